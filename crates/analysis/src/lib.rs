@@ -1,0 +1,1 @@
+//! ELF images to functions, control flow and points.

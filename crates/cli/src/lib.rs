@@ -1,0 +1,1 @@
+//! The ingraft command line.

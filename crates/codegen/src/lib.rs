@@ -1,0 +1,1 @@
+//! Snippets to machine code, trampolines, springboards, patch plans and their verifier.

@@ -1,0 +1,1 @@
+//! gRPC services over the engine, and the daemon.

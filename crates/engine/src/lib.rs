@@ -1,0 +1,1 @@
+//! Sessions with targets: requests, plans, journal, sampling.

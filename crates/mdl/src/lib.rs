@@ -1,0 +1,1 @@
+//! Metric Description Language: lexer, parser, checker, printer, evaluation.

@@ -1,0 +1,147 @@
+//! The data area in a target: where the header, the claims and the shards lie. The generated code and the engine
+//! read it by the same constants, and a successor of a dead engine finds its way by the header alone.
+//!
+//! ```text
+//! A = base (below 2 GiB)              a memfd, mapped shared:
+//! A + 0                 shard 0:      the header, the claims, the counters that all threads share (`lock`ed)
+//! A + stride            shard 1:      private anonymous memory with MADV_WIPEONFORK: the `alive` word, and
+//!                                     the shard that fork children count into, to nobody's harm
+//! A + k * stride        shard k >= 2: one thread's own
+//! A + shards * stride   the journal's copy (`journal_bytes`)
+//! ```
+//!
+//! A thread's gs base is `k * stride`, so `gs:[A + offset]` is its own slot, `A + offset` a 32-bit displacement, and a gs base of 0
+//! reads shard 0, whose owner is 0: a thread that was never prepared falls into the slow path and harms nothing.
+
+use crate::addr::{Avma, AvmaRange};
+
+/// First bytes of the header.
+pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
+/// Version of everything that this module describes.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Offsets in the header (shard 0). All integers little-endian.
+pub mod header {
+    /// [`super::MAGIC`], 8 bytes.
+    pub const MAGIC: u32 = 0x00;
+    /// [`super::LAYOUT_VERSION`], u32.
+    pub const VERSION: u32 = 0x08;
+    /// How threads are told apart, u32: 0 locked counters, 1 thread id at an offset from fs, 2 the fs base itself.
+    pub const IDENTITY: u32 = 0x0c;
+    /// The thread id's offset from fs when `IDENTITY` is 1, u32.
+    pub const IDENTITY_OFFSET: u32 = 0x10;
+    /// Number of shards that may be claimed, shards 0 and 1 included, u32.
+    pub const SHARDS: u32 = 0x14;
+    /// Bytes from one shard to the next, u64, a power of two.
+    pub const STRIDE: u32 = 0x18;
+    /// Where the next search for a free shard begins, u32, atomic.
+    pub const CLAIM_HINT: u32 = 0x20;
+    /// How many times no shard was free, u32, atomic. Counts went to shard 0.
+    pub const EXHAUSTED: u32 = 0x24;
+    /// Process id of the holder (the engine), u32.
+    pub const HOLDER_PID: u32 = 0x28;
+    /// Unused, 0.
+    pub const RESERVED: u32 = 0x2c;
+    /// Start time of the holder in clock ticks since boot, u64 (field 22 of /proc/PID/stat).
+    pub const HOLDER_START: u32 = 0x30;
+    /// The boot id, 16 bytes.
+    pub const BOOT_ID: u32 = 0x38;
+    /// Offset of the journal's copy from the base, u64.
+    pub const JOURNAL_OFFSET: u32 = 0x48;
+    /// Length of the journal's copy that is valid, u64. Written after the bytes.
+    pub const JOURNAL_LEN: u32 = 0x50;
+    /// Process id of the target itself as it sees itself, u32.
+    pub const TARGET_PID: u32 = 0x58;
+    /// Number of fork children entered below, u32, atomic; may exceed [`CHILDREN_MAX`], the rest is then unknown.
+    pub const CHILDREN_COUNT: u32 = 0x5c;
+    /// Their process ids as they see themselves, u32 each.
+    pub const CHILDREN: u32 = 0x60;
+    /// How many fit.
+    pub const CHILDREN_MAX: u32 = 1000;
+}
+
+/// Offset of the claims in shard 0: one u64 per shard, the identity of the thread that holds it or 0.
+pub const CLAIMS: u32 = 0x2000;
+/// Most shards that an area may have.
+pub const SHARDS_MAX: u32 = 8192;
+/// Offset of the owner in every shard, u64: the identity of its thread. 0 in shard 0 for ever.
+pub const OWNER: u32 = CLAIMS + SHARDS_MAX * 8;
+/// Offset of counter 0 in every shard; counter i is a u64 (two's complement) at `COUNTERS + 8 * i`.
+pub const COUNTERS: u32 = OWNER + 0x40;
+/// Offset in shard 1 of the word that is 1 in the target and 0 in its fork children (MADV_WIPEONFORK), u32.
+pub const ALIVE: u32 = 0x00;
+/// Index of the shard that fork children use.
+pub const CHILD_SHARD: u32 = 1;
+/// Index of the first shard that a thread can claim.
+pub const FIRST_SHARD: u32 = 2;
+/// Distance between shards that gives room for 122,872 counters; only touched pages take memory.
+pub const DEFAULT_STRIDE: u64 = 1 << 20;
+/// Bytes of address space for the journal's copy.
+pub const DEFAULT_JOURNAL: u64 = 64 << 20;
+
+/// Where the data area of a target lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataArea {
+    /// A: `base + stride` is below 2 GiB.
+    pub base: Avma,
+    /// Bytes from one shard to the next, a power of two, at least twice [`OWNER`].
+    pub stride: u64,
+    /// Number of shards, 0 and 1 included.
+    pub shards: u32,
+    /// Bytes reserved for the journal's copy, behind the shards.
+    pub journal_bytes: u64,
+}
+
+impl DataArea {
+    /// All of it.
+    pub fn range(&self) -> AvmaRange {
+        self.base..Avma(self.base.0 + self.len())
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        self.stride * u64::from(self.shards) + self.journal_bytes
+    }
+
+    /// Never: an area has at least a header.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Counters that fit into a shard.
+    pub fn counters(&self) -> u32 {
+        u32::try_from((self.stride - u64::from(COUNTERS)) / 8).unwrap_or(u32::MAX)
+    }
+
+    /// The absolute address, below 2 GiB, that is right behind a `gs:` prefix and, without it, in shard 0.
+    pub fn displacement(&self, offset: u32) -> u32 {
+        // base + stride < 2 GiB by construction
+        (self.base.0 as u32).wrapping_add(offset)
+    }
+
+    /// Displacement of counter `index`.
+    pub fn counter(&self, index: u32) -> u32 {
+        self.displacement(COUNTERS + 8 * index)
+    }
+
+    /// Absolute address of the `alive` word.
+    pub fn alive(&self) -> u32 {
+        (self.base.0 as u32).wrapping_add(self.stride as u32).wrapping_add(ALIVE)
+    }
+
+    /// Offset of the journal's copy from the base.
+    pub fn journal_offset(&self) -> u64 {
+        self.stride * u64::from(self.shards)
+    }
+}
+
+/// How generated code tells threads apart, proven for every thread at attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ThreadIdentity {
+    /// The kernel's thread id, a u32 in the libc's thread descriptor at this offset from fs (glibc 0x2d0, musl 0x30).
+    FsOffset(u32),
+    /// The fs base itself, by `rdfsbase`; every thread has one of its own.
+    FsBase,
+    /// Not at all: counters in shard 0 with `lock`.
+    Locked,
+}

@@ -1,0 +1,20 @@
+//! The shared words of ingraft as types: addresses, points, snippets, resources, foci, metrics, the data area in the
+//! target, and patch plans. Inert values only: no algorithm lives here, and no file, clock or process is known.
+
+#![forbid(unsafe_code)]
+
+pub mod addr;
+pub mod layout;
+pub mod metric;
+pub mod patch;
+pub mod point;
+pub mod resource;
+pub mod snippet;
+
+pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
+pub use layout::{DataArea, ThreadIdentity};
+pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
+pub use patch::{PatchPlan, PcMove, TextWrite};
+pub use point::{BackBranch, EntrySite, Gpr, How, PointKind, Refusal};
+pub use resource::{Focus, FocusError, ResourcePath};
+pub use snippet::{BinaryOp, Expr, Snippet, Stmt, UnaryOp, VariableId};

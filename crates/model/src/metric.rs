@@ -1,0 +1,72 @@
+//! Metrics as values: units and how values combine (paradyn.md A.7).
+
+/// How the values of threads, processes and hosts combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Aggregate {
+    /// The sum.
+    #[default]
+    Sum,
+    /// The smallest.
+    Min,
+    /// The largest.
+    Max,
+    /// The mean (read in old files).
+    Avg,
+}
+
+/// What a value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Style {
+    /// Events that add up: differences are divided by time.
+    #[default]
+    EventCounter,
+    /// A level: the value itself is the datum.
+    SampledFunction,
+}
+
+/// How rates and totals are labelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum UnitsType {
+    /// Time per time: rates in units, totals in unit seconds.
+    Normalized,
+    /// Events: rates in units per second, totals in units.
+    #[default]
+    Unnormalized,
+    /// A level: units for both.
+    Sampled,
+}
+
+/// A metric as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricInfo {
+    /// Its public name.
+    pub name: String,
+    /// Its unit.
+    pub unit: String,
+    /// How values combine.
+    pub aggregate: Aggregate,
+    /// What a value is.
+    pub style: Style,
+    /// How it is labelled.
+    pub units_type: UnitsType,
+    /// The paths of the constraints that it accepts, e.g. `/Code/*`.
+    pub constraints: Vec<String>,
+    /// Only for developers.
+    pub developer: bool,
+    /// Sentence of documentation, from the comment before the definition.
+    pub doc: String,
+    /// The definition's text.
+    pub text: String,
+}
+
+impl Aggregate {
+    /// The MDL keyword.
+    pub fn keyword(self) -> &'static str {
+        match self {
+            Aggregate::Sum => "sum",
+            Aggregate::Min => "min",
+            Aggregate::Max => "max",
+            Aggregate::Avg => "avg",
+        }
+    }
+}

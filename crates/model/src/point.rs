@@ -1,0 +1,169 @@
+//! Points: the places of a program where a snippet can be woven in, and why some cannot.
+
+use crate::addr::{Svma, SvmaRange};
+
+/// The kinds of point that ingraft knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PointKind {
+    /// Arrival at a function from outside: a call, a tail jump, an indirect branch.
+    Entry,
+    /// A return or a tail jump out of a function.
+    Exit,
+    /// A call instruction.
+    Call,
+    /// The beginning of a basic block.
+    Block,
+    /// A transfer between two basic blocks.
+    Edge,
+}
+
+/// How the points of one kind of one function are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum How {
+    /// By a springboard over the original instructions.
+    InPlace,
+    /// By weaving the whole function anew in an arena.
+    Relocated,
+    /// Some in place, some not at all.
+    Partly,
+    /// Not at all; a [`Refusal`] says why.
+    Refused,
+}
+
+/// Why a point is not woven. What cannot be proven safe is refused by one of these.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Refusal {
+    /// No springboard fits: fewer than the needed bytes up to the next place where control can arrive, no proven padding,
+    /// no island in reach.
+    #[error("too short: {available} bytes before {next}, and no padding or island within reach")]
+    TooShort {
+        /// Bytes that could be overwritten.
+        available: u32,
+        /// What ends them, in words.
+        next: &'static str,
+    },
+    /// Control can arrive in the middle of the springboard.
+    #[error("a branch lands at +{offset:#x}, inside the bytes that a springboard needs")]
+    BranchIntoSpringboard {
+        /// Offset of the landing place from the function's first byte.
+        offset: u32,
+    },
+    /// Every springboard that fits would lie on two pages.
+    #[error("the springboard would straddle two pages")]
+    StraddlesPages,
+    /// An instruction that the decoder does not know.
+    #[error("an unknown instruction at +{offset:#x}")]
+    UnknownInstruction {
+        /// Offset from the function's first byte.
+        offset: u32,
+    },
+    /// An instruction that does not survive being displaced.
+    #[error("the instruction at +{offset:#x} cannot be displaced: {why}")]
+    NotDisplaceable {
+        /// Offset from the function's first byte.
+        offset: u32,
+        /// The reason in words.
+        why: &'static str,
+    },
+    /// The function's own branch back to its first instruction cannot be told from a call.
+    #[error("its own branch at +{offset:#x} back to the entry cannot be told from a call")]
+    OwnBranchToEntry {
+        /// Offset of the branch from the function's first byte.
+        offset: u32,
+    },
+    /// Where the function's jumps lead could not be found out, so a landing place inside the springboard cannot be excluded.
+    #[error("an indirect jump at +{offset:#x} whose targets are not known")]
+    UnresolvedJump {
+        /// Offset of the jump from the function's first byte.
+        offset: u32,
+    },
+    /// A symbol of an IFUNC: the code there chooses an implementation and is not the function that callers reach.
+    #[error("an IFUNC resolver; count the implementations that it chooses from instead")]
+    IfuncResolver,
+    /// The bytes are not code of a function: data in text, a stub of the linker.
+    #[error("not a function body: {what}")]
+    NotAFunction {
+        /// What it is instead.
+        what: &'static str,
+    },
+    /// The code changes itself, is checked by the kernel, or restarts there (rseq).
+    #[error("a restartable sequence of the kernel (rseq) lies there")]
+    RestartableSequence,
+    /// Memory and file differ: something else patched the code.
+    #[error("the bytes in memory differ from the file at +{offset:#x}: something else has patched them")]
+    BytesDiffer {
+        /// Offset from the function's first byte.
+        offset: u32,
+    },
+    /// The text is mapped shared; a write would reach other processes.
+    #[error("its text is mapped shared")]
+    SharedText,
+    /// The function was given but belongs to ingraft's own runtime needs or to the kernel (vdso).
+    #[error("the kernel's own code (vdso) is left alone")]
+    Vdso,
+    /// Another request's springboard already needs one of the bytes.
+    #[error("overlaps the springboard of {other}")]
+    Overlap {
+        /// Name of the function that owns the bytes.
+        other: String,
+    },
+    /// No free address within reach of the module.
+    #[error("no free address within 2 GiB of the module")]
+    NoRoomNearby,
+    /// A kind of point that this version does not weave yet.
+    #[error("{kind} points are not woven yet")]
+    NotYet {
+        /// The kind in words.
+        kind: &'static str,
+    },
+}
+
+/// One of the sixteen general purpose registers, numbered as the instruction set encodes them (rax 0 … r15 15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Gpr(pub u8);
+
+/// A function's own branch back to the place of its springboard, which must not be counted as a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackBranch {
+    /// Address of the branch instruction.
+    pub at: Svma,
+    /// Start of the stretch of whole instructions that may be displaced together with the branch: from here to
+    /// `until` control arrives only at `from`. Equal to `at` when nothing before it may be.
+    pub from: Svma,
+    /// First byte that must stay: the end of the branch or of the padding proven dead behind it.
+    pub until: Svma,
+    /// The original bytes of `from..until`.
+    pub bytes: Vec<u8>,
+}
+
+/// Everything that the code generator needs to weave the entry of one function. Pure facts, as in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntrySite {
+    /// The function's first byte (its `endbr64` if it has one).
+    pub function: Svma,
+    /// First byte that may be overwritten: behind an `endbr64`, where indirect branches must keep landing.
+    pub at: Svma,
+    /// The original bytes from `at` on: the function's contiguous head and the padding proven dead behind it, at most 64.
+    pub bytes: Vec<u8>,
+    /// How many of `bytes` are the function's own; the rest is padding.
+    pub own: u8,
+    /// Addresses in `at+1 .. at+bytes.len()` where control can arrive other than by falling through: branch targets,
+    /// return points of calls, landing pads, jump-table targets, other symbols. Sorted.
+    pub landings: Vec<Svma>,
+    /// Registers that are dead at `at` and that the function itself overwrites: free for a snippet. (A register that
+    /// is merely dead may hold a value of a caller compiled with -fipa-ra.)
+    pub scratch: Vec<Gpr>,
+    /// Whether the arithmetic flags are dead at `at`.
+    pub flags_dead: bool,
+    /// The function's own branches to `at` or to `function`.
+    pub back_branches: Vec<BackBranch>,
+}
+
+/// A stretch of padding between functions, proven to be reached by nothing; islands may lie there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Padding {
+    /// Where it lies.
+    pub range: SvmaRange,
+    /// Its bytes (`nop`s of any length, `int3`, or zeros).
+    pub bytes: Vec<u8>,
+}

@@ -1,0 +1,1 @@
+//! Profiling algorithms as pure functions on graphs.

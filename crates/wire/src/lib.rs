@@ -1,0 +1,1 @@
+//! The gRPC messages and their conversions.
