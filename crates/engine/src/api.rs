@@ -1,0 +1,264 @@
+//! What the engine is asked and what it answers: plain values, no gRPC and no terminal.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ingraft_model::{Focus, How, MetricInfo, Pid, PointKind, Refusal, Svma, Tid};
+
+/// How an engine is set up.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Directory of journal, locks and cache; must be writable, otherwise nothing starts.
+    pub state_dir: PathBuf,
+    /// How the holder calls itself in `status`: `ingraft` or `ingraftd`.
+    pub program: String,
+}
+
+/// On whose behalf a request comes. The daemon checks callers with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caller {
+    /// The engine's own user: everything that the kernel lets the engine do.
+    Engine,
+    /// A peer on a socket: only targets of its own uid that are dumpable, unless it is root.
+    Uid(u32),
+}
+
+/// Which process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetSpec {
+    /// By id.
+    Pid(Pid),
+    /// By comm, base name of argv\[0\] or of the executable; must be exactly one.
+    Name(String),
+}
+
+/// A process as `ps` lists it.
+#[derive(Clone, Debug)]
+pub struct ProcessEntry {
+    /// Its id.
+    pub pid: Pid,
+    /// Its command name.
+    pub name: String,
+    /// Real user id.
+    pub uid: u32,
+    /// Why it cannot be attached to and what would allow it; `None` if it can.
+    pub denied: Option<Denied>,
+}
+
+/// Why not, and what would allow it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// One line what.
+    pub why: String,
+    /// One line what to do.
+    pub hint: String,
+}
+
+/// One function of a target.
+#[derive(Clone, Debug)]
+pub struct FunctionEntry {
+    /// Base name of the mapped file.
+    pub module: String,
+    /// Preferred name (demangled).
+    pub function: String,
+    /// Where it begins in the file.
+    pub offset: Svma,
+    /// Its size in bytes, parts included.
+    pub size: u64,
+    /// For each kind of point: how many there are, how they are reached, and why not if they are not all.
+    pub points: Vec<PointSummary>,
+}
+
+/// The points of one kind of one function.
+#[derive(Clone, Debug)]
+pub struct PointSummary {
+    /// The kind.
+    pub kind: PointKind,
+    /// How many.
+    pub count: u32,
+    /// How they are reached.
+    pub how: How,
+    /// The reason when not all are.
+    pub why_not: Option<Refusal>,
+}
+
+/// A metric measured at a focus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricFocus {
+    /// Public name of the metric.
+    pub metric: String,
+    /// What it is restricted to.
+    pub focus: Focus,
+}
+
+/// What to measure in one target, inserted in one stop.
+#[derive(Clone, Debug)]
+pub struct EnableRequest {
+    /// Where.
+    pub target: TargetSpec,
+    /// Metric-focus pairs.
+    pub pairs: Vec<MetricFocus>,
+    /// Functions by name, glob, `MODULE:GLOB` or `MODULE+0xOFFSET`; each match becomes a pair of `function_metric` and its own focus.
+    pub functions: Vec<String>,
+    /// The metric for `functions`, usually `calls`.
+    pub function_metric: String,
+    /// Additional MDL sources (name, text) that apply to this request only.
+    pub definitions: Vec<(String, String)>,
+    /// Keep it when the client goes away, and over the end of the engine.
+    pub keep: bool,
+}
+
+/// What to start and measure from its first instruction on.
+#[derive(Clone, Debug)]
+pub struct LaunchRequest {
+    /// Program and arguments.
+    pub command: Vec<OsString>,
+    /// What to measure; `target` is ignored.
+    pub enable: EnableRequest,
+    /// Standard streams: inherited from the engine's process (command line) or /dev/null (daemon).
+    pub inherit_streams: bool,
+}
+
+/// Identifies a measurement (one [`EnableRequest`] that succeeded) in its engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MeasurementId(pub u64);
+
+/// What an enabled pair measures.
+#[derive(Clone, Debug)]
+pub struct PairInfo {
+    /// Metric and focus.
+    pub pair: MetricFocus,
+    /// Unit and aggregate of the metric.
+    pub metric: std::sync::Arc<MetricInfo>,
+    /// The one function that the focus names, if it does: module, name, offset.
+    pub function: Option<FunctionRef>,
+    /// Points woven for it.
+    pub points: u32,
+    /// Functions of the focus that are not counted (the value is lower by their calls), each with its reason.
+    pub refused: Vec<RefusedFunction>,
+    /// Set if the value is exact only from this Unix time in nanoseconds on (a module that was loaded later).
+    pub exact_since_ns: Option<u64>,
+}
+
+/// A function by module, name, and offset.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FunctionRef {
+    /// Base name of the mapped file.
+    pub module: String,
+    /// Preferred name.
+    pub function: String,
+    /// Where it begins in the file.
+    pub offset: Svma,
+}
+
+/// A function that was asked for and is not measured.
+#[derive(Clone, Debug)]
+pub struct RefusedFunction {
+    /// Which.
+    pub function: FunctionRef,
+    /// Why.
+    pub reason: Refusal,
+}
+
+/// Answer to an [`EnableRequest`].
+#[derive(Clone, Debug)]
+pub struct Enabled {
+    /// To read, stream and remove by.
+    pub id: MeasurementId,
+    /// The target.
+    pub pid: Pid,
+    /// Whether this attached the engine to the target (first measurement there) or changed what was there.
+    pub attached: bool,
+    /// Threads of the target at the stop.
+    pub threads: u32,
+    /// Images mapped in the target.
+    pub modules: u32,
+    /// Functions known in the images that were looked at.
+    pub functions: u32,
+    /// Points woven by this request.
+    pub points: u32,
+    /// From the start of the request to the last springboard.
+    pub attach_time: Duration,
+    /// The longest time any thread was held in one piece.
+    pub stopped: Duration,
+    /// What is measured, in the order of the answer's values.
+    pub pairs: Vec<PairInfo>,
+    /// Matches of `functions` that are not measured.
+    pub refused: Vec<RefusedFunction>,
+    /// One line each.
+    pub warnings: Vec<String>,
+}
+
+/// The value of one pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Cumulative since the request.
+    pub value: i64,
+    /// Per thread, ended ones too; `None`: could not be told apart. Empty unless asked for.
+    pub threads: Vec<(Option<Tid>, i64)>,
+}
+
+/// The values of a measurement at one time, in the order of [`Enabled::pairs`].
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// Unix time in nanoseconds.
+    pub time_ns: u64,
+    /// One per pair.
+    pub values: Vec<Value>,
+    /// How the target ended, if it did.
+    pub ended: Option<Ended>,
+}
+
+/// How a target ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Exit status, if it exited and the engine may know (its child).
+    pub status: Option<i32>,
+    /// The signal that killed it.
+    pub signal: Option<i32>,
+    /// It went on as another program (exec); the measured program is gone.
+    pub exec: bool,
+}
+
+/// Answer to a removal.
+#[derive(Clone, Debug)]
+pub struct Removed {
+    /// The target.
+    pub pid: Pid,
+    /// The longest time any thread was held in one piece.
+    pub stopped: Duration,
+    /// Whether the text was compared with the original after the removal and was equal. Also true when the target is gone.
+    pub text_restored: bool,
+    /// Fork children that could not be restored.
+    pub children_left: Vec<Pid>,
+    /// Activations in progress at insertion and at removal that corrections account for (0 for plain counts).
+    pub corrections: (u64, u64),
+    /// The last values, read in the stop of the removal.
+    pub last: Option<Reading>,
+}
+
+/// What is inserted in one target.
+#[derive(Clone, Debug)]
+pub struct Inserted {
+    /// The target.
+    pub pid: Pid,
+    /// Who holds it, e.g. `ingraft 4711`; a dead holder is named with `(dead)`.
+    pub holder: String,
+    /// Whether this engine is the holder.
+    pub ours: bool,
+    /// Woven points.
+    pub points: u32,
+    /// Bytes of code in the target's arenas.
+    pub code_bytes: u64,
+    /// Unix time in nanoseconds of the first insertion.
+    pub since_ns: u64,
+    /// How threads are told apart, in words.
+    pub identity: String,
+    /// Nanoseconds per second that the woven points cost, predicted from observed frequencies; `None` if not known.
+    pub cost_ns_per_s: Option<f64>,
+    /// Measurements of this engine there.
+    pub measurements: Vec<MeasurementId>,
+    /// Measurements that are to stay without a client.
+    pub kept: u32,
+}
