@@ -1,0 +1,62 @@
+/* Loads and unloads a library.
+ *
+ * loads PATH        PATH is the library
+ * open, close
+ * call N            calls `plugin_work` N times and `local_work` N times
+ * shared            maps the library's file MAP_SHARED read-execute and calls `plugin_work` there by `sharedcall N`
+ */
+#include "mutatee.h"
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+COUNTED long local_work(long x) { return x * 3 + 1; }
+
+int main(int argc, char **argv) {
+    void *library = NULL;
+    long (*work)(long) = NULL, (*shared)(long) = NULL;
+    long local = 0, remote = 0, wrong = 0;
+    if (argc < 2) return 2;
+    say_ready();
+    for (char *line; (line = next_command());) {
+        long n;
+        if (!strcmp(line, "open")) {
+            library = dlopen(argv[1], RTLD_NOW);
+            if (!library) say("error %s", dlerror());
+            work = (long (*)(long))(uintptr_t)dlsym(library, "plugin_work");
+        } else if (!strcmp(line, "close")) {
+            if (dlclose(library)) wrong++;
+            work = NULL;
+        } else if (!strcmp(line, "shared")) {
+            struct link_map *map;
+            struct stat status;
+            void *once = dlopen(argv[1], RTLD_NOW);
+            dlinfo(once, RTLD_DI_LINKMAP, &map);
+            uintptr_t offset = (uintptr_t)dlsym(once, "plugin_work") - map->l_addr;
+            dlclose(once);
+            int fd = open(argv[1], O_RDONLY);
+            if (fd < 0 || fstat(fd, &status)) abort();
+            char *base = mmap(NULL, (size_t)status.st_size, PROT_READ | PROT_EXEC, MAP_SHARED, fd, 0);
+            if (base == MAP_FAILED) abort();
+            shared = (long (*)(long))(uintptr_t)(base + offset);
+            say("shared %lx", (unsigned long)(uintptr_t)base);
+        } else if (sscanf(line, "call %ld", &n) == 1) {
+            for (long i = 0; i < n; i++) {
+                wrong += local_work(i) != i * 3 + 1;
+                local++;
+                if (work) wrong += work(i) != i * 13 + 7, remote++;
+            }
+        } else if (sscanf(line, "sharedcall %ld", &n) == 1) {
+            for (long i = 0; i < n; i++) wrong += shared(i) != i * 13 + 7;
+        } else {
+            say("unknown command %s", line);
+        }
+        say("tally local_work %ld", local);
+        say("tally plugin_work %ld", remote);
+        say("wrong %ld", wrong);
+        say("done");
+    }
+    return 0;
+}

@@ -1,0 +1,4 @@
+/* A library that comes and goes; its constructor calls a function of its own. */
+__attribute__((noipa, used, visibility("default"))) long plugin_work(long x) { return x * 13 + 7; }
+__attribute__((noipa, used, visibility("default"))) long plugin_born(long x) { return x + 1; }
+__attribute__((constructor)) static void born(void) { plugin_born(1); }
