@@ -1,1 +1,41 @@
-//! The gRPC messages and their conversions.
+//! The gRPC messages of `proto/ingraft/v1` and what both sides of the wire need to speak them: conversions from and to the model
+//! with the path of the wrong field in errors, versions, errors as gRPC statuses, large answers in parts. No socket is known here.
+
+#![forbid(unsafe_code)]
+
+pub mod convert;
+pub mod failure;
+pub mod parts;
+pub mod refusal;
+pub mod sample;
+pub mod version;
+
+/// The generated messages, clients and servers. Their documentation is that of the proto files.
+#[allow(
+    missing_docs,
+    unused_qualifications,
+    rustdoc::invalid_html_tags,
+    rustdoc::broken_intra_doc_links,
+    clippy::allow_attributes_without_reason,
+    clippy::doc_lazy_continuation,
+    clippy::large_enum_variant,
+    reason = "generated code; the proto files are checked for comments by a test"
+)]
+pub mod v1 {
+    tonic::include_proto!("ingraft.v1");
+}
+
+pub use convert::FieldError;
+pub use failure::{Failure, FailureKind};
+pub use parts::Parts;
+pub use sample::Snapshot;
+pub use version::{PROTOCOL, PROTOCOL_HEADER};
+
+/// The descriptors of all proto files with their comments, as an encoded `google.protobuf.FileDescriptorSet`, for reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ingraft.v1.bin"));
+
+/// Bound of a message in bytes: gRPC implementations refuse larger ones unless told otherwise.
+pub const MESSAGE_BYTES: usize = 4 << 20;
+
+/// What answers fill of a message: leaves room for framing and for implementations that count differently.
+pub const PART_BYTES: usize = 1 << 20;

@@ -1,0 +1,22 @@
+//! Compiles `proto/` without protoc: protox makes the descriptor set, tonic-prost-build the code. The descriptor set keeps the
+//! comments, for reflection.
+
+use std::error::Error;
+use std::path::Path;
+
+use prost::Message;
+
+const FILES: [&str; 6] = ["target", "processes", "code", "metrics", "instrumentation", "daemon"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let root = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");
+    println!("cargo::rerun-if-changed={}", root.display());
+    let files: Vec<_> = FILES.iter().map(|name| root.join(format!("ingraft/v1/{name}.proto"))).collect();
+    let mut compiler = protox::Compiler::new([&root])?;
+    compiler.include_source_info(true).include_imports(true).open_files(&files)?;
+    let descriptors = compiler.file_descriptor_set();
+    let out = std::env::var("OUT_DIR")?;
+    std::fs::write(Path::new(&out).join("ingraft.v1.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    Ok(())
+}

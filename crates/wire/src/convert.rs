@@ -1,0 +1,212 @@
+//! Conversions between messages and the model. What comes from the wire is checked, and an error says which field is wrong.
+
+use std::fmt;
+
+use ingraft_model::{Aggregate, Focus, How, MetricInfo, Pid, PointKind, Style, Tid, UnitsType};
+
+use crate::failure::{Failure, FailureKind};
+use crate::v1;
+
+/// A field of a message that says nothing that can be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {why}")]
+pub struct FieldError {
+    /// The field, from the request down, e.g. `measure.pairs[3].focus`.
+    pub path: String,
+    /// One line: what is wrong with it.
+    pub why: String,
+}
+
+impl FieldError {
+    /// An error of the field at `path`.
+    pub fn new(path: impl Into<String>, why: impl fmt::Display) -> Self {
+        FieldError { path: path.into(), why: why.to_string() }
+    }
+
+    /// An error of a field that must be set and is not.
+    pub fn missing(path: impl Into<String>) -> Self {
+        FieldError::new(path, "is missing")
+    }
+
+    /// The same error seen from the message that holds this one in its field `outer`.
+    #[must_use]
+    pub fn inside(mut self, outer: impl fmt::Display) -> Self {
+        let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
+        self.path = format!("{outer}{dot}{}", self.path);
+        self
+    }
+}
+
+impl From<FieldError> for Failure {
+    fn from(error: FieldError) -> Self {
+        let hint = format!("correct the field `{}` of the request", error.path);
+        Failure::new(FailureKind::Usage, "invalid_field", error.to_string(), hint)
+    }
+}
+
+/// A value that must be there.
+pub fn required<T>(value: Option<T>, path: &str) -> Result<T, FieldError> {
+    value.ok_or_else(|| FieldError::missing(path))
+}
+
+/// A process id from the wire.
+pub fn pid(value: i32, path: &str) -> Result<Pid, FieldError> {
+    if value > 0 { Ok(Pid(value)) } else { Err(FieldError::new(path, format_args!("{value} is no process id"))) }
+}
+
+/// A focus from the wire.
+pub fn focus(text: &str, path: &str) -> Result<Focus, FieldError> {
+    Focus::parse(text).map_err(|e| FieldError::new(path, e))
+}
+
+/// A thread id for the wire; `None` when events could not be told apart.
+pub fn tid(value: Option<Tid>) -> Option<i32> {
+    value.map(|t| t.0)
+}
+
+macro_rules! enums {
+    ($($(#[$doc:meta])* $name:ident: $model:ident { $($variant:ident),* })*) => {$(
+        impl From<$model> for v1::$model {
+            fn from(value: $model) -> Self {
+                match value {
+                    $($model::$variant => v1::$model::$variant,)*
+                }
+            }
+        }
+
+        $(#[$doc])*
+        pub fn $name(value: i32, path: &str) -> Result<$model, FieldError> {
+            match v1::$model::try_from(value) {
+                $(Ok(v1::$model::$variant) => Ok($model::$variant),)*
+                Ok(v1::$model::Unspecified) => Err(FieldError::missing(path)),
+                Err(_) => Err(FieldError::new(path, format_args!("the value {value} is not known to this version"))),
+            }
+        }
+    )*};
+}
+
+enums! {
+    /// A kind of point from the wire.
+    point_kind: PointKind { Entry, Exit, Call, Block, Edge }
+    /// How points are reached, from the wire.
+    how: How { InPlace, Relocated, Partly, Refused }
+    /// An aggregate operator from the wire.
+    aggregate: Aggregate { Sum, Min, Max, Avg }
+    /// A style from the wire.
+    style: Style { EventCounter, SampledFunction }
+    /// How values are labelled, from the wire.
+    units_type: UnitsType { Normalized, Unnormalized, Sampled }
+}
+
+impl From<&MetricInfo> for v1::Metric {
+    fn from(metric: &MetricInfo) -> Self {
+        v1::Metric {
+            name: metric.name.clone(),
+            unit: metric.unit.clone(),
+            aggregate: v1::Aggregate::from(metric.aggregate).into(),
+            style: v1::Style::from(metric.style).into(),
+            units_type: v1::UnitsType::from(metric.units_type).into(),
+            constraints: metric.constraints.clone(),
+            developer: metric.developer,
+            doc: metric.doc.clone(),
+            text: metric.text.clone(),
+        }
+    }
+}
+
+impl TryFrom<v1::Metric> for MetricInfo {
+    type Error = FieldError;
+
+    fn try_from(metric: v1::Metric) -> Result<Self, FieldError> {
+        if metric.name.is_empty() {
+            return Err(FieldError::missing("name"));
+        }
+        Ok(MetricInfo {
+            aggregate: aggregate(metric.aggregate, "aggregate")?,
+            style: style(metric.style, "style")?,
+            units_type: units_type(metric.units_type, "units_type")?,
+            name: metric.name,
+            unit: metric.unit,
+            constraints: metric.constraints,
+            developer: metric.developer,
+            doc: metric.doc,
+            text: metric.text,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::ResourcePath;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn errors_name_the_field() {
+        let error = focus("Code/x", "focus").unwrap_err().inside("pairs[3]").inside("measure");
+        assert_eq!(error.to_string(), "measure.pairs[3].focus: `Code/x` is no resource: it must begin with `/`");
+        assert_eq!(pid(0, "pid").unwrap_err().to_string(), "pid: 0 is no process id");
+        assert_eq!(how(0, "how").unwrap_err().to_string(), "how: is missing");
+        assert_eq!(how(77, "how").unwrap_err().to_string(), "how: the value 77 is not known to this version");
+        assert_eq!(FieldError::new("[2]", "no").inside("pairs").path, "pairs[2]");
+        assert_eq!(required::<u8>(None, "measure").unwrap_err().to_string(), "measure: is missing");
+        assert_eq!(Failure::from(FieldError::missing("target")).reason, "invalid_field");
+    }
+
+    #[test]
+    fn every_enum_value_comes_back() {
+        for kind in [PointKind::Entry, PointKind::Exit, PointKind::Call, PointKind::Block, PointKind::Edge] {
+            assert_eq!(point_kind(v1::PointKind::from(kind).into(), "k"), Ok(kind));
+        }
+        for h in [How::InPlace, How::Relocated, How::Partly, How::Refused] {
+            assert_eq!(how(v1::How::from(h).into(), "h"), Ok(h));
+        }
+    }
+
+    fn metric() -> impl Strategy<Value = MetricInfo> {
+        let aggregate =
+            prop_oneof![Just(Aggregate::Sum), Just(Aggregate::Min), Just(Aggregate::Max), Just(Aggregate::Avg)];
+        let style = prop_oneof![Just(Style::EventCounter), Just(Style::SampledFunction)];
+        let units = prop_oneof![Just(UnitsType::Normalized), Just(UnitsType::Unnormalized), Just(UnitsType::Sampled)];
+        let constraints = proptest::collection::vec(".*", 0..4);
+        (".+", ".*", aggregate, style, units, constraints, any::<bool>(), ".*", ".*").prop_map(
+            |(name, unit, aggregate, style, units_type, constraints, developer, doc, text)| MetricInfo {
+                name,
+                unit,
+                aggregate,
+                style,
+                units_type,
+                constraints,
+                developer,
+                doc,
+                text,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn metrics_come_back(metric in metric()) {
+            prop_assert_eq!(MetricInfo::try_from(v1::Metric::from(&metric)), Ok(metric));
+        }
+
+        #[test]
+        fn foci_come_back(names in proptest::collection::vec("[a-zA-Z0-9_%/,.:~-]+( [a-z]+)?", 0..=2), pid in 1..i32::MAX) {
+            let code = ResourcePath::new("Code", names);
+            let process = ResourcePath::new("Process", [pid.to_string()]);
+            let f = Focus::new([code, process]).unwrap();
+            prop_assert_eq!(focus(&f.to_string(), "focus"), Ok(f));
+        }
+
+        #[test]
+        fn any_focus_text_is_read_or_refused(text in ".*") {
+            let _ = focus(&text, "focus");
+        }
+
+        #[test]
+        fn any_number_is_read_or_refused(n in any::<i32>()) {
+            let _ = (point_kind(n, "p"), how(n, "p"), aggregate(n, "p"), style(n, "p"), units_type(n, "p"), pid(n, "p"));
+        }
+    }
+}

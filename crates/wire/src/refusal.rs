@@ -1,0 +1,68 @@
+//! The stable words for reasons not to weave.
+
+use ingraft_model::Refusal;
+
+use crate::v1;
+
+/// All words that [`reason`] answers, in the order of docs/protocol.md.
+pub const REASONS: [&str; 16] = [
+    "too_short",
+    "branch_into_springboard",
+    "straddles_pages",
+    "unknown_instruction",
+    "not_displaceable",
+    "own_branch_to_entry",
+    "unresolved_jump",
+    "ifunc_resolver",
+    "not_a_function",
+    "restartable_sequence",
+    "bytes_differ",
+    "shared_text",
+    "vdso",
+    "overlap",
+    "no_room_nearby",
+    "not_yet",
+];
+
+/// The word of a refusal.
+pub fn reason(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::TooShort { .. } => "too_short",
+        Refusal::BranchIntoSpringboard { .. } => "branch_into_springboard",
+        Refusal::StraddlesPages => "straddles_pages",
+        Refusal::UnknownInstruction { .. } => "unknown_instruction",
+        Refusal::NotDisplaceable { .. } => "not_displaceable",
+        Refusal::OwnBranchToEntry { .. } => "own_branch_to_entry",
+        Refusal::UnresolvedJump { .. } => "unresolved_jump",
+        Refusal::IfuncResolver => "ifunc_resolver",
+        Refusal::NotAFunction { .. } => "not_a_function",
+        Refusal::RestartableSequence => "restartable_sequence",
+        Refusal::BytesDiffer { .. } => "bytes_differ",
+        Refusal::SharedText => "shared_text",
+        Refusal::Vdso => "vdso",
+        Refusal::Overlap { .. } => "overlap",
+        Refusal::NoRoomNearby => "no_room_nearby",
+        Refusal::NotYet { .. } => "not_yet",
+    }
+}
+
+impl From<&Refusal> for v1::Refusal {
+    fn from(refusal: &Refusal) -> Self {
+        v1::Refusal { reason: reason(refusal).to_owned(), text: refusal.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_carries_word_and_sentence() {
+        let wire = v1::Refusal::from(&Refusal::UnknownInstruction { offset: 0x1a });
+        assert_eq!(
+            wire,
+            v1::Refusal { reason: "unknown_instruction".into(), text: "an unknown instruction at +0x1a".into() }
+        );
+        assert!(REASONS.contains(&reason(&Refusal::Vdso)));
+    }
+}

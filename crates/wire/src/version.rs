@@ -1,0 +1,50 @@
+//! The version of the protocol and how the two sides compare it.
+
+use crate::failure::{Failure, FailureKind};
+
+/// The version that this build speaks. Raised only when a change would mislead an older reader.
+pub const PROTOCOL: u32 = 1;
+
+/// The metadata key under which a client sends its version, as a decimal number.
+pub const PROTOCOL_HEADER: &str = "ingraft-protocol";
+
+/// Compares what the other side says with what this one speaks. `None` is a generic client, which is welcome.
+pub fn check(theirs: Option<&str>) -> Result<(), Failure> {
+    let Some(text) = theirs else { return Ok(()) };
+    match text.parse::<u32>() {
+        Ok(PROTOCOL) => Ok(()),
+        Ok(other) => Err(mismatch(other)),
+        Err(_) => Err(Failure::new(
+            FailureKind::Usage,
+            "invalid_field",
+            format!("the metadata `{PROTOCOL_HEADER}` is no number: `{}`", text.escape_debug()),
+            format!("send `{PROTOCOL_HEADER}: {PROTOCOL}` or leave it out"),
+        )),
+    }
+}
+
+/// The failure when the two sides speak `theirs` and [`PROTOCOL`].
+pub fn mismatch(theirs: u32) -> Failure {
+    let older = if theirs < PROTOCOL { "the other side" } else { "this side" };
+    Failure::new(
+        FailureKind::Version,
+        "version_mismatch",
+        format!("protocol version {theirs} was asked for, version {PROTOCOL} is spoken here"),
+        format!("install the same version of ingraft on both sides; {older} is the older one"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared() {
+        assert!(check(None).is_ok());
+        assert!(check(Some("1")).is_ok());
+        assert_eq!(check(Some("2")).unwrap_err().reason, "version_mismatch");
+        assert_eq!(check(Some("2")).unwrap_err().kind, FailureKind::Version);
+        assert_eq!(check(Some("one")).unwrap_err().reason, "invalid_field");
+        assert_eq!(check(Some("99999999999")).unwrap_err().kind, FailureKind::Usage);
+    }
+}
