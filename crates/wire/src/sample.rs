@@ -1,7 +1,5 @@
 //! Samples: split for the wire by the one side, put together again by the other.
 
-use prost::Message;
-
 use crate::convert::FieldError;
 use crate::v1::{PairValue, Sample, ThreadValue};
 use crate::{PART_BYTES, parts};
@@ -107,6 +105,7 @@ impl Snapshot {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
     use proptest::prelude::*;
 
     use super::*;
