@@ -1,2 +1,33 @@
-//! Developer commands.
-fn main() {}
+//! Developer commands: `cargo xtask test` runs every test, `cargo xtask fuzz` every fuzz target for a bounded time,
+//! `cargo xtask bench` measures what the project promises.
+
+#![forbid(unsafe_code)]
+
+mod fuzz;
+mod packages;
+mod test;
+
+use anyhow::{Result, bail};
+
+const HELP: &str = "\
+usage: cargo xtask COMMAND
+
+  test [--full] [FILTER…]   every test of the workspace; as root installs the Debian packages they need
+                            --full: the long forms (hours instead of minutes)
+  fuzz [SECONDS] [TARGET…]  each fuzz target for so long (10 s); as root installs what it needs
+  bench [NAME…]             the table of speed and size, each row with the limit measured in the same run
+";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["test", rest @ ..] => test::run(rest),
+        ["fuzz", rest @ ..] => fuzz::run(rest),
+        ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        _ => bail!("no such command\n{HELP}"),
+    }
+}

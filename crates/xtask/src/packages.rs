@@ -1,0 +1,62 @@
+//! Debian packages that the tests use. Tests skip, and say so, what is missing; installing is only possible as root.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+/// A program to look for and the package that brings it.
+const NEEDED: &[(&str, &str)] = &[
+    ("gcc", "gcc"),
+    ("g++", "g++"),
+    ("strip", "binutils"),
+    ("redis-server", "redis-server"),
+    ("redis-benchmark", "redis-tools"),
+    ("nginx", "nginx-light"),
+    ("wrk", "wrk"),
+    ("postgres", "postgresql-15"),
+    ("pgbench", "postgresql-contrib"),
+    ("gdb", "gdb"),
+    ("valgrind", "valgrind"),
+    ("perf", "linux-perf"),
+    ("musl-gcc", "musl-tools"),
+    ("go", "golang-go"),
+    ("setpriv", "util-linux"),
+    ("/usr/bin/python3.11", "python3"),
+    ("/usr/lib/python3/dist-packages/pip", "python3-pip"),
+    ("/usr/lib/python3.11/ensurepip", "python3-venv"),
+];
+
+/// Installs what is missing, as root where there is apt-get; says what is missing otherwise.
+pub fn install() -> Result<()> {
+    let present = |program: &str| std::path::Path::new(program).exists() || ingraft_testing::have(program);
+    let missing: Vec<&str> =
+        NEEDED.iter().filter(|(program, _)| !present(program)).map(|(_, package)| *package).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !ingraft_testing::is_root() || !ingraft_testing::have("apt-get") {
+        eprintln!("not installed, tests that need them will be skipped: {}", missing.join(" "));
+        return Ok(());
+    }
+    eprintln!("installing {}", missing.join(" "));
+    // Packages of servers would start them; a policy that forbids it is only set while they are installed.
+    let policy = std::path::Path::new("/usr/sbin/policy-rc.d");
+    let own_policy = !policy.exists();
+    if own_policy {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::write(policy, "#!/bin/sh\nexit 101\n").context("forbid the start of servers")?;
+        std::fs::set_permissions(policy, std::fs::Permissions::from_mode(0o755))?;
+    }
+    let apt = |arguments: &[&str]| -> Result<bool> {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive").args(["-q", "-y"]).args(arguments);
+        Ok(command.status().context("run apt-get")?.success())
+    };
+    let installed =
+        apt(&["update"]).and_then(|_| apt(&[&["install", "--no-install-recommends"], missing.as_slice()].concat()));
+    if own_policy {
+        std::fs::remove_file(policy).context("allow the start of servers again")?;
+    }
+    ensure!(installed?, "apt-get could not install {}", missing.join(" "));
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! `cargo xtask test`.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::packages;
+
+/// Runs every test in a release build: the time in which a target is held is part of what they check.
+pub fn run(arguments: &[&str]) -> Result<()> {
+    packages::install()?;
+    let full = arguments.contains(&"--full");
+    let filters = arguments.iter().filter(|argument| **argument != "--full");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(ingraft_testing::source_directory());
+    if has_nextest() {
+        let profile = if full { "full" } else { "default" };
+        command
+            .args(["nextest", "run", "--release", "--workspace", "--no-fail-fast", "--profile", profile])
+            .args(filters);
+    } else {
+        eprintln!("cargo-nextest is not installed: cargo test runs the tests, two at a time");
+        command
+            .args(["test", "--release", "--workspace", "--no-fail-fast"])
+            .args(filters)
+            .args(["--", "--test-threads=2"]);
+    }
+    if full {
+        command.env("INGRAFT_FULL", "1");
+    }
+    let status = command.status().context("run cargo")?;
+    ensure!(status.success(), "tests failed");
+    Ok(())
+}
+
+fn has_nextest() -> bool {
+    let version = Command::new("cargo").args(["nextest", "--version"]).output();
+    version.is_ok_and(|output| output.status.success())
+}

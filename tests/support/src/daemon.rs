@@ -1,0 +1,95 @@
+//! A running `ingraftd` with a state directory and a socket of its own.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::{BOUND, Tool};
+
+/// A running daemon; ended (kill -9) when dropped, unless [`Daemon::terminate`] ended it properly.
+pub struct Daemon {
+    child: Child,
+    /// The addresses it printed when it was ready.
+    pub addresses: Vec<String>,
+    directory: PathBuf,
+    lines: Receiver<String>,
+}
+
+impl Daemon {
+    /// Starts a daemon whose socket and state lie in `directory`, and waits until it listens there. More arguments may follow.
+    pub fn start<S: AsRef<OsStr>>(program: &Path, directory: &Path, arguments: impl IntoIterator<Item = S>) -> Daemon {
+        let arguments: Vec<S> = arguments.into_iter().collect();
+        let own = ["--listen".into(), format!("unix:{}/socket", directory.display())];
+        let listens = 1 + arguments.iter().filter(|argument| argument.as_ref() == "--listen").count();
+        let mut child = Command::new(program)
+            .args(own)
+            .args(&arguments)
+            .arg("--state-dir")
+            .arg(directory.join("state"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+        let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let (sender, lines) = channel();
+        std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let mut daemon = Daemon { child, addresses: Vec::new(), directory: directory.to_owned(), lines };
+        while daemon.addresses.len() < listens {
+            let line = daemon.lines.recv_timeout(BOUND).expect("the daemon says where it listens");
+            let uri =
+                line.strip_prefix("listening on ").unwrap_or_else(|| panic!("unexpected line from the daemon: {line}"));
+            daemon.addresses.push(uri.to_owned());
+        }
+        daemon
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+
+    /// The path of its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("socket")
+    }
+
+    /// The URI of its socket.
+    pub fn uri(&self) -> String {
+        format!("unix:{}", self.socket().display())
+    }
+
+    /// A command line that talks to it.
+    pub fn client(&self, program: impl AsRef<Path>) -> Tool {
+        Tool::new(program).with_daemon(&self.uri(), None)
+    }
+
+    /// Sends SIGTERM and waits for its end.
+    pub fn terminate(mut self) -> ExitStatus {
+        kill(Pid::from_raw(self.pid()), Signal::SIGTERM).expect("signal the daemon");
+        let mut status = None;
+        crate::wait_until("the daemon ends", || {
+            status = self.child.try_wait().expect("wait for the daemon");
+            status.is_some()
+        });
+        status.expect("waited for it")
+    }
+
+    /// kill -9, and waits for its end.
+    pub fn kill(mut self) {
+        self.child.kill().expect("kill the daemon");
+        self.child.wait().expect("wait for the daemon");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,130 @@
+//! What end-to-end tests and benchmarks share: target programs ([`Mutatee`]), real servers ([`server`]), the programs under test
+//! ([`Tool`], [`Daemon`]), and what can be seen of a process from outside ([`target`]).
+//!
+//! Everything waits for conditions with a bound, never for time; whatever was started is ended by its own id. A failure here is a
+//! failed test, so functions panic with what they were doing.
+
+#![forbid(unsafe_code)]
+
+mod daemon;
+mod mutatee;
+pub mod server;
+pub mod target;
+mod tool;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub use daemon::Daemon;
+pub use mutatee::{Mutatee, Reply, program};
+pub use tool::{Outcome, Session, Tool};
+
+/// The user and group that unprivileged programs run as when the tests run as root.
+pub const NOBODY: u32 = 65534;
+
+/// How long anything may take before the test fails: generous, because test machines are slow; it is never waited for in vain.
+pub const BOUND: Duration = Duration::from_secs(120);
+
+/// Ends the test early and says plainly what was not tested and why.
+#[macro_export]
+macro_rules! skip {
+    ($($why:tt)*) => {{
+        eprintln!("skipped: {}", format_args!($($why)*));
+        println!("skipped: {}", format_args!($($why)*));
+        return;
+    }};
+}
+
+/// Whether the long forms of the tests were asked for (`INGRAFT_FULL=1`).
+pub fn full() -> bool {
+    std::env::var_os("INGRAFT_FULL").is_some_and(|value| value != "0")
+}
+
+/// The first number in a bounded run, the second in a full one.
+pub fn scaled(short: u64, long: u64) -> u64 {
+    if full() { long } else { short }
+}
+
+/// Whether the tests run as root.
+pub fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+/// Polls until `condition` holds; panics with `what` when it does not within [`BOUND`].
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < BOUND, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Whether a program can be found.
+pub fn have(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// Where a program is, in PATH or where distributions hide servers.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/usr/lib/postgresql/15/bin"].map(PathBuf::from))
+        .map(|directory| directory.join(program))
+        .find(|candidate| candidate.is_file())
+}
+
+/// Runs a command to its end and returns what it printed; panics when it fails.
+pub fn output(command: &mut Command) -> String {
+    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The build directory of the running test or command: where its cache of target programs lies.
+pub fn build_directory() -> PathBuf {
+    let own = std::env::current_exe().expect("the path of this program");
+    own.ancestors()
+        .find(|directory| directory.join("CACHEDIR.TAG").exists())
+        .map_or_else(std::env::temp_dir, Path::to_path_buf)
+}
+
+/// The root of the source tree.
+pub fn source_directory() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// A program that cargo has put beside the running test (`ingraft`, `ingraftd`).
+pub fn sibling(program: &str) -> PathBuf {
+    let own = std::env::current_exe().expect("the path of this program");
+    let path =
+        own.ancestors().skip(1).take(2).map(|directory| directory.join(program)).find(|candidate| candidate.is_file());
+    path.unwrap_or_else(|| panic!("{program} is not built beside {}: build the workspace first", own.display()))
+}
+
+/// A new directory that unprivileged users can enter.
+pub fn open_directory() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::Builder::new()
+        .prefix("ingraft-test-")
+        .permissions(std::fs::Permissions::from_mode(0o755))
+        .tempdir_in("/tmp")
+        .expect("a temporary directory");
+    if is_root() {
+        std::os::unix::fs::chown(directory.path(), Some(NOBODY), Some(NOBODY)).expect("give away the directory");
+    }
+    directory
+}
+
+/// A copy of a program where an unprivileged user can execute it; the copy has the same name.
+pub fn exposed(program: &Path, directory: &Path) -> PathBuf {
+    let copy = directory.join(program.file_name().expect("a program has a name"));
+    std::fs::copy(program, &copy).expect("copy a program");
+    copy
+}

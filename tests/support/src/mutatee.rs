@@ -1,0 +1,242 @@
+//! Target programs: built once into the build directory, driven by lines.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use crate::{BOUND, build_directory, have, source_directory};
+
+/// How a target program is made: compiler and its arguments; sources are relative to `tests/mutatees`.
+struct Recipe {
+    compiler: &'static str,
+    flags: &'static [&'static str],
+    sources: &'static [&'static str],
+    strip: bool,
+}
+
+const C: &[&str] = &["-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"];
+
+fn recipe(name: &str) -> Recipe {
+    let (compiler, flags, sources, strip): (_, _, &[&str], _) = match name {
+        "threads" => ("gcc", C, &["threads.c"], false),
+        "threads-stripped" => ("gcc", C, &["threads.c"], true),
+        "threads-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["threads.c"], false),
+        "threads-static-pie" => ("gcc", &["-O2", "-g", "-pthread", "-static-pie"] as &[_], &["threads.c"], false),
+        "threads-no-pie" => ("gcc", &["-O2", "-g", "-pthread", "-no-pie"] as &[_], &["threads.c"], false),
+        "threads-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["threads.c"], false),
+        "threads-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["threads.c"], false),
+        "threads-cet" => ("gcc", &["-O2", "-g", "-pthread", "-fcf-protection=full"] as &[_], &["threads.c"], false),
+        "spin" => ("gcc", C, &["spin.c"], false),
+        "family" => ("gcc", C, &["family.c"], false),
+        "shapes" => ("gcc", C, &["shapes.c", "shapes.s"], false),
+        "throws" => ("g++", &["-O2", "-g", "-pthread", "-rdynamic", "-Wall"] as &[_], &["throws.cpp"], false),
+        "blocked" => ("gcc", C, &["blocked.c"], false),
+        "signals" => ("gcc", C, &["signals.c"], false),
+        "loads" => ("gcc", C, &["loads.c"], false),
+        "libplugin.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC"] as &[_], &["plugin.c"], false),
+        "corner" => ("gcc", C, &["corner.c"], false),
+        "determ" => ("gcc", C, &["determ.c"], false),
+        "bench" => ("gcc", C, &["bench.c"], false),
+        "twin" => ("rustc", &["--edition=2024", "-O", "-g"] as &[_], &["twin.rs"], false),
+        "gopher" => ("go", &["build"] as &[_], &["gopher.go"], false),
+        _ => panic!("no target program {name}"),
+    };
+    Recipe { compiler, flags, sources, strip }
+}
+
+/// The path of a built target program, or why it cannot be built here (its compiler is missing). Built at most once for
+/// given sources and flags; tests in other processes may build the same at the same time.
+pub fn program(name: &str) -> Result<PathBuf, String> {
+    let recipe = recipe(name);
+    if !have(recipe.compiler) {
+        return Err(format!("{} is not installed", recipe.compiler));
+    }
+    let directory = source_directory().join("tests/mutatees");
+    let mut hasher = DefaultHasher::new();
+    (recipe.compiler, recipe.flags, recipe.strip).hash(&mut hasher);
+    for source in recipe.sources.iter().chain(&["mutatee.h"]) {
+        std::fs::read(directory.join(source)).unwrap_or_else(|error| panic!("{source}: {error}")).hash(&mut hasher);
+    }
+    let cache = build_directory().join("mutatees").join(format!("{:016x}", hasher.finish()));
+    let path = cache.join(name);
+    if !path.exists() {
+        std::fs::create_dir_all(&cache).expect("the cache of target programs");
+        let fresh = tempfile::TempDir::new_in(&cache).expect("a temporary directory");
+        let made = fresh.path().join(name);
+        build(&recipe, &directory, &made, fresh.path());
+        std::fs::rename(&made, &path).expect("put the program into the cache");
+    }
+    Ok(path)
+}
+
+fn build(recipe: &Recipe, directory: &Path, made: &Path, scratch: &Path) {
+    let mut command = Command::new(recipe.compiler);
+    command.current_dir(directory).args(recipe.flags).arg("-o").arg(made).args(recipe.sources);
+    if recipe.compiler == "go" {
+        command.env("GOCACHE", scratch.join("go")).env("GOFLAGS", "-mod=mod").env("GO111MODULE", "off");
+    }
+    crate::output(&mut command);
+    if recipe.strip {
+        crate::output(Command::new("strip").arg(made));
+    }
+}
+
+/// A running target program.
+pub struct Mutatee {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    name: String,
+}
+
+impl Mutatee {
+    /// Starts a target program by name and waits until it is ready. Panics when it cannot be built: ask [`program`] first where
+    /// that may be.
+    pub fn start(name: &str, arguments: &[&str]) -> Mutatee {
+        let path = program(name).unwrap_or_else(|why| panic!("{name}: {why}"));
+        Mutatee::spawn(Command::new(path).args(arguments))
+    }
+
+    /// Starts a command that speaks the protocol and waits until it is ready.
+    pub fn spawn(command: &mut Command) -> Mutatee {
+        let mut mutatee = Mutatee::adopt(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        mutatee.wait_line("ready");
+        mutatee
+    }
+
+    fn adopt(command: &mut Command) -> Mutatee {
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Mutatee { child, stdin, lines, name: format!("{:?}", command.get_program()) }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+
+    /// Its process id as an argument.
+    pub fn pid_text(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    /// Sends a command and waits for its answer.
+    pub fn ask(&mut self, command: &str) -> Reply {
+        self.tell(command);
+        self.reply()
+    }
+
+    /// Sends a command without waiting.
+    pub fn tell(&mut self, command: &str) {
+        let stdin = self.stdin.as_mut().expect("input is open");
+        writeln!(stdin, "{command}")
+            .unwrap_or_else(|error| panic!("{} does not listen to '{command}': {error}", self.name));
+    }
+
+    /// Waits for the end of an answer.
+    pub fn reply(&mut self) -> Reply {
+        let mut lines = Vec::new();
+        loop {
+            match self.lines.recv_timeout(BOUND) {
+                Ok(line) if line == "done" => return Reply { lines },
+                Ok(line) => lines.push(line),
+                Err(error) => {
+                    panic!("{} gave no answer ({error}); it said {lines:?}; {:?}", self.name, self.child.try_wait())
+                }
+            }
+        }
+    }
+
+    /// Waits for one line that begins so, dropping others.
+    pub fn wait_line(&mut self, begin: &str) -> String {
+        loop {
+            match self.lines.recv_timeout(BOUND) {
+                Ok(line) if line.starts_with(begin) => return line,
+                Ok(_) => {}
+                Err(error) => panic!("{} did not say '{begin}' ({error}); {:?}", self.name, self.child.try_wait()),
+            }
+        }
+    }
+
+    /// Closes its input, waits for its end, and returns its exit status.
+    pub fn end(mut self) -> std::process::ExitStatus {
+        drop(self.stdin.take());
+        let mut status = None;
+        crate::wait_until("the target program ends", || {
+            status = self.child.try_wait().expect("wait for the target program");
+            status.is_some()
+        });
+        status.expect("waited for it")
+    }
+
+    /// Whether it still runs.
+    pub fn alive(&mut self) -> bool {
+        self.child.try_wait().expect("look at the target program").is_none()
+    }
+}
+
+impl Drop for Mutatee {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The lines of an answer.
+#[derive(Debug)]
+pub struct Reply {
+    /// As printed, without the closing `done`.
+    pub lines: Vec<String>,
+}
+
+impl Reply {
+    /// What follows these words on the line that begins with them.
+    pub fn after(&self, words: &str) -> &str {
+        let found = self.lines.iter().find_map(|line| line.strip_prefix(words)?.strip_prefix(' '));
+        found.unwrap_or_else(|| panic!("no '{words}' in {:?}", self.lines))
+    }
+
+    /// A number that follows these words.
+    pub fn number(&self, words: &str) -> u64 {
+        self.after(words).parse().unwrap_or_else(|error| panic!("{words}: {error}"))
+    }
+
+    /// How often a function was called in truth.
+    pub fn tally(&self, function: &str) -> u64 {
+        self.number(&format!("tally {function}"))
+    }
+
+    /// All tallies by name.
+    pub fn tallies(&self) -> BTreeMap<String, u64> {
+        let words = self.lines.iter().filter_map(|line| line.strip_prefix("tally ")?.split_once(' '));
+        words.map(|(name, value)| (name.to_owned(), value.parse().expect("a tally is a number"))).collect()
+    }
+
+    /// The calls of each thread in truth.
+    pub fn threads(&self) -> BTreeMap<u64, u64> {
+        let mut threads = BTreeMap::new();
+        for (tid, calls) in self.lines.iter().filter_map(|line| line.strip_prefix("thread ")?.split_once(' ')) {
+            *threads.entry(tid.parse().expect("a thread id")).or_default() += calls.parse::<u64>().expect("calls");
+        }
+        threads
+    }
+
+    /// Panics when the program saw any wrong result of its own functions.
+    pub fn assert_right(&self) {
+        let wrong: Vec<_> = self.lines.iter().filter(|line| line.starts_with("wrong ") && *line != "wrong 0").collect();
+        assert!(wrong.is_empty(), "the program computed wrong results: {wrong:?}");
+    }
+}

@@ -1,0 +1,293 @@
+//! Real servers on the loopback, each in a directory of its own, without privilege.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::{BOUND, NOBODY, find, is_root, output, wait_until};
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
+}
+
+fn drop_privilege(command: &mut Command) -> &mut Command {
+    if is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
+}
+
+fn program(name: &str) -> Result<PathBuf, String> {
+    find(name).ok_or_else(|| format!("{name} is not installed"))
+}
+
+/// A started server; ended when dropped.
+struct Running {
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Running {
+    fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // SIGQUIT: nginx and postgres end their children at once, redis ends by default.
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid()), nix::sys::signal::Signal::SIGQUIT);
+        for _ in 0..500 {
+            if let Ok(Some(_)) = self.child.try_wait() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// redis-server with four I/O threads.
+pub struct Redis {
+    running: Running,
+    /// Its port.
+    pub port: u16,
+}
+
+impl Redis {
+    /// Starts one; an error says what is missing here.
+    pub fn start() -> Result<Redis, String> {
+        let program = program("redis-server")?;
+        program_of_load("redis-benchmark")?;
+        let (directory, port) = (crate::open_directory(), free_port());
+        let arguments = format!(
+            "--port {port} --bind 127.0.0.1 --daemonize no --appendonly no --io-threads 4 --io-threads-do-reads yes --dir {}",
+            directory.path().display()
+        );
+        let child = drop_privilege(Command::new(program).args(arguments.split(' ')).args(["--save", ""]))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("start redis-server");
+        let redis = Redis { running: Running { child, directory }, port };
+        wait_until("redis answers", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        Ok(redis)
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.running.pid()
+    }
+
+    /// Sends commands (each a line of words) over one connection and returns the raw answers; bulk answers as their text.
+    pub fn ask(&self, commands: &[&str]) -> Vec<String> {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connect to redis");
+        stream.set_read_timeout(Some(BOUND)).expect("set a bound");
+        let mut reader = BufReader::new(stream.try_clone().expect("a second handle"));
+        let mut answers = Vec::new();
+        for command in commands {
+            (&stream).write_all(format!("{command}\r\n").as_bytes()).expect("send to redis");
+            let mut line = String::new();
+            reader.read_line(&mut line).expect("an answer of redis");
+            let length = line.strip_prefix('$').and_then(|length| length.trim().parse::<usize>().ok());
+            if let Some(length) = length {
+                let mut bytes = vec![0; length + 2];
+                reader.read_exact(&mut bytes).expect("the whole answer of redis");
+                line = String::from_utf8_lossy(&bytes).into_owned();
+            }
+            answers.push(line.trim_end().to_owned());
+        }
+        answers
+    }
+
+    /// The calls of every command by its own statistics, the asking one not included.
+    pub fn command_calls(&self) -> u64 {
+        let answer = self.ask(&["INFO commandstats"]).remove(0);
+        let calls =
+            answer.lines().filter_map(|line| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok());
+        calls.sum()
+    }
+
+    /// Runs redis-benchmark with these arguments; panics on any error it reports.
+    pub fn load(&self, arguments: &[&str]) -> String {
+        let text = output(
+            Command::new("redis-benchmark").args(["-h", "127.0.0.1", "-p", &self.port.to_string()]).args(arguments),
+        );
+        assert!(!text.to_lowercase().contains("error"), "redis-benchmark: {text}");
+        text
+    }
+}
+
+fn program_of_load(name: &str) -> Result<PathBuf, String> {
+    program(name)
+}
+
+/// nginx with a master and two workers.
+pub struct Nginx {
+    running: Running,
+    /// Its port.
+    pub port: u16,
+}
+
+impl Nginx {
+    /// Starts one; an error says what is missing here.
+    pub fn start() -> Result<Nginx, String> {
+        let program = program("nginx")?;
+        let (directory, port) = (crate::open_directory(), free_port());
+        let at = directory.path().display().to_string();
+        std::fs::write(directory.path().join("index.html"), "it works\n").expect("a page");
+        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .iter()
+            .map(|kind| format!("{kind}_temp_path {at}/{kind};"))
+            .collect();
+        let configuration = format!(
+            "daemon off; master_process on; worker_processes 2; pid {at}/pid; error_log {at}/error.log;\n\
+             events {{ worker_connections 256; }}\n\
+             http {{ access_log off; {temporary} server {{ listen 127.0.0.1:{port}; root {at}; \
+             location /counted {{ return 200 'ok'; }} }} }}\n"
+        );
+        std::fs::write(directory.path().join("nginx.conf"), configuration).expect("a configuration");
+        let child = drop_privilege(
+            Command::new(program).arg("-p").arg(&at).args(["-c", "nginx.conf", "-e"]).arg(format!("{at}/error.log")),
+        )
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("start nginx");
+        let nginx = Nginx { running: Running { child, directory }, port };
+        wait_until("nginx answers", || TcpStream::connect(("127.0.0.1", port)).is_ok() && nginx.workers().len() == 2);
+        Ok(nginx)
+    }
+
+    /// Its workers' process ids.
+    pub fn workers(&self) -> Vec<i32> {
+        crate::target::children(self.running.pid())
+    }
+
+    /// Requests the page a number of times, one after the other on one connection; panics unless each gets a 200.
+    pub fn request(&self, count: usize) {
+        let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connect to nginx");
+        stream.set_read_timeout(Some(BOUND)).expect("set a bound");
+        let mut reader = BufReader::new(stream.try_clone().expect("a second handle"));
+        for _ in 0..count {
+            (&stream).write_all(b"GET /counted HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("send to nginx");
+            let (mut line, mut length) = (String::new(), 0);
+            reader.read_line(&mut line).expect("an answer of nginx");
+            assert!(line.starts_with("HTTP/1.1 200"), "nginx answered {line}");
+            while line != "\r\n" {
+                line.clear();
+                reader.read_line(&mut line).expect("a header of nginx");
+                if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().expect("a length");
+                }
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body).expect("a body of nginx");
+        }
+    }
+
+    /// What nginx wrote into its error log.
+    pub fn errors(&self) -> String {
+        std::fs::read_to_string(self.running.directory.path().join("error.log")).unwrap_or_default()
+    }
+}
+
+/// PostgreSQL with a pgbench database.
+pub struct Postgres {
+    running: Running,
+    /// Its port.
+    pub port: u16,
+}
+
+impl Postgres {
+    /// Starts one; an error says what is missing here.
+    pub fn start() -> Result<Postgres, String> {
+        let (initdb, postgres) = (program("initdb")?, program("postgres")?);
+        program("pgbench")?;
+        let (directory, port) = (crate::open_directory(), free_port());
+        let data = directory.path().join("data");
+        output(drop_privilege(
+            Command::new(initdb)
+                .arg("-D")
+                .arg(&data)
+                .args(["--no-sync", "-A", "trust", "-U", "bench"])
+                .current_dir(directory.path()),
+        ));
+        let child = drop_privilege(Command::new(postgres).arg("-D").arg(&data).arg("-k").arg(directory.path()))
+            .args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "jit=off"])
+            .current_dir(directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("start postgres");
+        let postgres = Postgres { running: Running { child, directory }, port };
+        let ready = || {
+            let mut command = postgres.client("psql");
+            command.args(["-c", "select 1", "postgres"]).stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().is_ok_and(|status| status.success())
+        };
+        wait_until("postgres answers", ready);
+        output(postgres.client("pgbench").args(["-i", "-q", "postgres"]));
+        Ok(postgres)
+    }
+
+    /// A client program that is told where the server is.
+    pub fn client(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", "bench"]).current_dir("/tmp");
+        command
+    }
+
+    /// Backends that serve a client now.
+    pub fn backends(&self) -> Vec<i32> {
+        let serves = |pid: &i32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).starts_with("postgres: bench ")
+        };
+        crate::target::children(self.running.pid()).into_iter().filter(serves).collect()
+    }
+
+    /// Opens a session and returns it with its backend's process id.
+    pub fn session(&self) -> PostgresSession {
+        let mut child = self
+            .client("psql")
+            .args(["-X", "-q", "-A", "-t", "postgres"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start psql");
+        let output = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let mut session = PostgresSession { child, output, pid: 0 };
+        session.pid = session.ask("select pg_backend_pid();").parse().expect("a process id");
+        session
+    }
+}
+
+/// A session with its own backend.
+pub struct PostgresSession {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+    /// The backend's process id.
+    pub pid: i32,
+}
+
+impl PostgresSession {
+    /// Sends a statement that yields one line, and returns that line.
+    pub fn ask(&mut self, statement: &str) -> String {
+        let stdin = self.child.stdin.as_mut().expect("stdin is piped");
+        writeln!(stdin, "{statement}").and_then(|()| stdin.flush()).expect("send to psql");
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("an answer of psql");
+        line.trim_end().to_owned()
+    }
+}
+
+impl Drop for PostgresSession {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}

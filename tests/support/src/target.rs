@@ -1,0 +1,187 @@
+//! What can be seen of a process from outside: its code, its mappings, its growth.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// One line of /proc/PID/maps.
+#[derive(Clone, Debug)]
+pub struct Mapping {
+    /// First address.
+    pub start: u64,
+    /// First address behind it.
+    pub end: u64,
+    /// Permissions, e.g. `r-xp`.
+    pub permissions: String,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Path, `[name]`, or nothing.
+    pub name: String,
+}
+
+/// The mappings of a process.
+pub fn maps(pid: i32) -> Vec<Mapping> {
+    let text =
+        std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_else(|error| panic!("maps of {pid}: {error}"));
+    let parse = |line: &str| {
+        let mut words = line.splitn(6, ' ');
+        let (start, end) = words.next()?.split_once('-')?;
+        let permissions = words.next()?.to_owned();
+        let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+        let name = words.nth(2).unwrap_or_default().trim().to_owned();
+        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        Some(Mapping { start, end, permissions, offset, name })
+    };
+    text.lines().map(|line| parse(line).unwrap_or_else(|| panic!("a line of maps: {line}"))).collect()
+}
+
+/// The bytes of all executable mappings of files, by address.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Text {
+    ranges: BTreeMap<(u64, String), Vec<u8>>,
+}
+
+impl Text {
+    /// Reads it from a process.
+    pub fn of(pid: i32) -> Text {
+        let memory = File::open(format!("/proc/{pid}/mem")).unwrap_or_else(|error| panic!("memory of {pid}: {error}"));
+        let executable =
+            maps(pid).into_iter().filter(|mapping| mapping.permissions.contains('x') && mapping.name.starts_with('/'));
+        let read = |mapping: Mapping| {
+            let mut bytes = vec![0; usize::try_from(mapping.end - mapping.start).expect("a size")];
+            memory
+                .read_exact_at(&mut bytes, mapping.start)
+                .unwrap_or_else(|error| panic!("{pid}: {:x} of {}: {error}", mapping.start, mapping.name));
+            ((mapping.start, mapping.name), bytes)
+        };
+        Text { ranges: executable.map(read).collect() }
+    }
+
+    /// Where the two differ: file name, address, and how many bytes of that mapping.
+    pub fn differences(&self, other: &Text) -> Vec<String> {
+        let mut found = Vec::new();
+        for (key, bytes) in &self.ranges {
+            match other.ranges.get(key) {
+                Some(others) if bytes == others => {}
+                Some(others) if bytes.len() == others.len() => {
+                    let differing: Vec<usize> = (0..bytes.len()).filter(|&i| bytes[i] != others[i]).collect();
+                    found.push(format!(
+                        "{}: {} bytes, the first at {:x}",
+                        key.1,
+                        differing.len(),
+                        key.0 + differing[0] as u64
+                    ));
+                }
+                _ => found.push(format!("{} at {:x} is not mapped alike", key.1, key.0)),
+            }
+        }
+        found.extend(
+            other.ranges.keys().filter(|key| !self.ranges.contains_key(*key)).map(|key| format!("{} is new", key.1)),
+        );
+        found
+    }
+
+    /// Panics unless the process has this code now, byte for byte.
+    #[track_caller]
+    pub fn assert_in(&self, pid: i32) {
+        let differences = self.differences(&Text::of(pid));
+        assert!(differences.is_empty(), "the code of {pid} differs: {differences:#?}");
+    }
+
+    /// Panics if the process still has exactly this code.
+    #[track_caller]
+    pub fn assert_not_in(&self, pid: i32) {
+        assert!(!self.differences(&Text::of(pid)).is_empty(), "the code of {pid} was expected to be woven");
+    }
+}
+
+/// Executable mappings that belong to no file and are not the kernel's: arenas.
+pub fn arenas(pid: i32) -> usize {
+    let is_arena = |mapping: &&Mapping| {
+        mapping.permissions.contains('x') && !mapping.name.starts_with('/') && !mapping.name.starts_with("[v")
+    };
+    maps(pid).iter().filter(is_arena).count()
+}
+
+/// Mappings that are writable and executable at once.
+pub fn writable_code(pid: i32) -> Vec<Mapping> {
+    maps(pid).into_iter().filter(|mapping| mapping.permissions.contains("wx")).collect()
+}
+
+/// A value of /proc/PID/status.
+pub fn status(pid: i32, key: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status"))
+        .unwrap_or_else(|error| panic!("status of {pid}: {error}"));
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {key} in the status of {pid}")).trim().to_owned()
+}
+
+/// The process that traces a thread of this process, 0 if none does.
+pub fn tracer(pid: i32) -> i32 {
+    let parse = |tid: i32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
+        text.lines().find_map(|line| line.strip_prefix("TracerPid:")?.trim().parse().ok()).unwrap_or(0)
+    };
+    threads(pid).into_iter().map(parse).find(|&tracer| tracer != 0).unwrap_or(0)
+}
+
+/// The thread ids of a process.
+pub fn threads(pid: i32) -> Vec<i32> {
+    let entries =
+        std::fs::read_dir(format!("/proc/{pid}/task")).unwrap_or_else(|error| panic!("threads of {pid}: {error}"));
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The children of a process.
+pub fn children(pid: i32) -> Vec<i32> {
+    let of_thread = |tid: i32| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+    let text: String = threads(pid).into_iter().map(of_thread).collect();
+    text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+/// The state letter of a process.
+pub fn state(pid: i32) -> char {
+    status(pid, "State").chars().next().unwrap_or('?')
+}
+
+/// What must not grow from round to round.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Number of mappings.
+    pub maps: usize,
+    /// Number of open files.
+    pub files: usize,
+    /// Resident memory in KiB.
+    pub resident: u64,
+}
+
+impl Size {
+    /// Of a process, now.
+    pub fn of(pid: i32) -> Size {
+        let resident = status(pid, "VmRSS").trim_end_matches(" kB").trim().parse().expect("VmRSS is a number");
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+        Size { maps: maps(pid).len(), files, resident }
+    }
+}
+
+/// Panics when a process is not as free as if nobody had ever measured it: traced, with arenas, or with other code than before.
+#[track_caller]
+pub fn assert_clean(pid: i32, before: &Text) {
+    assert_eq!(tracer(pid), 0, "{pid} is still traced");
+    before.assert_in(pid);
+    assert_eq!(
+        arenas(pid),
+        0,
+        "{pid} still has arenas: {:#?}",
+        maps(pid).iter().filter(|mapping| mapping.name.is_empty()).collect::<Vec<_>>()
+    );
+}
+
+/// Processor time a process has used, in seconds.
+pub fn processor_seconds(pid: i32) -> f64 {
+    let text =
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_else(|error| panic!("stat of {pid}: {error}"));
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("ticks")).sum();
+    ticks as f64 / 100.0
+}

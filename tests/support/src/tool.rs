@@ -1,0 +1,338 @@
+//! The command line under test: started with `--format json`, its objects collected while it runs.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::{BOUND, NOBODY, is_root};
+
+/// The `ingraft` program with a state directory of its own.
+pub struct Tool {
+    program: PathBuf,
+    state: tempfile::TempDir,
+    daemon: Option<(String, Option<PathBuf>)>,
+    unprivileged: bool,
+}
+
+impl Tool {
+    /// The program at a path, usually `env!("CARGO_BIN_EXE_ingraft")` or [`crate::sibling`].
+    pub fn new(program: impl AsRef<Path>) -> Tool {
+        let state = crate::open_directory();
+        Tool { program: program.as_ref().to_owned(), state, daemon: None, unprivileged: false }
+    }
+
+    /// The same, run without any privilege when the tests run as root.
+    pub fn unprivileged(program: impl AsRef<Path>) -> Tool {
+        let mut tool = Tool::new(program);
+        tool.program = crate::exposed(&tool.program, tool.state.path());
+        tool.unprivileged = true;
+        tool
+    }
+
+    /// The same as a client of a daemon.
+    #[must_use]
+    pub fn with_daemon(mut self, uri: &str, token: Option<&Path>) -> Tool {
+        self.daemon = Some((uri.to_owned(), token.map(Path::to_owned)));
+        self
+    }
+
+    /// Where journal and cache are.
+    pub fn state_directory(&self) -> PathBuf {
+        self.state.path().join("state")
+    }
+
+    /// The command with these arguments and nothing started; JSON is asked for in the second place.
+    pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(&self.program);
+        let mut arguments = arguments.into_iter();
+        command.args(arguments.next()).args(["--format", "json"]).args(arguments);
+        self.prepare(&mut command);
+        command
+    }
+
+    /// The command exactly as a person would type it.
+    pub fn plain_command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(arguments);
+        self.prepare(&mut command);
+        command
+    }
+
+    fn prepare(&self, command: &mut Command) {
+        use std::os::unix::process::CommandExt;
+        command
+            .env("INGRAFT_STATE_DIR", self.state_directory())
+            .env_remove("INGRAFT_DAEMON")
+            .env_remove("INGRAFT_TOKEN");
+        if let Some((uri, token)) = &self.daemon {
+            command.env("INGRAFT_DAEMON", uri);
+            if let Some(token) = token {
+                command.env("INGRAFT_TOKEN", token);
+            }
+        }
+        if self.unprivileged && is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+    }
+
+    /// Starts it.
+    pub fn start<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Session {
+        Session::start(self.command(arguments).stdin(Stdio::null()))
+    }
+
+    /// Starts it and waits for its end.
+    pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Outcome {
+        self.start(arguments).finish()
+    }
+
+    /// Starts a count of functions in a process and waits until it is attached.
+    pub fn count(&self, pid: i32, functions: &[&str]) -> Session {
+        let pid = pid.to_string();
+        let mut session = self.start(["count", "-p", &pid].iter().chain(functions));
+        session.wait_for("attached");
+        session
+    }
+
+    /// Removes everything from a process; panics unless that succeeds.
+    pub fn detach(&self, pid: i32) -> Outcome {
+        self.run(["detach", "-p", &pid.to_string()]).assert_code(0)
+    }
+}
+
+/// A running `ingraft`.
+pub struct Session {
+    child: Child,
+    objects: Vec<Value>,
+    other: Vec<String>,
+    taken: usize,
+    lines: Receiver<(bool, String)>,
+    stderr: String,
+    description: String,
+}
+
+impl Session {
+    /// Starts a prepared command and collects what it prints.
+    pub fn start(command: &mut Command) -> Session {
+        let description = format!("{command:?}");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{description}: {error}"));
+        let (sender, lines) = channel();
+        let err_sender = sender.clone();
+        let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
+        std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send((true, line))));
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).try_for_each(|line| err_sender.send((false, line)))
+        });
+        Session { child, objects: Vec::new(), other: Vec::new(), taken: 0, lines, stderr: String::new(), description }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+
+    fn accept(&mut self, (stdout, line): (bool, String)) {
+        if stdout {
+            match serde_json::from_str(&line) {
+                Ok(object) => self.objects.push(object),
+                Err(_) => self.other.push(line),
+            }
+        } else {
+            self.stderr.push_str(&line);
+            self.stderr.push('\n');
+        }
+    }
+
+    /// The next object of a type, in order. Panics when the program ends or takes too long before it comes.
+    pub fn wait_for(&mut self, kind: &str) -> Value {
+        self.try_wait_for(kind).unwrap_or_else(|| {
+            panic!("{}: no '{kind}' came; objects {:?}\nstderr:\n{}", self.description, self.objects, self.stderr)
+        })
+    }
+
+    /// The next object of a type, or nothing when the program ends before.
+    pub fn try_wait_for(&mut self, kind: &str) -> Option<Value> {
+        let deadline = Instant::now() + BOUND;
+        loop {
+            while let Some(object) = self.objects.get(self.taken) {
+                self.taken += 1;
+                if object["type"] == kind {
+                    return Some(object.clone());
+                }
+            }
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.accept(line),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => panic!(
+                    "{}: neither '{kind}' nor an end came; objects {:?}\nstderr:\n{}",
+                    self.description, self.objects, self.stderr
+                ),
+            }
+        }
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid()), signal).expect("signal the program under test");
+    }
+
+    /// Ctrl-C, then as [`Session::finish`].
+    pub fn interrupt(self) -> Outcome {
+        self.signal(Signal::SIGINT);
+        self.finish()
+    }
+
+    /// kill -9, and waits for its end.
+    pub fn kill(mut self) {
+        self.child.kill().expect("kill the program under test");
+        self.child.wait().expect("wait for the program under test");
+    }
+
+    /// Waits for its end.
+    pub fn finish(mut self) -> Outcome {
+        let deadline = Instant::now() + BOUND;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.accept(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    let (objects, stderr) = (&self.objects, &self.stderr);
+                    panic!("{}: did not end; objects {objects:?}\nstderr:\n{stderr}", self.description)
+                }
+            }
+        }
+        let status = self.child.wait().expect("wait for the program under test");
+        Outcome {
+            status,
+            objects: std::mem::take(&mut self.objects),
+            other: std::mem::take(&mut self.other),
+            stderr: std::mem::take(&mut self.stderr),
+            description: std::mem::take(&mut self.description),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            // A failed test: let it clean up its target, but not for long.
+            self.signal(Signal::SIGINT);
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_secs(5) && matches!(self.child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// What a finished `ingraft` printed.
+#[derive(Debug)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// The objects on stdout, in order.
+    pub objects: Vec<Value>,
+    /// Lines on stdout that were no objects (a started command's own output).
+    pub other: Vec<String>,
+    /// All of stderr.
+    pub stderr: String,
+    /// The command, for messages.
+    pub description: String,
+}
+
+impl Outcome {
+    /// The same if the exit code is this one; panics otherwise.
+    #[must_use]
+    #[track_caller]
+    pub fn assert_code(self, code: i32) -> Outcome {
+        assert_eq!(self.status.code(), Some(code), "{self:#?}");
+        self
+    }
+
+    /// All objects of a type.
+    pub fn all(&self, kind: &str) -> Vec<&Value> {
+        self.objects.iter().filter(|object| object["type"] == kind).collect()
+    }
+
+    /// The only object of a type.
+    #[track_caller]
+    pub fn one(&self, kind: &str) -> &Value {
+        let all = self.all(kind);
+        assert_eq!(all.len(), 1, "one '{kind}' expected: {self:#?}");
+        all[0]
+    }
+
+    /// The calls of a function by its last name, over all modules.
+    #[track_caller]
+    pub fn calls(&self, function: &str) -> u64 {
+        let of_name = self.all("count").into_iter().filter(|object| object["function"] == function);
+        let calls: Vec<u64> = of_name.map(|object| object["calls"].as_u64().expect("calls is a number")).collect();
+        assert!(!calls.is_empty(), "no count of {function}: {self:#?}");
+        calls.iter().sum()
+    }
+
+    /// The calls of every function by name; the same names are added up.
+    pub fn counts(&self) -> BTreeMap<String, u64> {
+        let mut counts = BTreeMap::new();
+        for object in self.all("count") {
+            let name = object["function"].as_str().expect("function is text").to_owned();
+            *counts.entry(name).or_default() += object["calls"].as_u64().expect("calls is a number");
+        }
+        counts
+    }
+
+    /// The calls of one function by thread id. Panics on a thread that could not be told apart.
+    #[track_caller]
+    pub fn threads(&self, function: &str) -> BTreeMap<u64, u64> {
+        let count = self.all("count").into_iter().find(|object| object["function"] == function).expect("a count");
+        let threads = count["threads"].as_array().expect("threads is a list");
+        let mut sums = BTreeMap::new();
+        for thread in threads {
+            let tid = thread["tid"].as_u64().unwrap_or_else(|| panic!("a thread without id: {threads:?}"));
+            *sums.entry(tid).or_default() += thread["calls"].as_u64().expect("calls is a number");
+        }
+        sums
+    }
+
+    /// Panics unless the removal was reported complete: one `removed` with the text restored and no child left.
+    #[must_use]
+    #[track_caller]
+    pub fn assert_removed(self) -> Outcome {
+        let removed = self.one("removed");
+        assert_eq!(removed["text_restored"], true, "{self:#?}");
+        assert_eq!(removed["children_left"].as_array().map(Vec::len), Some(0), "{self:#?}");
+        self
+    }
+
+    /// Panics unless it failed with this exit code, touched nothing, and said so in one `error` object on stderr whose `what` and
+    /// `hint` are one line each and of which `what` contains these words.
+    #[must_use]
+    #[track_caller]
+    pub fn assert_error(self, code: i32, words: &[&str]) -> Outcome {
+        let outcome = self.assert_code(code);
+        let errors: Vec<Value> = outcome.stderr.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let errors: Vec<_> = errors.iter().filter(|object: &&Value| object["type"] == "error").collect();
+        assert_eq!(errors.len(), 1, "one error object expected: {outcome:#?}");
+        let (what, hint) =
+            (errors[0]["what"].as_str().unwrap_or_default(), errors[0]["hint"].as_str().unwrap_or_default());
+        assert!(!what.is_empty() && !what.contains('\n'), "what is one line: {outcome:#?}");
+        assert!(!hint.is_empty() && !hint.contains('\n'), "hint is one line: {outcome:#?}");
+        let text = format!("{what} {hint}").to_lowercase();
+        assert!(
+            words.is_empty() || words.iter().any(|word| text.contains(&word.to_lowercase())),
+            "none of {words:?} is in: {what} / {hint}"
+        );
+        outcome
+    }
+}

@@ -1,0 +1,117 @@
+//! Rules for source files.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// No file is longer: one idea each.
+const LINES_MAX: usize = 1000;
+
+/// All Rust sources below a directory, with their text.
+pub fn sources(directory: &Path) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut open = vec![directory.to_owned()];
+    while let Some(next) = open.pop() {
+        for entry in std::fs::read_dir(&next).unwrap_or_else(|error| panic!("{}: {error}", next.display())) {
+            let path = entry.expect("a directory entry").path();
+            if path.is_dir() {
+                if path.file_name().is_some_and(|name| name != "target") {
+                    open.push(path);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+                found.push((path, text));
+            }
+        }
+    }
+    found
+}
+
+/// The text files that are under version control, or nothing where there is no git.
+fn tracked() -> Vec<(PathBuf, String)> {
+    let root = crate::root();
+    let Ok(output) = Command::new("git").current_dir(&root).args(["ls-files", "-z"]).output() else {
+        return Vec::new();
+    };
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    let paths = names.split('\0').filter(|name| !name.is_empty()).map(|name| root.join(name));
+    paths.filter_map(|path| std::fs::read_to_string(&path).ok().map(|text| (path, text))).collect()
+}
+
+#[test]
+fn only_process_may_be_unsafe() {
+    let root = crate::root();
+    for entry in std::fs::read_dir(root.join("crates")).expect("crates") {
+        let directory = entry.expect("a crate").path();
+        let name = directory.file_name().expect("a name").to_string_lossy().into_owned();
+        let roots: Vec<PathBuf> = ["src/lib.rs", "src/main.rs"]
+            .map(|file| directory.join(file))
+            .into_iter()
+            .filter(|path| path.exists())
+            .collect();
+        assert!(!roots.is_empty(), "crate {name} has neither src/lib.rs nor src/main.rs");
+        for path in roots {
+            let text = std::fs::read_to_string(&path).expect("a crate root");
+            let forbids = text.contains("#![forbid(unsafe_code)]");
+            assert!(forbids || name == "process", "{}: #![forbid(unsafe_code)] is missing", path.display());
+        }
+    }
+}
+
+#[test]
+fn files_are_short() {
+    for (path, text) in tracked() {
+        let is_code = path
+            .extension()
+            .is_some_and(|extension| ["rs", "c", "cpp", "s", "go", "py", "proto"].iter().any(|e| extension == *e));
+        let lines = text.lines().count();
+        assert!(!is_code || lines <= LINES_MAX, "{} has {lines} lines: split it by ideas", path.display());
+    }
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    // Written in halves so that this file passes its own check.
+    let words = [
+        concat!("TO", "DO"),
+        concat!("FIX", "ME"),
+        concat!("XX", "X:"),
+        concat!("to", "do!("),
+        concat!("unimplemen", "ted!("),
+    ];
+    for (path, text) in tracked() {
+        if path.ends_with("Cargo.toml") || path.ends_with("Cargo.lock") {
+            continue; // names the lints against the same
+        }
+        for (number, line) in text.lines().enumerate() {
+            for word in words {
+                assert!(!line.contains(word), "{}:{}: {word}", path.display(), number + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_private_paths() {
+    let words = [concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/tmp/tar", "get")];
+    for (path, text) in tracked() {
+        for (number, line) in text.lines().enumerate() {
+            for word in words {
+                // `/proc/PID/root/PATH` is the kernel's
+                let found = line
+                    .match_indices(word)
+                    .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '}' || c == '>'));
+                assert!(!found, "{}:{}: {word} is a path of somebody's machine", path.display(), number + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_shipped_document_is_linked() {
+    let root = crate::root();
+    let readme = std::fs::read_to_string(root.join("README.md")).expect("README.md");
+    for entry in std::fs::read_dir(root.join("docs")).expect("docs") {
+        let name = entry.expect("a document").file_name().to_string_lossy().into_owned();
+        assert!(readme.contains(&format!("docs/{name}")), "README.md does not link docs/{name}");
+    }
+}

@@ -1,0 +1,27 @@
+//! What no compiler checks: the shape of the source tree. Reads files and `cargo metadata`, runs nothing.
+
+#![forbid(unsafe_code)]
+
+mod edges;
+mod files;
+mod licences;
+
+use std::path::{Path, PathBuf};
+
+/// The root of the source tree.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the source tree")
+}
+
+/// What `cargo metadata` says, with or without all dependencies.
+fn metadata(dependencies: bool) -> serde_json::Value {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = std::process::Command::new(cargo);
+    command.current_dir(root()).args(["metadata", "--format-version", "1", "--locked"]);
+    if !dependencies {
+        command.arg("--no-deps");
+    }
+    let output = command.output().expect("run cargo metadata");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("cargo metadata prints JSON")
+}
