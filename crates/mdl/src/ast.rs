@@ -1,0 +1,572 @@
+//! The tree of a text. Spans are kept everywhere, older spellings are already what they mean.
+
+pub use ingraft_model::snippet::{BinaryOp, UnaryOp};
+use ingraft_model::{Aggregate, Style, UnitsType};
+
+use crate::source::Span;
+
+/// A name with its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ident {
+    /// The name, with its `$` if it has one.
+    pub name: String,
+    /// Where it is written.
+    pub span: Span,
+}
+
+/// A string with its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    /// The value, escapes resolved.
+    pub value: String,
+    /// Where it is written, quotes included.
+    pub span: Span,
+}
+
+/// A whole text.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct File {
+    /// What it defines, in order.
+    pub definitions: Vec<Definition>,
+    /// Its comments with their marks, in order.
+    pub comments: Vec<Span>,
+}
+
+/// One definition.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Definition {
+    /// What it is.
+    pub kind: DefinitionKind,
+    /// From its first to its last token.
+    pub span: Span,
+    /// The comment directly before it, in one line.
+    pub doc: String,
+    /// Whether a part of it could not be read. Such a definition is checked, but not used.
+    pub broken: bool,
+}
+
+/// The kinds of definition.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DefinitionKind {
+    /// `resourceList`.
+    List(List),
+    /// A `constraint` that any metric may name.
+    Constraint(Constraint),
+    /// `metric`.
+    Metric(Metric),
+    /// `exclude`.
+    Exclude(Exclude),
+    /// `daemon`, `process`, `visi` or `tunable_constant`.
+    Config(Config),
+    /// A statement outside of definitions: legal, without effect.
+    Statement(Meta),
+}
+
+/// A named list of things in the program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct List {
+    /// Its name.
+    pub name: Ident,
+    /// What its items name.
+    pub element: Element,
+    /// The items; numbers are quoted, too.
+    pub items: Vec<Text>,
+    /// Where it exists; empty: everywhere.
+    pub flavors: Vec<Ident>,
+    /// Whether its functions count as part of their callers (`libraryTag`).
+    pub library: bool,
+}
+
+/// What the items of a list name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Element {
+    Procedure,
+    Module,
+    String,
+    Int,
+    Float,
+}
+
+/// `constraint NAME PATH is …`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Constraint {
+    /// Its name, which is also the name of its flag.
+    pub name: Ident,
+    /// What it restricts a metric to.
+    pub path: Path,
+    /// How.
+    pub body: ConstraintBody,
+}
+
+/// How a constraint restricts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ConstraintBody {
+    /// By a flag that the statements maintain.
+    Flag(Vec<Meta>),
+    /// The path is allowed and needs no flag.
+    Default,
+    /// By a flag that is up while the resource is anywhere on the thread's stack.
+    Inclusive,
+    /// By a flag that is up while the resource itself executes.
+    Exclusive,
+    /// By code that takes the place of the metric's own.
+    Replace(Accumulator, Vec<Meta>),
+}
+
+/// `/Code/*`: names and asterisks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Path {
+    /// The root first; `*` stands for any resource.
+    pub parts: Vec<Ident>,
+    /// All of it; for an empty path the place where it would be.
+    pub span: Span,
+}
+
+/// `metric NAME { … }`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Metric {
+    /// The variable that its code updates.
+    pub ident: Ident,
+    /// What is said about it, in order.
+    pub fields: Vec<MetricField>,
+}
+
+/// One field of a metric.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MetricField {
+    /// What it says.
+    pub kind: FieldKind,
+    /// From its keyword to its end.
+    pub span: Span,
+}
+
+/// The fields of a metric.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FieldKind {
+    /// The public name.
+    Name(Text),
+    /// The unit.
+    Units(Ident),
+    /// How values combine.
+    Aggregate(Aggregate),
+    /// What a value is.
+    Style(Style),
+    /// Whether it is for developers.
+    Developer(bool),
+    /// How it is labelled.
+    UnitsType(UnitsType),
+    /// Where it exists.
+    Flavor(Vec<Ident>),
+    /// A constraint defined elsewhere.
+    Use(Ident),
+    /// A constraint of its own.
+    Constraint(Constraint),
+    /// A scratch variable.
+    Scratch(Ident),
+    /// One value per index instead of one.
+    Vector(Vector),
+    /// How the unrestricted metric is computed.
+    Base(Base),
+}
+
+/// What a vectorised metric is indexed by.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Vector {
+    /// The items of a list.
+    List(Ident),
+    /// What a function of the program returns for a value, less than the number of slots.
+    Map(Text, i64),
+    /// Equal ranges: base, length and granule.
+    Table(i64, i64, i64),
+}
+
+/// `base is KIND { … }`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Base {
+    /// What is accumulated.
+    pub kind: Accumulator,
+    /// The hardware event of `hwCounter` and `hwTimer`.
+    pub event: Option<Text>,
+    /// Where code goes.
+    pub body: Vec<Meta>,
+}
+
+/// What a metric accumulates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accumulator {
+    /// A 64-bit integer.
+    Counter,
+    /// Nanoseconds of the clock on the wall.
+    WallTimer,
+    /// Nanoseconds of processor time.
+    ProcessTimer,
+    /// Hardware events between start and stop.
+    HwTimer,
+    /// Hardware events.
+    HwCounter,
+    /// Nothing: code without a value.
+    Void,
+    /// A distribution of values.
+    Histogram,
+}
+
+/// `exclude …;`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exclude {
+    /// Letter case is ignored.
+    pub no_case: bool,
+    /// The pattern is a regular expression instead of a shell pattern.
+    pub regex: bool,
+    /// `/Code/MODULE` or `/Code/MODULE/FUNCTION`.
+    pub pattern: Text,
+}
+
+/// A block that configures something.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// What it configures.
+    pub kind: ConfigKind,
+    /// Its name; `tunable_constant` has none.
+    pub name: Option<Ident>,
+    /// What it says, in order.
+    pub items: Vec<ConfigItem>,
+}
+
+/// The kinds of configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConfigKind {
+    /// How a daemon is started.
+    Daemon,
+    /// A program to start.
+    Process,
+    /// A program that shows values.
+    Visi,
+    /// Constants of the front end.
+    Tunables,
+}
+
+/// `KEY VALUE;`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConfigItem {
+    /// Its key; of a tunable its name.
+    pub key: Ident,
+    /// Its value.
+    pub value: ConfigValue,
+    /// Where the value is.
+    pub span: Span,
+}
+
+/// A value in a configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ConfigValue {
+    /// In quotes.
+    Text(String),
+    /// A bare word.
+    Word(String),
+    /// A whole number.
+    Int(i64),
+    /// A number with a point.
+    Fixed(f64),
+    /// True or false.
+    Bool(bool),
+    /// Several strings: the arguments of the oldest files.
+    Texts(Vec<String>),
+}
+
+/// A statement that the tool executes when a request arrives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Meta {
+    /// What it does.
+    pub kind: MetaKind,
+    /// All of it.
+    pub span: Span,
+}
+
+/// The statements of the meta language.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MetaKind {
+    /// `{ … }`.
+    Block(Vec<Meta>),
+    /// `foreach VAR in LIST …`.
+    Foreach(Ident, Expr, Box<Meta>),
+    /// `if (…) … else …`.
+    If(Expr, Box<Meta>, Option<Box<Meta>>),
+    /// `append preInsn …`.
+    Insert(Insert),
+}
+
+/// `append|prepend preInsn|postInsn POINTS constrained (* CODE *)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Insert {
+    /// First in the chain instead of last.
+    pub prepend: bool,
+    /// Behind the instruction of the point instead of before it.
+    pub after: bool,
+    /// Where.
+    pub points: Expr,
+    /// Only while the flags of the request are up.
+    pub constrained: bool,
+    /// What.
+    pub code: Vec<Code>,
+    /// The code with its brackets.
+    pub code_span: Span,
+}
+
+/// A statement that the program executes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Code {
+    /// What it does.
+    pub kind: CodeKind,
+    /// All of it.
+    pub span: Span,
+}
+
+/// The statements of the code language.
+#[derive(Clone, Debug, PartialEq)]
+pub enum CodeKind {
+    /// `{ … }`.
+    Block(Vec<Code>),
+    /// `if (…) … else …`.
+    If(Expr, Box<Code>, Option<Box<Code>>),
+    /// An expression for its effect.
+    Expr(Expr),
+}
+
+/// An expression of either language.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expr {
+    /// What it is.
+    pub kind: ExprKind,
+    /// All of it.
+    pub span: Span,
+}
+
+/// The expressions.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ExprKind {
+    /// A number.
+    Int(i64),
+    /// A string.
+    Text(String),
+    /// A variable, a list, or a predefined name.
+    Name(String),
+    /// `$return`.
+    Return,
+    /// `$globalId`.
+    GlobalId,
+    /// `$elapsed`.
+    Elapsed,
+    /// `$self`.
+    SelfTime,
+    /// `$arg[…]`.
+    Arg(Box<Expr>),
+    /// `name[…]`.
+    Index(Ident, Box<Expr>),
+    /// `….field`.
+    Field(Box<Expr>, Ident),
+    /// `f(…)` and `Call("f", …)`.
+    Call(Callee, Vec<Expr>),
+    /// `&x`.
+    Address(Box<Expr>),
+    /// `-x`, `!x`, `~x`.
+    Unary(UnaryOp, Box<Expr>),
+    /// `x++` (true) and `x--`.
+    Step(Box<Expr>, bool),
+    /// `x = …`, `x += …`, `x -= …`.
+    Assign(Box<Expr>, AssignOp, Box<Expr>),
+    /// `a + b`.
+    Binary(BinaryOp, Box<Expr>, Box<Expr>),
+    /// `(…)`, kept so that the printer shows what the author wrote.
+    Paren(Box<Expr>),
+}
+
+/// Whom a call names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Callee {
+    /// The function's name.
+    pub name: String,
+    /// Where the name is.
+    pub span: Span,
+    /// Written as `Call("f", …)`: always a function of the program.
+    pub quoted: bool,
+}
+
+/// The assignments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum AssignOp {
+    Set,
+    Add,
+    Subtract,
+}
+
+impl Expr {
+    /// Without the parentheses around it.
+    pub fn bare(&self) -> &Expr {
+        let mut expr = self;
+        while let ExprKind::Paren(inner) = &expr.kind {
+            expr = inner;
+        }
+        expr
+    }
+}
+
+impl Element {
+    /// All, with their keywords.
+    pub const ALL: [(&'static str, Element); 5] = [
+        ("procedure", Element::Procedure),
+        ("module", Element::Module),
+        ("string", Element::String),
+        ("int", Element::Int),
+        ("float", Element::Float),
+    ];
+
+    /// The keyword.
+    pub fn keyword(self) -> &'static str {
+        keyword_of(&Self::ALL, self)
+    }
+}
+
+impl Accumulator {
+    /// All, with their keywords.
+    pub const ALL: [(&'static str, Accumulator); 7] = [
+        ("counter", Accumulator::Counter),
+        ("wallTimer", Accumulator::WallTimer),
+        ("processTimer", Accumulator::ProcessTimer),
+        ("hwTimer", Accumulator::HwTimer),
+        ("hwCounter", Accumulator::HwCounter),
+        ("void", Accumulator::Void),
+        ("histogram", Accumulator::Histogram),
+    ];
+
+    /// The keyword.
+    pub fn keyword(self) -> &'static str {
+        keyword_of(&Self::ALL, self)
+    }
+}
+
+impl ConfigKind {
+    /// All, with their keywords.
+    pub const ALL: [(&'static str, ConfigKind); 4] = [
+        ("daemon", ConfigKind::Daemon),
+        ("process", ConfigKind::Process),
+        ("visi", ConfigKind::Visi),
+        ("tunable_constant", ConfigKind::Tunables),
+    ];
+
+    /// The keyword.
+    pub fn keyword(self) -> &'static str {
+        keyword_of(&Self::ALL, self)
+    }
+}
+
+impl AssignOp {
+    /// The operator as it is written.
+    pub fn symbol(self) -> &'static str {
+        match self {
+            AssignOp::Set => "=",
+            AssignOp::Add => "+=",
+            AssignOp::Subtract => "-=",
+        }
+    }
+}
+
+fn keyword_of<T: PartialEq + Copy>(all: &[(&'static str, T)], value: T) -> &'static str {
+    all.iter().find(|(_, v)| *v == value).map_or("", |(k, _)| k)
+}
+
+/// How tightly an operator of two operands binds in C; 1 is the loosest.
+pub(crate) fn precedence(op: BinaryOp) -> u8 {
+    match op {
+        BinaryOp::LogicalOr => 1,
+        BinaryOp::LogicalAnd => 2,
+        BinaryOp::Or => 3,
+        BinaryOp::Xor => 4,
+        BinaryOp::And => 5,
+        BinaryOp::Equal | BinaryOp::NotEqual => 6,
+        BinaryOp::Less | BinaryOp::LessOrEqual | BinaryOp::Greater | BinaryOp::GreaterOrEqual => 7,
+        BinaryOp::ShiftLeft | BinaryOp::ShiftRight => 8,
+        BinaryOp::Add | BinaryOp::Subtract => 9,
+        BinaryOp::Multiply | BinaryOp::Divide | BinaryOp::Remainder => 10,
+    }
+}
+
+/// All operators of two operands.
+pub(crate) const BINARY: [BinaryOp; 18] = [
+    BinaryOp::Add,
+    BinaryOp::Subtract,
+    BinaryOp::Multiply,
+    BinaryOp::Divide,
+    BinaryOp::Remainder,
+    BinaryOp::And,
+    BinaryOp::Or,
+    BinaryOp::Xor,
+    BinaryOp::ShiftLeft,
+    BinaryOp::ShiftRight,
+    BinaryOp::Equal,
+    BinaryOp::NotEqual,
+    BinaryOp::Less,
+    BinaryOp::LessOrEqual,
+    BinaryOp::Greater,
+    BinaryOp::GreaterOrEqual,
+    BinaryOp::LogicalAnd,
+    BinaryOp::LogicalOr,
+];
+
+impl Metric {
+    /// The last field for which `pick` answers: a repeated field overwrites.
+    fn last<'a, T>(&'a self, pick: impl Fn(&'a FieldKind) -> Option<T>) -> Option<T> {
+        self.fields.iter().rev().find_map(|f| pick(&f.kind))
+    }
+
+    /// The public name.
+    pub fn name(&self) -> Option<&Text> {
+        self.last(|f| if let FieldKind::Name(t) = f { Some(t) } else { None })
+    }
+
+    /// The unit.
+    pub fn units(&self) -> Option<&Ident> {
+        self.last(|f| if let FieldKind::Units(u) = f { Some(u) } else { None })
+    }
+
+    /// How values combine.
+    pub fn aggregate(&self) -> Option<Aggregate> {
+        self.last(|f| if let FieldKind::Aggregate(a) = f { Some(*a) } else { None })
+    }
+
+    /// What a value is.
+    pub fn style(&self) -> Option<Style> {
+        self.last(|f| if let FieldKind::Style(s) = f { Some(*s) } else { None })
+    }
+
+    /// How it is labelled.
+    pub fn units_type(&self) -> UnitsType {
+        self.last(|f| if let FieldKind::UnitsType(u) = f { Some(*u) } else { None }).unwrap_or_default()
+    }
+
+    /// Whether it is for developers.
+    pub fn developer(&self) -> bool {
+        self.last(|f| if let FieldKind::Developer(d) = f { Some(*d) } else { None }).unwrap_or(false)
+    }
+
+    /// Where it exists; empty: everywhere.
+    pub fn flavors(&self) -> &[Ident] {
+        self.last(|f| if let FieldKind::Flavor(v) = f { Some(v.as_slice()) } else { None }).unwrap_or_default()
+    }
+
+    /// How the unrestricted metric is computed.
+    pub fn base(&self) -> Option<&Base> {
+        self.last(|f| if let FieldKind::Base(b) = f { Some(b) } else { None })
+    }
+
+    /// What it is indexed by.
+    pub fn vector(&self) -> Option<&Vector> {
+        self.last(|f| if let FieldKind::Vector(v) = f { Some(v) } else { None })
+    }
+
+    /// Its scratch variables.
+    pub fn scratch(&self) -> impl Iterator<Item = &Ident> {
+        self.fields.iter().filter_map(|f| if let FieldKind::Scratch(i) = &f.kind { Some(i) } else { None })
+    }
+}

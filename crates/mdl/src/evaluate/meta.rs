@@ -1,0 +1,521 @@
+//! The meta language: statements and expressions that the tool executes.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use ingraft_model::{Focus, PointKind, ResourcePath, Snippet, Stmt, VariableId};
+
+use super::select::{Selection, parse_number};
+use super::{Insertion, Order, Role, Variable, VariableKind};
+use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, Insert, List, Meta, MetaKind, UnaryOp};
+use crate::diagnostic::{Diagnostic, codes};
+use crate::library::{Library, MetricEntry};
+use crate::program::{FunctionRef, ModuleRef, Program};
+use crate::source::Span;
+
+/// A value of the meta language.
+#[derive(Clone, Debug)]
+pub(super) enum Value<'a> {
+    Int(i64),
+    Float(f64),
+    Text(Cow<'a, str>),
+    /// A procedure: all functions that its name means.
+    Functions(Vec<FunctionRef>),
+    Module(ModuleRef),
+    /// Each is a procedure of its own.
+    FunctionList(Vec<FunctionRef>),
+    ModuleList(Vec<ModuleRef>),
+    /// A list of the text.
+    List(&'a List),
+    /// The entries of these functions.
+    Entries(Vec<FunctionRef>),
+    /// What was reported as an error or as not woven yet; whatever is done with it is not reported again.
+    Refused,
+}
+
+/// Statements of one definition.
+#[derive(Clone, Debug)]
+pub(super) struct Body<'a> {
+    pub(super) statements: &'a [Meta],
+    pub(super) source: usize,
+    /// `$constraint[0]`, `$constraint[1]`, …
+    pub(super) chain: Vec<Value<'a>>,
+}
+
+/// A flag that the focus calls for.
+pub(super) struct Flag<'a> {
+    pub(super) name: &'a str,
+    pub(super) body: Body<'a>,
+}
+
+/// What a name of the text stands for.
+#[derive(Clone, Debug)]
+pub(super) enum Binding<'a> {
+    Variable(VariableId),
+    Value(Value<'a>),
+}
+
+/// One request being evaluated.
+pub(super) struct Evaluation<'a> {
+    pub(super) library: &'a Library,
+    pub(super) metric: &'a MetricEntry,
+    pub(super) program: &'a dyn Program,
+    /// The source that spans refer to.
+    pub(super) source: usize,
+    pub(super) diagnostics: Vec<Diagnostic>,
+    pub(super) variables: Vec<Variable>,
+    pub(super) insertions: Vec<Insertion>,
+    /// Names from the outermost to the innermost.
+    pub(super) names: Vec<(&'a str, Binding<'a>)>,
+    pub(super) chain: Vec<Value<'a>>,
+    /// The flags that constrained code tests, outermost first.
+    flags: Vec<VariableId>,
+    /// The flag whose code is being evaluated.
+    flag: Option<VariableId>,
+    /// The snippet made last, so that equal ones are one.
+    last: Option<Arc<Snippet>>,
+}
+
+impl<'a> Evaluation<'a> {
+    pub(super) fn new(library: &'a Library, metric: &'a MetricEntry, program: &'a dyn Program) -> Self {
+        Evaluation {
+            library,
+            metric,
+            program,
+            source: metric.source,
+            diagnostics: Vec::new(),
+            variables: Vec::new(),
+            insertions: Vec::new(),
+            names: Vec::new(),
+            chain: Vec::new(),
+            flags: Vec::new(),
+            flag: None,
+            last: None,
+        }
+    }
+
+    pub(super) fn run(&mut self, focus: &Focus) {
+        let node = &self.metric.node;
+        if !self.in_flavor(node.flavors().iter().map(|f| f.name.as_str())) {
+            let flavors: Vec<&str> = node.flavors().iter().map(|f| f.name.as_str()).collect();
+            let message = format!("the metric `{}` exists only for {}", self.metric.info.name, flavors.join(", "));
+            self.error(codes::FLAVOR, node.ident.span, message, "");
+            return;
+        }
+        let Some(base) = node.base() else { return };
+        let kind = base.kind;
+        if !matches!(kind, Accumulator::Counter | Accumulator::Void) {
+            let span =
+                node.fields.iter().rev().find(|f| matches!(&f.kind, crate::ast::FieldKind::Base(_))).map(|f| f.span);
+            let head = span.map_or(node.ident.span, |s| Span { start: s.start, end: s.start + 4 });
+            self.not_woven(head, format!("`{}` accumulators are not woven yet", kind.keyword()));
+        }
+        if node.vector().is_some() {
+            self.not_woven(node.ident.span, "vectors are not woven yet".to_owned());
+        }
+        let Selection { replacement, flags } = self.select(focus);
+        self.declare(&node.ident.name, VariableKind::Counter, kind != Accumulator::Void);
+        for scratch in node.scratch() {
+            self.declare(&scratch.name, VariableKind::Scratch, false);
+        }
+        for flag in &flags {
+            let id = self.variable(flag.name, VariableKind::Flag, false);
+            self.flags.push(id);
+        }
+        let base_body = Body { statements: &base.body, source: self.metric.source, chain: Vec::new() };
+        self.body(replacement.unwrap_or(base_body));
+        let ids = std::mem::take(&mut self.flags);
+        for (flag, id) in flags.into_iter().zip(ids) {
+            self.names.push((flag.name, Binding::Variable(id)));
+            self.flag = Some(id);
+            self.body(flag.body);
+            self.names.pop();
+        }
+    }
+
+    fn declare(&mut self, name: &'a str, kind: VariableKind, sampled: bool) {
+        let id = self.variable(name, kind, sampled);
+        self.names.push((name, Binding::Variable(id)));
+    }
+
+    pub(super) fn variable(&mut self, name: &str, kind: VariableKind, sampled: bool) -> VariableId {
+        let id = VariableId(self.variables.len() as u32);
+        self.variables.push(Variable { name: name.to_owned(), kind, sampled });
+        id
+    }
+
+    fn in_flavor<'f>(&self, mut flavors: impl ExactSizeIterator<Item = &'f str>) -> bool {
+        flavors.len() == 0 || flavors.any(|f| self.program.flavors().iter().any(|p| p == f))
+    }
+
+    fn body(&mut self, body: Body<'a>) {
+        self.source = body.source;
+        self.chain = body.chain;
+        for statement in body.statements {
+            self.statement(statement);
+        }
+    }
+
+    fn statement(&mut self, statement: &'a Meta) {
+        match &statement.kind {
+            MetaKind::Block(inner) => inner.iter().for_each(|s| self.statement(s)),
+            MetaKind::If(condition, then, otherwise) => {
+                let value = self.expr(condition);
+                match (self.truth(condition, value), otherwise) {
+                    (Some(true), _) => self.statement(then),
+                    (Some(false), Some(otherwise)) => self.statement(otherwise),
+                    (Some(false), None) => {}
+                    (None, otherwise) => {
+                        // what it is cannot be known: both sides are looked through for more findings
+                        self.statement(then);
+                        if let Some(otherwise) = otherwise {
+                            self.statement(otherwise);
+                        }
+                    }
+                }
+            }
+            MetaKind::Foreach(variable, list, body) => {
+                let list_value = self.expr(list);
+                self.foreach(&variable.name, list, list_value, body);
+            }
+            MetaKind::Insert(insert) => self.insert(insert),
+        }
+    }
+
+    fn foreach(&mut self, name: &'a str, expr: &Expr, list: Value<'a>, body: &'a Meta) {
+        let values: Vec<Value<'a>> = match list {
+            Value::FunctionList(functions) => {
+                for function in functions {
+                    self.iterate(name, Value::Functions(vec![function]), body);
+                }
+                return;
+            }
+            Value::ModuleList(modules) => modules.into_iter().map(Value::Module).collect(),
+            Value::List(list) => self.elements(list),
+            Value::Refused => vec![Value::Refused],
+            _ => return self.wrong(expr, "a list"),
+        };
+        for value in values {
+            self.iterate(name, value, body);
+        }
+    }
+
+    fn iterate(&mut self, name: &'a str, value: Value<'a>, body: &'a Meta) {
+        self.names.push((name, Binding::Value(value)));
+        self.statement(body);
+        self.names.pop();
+    }
+
+    /// What the items of a list are in this program. Functions that it does not have are skipped, none comes twice.
+    fn elements(&mut self, list: &'a List) -> Vec<Value<'a>> {
+        let mut seen: Vec<FunctionRef> = Vec::new();
+        let mut values = Vec::with_capacity(list.items.len());
+        for item in &list.items {
+            match list.element {
+                Element::Procedure => {
+                    let mut functions = match ResourcePath::parse(&item.value).ok().as_ref().map(|p| p.names.as_slice())
+                    {
+                        Some([module, function]) => self.program.function(module, function),
+                        _ => self.program.functions_named(&item.value),
+                    };
+                    functions.retain(|f| !seen.contains(f));
+                    seen.extend(&functions);
+                    if !functions.is_empty() {
+                        values.push(Value::Functions(functions));
+                    }
+                }
+                Element::Module => {
+                    values.extend(self.program.modules_named(&item.value).into_iter().map(Value::Module))
+                }
+                Element::String => values.push(Value::Text(Cow::Borrowed(&item.value))),
+                Element::Int => values.extend(parse_number(&item.value).map(Value::Int)),
+                Element::Float => values.extend(item.value.parse().ok().map(Value::Float)),
+            }
+        }
+        values
+    }
+
+    fn insert(&mut self, insert: &'a Insert) {
+        let points = self.expr(&insert.points);
+        let functions = match points {
+            Value::Entries(functions) => Some(functions),
+            Value::Refused => None,
+            _ => {
+                self.wrong(&insert.points, "points");
+                None
+            }
+        };
+        if functions.is_some() && insert.after {
+            self.not_woven(insert.points.span, "`postInsn` at an entry is not woven yet".to_owned());
+        }
+        let mut stmts = Vec::new();
+        self.block(&insert.code, &mut stmts);
+        let Some(functions) = functions else { return };
+        if stmts.is_empty() {
+            return;
+        }
+        let role = self.role(insert, &stmts);
+        if insert.constrained {
+            for flag in self.flags.iter().rev() {
+                stmts = vec![Stmt::If(ingraft_model::Expr::Variable(*flag), stmts)];
+            }
+        }
+        let snippet = match &self.last {
+            Some(last) if last.stmts == stmts => Arc::clone(last),
+            _ => Arc::new(Snippet { stmts }),
+        };
+        self.last = Some(Arc::clone(&snippet));
+        let order = if insert.prepend { Order::Prepend } else { Order::Append };
+        self.insertions.extend(functions.into_iter().map(|function| Insertion {
+            function,
+            point: PointKind::Entry,
+            after: insert.after,
+            order,
+            role,
+            snippet: Arc::clone(&snippet),
+        }));
+    }
+
+    /// A constraint's code lowers its flag if it sets it to 0 or subtracts, and raises it otherwise.
+    fn role(&self, insert: &Insert, stmts: &[Stmt]) -> Role {
+        let Some(flag) = self.flag else { return Role::Metric };
+        match change(stmts, flag) {
+            Some(true) => Role::FlagSet,
+            Some(false) => Role::FlagClear,
+            None if insert.prepend => Role::FlagSet,
+            None => Role::FlagClear,
+        }
+    }
+
+    /// A value of the meta language.
+    pub(super) fn expr(&mut self, expr: &'a Expr) -> Value<'a> {
+        match &expr.kind {
+            ExprKind::Int(value) => Value::Int(*value),
+            ExprKind::Text(text) => Value::Text(Cow::Borrowed(text)),
+            ExprKind::Paren(inner) => self.expr(inner),
+            ExprKind::Name(name) => self.name(expr.span, name),
+            ExprKind::Index(name, index) => {
+                let index = self.expr(index);
+                self.indexed(expr.span, name, &index)
+            }
+            ExprKind::Field(of, field) => {
+                let value = self.expr(of);
+                self.field(expr, value, &field.name)
+            }
+            ExprKind::Unary(op, operand) => match (op, self.expr(operand)) {
+                (_, Value::Refused) => Value::Refused,
+                (op, Value::Int(value)) => Value::Int(unary(*op, value)),
+                (UnaryOp::Negate, Value::Float(value)) => Value::Float(-value),
+                _ => self.wrong_value(operand, "a number"),
+            },
+            ExprKind::Binary(op, a, b) => {
+                let (left, right) = (self.expr(a), self.expr(b));
+                match (left, right) {
+                    (Value::Refused, _) | (_, Value::Refused) => Value::Refused,
+                    (Value::Int(left), Value::Int(right)) => Value::Int(binary(*op, left, right)),
+                    (Value::Text(left), Value::Text(right)) => compare(*op, &left, &right)
+                        .map_or_else(|| self.wrong_value(expr, "a comparison of strings"), |t| Value::Int(t.into())),
+                    (Value::Float(left), Value::Float(right)) => compare(*op, &left, &right)
+                        .map_or_else(|| self.wrong_value(expr, "a comparison of numbers"), |t| Value::Int(t.into())),
+                    _ => self.wrong_value(expr, "two values of one type"),
+                }
+            }
+            // libraryTag(f.tag) of 1995: the tag is already the answer
+            ExprKind::Call(callee, args) if callee.name == "libraryTag" && args.len() == 1 => self.expr(&args[0]),
+            _ => self.wrong_value(expr, "a value that is known when the request arrives"),
+        }
+    }
+
+    fn name(&mut self, span: Span, name: &'a str) -> Value<'a> {
+        if let Some((_, binding)) = self.names.iter().rev().find(|(n, _)| *n == name) {
+            return match binding {
+                Binding::Value(value) => value.clone(),
+                Binding::Variable(_) => Value::Refused,
+            };
+        }
+        match name {
+            "$procedures" => {
+                let modules = self.included_modules();
+                let all = modules.into_iter().flat_map(|m| self.included_functions(m)).collect();
+                Value::FunctionList(all)
+            }
+            "$modules" => Value::ModuleList(self.included_modules()),
+            "$start" => self.named_functions(&["main", "start_thread"]),
+            "$exit" => self.named_functions(&["_exit", "pthread_exit", "thr_exit"]),
+            "$machine" => Value::Text(Cow::Borrowed(self.program.machine())),
+            name => match self.library.lists.get(name) {
+                Some(entry) if self.in_flavor(entry.node.flavors.iter().map(|f| f.name.as_str())) => {
+                    Value::List(&entry.node)
+                }
+                found => {
+                    let message = if found.is_some() {
+                        format!("the list `{name}` does not exist for the flavors of this program")
+                    } else {
+                        format!("nothing defines `{name}`")
+                    };
+                    let code = if found.is_some() { codes::FLAVOR } else { codes::UNKNOWN_NAME };
+                    self.error(code, span, message, "");
+                    Value::Refused
+                }
+            },
+        }
+    }
+
+    fn named_functions(&self, names: &[&str]) -> Value<'a> {
+        let mut all: Vec<FunctionRef> = names.iter().flat_map(|n| self.program.functions_named(n)).collect();
+        all.sort_unstable();
+        all.dedup();
+        Value::Functions(all)
+    }
+
+    pub(super) fn indexed(&mut self, span: Span, name: &'a crate::ast::Ident, index: &Value<'a>) -> Value<'a> {
+        let Value::Int(index) = *index else {
+            if !matches!(index, Value::Refused) {
+                self.error(codes::VALUE, span, "the index must be known when the request arrives".to_owned(), "");
+            }
+            return Value::Refused;
+        };
+        let position = usize::try_from(index).ok();
+        if name.name == "$constraint" {
+            if let Some(value) = position.and_then(|i| self.chain.get(i)) {
+                return value.clone();
+            }
+        } else if let Value::List(list) = self.name(name.span, &name.name) {
+            if let Some(value) = position.and_then(|i| self.elements(list).into_iter().nth(i)) {
+                return value;
+            }
+        }
+        self.error(codes::VALUE, span, format!("`{}` has no element {index}", name.name), "");
+        Value::Refused
+    }
+
+    fn field(&mut self, expr: &Expr, of: Value<'a>, field: &str) -> Value<'a> {
+        match (of, field) {
+            (Value::Refused, _) => Value::Refused,
+            (Value::Functions(functions), "entry") => Value::Entries(functions),
+            (Value::Functions(functions), "name") => {
+                let name = functions.first().map_or("", |f| self.program.function_name(*f));
+                Value::Text(Cow::Borrowed(name))
+            }
+            (Value::Functions(functions), "tag") => {
+                let mut names = functions.iter().map(|f| self.program.function_name(*f));
+                let tagged = |n: &str| {
+                    self.library.lists.values().any(|l| l.node.library && l.node.items.iter().any(|i| i.value == n))
+                };
+                Value::Int(names.any(tagged).into())
+            }
+            (Value::Functions(_), "return" | "calls" | "blocks" | "edges" | "loops") => {
+                self.not_woven(expr.span, format!("`.{field}` points are not woven yet"));
+                Value::Refused
+            }
+            (Value::Module(module), "funcs") => Value::FunctionList(self.included_functions(module)),
+            (Value::Module(module), "name") => Value::Text(Cow::Borrowed(self.program.module_name(module))),
+            _ => self.wrong_value(expr, "a value with this field"),
+        }
+    }
+
+    fn included_modules(&self) -> Vec<ModuleRef> {
+        let mut modules = self.program.modules();
+        modules.retain(|m| !self.library.exclusions.iter().any(|e| e.matches_module(self.program.module_name(*m))));
+        modules
+    }
+
+    fn included_functions(&self, module: ModuleRef) -> Vec<FunctionRef> {
+        let mut functions = self.program.functions_of(module);
+        let exclusions = &self.library.exclusions;
+        if !exclusions.is_empty() {
+            let name = self.program.module_name(module);
+            functions.retain(|f| !exclusions.iter().any(|e| e.matches_function(name, self.program.function_name(*f))));
+        }
+        functions
+    }
+
+    fn truth(&mut self, condition: &Expr, value: Value<'a>) -> Option<bool> {
+        match value {
+            Value::Int(value) => Some(value != 0),
+            Value::Refused => None,
+            _ => {
+                self.wrong(condition, "a number");
+                None
+            }
+        }
+    }
+
+    fn wrong(&mut self, expr: &Expr, wanted: &str) {
+        self.error(codes::TYPE, expr.span, format!("this is not {wanted}"), "");
+    }
+
+    fn wrong_value(&mut self, expr: &Expr, wanted: &str) -> Value<'a> {
+        self.wrong(expr, wanted);
+        Value::Refused
+    }
+
+    /// Records one reason why the metric cannot be enabled yet.
+    pub(super) fn not_woven(&mut self, span: Span, what: String) {
+        let message = format!("the metric `{}` cannot be enabled: {what}", self.metric.info.name);
+        self.error(codes::NOT_WOVEN, span, message, "");
+    }
+}
+
+/// Whether statements raise (true) or lower a flag; `None` if they do both or neither.
+fn change(stmts: &[Stmt], flag: VariableId) -> Option<bool> {
+    let (mut up, mut down) = (false, false);
+    let mut open: Vec<&[Stmt]> = vec![stmts];
+    while let Some(stmts) = open.pop() {
+        for stmt in stmts {
+            match stmt {
+                Stmt::Set(v, value) if *v == flag => match value {
+                    ingraft_model::Expr::Const(0) => down = true,
+                    _ => up = true,
+                },
+                Stmt::Add(v, value) if *v == flag => match value {
+                    ingraft_model::Expr::Const(c) if *c < 0 => down = true,
+                    ingraft_model::Expr::Unary(UnaryOp::Negate, _) => down = true,
+                    _ => up = true,
+                },
+                Stmt::If(_, inner) => open.push(inner),
+                _ => {}
+            }
+        }
+    }
+    (up != down).then_some(up)
+}
+
+pub(super) fn unary(op: UnaryOp, value: i64) -> i64 {
+    match op {
+        UnaryOp::Negate => value.wrapping_neg(),
+        UnaryOp::Not => i64::from(value == 0),
+        UnaryOp::Complement => !value,
+    }
+}
+
+/// As the woven code computes: wrapping, division by 0 gives 0, shifts use the lower six bits.
+pub(super) fn binary(op: BinaryOp, a: i64, b: i64) -> i64 {
+    match op {
+        BinaryOp::Add => a.wrapping_add(b),
+        BinaryOp::Subtract => a.wrapping_sub(b),
+        BinaryOp::Multiply => a.wrapping_mul(b),
+        BinaryOp::Divide => a.checked_div(b).unwrap_or(if b == 0 { 0 } else { a }),
+        BinaryOp::Remainder => a.checked_rem(b).unwrap_or(0),
+        BinaryOp::And => a & b,
+        BinaryOp::Or => a | b,
+        BinaryOp::Xor => a ^ b,
+        BinaryOp::ShiftLeft => a.wrapping_shl(b as u32),
+        BinaryOp::ShiftRight => a.wrapping_shr(b as u32),
+        BinaryOp::LogicalAnd => i64::from(a != 0 && b != 0),
+        BinaryOp::LogicalOr => i64::from(a != 0 || b != 0),
+        op => compare(op, &a, &b).map_or(0, i64::from),
+    }
+}
+
+fn compare<T: PartialOrd + ?Sized>(op: BinaryOp, a: &T, b: &T) -> Option<bool> {
+    Some(match op {
+        BinaryOp::Equal => a == b,
+        BinaryOp::NotEqual => a != b,
+        BinaryOp::Less => a < b,
+        BinaryOp::LessOrEqual => a <= b,
+        BinaryOp::Greater => a > b,
+        BinaryOp::GreaterOrEqual => a >= b,
+        _ => return None,
+    })
+}

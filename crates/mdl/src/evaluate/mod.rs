@@ -1,0 +1,116 @@
+//! The request stage: a metric, a focus and a program to points and snippets.
+
+mod code;
+mod meta;
+mod select;
+
+use std::sync::Arc;
+
+use ingraft_model::{Focus, MetricInfo, PointKind, Snippet, Tid};
+
+use crate::diagnostic::{Diagnostic, codes};
+use crate::library::Library;
+use crate::parse::closest;
+use crate::program::{FunctionRef, Program};
+
+/// What must be done to measure a metric at a focus.
+#[derive(Clone, Debug)]
+pub struct Instrumentation {
+    /// The metric.
+    pub metric: Arc<MetricInfo>,
+    /// Its variables; a [`ingraft_model::VariableId`] is an index into them. The first is the metric's own.
+    pub variables: Vec<Variable>,
+    /// What goes where, in the order of the text.
+    pub insertions: Vec<Insertion>,
+    /// The only thread that counts, if the focus names one.
+    pub thread: Option<Tid>,
+    /// Findings that do not prevent it.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// One value per thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// The name in the text.
+    pub name: String,
+    /// What it is for.
+    pub kind: VariableKind,
+    /// Whether its value is what the user asked for.
+    pub sampled: bool,
+}
+
+/// What a variable is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VariableKind {
+    /// The metric's own value.
+    Counter,
+    /// A value that the metric's code remembers.
+    Scratch,
+    /// Whether this thread is inside what the focus selects.
+    Flag,
+}
+
+/// When code runs among the code of one point: flags go up, metrics look at them, flags go down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Raises a flag.
+    FlagSet,
+    /// Belongs to a metric.
+    Metric,
+    /// Lowers a flag.
+    FlagClear,
+}
+
+/// Where code goes among the code of its role at one point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Behind what is there.
+    Append,
+    /// Before what is there.
+    Prepend,
+}
+
+/// Code for one point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Insertion {
+    /// The function.
+    pub function: FunctionRef,
+    /// Which of its points.
+    pub point: PointKind,
+    /// Behind the point's instruction instead of before it.
+    pub after: bool,
+    /// Where among the code of its role.
+    pub order: Order,
+    /// When among the code of the point.
+    pub role: Role,
+    /// What runs there; shared by points that do the same.
+    pub snippet: Arc<Snippet>,
+}
+
+/// Evaluates a request. Errors are complete: every reason why the request fails is among them.
+pub fn evaluate(
+    library: &Library,
+    metric: &str,
+    focus: &Focus,
+    program: &dyn Program,
+) -> Result<Instrumentation, Vec<Diagnostic>> {
+    let Some(entry) = library.metrics.get(metric) else {
+        return Err(vec![unknown_metric(library, metric)]);
+    };
+    let mut evaluation = meta::Evaluation::new(library, entry, program);
+    let thread = evaluation.thread(focus);
+    evaluation.run(focus);
+    let (errors, warnings): (Vec<_>, Vec<_>) = evaluation.diagnostics.into_iter().partition(Diagnostic::is_error);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let (variables, insertions) = (evaluation.variables, evaluation.insertions);
+    Ok(Instrumentation { metric: Arc::clone(&entry.info), variables, insertions, thread, warnings })
+}
+
+fn unknown_metric(library: &Library, name: &str) -> Diagnostic {
+    let names: Vec<&str> = library.metrics.keys().map(String::as_str).collect();
+    let help = closest(name, &names)
+        .map_or_else(|| "`ingraft metrics` lists all".to_owned(), |near| format!("did you mean `{near}`?"));
+    Diagnostic::request(codes::NO_METRIC, format!("no metric has the name `{name}`")).help(help)
+}

@@ -1,0 +1,225 @@
+//! Which constraints of a metric a focus calls for, and which process and thread it means.
+
+use ingraft_model::{Focus, ResourcePath, Tid};
+
+use super::meta::{Body, Evaluation, Flag, Value};
+use crate::ast::{Constraint, ConstraintBody, FieldKind};
+use crate::diagnostic::{Diagnostic, Severity, codes};
+
+/// The hierarchies that constraints restrict, in the order in which their flags are tested.
+pub(super) const HIERARCHIES: [&str; 2] = ["Code", "SyncObject"];
+
+/// What a focus selects.
+pub(super) struct Selection<'a> {
+    /// The code that takes the place of the metric's own.
+    pub(super) replacement: Option<Body<'a>>,
+    /// The flags under which constrained code runs, outermost first.
+    pub(super) flags: Vec<Flag<'a>>,
+}
+
+/// Whether a constraint's path matches a resource: `k` names behind the root stand for `k + 1` levels, the leaf is the selected
+/// resource, and a name instead of `*` must be that of its level. (`/Code` is a module, `/Code/*` a function.)
+fn matches(constraint: &Constraint, part: &ResourcePath) -> bool {
+    let Some((root, patterns)) = constraint.path.parts.split_first() else { return false };
+    if root.name != part.root || patterns.len() + 1 != part.names.len() {
+        return false;
+    }
+    let shift = usize::from(part.root == "Code");
+    let last = patterns.len().wrapping_sub(1);
+    patterns.iter().enumerate().all(|(i, pattern)| {
+        let level = if shift == 0 && i > 0 && i == last { i + 1 } else { i };
+        pattern.name == "*" || (shift == 0 && part.names.get(level).is_some_and(|n| *n == pattern.name))
+    })
+}
+
+impl<'a> Evaluation<'a> {
+    /// Picks constraints. What is missing is reported.
+    pub(super) fn select(&mut self, focus: &Focus) -> Selection<'a> {
+        let mut selection = Selection { replacement: None, flags: Vec::new() };
+        for root in HIERARCHIES {
+            let Some(part) = focus.part(root) else { continue };
+            let mut matched = false;
+            for field in &self.metric.node.fields {
+                let (constraint, source) = match &field.kind {
+                    FieldKind::Constraint(constraint) => (constraint, self.metric.source),
+                    FieldKind::Use(name) => match self.library.constraints.get(&name.name) {
+                        Some(entry) => (&entry.node, entry.source),
+                        None => continue,
+                    },
+                    _ => continue,
+                };
+                if matches(constraint, part) {
+                    matched = true;
+                    self.take(&mut selection, constraint, source, part);
+                }
+            }
+            if !matched {
+                self.no_constraint(root, part);
+            }
+        }
+        selection
+    }
+
+    fn take(&mut self, selection: &mut Selection<'a>, constraint: &'a Constraint, source: usize, part: &ResourcePath) {
+        let body = match &constraint.body {
+            ConstraintBody::Default => return,
+            ConstraintBody::Inclusive | ConstraintBody::Exclusive => {
+                self.source = source;
+                let message = format!("the constraint `{}` needs exit points", constraint.name.name);
+                self.not_woven(constraint.name.span, message);
+                return;
+            }
+            ConstraintBody::Flag(body) | ConstraintBody::Replace(_, body) => body,
+        };
+        let chain = self.constraint_values(constraint, source, part);
+        let body = Body { statements: body, source, chain };
+        if matches!(constraint.body, ConstraintBody::Flag(_)) {
+            selection.flags.push(Flag { name: &constraint.name.name, body });
+            return;
+        }
+        if selection.replacement.is_some() {
+            self.source = source;
+            let message = format!("two replacements of `{}` match the focus", self.metric.info.name);
+            self.error(codes::TWO_REPLACEMENTS, constraint.name.span, message, "request one hierarchy at a time");
+        }
+        selection.replacement = Some(body);
+    }
+
+    fn no_constraint(&mut self, root: &str, part: &ResourcePath) {
+        let info = &self.metric.info;
+        let levels = match (root, part.names.len()) {
+            ("Code", 1) => "a module",
+            ("Code", 2) => "a function",
+            ("Code", _) => "a loop",
+            _ => "this synchronisation object",
+        };
+        let message =
+            format!("the metric `{}` has no constraint for {levels} of /{root}, as `{part}` needs", info.name);
+        let help = if info.constraints.is_empty() {
+            "it can only be measured for the whole program, a process or a thread".to_owned()
+        } else {
+            format!("it has constraints for: {}", info.constraints.join(", "))
+        };
+        self.source = self.metric.source;
+        self.error(codes::NO_CONSTRAINT, self.metric.node.ident.span, message, help);
+    }
+
+    /// The values of `$constraint[0]`, `$constraint[1]`, …: from the leaf upward.
+    fn constraint_values(&mut self, constraint: &Constraint, source: usize, part: &ResourcePath) -> Vec<Value<'a>> {
+        self.source = source;
+        let span = constraint.path.span;
+        let mut chain = match (part.root.as_str(), part.names.as_slice()) {
+            ("Code", [module]) => vec![self.focus_module(part, module)],
+            ("Code", [module, function]) => {
+                vec![self.focus_functions(part, module, function), self.focus_module(part, module)]
+            }
+            ("Code", [module, function, _]) => {
+                self.not_woven(span, "loops are not woven yet".to_owned());
+                vec![Value::Refused, self.focus_functions(part, module, function), self.focus_module(part, module)]
+            }
+            (_, names) => {
+                let leaf_is_number =
+                    names.len() > 1 && !(names[0] == "Message" && names.len() == 2 || names[0] == "Window");
+                let upper = names.iter().rev().skip(1).map(|n| Value::Text(n.clone().into()));
+                let leaf = names.last().map(|leaf| match parse_number(leaf) {
+                    Some(value) if leaf_is_number => Value::Int(value),
+                    None if leaf_is_number => {
+                        let message = format!("`{leaf}` in the focus is no number");
+                        self.error(codes::VALUE, span, message, "name the object by its address, e.g. 0x7f0000001000");
+                        Value::Refused
+                    }
+                    _ => Value::Text(leaf.clone().into()),
+                });
+                leaf.into_iter().chain(upper).collect()
+            }
+        };
+        chain.push(Value::Text(part.root.clone().into()));
+        chain
+    }
+
+    fn focus_module(&mut self, part: &ResourcePath, module: &str) -> Value<'a> {
+        match self.program.modules_named(module).as_slice() {
+            [] => {
+                let message = format!("the program has no module `{module}`, which `{part}` names");
+                self.diagnostics.push(Diagnostic::request(codes::NOT_FOUND, message));
+                Value::Refused
+            }
+            [module, ..] => Value::Module(*module),
+        }
+    }
+
+    fn focus_functions(&mut self, part: &ResourcePath, module: &str, function: &str) -> Value<'a> {
+        let functions = self.program.function(module, function);
+        if functions.is_empty() {
+            let message = format!("the program has no function `{function}` in `{module}`, which `{part}` names");
+            self.diagnostics.push(Diagnostic::request(codes::NOT_FOUND, message));
+            return Value::Refused;
+        }
+        Value::Functions(functions)
+    }
+
+    /// Checks the parts of the focus that say which machine, process and thread; returns the thread.
+    pub(super) fn thread(&mut self, focus: &Focus) -> Option<Tid> {
+        let machine = focus.part("Machine").map_or(&[][..], |p| p.names.as_slice());
+        let process = focus.part("Process").map_or(&[][..], |p| p.names.as_slice());
+        if let Some(name) = machine.first().filter(|name| *name != self.program.machine()) {
+            let message = format!("the program runs on `{}`, not on `{name}`", self.program.machine());
+            self.diagnostics.push(Diagnostic::request(codes::FOCUS, message));
+        }
+        for name in machine.get(1).into_iter().chain(process.first()) {
+            if id_in(name) != Some(self.program.pid().0) {
+                let message = format!("the focus names the process `{name}`, the program is {}", self.program.pid());
+                self.diagnostics.push(Diagnostic::request(codes::FOCUS, message));
+            }
+        }
+        let mut thread = None;
+        for name in machine.get(2).into_iter().chain(process.get(1)) {
+            match id_in(name).map(Tid) {
+                Some(tid) if thread.is_none_or(|t| t == tid) => thread = Some(tid),
+                Some(tid) => {
+                    let message = format!("the focus names two threads: `{name}` is not {}", thread.unwrap_or(tid));
+                    self.diagnostics.push(Diagnostic::request(codes::FOCUS, message));
+                }
+                None => {
+                    let message = format!("`{name}` in the focus is no thread id");
+                    self.diagnostics.push(Diagnostic::request(codes::FOCUS, message));
+                }
+            }
+        }
+        thread
+    }
+
+    /// An error at a place of the current source; said once per place.
+    pub(super) fn error(
+        &mut self,
+        code: &'static str,
+        span: crate::source::Span,
+        message: String,
+        help: impl Into<String>,
+    ) {
+        let source = &self.library.sources[self.source];
+        let known =
+            |d: &Diagnostic| d.code == code && d.span == span && d.file == source.name() && d.message == message;
+        if !self.diagnostics.iter().any(known) {
+            let diagnostic = Diagnostic::at(code, Severity::Error, source, span, message).help(help);
+            self.diagnostics.push(diagnostic);
+        }
+    }
+}
+
+/// `4711`, `a.out{4711}`, `thr_4711{worker}`.
+fn id_in(name: &str) -> Option<i32> {
+    let braced = name.split_once('{').map(|(head, inner)| (head, inner.trim_end_matches('}')));
+    let (head, inner) = braced.unwrap_or((name, ""));
+    head.trim_start_matches("thr_").parse().ok().or_else(|| inner.parse().ok())
+}
+
+/// As strtol with base 0 reads it, all of it.
+pub(super) fn parse_number(text: &str) -> Option<i64> {
+    let (minus, digits) = text.strip_prefix('-').map_or((false, text), |d| (true, d));
+    let value = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        Some(hex) => u64::from_str_radix(hex, 16).ok()?.cast_signed(),
+        None => digits.parse().ok()?,
+    };
+    Some(if minus { value.wrapping_neg() } else { value })
+}

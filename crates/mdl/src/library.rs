@@ -1,0 +1,236 @@
+//! Definitions from several texts. A later definition of a name takes the place of an earlier one.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use ingraft_model::MetricInfo;
+
+use crate::ast::{Config, ConfigKind, ConfigValue, Constraint, DefinitionKind, FieldKind, File, List, Metric};
+use crate::check::{Scope, check_definition};
+use crate::diagnostic::{Diagnostic, Severity, codes};
+use crate::parse::{Options, parse};
+use crate::pattern::Exclusion;
+use crate::source::Source;
+
+/// A definition and the text that it comes from.
+#[derive(Debug)]
+pub(crate) struct Entry<T> {
+    /// Index into the library's sources.
+    pub(crate) source: usize,
+    pub(crate) node: T,
+}
+
+/// A metric that can be requested.
+#[derive(Debug)]
+pub(crate) struct MetricEntry {
+    pub(crate) source: usize,
+    pub(crate) node: Metric,
+    pub(crate) info: Arc<MetricInfo>,
+}
+
+/// A program that a `process` definition names.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct ProcessDefinition {
+    /// Name of the definition.
+    pub name: String,
+    /// Path and arguments, separated by blanks.
+    pub command: String,
+    /// The machine to start it on.
+    pub host: Option<String>,
+    /// The user to start it as.
+    pub user: Option<String>,
+    /// The directory to start it in.
+    pub dir: Option<String>,
+    /// The daemon definition to use.
+    pub daemon: Option<String>,
+    /// Whether it is started without being asked for.
+    pub auto_start: bool,
+}
+
+/// All definitions that are known.
+#[derive(Debug, Default)]
+pub struct Library {
+    options: Options,
+    pub(crate) sources: Vec<Source>,
+    pub(crate) lists: HashMap<String, Entry<List>>,
+    pub(crate) constraints: HashMap<String, Entry<Constraint>>,
+    /// By public name.
+    pub(crate) metrics: HashMap<String, MetricEntry>,
+    pub(crate) exclusions: Vec<Exclusion>,
+    configs: Vec<Entry<Config>>,
+    /// Names of definitions with errors, so that a reference to one is not one more error.
+    broken: HashSet<String>,
+}
+
+impl Library {
+    /// Without any definition.
+    pub fn new(options: Options) -> Self {
+        Library { options, ..Library::default() }
+    }
+
+    /// Reads and checks a text and takes over every definition without an error. All findings come back, those of one
+    /// definition never hide those of another.
+    pub fn load(&mut self, name: &str, text: &str) -> Vec<Diagnostic> {
+        let mut diagnostics = Vec::new();
+        let source = Source::new(name, text);
+        if text.len() > Source::MAX_BYTES {
+            let message = format!("the text is longer than {} MiB", Source::MAX_BYTES >> 20);
+            diagnostics.push(Diagnostic::at(codes::TOO_LARGE, Severity::Error, &source, Default::default(), message));
+        }
+        let file = parse(&source, self.options, &mut diagnostics);
+        let good = self.check(&source, &file, &mut diagnostics);
+        diagnostics.sort_by_key(|d| d.span.start);
+        let index = self.sources.len();
+        for (definition, good) in file.definitions.into_iter().zip(good) {
+            if !good {
+                self.broken.extend(name_of(&definition.kind).map(str::to_owned));
+                continue;
+            }
+            let slice = source.slice(definition.span);
+            self.insert(index, definition.kind, definition.doc, slice, &mut diagnostics);
+        }
+        self.sources.push(source);
+        diagnostics
+    }
+
+    /// Which definitions have no error.
+    fn check(&self, source: &Source, file: &File, diagnostics: &mut Vec<Diagnostic>) -> Vec<bool> {
+        let scope = Scope::new(self, file);
+        let mut good = Vec::with_capacity(file.definitions.len());
+        for definition in &file.definitions {
+            let before = diagnostics.len();
+            check_definition(&scope, source, definition, diagnostics);
+            good.push(!definition.broken && !diagnostics[before..].iter().any(Diagnostic::is_error));
+        }
+        good
+    }
+
+    fn insert(
+        &mut self,
+        source: usize,
+        kind: DefinitionKind,
+        doc: String,
+        text: &str,
+        diagnostics: &mut Vec<Diagnostic>,
+    ) {
+        match kind {
+            DefinitionKind::List(node) => {
+                self.broken.remove(&node.name.name);
+                self.lists.insert(node.name.name.clone(), Entry { source, node });
+            }
+            DefinitionKind::Constraint(node) => {
+                self.broken.remove(&node.name.name);
+                self.constraints.insert(node.name.name.clone(), Entry { source, node });
+            }
+            DefinitionKind::Metric(node) => {
+                // the identifier is the key of replacing, the public name that of requests
+                self.metrics.retain(|_, m| m.node.ident.name != node.ident.name);
+                let info = Arc::new(self.info(&node, doc, text));
+                self.metrics.insert(info.name.clone(), MetricEntry { source, node, info });
+            }
+            DefinitionKind::Exclude(node) => match Exclusion::new(&node) {
+                Ok(exclusion) => self.exclusions.push(exclusion),
+                Err(message) => diagnostics.push(Diagnostic::request(codes::PATTERN, message)),
+            },
+            DefinitionKind::Config(node) => {
+                self.configs.retain(|c| node.name.is_none() || c.node.kind != node.kind || c.node.name != node.name);
+                self.configs.push(Entry { source, node });
+            }
+            DefinitionKind::Statement(_) => {}
+        }
+    }
+
+    fn info(&self, metric: &Metric, doc: String, text: &str) -> MetricInfo {
+        let constraints = metric.fields.iter().filter_map(|f| match &f.kind {
+            FieldKind::Constraint(c) => Some(c.path.to_string()),
+            FieldKind::Use(name) => self.constraints.get(&name.name).map(|c| c.node.path.to_string()),
+            _ => None,
+        });
+        let mut unique: Vec<String> = Vec::new();
+        for path in constraints {
+            if !unique.contains(&path) {
+                unique.push(path);
+            }
+        }
+        MetricInfo {
+            name: metric.name().map_or_else(String::new, |n| n.value.clone()),
+            unit: metric.units().map_or_else(String::new, |u| u.name.clone()),
+            aggregate: metric.aggregate().unwrap_or_default(),
+            style: metric.style().unwrap_or_default(),
+            units_type: metric.units_type(),
+            constraints: unique,
+            developer: metric.developer(),
+            doc,
+            text: text.to_owned(),
+        }
+    }
+
+    /// All metrics, sorted by name.
+    pub fn metrics(&self) -> Vec<Arc<MetricInfo>> {
+        let mut all: Vec<_> = self.metrics.values().map(|m| Arc::clone(&m.info)).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// One metric by its public name.
+    pub fn metric(&self, name: &str) -> Option<&Arc<MetricInfo>> {
+        self.metrics.get(name).map(|m| &m.info)
+    }
+
+    /// The text that a diagnostic is about; the latest of that name.
+    pub fn source(&self, name: &str) -> Option<&Source> {
+        self.sources.iter().rev().find(|s| s.name() == name)
+    }
+
+    /// The programs that `process` definitions name.
+    pub fn processes(&self) -> Vec<ProcessDefinition> {
+        let blocks = self.configs.iter().map(|c| &c.node).filter(|c| c.kind == ConfigKind::Process);
+        blocks.map(process_definition).collect()
+    }
+
+    /// All configuration blocks in the order of their definition.
+    pub fn configs(&self) -> impl Iterator<Item = &Config> {
+        self.configs.iter().map(|c| &c.node)
+    }
+
+    /// The exclusions, in order.
+    pub fn exclusions(&self) -> &[Exclusion] {
+        &self.exclusions
+    }
+
+    pub(crate) fn is_broken(&self, name: &str) -> bool {
+        self.broken.contains(name)
+    }
+}
+
+/// The name under which other definitions refer to this one.
+pub(crate) fn name_of(kind: &DefinitionKind) -> Option<&str> {
+    match kind {
+        DefinitionKind::List(list) => Some(&list.name.name),
+        DefinitionKind::Constraint(constraint) => Some(&constraint.name.name),
+        _ => None,
+    }
+}
+
+fn process_definition(config: &Config) -> ProcessDefinition {
+    let mut process = ProcessDefinition { auto_start: true, ..ProcessDefinition::default() };
+    process.name = config.name.as_ref().map_or_else(String::new, |n| n.name.clone());
+    for item in &config.items {
+        match (item.key.name.as_str(), &item.value) {
+            ("command", ConfigValue::Text(value)) => process.command.clone_from(value),
+            ("host", ConfigValue::Text(value)) => process.host = Some(value.clone()),
+            ("dir", ConfigValue::Text(value)) => process.dir = Some(value.clone()),
+            ("user", ConfigValue::Word(value)) => process.user = Some(value.clone()),
+            ("daemon", ConfigValue::Word(value)) => process.daemon = Some(value.clone()),
+            ("autoStart", ConfigValue::Bool(value)) => process.auto_start = *value,
+            ("args", ConfigValue::Texts(values)) => {
+                for value in values {
+                    process.command.push(' ');
+                    process.command.push_str(value);
+                }
+            }
+            _ => {}
+        }
+    }
+    process
+}

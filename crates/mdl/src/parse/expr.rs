@@ -1,0 +1,340 @@
+//! Expressions. Operators of two operands group as in C; where Paradyn's grouping (one level, from the right) would give
+//! another value, that is said.
+
+use super::{MAX_PARTS, Parser, Read, Stop, reserved};
+use crate::ast::{AssignOp, BINARY, BinaryOp, Callee, Expr, ExprKind, Ident, UnaryOp, precedence};
+use crate::diagnostic::{Severity, codes};
+use crate::lex::Kind;
+
+/// How operands are grouped; leaves are their indices.
+#[derive(Clone)]
+enum Tree {
+    Leaf(usize),
+    Node(BinaryOp, Box<Tree>, Box<Tree>),
+}
+
+/// A grouping up to what cannot change the value: sums are signed terms, chains of one associative operator are flat.
+#[derive(PartialEq)]
+enum Canonical {
+    Leaf(usize),
+    Sum(Vec<(bool, Canonical)>),
+    Chain(BinaryOp, Vec<Canonical>),
+    Node(BinaryOp, Box<Canonical>, Box<Canonical>),
+}
+
+impl Parser<'_, '_> {
+    pub(super) fn expr(&mut self) -> Read<Expr> {
+        let outermost = self.parts == 0;
+        let result = self.nested(Self::binary);
+        if outermost {
+            self.parts = 0;
+        }
+        result
+    }
+
+    fn binary(&mut self) -> Read<Expr> {
+        let mut operands = vec![self.unary()?];
+        let mut operators = Vec::new();
+        while let Kind::Mark(mark) = self.peek() {
+            let Some(op) = BINARY.into_iter().find(|op| op.symbol() == *mark) else { break };
+            self.bump();
+            operators.push(op);
+            operands.push(self.unary()?);
+        }
+        if operators.len() < 2 {
+            return Ok(build(
+                &if operators.is_empty() { Tree::Leaf(0) } else { right(&operators, 0) },
+                &mut to_slots(operands),
+            ));
+        }
+        let (c, old) = (climb(&operators, &mut 0, 0), right(&operators, 0));
+        if !self.options.compat_grouping
+            && operators.iter().all(|op| in_paradyn(*op))
+            && canonical(&c) != canonical(&old)
+        {
+            let texts: Vec<&str> = operands.iter().map(|o| self.source.slice(o.span)).collect();
+            let (now, then) = (show(&c, &texts, true), show(&old, &texts, true));
+            let span = operands[0].span.to(operands[operands.len() - 1].span);
+            let message = format!("read as `{now}`; Paradyn read `{then}`");
+            self.report(codes::GROUPING, Severity::Warning, span, message).help =
+                Some("write parentheses, or read the file with the old grouping".to_owned());
+        }
+        Ok(build(if self.options.compat_grouping { &old } else { &c }, &mut to_slots(operands)))
+    }
+
+    fn unary(&mut self) -> Read<Expr> {
+        self.part()?;
+        let start = self.span();
+        let prefix = match self.peek() {
+            Kind::Mark("-") => Some(UnaryOp::Negate),
+            Kind::Mark("!") => Some(UnaryOp::Not),
+            Kind::Mark("~") => Some(UnaryOp::Complement),
+            Kind::Mark("&") => None,
+            _ => return self.assignment(),
+        };
+        self.bump();
+        let operand = Box::new(self.nested(Self::unary)?);
+        let span = start.to(operand.span);
+        let kind = match prefix {
+            Some(op) => ExprKind::Unary(op, operand),
+            None => ExprKind::Address(operand),
+        };
+        Ok(Expr { kind, span })
+    }
+
+    /// Counts one more part of the expression, so that no tree gets too high to walk.
+    fn part(&mut self) -> Read<()> {
+        self.parts += 1;
+        if self.parts <= MAX_PARTS {
+            return Ok(());
+        }
+        let message = format!("an expression of more than {MAX_PARTS} parts");
+        self.error(codes::TOO_LARGE, self.span(), message).help = Some("split it".to_owned());
+        Err(Stop)
+    }
+
+    fn assignment(&mut self) -> Read<Expr> {
+        let target = self.postfix()?;
+        let op = match self.peek() {
+            Kind::Mark("=") => AssignOp::Set,
+            Kind::Mark("+=") => AssignOp::Add,
+            Kind::Mark("-=") => AssignOp::Subtract,
+            _ => return Ok(target),
+        };
+        if !matches!(target.kind, ExprKind::Name(_) | ExprKind::Index(..)) {
+            self.error(codes::TARGET, target.span, "this cannot be assigned to").help =
+                Some("only variables can: the metric, its counters, a flag".to_owned());
+        }
+        self.bump();
+        let value = self.expr()?;
+        let span = target.span.to(value.span);
+        Ok(Expr { kind: ExprKind::Assign(Box::new(target), op, Box::new(value)), span })
+    }
+
+    fn postfix(&mut self) -> Read<Expr> {
+        let mut expr = self.primary()?;
+        loop {
+            let step = match self.peek() {
+                Kind::Mark("++") => Some(true),
+                Kind::Mark("--") => Some(false),
+                Kind::Mark(".") => None,
+                _ => return Ok(expr),
+            };
+            self.part()?;
+            self.bump();
+            let start = expr.span;
+            let kind = match step {
+                Some(up) => ExprKind::Step(Box::new(expr), up),
+                None => ExprKind::Field(Box::new(expr), self.any_word("a field")?),
+            };
+            expr = Expr { kind, span: start.to(self.before()) };
+        }
+    }
+
+    fn primary(&mut self) -> Read<Expr> {
+        let (start, first) = (self.at, self.span());
+        let kind = match self.peek().clone() {
+            Kind::Int(value) => {
+                self.bump();
+                ExprKind::Int(value)
+            }
+            Kind::Text(value) => {
+                self.bump();
+                ExprKind::Text(value)
+            }
+            Kind::Mark("(") => {
+                self.bump();
+                let inner = self.expr()?;
+                self.need_mark(")")?;
+                ExprKind::Paren(Box::new(inner))
+            }
+            Kind::Word(word) => self.word_expr(word)?,
+            Kind::Bool(_) => return self.expected_help("an expression", "write 1 or 0"),
+            _ => return self.expected("an expression"),
+        };
+        let span = if self.at > start { self.span_from(start) } else { first };
+        Ok(Expr { kind, span })
+    }
+
+    fn word_expr(&mut self, word: &str) -> Read<ExprKind> {
+        let span = self.span();
+        match word {
+            "$return" | "$globalId" | "$elapsed" | "$self" => {
+                self.bump();
+                return Ok(match word {
+                    "$return" => ExprKind::Return,
+                    "$globalId" => ExprKind::GlobalId,
+                    "$elapsed" => ExprKind::Elapsed,
+                    _ => ExprKind::SelfTime,
+                });
+            }
+            "$arg" => {
+                self.bump();
+                return Ok(ExprKind::Arg(Box::new(self.index()?)));
+            }
+            "Call" => return self.quoted_call(),
+            "functionCall" => {
+                self.old(span, "`functionCall` is an older spelling", "write `Call(\"f\", …)`");
+                return self.quoted_call();
+            }
+            "setCounter" | "addCounter" | "subCounter" => return self.counter_request(word),
+            word if reserved(word) => return self.expected("an expression"),
+            _ => {}
+        }
+        let ident = Ident { name: word.to_owned(), span: self.bump() };
+        if self.at_mark("[") {
+            return Ok(ExprKind::Index(ident, Box::new(self.index()?)));
+        }
+        if ident.name == "$constraint" {
+            self.old(span, "`$constraint` without an index is an older spelling", "write `$constraint[0]`");
+            return Ok(ExprKind::Index(ident, Box::new(Expr { kind: ExprKind::Int(0), span })));
+        }
+        if self.eat_mark("(") {
+            let args = self.arguments()?;
+            return Ok(ExprKind::Call(Callee { name: ident.name, span, quoted: false }, args));
+        }
+        Ok(ExprKind::Name(ident.name))
+    }
+
+    fn index(&mut self) -> Read<Expr> {
+        self.need_mark("[")?;
+        let index = self.expr()?;
+        self.need_mark("]")?;
+        Ok(index)
+    }
+
+    /// Arguments up to and with the closing bracket.
+    fn arguments(&mut self) -> Read<Vec<Expr>> {
+        let mut args = Vec::new();
+        if self.eat_mark(")") {
+            return Ok(args);
+        }
+        loop {
+            args.push(self.expr()?);
+            if self.eat_mark(")") {
+                return Ok(args);
+            }
+            if !self.eat_mark(",") {
+                return self.expected("`,` or `)`");
+            }
+        }
+    }
+
+    /// `Call("f")`, `Call("f",)`, `Call("f", a, …)`.
+    fn quoted_call(&mut self) -> Read<ExprKind> {
+        self.bump();
+        self.need_mark("(")?;
+        let name = self.text("the name of a function")?;
+        let callee = Callee { name: name.value, span: name.span, quoted: true };
+        if self.eat_mark(",") {
+            return Ok(ExprKind::Call(callee, self.arguments()?));
+        }
+        if !self.eat_mark(")") {
+            return self.expected("`,` or `)`");
+        }
+        Ok(ExprKind::Call(callee, Vec::new()))
+    }
+
+    /// `setCounter(x, e)` of 1995.
+    fn counter_request(&mut self, word: &str) -> Read<ExprKind> {
+        let span = self.bump();
+        let op = match word {
+            "setCounter" => AssignOp::Set,
+            "addCounter" => AssignOp::Add,
+            _ => AssignOp::Subtract,
+        };
+        self.need_mark("(")?;
+        let target = self.name("a counter")?;
+        self.need_mark(",")?;
+        let value = self.expr()?;
+        self.need_mark(")")?;
+        let help = format!("write `{} {} …`", target.name, op.symbol());
+        self.old(span, format!("`{word}` is an older spelling"), help);
+        let target = Expr { kind: ExprKind::Name(target.name), span: target.span };
+        Ok(ExprKind::Assign(Box::new(target), op, Box::new(value)))
+    }
+}
+
+fn in_paradyn(op: BinaryOp) -> bool {
+    use BinaryOp::{And, Or, Remainder, ShiftLeft, ShiftRight, Xor};
+    !matches!(op, Remainder | And | Or | Xor | ShiftLeft | ShiftRight)
+}
+
+/// The grouping of C from operator `*next` on, of operators that bind tighter than `loosest`.
+fn climb(operators: &[BinaryOp], next: &mut usize, loosest: u8) -> Tree {
+    let mut left = Tree::Leaf(*next);
+    while let Some(op) = operators.get(*next).copied().filter(|op| precedence(*op) > loosest) {
+        *next += 1;
+        let operand = climb(operators, next, precedence(op));
+        left = Tree::Node(op, Box::new(left), Box::new(operand));
+    }
+    left
+}
+
+/// The grouping of Paradyn from operand `from` on.
+fn right(operators: &[BinaryOp], from: usize) -> Tree {
+    let mut tree = Tree::Leaf(operators.len());
+    for i in (from..operators.len()).rev() {
+        tree = Tree::Node(operators[i], Box::new(Tree::Leaf(i)), Box::new(tree));
+    }
+    tree
+}
+
+fn canonical(tree: &Tree) -> Canonical {
+    use BinaryOp::{Add, LogicalAnd, LogicalOr, Multiply, Subtract};
+    match tree {
+        Tree::Leaf(i) => Canonical::Leaf(*i),
+        Tree::Node(op @ (Add | Subtract), a, b) => {
+            let mut terms = signed(canonical(a), true);
+            terms.extend(signed(canonical(b), *op == Add));
+            Canonical::Sum(terms)
+        }
+        Tree::Node(op @ (Multiply | LogicalAnd | LogicalOr), a, b) => {
+            let mut links = Vec::new();
+            for side in [canonical(a), canonical(b)] {
+                match side {
+                    Canonical::Chain(inner, more) if inner == *op => links.extend(more),
+                    other => links.push(other),
+                }
+            }
+            Canonical::Chain(*op, links)
+        }
+        Tree::Node(op, a, b) => Canonical::Node(*op, Box::new(canonical(a)), Box::new(canonical(b))),
+    }
+}
+
+fn signed(side: Canonical, plus: bool) -> Vec<(bool, Canonical)> {
+    match side {
+        Canonical::Sum(terms) => terms.into_iter().map(|(sign, t)| (sign == plus, t)).collect(),
+        other => vec![(plus, other)],
+    }
+}
+
+fn show(tree: &Tree, operands: &[&str], outermost: bool) -> String {
+    match tree {
+        Tree::Leaf(i) => operands.get(*i).map_or("…", |t| if t.len() > 20 { "…" } else { t }).to_owned(),
+        Tree::Node(op, a, b) => {
+            let inner = format!("{} {} {}", show(a, operands, false), op.symbol(), show(b, operands, false));
+            if outermost { inner } else { format!("({inner})") }
+        }
+    }
+}
+
+fn to_slots(operands: Vec<Expr>) -> Vec<Option<Expr>> {
+    operands.into_iter().map(Some).collect()
+}
+
+/// Makes the expression of a grouping; each operand is taken once.
+fn build(tree: &Tree, operands: &mut [Option<Expr>]) -> Expr {
+    match tree {
+        Tree::Leaf(i) => {
+            let empty = Expr { kind: ExprKind::Int(0), span: crate::source::Span::default() };
+            operands.get_mut(*i).and_then(Option::take).unwrap_or(empty)
+        }
+        Tree::Node(op, a, b) => {
+            let (a, b) = (build(a, operands), build(b, operands));
+            let span = a.span.to(b.span);
+            Expr { kind: ExprKind::Binary(*op, Box::new(a), Box::new(b)), span }
+        }
+    }
+}

@@ -1,0 +1,469 @@
+//! Recursive descent by hand, with recovery: after an error the reader goes on behind the statement, field or definition that
+//! holds it, so that one run reports all of them.
+
+mod config;
+mod expr;
+mod list;
+mod metric;
+mod statement;
+
+use crate::ast::{ConfigKind, Definition, DefinitionKind, File, Ident, Text};
+use crate::diagnostic::{Diagnostic, Severity, codes};
+use crate::lex::{Kind, Lexed, Token, lex};
+use crate::source::{Source, Span};
+
+/// How a text is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Options {
+    /// All operators of two operands have one level and group from the right, as in Paradyn.
+    pub compat_grouping: bool,
+}
+
+/// Deepest nesting of statements and parentheses.
+const MAX_DEPTH: u32 = 64;
+/// Most parts of one expression.
+const MAX_PARTS: u32 = 500;
+
+/// Words that begin a definition and nothing else; the reader never skips over one.
+const ONLY_DEFINITIONS: [&str; 5] = ["metric", "resourceList", "exclude", "tunable_constant", "visi"];
+
+/// All words that begin a definition.
+const DEFINITIONS: [&str; 13] = [
+    "metric",
+    "constraint",
+    "resourceList",
+    "list",
+    "exclude",
+    "daemon",
+    "process",
+    "visi",
+    "tunable_constant",
+    "foreach",
+    "if",
+    "append",
+    "prepend",
+];
+
+/// Words that cannot be names, as in Paradyn.
+const RESERVED: &str = " Call resourceList procedure module string int float flavor MPItype foreach metfocus avg min max sum \
+    name units mode developer normal unitsType normalized unnormalized sampled base is append prepend derived if replace \
+    constraint constrained in counter processTimer wallTimer hwTimer hwCounter aggregateOperator style EventCounter \
+    SampledFunction preInsn postInsn daemon process visi exclude noCase regex tunable_constant command remoteShell host dir \
+    user autoStart force limit metric default void items library mrnet_topology setCounter addCounter subCounter functionCall ";
+
+fn reserved(word: &str) -> bool {
+    RESERVED.contains(&format!(" {word} "))
+}
+
+/// An error was reported; whoever can recover does.
+struct Stop;
+
+type Read<T> = Result<T, Stop>;
+
+struct Parser<'s, 'd> {
+    source: &'s Source,
+    tokens: Vec<Token<'s>>,
+    comments: Vec<Span>,
+    at: usize,
+    options: Options,
+    depth: u32,
+    parts: u32,
+    /// Whether the current definition has an error.
+    broken: bool,
+    diagnostics: &'d mut Vec<Diagnostic>,
+}
+
+/// Reads a text. Definitions with errors are kept as far as they could be read, marked as broken.
+pub fn parse(source: &Source, options: Options, diagnostics: &mut Vec<Diagnostic>) -> File {
+    let Lexed { tokens, comments } = lex(source, diagnostics);
+    let mut parser =
+        Parser { source, tokens, comments, at: 0, options, depth: 0, parts: 0, broken: false, diagnostics };
+    let mut definitions = Vec::new();
+    while !parser.at_end() {
+        if parser.eat_mark(";") {
+            continue;
+        }
+        let (start, first_finding) = (parser.at, parser.diagnostics.len());
+        parser.broken = false;
+        (parser.depth, parser.parts) = (0, 0);
+        match parser.definition() {
+            Ok(kind) => {
+                let span = parser.span_from(start);
+                let lexical = parser.diagnostics[..first_finding].iter().any(|d| d.is_error() && span.contains(d.span));
+                let broken = parser.broken || lexical;
+                let doc = parser.doc_before(start);
+                definitions.push(Definition { kind, span, doc, broken });
+            }
+            Err(Stop) => parser.recover(start),
+        }
+        if parser.at == start {
+            parser.at += 1;
+        }
+    }
+    File { definitions, comments: parser.comments }
+}
+
+impl<'s> Parser<'s, '_> {
+    fn peek(&self) -> &Kind<'s> {
+        self.ahead(0)
+    }
+
+    fn ahead(&self, n: usize) -> &Kind<'s> {
+        self.tokens.get(self.at + n).map_or(&Kind::End, |t| &t.kind)
+    }
+
+    fn span(&self) -> Span {
+        let index = self.at.min(self.tokens.len().saturating_sub(1));
+        self.tokens.get(index).map_or(Span::default(), |t| t.span)
+    }
+
+    /// Of the token before.
+    fn before(&self) -> Span {
+        self.at.checked_sub(1).and_then(|i| self.tokens.get(i)).map_or(Span::default(), |t| t.span)
+    }
+
+    /// From the token with index `start` to the one before.
+    fn span_from(&self, start: usize) -> Span {
+        let first = self.tokens.get(start).map_or(Span::default(), |t| t.span);
+        if self.at > start { first.to(self.before()) } else { Span { start: first.start, end: first.start } }
+    }
+
+    fn bump(&mut self) -> Span {
+        let span = self.span();
+        if self.at + 1 < self.tokens.len() {
+            self.at += 1;
+        }
+        span
+    }
+
+    fn at_end(&self) -> bool {
+        matches!(self.peek(), Kind::End)
+    }
+
+    fn at_mark(&self, mark: &str) -> bool {
+        matches!(self.peek(), Kind::Mark(m) if *m == mark)
+    }
+
+    fn at_word(&self, word: &str) -> bool {
+        matches!(self.peek(), Kind::Word(w) if *w == word)
+    }
+
+    fn word(&self) -> Option<&'s str> {
+        if let Kind::Word(w) = self.peek() { Some(w) } else { None }
+    }
+
+    fn eat_mark(&mut self, mark: &str) -> bool {
+        let found = self.at_mark(mark);
+        if found {
+            self.bump();
+        }
+        found
+    }
+
+    fn eat_word(&mut self, word: &str) -> bool {
+        let found = self.at_word(word);
+        if found {
+            self.bump();
+        }
+        found
+    }
+
+    /// Reports without stopping.
+    fn error(&mut self, code: &'static str, span: Span, message: impl Into<String>) -> &mut Diagnostic {
+        self.broken = true;
+        self.report(code, Severity::Error, span, message)
+    }
+
+    fn report(
+        &mut self,
+        code: &'static str,
+        severity: Severity,
+        span: Span,
+        message: impl Into<String>,
+    ) -> &mut Diagnostic {
+        self.diagnostics.push(Diagnostic::at(code, severity, self.source, span, message));
+        let last = self.diagnostics.len() - 1;
+        &mut self.diagnostics[last]
+    }
+
+    /// An older spelling, accepted.
+    fn old(&mut self, span: Span, message: impl Into<String>, help: impl Into<String>) {
+        self.report(codes::OLD_SPELLING, Severity::Note, span, message).help = Some(help.into());
+    }
+
+    fn found(&self) -> String {
+        match self.peek() {
+            Kind::End => "the end of the text".to_owned(),
+            Kind::Word(w) if reserved(w) => format!("the word `{w}`"),
+            _ => {
+                let text = self.source.slice(self.span());
+                if text.chars().count() > 24 { "a string".to_owned() } else { format!("`{text}`") }
+            }
+        }
+    }
+
+    fn expected<T>(&mut self, what: &str) -> Read<T> {
+        let message = format!("expected {what}, found {}", self.found());
+        self.error(codes::EXPECTED, self.span(), message);
+        Err(Stop)
+    }
+
+    fn expected_help<T>(&mut self, what: &str, help: impl Into<String>) -> Read<T> {
+        let message = format!("expected {what}, found {}", self.found());
+        self.error(codes::EXPECTED, self.span(), message).help = Some(help.into());
+        Err(Stop)
+    }
+
+    fn need_mark(&mut self, mark: &str) -> Read<Span> {
+        if self.at_mark(mark) { Ok(self.bump()) } else { self.expected(&format!("`{mark}`")) }
+    }
+
+    fn need_word(&mut self, word: &str) -> Read<Span> {
+        if self.at_word(word) { Ok(self.bump()) } else { self.expected(&format!("`{word}`")) }
+    }
+
+    /// A `;`. Where a line ends without one it is reported and taken as written.
+    fn semicolon(&mut self) -> Read<()> {
+        if self.eat_mark(";") {
+            return Ok(());
+        }
+        let end = self.before().end;
+        let line_ends = self.source.line_index(end) != self.source.line_index(self.span().start);
+        if line_ends || self.at_end() || self.at_mark("}") || self.at_mark("*)") {
+            let span = Span { start: end.saturating_sub(1), end };
+            self.error(codes::EXPECTED, span, "expected `;` behind this").help = Some("add a `;`".to_owned());
+            return Ok(());
+        }
+        self.expected("`;`")
+    }
+
+    /// A name that the author chooses.
+    fn name(&mut self, what: &str) -> Read<Ident> {
+        match self.word() {
+            Some(word) if reserved(word) => {
+                let message = format!("`{word}` is a reserved word and cannot be {what}");
+                self.error(codes::RESERVED, self.span(), message).help = Some("choose another name".to_owned());
+                Err(Stop)
+            }
+            Some(_) => self.any_word(what),
+            None => self.expected(what),
+        }
+    }
+
+    /// A word where reserved ones do no harm: units, flavors, fields.
+    fn any_word(&mut self, what: &str) -> Read<Ident> {
+        match self.word() {
+            Some(word) => Ok(Ident { name: word.to_owned(), span: self.bump() }),
+            None => self.expected(what),
+        }
+    }
+
+    fn text(&mut self, what: &str) -> Read<Text> {
+        match self.peek() {
+            Kind::Text(value) => {
+                let value = value.clone();
+                Ok(Text { value, span: self.bump() })
+            }
+            _ => self.expected_help(what, "write it in double quotes"),
+        }
+    }
+
+    fn boolean(&mut self) -> Read<bool> {
+        match self.peek() {
+            Kind::Bool(value) => {
+                let value = *value;
+                self.bump();
+                Ok(value)
+            }
+            _ => self.expected("`true` or `false`"),
+        }
+    }
+
+    fn integer(&mut self) -> Read<i64> {
+        match self.peek() {
+            Kind::Int(value) => {
+                let value = *value;
+                self.bump();
+                Ok(value)
+            }
+            _ => self.expected("a whole number"),
+        }
+    }
+
+    /// One of several words, given with what they mean.
+    fn choice<T: Copy>(&mut self, what: &str, choices: &[(&'static str, T)]) -> Read<T> {
+        if let Some((_, value)) = self.word().and_then(|w| choices.iter().find(|(k, _)| *k == w)) {
+            let value = *value;
+            self.bump();
+            return Ok(value);
+        }
+        let words: Vec<&str> = choices.iter().map(|(k, _)| *k).collect();
+        self.expected_help(what, format!("one of: {}", words.join(", ")))
+    }
+
+    /// Runs `read` one level deeper, unless that is too deep.
+    fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<T> {
+        if self.depth >= MAX_DEPTH {
+            let message = format!("nested more than {MAX_DEPTH} levels deep");
+            self.error(codes::TOO_LARGE, self.span(), message).help = Some("split it".to_owned());
+            return Err(Stop);
+        }
+        self.depth += 1;
+        let result = read(self);
+        self.depth -= 1;
+        result
+    }
+
+    fn at_definition(&self) -> bool {
+        self.word().is_some_and(|w| ONLY_DEFINITIONS.contains(&w))
+    }
+
+    /// Skips the rest of what began at token `start`: to behind a `;` or the block's end on its own level, but never over
+    /// the bracket that closes what surrounds it, nor over a word that only begins definitions.
+    fn recover(&mut self, start: usize) {
+        self.broken = true;
+        let mut level = 0_i32;
+        for token in &self.tokens[start.min(self.at)..self.at] {
+            match token.kind {
+                Kind::Mark("{" | "(*") => level += 1,
+                Kind::Mark("}" | "*)") => level -= 1,
+                _ => {}
+            }
+        }
+        loop {
+            let first = self.at == start;
+            match self.peek() {
+                Kind::End => return,
+                Kind::Word(w) if !first && ONLY_DEFINITIONS.contains(w) => return,
+                Kind::Mark("{" | "(*") => level += 1,
+                Kind::Mark("}" | "*)") if level <= 0 => return,
+                Kind::Mark("}" | "*)") => {
+                    level -= 1;
+                    if level == 0 {
+                        self.bump();
+                        self.eat_mark(";");
+                        return;
+                    }
+                }
+                Kind::Mark(";") if level <= 0 => {
+                    self.bump();
+                    return;
+                }
+                _ => {}
+            }
+            self.bump();
+        }
+    }
+
+    /// `{ item item … }` with recovery after each item. The opening brace is next.
+    fn block<T>(&mut self, mut item: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
+        let open = self.need_mark("{")?;
+        let mut items = Vec::new();
+        loop {
+            if self.eat_mark("}") {
+                return Ok(items);
+            }
+            if self.eat_mark(";") {
+                continue;
+            }
+            if self.at_end() || self.at_definition() || self.at_mark("*)") {
+                if !self.broken {
+                    self.error(codes::EXPECTED, open, "this `{` is never closed").help = Some("add a `}`".to_owned());
+                }
+                return Err(Stop);
+            }
+            let start = self.at;
+            match item(self) {
+                Ok(value) => items.push(value),
+                Err(Stop) => self.recover(start),
+            }
+            if self.at == start {
+                self.bump();
+            }
+        }
+    }
+
+    fn definition(&mut self) -> Read<DefinitionKind> {
+        let span = self.span();
+        let Some(word) = self.word() else {
+            if self.at_mark("{") {
+                return self.meta().map(DefinitionKind::Statement);
+            }
+            return self
+                .expected_help("a definition", "a text consists of metric, constraint, resourceList, exclude, …");
+        };
+        match word {
+            "metric" => self.metric(),
+            "constraint" => self.global_constraint(),
+            "resourceList" | "list" => self.list(),
+            "exclude" | "exclude_lib" | "exclude_func" | "exclude_node" => self.exclude(),
+            "daemon" => self.config(ConfigKind::Daemon),
+            "process" => self.config(ConfigKind::Process),
+            "visi" => self.config(ConfigKind::Visi),
+            "tunable_constant" => self.tunables(),
+            "foreach" | "if" | "append" | "prepend" => self.meta().map(DefinitionKind::Statement),
+            other => {
+                let message = format!("`{other}` begins no definition");
+                let help = closest(other, &DEFINITIONS)
+                    .map_or_else(|| format!("one of: {}", DEFINITIONS.join(", ")), |w| format!("did you mean `{w}`?"));
+                self.error(codes::EXPECTED, span, message).help = Some(help);
+                Err(Stop)
+            }
+        }
+    }
+
+    /// The comment directly before the token with index `start`: no blank line between, and not behind other code.
+    fn doc_before(&self, start: usize) -> String {
+        let floor = start.checked_sub(1).and_then(|i| self.tokens.get(i)).map_or(0, |t| t.span.end);
+        let mut next = self.tokens.get(start).map_or(0, |t| t.span.start);
+        let end = self.comments.partition_point(|c| c.end <= next);
+        let mut parts = Vec::new();
+        for comment in self.comments[..end].iter().rev() {
+            let between = self.source.slice(Span { start: comment.end, end: next });
+            let same_line = floor > 0 && self.source.line_index(floor) == self.source.line_index(comment.start);
+            if comment.start < floor || same_line || between.matches('\n').count() > 1 {
+                break;
+            }
+            parts.push(comment_text(self.source.slice(*comment)));
+            next = comment.start;
+        }
+        parts.reverse();
+        parts.retain(|p| !p.is_empty());
+        parts.join(" ")
+    }
+}
+
+/// What a comment says, without its marks and rules.
+fn comment_text(comment: &str) -> String {
+    let inner = match comment.strip_prefix("/*") {
+        Some(block) => block.strip_suffix("*/").unwrap_or(block),
+        None => comment.trim_start_matches('/'),
+    };
+    let lines = inner.lines().map(|l| l.trim().trim_start_matches('*').trim().trim_matches(['-', '=']).trim());
+    lines.filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// The candidate that is at most two edits away.
+pub(crate) fn closest<'c>(word: &str, candidates: &[&'c str]) -> Option<&'c str> {
+    let near = candidates.iter().map(|c| (distance(word, c), *c)).min_by_key(|(d, _)| *d)?;
+    (near.0 <= 2 && near.0 * 2 < word.len().max(2)).then_some(near.1)
+}
+
+/// Edits between two short words, letter case aside; long ones are never near.
+fn distance(a: &str, b: &str) -> usize {
+    if a.len() > 40 || b.len() > 40 || a.len().abs_diff(b.len()) > 2 {
+        return usize::MAX / 4;
+    }
+    let (a, b) = (a.to_ascii_lowercase().into_bytes(), b.to_ascii_lowercase().into_bytes());
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

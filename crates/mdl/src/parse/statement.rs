@@ -1,0 +1,113 @@
+//! Statements of the two languages: what the tool executes, and what the program executes.
+
+use super::{Parser, Read, Stop};
+use crate::ast::{Code, CodeKind, Expr, ExprKind, Insert, Meta, MetaKind};
+use crate::diagnostic::codes;
+use crate::lex::Kind;
+
+impl Parser<'_, '_> {
+    /// `{ meta_stmt … }`.
+    pub(super) fn meta_block(&mut self) -> Read<Vec<Meta>> {
+        self.nested(|p| p.block(Self::meta))
+    }
+
+    pub(super) fn meta(&mut self) -> Read<Meta> {
+        self.nested(Self::meta_here)
+    }
+
+    fn meta_here(&mut self) -> Read<Meta> {
+        let start = self.at;
+        let kind = match self.peek() {
+            Kind::Mark("{") => MetaKind::Block(self.block(Self::meta)?),
+            Kind::Word("foreach") => {
+                self.bump();
+                let variable = self.name("a loop variable")?;
+                self.need_word("in")?;
+                let list = self.expr()?;
+                MetaKind::Foreach(variable, list, Box::new(self.meta()?))
+            }
+            Kind::Word("if") => {
+                let span = self.bump();
+                let condition = self.expr()?;
+                if !matches!(condition.kind, ExprKind::Paren(_)) {
+                    self.old(span, "an `if` without parentheses is an older spelling", "write `if (…)`");
+                }
+                let then = Box::new(self.meta()?);
+                let otherwise = if self.eat_word("else") { Some(Box::new(self.meta()?)) } else { None };
+                MetaKind::If(condition, then, otherwise)
+            }
+            Kind::Word("append" | "prepend") => MetaKind::Insert(self.insert()?),
+            _ => {
+                return self.expected_help("a statement", "one of: foreach, if, append, prepend, or a block in braces");
+            }
+        };
+        Ok(Meta { kind, span: self.span_from(start) })
+    }
+
+    fn insert(&mut self) -> Read<Insert> {
+        let prepend = self.at_word("prepend");
+        self.bump();
+        let after = self.choice("`preInsn` or `postInsn`", &[("preInsn", false), ("postInsn", true)])?;
+        let points = self.expr()?;
+        let constrained = self.eat_word("constrained");
+        let code_start = self.at;
+        if !self.at_mark("(*") {
+            return self.expected_help("code in `(*` and `*)`", "write `append preInsn f.entry (* m++; *)`");
+        }
+        let open = self.bump();
+        let mut code = Vec::new();
+        loop {
+            if self.eat_mark("*)") {
+                break;
+            }
+            if self.eat_mark(";") {
+                continue;
+            }
+            let outside =
+                self.at_mark("}") || self.word().is_some_and(|w| matches!(w, "append" | "prepend" | "foreach"));
+            if self.at_end() || self.at_definition() || outside {
+                self.error(codes::EXPECTED, open, "this `(*` is never closed").help = Some("add a `*)`".to_owned());
+                break;
+            }
+            let start = self.at;
+            match self.code() {
+                Ok(statement) => code.push(statement),
+                Err(Stop) => self.recover(start),
+            }
+            if self.at == start {
+                self.bump();
+            }
+        }
+        Ok(Insert { prepend, after, points, constrained, code, code_span: self.span_from(code_start) })
+    }
+
+    fn code(&mut self) -> Read<Code> {
+        self.nested(Self::code_here)
+    }
+
+    fn code_here(&mut self) -> Read<Code> {
+        let start = self.at;
+        let kind = if self.at_mark("{") {
+            CodeKind::Block(self.block(Self::code)?)
+        } else if self.eat_word("if") {
+            let condition = self.condition()?;
+            let then = Box::new(self.code()?);
+            let otherwise = if self.eat_word("else") { Some(Box::new(self.code()?)) } else { None };
+            CodeKind::If(condition, then, otherwise)
+        } else {
+            let expr = self.expr()?;
+            self.semicolon()?;
+            CodeKind::Expr(expr)
+        };
+        Ok(Code { kind, span: self.span_from(start) })
+    }
+
+    /// `( expr )`, in code always with parentheses: what follows could be its continuation.
+    fn condition(&mut self) -> Read<Expr> {
+        let start = self.at;
+        self.need_mark("(")?;
+        let inner = self.expr()?;
+        self.need_mark(")")?;
+        Ok(Expr { kind: ExprKind::Paren(Box::new(inner)), span: self.span_from(start) })
+    }
+}

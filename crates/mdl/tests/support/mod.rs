@@ -1,0 +1,74 @@
+//! A program as a table, for tests of the request stage.
+
+use ingraft_mdl::{FunctionRef, ModuleRef, Program};
+use ingraft_model::Pid;
+
+/// Modules with the names of their functions.
+pub struct Table {
+    pub modules: Vec<(String, Vec<String>)>,
+    pub flavors: Vec<String>,
+}
+
+impl Table {
+    pub fn new(modules: &[(&str, &[&str])]) -> Self {
+        let modules =
+            modules.iter().map(|(m, fs)| ((*m).to_owned(), fs.iter().map(|f| (*f).to_owned()).collect())).collect();
+        Table { modules, flavors: vec!["linux".to_owned(), "unix".to_owned()] }
+    }
+
+    /// A server with what the shipped metrics look for.
+    pub fn server() -> Self {
+        Table::new(&[
+            ("server", &["main", "call", "processCommand", "queue_put", "queue_get"]),
+            (
+                "libc.so.6",
+                &["malloc", "calloc", "realloc", "free", "write", "read", "pwrite64", "pthread_mutex_lock", "_exit"],
+            ),
+        ])
+    }
+
+    fn refs(&self, keep: impl Fn(&str, &str) -> bool) -> Vec<FunctionRef> {
+        let mut found = Vec::new();
+        for (m, (module, functions)) in self.modules.iter().enumerate() {
+            for (f, function) in functions.iter().enumerate() {
+                if keep(module, function) {
+                    found.push(FunctionRef { module: ModuleRef(m as u32), function: f as u32 });
+                }
+            }
+        }
+        found
+    }
+}
+
+impl Program for Table {
+    fn machine(&self) -> &str {
+        "node17"
+    }
+    fn flavors(&self) -> &[String] {
+        &self.flavors
+    }
+    fn pid(&self) -> Pid {
+        Pid(4711)
+    }
+    fn modules(&self) -> Vec<ModuleRef> {
+        (0..self.modules.len() as u32).map(ModuleRef).collect()
+    }
+    fn modules_named(&self, name: &str) -> Vec<ModuleRef> {
+        self.modules().into_iter().filter(|m| self.module_name(*m) == name).collect()
+    }
+    fn functions_of(&self, module: ModuleRef) -> Vec<FunctionRef> {
+        (0..self.modules[module.0 as usize].1.len() as u32).map(|function| FunctionRef { module, function }).collect()
+    }
+    fn functions_named(&self, name: &str) -> Vec<FunctionRef> {
+        self.refs(|_, f| f == name)
+    }
+    fn function(&self, module: &str, function: &str) -> Vec<FunctionRef> {
+        self.refs(|m, f| m == module && f == function)
+    }
+    fn module_name(&self, module: ModuleRef) -> &str {
+        &self.modules[module.0 as usize].0
+    }
+    fn function_name(&self, function: FunctionRef) -> &str {
+        &self.modules[function.module.0 as usize].1[function.function as usize]
+    }
+}
