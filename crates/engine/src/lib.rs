@@ -9,7 +9,7 @@ pub mod error;
 pub use api::*;
 pub use error::{Error, ErrorKind};
 
-use ingraft_mdl::Diagnostic;
+pub use ingraft_mdl::{Diagnostic, Severity};
 use ingraft_model::{MetricInfo, Pid};
 
 /// The engine: cheap to clone, shared by all callers.
