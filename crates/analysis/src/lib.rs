@@ -1,1 +1,30 @@
 //! ELF images to functions, control flow and points.
+//!
+//! [`Image::parse`] reads an image's tables and decodes its text once, in parallel; afterwards every question about one function
+//! is cheap: [`Image::entry_site`] says what a springboard at its entry must know. Pure: bytes in, values out. Hostile files give
+//! an error or fewer facts, never a panic, and cost time and memory in proportion to their size.
+
+#![forbid(unsafe_code)]
+
+mod bits;
+mod decode;
+mod discover;
+mod elf;
+mod entry;
+mod error;
+mod explore;
+mod function;
+mod image;
+mod jump_table;
+mod liveness;
+mod name;
+mod relocs;
+mod sweep;
+mod symbols;
+mod unwind;
+
+pub use elf::{Elf, ImageKind, Segment, SegmentFlags};
+pub use error::ImageError;
+pub use function::{Function, FunctionKind};
+pub use image::Image;
+pub use name::{Binding, Name, Version};

@@ -1,0 +1,102 @@
+//! Prints, for each file, how many of its functions have an entry that can be woven, why the others have none, and how fast the
+//! analysis was: `cargo run --release -p ingraft-analysis --example survey -- FILE…`
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ingraft_analysis::{Function, FunctionKind, Image};
+use ingraft_model::{EntrySite, Refusal};
+use rayon::prelude::*;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let verbose = std::env::var_os("VERBOSE").is_some();
+    for path in std::env::args_os().skip(1) {
+        survey(Path::new(&path), verbose)?;
+    }
+    Ok(())
+}
+
+fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> {
+    let bytes: Arc<[u8]> = std::fs::read(path)?.into();
+    let start = Instant::now();
+    let image = Image::parse(Arc::clone(&bytes))?;
+    let parsed = start.elapsed();
+    let counted: Vec<&Function> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
+    let start = Instant::now();
+    let sites: Vec<Result<EntrySite, Refusal>> = counted.par_iter().map(|f| image.entry_site(f)).collect();
+    let asked = start.elapsed();
+
+    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let (mut in_place, mut padded, mut island, mut scratch, mut flags, mut back) = (0, 0, 0, 0, 0, 0);
+    for (function, site) in counted.iter().zip(&sites) {
+        let why = match site {
+            Ok(site) => {
+                scratch += usize::from(!site.scratch.is_empty());
+                flags += usize::from(site.flags_dead);
+                back += usize::from(!site.back_branches.is_empty());
+                match fit(&image, site) {
+                    Fit::Own => in_place += 1,
+                    Fit::Padding => padded += 1,
+                    Fit::Island => island += 1,
+                    Fit::No(why) => reasons.entry(why).or_default().push(function.display_name().into_owned()),
+                }
+                continue;
+            }
+            Err(refusal) => format!("{refusal:?}").split(['{', ' ']).next().unwrap_or_default().to_owned(),
+        };
+        reasons.entry(why).or_default().push(format!("{} ({:?})", function.display_name(), site.as_ref().err()));
+    }
+    let refused: usize = reasons.values().map(Vec::len).sum();
+    let code: u64 = counted.iter().map(|f| f.size()).sum();
+    let total: Duration = parsed + asked;
+    let per_second = |n: f64| n / total.as_secs_f64();
+    println!(
+        "{}: {} functions, {} resolvers, {} stubs; {:.2} % can be woven ({in_place} in place, {padded} with padding, {island} by an \
+         island)",
+        path.display(),
+        counted.len(),
+        image.functions().iter().filter(|f| f.kind() == FunctionKind::IfuncResolver).count(),
+        image.functions().iter().filter(|f| f.kind() == FunctionKind::Stub).count(),
+        100.0 * (counted.len() - refused) as f64 / counted.len().max(1) as f64,
+    );
+    println!(
+        "  {scratch} with a scratch register, {flags} with dead flags, {back} with a branch back; {} islands of padding, uses gs: {}",
+        image.padding().len(),
+        image.uses_gs(),
+    );
+    println!(
+        "  pass {parsed:.1?}, sites {asked:.1?}: {:.0} MB/s of code, {:.0} functions/s",
+        per_second(code as f64 / 1e6),
+        per_second(counted.len() as f64),
+    );
+    for (why, names) in &reasons {
+        let shown = if verbose { names.len() } else { 3 };
+        println!("  {why}: {} ({})", names.len(), names[..names.len().min(shown)].join(", "));
+    }
+    Ok(())
+}
+
+enum Fit {
+    Own,
+    Padding,
+    Island,
+    No(String),
+}
+
+/// What a springboard of 5 bytes, or one of 2 bytes to an island, finds at a site.
+fn fit(image: &Image, site: &EntrySite) -> Fit {
+    let free = site.landings.first().map_or(site.bytes.len() as u64, |l| l.0 - site.at.0);
+    let same_page = |len: u64| site.at.0 / 4096 == (site.at.0 + len - 1) / 4096;
+    if free >= 5 && same_page(5) {
+        return if site.own >= 5 { Fit::Own } else { Fit::Padding };
+    }
+    let near = site.at.0.saturating_sub(120)..site.at.0 + 120;
+    let island = image.padding().iter().any(|p| p.range.start.0 < near.end && p.range.end.0 > near.start + 5);
+    match free {
+        2.. if same_page(2) && island => Fit::Island,
+        5.. => Fit::No("straddles pages".to_owned()),
+        _ => Fit::No(format!("{} bytes of {} own", free, site.own)),
+    }
+}

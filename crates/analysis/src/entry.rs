@@ -1,0 +1,146 @@
+//! The entry of a function as a site for a springboard.
+
+use ingraft_model::{BackBranch, EntrySite, Refusal, Svma};
+
+use crate::decode;
+use crate::function::{Function, FunctionKind};
+use crate::image::Image;
+use crate::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
+
+/// Bytes that a site describes.
+const SITE_MAX: u64 = 64;
+/// The longest springboard that is written at once.
+const SPRINGBOARD: u64 = 5;
+/// How far back an instruction boundary is looked for.
+const BOUNDARY_SEARCH: u64 = 4096;
+
+pub(crate) fn site(image: &Image, function: &Function) -> Result<EntrySite, Refusal> {
+    let elf = image.elf();
+    let start = function.start;
+    match function.kind {
+        FunctionKind::Normal => {}
+        FunctionKind::IfuncResolver => return Err(Refusal::IfuncResolver),
+        FunctionKind::Stub => return Err(Refusal::NotAFunction { what: "a stub of the linker" }),
+    }
+    let offset_of = |at: u64| u32::try_from(at.wrapping_sub(start)).unwrap_or(u32::MAX);
+    if let Some(at) = function.facts.unresolved {
+        return Err(Refusal::UnresolvedJump { offset: offset_of(at) });
+    }
+    let endbr = elf.data_at(start, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
+    let at = if endbr { start + 4 } else { start };
+    let end = start + function.size;
+    let too_short = Refusal::TooShort { available: 0, next: "the end of the function" };
+    let room = end.checked_sub(at).filter(|n| *n > 0).ok_or(too_short)?;
+    let own = valid_len(image, at, room.min(SITE_MAX));
+    if own < room.min(SPRINGBOARD) {
+        return Err(Refusal::UnknownInstruction { offset: offset_of(at + own) });
+    }
+    let padding = if own == room { image.padding_behind(end) } else { 0 };
+    let len = (own + padding).min(SITE_MAX);
+    let in_sequence = |s: &(Svma, Svma, Svma)| {
+        // The kernel demands a signature in the four bytes before the abort handler.
+        let abort = s.2.0.wrapping_sub(4)..s.2.0.wrapping_add(1);
+        s.0.0 < at + len && at < s.1.0 || abort.start < at + len && at < abort.end
+    };
+    if image.restartable().iter().any(in_sequence) {
+        return Err(Refusal::RestartableSequence);
+    }
+    let bytes = elf.data_at(at, len).unwrap_or_default().to_vec();
+    let window = image.arrivals().window(at);
+    let landings = (1..len).filter(|i| window >> i & 1 != 0).map(|i| Svma(at + i)).collect();
+
+    let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
+    let dead = liveness::dead_at(elf, at, overwritten & CALLER_SAVED, |target| function.contains(Svma(target)));
+    let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
+    let back_branches = image.back_branches_to(start).filter_map(|b| back_branch(image, function, at, b)).collect();
+    Ok(EntrySite {
+        function: Svma(start),
+        at: Svma(at),
+        bytes,
+        own: own as u8,
+        landings,
+        scratch,
+        flags_dead: dead.flags,
+        back_branches,
+    })
+}
+
+/// How many of the first `len` bytes are whole known instructions, or the beginning of one that ends behind a site's reach.
+fn valid_len(image: &Image, at: u64, len: u64) -> u64 {
+    let bytes = image.elf().data_from(at).unwrap_or_default();
+    let mut valid = 0;
+    while valid < len {
+        let Some(i) = bytes.get(valid as usize..).and_then(|b| decode::one(b, at + valid)) else { return valid };
+        let next = valid + i.len() as u64;
+        if next > len && len < SITE_MAX {
+            return valid;
+        }
+        valid = next;
+    }
+    len
+}
+
+/// The stretch of whole instructions around a branch back to the entry that nothing else lands in.
+fn back_branch(image: &Image, function: &Function, entry: u64, branch: u64) -> Option<BackBranch> {
+    let elf = image.elf();
+    let i = decode::one(elf.data_from(branch)?, branch)?;
+    let mut until = i.next_ip();
+    if i.flow_control() == iced_x86::FlowControl::UnconditionalBranch {
+        until += dead_padding(image, function, until);
+    }
+    let mut from = branch;
+    if until - from < SPRINGBOARD {
+        let boundaries = boundaries_before(image, function, branch);
+        for &at in boundaries.iter().rev() {
+            if until - from >= SPRINGBOARD || at <= entry || image.arrivals().get(from) {
+                break;
+            }
+            from = at;
+        }
+    }
+    let bytes = elf.data_at(from, until - from)?.to_vec();
+    Some(BackBranch { at: Svma(branch), from: Svma(from), until: Svma(until), bytes })
+}
+
+/// Filling bytes behind an unconditional branch that nothing lands in.
+fn dead_padding(image: &Image, function: &Function, at: u64) -> u64 {
+    if at == function.start + function.size {
+        return image.padding_behind(at).min(16);
+    }
+    let Some(end) = [function.range()].iter().chain(function.parts()).find(|r| r.contains(&Svma(at))).map(|r| r.end.0)
+    else {
+        return 0;
+    };
+    let end = end.min(at + 16);
+    let end = image.arrivals().first(at, end).unwrap_or(end);
+    decode::padding(image.elf().data_at(at, end - at).unwrap_or_default(), false) as u64
+}
+
+/// Starts of the instructions that run straight into `until`, in order: since the last place where control arrives.
+fn boundaries_before(image: &Image, function: &Function, until: u64) -> Vec<u64> {
+    let ranges = [function.range()];
+    let Some(range) = ranges.iter().chain(function.parts()).find(|r| r.contains(&Svma(until))) else {
+        return Vec::new();
+    };
+    let near = until.saturating_sub(64).max(range.start.0);
+    // Arrivals are boundaries; without one nearby, only decoding from the start tells.
+    let from = match image.arrivals().first(near, until) {
+        Some(arrival) => arrival,
+        None if until - range.start.0 <= BOUNDARY_SEARCH => range.start.0,
+        None => return Vec::new(),
+    };
+    let bytes = image.elf().data_at(from, until - from).unwrap_or_default();
+    let mut out = Vec::new();
+    let mut at = from;
+    while at < until {
+        let Some(i) = decode::one(&bytes[(at - from) as usize..], at) else { return Vec::new() };
+        let ends = !matches!(i.flow_control(), iced_x86::FlowControl::Next | iced_x86::FlowControl::ConditionalBranch);
+        if ends {
+            out.clear();
+        } else {
+            out.push(at);
+        }
+        at = i.next_ip();
+    }
+    if at == until { out } else { Vec::new() }
+}

@@ -1,0 +1,75 @@
+//! Following control flow from a start whose end no table states.
+
+use iced_x86::{Code, FlowControl, Instruction};
+use rustc_hash::FxHashSet;
+
+use crate::decode;
+use crate::elf::Elf;
+use crate::jump_table::{Resolved, Resolver};
+use crate::relocs::Pointers;
+
+/// What can be reached from a start.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    /// Behind the last instruction that can be reached.
+    pub end: u64,
+    /// Direct call targets.
+    pub calls: Vec<u64>,
+}
+
+/// Follows all direct branches and jump tables from `start` that stay below `limit`.
+pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) -> Reached {
+    let bytes = limit.checked_sub(start).and_then(|len| image.data_at(start, len)).unwrap_or_default();
+    let mut seen: FxHashSet<u64> = FxHashSet::default();
+    let mut code: Vec<Instruction> = Vec::new();
+    let mut work = vec![start];
+    let mut out = Reached { end: start, calls: Vec::new() };
+    let mut jumps: Vec<u64> = Vec::new();
+    // Tables within tables within tables are the work of an enemy.
+    let mut rounds = 16;
+    loop {
+        while let Some(mut at) = work.pop() {
+            while (start..limit).contains(&at) && seen.insert(at) {
+                let Some(i) = bytes.get((at - start) as usize..).and_then(|b| decode::one(b, at)) else { break };
+                // Zeros decode as `add [rax], al`; two in a row are no code.
+                if i.code() == Code::Add_rm8_r8 && bytes[(at - start) as usize..].starts_with(&[0, 0, 0, 0]) {
+                    break;
+                }
+                out.end = out.end.max(i.next_ip());
+                at = i.next_ip();
+                match i.flow_control() {
+                    FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => work.push(i.near_branch_target()),
+                    FlowControl::UnconditionalBranch => {
+                        work.push(i.near_branch_target());
+                        at = limit;
+                    }
+                    FlowControl::Call if i.is_call_near() => out.calls.push(i.near_branch_target()),
+                    FlowControl::IndirectBranch => {
+                        jumps.push(i.ip());
+                        at = limit;
+                    }
+                    FlowControl::Return | FlowControl::Exception => at = limit,
+                    _ if matches!(i.code(), Code::Int3 | Code::Hlt) => at = limit,
+                    _ => {}
+                }
+                code.push(i);
+            }
+        }
+        if jumps.is_empty() || rounds == 0 {
+            break;
+        }
+        rounds -= 1;
+        code.sort_unstable_by_key(|i| i.ip());
+        let mut budget = 16 * code.len() + 256;
+        let resolver = Resolver { image, pointers, code: &code, start, end: limit };
+        for jump in jumps.drain(..) {
+            let Ok(index) = code.binary_search_by_key(&jump, |i| i.ip()) else { continue };
+            if let Resolved::Table(targets) = resolver.resolve(index, &mut budget) {
+                work.extend(targets);
+            }
+        }
+    }
+    out.calls.sort_unstable();
+    out.calls.dedup();
+    out
+}

@@ -1,0 +1,166 @@
+//! An analysed image: its outline, its functions, and the questions that the engine asks.
+
+use std::sync::Arc;
+
+use ingraft_model::point::Padding;
+use ingraft_model::{EntrySite, Refusal, Svma, SvmaRange};
+
+use crate::bits::TextBits;
+use crate::discover::{self, Discovered};
+use crate::elf::{Elf, ImageKind, Segment};
+use crate::entry;
+use crate::error::ImageError;
+use crate::function::Function;
+use crate::relocs::{self, Pointers};
+use crate::{symbols, unwind};
+
+/// Shortest stretch of padding that an island fits into.
+const ISLAND: u32 = 5;
+
+/// An image with everything that the image-wide pass found out. Immutable: any number of threads may ask.
+#[derive(Debug)]
+pub struct Image {
+    elf: Elf,
+    found: Discovered,
+    pointers: Pointers,
+    landing_pads: Vec<u64>,
+    restartable: Vec<(Svma, Svma, Svma)>,
+    padding: Vec<Padding>,
+}
+
+impl Image {
+    /// Analyses an image: reads its tables and decodes its text once, in parallel in the rayon pool of the caller.
+    pub fn parse(bytes: Arc<[u8]>) -> Result<Self, ImageError> {
+        Ok(Self::from_elf(Elf::parse(bytes)?, None))
+    }
+
+    /// The same, with the symbols of a separate debug file. That it belongs to the image (build id, CRC) is the caller's
+    /// to check; a file that is none is an error.
+    pub fn parse_with_debug(bytes: Arc<[u8]>, debug: Option<Arc<[u8]>>) -> Result<Self, ImageError> {
+        let debug = debug.map(Elf::parse_debug).transpose()?;
+        Ok(Self::from_elf(Elf::parse(bytes)?, debug.as_ref()))
+    }
+
+    /// Analyses an image whose outline was read before, e.g. to find its debug file ([`Elf::parse_debug`]).
+    pub fn from_elf(elf: Elf, debug: Option<&Elf>) -> Self {
+        let pointers = relocs::read(&elf);
+        let (symbols, unwind) = rayon::join(|| symbols::read(&elf, debug), || unwind::read(&elf));
+        let found = discover::discover(&elf, symbols, &unwind, &pointers);
+        Self::assemble(elf, found, pointers, unwind.landing_pads)
+    }
+
+    fn assemble(elf: Elf, found: Discovered, pointers: Pointers, mut landing_pads: Vec<u64>) -> Self {
+        landing_pads.sort_unstable();
+        landing_pads.dedup();
+        let restartable = relocs::restartable_sequences(&elf, &pointers);
+        let island = |&(start, len): &(u64, u32)| {
+            let bytes = elf.data_at(start, u64::from(len)).filter(|_| len >= ISLAND)?.to_vec();
+            Some(Padding { range: Svma(start)..Svma(start + u64::from(len)), bytes })
+        };
+        let padding = found.padding.iter().filter_map(island).collect();
+        Image { elf, found, pointers, landing_pads, restartable, padding }
+    }
+
+    /// The outline of the file.
+    pub fn elf(&self) -> &Elf {
+        &self.elf
+    }
+
+    /// The build id of the linker.
+    pub fn build_id(&self) -> Option<&[u8]> {
+        self.elf.build_id()
+    }
+
+    /// Name and CRC-32 of the separate debug file.
+    pub fn debuglink(&self) -> Option<(String, u32)> {
+        self.elf.debuglink()
+    }
+
+    /// The name that a shared object gives itself.
+    pub fn soname(&self) -> Option<&str> {
+        self.elf.soname()
+    }
+
+    /// Whether and how the image may be moved.
+    pub fn kind(&self) -> ImageKind {
+        self.elf.kind()
+    }
+
+    /// Where a program begins.
+    pub fn entry(&self) -> Svma {
+        self.elf.entry()
+    }
+
+    /// The `PT_LOAD` segments, sorted by address.
+    pub fn segments(&self) -> &[Segment] {
+        self.elf.segments()
+    }
+
+    /// The program interpreter.
+    pub fn interpreter(&self) -> Option<&str> {
+        self.elf.interpreter()
+    }
+
+    /// `len` bytes of the file as they are mapped at an address.
+    pub fn bytes_at(&self, svma: Svma, len: usize) -> Option<&[u8]> {
+        self.elf.bytes_at(svma, len)
+    }
+
+    /// Whether code of the image may set or use the gs base: `wrgsbase`, a gs prefix, `arch_prctl` with `ARCH_SET_GS`, or
+    /// `arch_prctl` imported. Defining `arch_prctl`, as a libc does, is no use.
+    pub fn uses_gs(&self) -> bool {
+        self.found.uses_gs
+    }
+
+    /// All functions, sorted by address.
+    pub fn functions(&self) -> &[Function] {
+        &self.found.functions
+    }
+
+    /// The function whose first byte is at an address.
+    pub fn function_at(&self, start: Svma) -> Option<&Function> {
+        let index = self.found.functions.binary_search_by_key(&start.0, |f| f.start).ok()?;
+        self.found.functions.get(index)
+    }
+
+    /// The function whose head holds an address; the innermost where several do.
+    pub fn function_containing(&self, at: Svma) -> Option<&Function> {
+        let after = self.found.functions.partition_point(|f| f.start <= at.0);
+        self.found.functions[..after].last().filter(|f| f.range().contains(&at))
+    }
+
+    /// The critical sections of restartable sequences (`__rseq_cs`).
+    pub fn restartable_sequences(&self) -> impl Iterator<Item = SvmaRange> {
+        self.restartable.iter().map(|s| s.0..s.1)
+    }
+
+    /// Everything needed to weave the entry of a function, or why that cannot be.
+    pub fn entry_site(&self, function: &Function) -> Result<EntrySite, Refusal> {
+        entry::site(self, function)
+    }
+
+    /// Stretches between functions that nothing reaches, at least five bytes each, sorted.
+    pub fn padding(&self) -> &[Padding] {
+        &self.padding
+    }
+
+    pub(crate) fn arrivals(&self) -> &TextBits {
+        &self.found.arrivals
+    }
+
+    pub(crate) fn restartable(&self) -> &[(Svma, Svma, Svma)] {
+        &self.restartable
+    }
+
+    /// Length of the proven padding that begins at an address.
+    pub(crate) fn padding_behind(&self, end: u64) -> u64 {
+        let found = self.found.padding.binary_search_by_key(&end, |p| p.0);
+        found.map_or(0, |index| u64::from(self.found.padding[index].1))
+    }
+
+    pub(crate) fn back_branches_to(&self, function: u64) -> impl Iterator<Item = u64> {
+        let all = &self.found.back_branches;
+        let first = all.partition_point(|b| b.0 < function);
+        all[first..].iter().take_while(move |b| b.0 == function).map(|b| b.1)
+    }
+}

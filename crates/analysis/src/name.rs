@@ -1,0 +1,248 @@
+//! Names of functions: as the file has them, and as people read them.
+
+use std::sync::OnceLock;
+
+/// Longer names are shown as they are: demangling them takes long and helps nobody.
+const DEMANGLE_MAX: usize = 4096;
+
+/// How far a symbol is visible to the linker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Binding {
+    /// Everywhere.
+    Global,
+    /// Everywhere, and gives way to a global one.
+    Weak,
+    /// In its own object file.
+    Local,
+}
+
+/// The version of a dynamic symbol.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Version {
+    /// Its name, e.g. `GLIBC_2.2.5`.
+    pub name: Box<str>,
+    /// Whether new programs are linked against it (`name@@version` instead of `name@version`).
+    pub default: bool,
+}
+
+/// One name of a function.
+#[derive(Clone, Debug)]
+pub struct Name {
+    mangled: Box<str>,
+    version: Option<Version>,
+    binding: Binding,
+    hidden: bool,
+    ifunc: bool,
+    demangled: OnceLock<Option<Box<str>>>,
+}
+
+impl Name {
+    pub(crate) fn new(text: &str, version: Option<Version>, binding: Binding, hidden: bool) -> Self {
+        // .symtab of a shared object writes the version into the name.
+        let (mangled, version) = match (text.split_once('@'), version) {
+            (Some((name, rest)), None) if !name.is_empty() => {
+                let default = rest.starts_with('@');
+                (name, Some(Version { name: rest.trim_start_matches('@').into(), default }))
+            }
+            (_, version) => (text, version),
+        };
+        Name { mangled: mangled.into(), version, binding, hidden, ifunc: false, demangled: OnceLock::new() }
+    }
+
+    /// The name as the file has it, without a version.
+    pub fn mangled(&self) -> &str {
+        &self.mangled
+    }
+
+    /// The version of the symbol.
+    pub fn version(&self) -> Option<&Version> {
+        self.version.as_ref()
+    }
+
+    /// How far it is visible to the linker.
+    pub fn binding(&self) -> Binding {
+        self.binding
+    }
+
+    /// Whether other images cannot see it although it is global.
+    pub fn hidden(&self) -> bool {
+        self.hidden
+    }
+
+    /// Whether the name stands for what a resolver chooses, not for the code at its address (`STT_GNU_IFUNC`).
+    pub fn is_ifunc(&self) -> bool {
+        self.ifunc
+    }
+
+    /// The name in its source language (C++ and Rust), if it is mangled.
+    pub fn demangled(&self) -> Option<&str> {
+        self.demangled.get_or_init(|| demangle(&self.mangled)).as_deref()
+    }
+
+    /// What people read: demangled if that is possible.
+    pub fn display(&self) -> &str {
+        self.demangled().unwrap_or(&self.mangled)
+    }
+
+    /// The demangled name without parameter list and return type, e.g. `std::vector<int>::push_back`. `None` if the name
+    /// is not mangled or has no parameter list.
+    pub fn without_parameters(&self) -> Option<&str> {
+        without_parameters(self.demangled()?)
+    }
+
+    /// With its version as tools of the linker write it, e.g. `memcpy@@GLIBC_2.14`.
+    pub fn versioned(&self) -> Option<String> {
+        let version = self.version.as_ref()?;
+        let at = if version.default { "@@" } else { "@" };
+        Some(format!("{}{at}{}", self.mangled, version.name))
+    }
+
+    pub(crate) fn same_symbol(&self, other: &Name) -> bool {
+        self.mangled == other.mangled && self.version == other.version
+    }
+
+    pub(crate) fn with_ifunc(mut self, ifunc: bool) -> Self {
+        self.ifunc = ifunc;
+        self
+    }
+
+    /// Orders the names of one function: the first is shown.
+    pub(crate) fn rank(&self) -> (bool, Binding, bool, usize, usize, &str) {
+        let old_version = self.version.as_ref().is_some_and(|v| !v.default);
+        let underscores = if self.mangled.starts_with("_Z") || self.mangled.starts_with("_R") {
+            0
+        } else {
+            self.mangled.bytes().take_while(|&b| b == b'_').count()
+        };
+        (self.ifunc, self.binding, old_version, underscores, self.mangled.len(), &self.mangled)
+    }
+}
+
+fn demangle(name: &str) -> Option<Box<str>> {
+    if name.len() > DEMANGLE_MAX {
+        return None;
+    }
+    // Legacy Rust names are C++ names in form: Rust first.
+    if let Ok(rust) = rustc_demangle::try_demangle(name) {
+        let text = format!("{rust:#}");
+        return (text.len() <= 4 * DEMANGLE_MAX).then(|| text.into());
+    }
+    if !name.starts_with("_Z") {
+        return None;
+    }
+    // A small recursion limit: hostile names nest deeply and threads of a pool have small stacks.
+    let options = cpp_demangle::ParseOptions::default().recursion_limit(64);
+    let symbol = cpp_demangle::Symbol::new_with_options(name, &options).ok()?;
+    let options = cpp_demangle::DemangleOptions::default().recursion_limit(64);
+    let mut out = Bounded { text: String::new(), room: 4 * DEMANGLE_MAX };
+    symbol.structured_demangle(&mut out, &options).ok()?;
+    Some(out.text.into())
+}
+
+/// A text that refuses to grow without bound: back references double the output with every few bytes of a name.
+struct Bounded {
+    text: String,
+    room: usize,
+}
+
+impl std::fmt::Write for Bounded {
+    fn write_str(&mut self, s: &str) -> std::fmt::Result {
+        self.room = self.room.checked_sub(s.len()).ok_or(std::fmt::Error)?;
+        self.text.push_str(s);
+        Ok(())
+    }
+}
+
+/// Cuts `f(int) const` to `f`, and `int f<int>(int)` to `f<int>`.
+fn without_parameters(text: &str) -> Option<&str> {
+    let bytes = text.as_bytes();
+    // The last parenthesis that is closed at depth 0 opens the parameter list; template arguments may hold others.
+    let mut depth = 0usize;
+    let mut open = None;
+    for (i, &b) in bytes.iter().enumerate().rev() {
+        match b {
+            b')' => depth += 1,
+            b'(' => {
+                depth = depth.checked_sub(1)?;
+                if depth == 0 {
+                    open = Some(i);
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut name = &text[..open?];
+    if name.ends_with("operator") {
+        name = &text[..open? + 2];
+    }
+    // A return type, which only templates have, ends at the last space outside of all brackets.
+    let mut depth = 0usize;
+    let mut start = 0;
+    for (i, b) in name.bytes().enumerate() {
+        match b {
+            b'<' | b'(' | b'{' | b'[' => depth += 1,
+            b'>' | b')' | b'}' | b']' => depth = depth.saturating_sub(1),
+            b' ' if depth == 0 && !name[..i].ends_with("operator") => start = i + 1,
+            _ => {}
+        }
+    }
+    if name.contains("operator") {
+        start = 0;
+    }
+    let name = &name[start..];
+    (!name.is_empty()).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text, None, Binding::Global, false)
+    }
+
+    #[test]
+    fn names_are_demangled() {
+        for (mangled, display, short) in [
+            ("main", "main", None),
+            ("_ZN3foo3barEic", "foo::bar(int, char)", Some("foo::bar")),
+            ("_ZNK3foo3barEv", "foo::bar() const", Some("foo::bar")),
+            ("_Z3addIiET_S0_S0_", "int add<int>(int, int)", Some("add<int>")),
+            ("_ZN3foo3barE", "foo::bar", None),
+            ("_ZN1AclEi", "A::operator()(int)", Some("A::operator()")),
+            ("_ZN4core3fmt9Formatter3pad17h0123456789abcdefE", "core::fmt::Formatter::pad", None),
+            ("_RNvC6_123foo3bar", "123foo::bar", None),
+            ("_Zgarbage", "_Zgarbage", None),
+        ] {
+            assert_eq!(name(mangled).display(), display);
+            assert_eq!(name(mangled).without_parameters(), short, "{mangled}");
+        }
+    }
+
+    #[test]
+    fn versions_are_split_from_names() {
+        let new = name("memcpy@@GLIBC_2.14");
+        assert_eq!((new.mangled(), new.versioned().as_deref()), ("memcpy", Some("memcpy@@GLIBC_2.14")));
+        let old = name("memcpy@GLIBC_2.2.5");
+        assert_eq!(old.versioned().as_deref(), Some("memcpy@GLIBC_2.2.5"));
+        assert!(new.rank() < old.rank());
+    }
+
+    #[test]
+    fn hostile_names_end() {
+        let mut nested = String::from("_Z1f");
+        nested.push_str(&"P".repeat(4000));
+        nested.push('i');
+        name(&nested).display();
+        let long = format!("_ZN{}E", "1a".repeat(100_000));
+        assert_eq!(name(&long).display(), long);
+        // Every back reference doubles the text.
+        let mut bomb = String::from("_Z1fI");
+        for i in 0..30 {
+            bomb.push_str(&format!("St4pairIS{i}_S{i}_E"));
+        }
+        bomb.push_str("Evv");
+        assert!(name(&bomb).display().len() <= 4 * DEMANGLE_MAX);
+    }
+}
