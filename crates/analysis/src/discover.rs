@@ -15,7 +15,7 @@ use crate::explore;
 use crate::function::{Function, FunctionKind};
 use crate::name::Name;
 use crate::relocs::Pointers;
-use crate::sweep::{Facts, Scratch, Sweep, Swept, Unit};
+use crate::sweep::{Facts, PartJump, Scratch, Sweep, Swept, Unit};
 use crate::symbols::Symbols;
 use crate::unwind::Unwind;
 
@@ -37,8 +37,18 @@ struct Draft {
     size: u64,
     names: Vec<Name>,
     ordinary: bool,
-    /// Nothing but a name `foo.cold`, or no name and a frame that is already set up.
-    part: bool,
+    part: MaybePart,
+}
+
+/// What the tables say about whether a piece of code is a function or a part of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum MaybePart {
+    #[default]
+    No,
+    /// It has no name. If it is reached only by jumps of one function, conditional ones among them, it is a part.
+    Nameless,
+    /// Its frame is already set up, or its only name is like `foo.cold`.
+    Likely,
 }
 
 type Drafts = BTreeMap<u64, Draft>;
@@ -47,18 +57,22 @@ type Drafts = BTreeMap<u64, Draft>;
 pub(crate) fn discover(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -> Discovered {
     let arch_prctl = symbols.functions.iter().find(|s| s.name.mangled() == "arch_prctl").map(|s| s.svma);
     let mut uses_gs = symbols.imports_arch_prctl;
-    let arrivals = TextBits::new(image);
+    let (arrivals, addressed) = (TextBits::new(image), TextBits::new(image));
     symbols.labels.iter().chain(&unwind.landing_pads).for_each(|at| arrivals.set(*at));
-    pointers.entries.iter().for_each(|(_, target)| arrivals.set(*target));
+    for (_, target) in &pointers.entries {
+        arrivals.set(*target);
+        addressed.set(*target);
+    }
     let mut drafts = drafts(image, symbols, unwind, pointers);
     let part_starts = TextBits::new(image);
     for (start, draft) in &drafts {
         arrivals.set(*start);
-        if draft.part {
+        if draft.part != MaybePart::No {
             part_starts.set(*start);
         }
     }
-    let sweep = Sweep { image, pointers, arrivals, calls: TextBits::new(image), part_starts, arch_prctl };
+    let calls = TextBits::new(image);
+    let sweep = Sweep { image, pointers, arrivals, calls, addressed, part_starts, arch_prctl };
 
     let mut units = units(image, &mut drafts);
     let mut swept = sweep_all(&sweep, &units);
@@ -112,7 +126,9 @@ fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -
     }
     for draft in drafts.values_mut() {
         draft.names.sort_by(|a, b| a.rank().cmp(&b.rank()));
-        draft.part = !draft.names.is_empty() && draft.names.iter().all(|n| cold_of(n.mangled()).is_some());
+        if !draft.names.is_empty() && draft.names.iter().all(|n| cold_of(n.mangled()).is_some()) {
+            draft.part = MaybePart::Likely;
+        }
     }
     sized.sort_unstable();
     let sized = merge(sized);
@@ -129,7 +145,9 @@ fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -
         }
         let draft = drafts.entry(fde.start).or_default();
         draft.size = draft.size.max(fde.end - fde.start);
-        draft.part |= nameless && fde.continued;
+        if nameless {
+            draft.part = if fde.continued { MaybePart::Likely } else { MaybePart::Nameless };
+        }
         draft.ordinary = true;
     }
     let d = &image.dynamic;
@@ -140,7 +158,9 @@ fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -
     });
     for start in [Some(image.entry().0), d.init, d.fini].into_iter().flatten().chain(listed) {
         if image.text_index(start).is_some() {
-            drafts.entry(start).or_default().ordinary = true;
+            let draft = drafts.entry(start).or_default();
+            draft.ordinary = true;
+            draft.part = MaybePart::No;
         }
     }
     drafts
@@ -279,71 +299,98 @@ fn padding_at(image: &Elf, arrivals: &TextBits, extents: &[(u64, u64)], from: u6
 
 /// Puts drafts and facts together, and parts to their functions.
 fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) -> (Vec<Function>, Vec<(u64, u64)>) {
-    let image = sweep.image;
     let mut facts: FxHashMap<u64, Facts> = FxHashMap::default();
     for (unit, swept) in units.iter().zip(swept) {
         facts.extend(unit.functions.iter().map(|f| f.0).zip(swept.facts.iter().copied()));
     }
-    let mut functions = Vec::with_capacity(drafts.len());
-    let mut parts = Vec::new();
-    for (start, draft) in drafts {
-        // An entry point of a table that leads to nothing that could be decoded.
-        if draft.size == 0 {
-            continue;
+    let mut pieces = Vec::with_capacity(drafts.len());
+    let mut candidates = Vec::new();
+    // A size of 0 is left where a table's entry point leads to nothing that could be decoded.
+    for (start, draft) in drafts.into_iter().filter(|d| d.1.size > 0) {
+        if draft.part != MaybePart::No && !sweep.calls.get(start) && !sweep.addressed.get(start) {
+            candidates.push((pieces.len(), draft.part));
         }
-        let function = Function {
+        pieces.push(Function {
             start,
             size: draft.size,
-            kind: kind(image, start, &draft),
+            kind: kind(sweep.image, start, &draft),
             names: draft.names,
             parts: Vec::new(),
             facts: facts.get(&start).copied().unwrap_or_default(),
-        };
-        if draft.part && !sweep.calls.get(start) { parts.push(function) } else { functions.push(function) }
+        });
     }
-    let mut back_branches: Vec<(u64, u64)> = swept.iter().flat_map(|s| s.back_branches.iter().copied()).collect();
-    let mut jumps: Vec<(u64, u64)> =
-        swept.iter().flat_map(|s| s.to_parts.iter().map(|(at, part)| (*part, *at))).collect();
+    let mut jumps: Vec<PartJump> = swept.iter().flat_map(|s| s.to_parts.iter().copied()).collect();
     jumps.sort_unstable();
+    let owners = owners(&pieces, &candidates, &jumps);
+
+    let mut back_branches: Vec<(u64, u64)> = swept.iter().flat_map(|s| s.back_branches.iter().copied()).collect();
     let mut leaving: FxHashMap<u64, &[(u64, u64)]> = FxHashMap::default();
     leaving.extend(
         units.iter().zip(swept).filter(|(_, s)| !s.from_part.is_empty()).map(|(u, s)| (u.start, &s.from_part[..])),
     );
-    let mut orphans = Vec::new();
-    for part in parts {
-        let first = jumps.partition_point(|j| j.0 < part.start);
-        let from = jumps[first..].iter().take_while(|j| j.0 == part.start).map(|j| j.1);
-        let Some(owner) = owner(&functions, &part, from) else {
-            orphans.push(part);
-            continue;
-        };
-        let owner = &mut functions[owner];
-        for &(at, target) in leaving.get(&part.start).copied().unwrap_or_default() {
+    for (&part, &owner) in &owners {
+        let (range, facts) = (pieces[part].range(), pieces[part].facts);
+        let owner = &mut pieces[owner];
+        for &(at, target) in leaving.get(&range.start.0).copied().unwrap_or_default() {
             let behind_endbr = target == owner.start + 4 && sweep.begins_with_endbr(owner.start);
             if target == owner.start || behind_endbr {
                 back_branches.push((owner.start, at));
             }
         }
-        owner.facts.writes |= part.facts.writes;
-        owner.facts.calls_out |= part.facts.calls_out;
-        owner.facts.unresolved = owner.facts.unresolved.or(part.facts.unresolved);
-        owner.parts.push(part.range());
+        owner.facts.writes |= facts.writes;
+        owner.facts.calls_out |= facts.calls_out;
+        owner.facts.unresolved = owner.facts.unresolved.or(facts.unresolved);
+        owner.parts.push(range);
     }
-    functions.extend(orphans);
-    functions.sort_by_key(|f| f.start);
+    let mut index = 0..;
+    pieces.retain(|_| index.next().is_some_and(|i| !owners.contains_key(&i)));
     back_branches.sort_unstable();
     back_branches.dedup();
-    (functions, back_branches)
+    (pieces, back_branches)
 }
 
-/// The function that a part belongs to: of those that jump to it, one with the right name, or else the first.
-fn owner(functions: &[Function], part: &Function, jumps: impl Iterator<Item = u64>) -> Option<usize> {
+/// Which function each candidate is a part of. A part may be reached from another part only, hence the rounds.
+fn owners(pieces: &[Function], candidates: &[(usize, MaybePart)], jumps: &[PartJump]) -> BTreeMap<usize, usize> {
+    let mut owners: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut open: Vec<(usize, MaybePart)> = candidates.to_vec();
+    for _ in 0..4 {
+        let undecided: FxHashSet<usize> = open.iter().map(|c| c.0).collect();
+        let before = open.len();
+        open.retain(|&(index, likely)| {
+            let part = &pieces[index];
+            let first = jumps.partition_point(|j| j.part < part.start);
+            let jumps = jumps[first..].iter().take_while(|j| j.part == part.start);
+            let from = jumps.clone().map(|j| {
+                let piece = pieces.partition_point(|f| f.start <= j.from).checked_sub(1)?;
+                let inside = pieces[piece].range().contains(&Svma(j.from));
+                let piece = owners.get(&piece).copied().unwrap_or(piece);
+                (inside && !undecided.contains(&piece)).then_some(piece)
+            });
+            let owner = if likely == MaybePart::Likely {
+                likely_owner(pieces, part, from.flatten())
+            } else {
+                let mut from = from;
+                let first = from.next().flatten();
+                first.filter(|f| from.all(|other| other == Some(*f)) && jumps.clone().any(|j| j.conditional))
+            };
+            owner.is_none_or(|owner| {
+                owners.insert(index, owner);
+                false
+            })
+        });
+        if open.len() == before {
+            break;
+        }
+    }
+    owners
+}
+
+/// Of the functions that jump to a part, one with the right name, or else the first.
+fn likely_owner(pieces: &[Function], part: &Function, from: impl Iterator<Item = usize>) -> Option<usize> {
     let bases: FxHashSet<&str> = part.names.iter().filter_map(|n| cold_of(n.mangled())).collect();
     let mut first = None;
-    for at in jumps {
-        let index = functions.partition_point(|f| f.start <= at).checked_sub(1);
-        let Some(index) = index.filter(|i| functions[*i].range().contains(&Svma(at))) else { continue };
-        if functions[index].names.iter().any(|n| bases.contains(n.mangled())) {
+    for index in from {
+        if pieces[index].names.iter().any(|n| bases.contains(n.mangled())) {
             return Some(index);
         }
         first = first.or(Some(index));

@@ -92,8 +92,8 @@ impl Resolver<'_> {
                 }
                 Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push | Mnemonic::Bt => {}
                 Mnemonic::Pop | Mnemonic::Mov => return Resolved::Pointer,
-                // Masking a pointer (retpolines, control-flow guards) leaves a pointer.
-                Mnemonic::And | Mnemonic::Or | Mnemonic::Xchg => {}
+                // A masked or scrambled pointer (glibc keeps some rotated and xored) is a pointer.
+                Mnemonic::And | Mnemonic::Or | Mnemonic::Xchg | Mnemonic::Ror | Mnemonic::Rol | Mnemonic::Xor => {}
                 _ if is_cmov(i) => return Resolved::Pointer,
                 _ => return Resolved::Distances(self.table_candidates()),
             }
@@ -138,7 +138,6 @@ impl Resolver<'_> {
             let base = self.address_in(add, other)?;
             let table = match i.memory_base().full_register() {
                 Register::None => disp,
-                register if register == other => base.wrapping_add(disp),
                 register => self.address_in(at, register)?.wrapping_add(disp),
             };
             return Some(Table { at: table, base: Some(base), read_by: at, index: i.memory_index().full_register() });
@@ -224,6 +223,8 @@ impl Resolver<'_> {
     fn bound(&self, read_by: usize, index: Register) -> Option<usize> {
         let mut aliases = vec![index];
         let mut memory: Option<Instruction> = None;
+        // A comparison of another register, which a copy further back may turn out to be of the same value.
+        let mut compared: Option<(Register, usize)> = None;
         let mut at = read_by;
         let mut above = None;
         for _ in 0..LOOK_BACK {
@@ -246,8 +247,12 @@ impl Resolver<'_> {
             match i.mnemonic() {
                 Mnemonic::Cmp => {
                     let same_memory = memory.is_some_and(|m| same_operand(&m, i));
-                    if let (true, Some(extra), Some(n)) = (mine || same_memory, above, immediate(i)) {
-                        return usize::try_from(n.checked_add(extra)?).ok().filter(|&n| n > 0);
+                    if let (Some(extra), Some(n)) = (above, immediate(i)) {
+                        let n = usize::try_from(n.checked_add(extra)?).ok().filter(|&n| n > 0);
+                        if mine || same_memory {
+                            return n;
+                        }
+                        compared = compared.or(register0.zip(n));
                     }
                 }
                 Mnemonic::And if mine => {
@@ -258,6 +263,11 @@ impl Resolver<'_> {
                 }
                 Mnemonic::Mov | Mnemonic::Movzx | Mnemonic::Movsxd if mine => match i.op1_kind() {
                     OpKind::Register => {
+                        if let Some((register, n)) = compared
+                            && register == i.op1_register().full_register()
+                        {
+                            return Some(n);
+                        }
                         if i.mnemonic() != Mnemonic::Movzx || i.op1_register().size() == 4 {
                             aliases.retain(|a| Some(*a) != register0);
                         }
@@ -271,6 +281,8 @@ impl Resolver<'_> {
                 },
                 Mnemonic::Test | Mnemonic::Push | Mnemonic::Bt => {}
                 _ if mine => return None,
+                // The compared register gets its value here: it is no copy.
+                _ if compared.is_some_and(|c| Some(c.0) == register0) => compared = None,
                 _ => {}
             }
         }

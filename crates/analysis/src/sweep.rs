@@ -26,6 +26,8 @@ pub(crate) struct Sweep<'a> {
     pub arrivals: TextBits,
     /// Targets of direct calls.
     pub calls: TextBits,
+    /// Places whose address is held by data or made by an instruction.
+    pub addressed: TextBits,
     /// Starts of pieces that may be parts of other functions.
     pub part_starts: TextBits,
     /// Where `arch_prctl` itself lies, if the image defines it.
@@ -61,12 +63,20 @@ pub(crate) struct Swept {
     pub facts: Vec<Facts>,
     /// (function, branch): own branches back to a function's first byte or the one behind its `endbr64`.
     pub back_branches: Vec<(u64, u64)>,
-    /// (branch, part): jumps out of the unit to the start of a possible part.
-    pub to_parts: Vec<(u64, u64)>,
+    /// Jumps out of the unit to the start of a possible part.
+    pub to_parts: Vec<PartJump>,
     /// (branch, target): jumps out of the unit, if the unit is itself a possible part.
     pub from_part: Vec<(u64, u64)>,
     /// Whether it sets or uses the gs base.
     pub uses_gs: bool,
+}
+
+/// A jump to the start of a possible part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PartJump {
+    pub part: u64,
+    pub from: u64,
+    pub conditional: bool,
 }
 
 /// What one thread reuses from unit to unit.
@@ -194,7 +204,7 @@ impl Sweep<'_> {
         is_part: bool,
         facts: &mut Facts,
         back_branches: &mut Vec<(u64, u64)>,
-        to_parts: &mut Vec<(u64, u64)>,
+        to_parts: &mut Vec<PartJump>,
         from_part: &mut Vec<(u64, u64)>,
     ) {
         if !matches!(i.op0_kind(), OpKind::NearBranch64 | OpKind::NearBranch32 | OpKind::NearBranch16) {
@@ -216,7 +226,8 @@ impl Sweep<'_> {
         }
         facts.calls_out |= self.leaves(target);
         if self.part_starts.get(target) {
-            to_parts.push((i.ip(), target));
+            let conditional = i.flow_control() == FlowControl::ConditionalBranch;
+            to_parts.push(PartJump { part: target, from: i.ip(), conditional });
         }
         if is_part {
             from_part.push((i.ip(), target));
@@ -230,23 +241,28 @@ impl Sweep<'_> {
     /// Notes addresses of code that an instruction makes, and uses of the gs base.
     fn address(&self, i: &Instruction, fixed: bool, index: usize, set_gs_at: &mut Option<usize>, uses_gs: &mut bool) {
         match i.code() {
-            Code::Lea_r64_m if i.is_ip_rel_memory_operand() => self.arrivals.set(i.ip_rel_memory_address()),
+            Code::Lea_r64_m if i.is_ip_rel_memory_operand() => self.address_taken(i.ip_rel_memory_address()),
             Code::Mov_r32_imm32 | Code::Mov_rm64_imm32 | Code::Mov_rm32_imm32 | Code::Pushq_imm32 => {
                 let value = i.immediate32();
                 if i.code() == Code::Mov_r32_imm32 && value == ARCH_SET_GS {
                     *set_gs_at = Some(index);
                 }
                 if fixed {
-                    self.arrivals.set(u64::from(value));
+                    self.address_taken(u64::from(value));
                 }
             }
-            Code::Mov_r64_imm64 if fixed => self.arrivals.set(i.immediate64()),
+            Code::Mov_r64_imm64 if fixed => self.address_taken(i.immediate64()),
             Code::Wrgsbase_r32 | Code::Wrgsbase_r64 => *uses_gs = true,
             _ => {
                 *uses_gs |=
                     i.segment_prefix() == Register::GS && i.mnemonic() != Mnemonic::Nop && i.code() != Code::Lea_r64_m;
             }
         }
+    }
+
+    fn address_taken(&self, svma: u64) {
+        self.arrivals.set(svma);
+        self.addressed.set(svma);
     }
 
     fn indirect_jumps(&self, unit: &Unit, code: &[Instruction], indirect: &[usize], out: &mut Swept) {
