@@ -1,1 +1,36 @@
-//! Everything that touches another process.
+//! Everything that touches another process: finding it, reading it, holding its threads, letting one of them make system calls
+//! for us, and applying patch plans as a whole or not at all.
+//!
+//! The target's life comes first. Whatever happens to us, at whatever moment, the target goes on and is right: threads are
+//! held by one thread of ours per operation, whose end releases them all; a borrowed thread carries its own way back; text
+//! is written only where no thread stands. Nothing is held between two calls, and no call waits without a bound.
+//!
+//! All calls block, and are made from ordinary threads.
+
+mod access;
+mod apply;
+mod area;
+mod error;
+mod frame;
+mod gap;
+mod module;
+mod procfs;
+mod remote;
+mod room;
+mod stack;
+mod survey;
+mod sys;
+mod target;
+mod tracer;
+
+pub use access::{ProcessInfo, attachable, find_by_name, processes};
+pub use apply::{Applied, Options, ThreadBase};
+pub use area::{Children, Claim, SharedArea};
+pub use error::{ApplyError, Denial, Error};
+pub use module::{FileSource, MappedFile};
+pub use procfs::{Mapping, Status, boot_id};
+pub use remote::{Gadgets, Remote};
+pub use room::DataAreaRequest;
+pub use survey::{Survey, ThreadFacts};
+pub use sys::{abort_after, steps};
+pub use target::{AT_BASE, AT_ENTRY, AT_HWCAP2, AT_SYSINFO_EHDR, ExitStatus, HWCAP2_FSGSBASE, Identity, Target};

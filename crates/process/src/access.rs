@@ -1,0 +1,154 @@
+//! Which processes there are, and which of them may be attached to; if not, why.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+
+use ingraft_model::Pid;
+
+use crate::error::Denial;
+use crate::procfs;
+use crate::sys;
+
+/// A process as `ps` shows it.
+#[derive(Clone, Debug)]
+pub struct ProcessInfo {
+    /// Its id.
+    pub pid: Pid,
+    /// Name of its main thread (comm).
+    pub name: String,
+    /// Its arguments; empty for kernel threads.
+    pub command: Vec<String>,
+    /// Real user id.
+    pub uid: u32,
+    /// Whether it may be attached to.
+    pub attachable: Result<(), Denial>,
+}
+
+/// All processes except kernel threads, in order of their ids.
+pub fn processes() -> Vec<ProcessInfo> {
+    let mut list: Vec<ProcessInfo> = pids()
+        .into_iter()
+        .filter_map(|pid| {
+            if procfs::stat(pid).ok()?.is_kernel() {
+                return None;
+            }
+            let status = procfs::status(pid).ok()?;
+            let name = procfs::comm(pid)?;
+            Some(ProcessInfo { pid, name, command: procfs::cmdline(pid), uid: status.uid, attachable: attachable(pid) })
+        })
+        .collect();
+    list.sort_by_key(|p| p.pid);
+    list
+}
+
+/// The processes of this name: that of the main thread, the base name of the first argument, or that of the program file.
+pub fn find_by_name(name: &str) -> Vec<Pid> {
+    let base = |path: &str| path.rsplit('/').next().is_some_and(|b| b == name);
+    let mut found: Vec<Pid> = pids()
+        .into_iter()
+        .filter(|&pid| {
+            pid != sys::own_pid()
+                && (procfs::comm(pid).is_some_and(|c| c == name)
+                    || procfs::cmdline(pid).first().is_some_and(|a| base(a))
+                    || procfs::exe(pid).is_some_and(|e| base(e.to_string_lossy().trim_end_matches(" (deleted)"))))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+fn pids() -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok().map(Pid)).collect()
+}
+
+/// Whether a process may be attached to; cheap, and it is not touched.
+pub fn attachable(pid: Pid) -> Result<(), Denial> {
+    explain(pid).map_or(Ok(()), Err)
+}
+
+/// What stands against attaching to a process.
+pub(crate) fn explain(pid: Pid) -> Option<Denial> {
+    let Ok(stat) = procfs::stat(pid) else { return Some(Denial::NoSuchProcess(pid)) };
+    if pid == sys::own_pid() {
+        return Some(Denial::Ourselves(pid));
+    }
+    if stat.is_kernel() {
+        return Some(Denial::KernelThread(pid));
+    }
+    if stat.is_dead() {
+        return Some(Denial::Zombie(pid));
+    }
+    let status = procfs::status(pid).ok()?;
+    if status.tracer != 0 {
+        let tracer_pid = Pid(status.tracer);
+        let tracer = procfs::comm(tracer_pid).unwrap_or_else(|| "another program".into());
+        return Some(Denial::Traced { pid, tracer, tracer_pid });
+    }
+    // the kernel asks the same questions here as at an attach
+    if OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem")).is_err() {
+        return Some(why_forbidden(pid, &status));
+    }
+    foreign_code(pid).map(|kind| Denial::NotX86_64 { pid, kind })
+}
+
+fn why_forbidden(pid: Pid, status: &procfs::Status) -> Denial {
+    if procfs::stat(pid).is_err() {
+        return Denial::NoSuchProcess(pid);
+    }
+    let us = procfs::status(sys::own_pid()).unwrap_or_default();
+    let namespace = |p: Pid| fs::read_link(format!("/proc/{p}/ns/user")).ok();
+    let same_user = status.uid == us.euid && status.euid == us.euid;
+    if !same_user && us.euid != 0 {
+        return Denial::OtherUser { pid, uid: status.uid };
+    }
+    if let (Some(ours), theirs) = (namespace(sys::own_pid()), namespace(pid))
+        && theirs.is_none_or(|t| t != ours)
+        && us.euid == 0
+    {
+        return Denial::UserNamespace(pid);
+    }
+    // files under /proc/PID belong to root when the process is not dumpable
+    if fs::metadata(format!("/proc/{pid}/mem")).is_ok_and(|m| m.uid() != status.euid) {
+        return Denial::NotDumpable(pid);
+    }
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok().and_then(|s| s.trim().parse().ok());
+    match scope {
+        Some(scope) if scope > 0 => Denial::Yama { pid, scope },
+        _ => Denial::Forbidden(pid),
+    }
+}
+
+/// What the program is if not 64-bit x86 code, by its file's header.
+fn foreign_code(pid: Pid) -> Option<&'static str> {
+    const ELFCLASS64: u8 = 2;
+    const EM_386: u16 = 3;
+    const EM_X86_64: u16 = 62;
+    let mut header = [0u8; 20];
+    File::open(format!("/proc/{pid}/exe")).ok()?.read_exact(&mut header).ok()?;
+    if !header.starts_with(b"\x7fELF") {
+        return Some("foreign");
+    }
+    match (header[4], u16::from_le_bytes([header[18], header[19]])) {
+        (ELFCLASS64, EM_X86_64) => None,
+        (_, EM_X86_64) => Some("x32"),
+        (_, EM_386) => Some("32-bit"),
+        _ => Some("foreign"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_be_attached_to() {
+        assert_eq!(attachable(Pid(i32::MAX)), Err(Denial::NoSuchProcess(Pid(i32::MAX))));
+        assert_eq!(attachable(sys::own_pid()), Err(Denial::Ourselves(sys::own_pid())));
+        if procfs::stat(Pid(2)).is_ok_and(|s| s.is_kernel()) {
+            assert_eq!(attachable(Pid(2)), Err(Denial::KernelThread(Pid(2))));
+        }
+        assert!(processes().iter().any(|p| p.pid == sys::own_pid()));
+    }
+}

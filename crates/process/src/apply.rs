@@ -1,0 +1,467 @@
+//! Applying a patch plan: everything is prepared while the target runs, then all threads are held, looked at, moved, and the text is
+//! written. As a whole or not at all.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid};
+
+use crate::error::{ApplyError, Error};
+use crate::frame;
+use crate::procfs::Mapping;
+use crate::stack::{Stacks, contains};
+use crate::sys::{self, Regs};
+use crate::target::{Target, lock};
+use crate::tracer::{State, Tracer, with_tracer};
+
+const PAGE: u64 = 4096;
+/// Longest that one attempt holds the target to let threads out of what changes.
+const NUDGE_TIME: Duration = Duration::from_micros(500);
+
+/// How a plan is to be applied.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How often to try again when a thread stands inside of what changes.
+    pub retries: u32,
+    /// Ranges of which [`Applied::quiet`] is to tell whether anybody is in them or may return there. Sorted.
+    pub check_quiet: Vec<AvmaRange>,
+    /// Sets the gs base of every thread that has one of this area's back to 0.
+    pub reset_gs: Option<DataArea>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { retries: 20, check_quiet: Vec::new(), reset_gs: None }
+    }
+}
+
+/// A plan was applied.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Applied {
+    /// The longest time that any thread was held in one piece, from its interrupt to its release.
+    pub held: Duration,
+    /// How many times the target was held.
+    pub attempts: u32,
+    /// How many threads there were.
+    pub threads: usize,
+    /// Program counters that were moved, those in signal frames included.
+    pub moved: usize,
+    /// Nobody is in `check_quiet`, and no word of any stack points there. True if nothing was asked.
+    pub quiet: bool,
+    /// The threads as they were released.
+    pub bases: Vec<ThreadBase>,
+}
+
+/// What identifies a thread to generated code.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ThreadBase {
+    /// The thread.
+    pub tid: Tid,
+    /// Its thread pointer.
+    pub fs_base: u64,
+    /// Its gs base, as it is now.
+    pub gs_base: u64,
+}
+
+/// Adjacent pages with writes.
+#[derive(Debug)]
+struct Run {
+    start: Avma,
+    /// As they are to be there now, and afterwards.
+    old: Vec<u8>,
+    new: Vec<u8>,
+    writes: std::ops::Range<usize>,
+}
+
+/// Where a program counter goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    Stays,
+    /// Moves, and before the text is written if it stands inside of a write: should we die between, both places are sound.
+    Moves {
+        to: Avma,
+        first: bool,
+    },
+    /// Stands where nobody may.
+    Inside,
+}
+
+/// A program counter to be moved.
+#[derive(Clone, Copy, Debug)]
+struct Move {
+    thread: usize,
+    /// In memory there, or in the thread's registers.
+    slot: Option<Avma>,
+    from: Avma,
+    to: Avma,
+    first: bool,
+}
+
+impl Target {
+    /// Applies a plan, as described there. On an error nothing is changed.
+    pub fn apply(&self, plan: &PatchPlan, options: &Options) -> Result<Applied, ApplyError> {
+        check_plan(plan)?;
+        let returns = if plan.text.is_empty() { Vec::new() } else { self.gadgets()?.sigreturn };
+        let mut runs = make_runs(&plan.text);
+        let mut held = Duration::ZERO;
+        let mut attempt = 1;
+        loop {
+            let (outcome, time) = with_tracer(self.pid(), |tracer| {
+                tracer.be_patient(attempt);
+                let mut began = None;
+                let outcome = self.attempt(tracer, plan, options, &returns, &mut runs, &mut began);
+                let repaired = tracer.repair_all().or_else(|e| if e.is_gone() { Ok(()) } else { Err(e) });
+                let time = began.map_or(Duration::ZERO, |b| b.elapsed());
+                (outcome.and_then(|applied| repaired.map(|()| applied).map_err(ApplyError::from)), time)
+            })?;
+            held = held.max(time);
+            match outcome {
+                Ok(applied) => return Ok(Applied { held, attempts: attempt, ..applied }),
+                Err(e) if attempt <= options.retries && e.may_pass() => {
+                    thread::sleep(Duration::from_millis(1 << attempt.min(5)));
+                    attempt += 1;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Whether nobody is in any of the sorted ranges, and no word of any stack points there.
+    pub fn quiet(&self, ranges: &[AvmaRange]) -> Result<bool, ApplyError> {
+        let options = Options { check_quiet: ranges.to_vec(), ..Options::default() };
+        Ok(self.apply(&PatchPlan::default(), &options)?.quiet)
+    }
+
+    fn attempt(
+        &self,
+        tracer: &mut Tracer,
+        plan: &PatchPlan,
+        options: &Options,
+        returns: &[Avma],
+        runs: &mut [Run],
+        began: &mut Option<Instant>,
+    ) -> Result<Applied, ApplyError> {
+        tracer.seize_all()?;
+        let mut maps = self.maps()?;
+        check_mappings(&maps, &plan.text)?;
+        let mut unwritten = Vec::new();
+        for code in &plan.code {
+            match self.write(code.at, &code.bytes) {
+                Err(Error::Memory { .. }) => unwritten.push(code), // only by POKEDATA, on a held thread
+                other => other?,
+            }
+        }
+        self.make_private(&plan.text)?;
+        tracer.raise_priority();
+
+        *began = Some(Instant::now());
+        tracer.stop_all()?;
+        for code in unwritten {
+            self.write_text(tracer, code.at, &code.bytes)?;
+        }
+        self.read_and_compare(plan, runs)?;
+        let deadline = Instant::now() + NUDGE_TIME;
+        let (moves, quiet) = loop {
+            match self.look(tracer, plan, options, returns, &mut maps)? {
+                Look::Ready(moves, quiet) => break (moves, quiet),
+                Look::Inside(thread, at) => {
+                    let tid = tracer.threads[thread].tid;
+                    if !matches!(tracer.threads[thread].state, State::Stopped(libc::SIGTRAP))
+                        || Instant::now() > deadline
+                    {
+                        return Err(ApplyError::Busy { tid, at });
+                    }
+                    tracer.nudge(thread)?;
+                    tracer.seize_all()?; // it may have started others
+                    tracer.stop_all()?;
+                }
+            }
+        };
+
+        let original: Vec<Option<Regs>> = tracer.threads.iter().map(|t| t.regs).collect();
+        self.move_pcs(tracer, moves.iter().filter(|m| m.first))?;
+        if let Err(e) = self.write_runs(tracer, runs) {
+            for run in runs.iter().filter(|r| r.old != r.new) {
+                let _ = self.write_text(tracer, run.start, &run.old); // the first error is the one to tell
+            }
+            for m in moves.iter().filter(|m| m.first) {
+                let _ = match (m.slot, original[m.thread]) {
+                    (Some(slot), _) => self.write(slot, &m.from.0.to_le_bytes()),
+                    (None, Some(regs)) => tracer.set_regs(m.thread, &regs),
+                    (None, None) => Ok(()),
+                };
+            }
+            return Err(e.into());
+        }
+        // From here on the plan is in: what is left is good for threads that may have been killed, and harmless to lack.
+        self.move_pcs(tracer, moves.iter().filter(|m| !m.first))?;
+        if let Some(area) = &options.reset_gs {
+            reset_gs(tracer, area)?;
+        }
+        let bases = tracer.threads.iter().filter_map(|t| {
+            let regs = t.regs?;
+            Some(ThreadBase { tid: t.tid, fs_base: regs.fs_base, gs_base: regs.gs_base })
+        });
+        let threads = tracer.threads.iter().filter(|t| t.state != State::Gone).count();
+        Ok(Applied { held: Duration::ZERO, attempts: 0, threads, moved: moves.len(), quiet, bases: bases.collect() })
+    }
+
+    /// Writes one byte of each page back unchanged, so that the copy is made before the stop.
+    fn make_private(&self, text: &[TextWrite]) -> Result<(), Error> {
+        let mut known = lock(&self.private_pages);
+        let mut byte = [0];
+        for write in text {
+            let page = write.at.0 & !(PAGE - 1);
+            if !known.contains(&page) {
+                self.read(write.at, &mut byte)?;
+                match self.write(write.at, &byte) {
+                    Err(Error::Memory { .. }) => return Ok(()), // then POKEDATA makes them
+                    other => other?,
+                }
+                known.insert(page);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_and_compare(&self, plan: &PatchPlan, runs: &mut [Run]) -> Result<(), ApplyError> {
+        for run in runs {
+            self.read(run.start, &mut run.old)?;
+            run.new.copy_from_slice(&run.old);
+            for write in &plan.text[run.writes.clone()] {
+                let at = (write.at.0 - run.start.0) as usize;
+                let bytes = at..at + usize::from(write.len);
+                if run.old[bytes.clone()] != *write.old_bytes() {
+                    return Err(ApplyError::Changed {
+                        at: write.at,
+                        expected: write.old_bytes().to_vec(),
+                        found: run.old[bytes].to_vec(),
+                    });
+                }
+                run.new[bytes].copy_from_slice(write.new_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks where every thread stands.
+    fn look(
+        &self,
+        tracer: &mut Tracer,
+        plan: &PatchPlan,
+        options: &Options,
+        returns: &[Avma],
+        maps: &mut Vec<Mapping>,
+    ) -> Result<Look, ApplyError> {
+        let mut moves = Vec::new();
+        let mut quiet = true;
+        let mut stack_pointers = Vec::with_capacity(tracer.threads.len());
+        for i in 0..tracer.threads.len() {
+            let tid = tracer.threads[i].tid;
+            let (pc, sp, restarts) = match tracer.threads[i].state {
+                State::Asleep { pc, sp } => (pc, sp.0, true),
+                State::Stopped(_) => match tracer.regs(i)? {
+                    Some(regs) => (Avma(regs.rip), regs.rsp, frame::restarts(&regs) || ended_early(&regs)),
+                    None => continue,
+                },
+                State::Gone | State::Running => continue,
+            };
+            stack_pointers.push((i, sp));
+            quiet &= !contains(&options.check_quiet, pc);
+            let asleep = matches!(tracer.threads[i].state, State::Asleep { .. });
+            match self.fate(plan, pc, restarts) {
+                Fate::Stays => {}
+                Fate::Moves { first: false, .. } if asleep => quiet &= options.check_quiet.is_empty(),
+                Fate::Moves { to, first } if !asleep => moves.push(Move { thread: i, slot: None, from: pc, to, first }),
+                Fate::Moves { .. } | Fate::Inside if asleep => {
+                    return Err(Error::Unstoppable { tid, pc: Some(pc), waited: crate::tracer::STOP_WAIT }.into());
+                }
+                Fate::Moves { .. } | Fate::Inside => return Ok(Look::Inside(i, pc)),
+            }
+        }
+        if stack_pointers.iter().any(|&(_, sp)| !maps.iter().any(|m| m.range.contains(&Avma(sp)))) {
+            *maps = self.maps()?;
+        }
+        if !(returns.is_empty() && options.check_quiet.is_empty()) {
+            let mut stacks = Stacks::read(self, maps, &stack_pointers);
+            for saved in stacks.saved_pcs(self, maps, returns) {
+                match self.fate(plan, saved.pc, false) {
+                    Fate::Stays => {}
+                    Fate::Moves { to, first } => {
+                        moves.push(Move { thread: saved.thread, slot: Some(saved.slot), from: saved.pc, to, first });
+                    }
+                    Fate::Inside => return Ok(Look::Inside(saved.thread, saved.pc)),
+                }
+            }
+            quiet &= !stacks.point_into(&options.check_quiet);
+        }
+        Ok(Look::Ready(moves, quiet))
+    }
+
+    /// What the plan says about a program counter. `restarts`: the kernel may go two bytes back, to a `syscall` instruction.
+    fn fate(&self, plan: &PatchPlan, pc: Avma, restarts: bool) -> Fate {
+        let inside = strictly_inside(&plan.text, pc);
+        if let Ok(i) = plan.moves.binary_search_by_key(&pc, |m| m.from) {
+            let to = plan.moves[i].to;
+            let after_syscall =
+                || self.byte(plan, to.offset(-2)) == Some(0x0f) && self.byte(plan, to.offset(-1)) == Some(0x05);
+            return if restarts && !after_syscall() { Fate::Inside } else { Fate::Moves { to, first: inside } };
+        }
+        let back = restarts && (touched(&plan.text, pc.offset(-2)) || touched(&plan.text, pc.offset(-1)));
+        if inside || back || contains(&plan.step_out, pc) { Fate::Inside } else { Fate::Stays }
+    }
+
+    /// What stands at an address once the plan is in.
+    fn byte(&self, plan: &PatchPlan, at: Avma) -> Option<u8> {
+        if let Some(w) = write_before(&plan.text, at).filter(|w| at.0 < w.at.0 + u64::from(w.len)) {
+            return w.new_bytes().get((at.0 - w.at.0) as usize).copied();
+        }
+        let mut byte = [0];
+        self.read(at, &mut byte).ok()?;
+        Some(byte[0])
+    }
+
+    fn move_pcs<'m>(&self, tracer: &mut Tracer, moves: impl Iterator<Item = &'m Move>) -> Result<(), Error> {
+        for m in moves {
+            match (m.slot, tracer.regs(m.thread)?) {
+                (Some(slot), _) => self.write(slot, &m.to.0.to_le_bytes())?,
+                (None, Some(regs)) => tracer.set_regs(m.thread, &Regs { rip: m.to.0, ..regs })?,
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn write_runs(&self, tracer: &Tracer, runs: &[Run]) -> Result<(), Error> {
+        for run in runs {
+            // page by page inside of the kernel: a kill leaves whole pages
+            self.write_text(tracer, run.start, &run.new)?;
+        }
+        Ok(())
+    }
+
+    /// Writes through /proc/PID/mem, or word by word where that is forbidden.
+    fn write_text(&self, tracer: &Tracer, at: Avma, bytes: &[u8]) -> Result<(), Error> {
+        let refused = match self.write(at, bytes) {
+            Err(e @ Error::Memory { .. }) => e,
+            other => return other,
+        };
+        let Some(held) = tracer.threads.iter().find(|t| matches!(t.state, State::Stopped(_))) else {
+            return Err(refused);
+        };
+        let mut from = at.0 & !7;
+        let end = at.0 + bytes.len() as u64;
+        while from < end {
+            let mut word = self.read_u64(Avma(from))?.to_le_bytes();
+            for (i, byte) in word.iter_mut().enumerate() {
+                let address = from + i as u64;
+                if (at.0..end).contains(&address) {
+                    *byte = bytes[(address - at.0) as usize];
+                }
+            }
+            tracer.check("POKEDATA", held.tid, sys::poke(held.tid, from, u64::from_le_bytes(word)))?;
+            from += 8;
+        }
+        Ok(())
+    }
+}
+
+enum Look {
+    /// The program counters to move, and whether all is quiet.
+    Ready(Vec<Move>, bool),
+    /// This thread stands where nobody may.
+    Inside(usize, Avma),
+}
+
+/// Whether our stop ended a system call that will be repeated.
+fn ended_early(regs: &Regs) -> bool {
+    frame::repair_interrupted(&mut { *regs })
+}
+
+fn reset_gs(tracer: &mut Tracer, area: &DataArea) -> Result<(), Error> {
+    for i in 0..tracer.threads.len() {
+        if let Some(regs) = tracer.regs(i)?
+            && regs.gs_base != 0
+            && regs.gs_base.is_multiple_of(area.stride)
+            && regs.gs_base / area.stride < u64::from(area.shards)
+        {
+            tracer.set_regs(i, &Regs { gs_base: 0, ..regs })?;
+        }
+    }
+    Ok(())
+}
+
+fn write_before(text: &[TextWrite], at: Avma) -> Option<&TextWrite> {
+    text.partition_point(|w| w.at <= at).checked_sub(1).map(|i| &text[i])
+}
+
+/// Inside of a write, but not at its first byte.
+fn strictly_inside(text: &[TextWrite], at: Avma) -> bool {
+    write_before(text, at).is_some_and(|w| at > w.at && at.0 < w.at.0 + u64::from(w.len))
+}
+
+fn touched(text: &[TextWrite], at: Avma) -> bool {
+    write_before(text, at).is_some_and(|w| at.0 < w.at.0 + u64::from(w.len))
+}
+
+fn check_plan(plan: &PatchPlan) -> Result<(), ApplyError> {
+    let bad = |at, why| Err(ApplyError::BadPlan { at, why });
+    let mut end = 0;
+    for w in &plan.text {
+        let Some(stop) = w.at.0.checked_add(w.len.into()) else { return bad(w.at, "a write beyond the address space") };
+        if !(1..=8).contains(&w.len) {
+            return bad(w.at, "a write of no or of more than 8 bytes");
+        }
+        if w.at.0 / PAGE != (stop - 1) / PAGE {
+            return bad(w.at, "a write across two pages");
+        }
+        if w.at.0 < end {
+            return bad(w.at, "writes that overlap or are not sorted");
+        }
+        end = stop;
+    }
+    for pair in plan.moves.windows(2) {
+        if pair[0].from >= pair[1].from {
+            return bad(pair[1].from, "moves that are not sorted or not unique");
+        }
+    }
+    for m in &plan.moves {
+        if strictly_inside(&plan.text, m.from) && strictly_inside(&plan.text, m.to) {
+            return bad(m.from, "a move from inside a write to inside a write");
+        }
+    }
+    Ok(())
+}
+
+fn check_mappings(maps: &[Mapping], text: &[TextWrite]) -> Result<(), ApplyError> {
+    let mut i = 0;
+    for w in text {
+        while maps.get(i).is_some_and(|m| m.range.end <= w.at) {
+            i += 1;
+        }
+        match maps.get(i) {
+            Some(m) if m.range.contains(&w.at) && m.shared => return Err(ApplyError::SharedText { at: w.at }),
+            Some(m) if m.range.contains(&w.at) => {}
+            _ => return Err(ApplyError::NotMapped { at: w.at }),
+        }
+    }
+    Ok(())
+}
+
+fn make_runs(text: &[TextWrite]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for (i, w) in text.iter().enumerate() {
+        let page = w.at.0 & !(PAGE - 1);
+        match runs.last_mut() {
+            Some(run) if page <= run.start.0 + run.old.len() as u64 => {
+                run.old.resize((page + PAGE - run.start.0) as usize, 0);
+                run.writes.end = i + 1;
+            }
+            _ => runs.push(Run { start: Avma(page), old: vec![0; PAGE as usize], new: Vec::new(), writes: i..i + 1 }),
+        }
+    }
+    for run in &mut runs {
+        run.new.resize(run.old.len(), 0);
+    }
+    runs
+}

@@ -1,0 +1,390 @@
+//! The data area as the engine sees it: the same memory that the target counts in.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use ingraft_model::layout::{self, header};
+use ingraft_model::{Avma, AvmaRange, DataArea, Pid, ThreadIdentity};
+use memmap2::MmapRaw;
+use rustix::fs::FlockOperation;
+
+use crate::error::Error;
+use crate::target::{Identity, Target};
+
+/// The data area of a target.
+#[derive(Debug)]
+pub struct SharedArea {
+    layout: DataArea,
+    access: Access,
+}
+
+#[derive(Debug)]
+enum Access {
+    /// Mapped here as well. `lock` is a file of our own opening: a lock on it ends with us.
+    Mapped { map: MmapRaw, lock: Option<OwnedFd> },
+    /// Through the target's memory: for a successor that may not map the file.
+    Through(Arc<Target>),
+}
+
+/// One claimed shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim {
+    /// Index of the shard.
+    pub shard: u32,
+    /// Identity of the thread that holds it (its id, or its fs base).
+    pub owner: u64,
+}
+
+/// Fork children that entered themselves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Children {
+    /// Their process ids, as they see themselves.
+    pub pids: Vec<Pid>,
+    /// How many more did not fit.
+    pub unknown: u32,
+}
+
+impl SharedArea {
+    /// Maps a data area here. `memfd` is its file.
+    pub(crate) fn map(layout: DataArea, memfd: &OwnedFd) -> Result<Self, Error> {
+        let own = |source| Error::Own { what: "map the data area", source };
+        let len = usize::try_from(layout.len()).map_err(|_| Error::Outside(layout.len()))?;
+        let map = memmap2::MmapOptions::new().len(len).no_reserve_swap().map_raw(memfd).map_err(own)?;
+        let lock = reopen(memfd).ok();
+        Ok(SharedArea { layout, access: Access::Mapped { map, lock } })
+    }
+
+    pub(crate) fn through(layout: DataArea, target: Arc<Target>) -> Self {
+        SharedArea { layout, access: Access::Through(target) }
+    }
+
+    /// Where it lies in the target.
+    pub fn layout(&self) -> DataArea {
+        self.layout
+    }
+
+    /// Whether reads and writes need no system call.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.access, Access::Mapped { .. })
+    }
+
+    /// Takes the lock that only one engine holds; it ends with the engine. None: this way of access knows no lock, and
+    /// only the holder in the header tells.
+    pub fn try_lock(&self) -> Option<bool> {
+        match &self.access {
+            Access::Mapped { lock: Some(fd), .. } => {
+                Some(rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive).is_ok())
+            }
+            _ => None,
+        }
+    }
+
+    fn check_bytes(&self, offset: u64, len: usize) -> Result<(), Error> {
+        match offset.checked_add(len as u64) {
+            Some(end) if end <= self.layout.len() => Ok(()),
+            _ => Err(Error::Outside(offset)),
+        }
+    }
+
+    /// `count` words of `size` bytes each, aligned.
+    fn check(&self, offset: u64, size: usize, count: usize) -> Result<(), Error> {
+        let len = size.checked_mul(count).ok_or(Error::Outside(offset))?;
+        if offset.is_multiple_of(size as u64) { self.check_bytes(offset, len) } else { Err(Error::Outside(offset)) }
+    }
+
+    fn at(&self, offset: u64) -> Avma {
+        Avma(self.layout.base.0 + offset)
+    }
+
+    /// Reads a u64 at an offset (a multiple of 8).
+    pub fn read_u64(&self, offset: u64) -> Result<u64, Error> {
+        self.check(offset, 8, 1)?;
+        match &self.access {
+            Access::Mapped { map, .. } => Ok(word64(map, offset).load(Ordering::Acquire)),
+            Access::Through(target) => target.read_u64(self.at(offset)),
+        }
+    }
+
+    /// Writes a u64 at an offset (a multiple of 8).
+    pub fn write_u64(&self, offset: u64, value: u64) -> Result<(), Error> {
+        self.check(offset, 8, 1)?;
+        match &self.access {
+            Access::Mapped { map, .. } => {
+                word64(map, offset).store(value, Ordering::Release);
+                Ok(())
+            }
+            Access::Through(target) => target.write(self.at(offset), &value.to_le_bytes()),
+        }
+    }
+
+    /// Reads a u32 at an offset (a multiple of 4).
+    pub fn read_u32(&self, offset: u64) -> Result<u32, Error> {
+        self.check(offset, 4, 1)?;
+        match &self.access {
+            Access::Mapped { map, .. } => Ok(word32(map, offset).load(Ordering::Acquire)),
+            Access::Through(target) => {
+                let mut bytes = [0; 4];
+                target.read(self.at(offset), &mut bytes)?;
+                Ok(u32::from_le_bytes(bytes))
+            }
+        }
+    }
+
+    /// Writes a u32 at an offset (a multiple of 4).
+    pub fn write_u32(&self, offset: u64, value: u32) -> Result<(), Error> {
+        self.check(offset, 4, 1)?;
+        match &self.access {
+            Access::Mapped { map, .. } => {
+                word32(map, offset).store(value, Ordering::Release);
+                Ok(())
+            }
+            Access::Through(target) => target.write(self.at(offset), &value.to_le_bytes()),
+        }
+    }
+
+    /// Reads consecutive u64 at an offset (a multiple of 8).
+    pub fn read_words(&self, offset: u64, words: &mut [u64]) -> Result<(), Error> {
+        self.check(offset, 8, words.len())?;
+        match &self.access {
+            Access::Mapped { map, .. } => {
+                for (i, word) in words.iter_mut().enumerate() {
+                    *word = word64(map, offset + 8 * i as u64).load(Ordering::Relaxed);
+                }
+            }
+            Access::Through(target) => {
+                let mut bytes = vec![0; 8 * words.len()];
+                target.read(self.at(offset), &mut bytes)?;
+                for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+                    *word = chunk.try_into().map(u64::from_le_bytes).unwrap_or(0);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads bytes.
+    pub fn read_bytes(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        self.check_bytes(offset, bytes.len())?;
+        match &self.access {
+            Access::Mapped { map, .. } => copy_out(map, offset, bytes),
+            Access::Through(target) => target.read(self.at(offset), bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Writes bytes.
+    pub fn write_bytes(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.check_bytes(offset, bytes.len())?;
+        match &self.access {
+            Access::Mapped { map, .. } => copy_in(map, offset, bytes),
+            Access::Through(target) => target.write(self.at(offset), bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Writes the whole header of a new area. The magic comes last: before it, the area is nobody's.
+    pub(crate) fn write_header(
+        &self,
+        target_pid: Pid,
+        identity: ThreadIdentity,
+        holder: &Identity,
+    ) -> Result<(), Error> {
+        let (kind, offset) = match identity {
+            ThreadIdentity::Locked => (0, 0),
+            ThreadIdentity::FsOffset(offset) => (1, offset),
+            ThreadIdentity::FsBase => (2, 0),
+        };
+        let u32s = [
+            (header::VERSION, layout::LAYOUT_VERSION),
+            (header::IDENTITY, kind),
+            (header::IDENTITY_OFFSET, offset),
+            (header::SHARDS, self.layout.shards),
+            (header::CLAIM_HINT, layout::FIRST_SHARD),
+            (header::TARGET_PID, target_pid.0 as u32),
+        ];
+        for (at, value) in u32s {
+            self.write_u32(at.into(), value)?;
+        }
+        self.write_u64(header::STRIDE.into(), self.layout.stride)?;
+        self.write_u64(header::JOURNAL_OFFSET.into(), self.layout.journal_offset())?;
+        self.set_holder(holder)?;
+        self.write_u64(header::MAGIC.into(), u64::from_le_bytes(layout::MAGIC))
+    }
+
+    /// Who holds the target, as the header says.
+    pub fn holder(&self) -> Result<Identity, Error> {
+        let mut boot_id = [0; 16];
+        self.read_bytes(header::BOOT_ID.into(), &mut boot_id)?;
+        Ok(Identity {
+            pid: Pid(self.read_u32(header::HOLDER_PID.into())? as i32),
+            start_time: self.read_u64(header::HOLDER_START.into())?,
+            boot_id,
+        })
+    }
+
+    /// Enters the holder.
+    pub fn set_holder(&self, holder: &Identity) -> Result<(), Error> {
+        self.write_u32(header::HOLDER_PID.into(), holder.pid.0 as u32)?;
+        self.write_u64(header::HOLDER_START.into(), holder.start_time)?;
+        self.write_bytes(header::BOOT_ID.into(), &holder.boot_id)
+    }
+
+    /// How threads are told apart, as the header says.
+    pub fn identity(&self) -> Result<ThreadIdentity, Error> {
+        Ok(match self.read_u32(header::IDENTITY.into())? {
+            1 => ThreadIdentity::FsOffset(self.read_u32(header::IDENTITY_OFFSET.into())?),
+            2 => ThreadIdentity::FsBase,
+            _ => ThreadIdentity::Locked,
+        })
+    }
+
+    /// How often no shard was free.
+    pub fn exhausted(&self) -> Result<u32, Error> {
+        self.read_u32(header::EXHAUSTED.into())
+    }
+
+    /// The shards that threads hold.
+    pub fn claims(&self) -> Result<Vec<Claim>, Error> {
+        let mut owners = vec![0; self.layout.shards.min(layout::SHARDS_MAX) as usize];
+        self.read_words(layout::CLAIMS.into(), &mut owners)?;
+        let claimed = (0u32..).zip(owners).skip(layout::FIRST_SHARD as usize).filter(|&(_, owner)| owner != 0);
+        Ok(claimed.map(|(shard, owner)| Claim { shard, owner }).collect())
+    }
+
+    fn counter_at(&self, shard: u32, index: u32) -> u64 {
+        self.layout.stride * u64::from(shard) + u64::from(layout::COUNTERS) + 8 * u64::from(index)
+    }
+
+    /// One counter of one shard.
+    pub fn counter(&self, shard: u32, index: u32) -> Result<u64, Error> {
+        self.read_u64(self.counter_at(shard, index))
+    }
+
+    /// The first counters of a shard, as many as `values` has room for.
+    pub fn counters(&self, shard: u32, values: &mut [u64]) -> Result<(), Error> {
+        self.read_words(self.counter_at(shard, 0), values)
+    }
+
+    /// Sets one counter to 0 in shard 0 and in every claimed shard. Only while nothing counts into it.
+    pub fn zero_counter(&self, index: u32) -> Result<(), Error> {
+        self.write_u64(self.counter_at(0, index), 0)?;
+        for claim in self.claims()? {
+            self.write_u64(self.counter_at(claim.shard, index), 0)?;
+        }
+        Ok(())
+    }
+
+    /// Takes back the shard of a thread that has ended: its first `counters` values, which are set to 0; then it is free.
+    pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<u64>, Error> {
+        if shard < layout::FIRST_SHARD || shard >= self.layout.shards {
+            return Err(Error::Outside(self.layout.stride * u64::from(shard)));
+        }
+        let mut values = vec![0; counters as usize];
+        self.counters(shard, &mut values)?;
+        for (i, _) in values.iter().enumerate().filter(|&(_, &v)| v != 0) {
+            self.write_u64(self.counter_at(shard, i as u32), 0)?;
+        }
+        self.write_u64(self.layout.stride * u64::from(shard) + u64::from(layout::OWNER), 0)?;
+        self.write_u64(u64::from(layout::CLAIMS) + 8 * u64::from(shard), 0)?;
+        Ok(values)
+    }
+
+    /// The fork children that entered themselves.
+    pub fn children(&self) -> Result<Children, Error> {
+        let count = self.read_u32(header::CHILDREN_COUNT.into())?;
+        let known = count.min(header::CHILDREN_MAX);
+        let pids = (0..known).map(|i| self.read_u32(u64::from(header::CHILDREN + 4 * i)).map(|p| Pid(p as i32)));
+        let pids: Vec<Pid> = pids.collect::<Result<_, _>>()?;
+        Ok(Children { pids: pids.into_iter().filter(|p| p.0 != 0).collect(), unknown: count - known })
+    }
+
+    /// Replaces the journal's copy. The length is set to 0 before and to the new one afterwards, so that no half of it is believed.
+    pub fn write_journal(&self, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.len() as u64 > self.layout.journal_bytes {
+            return Err(Error::Outside(self.layout.journal_offset() + bytes.len() as u64));
+        }
+        self.write_u64(header::JOURNAL_LEN.into(), 0)?;
+        self.write_bytes(self.layout.journal_offset(), bytes)?;
+        self.write_u64(header::JOURNAL_LEN.into(), bytes.len() as u64)
+    }
+
+    /// Adds to the journal's copy.
+    pub fn append_journal(&self, bytes: &[u8]) -> Result<(), Error> {
+        let len = self.read_u64(header::JOURNAL_LEN.into())?;
+        match len.checked_add(bytes.len() as u64) {
+            Some(end) if end <= self.layout.journal_bytes => {
+                self.write_bytes(self.layout.journal_offset() + len, bytes)?;
+                self.write_u64(header::JOURNAL_LEN.into(), end)
+            }
+            _ => Err(Error::Outside(self.layout.journal_offset().saturating_add(len))),
+        }
+    }
+
+    /// The journal's copy.
+    pub fn read_journal(&self) -> Result<Vec<u8>, Error> {
+        let len = self.read_u64(header::JOURNAL_LEN.into())?.min(self.layout.journal_bytes);
+        let mut bytes = vec![0; len as usize];
+        if !bytes.is_empty() {
+            self.read_bytes(self.layout.journal_offset(), &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+}
+
+/// Opens a memfd once more, for a lock that is ours alone: the target's mapping keeps the other one open.
+fn reopen(memfd: &OwnedFd) -> std::io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    Ok(File::options().read(true).write(true).open(format!("/proc/self/fd/{}", memfd.as_fd().as_raw_fd()))?.into())
+}
+
+/// What the header of an area at `range` says, read with `read(offset, buffer)`.
+pub(crate) fn parse_header(range: &AvmaRange, bytes: &[u8]) -> Result<DataArea, &'static str> {
+    let u32_at =
+        |o: u32| bytes.get(o as usize..o as usize + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
+    let u64_at =
+        |o: u32| bytes.get(o as usize..o as usize + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+    if !bytes.starts_with(&layout::MAGIC) {
+        return Err("it has no header");
+    }
+    if u32_at(header::VERSION) != layout::LAYOUT_VERSION {
+        return Err("another version made it");
+    }
+    let (stride, shards) = (u64_at(header::STRIDE), u32_at(header::SHARDS));
+    let journal_offset = u64_at(header::JOURNAL_OFFSET);
+    let sound = stride.is_power_of_two()
+        && stride >= 2 * u64::from(layout::OWNER)
+        && (layout::FIRST_SHARD..=layout::SHARDS_MAX).contains(&shards)
+        && stride.checked_mul(shards.into()) == Some(journal_offset);
+    let total = range.end.0.saturating_sub(range.start.0);
+    match total.checked_sub(journal_offset) {
+        Some(journal_bytes) if sound => Ok(DataArea { base: range.start, stride, shards, journal_bytes }),
+        _ => Err("its header contradicts its size"),
+    }
+}
+
+fn word64(map: &MmapRaw, offset: u64) -> &AtomicU64 {
+    let at = map.as_mut_ptr().wrapping_add(offset as usize).cast();
+    // SAFETY: every caller has checked that 8 aligned bytes at `offset` lie inside the mapping, which lives as long as `map`;
+    // everybody, the target included, accesses them as whole words.
+    unsafe { AtomicU64::from_ptr(at) }
+}
+
+fn word32(map: &MmapRaw, offset: u64) -> &AtomicU32 {
+    let at = map.as_mut_ptr().wrapping_add(offset as usize).cast();
+    // SAFETY: as above, 4 bytes.
+    unsafe { AtomicU32::from_ptr(at) }
+}
+
+fn copy_out(map: &MmapRaw, offset: u64, bytes: &mut [u8]) {
+    let from = map.as_ptr().wrapping_add(offset as usize);
+    // SAFETY: the caller has checked that the range lies inside the mapping; `bytes` is ours and does not overlap it.
+    unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) }
+}
+
+fn copy_in(map: &MmapRaw, offset: u64, bytes: &[u8]) {
+    let to = map.as_mut_ptr().wrapping_add(offset as usize);
+    // SAFETY: as above.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+}

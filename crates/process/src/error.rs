@@ -1,0 +1,303 @@
+//! What can go wrong with another process, said so that a person knows what to do.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ingraft_model::{Avma, AvmaRange, Pid, Tid};
+
+/// Why a process may not be attached to. `Display` says what; [`Denial::hint`] what would allow it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Denial {
+    /// There is no such process.
+    #[error("no process {0}")]
+    NoSuchProcess(Pid),
+    /// It has ended and waits for its parent to notice.
+    #[error("process {0} has already ended (a zombie)")]
+    Zombie(Pid),
+    /// A thread of the kernel, without a program.
+    #[error("{0} is a kernel thread")]
+    KernelThread(Pid),
+    /// It is this very process.
+    #[error("process {0} is ingraft itself")]
+    Ourselves(Pid),
+    /// It belongs to somebody else, and we may not trace other people's processes.
+    #[error("process {pid} belongs to user {uid}")]
+    OtherUser {
+        /// The process.
+        pid: Pid,
+        /// Whose it is (real user id).
+        uid: u32,
+    },
+    /// The Yama security module restricts tracing.
+    #[error("process {pid} may not be traced: kernel.yama.ptrace_scope is {scope}")]
+    Yama {
+        /// The process.
+        pid: Pid,
+        /// The setting, 1 to 3.
+        scope: u32,
+    },
+    /// It is not dumpable: it changed its user or has more privileges than its user has.
+    #[error("process {0} is protected (not dumpable: it changed its user, or its program file cannot be read)")]
+    NotDumpable(Pid),
+    /// It lives in a user namespace in which we have no rights.
+    #[error("process {0} lives in another user namespace")]
+    UserNamespace(Pid),
+    /// The kernel refused for another reason (capabilities of the target, Landlock, another security module).
+    #[error("the kernel does not let us trace process {0}")]
+    Forbidden(Pid),
+    /// Somebody traces it already.
+    #[error("process {pid} is already traced by {tracer} (process {tracer_pid})")]
+    Traced {
+        /// The process.
+        pid: Pid,
+        /// Name of the tracer.
+        tracer: String,
+        /// Process of the tracer.
+        tracer_pid: Pid,
+    },
+    /// Its code is not x86-64's.
+    #[error("process {pid} is a {kind} program")]
+    NotX86_64 {
+        /// The process.
+        pid: Pid,
+        /// "32-bit" or "x32" or what its file says.
+        kind: &'static str,
+    },
+}
+
+impl Denial {
+    /// What would allow it: one line for a person.
+    pub fn hint(&self) -> String {
+        match self {
+            Denial::NoSuchProcess(_) => "look for it with `ingraft ps`".into(),
+            Denial::Zombie(_) => "nothing is left to measure; its parent should wait for it".into(),
+            Denial::KernelThread(_) => "only programs can be measured; use perf or ftrace for the kernel".into(),
+            Denial::Ourselves(_) => "choose another process".into(),
+            Denial::OtherUser { uid, .. } => format!("run as user {uid} or as root"),
+            Denial::Yama { scope: 1, .. } => {
+                "run as root, or `sysctl kernel.yama.ptrace_scope=0`, or start the program with `ingraft … -- COMMAND`"
+                    .into()
+            }
+            Denial::Yama { scope: 2, .. } => "run as root (CAP_SYS_PTRACE)".into(),
+            Denial::Yama { .. } => "nobody may trace until the next boot: this setting cannot be taken back".into(),
+            Denial::NotDumpable(_) => "run as root (CAP_SYS_PTRACE)".into(),
+            Denial::UserNamespace(_) => "run as root outside of the container, or inside of it".into(),
+            Denial::Forbidden(_) => {
+                "run as root (CAP_SYS_PTRACE); a security module (Landlock, SELinux) may forbid it as well".into()
+            }
+            Denial::Traced { tracer, tracer_pid, .. } => {
+                format!("end {tracer} (process {tracer_pid}) or let it detach")
+            }
+            Denial::NotX86_64 { .. } => "only 64-bit x86 programs can be measured".into(),
+        }
+    }
+}
+
+/// An operation on another process failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not permitted, or not possible at all.
+    #[error("{0}")]
+    Denied(#[from] Denial),
+    /// The process ended.
+    #[error("process {0} has ended")]
+    Gone(Pid),
+    /// The process runs another program now (exec).
+    #[error("process {0} has started another program")]
+    Replaced(Pid),
+    /// A thread did not stop in time.
+    #[error("thread {tid} did not stop within {} ms", waited.as_millis())]
+    Unstoppable {
+        /// The thread.
+        tid: Tid,
+        /// Its program counter, when the kernel tells it.
+        pc: Option<Avma>,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// A ptrace request failed.
+    #[error("ptrace {request} of thread {tid}: {source}")]
+    Ptrace {
+        /// Which.
+        request: &'static str,
+        /// Of which thread.
+        tid: Tid,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file could not be read.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A file of /proc says something that we do not understand.
+    #[error("{} is malformed", path.display())]
+    Malformed {
+        /// Which.
+        path: PathBuf,
+    },
+    /// Memory of the target could not be read or written.
+    #[error("cannot {what} {len} bytes at {at}: {source}")]
+    Memory {
+        /// "read" or "write".
+        what: &'static str,
+        /// Where.
+        at: Avma,
+        /// How many.
+        len: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A system call of ours in the target failed.
+    #[error("{call} in the target: {source}")]
+    Call {
+        /// Its name.
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// No thread of the target can carry a system call of ours.
+    #[error("no thread can carry a system call: {0}")]
+    NoCarrier(String),
+    /// The target has no code by which a borrowed thread could find its own way back.
+    #[error("no code for {0} found in the target")]
+    NoGadget(&'static str),
+    /// The target's system calls are filtered, and we may not suspend the filter.
+    #[error("system calls of the target are filtered (seccomp), and the filter cannot be suspended")]
+    Seccomp,
+    /// The target runs with a shadow stack.
+    #[error("the target runs with a shadow stack (CET), by which a borrowed thread cannot return")]
+    ShadowStack,
+    /// No address range is free where one is needed.
+    #[error("no free address range of {len} bytes {place}")]
+    NoRoom {
+        /// How much was looked for.
+        len: u64,
+        /// Where.
+        place: &'static str,
+    },
+    /// No data area of ours is there, or one that this version cannot read.
+    #[error("no usable data area at {:#x}: {why}", range.start.0)]
+    NoArea {
+        /// Where it was looked for.
+        range: AvmaRange,
+        /// Why not.
+        why: &'static str,
+    },
+    /// An offset outside of the data area.
+    #[error("offset {0:#x} is outside of the data area")]
+    Outside(u64),
+    /// A system call of our own failed.
+    #[error("{what}: {source}")]
+    Own {
+        /// Which.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A started program could not be started.
+    #[error("cannot start {}: {source}", program.display())]
+    Start {
+        /// Which.
+        program: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the process is no longer there (or no longer the same program).
+    pub fn is_gone(&self) -> bool {
+        matches!(
+            self,
+            Error::Gone(_) | Error::Replaced(_) | Error::Denied(Denial::NoSuchProcess(_) | Denial::Zombie(_))
+        )
+    }
+
+    /// What would help: one line for a person.
+    pub fn hint(&self) -> String {
+        match self {
+            Error::Denied(d) => d.hint(),
+            Error::Gone(_) | Error::Replaced(_) => "start again on a process that runs".into(),
+            Error::Unstoppable { .. } => {
+                "it sleeps uninterruptibly (disk, network file system, vfork); try again later".into()
+            }
+            Error::Seccomp => "run as root (CAP_SYS_ADMIN), which may suspend the filter".into(),
+            Error::ShadowStack => "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off".into(),
+            Error::Call { source, .. } if source.raw_os_error() == Some(libc::ENOMEM) => {
+                "the target's memory limit is reached (RLIMIT_AS, cgroup); raise it".into()
+            }
+            _ => "nothing was changed in the target".into(),
+        }
+    }
+}
+
+/// A plan was not applied; the target is as it was before.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The plan contradicts itself (overlap, order, a page boundary crossed): a defect of its maker.
+    #[error("the plan is invalid at {at}: {why}")]
+    BadPlan {
+        /// Where.
+        at: Avma,
+        /// Why.
+        why: &'static str,
+    },
+    /// The text is not what the plan expects: somebody else changed it, or it was analysed from another file.
+    #[error("the code at {at} is {found:02x?}, not {expected:02x?} as expected")]
+    Changed {
+        /// Where.
+        at: Avma,
+        /// What the plan expects.
+        expected: Vec<u8>,
+        /// What is there.
+        found: Vec<u8>,
+    },
+    /// The text is mapped shared: a change would reach every process that maps it.
+    #[error("the code at {at} is mapped shared: changing it would change it for others")]
+    SharedText {
+        /// Where.
+        at: Avma,
+    },
+    /// The text is not mapped.
+    #[error("there is no code at {at}")]
+    NotMapped {
+        /// Where.
+        at: Avma,
+    },
+    /// A thread stands inside of what changes, and did not leave it.
+    #[error("thread {tid} stands at {at}, inside of what changes")]
+    Busy {
+        /// Which thread.
+        tid: Tid,
+        /// Where: its program counter, or one saved in a signal frame.
+        at: Avma,
+    },
+    /// Anything else.
+    #[error(transparent)]
+    Process(#[from] Error),
+}
+
+impl ApplyError {
+    /// Whether it may be otherwise a moment later.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, ApplyError::Busy { .. } | ApplyError::Process(Error::Unstoppable { .. }))
+    }
+
+    /// What would help: one line for a person.
+    pub fn hint(&self) -> String {
+        match self {
+            ApplyError::BadPlan { .. } => "this is a defect of ingraft; nothing was changed".into(),
+            ApplyError::Changed { .. } => {
+                "another tool (a debugger, uprobes) changed this code; end it and try again".into()
+            }
+            ApplyError::SharedText { .. } | ApplyError::NotMapped { .. } => "leave this function out".into(),
+            ApplyError::Busy { .. } => "try again when the function is less busy".into(),
+            ApplyError::Process(e) => e.hint(),
+        }
+    }
+}

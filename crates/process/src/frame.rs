@@ -1,0 +1,196 @@
+//! The way back of a borrowed thread: a signal frame as the kernel itself would have built it. `rt_sigreturn` restores
+//! every register from it, so the thread finds home even when nobody is left to restore it.
+
+use crate::sys::Regs;
+
+/// Bytes below the stack pointer that belong to the running function.
+pub(crate) const RED_ZONE: u64 = 128;
+/// Offset of the saved program counter from the word that holds the return address of a signal frame.
+pub(crate) const RIP: u64 = UCONTEXT + 40 + 16 * 8;
+/// Offset of the saved stack pointer.
+pub(crate) const RSP: u64 = UCONTEXT + 40 + 15 * 8;
+/// Offset of the saved code segment (u16).
+pub(crate) const CS: u64 = UCONTEXT + 40 + 18 * 8;
+
+const UCONTEXT: u64 = 8;
+const UCONTEXT_LEN: usize = 304;
+const SIGINFO_LEN: usize = 128;
+const FRAME_LEN: usize = 8 + UCONTEXT_LEN + SIGINFO_LEN;
+/// UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS
+const UC_FLAGS: u64 = 7;
+/// No valid mode, so that rt_sigreturn leaves the alternate signal stack as it is.
+const ALTSTACK_UNTOUCHED: u64 = 0x1000;
+const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
+const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
+/// Where the XSAVE area leaves room for software: magic, sizes, features.
+const FP_SW: usize = 464;
+const FP_MIN: usize = 576;
+
+const ERESTARTSYS: i64 = -512;
+const ERESTARTNOINTR: i64 = -513;
+const ERESTARTNOHAND: i64 = -514;
+/// The system call goes on through restart_syscall(2), with what the kernel remembers.
+pub(crate) const ERESTART_RESTARTBLOCK: i64 = -516;
+const SYS_RESTART: u64 = 219;
+const EINTR: i64 = -4;
+const SYS_IO_PGETEVENTS: i64 = 333;
+
+/// System calls that a stop ends with EINTR though no signal came, and that may be made again as if nothing had been:
+/// they had no effect yet. Not in the list: close, whose repetition would hit another file.
+const REPEATABLE: &[i64] = &[
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_readv,
+    libc::SYS_writev,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_io_getevents,
+    SYS_IO_PGETEVENTS,
+    libc::SYS_io_uring_enter,
+];
+
+/// Whether the thread stands in a system call that the kernel will make again.
+pub(crate) fn restarts(regs: &Regs) -> bool {
+    (regs.orig_rax as i64) >= 0
+        && matches!(regs.rax as i64, ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK)
+}
+
+/// If our stop made a system call end with EINTR, lets the kernel make it again (or report EINTR after all, if a signal with a
+/// handler comes first). Says whether something was changed. Only for a thread in an event stop.
+pub(crate) fn repair_interrupted(regs: &mut Regs) -> bool {
+    let repair = regs.rax as i64 == EINTR && REPEATABLE.contains(&(regs.orig_rax as i64));
+    if repair {
+        regs.rax = ERESTARTNOHAND as u64;
+    }
+    repair
+}
+
+/// What the registers are once a pending restart has been done by hand.
+fn restarted(mut regs: Regs) -> Regs {
+    if restarts(&regs) {
+        regs.rip = regs.rip.wrapping_sub(2);
+        regs.rax = if regs.rax as i64 == ERESTART_RESTARTBLOCK { SYS_RESTART } else { regs.orig_rax };
+    }
+    regs
+}
+
+/// A signal frame ready to be written.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    /// Where its first byte goes; the stack pointer with which `ret` leads into rt_sigreturn.
+    pub(crate) at: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Room that a frame with this extended state takes, alignment included.
+pub(crate) fn frame_room(xstate: &[u8]) -> u64 {
+    (FRAME_LEN + xstate.len() + 4 + 64 + 16) as u64
+}
+
+/// The frame below `top` that restores `regs`, `sigmask` and `xstate` when its first word, `sigreturn`, is returned to.
+/// None if `xstate` is no XSAVE area.
+pub(crate) fn build(regs: &Regs, sigmask: u64, xstate: &[u8], top: u64, sigreturn: u64) -> Option<Frame> {
+    if xstate.len() < FP_MIN {
+        return None;
+    }
+    let fp_at = (top - (xstate.len() + 4) as u64) & !63;
+    let at = ((fp_at - FRAME_LEN as u64) & !15) - 8;
+    let mut bytes = vec![0u8; (fp_at - at) as usize + xstate.len() + 4];
+    let mut put = |offset: u64, value: u64| {
+        let offset = offset as usize;
+        bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
+    };
+    let r = restarted(*regs);
+    put(0, sigreturn);
+    put(UCONTEXT, UC_FLAGS);
+    put(UCONTEXT + 24, ALTSTACK_UNTOUCHED); // ss_flags
+    let segments = (r.cs & 0xffff) | (r.ss & 0xffff) << 48;
+    let context = [
+        r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15, r.rdi, r.rsi, r.rbp, r.rbx, r.rdx, r.rax, r.rcx, r.rsp,
+        r.rip, r.eflags, segments, 0, 0, sigmask, 0, fp_at,
+    ];
+    for (i, value) in context.into_iter().enumerate() {
+        put(UCONTEXT + 40 + 8 * i as u64, value);
+    }
+    put(UCONTEXT + 296, sigmask);
+
+    let fp = (fp_at - at) as usize;
+    let state = &mut bytes[fp..];
+    state[..xstate.len()].copy_from_slice(xstate);
+    // The kernel states the enabled features in the first word of the software bytes; here the frame's own description goes.
+    let features: [u8; 8] = xstate[FP_SW..FP_SW + 8].try_into().ok()?;
+    let len = u32::try_from(xstate.len()).ok()?;
+    state[FP_SW..FP_SW + 4].copy_from_slice(&FP_XSTATE_MAGIC1.to_le_bytes());
+    state[FP_SW + 4..FP_SW + 8].copy_from_slice(&(len + 4).to_le_bytes());
+    state[FP_SW + 8..FP_SW + 16].copy_from_slice(&features);
+    state[FP_SW + 16..FP_SW + 20].copy_from_slice(&len.to_le_bytes());
+    state[FP_SW + 20..FP_SW + 48].fill(0);
+    state[xstate.len()..].copy_from_slice(&FP_XSTATE_MAGIC2.to_le_bytes());
+    Some(Frame { at, bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn regs() -> Regs {
+        // SAFETY: integers only.
+        unsafe { std::mem::zeroed() }
+    }
+
+    fn word(frame: &Frame, offset: u64) -> u64 {
+        u64::from_le_bytes(frame.bytes[offset as usize..offset as usize + 8].try_into().unwrap())
+    }
+
+    #[test]
+    fn layout_is_the_kernels() {
+        let r = Regs { rip: 0x1234, rsp: 0x7ffe_0000, rax: 7, orig_rax: u64::MAX, cs: 0x33, ss: 0x2b, ..regs() };
+        for len in [576, 832, 2696, 11008] {
+            let frame = build(&r, 0x55, &vec![1; len], 0x7ffd_fff3, 0xabc).unwrap();
+            assert_eq!(word(&frame, 0), 0xabc);
+            assert_eq!(word(&frame, RIP), 0x1234);
+            assert_eq!(word(&frame, RSP), 0x7ffe_0000);
+            assert_eq!(word(&frame, CS), 0x33 | 0x2b << 48);
+            assert_eq!(word(&frame, 8 + 296), 0x55);
+            assert_eq!(frame.at % 16, 8);
+            let fp = word(&frame, 8 + 40 + 23 * 8);
+            assert_eq!(fp % 64, 0);
+            assert!(frame.at + frame.bytes.len() as u64 <= 0x7ffd_fff3);
+            assert!(frame.bytes.len() as u64 <= frame_room(&vec![0; len]));
+            assert_eq!(&frame.bytes[frame.bytes.len() - 4..], &FP_XSTATE_MAGIC2.to_le_bytes());
+        }
+        assert!(build(&r, 0, &[0; 512], 0x10000, 0).is_none());
+    }
+
+    #[test]
+    fn restarts_by_hand() {
+        let r = |rax: i64, orig: i64| Regs { rip: 100, rax: rax as u64, orig_rax: orig as u64, ..regs() };
+        for code in [ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND] {
+            let done = restarted(r(code, 7));
+            assert_eq!((done.rip, done.rax), (98, 7));
+        }
+        let done = restarted(r(ERESTART_RESTARTBLOCK, 35));
+        assert_eq!((done.rip, done.rax), (98, SYS_RESTART));
+        let done = restarted(r(ERESTARTSYS, -1));
+        assert_eq!((done.rip, done.rax as i64), (100, ERESTARTSYS));
+        let mut epoll = r(EINTR, libc::SYS_epoll_wait);
+        assert!(repair_interrupted(&mut epoll));
+        assert_eq!(restarted(epoll).rip, 98);
+        assert!(!repair_interrupted(&mut r(EINTR, libc::SYS_close)));
+        assert!(!repair_interrupted(&mut r(EINTR, -1)));
+        assert!(!repair_interrupted(&mut r(0, libc::SYS_read)));
+    }
+}

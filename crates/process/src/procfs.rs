@@ -1,0 +1,351 @@
+//! The files of /proc as values. Parsed by hand and as bytes: file names need not be UTF-8, command names hold
+//! parentheses and blanks, and nothing that a target puts there may make us fail.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use ingraft_model::{Avma, AvmaRange, Pid, Tid};
+
+use crate::error::Error;
+
+/// One line of /proc/PID/maps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// Where.
+    pub range: AvmaRange,
+    /// Readable.
+    pub read: bool,
+    /// Writable.
+    pub write: bool,
+    /// Executable.
+    pub exec: bool,
+    /// Writes reach others (`MAP_SHARED`).
+    pub shared: bool,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Device of the file, (major, minor); (0, 0) without one.
+    pub device: (u32, u32),
+    /// Inode of the file, 0 without one.
+    pub inode: u64,
+    /// Path or pseudo path (`[stack]`), as the kernel writes it (with its octal escapes undone); empty if anonymous.
+    pub path: PathBuf,
+}
+
+impl Mapping {
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.range.end.0.saturating_sub(self.range.start.0)
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether a file stands behind it.
+    pub fn is_file(&self) -> bool {
+        self.inode != 0
+    }
+
+    /// The path without the kernel's mark of a deleted file.
+    pub fn file_path(&self) -> PathBuf {
+        let bytes = self.path.as_os_str().as_encoded_bytes();
+        let cut = bytes.strip_suffix(b" (deleted)").unwrap_or(bytes);
+        PathBuf::from(OsString::from_vec(cut.to_vec()))
+    }
+
+    /// Whether the file no longer has a name.
+    pub fn is_deleted(&self) -> bool {
+        self.path.as_os_str().as_encoded_bytes().ends_with(b" (deleted)")
+    }
+}
+
+fn number(bytes: &[u8], radix: u32) -> Option<u64> {
+    u64::from_str_radix(std::str::from_utf8(bytes).ok()?, radix).ok()
+}
+
+/// A field and the rest behind the blanks that follow it.
+fn field(line: &[u8]) -> (&[u8], &[u8]) {
+    let end = line.iter().position(|&b| b == b' ').unwrap_or(line.len());
+    let rest = &line[end..];
+    let skip = rest.iter().position(|&b| b != b' ').unwrap_or(rest.len());
+    (&line[..end], &rest[skip..])
+}
+
+fn split_at_byte(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
+    let i = bytes.iter().position(|&b| b == at)?;
+    Some((&bytes[..i], &bytes[i + 1..]))
+}
+
+/// Newlines in paths are written as `\012`.
+fn unescape(path: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(path.len());
+    let mut i = 0;
+    while i < path.len() {
+        if path[i..].starts_with(b"\\012") {
+            out.push(b'\n');
+            i += 4;
+        } else {
+            out.push(path[i]);
+            i += 1;
+        }
+    }
+    out
+}
+
+fn parse_mapping(line: &[u8]) -> Option<Mapping> {
+    let (range, rest) = field(line);
+    let (start, end) = split_at_byte(range, b'-')?;
+    let (perms, rest) = field(rest);
+    let (offset, rest) = field(rest);
+    let (device, rest) = field(rest);
+    let (major, minor) = split_at_byte(device, b':')?;
+    let (inode, path) = field(rest);
+    let [r, w, x, s, ..] = perms else { return None };
+    Some(Mapping {
+        range: Avma(number(start, 16)?)..Avma(number(end, 16)?),
+        read: *r == b'r',
+        write: *w == b'w',
+        exec: *x == b'x',
+        shared: *s == b's',
+        offset: number(offset, 16)?,
+        device: (number(major, 16)?.try_into().ok()?, number(minor, 16)?.try_into().ok()?),
+        inode: number(inode, 10)?,
+        path: PathBuf::from(OsString::from_vec(unescape(path))),
+    })
+}
+
+/// All lines of a maps file; lines that make no sense are left out.
+pub(crate) fn parse_maps(text: &[u8]) -> Vec<Mapping> {
+    text.split(|&b| b == b'\n').filter(|l| !l.is_empty()).filter_map(parse_mapping).collect()
+}
+
+/// What /proc/PID/stat says that we need.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stat {
+    pub(crate) state: u8,
+    pub(crate) flags: u64,
+    pub(crate) start_time: u64,
+}
+
+/// The kernel's flag of its own threads.
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+impl Stat {
+    pub(crate) fn is_kernel(&self) -> bool {
+        self.flags & PF_KTHREAD != 0
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        matches!(self.state, b'Z' | b'X' | b'x')
+    }
+
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        // the name may hold anything, also ") "
+        let after = text.get(text.iter().rposition(|&b| b == b')')? + 2..)?;
+        let fields: Vec<&[u8]> = after.split(|&b| b == b' ' || b == b'\n').collect();
+        // fields[0] is the third field of proc(5)
+        Some(Stat {
+            state: *fields.first()?.first()?,
+            flags: number(fields.get(6)?, 10)?,
+            start_time: number(fields.get(19)?, 10)?,
+        })
+    }
+}
+
+/// What /proc/PID/status or /proc/PID/task/TID/status says that we need.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Status {
+    /// Real user id.
+    pub uid: u32,
+    /// Effective user id.
+    pub euid: u32,
+    /// Process id of the tracer, 0 without one.
+    pub tracer: i32,
+    /// Mode of the system call filter, 0 without one.
+    pub seccomp: u32,
+    /// The thread's own id in its innermost pid namespace.
+    pub own_id: i32,
+    /// Locked memory in KiB.
+    pub locked_kib: u64,
+    /// Runs with a shadow stack.
+    pub shadow_stack: bool,
+}
+
+impl Status {
+    pub(crate) fn parse(text: &[u8]) -> Self {
+        let mut s = Status::default();
+        for line in text.split(|&b| b == b'\n') {
+            let Some((key, value)) = split_at_byte(line, b':') else { continue };
+            let value = String::from_utf8_lossy(value);
+            let mut words = value.split_ascii_whitespace();
+            match key {
+                b"Uid" => {
+                    s.uid = words.next().and_then(|w| w.parse().ok()).unwrap_or(u32::MAX);
+                    s.euid = words.next().and_then(|w| w.parse().ok()).unwrap_or(u32::MAX);
+                }
+                b"TracerPid" => s.tracer = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
+                b"Seccomp" => s.seccomp = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
+                b"NSpid" => s.own_id = words.next_back().and_then(|w| w.parse().ok()).unwrap_or(0),
+                b"VmLck" => s.locked_kib = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
+                b"x86_Thread_features" => s.shadow_stack = words.any(|w| w == "shstk"),
+                _ => {}
+            }
+        }
+        s
+    }
+}
+
+/// Where a thread stands in the kernel, from /proc/PID/task/TID/syscall.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum InKernel {
+    /// On a processor, or ready for one.
+    Running,
+    /// Sleeping: the system call (-1: none), stack pointer and program counter in user space.
+    Asleep { nr: i64, sp: u64, pc: u64 },
+}
+
+impl InKernel {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        if text.starts_with("running") {
+            return Some(InKernel::Running);
+        }
+        let words: Vec<&str> = text.split_ascii_whitespace().collect();
+        let hex = |w: &str| u64::from_str_radix(w.trim_start_matches("0x"), 16).ok();
+        let nr = words.first()?.parse().ok()?;
+        let [.., sp, pc] = words.as_slice() else { return None };
+        Some(InKernel::Asleep { nr, sp: hex(sp)?, pc: hex(pc)? })
+    }
+}
+
+/// The auxiliary vector as (type, value) pairs.
+pub(crate) fn parse_auxv(bytes: &[u8]) -> Vec<(u64, u64)> {
+    let word = |b: &[u8]| b.try_into().map(u64::from_le_bytes).unwrap_or(0);
+    bytes.chunks_exact(16).map(|c| (word(&c[..8]), word(&c[8..]))).take_while(|&(t, _)| t != 0).collect()
+}
+
+/// Reads a file of /proc/PID.
+pub(crate) fn read(pid: Pid, name: &str) -> Result<Vec<u8>, Error> {
+    let path = PathBuf::from(format!("/proc/{pid}/{name}"));
+    fs::read(&path).map_err(|source| file_error(pid, path, source))
+}
+
+/// An error of a file under /proc/PID: a missing one means that the process is gone.
+pub(crate) fn file_error(pid: Pid, path: PathBuf, source: io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ESRCH) if !Path::new(&format!("/proc/{pid}")).exists() => Error::Gone(pid),
+        Some(libc::ESRCH) => Error::Gone(pid),
+        _ => Error::File { path, source },
+    }
+}
+
+pub(crate) fn stat(pid: Pid) -> Result<Stat, Error> {
+    Stat::parse(&read(pid, "stat")?).ok_or_else(|| Error::Malformed { path: format!("/proc/{pid}/stat").into() })
+}
+
+pub(crate) fn status(pid: Pid) -> Result<Status, Error> {
+    Ok(Status::parse(&read(pid, "status")?))
+}
+
+pub(crate) fn thread_stat(pid: Pid, tid: Tid) -> Option<Stat> {
+    Stat::parse(&read(pid, &format!("task/{tid}/stat")).ok()?)
+}
+
+pub(crate) fn thread_status(pid: Pid, tid: Tid) -> Result<Status, Error> {
+    Ok(Status::parse(&read(pid, &format!("task/{tid}/status"))?))
+}
+
+pub(crate) fn in_kernel(pid: Pid, tid: Tid) -> Option<InKernel> {
+    InKernel::parse(&String::from_utf8_lossy(&read(pid, &format!("task/{tid}/syscall")).ok()?))
+}
+
+pub(crate) fn maps(pid: Pid) -> Result<Vec<Mapping>, Error> {
+    Ok(parse_maps(&read(pid, "maps")?))
+}
+
+/// The threads of a process.
+pub(crate) fn threads(pid: Pid) -> Result<Vec<Tid>, Error> {
+    let path = PathBuf::from(format!("/proc/{pid}/task"));
+    let entries = fs::read_dir(&path).map_err(|source| file_error(pid, path, source))?;
+    Ok(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok().map(Tid)).collect())
+}
+
+/// The name of a process's main thread.
+pub(crate) fn comm(pid: Pid) -> Option<String> {
+    let text = read(pid, "comm").ok()?;
+    Some(String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned())
+}
+
+/// The arguments of a process.
+pub(crate) fn cmdline(pid: Pid) -> Vec<String> {
+    let text = read(pid, "cmdline").unwrap_or_default();
+    let text = text.strip_suffix(b"\0").unwrap_or(&text);
+    if text.is_empty() {
+        return Vec::new();
+    }
+    text.split(|&b| b == 0).map(|a| String::from_utf8_lossy(a).into_owned()).collect()
+}
+
+/// The program file of a process, as its own mount namespace names it.
+pub(crate) fn exe(pid: Pid) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/exe")).ok()
+}
+
+/// The id of this boot: 16 bytes, or zeros where the kernel does not tell.
+pub fn boot_id() -> [u8; 16] {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: Vec<u8> = text.bytes().filter_map(|b| char::from(b).to_digit(16)).map(|d| d as u8).collect();
+    let mut id = [0; 16];
+    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_lines() {
+        let text = b"00400000-00452000 r-xp 00001000 fe:01 173521  /usr/bin/a b (deleted)\n\
+            7ffc0000-7ffc1000 rw-s 00000000 00:01 9 /memfd:x\\012y\n7f0000000000-7f0000001000 ---p 00000000 00:00 0 \nnonsense\n";
+        let maps = parse_maps(text);
+        assert_eq!(maps.len(), 3);
+        assert_eq!(maps[0].range, Avma(0x400000)..Avma(0x452000));
+        assert!(maps[0].exec && !maps[0].write && !maps[0].shared && maps[0].is_deleted());
+        assert_eq!(maps[0].device, (0xfe, 1));
+        assert_eq!(maps[0].file_path(), PathBuf::from("/usr/bin/a b"));
+        assert!(maps[1].shared);
+        assert_eq!(maps[1].path, PathBuf::from("/memfd:x\ny"));
+        assert!(!maps[2].is_file() && !maps[2].read);
+    }
+
+    #[test]
+    fn stat_with_a_nasty_name() {
+        let text = b"12 (a) R (b) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 98765 1 2\n";
+        assert_eq!(Stat::parse(text), Some(Stat { state: b'S', flags: 4194560, start_time: 98765 }));
+        assert_eq!(Stat::parse(b"12 (x"), None);
+        assert_eq!(Stat::parse(b")"), None);
+    }
+
+    #[test]
+    fn status_fields() {
+        let s = Status::parse(b"Name:\tx\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
+        assert_eq!(s, Status { uid: 5, euid: 6, tracer: 9, seccomp: 2, own_id: 7, locked_kib: 4, shadow_stack: true });
+    }
+
+    #[test]
+    fn syscall_file() {
+        assert_eq!(InKernel::parse("running\n"), Some(InKernel::Running));
+        assert_eq!(
+            InKernel::parse("0 0x1 0x2 0x3 0x4 0x5 0x6 0x7ffe 0x7f00\n"),
+            Some(InKernel::Asleep { nr: 0, sp: 0x7ffe, pc: 0x7f00 })
+        );
+        assert_eq!(InKernel::parse("-1 0x7ffe 0x7f00\n"), Some(InKernel::Asleep { nr: -1, sp: 0x7ffe, pc: 0x7f00 }));
+        assert_eq!(InKernel::parse(""), None);
+    }
+}

@@ -1,0 +1,429 @@
+//! System calls that a thread of the target makes for us, and from which it finds home by itself if we die.
+//!
+//! The borrowed thread gets, in one request, a stack pointer at a signal frame that restores all of its registers, and a
+//! program counter at `syscall; ret`; the `ret` leads into rt_sigreturn. Killed at any moment, we leave a thread that makes at most one more
+//! system call and then goes on where it was.
+
+use std::io;
+use std::ops::Range;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ingraft_model::{Avma, Tid};
+
+use crate::error::Error;
+use crate::frame;
+use crate::procfs::{self, InKernel, Mapping};
+use crate::sys::{self, Regs, Status};
+use crate::target::Target;
+use crate::tracer::{State, Tracer, with_tracer};
+
+/// Free bytes that a thread's stack must have below its stack pointer.
+const STACK_NEED: u64 = 16 * 1024;
+/// Bytes below the frame for what system calls read (names).
+const SCRATCH: u64 = 1024;
+/// A system call of ours takes microseconds; a target that swaps or is frozen may need longer.
+const CALL_WAIT: Duration = Duration::from_secs(2);
+/// Threads that are looked at before giving up.
+const CANDIDATES: usize = 256;
+
+/// `syscall; ret`
+const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
+/// `mov rax, 15; syscall`, `mov eax, 15; syscall`: rt_sigreturn, as the libcs' restorers do it.
+const SIGRETURN: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+
+/// Pieces of the target's own code that we need.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Gadgets {
+    /// `syscall; ret`.
+    pub syscall: Option<Avma>,
+    /// Code that calls rt_sigreturn: signal handlers return there. All that were found.
+    pub sigreturn: Vec<Avma>,
+}
+
+impl Gadgets {
+    /// Looks through all code that comes from files, and the vDSO.
+    pub(crate) fn find(target: &Target) -> Result<Self, Error> {
+        let mut gadgets = Gadgets { syscall: None, sigreturn: Vec::new() };
+        let mut bytes = Vec::new();
+        for m in target.maps()?.iter().filter(|m| m.exec && (m.is_file() || m.path.as_os_str() == "[vdso]")) {
+            bytes.resize(usize::try_from(m.len()).unwrap_or(0), 0);
+            let n = target.read_some(m.range.start, &mut bytes).unwrap_or(0);
+            gadgets.scan(m.range.start, &bytes[..n]);
+        }
+        Ok(gadgets)
+    }
+
+    fn scan(&mut self, start: Avma, code: &[u8]) {
+        let mut from = 0;
+        while let Some(i) = code[from..].iter().position(|&b| b == 0x05).map(|i| i + from) {
+            from = i + 1;
+            if i == 0 || code[i - 1] != 0x0f {
+                continue;
+            }
+            if self.syscall.is_none() && code[i - 1..].starts_with(SYSCALL_RET) {
+                self.syscall = Some(Avma(start.0 + i as u64 - 1));
+            }
+            for pattern in SIGRETURN {
+                if code[..=i].ends_with(pattern) {
+                    self.sigreturn.push(Avma(start.0 + (i + 1 - pattern.len()) as u64));
+                }
+            }
+        }
+    }
+
+    /// Whether the code still stands where it was found.
+    pub(crate) fn still_there(&self, target: &Target) -> bool {
+        let holds = |at: Avma, pattern: &[u8]| {
+            let mut bytes = [0; 9];
+            target.read(at, &mut bytes[..pattern.len()]).is_ok() && bytes.starts_with(pattern)
+        };
+        self.syscall.is_some_and(|at| holds(at, SYSCALL_RET))
+            && self.sigreturn.first().is_some_and(|&at| SIGRETURN.iter().any(|p| holds(at, p)))
+    }
+}
+
+/// A borrowed thread that makes system calls.
+#[derive(Debug)]
+pub struct Remote<'a> {
+    target: &'a Target,
+    tracer: &'a mut Tracer,
+    tid: Tid,
+    home: Home,
+    syscall_at: u64,
+    /// Stack pointer at the frame.
+    frame_at: u64,
+    scratch_used: u64,
+}
+
+/// All that the borrowed thread gets back.
+#[derive(Debug)]
+struct Home {
+    regs: Regs,
+    xstate: Vec<u8>,
+    sigmask: u64,
+    /// How it was stopped: a thread in a group-stop stays in it.
+    state: State,
+}
+
+impl Target {
+    /// Runs `work` with a borrowed thread that makes system calls for us. Afterwards the thread goes on as if nothing had
+    /// been; also a system call in which it waited.
+    pub fn remote<R: Send>(&self, work: impl FnOnce(&mut Remote<'_>) -> Result<R, Error> + Send) -> Result<R, Error> {
+        let gadgets = self.gadgets()?;
+        let syscall_at = gadgets.syscall.ok_or(Error::NoGadget("`syscall; ret`"))?.0;
+        let sigreturn = gadgets.sigreturn.first().ok_or(Error::NoGadget("rt_sigreturn"))?.0;
+        if self.status()?.shadow_stack {
+            return Err(Error::ShadowStack);
+        }
+        with_tracer(self.pid(), |tracer| {
+            let mut remote = Remote::borrow(self, tracer, syscall_at, sigreturn)?;
+            let result = work(&mut remote);
+            let returned = remote.give_back();
+            result.and_then(|value| returned.map(|()| value))
+        })?
+    }
+}
+
+impl<'a> Remote<'a> {
+    /// The process whose thread it is.
+    pub fn target(&self) -> &'a Target {
+        self.target
+    }
+
+    fn borrow(target: &'a Target, tracer: &'a mut Tracer, syscall_at: u64, sigreturn: u64) -> Result<Self, Error> {
+        let maps = target.maps()?;
+        let mut refused = String::from("it has no thread");
+        let filtered = |tid| procfs::thread_status(target.pid(), tid).is_ok_and(|s| s.seccomp != 0);
+        let mut home_of_main = None;
+        for (tid, needs_room) in candidates(target, &maps)? {
+            let held = tracer.index_of(tid).is_some();
+            let Some(i) = tracer.seize(tid, filtered(tid))? else { continue };
+            match Self::stack_top(target, tracer, i, &maps, needs_room, &mut home_of_main) {
+                Ok(Ok(top)) => return Self::send_away(target, tracer, i, top, syscall_at, sigreturn),
+                Ok(Err(why)) => refused = format!("thread {tid} {why}"),
+                Err(Error::Unstoppable { .. }) => refused = format!("thread {tid} does not stop"),
+                Err(e) => return Err(e),
+            }
+            if !held
+                && home_of_main != Some(tid)
+                && let Some(i) = tracer.index_of(tid)
+            {
+                tracer.release(i)?;
+            }
+        }
+        Err(Error::NoCarrier(refused))
+    }
+
+    /// Stops a candidate and finds room for the frame. The inner error says why this thread does not do.
+    fn stack_top(
+        target: &Target,
+        tracer: &mut Tracer,
+        i: usize,
+        maps: &[Mapping],
+        last_resort: bool,
+        main_held: &mut Option<Tid>,
+    ) -> Result<Result<u64, &'static str>, Error> {
+        if !tracer.stop(i)? {
+            return Ok(Err("has ended or sleeps"));
+        }
+        let tid = tracer.threads[i].tid;
+        let Some(regs) = tracer.regs(i)? else { return Ok(Err("has ended")) };
+        if !last_resort && regs.rax as i64 == frame::ERESTART_RESTARTBLOCK {
+            return Ok(Err("sleeps with a time-out"));
+        }
+        if in_critical_section(target, tid, &regs) {
+            return Ok(Err("is in a restartable sequence"));
+        }
+        if let Some(stack) = usable_stack(maps, regs.rsp)
+            && regs.rsp - stack.start >= STACK_NEED
+        {
+            return Ok(Ok(regs.rsp - frame::RED_ZONE));
+        }
+        if !last_resort {
+            return Ok(Err("has too little stack"));
+        }
+        // The deep end of the main stack, which nobody uses; its owner is held meanwhile.
+        let main = Tid(target.pid().0);
+        let Some(stack) = maps.iter().find(|m| m.path.as_os_str() == "[stack]").map(|m| m.range.start.0..m.range.end.0)
+        else {
+            return Ok(Err("has too little stack"));
+        };
+        let main_sp = match (tid == main, tracer.seize(main, false)?) {
+            (true, _) => Some(regs.rsp),
+            (false, Some(m)) if tracer.stop(m)? => {
+                *main_held = Some(main);
+                tracer.regs(m)?.map(|r| r.rsp)
+            }
+            _ => None,
+        };
+        let top = stack.start + 3 * STACK_NEED;
+        match main_sp {
+            Some(sp) if !stack.contains(&sp) || sp >= top + STACK_NEED => Ok(Ok(top)),
+            _ => Ok(Err("has too little stack")),
+        }
+    }
+
+    fn send_away(
+        target: &'a Target,
+        tracer: &'a mut Tracer,
+        i: usize,
+        top: u64,
+        syscall_at: u64,
+        sigreturn: u64,
+    ) -> Result<Self, Error> {
+        tracer.repair(i)?;
+        let tid = tracer.threads[i].tid;
+        let state = tracer.threads[i].state;
+        let regs = tracer.regs(i)?.ok_or(Error::Gone(target.pid()))?;
+        let xstate = tracer.check("GETREGSET", tid, sys::get_xstate(tid))?;
+        let sigmask = tracer.check("GETSIGMASK", tid, sys::get_sigmask(tid))?;
+        if top < frame::frame_room(&xstate) + SCRATCH {
+            return Err(Error::NoCarrier(format!("thread {tid} has too little stack")));
+        }
+        let frame = frame::build(&regs, sigmask, &xstate, top, sigreturn)
+            .ok_or_else(|| Error::NoCarrier(format!("the extended state of thread {tid} is unreadable")))?;
+        target.write(Avma(frame.at), &frame.bytes)?;
+        let remote = Remote {
+            target,
+            tracer,
+            tid,
+            home: Home { regs, xstate, sigmask, state },
+            syscall_at,
+            frame_at: frame.at,
+            scratch_used: 0,
+        };
+        // A harmless first call, should we die before the real one.
+        remote.aim(libc::SYS_getpid, [0; 6])?;
+        remote.tracer.check("SETSIGMASK", tid, sys::set_sigmask(tid, u64::MAX))?;
+        Ok(remote)
+    }
+
+    /// Points the thread at a system call. Stack pointer and program counter are set together.
+    fn aim(&self, nr: i64, args: [u64; 6]) -> Result<(), Error> {
+        let [rdi, rsi, rdx, r10, r8, r9] = args;
+        let regs = Regs {
+            rip: self.syscall_at,
+            rsp: self.frame_at,
+            rax: nr as u64,
+            orig_rax: u64::MAX,
+            rdi,
+            rsi,
+            rdx,
+            r10,
+            r8,
+            r9,
+            ..self.home.regs
+        };
+        self.tracer.check("SETREGS", self.tid, sys::set_regs(self.tid, &regs))
+    }
+
+    /// Lets the thread run to the next system call stop.
+    fn run_to_syscall_stop(&mut self) -> Result<(), Error> {
+        let mut signal = 0;
+        loop {
+            self.tracer.check("SYSCALL", self.tid, sys::cont_to_syscall(self.tid, signal))?;
+            match self.wait()? {
+                Status::Syscall => return Ok(()),
+                // SIGSTOP cannot be blocked: the process stops, and our thread goes on until it is given back
+                Status::Signal(s) => signal = s as usize,
+                _ => signal = 0,
+            }
+        }
+    }
+
+    fn wait(&self) -> Result<Status, Error> {
+        let begin = Instant::now();
+        loop {
+            match sys::try_wait(self.tid) {
+                Ok(Some(Status::Exited(_) | Status::Killed(_))) => return Err(Error::Gone(self.target.pid())),
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) if begin.elapsed() > CALL_WAIT => {
+                    return Err(Error::Unstoppable {
+                        tid: self.tid,
+                        pc: Some(Avma(self.syscall_at)),
+                        waited: CALL_WAIT,
+                    });
+                }
+                Ok(None) => thread::yield_now(),
+                Err(e) => {
+                    self.tracer.check("wait", self.tid, Err(e))?;
+                }
+            }
+        }
+    }
+
+    /// Makes one system call. `name` is for the error.
+    pub fn syscall(&mut self, name: &'static str, nr: i64, args: [u64; 6]) -> Result<u64, Error> {
+        self.aim(nr, args)?;
+        self.run_to_syscall_stop()?;
+        self.run_to_syscall_stop()?;
+        let regs = self.tracer.check("GETREGS", self.tid, sys::get_regs(self.tid))?;
+        match regs.rax as i64 {
+            code @ -4095..=-1 => Err(Error::Call { call: name, source: io::Error::from_raw_os_error(-code as i32) }),
+            _ => Ok(regs.rax),
+        }
+    }
+
+    /// Puts bytes where the target can read them, on the borrowed thread's stack; good until the thread is given back.
+    pub fn scratch(&mut self, bytes: &[u8]) -> Result<Avma, Error> {
+        let used = self.scratch_used + bytes.len() as u64;
+        if used > SCRATCH {
+            return Err(Error::NoRoom { len: bytes.len() as u64, place: "on the borrowed stack" });
+        }
+        // below the red zone of the frame, so that no signal handler writes there
+        let at = Avma((self.frame_at - frame::RED_ZONE - used) & !7);
+        self.scratch_used = self.frame_at - frame::RED_ZONE - at.0;
+        self.target.write(at, bytes)?;
+        Ok(at)
+    }
+
+    /// Back to where the thread was: in the very stop in which the kernel decides about repeating its system call.
+    fn give_back(self) -> Result<(), Error> {
+        let (tid, home, mut signal) = (self.tid, &self.home, 0);
+        loop {
+            self.tracer.check("INTERRUPT", tid, sys::interrupt(tid))?;
+            self.tracer.check("CONT", tid, sys::cont(tid, signal))?;
+            match self.wait()? {
+                Status::EventStop(_) => break,
+                Status::Signal(s) => signal = s as usize,
+                _ => signal = 0,
+            }
+        }
+        if self.tracer.check("GETREGSET", tid, sys::get_xstate(tid))? != home.xstate {
+            self.tracer.check("SETREGSET", tid, sys::set_xstate(tid, &home.xstate))?;
+        }
+        self.tracer.check("SETSIGMASK", tid, sys::set_sigmask(tid, home.sigmask))?;
+        self.tracer.check("SETREGS", tid, sys::set_regs(tid, &home.regs))?;
+        if let Some(i) = self.tracer.index_of(tid) {
+            self.tracer.threads[i].state = home.state;
+            self.tracer.threads[i].regs = Some(home.regs);
+        }
+        self.tracer.repair_all()
+    }
+}
+
+/// Threads in the order in which they are tried, each with whether it is a last resort.
+fn candidates(target: &Target, maps: &[Mapping]) -> Result<Vec<(Tid, bool)>, Error> {
+    let tids = target.threads()?;
+    let mut rated: Vec<(u8, Tid)> = tids
+        .iter()
+        .take(CANDIDATES)
+        .map(|&tid| {
+            let rating = match procfs::in_kernel(target.pid(), tid) {
+                Some(InKernel::Asleep { sp, .. }) if usable_stack(maps, sp).is_none() => 3,
+                Some(InKernel::Asleep { nr, .. }) if has_timeout(nr) => 2,
+                Some(InKernel::Asleep { .. }) => 0,
+                Some(InKernel::Running) => 1,
+                None => 3,
+            };
+            (rating, tid)
+        })
+        .collect();
+    rated.sort_unstable();
+    let again = rated.clone();
+    Ok(rated.into_iter().map(|(_, t)| (t, false)).chain(again.into_iter().map(|(_, t)| (t, true))).collect())
+}
+
+/// System calls that the kernel may have to repeat through what it remembers of them.
+fn has_timeout(nr: i64) -> bool {
+    [libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_poll, libc::SYS_futex, libc::SYS_restart_syscall]
+        .contains(&nr)
+}
+
+/// The stack that holds `sp`, if it is the main one or has a guard below: others (a goroutine's, a coroutine's) may have
+/// somebody's data right below them.
+fn usable_stack(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
+    let i = maps.iter().position(|m| m.range.contains(&Avma(sp)) && m.write && !m.shared)?;
+    let m = &maps[i];
+    let guard = || {
+        i.checked_sub(1)
+            .and_then(|j| maps.get(j))
+            .is_some_and(|g| g.range.end == m.range.start && !g.read && !g.write && !g.exec)
+    };
+    (m.path.as_os_str() == "[stack]" || (!m.is_file() && guard())).then(|| m.range.start.0..m.range.end.0)
+}
+
+/// Whether a thread is in a restartable sequence: the kernel would forget it while the thread is elsewhere.
+fn in_critical_section(target: &Target, tid: Tid, regs: &Regs) -> bool {
+    let Ok(area @ 1..) = sys::rseq_area(tid) else { return false };
+    let section = target.read_u64(Avma(area + 8)).unwrap_or(0);
+    if section == 0 {
+        return false;
+    }
+    let word = |offset| target.read_u64(Avma(section.wrapping_add(offset)));
+    match (word(8), word(16)) {
+        (Ok(start), Ok(len)) => regs.rip.wrapping_sub(start) < len,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gadgets_are_found_at_the_edges() {
+        let mut code = vec![0x0f, 0x05, 0xc3, 0x90];
+        code.extend_from_slice(SIGRETURN[0]);
+        code.extend_from_slice(SIGRETURN[1]);
+        let mut g = Gadgets { syscall: None, sigreturn: Vec::new() };
+        g.scan(Avma(0x1000), &code);
+        assert_eq!(g.syscall, Some(Avma(0x1000)));
+        assert_eq!(g.sigreturn, [Avma(0x1004), Avma(0x100d)]);
+        g.scan(Avma(0x2000), &[0x05, 0x0f]);
+        g.scan(Avma(0x3000), &[]);
+        assert_eq!(g.sigreturn.len(), 2);
+    }
+
+    #[test]
+    fn stacks() {
+        let maps = procfs::parse_maps(
+            b"1000-2000 ---p 0 00:00 0 \n2000-9000 rw-p 0 00:00 0 \na000-b000 rw-p 0 00:00 0 \nc000-d000 rw-p 0 00:00 0 [stack]\n",
+        );
+        assert_eq!(usable_stack(&maps, 0x8000), Some(0x2000..0x9000));
+        assert_eq!(usable_stack(&maps, 0xa800), None);
+        assert_eq!(usable_stack(&maps, 0xc800), Some(0xc000..0xd000));
+        assert_eq!(usable_stack(&maps, 0xf000), None);
+    }
+}

@@ -1,0 +1,261 @@
+//! Memory of ours in the target: the data area and the code arenas, made and unmade by remote system calls.
+
+use std::fs;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ingraft_model::layout;
+use ingraft_model::{Avma, AvmaRange, DataArea, Pid, ThreadIdentity};
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+
+use crate::area::{SharedArea, parse_header};
+use crate::error::Error;
+use crate::gap;
+use crate::procfs::Mapping;
+use crate::remote::Remote;
+use crate::target::{Identity, Target};
+
+/// Name of the data area's file, as /proc/PID/maps shows it.
+const NAME: &str = "ingraft";
+const MAPS_NAME: &str = "/memfd:ingraft (deleted)";
+const PAGE: u64 = 4096;
+/// A gs base plus a 32-bit displacement must not exceed this.
+const TWO_GIB: u64 = 1 << 31;
+/// Lowest address to use, unless the kernel wants more.
+const LOWEST: u64 = 0x10000;
+/// With fewer shards than this, an area is not worth having.
+const SHARDS_MIN: u32 = 64;
+
+const PROT_RW: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+const PROT_RX: u64 = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+const MAP_AREA: u64 = (libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE) as u64;
+const MAP_OWN_SHARD: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED) as u64;
+const MAP_ARENA: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
+const NO_FILE: u64 = u64::MAX;
+
+/// What a new data area is to be like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DataAreaRequest {
+    /// Shards, 0 and 1 included; fewer are made (not below 64) where the target's address space is limited.
+    pub shards: u32,
+    /// Bytes from one shard to the next, a power of two.
+    pub stride: u64,
+    /// Bytes of address space for the journal's copy.
+    pub journal_bytes: u64,
+    /// How threads are told apart (for the header).
+    pub identity: ThreadIdentity,
+}
+
+impl Default for DataAreaRequest {
+    fn default() -> Self {
+        DataAreaRequest {
+            shards: 4096,
+            stride: layout::DEFAULT_STRIDE,
+            journal_bytes: layout::DEFAULT_JOURNAL,
+            identity: ThreadIdentity::Locked,
+        }
+    }
+}
+
+impl Target {
+    /// Makes the data area in the target and maps it here. On an error nothing is left behind.
+    pub fn create_area(&self, request: &DataAreaRequest) -> Result<SharedArea, Error> {
+        let holder = Identity::ours()?;
+        let mut shards = request.shards.clamp(SHARDS_MIN, layout::SHARDS_MAX);
+        let locked = self.status()?.locked_kib != 0;
+        let own_id = Pid(self.status()?.own_id);
+        let strays = self.stray_files()?;
+        self.remote(|remote| {
+            for fd in strays {
+                remote.close(fd)?;
+            }
+            loop {
+                let made = self.try_area(remote, request, shards, locked).and_then(|area| {
+                    let finish = |area: &SharedArea| {
+                        area.write_header(own_id, request.identity, &holder)?;
+                        self.write(Avma(area.layout().alive().into()), &1u32.to_le_bytes())
+                    };
+                    match finish(&area) {
+                        Ok(()) => Ok(area),
+                        Err(e) => {
+                            let _ = remote.munmap(&area.layout().range()); // the first error is the one to tell
+                            Err(e)
+                        }
+                    }
+                });
+                match made {
+                    Err(Error::Call { source, .. })
+                        if source.raw_os_error() == Some(libc::ENOMEM) && shards > SHARDS_MIN =>
+                    {
+                        shards = (shards / 2).max(SHARDS_MIN);
+                    }
+                    Err(Error::NoRoom { .. }) if shards > SHARDS_MIN => shards = (shards / 2).max(SHARDS_MIN),
+                    other => return other,
+                }
+            }
+        })
+    }
+
+    fn try_area(
+        &self,
+        remote: &mut Remote<'_>,
+        request: &DataAreaRequest,
+        shards: u32,
+        locked: bool,
+    ) -> Result<SharedArea, Error> {
+        let stride = request.stride;
+        let journal_bytes = request.journal_bytes.next_multiple_of(PAGE);
+        let len = stride * u64::from(shards) + journal_bytes;
+        // as high as possible: a program at a fixed address has its heap below, and it grows upwards
+        let bases = lowest_address()..=TWO_GIB - 2 * stride - PAGE;
+        let used = gap::used_ranges(&self.maps()?);
+        let base = gap::find(&used, len, stride.max(PAGE), bases, TWO_GIB)
+            .ok_or(Error::NoRoom { len, place: "that begins below 2 GiB" })?;
+        let layout = DataArea { base: Avma(base), stride, shards, journal_bytes };
+
+        let name = remote.scratch_name()?;
+        let fd =
+            remote.syscall("memfd_create", libc::SYS_memfd_create, [name.0, libc::MFD_CLOEXEC.into(), 0, 0, 0, 0])?;
+        let mapped = self.map_area(remote, &layout, fd, locked);
+        let closed = remote.close(fd);
+        match (mapped, closed) {
+            (Ok(area), Ok(())) => Ok(area),
+            (Ok(_), Err(e)) => {
+                let _ = remote.munmap(&layout.range()); // the first error is the one to tell
+                Err(e)
+            }
+            (Err(e), _) => Err(e),
+        }
+    }
+
+    fn map_area(&self, remote: &mut Remote<'_>, layout: &DataArea, fd: u64, locked: bool) -> Result<SharedArea, Error> {
+        let own = |what| move |e: rustix::io::Errno| Error::Own { what, source: e.into() };
+        let number = i32::try_from(fd).unwrap_or(-1);
+        let memfd: OwnedFd =
+            pidfd_getfd(self.pidfd(), number, PidfdGetfdFlags::empty()).map_err(own("pidfd_getfd of the data area"))?;
+        // by us, not by the target: its RLIMIT_FSIZE would kill it
+        rustix::fs::ftruncate(&memfd, layout.len()).map_err(own("grow the data area"))?;
+        let (base, len, stride) = (layout.base.0, layout.len(), layout.stride);
+        // under mlockall a mapping that may be written is filled at once: open it after unlocking
+        let first = if locked { libc::PROT_NONE as u64 } else { PROT_RW };
+        let at = remote.syscall("mmap of the data area", libc::SYS_mmap, [base, len, first, MAP_AREA, fd, 0])?;
+        let rest = |remote: &mut Remote<'_>| {
+            if at != base {
+                return Err(Error::NoRoom { len, place: "that begins below 2 GiB" }); // a kernel without NOREPLACE
+            }
+            let own_shard = base + stride * u64::from(layout::CHILD_SHARD);
+            let args = [own_shard, stride, first, MAP_OWN_SHARD, NO_FILE, 0];
+            remote.syscall("mmap of shard 1", libc::SYS_mmap, args)?;
+            if locked {
+                remote.syscall("munlock", libc::SYS_munlock, [base, len, 0, 0, 0, 0])?;
+                remote.syscall("mprotect", libc::SYS_mprotect, [base, len, PROT_RW, 0, 0, 0])?;
+            }
+            let advice = |a: i32| a as u64;
+            remote.syscall(
+                "madvise",
+                libc::SYS_madvise,
+                [own_shard, stride, advice(libc::MADV_WIPEONFORK), 0, 0, 0],
+            )?;
+            remote.syscall("madvise", libc::SYS_madvise, [base, len, advice(libc::MADV_DONTDUMP), 0, 0, 0])?;
+            SharedArea::map(*layout, &memfd)
+        };
+        rest(remote).inspect_err(|_| {
+            let _ = remote.munmap(&(Avma(at)..Avma(at + len))); // the first error is the one to tell
+        })
+    }
+
+    /// Where data areas of ours lie, whoever made them: each from its first to its last mapping.
+    pub fn find_areas(&self) -> Result<Vec<AvmaRange>, Error> {
+        Ok(areas_in(&self.maps()?))
+    }
+
+    /// Opens a data area that an earlier engine made: mapped here where that is permitted, else through the target's memory.
+    pub fn adopt_area(self: &Arc<Self>, range: &AvmaRange) -> Result<SharedArea, Error> {
+        let no_area = |why| Error::NoArea { range: range.clone(), why };
+        let mut head = vec![0; layout::header::CHILDREN as usize];
+        self.read(range.start, &mut head)?;
+        let layout = parse_header(range, &head).map_err(no_area)?;
+        let first =
+            self.maps()?.into_iter().find(|m| m.range.start == range.start).ok_or(no_area("it is not mapped"))?;
+        let link = format!("/proc/{}/map_files/{:x}-{:x}", self.pid(), first.range.start.0, first.range.end.0);
+        match fs::File::options().read(true).write(true).open(link) {
+            Ok(file) => SharedArea::map(layout, &file.into()),
+            Err(_) => Ok(SharedArea::through(layout, Arc::clone(self))),
+        }
+    }
+
+    /// Maps an arena for code, readable and executable, that reaches all of `near` and is reached from it. Only for whole pages.
+    pub fn map_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
+        let len = bytes.next_multiple_of(PAGE);
+        let text = near.start.0..near.end.0;
+        self.remote(|remote| {
+            let used = gap::used_ranges(&self.maps()?);
+            let bases = gap::bases_near(&text, len);
+            let low = (*bases.start()).max(lowest_address());
+            let base = gap::find(&used, len, PAGE, low..=*bases.end(), text.start.saturating_sub(len))
+                .ok_or(Error::NoRoom { len, place: "within 2 GiB of the module" })?;
+            let at = remote.syscall("mmap of an arena", libc::SYS_mmap, [base, len, PROT_RX, MAP_ARENA, NO_FILE, 0])?;
+            if at != base {
+                remote.munmap(&(Avma(at)..Avma(at + len)))?;
+                return Err(Error::NoRoom { len, place: "within 2 GiB of the module" });
+            }
+            Ok(Avma(at)..Avma(at + len))
+        })
+    }
+
+    /// Unmaps ranges of ours. The caller knows that nobody uses them any more.
+    pub fn unmap(&self, ranges: &[AvmaRange]) -> Result<(), Error> {
+        if ranges.is_empty() {
+            return Ok(());
+        }
+        self.remote(|remote| ranges.iter().try_for_each(|r| remote.munmap(r)))
+    }
+
+    /// Files of ours that a killed engine left open in the target.
+    fn stray_files(&self) -> Result<Vec<u64>, Error> {
+        let path = PathBuf::from(format!("/proc/{}/fd", self.pid()));
+        let entries = fs::read_dir(&path).map_err(|e| crate::procfs::file_error(self.pid(), path, e))?;
+        let ours = |entry: &fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|l| l.as_os_str() == MAPS_NAME);
+        Ok(entries.flatten().filter(ours).filter_map(|e| e.file_name().to_str()?.parse().ok()).collect())
+    }
+}
+
+impl Remote<'_> {
+    fn close(&mut self, fd: u64) -> Result<(), Error> {
+        self.syscall("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop)
+    }
+
+    fn munmap(&mut self, range: &Range<Avma>) -> Result<(), Error> {
+        let len = range.end.0.saturating_sub(range.start.0);
+        self.syscall("munmap", libc::SYS_munmap, [range.start.0, len, 0, 0, 0, 0]).map(drop)
+    }
+
+    fn scratch_name(&mut self) -> Result<Avma, Error> {
+        let mut name = NAME.as_bytes().to_vec();
+        name.push(0);
+        self.scratch(&name)
+    }
+}
+
+fn lowest_address() -> u64 {
+    let set = fs::read_to_string("/proc/sys/vm/mmap_min_addr").ok().and_then(|s| s.trim().parse().ok()).unwrap_or(0);
+    LOWEST.max(set)
+}
+
+fn areas_in(maps: &[Mapping]) -> Vec<AvmaRange> {
+    let mut areas: Vec<(u64, AvmaRange)> = Vec::new();
+    for m in maps {
+        let ours = m.shared && m.path.as_os_str() == MAPS_NAME;
+        match areas.last_mut() {
+            // behind the private shard the file goes on
+            Some((inode, range)) if ours && *inode == m.inode && m.offset == m.range.start.0 - range.start.0 => {
+                range.end = m.range.end
+            }
+            _ if ours && m.offset == 0 => areas.push((m.inode, m.range.clone())),
+            _ => {}
+        }
+    }
+    areas.into_iter().map(|(_, range)| range).collect()
+}

@@ -1,0 +1,149 @@
+//! The stacks of held threads: program counters that signal frames keep, and words that point somewhere.
+
+use std::io::IoSliceMut;
+use std::ops::Range;
+
+use ingraft_model::{Avma, AvmaRange};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+
+use crate::frame;
+use crate::procfs::Mapping;
+use crate::sys;
+use crate::target::Target;
+
+/// How much of a stack is looked at, from the stack pointer upwards.
+const DEPTH: u64 = 256 * 1024;
+/// A signal on the alternate stack, during one on the main stack, during …
+const NESTING: usize = 8;
+/// The kernel takes so many ranges at once (UIO_MAXIOV).
+const BATCH: usize = 1024;
+const CS_64: u16 = 0x33;
+
+/// A program counter saved in a signal frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SavedPc {
+    /// Which thread (the index given by the caller).
+    pub(crate) thread: usize,
+    /// Where it is saved.
+    pub(crate) slot: Avma,
+    /// The program counter.
+    pub(crate) pc: Avma,
+}
+
+/// The live parts of stacks, as read in one stop.
+#[derive(Debug, Default)]
+pub(crate) struct Stacks {
+    parts: Vec<Part>,
+    words: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Part {
+    thread: usize,
+    start: u64,
+    /// Where its words are.
+    words: Range<usize>,
+}
+
+impl Stacks {
+    /// Reads the stacks of threads, given as (index, stack pointer).
+    pub(crate) fn read(target: &Target, maps: &[Mapping], threads: &[(usize, u64)]) -> Self {
+        let mut stacks = Stacks::default();
+        stacks.add(target, maps, threads);
+        stacks
+    }
+
+    fn add(&mut self, target: &Target, maps: &[Mapping], threads: &[(usize, u64)]) {
+        let first = self.parts.len();
+        let mut len = self.words.len();
+        for &(thread, sp) in threads {
+            let Some(live) = live_part(maps, sp) else { continue };
+            let words = ((live.end - live.start) / 8) as usize;
+            self.parts.push(Part { thread, start: live.start, words: len..len + words });
+            len += words;
+        }
+        self.words.resize(len, 0);
+        for parts in self.parts[first..].chunks(BATCH) {
+            read_parts(target, parts, &mut self.words);
+        }
+    }
+
+    /// The signal frames of these stacks. `returns` are the addresses that a signal handler returns to, sorted.
+    pub(crate) fn saved_pcs(&mut self, target: &Target, maps: &[Mapping], returns: &[Avma]) -> Vec<SavedPc> {
+        let mut found: Vec<SavedPc> = Vec::new();
+        let mut from = 0;
+        for _ in 0..NESTING {
+            let mut elsewhere = Vec::new();
+            for part in &self.parts[from..] {
+                let words = &self.words[part.words.clone()];
+                for (i, &word) in words.iter().enumerate() {
+                    if returns.binary_search(&Avma(word)).is_err() {
+                        continue;
+                    }
+                    let at = |offset: u64| words.get(i + (offset / 8) as usize).copied();
+                    let (Some(pc), Some(sp), Some(cs)) = (at(frame::RIP), at(frame::RSP), at(frame::CS)) else {
+                        continue;
+                    };
+                    if cs as u16 != CS_64 {
+                        continue;
+                    }
+                    let slot = Avma(part.start + 8 * i as u64 + frame::RIP);
+                    found.push(SavedPc { thread: part.thread, slot, pc: Avma(pc) });
+                    if !(part.start..part.start + 8 * words.len() as u64).contains(&sp) {
+                        elsewhere.push((part.thread, sp));
+                    }
+                }
+            }
+            if elsewhere.is_empty() {
+                break;
+            }
+            from = self.parts.len();
+            self.add(target, maps, &elsewhere);
+        }
+        found.sort_by_key(|s| s.slot);
+        found.dedup_by_key(|s| s.slot);
+        found
+    }
+
+    /// Whether any word points into one of the sorted ranges.
+    pub(crate) fn point_into(&self, ranges: &[AvmaRange]) -> bool {
+        let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return false };
+        let hull = first.start.0..last.end.0;
+        self.words.iter().any(|&w| hull.contains(&w) && contains(ranges, Avma(w)))
+    }
+}
+
+/// Whether an address lies in one of the sorted ranges.
+pub(crate) fn contains(ranges: &[AvmaRange], at: Avma) -> bool {
+    let i = ranges.partition_point(|r| r.end <= at);
+    ranges.get(i).is_some_and(|r| r.contains(&at))
+}
+
+/// From the red zone below the stack pointer to the end of the mapping, or as deep as we look.
+fn live_part(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
+    let i = maps.partition_point(|m| m.range.end.0 <= sp);
+    let m = maps.get(i).filter(|m| m.range.start.0 <= sp && m.read)?;
+    let start = sp.saturating_sub(frame::RED_ZONE).max(m.range.start.0) & !7;
+    Some(start..m.range.end.0.min(start + DEPTH))
+}
+
+fn read_parts(target: &Target, parts: &[Part], words: &mut [u64]) {
+    let (Some(first), Some(last)) = (parts.first(), parts.last()) else { return };
+    let all = first.words.start..last.words.end;
+    let mut bytes = vec![0u8; 8 * all.len()];
+    let remote: Vec<RemoteIoVec> =
+        parts.iter().map(|p| RemoteIoVec { base: p.start as usize, len: 8 * p.words.len() }).collect();
+    sys::step();
+    let pid = nix::unistd::Pid::from_raw(target.pid().0);
+    let whole = process_vm_readv(pid, &mut [IoSliceMut::new(&mut bytes)], &remote).is_ok_and(|n| n == bytes.len());
+    if !whole {
+        // one of them cannot be read to its end: each on its own
+        for part in parts {
+            let at = 8 * (part.words.start - all.start);
+            let _ = target.read_some(Avma(part.start), &mut bytes[at..at + 8 * part.words.len()]); // what is missing stays 0
+        }
+    }
+    for (word, chunk) in words[all].iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = chunk.try_into().map(u64::from_le_bytes).unwrap_or(0);
+    }
+}

@@ -1,0 +1,172 @@
+//! What all threads have in common: how they can be told apart, and whether the gs base is free.
+
+use std::time::{Duration, Instant};
+
+use ingraft_model::{Avma, DataArea, ThreadIdentity, Tid};
+
+use crate::error::Error;
+use crate::procfs;
+use crate::target::{AT_HWCAP2, HWCAP2_FSGSBASE, Target};
+use crate::tracer::{Tracer, with_tracer};
+
+/// Code segment of 64-bit programs.
+const CS_64: u64 = 0x33;
+
+/// Where the libcs keep a thread's id, from fs: glibc's, musl's.
+const ID_OFFSETS: [u32; 2] = [0x2d0, 0x30];
+
+/// What was seen of one thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ThreadFacts {
+    /// The thread.
+    pub tid: Tid,
+    /// Its id as it sees it itself (innermost pid namespace).
+    pub own_id: i32,
+    /// Base of its thread pointer.
+    pub fs_base: u64,
+    /// Base of gs, 0 if unused.
+    pub gs_base: u64,
+    /// It runs 64-bit code.
+    pub is_64_bit: bool,
+    /// At which of `ID_OFFSETS` its id was found.
+    id_found: [bool; ID_OFFSETS.len()],
+}
+
+/// What was seen of all threads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Survey {
+    /// How generated code can tell threads apart: proven for every thread seen.
+    pub identity: ThreadIdentity,
+    /// Why it is [`ThreadIdentity::Locked`], if it is.
+    pub why_locked: Option<&'static str>,
+    /// The threads.
+    pub threads: Vec<ThreadFacts>,
+    /// Threads that did not stop, hence were not seen.
+    pub unseen: Vec<Tid>,
+    /// A system call filter (seccomp) is active in some thread.
+    pub filtered: bool,
+    /// The longest time that a thread was held.
+    pub longest_hold: Duration,
+}
+
+impl Target {
+    /// Visits every thread for a moment, one after the other. `ours`: a data area whose gs bases are not the program's own.
+    pub fn survey(&self, ours: Option<DataArea>) -> Result<Survey, Error> {
+        let has_fsgsbase = self.aux(AT_HWCAP2).is_some_and(|v| v & HWCAP2_FSGSBASE != 0);
+        let mut survey = with_tracer(self.pid(), |tracer| self.visit_all(tracer))??;
+        let (identity, why) = identify(&survey.threads, has_fsgsbase, ours);
+        survey.identity = identity;
+        survey.why_locked = why;
+        Ok(survey)
+    }
+
+    fn visit_all(&self, tracer: &mut Tracer) -> Result<Survey, Error> {
+        let mut survey = Survey {
+            identity: ThreadIdentity::Locked,
+            why_locked: None,
+            threads: Vec::new(),
+            unseen: Vec::new(),
+            filtered: false,
+            longest_hold: Duration::ZERO,
+        };
+        let tids = self.threads()?;
+        for tid in tids {
+            let Ok(status) = procfs::thread_status(self.pid(), tid) else { continue };
+            survey.filtered |= status.seccomp != 0;
+            let held_already = tracer.index_of(tid).is_some();
+            let Some(i) = tracer.seize(tid, false)? else { continue };
+            let begin = Instant::now();
+            match tracer.stop(i) {
+                Ok(true) => {
+                    if let Some(regs) = tracer.regs(i)? {
+                        survey.threads.push(ThreadFacts {
+                            tid,
+                            own_id: status.own_id,
+                            fs_base: regs.fs_base,
+                            gs_base: regs.gs_base,
+                            is_64_bit: regs.cs & 0xffff == CS_64,
+                            // while it is held: it may end the next moment
+                            id_found: ID_OFFSETS.map(|o| self.holds_id(regs.fs_base, o, status.own_id)),
+                        });
+                    }
+                }
+                Ok(false) if procfs::thread_stat(self.pid(), tid).is_some_and(|s| !s.is_dead()) => {
+                    survey.unseen.push(tid)
+                }
+                Ok(false) => {}
+                Err(Error::Unstoppable { .. }) => survey.unseen.push(tid),
+                Err(e) => return Err(e),
+            }
+            if !held_already {
+                tracer.release(i)?;
+                survey.longest_hold = survey.longest_hold.max(begin.elapsed());
+            }
+        }
+        if survey.threads.is_empty() && !self.is_alive() {
+            return Err(Error::Gone(self.pid()));
+        }
+        Ok(survey)
+    }
+
+    fn holds_id(&self, fs_base: u64, offset: u32, own_id: i32) -> bool {
+        let mut id = [0; 4];
+        let at = Avma(fs_base.wrapping_add(u64::from(offset)));
+        fs_base != 0 && own_id != 0 && self.read(at, &mut id).is_ok() && i32::from_le_bytes(id) == own_id
+    }
+}
+
+fn identify(
+    threads: &[ThreadFacts],
+    has_fsgsbase: bool,
+    ours: Option<DataArea>,
+) -> (ThreadIdentity, Option<&'static str>) {
+    let locked = |why| (ThreadIdentity::Locked, Some(why));
+    let our_base = |gs: u64| ours.is_some_and(|a| gs.is_multiple_of(a.stride) && gs / a.stride < u64::from(a.shards));
+    if !has_fsgsbase {
+        return locked("the processor or the kernel does not offer WRGSBASE");
+    }
+    if threads.iter().any(|t| t.gs_base != 0 && !our_base(t.gs_base)) {
+        return locked("the program uses the gs base itself");
+    }
+    if threads.is_empty() || threads.iter().any(|t| t.fs_base == 0) {
+        return locked("a thread has no thread pointer");
+    }
+    for (i, offset) in ID_OFFSETS.into_iter().enumerate() {
+        if threads.iter().all(|t| t.id_found[i]) {
+            return (ThreadIdentity::FsOffset(offset), None);
+        }
+    }
+    let mut bases: Vec<u64> = threads.iter().map(|t| t.fs_base).collect();
+    bases.sort_unstable();
+    bases.dedup();
+    if bases.len() == threads.len() {
+        return (ThreadIdentity::FsBase, None);
+    }
+    locked("two threads share a thread pointer")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn thread(fs_base: u64, gs_base: u64, id_found: [bool; 2]) -> ThreadFacts {
+        ThreadFacts { tid: Tid(1), own_id: 1, fs_base, gs_base, is_64_bit: true, id_found }
+    }
+
+    #[test]
+    fn identities() {
+        let area = DataArea { base: Avma(0x7000_0000), stride: 1 << 20, shards: 64, journal_bytes: 0 };
+        let glibc = [thread(1, 0, [true, false]), thread(2, 5 << 20, [true, false])];
+        assert_eq!(identify(&glibc, true, Some(area)), (ThreadIdentity::FsOffset(0x2d0), None));
+        assert_eq!(identify(&glibc, true, None).0, ThreadIdentity::Locked);
+        assert_eq!(identify(&glibc, false, Some(area)).0, ThreadIdentity::Locked);
+        let musl = [thread(1, 0, [true, true]), thread(2, 0, [false, true])];
+        assert_eq!(identify(&musl, true, None), (ThreadIdentity::FsOffset(0x30), None));
+        let go = [thread(1, 0, [false, false]), thread(2, 0, [true, false])];
+        assert_eq!(identify(&go, true, None), (ThreadIdentity::FsBase, None));
+        let twins = [thread(1, 0, [false, false]), thread(1, 0, [true, false])];
+        assert_eq!(identify(&twins, true, None).0, ThreadIdentity::Locked);
+        assert_eq!(identify(&[thread(0, 0, [false, false])], true, None).0, ThreadIdentity::Locked);
+        assert_eq!(identify(&[], true, None).0, ThreadIdentity::Locked);
+    }
+}

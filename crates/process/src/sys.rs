@@ -1,0 +1,242 @@
+//! System calls that no library wraps whole: ptrace with every signal, waits with every status. nix refuses statuses of
+//! real-time signals (and consumes them), hence our own.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ingraft_model::{Pid, Tid};
+
+/// All general registers of a thread.
+pub(crate) type Regs = libc::user_regs_struct;
+
+const PTRACE_SEIZE: libc::c_uint = 0x4206;
+const PTRACE_INTERRUPT: libc::c_uint = 0x4207;
+const NT_X86_XSTATE: usize = 0x202;
+const PTRACE_EVENT_STOP: i32 = 128;
+/// Size of the kernel's signal mask.
+const SIGSET_BYTES: usize = 8;
+/// More than any x86 processor's extended state with AMX takes.
+const XSTATE_MAX: usize = 32 * 1024;
+
+static STEPS: AtomicU64 = AtomicU64::new(0);
+static ABORT_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// For tests: this process kills itself (SIGKILL) right before the `n`-th step (1 is the first) that touches another process.
+#[doc(hidden)]
+pub fn abort_after(n: u64) {
+    ABORT_AT.store(n, Ordering::SeqCst);
+}
+
+/// For tests: how many steps have touched another process so far.
+#[doc(hidden)]
+pub fn steps() -> u64 {
+    STEPS.load(Ordering::SeqCst)
+}
+
+/// Called before everything that touches another process.
+pub(crate) fn step() {
+    let n = STEPS.fetch_add(1, Ordering::SeqCst) + 1;
+    if n == ABORT_AT.load(Ordering::SeqCst) {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+}
+
+/// # Safety
+/// `addr` and `data` are what `request` asks for: integers, or pointers to live memory of the right size.
+unsafe fn ptrace(request: libc::c_uint, tid: Tid, addr: usize, data: usize) -> io::Result<()> {
+    step();
+    // SAFETY: as the caller promises.
+    let r = unsafe { libc::ptrace(request, tid.0, addr, data) };
+    if r == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+macro_rules! plain_request {
+    ($(#[$doc:meta])* $name:ident, $request:expr) => {
+        $(#[$doc])*
+        pub(crate) fn $name(tid: Tid, data: usize) -> io::Result<()> {
+            // SAFETY: the request takes integers only.
+            unsafe { ptrace($request, tid, 0, data) }
+        }
+    };
+}
+plain_request!(
+    /// Becomes the tracer; holds nobody. `data` are the options.
+    seize, PTRACE_SEIZE);
+plain_request!(
+    /// Lets a stopped thread go on, with signal `data` or none (0).
+    cont, libc::PTRACE_CONT);
+plain_request!(
+    /// Lets a stopped thread go on until it enters or leaves a system call.
+    cont_to_syscall, libc::PTRACE_SYSCALL);
+plain_request!(
+    /// Gives a stopped thread back, with signal `data` or none (0).
+    detach, libc::PTRACE_DETACH);
+
+/// Asks a seized thread to stop.
+pub(crate) fn interrupt(tid: Tid) -> io::Result<()> {
+    // SAFETY: the request takes nothing.
+    unsafe { ptrace(PTRACE_INTERRUPT, tid, 0, 0) }
+}
+
+/// The registers of a stopped thread.
+pub(crate) fn get_regs(tid: Tid) -> io::Result<Regs> {
+    // SAFETY: the struct holds integers only: all zero is a value.
+    let mut regs: Regs = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one user_regs_struct.
+    unsafe { ptrace(libc::PTRACE_GETREGS, tid, 0, &raw mut regs as usize) }?;
+    Ok(regs)
+}
+
+/// Sets the registers of a stopped thread.
+pub(crate) fn set_regs(tid: Tid, regs: &Regs) -> io::Result<()> {
+    // SAFETY: the kernel reads one user_regs_struct.
+    unsafe { ptrace(libc::PTRACE_SETREGS, tid, 0, regs as *const Regs as usize) }
+}
+
+/// The extended state (x87, SSE, AVX …) of a stopped thread, in the processor's standard format.
+pub(crate) fn get_xstate(tid: Tid) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0u8; XSTATE_MAX];
+    let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: the kernel writes at most `iov_len` bytes to the buffer, and the length to the iovec.
+    unsafe { ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, &raw mut iov as usize) }?;
+    buffer.truncate(iov.iov_len);
+    Ok(buffer)
+}
+
+/// Sets the extended state of a stopped thread.
+pub(crate) fn set_xstate(tid: Tid, state: &[u8]) -> io::Result<()> {
+    let mut iov = libc::iovec { iov_base: state.as_ptr().cast_mut().cast(), iov_len: state.len() };
+    // SAFETY: the kernel reads at most `iov_len` bytes from the slice.
+    unsafe { ptrace(libc::PTRACE_SETREGSET, tid, NT_X86_XSTATE, &raw mut iov as usize) }
+}
+
+/// The signals that a stopped thread blocks (in sigsuspend and the like: the mask that it will have afterwards).
+pub(crate) fn get_sigmask(tid: Tid) -> io::Result<u64> {
+    let mut mask = 0u64;
+    // SAFETY: the kernel writes 8 bytes.
+    unsafe { ptrace(libc::PTRACE_GETSIGMASK, tid, SIGSET_BYTES, &raw mut mask as usize) }?;
+    Ok(mask)
+}
+
+/// Sets the signals that a stopped thread blocks.
+pub(crate) fn set_sigmask(tid: Tid, mask: u64) -> io::Result<()> {
+    // SAFETY: the kernel reads 8 bytes.
+    unsafe { ptrace(libc::PTRACE_SETSIGMASK, tid, SIGSET_BYTES, &raw const mask as usize) }
+}
+
+/// Writes one word of a stopped thread's memory, whatever its protection.
+pub(crate) fn poke(tid: Tid, at: u64, word: u64) -> io::Result<()> {
+    // SAFETY: the request takes integers only.
+    unsafe { ptrace(libc::PTRACE_POKEDATA, tid, at as usize, word as usize) }
+}
+
+/// Address of the thread's rseq area, or 0.
+pub(crate) fn rseq_area(tid: Tid) -> io::Result<u64> {
+    let mut config = [0u64; 3]; // address; size and signature; flags and padding
+    // SAFETY: the kernel writes at most the 24 bytes that are asked for.
+    unsafe { ptrace(libc::PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of_val(&config), config.as_mut_ptr() as usize) }?;
+    Ok(config[0])
+}
+
+/// What a wait tells about a thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Status {
+    /// Stopped because we asked (signal 5), or by a group-stop (the stopping signal).
+    EventStop(i32),
+    /// Stopped at another ptrace event (exec and so on).
+    Event(i32),
+    /// Stopped at the entry or exit of a system call.
+    Syscall,
+    /// Stopped before a signal is delivered.
+    Signal(i32),
+    /// Ended with this code.
+    Exited(i32),
+    /// Ended by this signal.
+    Killed(i32),
+}
+
+impl Status {
+    /// From the word that wait(2) fills in.
+    pub(crate) fn decode(word: i32) -> Option<Self> {
+        let (low, high, event) = (word & 0xff, (word >> 8) & 0xff, (word >> 16) & 0xff);
+        match (low, event) {
+            (0x7f, PTRACE_EVENT_STOP) => Some(Status::EventStop(high & 0x7f)),
+            (0x7f, 0) if high == libc::SIGTRAP | 0x80 => Some(Status::Syscall),
+            (0x7f, 0) => Some(Status::Signal(high)),
+            (0x7f, e) => Some(Status::Event(e)),
+            (0xff, _) => None, // continued: not asked for
+            (s, _) if s & 0x7f == 0 => Some(Status::Exited(high)),
+            (s, _) => Some(Status::Killed(s & 0x7f)),
+        }
+    }
+}
+
+/// Asks once whether a thread has stopped or ended.
+pub(crate) fn try_wait(tid: Tid) -> io::Result<Option<Status>> {
+    let mut word = 0;
+    // SAFETY: the kernel writes one int.
+    match unsafe { libc::waitpid(tid.0, &raw mut word, libc::__WALL | libc::WNOHANG) } {
+        0 => Ok(None),
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(Status::decode(word)),
+    }
+}
+
+/// Moves the calling thread before all ordinary ones, where that is permitted. It ends soon, and with it the priority.
+pub(crate) fn raise_priority() -> bool {
+    let param = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the kernel reads one sched_param.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const param) == 0 }
+}
+
+/// Lets the calling thread's sleeps end on time.
+pub(crate) fn precise_sleeps() {
+    // SAFETY: the request takes integers only.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1usize, 0usize, 0usize, 0usize) };
+}
+
+/// Waits until a thread of ours has left the kernel's lists, so that all that it traced is free.
+pub(crate) fn wait_thread_gone(tid: Tid) {
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    for _ in 0..100_000 {
+        // SAFETY: signal 0 only asks whether the thread exists.
+        let r = unsafe { libc::syscall(libc::SYS_tgkill, pid, tid.0, 0) };
+        if r == -1 {
+            return;
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}
+
+/// The calling thread.
+pub(crate) fn own_tid() -> Tid {
+    Tid(rustix::thread::gettid().as_raw_nonzero().get())
+}
+
+/// This process.
+pub(crate) fn own_pid() -> Pid {
+    Pid(rustix::process::getpid().as_raw_nonzero().get())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_of_every_signal() {
+        for sig in 1..=64 {
+            if sig != 5 {
+                assert_eq!(Status::decode(sig << 8 | 0x7f), Some(Status::Signal(sig)));
+            }
+            assert_eq!(Status::decode(sig), Some(Status::Killed(sig)));
+        }
+        assert_eq!(Status::decode(5 << 8 | 0x7f), Some(Status::Signal(5)));
+        assert_eq!(Status::decode(0x85 << 8 | 0x7f), Some(Status::Syscall));
+        assert_eq!(Status::decode(128 << 16 | 19 << 8 | 0x7f), Some(Status::EventStop(19)));
+        assert_eq!(Status::decode(4 << 16 | 5 << 8 | 0x7f), Some(Status::Event(4)));
+        assert_eq!(Status::decode(3 << 8), Some(Status::Exited(3)));
+        assert_eq!(Status::decode(0x80 | 11), Some(Status::Killed(11)));
+        assert_eq!(Status::decode(0xffff), None);
+    }
+}

@@ -1,0 +1,291 @@
+//! A process under observation: its identity, its memory, its files.
+
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ingraft_model::{Avma, Pid, Tid};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::process::{PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
+
+use crate::access;
+use crate::error::{Denial, Error};
+use crate::procfs::{self, Mapping, Status};
+use crate::remote::Gadgets;
+use crate::sys;
+
+/// Entry point of the program, in the auxiliary vector.
+pub const AT_ENTRY: u64 = 9;
+/// Where the dynamic loader was loaded.
+pub const AT_BASE: u64 = 7;
+/// Features of the processor that programs may use, second word.
+pub const AT_HWCAP2: u64 = 26;
+/// Where the vDSO lies.
+pub const AT_SYSINFO_EHDR: u64 = 33;
+/// RDFSBASE and its like may be used (a bit of AT_HWCAP2).
+pub const HWCAP2_FSGSBASE: u64 = 1 << 1;
+
+/// Which process: an id alone may be given to another one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Identity {
+    /// Process id.
+    pub pid: Pid,
+    /// Start time in clock ticks since boot (field 22 of /proc/PID/stat).
+    pub start_time: u64,
+    /// Which boot.
+    pub boot_id: [u8; 16],
+}
+
+impl Identity {
+    /// The process that has this id now.
+    pub fn of(pid: Pid) -> Result<Self, Error> {
+        Ok(Identity { pid, start_time: procfs::stat(pid)?.start_time, boot_id: procfs::boot_id() })
+    }
+
+    /// The calling process.
+    pub fn ours() -> Result<Self, Error> {
+        Identity::of(sys::own_pid())
+    }
+
+    /// Whether this very process still runs.
+    pub fn is_alive(&self) -> bool {
+        procfs::stat(self.pid).is_ok_and(|s| s.start_time == self.start_time && !s.is_dead())
+            && procfs::boot_id() == self.boot_id
+    }
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExitStatus {
+    /// With this code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+    /// It was not our child: nobody tells.
+    Unknown,
+}
+
+/// A process that may be read and changed. Nothing is held between two calls.
+#[derive(Debug)]
+pub struct Target {
+    identity: Identity,
+    pidfd: OwnedFd,
+    mem: File,
+    gadgets: Mutex<Option<Gadgets>>,
+    /// Pages that are known to be private copies already.
+    pub(crate) private_pages: Mutex<HashSet<u64>>,
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Target {
+    /// Opens a process; it is not touched.
+    pub fn open(pid: Pid) -> Result<Self, Error> {
+        access::attachable(pid)?;
+        Self::open_unchecked(pid)
+    }
+
+    /// Opens a process that is being traced by us.
+    pub(crate) fn open_unchecked(pid: Pid) -> Result<Self, Error> {
+        let identity = Identity::of(pid)?;
+        let own = |e: rustix::io::Errno| match e {
+            rustix::io::Errno::SRCH => Error::Gone(pid),
+            e => Error::Own { what: "pidfd_open", source: e.into() },
+        };
+        let raw = rustix::process::Pid::from_raw(pid.0).ok_or(Denial::NoSuchProcess(pid))?;
+        let pidfd = pidfd_open(raw, PidfdFlags::empty()).map_err(own)?;
+        let mem = open_mem(pid)?;
+        // the id may have been given away between the two
+        if Identity::of(pid)? != identity {
+            return Err(Error::Gone(pid));
+        }
+        Ok(Target { identity, pidfd, mem, gadgets: Mutex::default(), private_pages: Mutex::default() })
+    }
+
+    /// Which process it is.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Its id.
+    pub fn pid(&self) -> Pid {
+        self.identity.pid
+    }
+
+    pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Whether it still runs.
+    pub fn is_alive(&self) -> bool {
+        !self.ended_within(Duration::ZERO)
+    }
+
+    /// Whether it still runs the program that it ran when it was opened (no exec since).
+    pub fn is_same_program(&self) -> bool {
+        // the open file keeps the old address space, which has nothing in it once its last user is gone
+        let probe = |m: &Mapping| m.read && self.mem.read_at(&mut [0], m.range.start.0).is_ok_and(|n| n == 1);
+        self.maps().is_ok_and(|maps| maps.iter().any(probe))
+    }
+
+    fn ended_within(&self, time: Duration) -> bool {
+        let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        matches!(poll(&mut fds, timeout), Ok(n) if n > 0)
+    }
+
+    /// Waits until it ends, at most so long. None: it still runs.
+    pub fn wait_exit(&self, at_most: Duration) -> Option<ExitStatus> {
+        if !self.ended_within(at_most) {
+            return None;
+        }
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        Some(match waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
+            Ok(Some(status)) => match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => ExitStatus::Code(code),
+                (_, Some(signal)) => ExitStatus::Signal(signal),
+                _ => ExitStatus::Unknown,
+            },
+            _ => ExitStatus::Unknown,
+        })
+    }
+
+    /// Its mappings, in order of their addresses.
+    pub fn maps(&self) -> Result<Vec<Mapping>, Error> {
+        let maps = procfs::maps(self.pid())?;
+        if !maps.is_empty() {
+            return Ok(maps);
+        }
+        // the main thread may have ended before the others
+        for tid in self.threads()? {
+            let maps = procfs::parse_maps(&procfs::read(self.pid(), &format!("task/{tid}/maps")).unwrap_or_default());
+            if !maps.is_empty() {
+                return Ok(maps);
+            }
+        }
+        Err(Error::Gone(self.pid()))
+    }
+
+    /// Its threads.
+    pub fn threads(&self) -> Result<Vec<Tid>, Error> {
+        procfs::threads(self.pid())
+    }
+
+    /// What the kernel says about the process.
+    pub fn status(&self) -> Result<Status, Error> {
+        procfs::status(self.pid())
+    }
+
+    /// What the kernel says about a thread.
+    pub fn thread_status(&self, tid: Tid) -> Result<Status, Error> {
+        procfs::thread_status(self.pid(), tid)
+    }
+
+    /// Name of its main thread.
+    pub fn name(&self) -> String {
+        procfs::comm(self.pid()).unwrap_or_default()
+    }
+
+    /// Its arguments.
+    pub fn command(&self) -> Vec<String> {
+        procfs::cmdline(self.pid())
+    }
+
+    /// Its program file, as its own mount namespace names it.
+    pub fn exe(&self) -> Option<PathBuf> {
+        procfs::exe(self.pid())
+    }
+
+    /// The auxiliary vector: what the kernel told the program at its start, as (type, value).
+    pub fn auxv(&self) -> Result<Vec<(u64, u64)>, Error> {
+        Ok(procfs::parse_auxv(&procfs::read(self.pid(), "auxv")?))
+    }
+
+    /// One value of the auxiliary vector.
+    pub fn aux(&self, kind: u64) -> Option<u64> {
+        self.auxv().ok()?.into_iter().find_map(|(k, v)| (k == kind).then_some(v))
+    }
+
+    /// Reads its memory, whether it runs or not. All or nothing.
+    pub fn read(&self, at: Avma, buffer: &mut [u8]) -> Result<(), Error> {
+        let n = self.read_some(at, buffer).map_err(|source| self.memory_error("read", at, buffer.len(), source))?;
+        if n == buffer.len() {
+            return Ok(());
+        }
+        Err(self.memory_error("read", at, buffer.len(), io::ErrorKind::UnexpectedEof.into()))
+    }
+
+    /// Reads as much of its memory as can be read; an unmapped page ends it.
+    pub fn read_some(&self, at: Avma, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            sys::step();
+            match self.mem.read_at(&mut buffer[done..], at.0.wrapping_add(done as u64)) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if done == 0 => return Err(e),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Reads a u64.
+    pub fn read_u64(&self, at: Avma) -> Result<u64, Error> {
+        let mut bytes = [0; 8];
+        self.read(at, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Writes its memory, whatever the protection of the pages.
+    pub(crate) fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), Error> {
+        sys::step();
+        self.mem.write_all_at(bytes, at.0).map_err(|source| self.memory_error("write", at, bytes.len(), source))
+    }
+
+    fn memory_error(&self, what: &'static str, at: Avma, len: usize, source: io::Error) -> Error {
+        if !self.is_alive() {
+            return Error::Gone(self.pid());
+        }
+        if !self.is_same_program() {
+            return Error::Replaced(self.pid());
+        }
+        Error::Memory { what, at, len, source }
+    }
+
+    /// The code by which a borrowed thread calls the kernel and finds its way back; looked for once.
+    pub fn gadgets(&self) -> Result<Gadgets, Error> {
+        let mut known = lock(&self.gadgets);
+        if let Some(gadgets) = known.as_ref().filter(|g| g.still_there(self)) {
+            return Ok(gadgets.clone());
+        }
+        let found = Gadgets::find(self)?;
+        *known = Some(found.clone());
+        Ok(found)
+    }
+}
+
+fn open_mem(pid: Pid) -> Result<File, Error> {
+    let open = |path: &PathBuf| OpenOptions::new().read(true).write(true).open(path);
+    let path = PathBuf::from(format!("/proc/{pid}/mem"));
+    let error = match open(&path) {
+        Ok(mem) if procfs::maps(pid).is_ok_and(|m| !m.is_empty()) => return Ok(mem),
+        Ok(_) => io::ErrorKind::UnexpectedEof.into(),
+        Err(e) => e,
+    };
+    // a main thread that has ended has no memory any more, but the others have
+    for tid in procfs::threads(pid)?.into_iter().filter(|t| t.0 != pid.0) {
+        if let Ok(mem) = open(&format!("/proc/{pid}/task/{tid}/mem").into()) {
+            return Ok(mem);
+        }
+    }
+    Err(procfs::file_error(pid, path, error))
+}

@@ -1,0 +1,383 @@
+//! One tracer thread and the threads that it holds. All ptrace requests of an operation come from one thread made for it;
+//! when that thread ends, the kernel lets all of them go at once.
+
+use std::cell::RefCell;
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ingraft_model::{Avma, Pid, Tid};
+
+use crate::error::{Denial, Error};
+use crate::procfs::{self, InKernel};
+use crate::sys::{self, Regs, Status};
+
+/// How long a stop waits without any thread coming in. Later attempts wait longer: on a loaded machine a thread that is ready to run may not
+/// get a processor in time.
+pub(crate) const STOP_WAIT: Duration = Duration::from_millis(50);
+const STOP_WAIT_MAX: Duration = Duration::from_millis(500);
+/// After this, a thread that sleeps uninterruptibly is not waited for: it cannot reach user space before our release.
+const SLEEPER_WAIT: Duration = Duration::from_millis(2);
+/// New threads may keep appearing while others are stopped; so many rounds are more than any program needs.
+const ROUNDS: usize = 100;
+
+/// PTRACE_O_TRACESYSGOOD
+const TRACE_SYS_GOOD: usize = 1;
+/// PTRACE_O_SUSPEND_SECCOMP
+const SUSPEND_SECCOMP: usize = 1 << 21;
+
+/// What is known of a traced thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Runs, or is about to stop.
+    Running,
+    /// Held. The signal of a group-stop, or SIGTRAP.
+    Stopped(i32),
+    /// Did not stop: sleeps in the kernel, and user space stands here. It cannot go on there before our release.
+    Asleep { pc: Avma, sp: Avma },
+    /// Ended.
+    Gone,
+}
+
+/// A thread that we trace.
+#[derive(Debug)]
+pub(crate) struct Tracee {
+    pub(crate) tid: Tid,
+    pub(crate) state: State,
+    /// Its registers, once read in this stop.
+    pub(crate) regs: Option<Regs>,
+}
+
+/// The threads of one process that the calling thread traces.
+#[derive(Debug)]
+pub(crate) struct Tracer {
+    pub(crate) pid: Pid,
+    pub(crate) threads: Vec<Tracee>,
+    raised: bool,
+    patience: Duration,
+}
+
+thread_local! {
+    /// A tracer that outlives single operations: the one of a started program.
+    static HELD: RefCell<Option<Tracer>> = const { RefCell::new(None) };
+}
+
+/// Runs `work` with a tracer of `pid`: the one that the calling thread holds already, or a new thread's.
+pub(crate) fn with_tracer<R: Send>(pid: Pid, work: impl FnOnce(&mut Tracer) -> R + Send) -> Result<R, Error> {
+    let held = HELD.with_borrow_mut(|h| h.take_if(|t| t.pid == pid));
+    if let Some(mut tracer) = held {
+        let result = work(&mut tracer);
+        HELD.set(Some(tracer));
+        return Ok(result);
+    }
+    on_own_thread(|| {
+        sys::precise_sleeps();
+        work(&mut Tracer::new(pid))
+    })
+}
+
+/// Makes `tracer` the one that operations of the calling thread use, for the time of `work`.
+pub(crate) fn while_held<R>(tracer: &mut Tracer, work: impl FnOnce() -> R) -> R {
+    let mine = std::mem::replace(tracer, Tracer::new(tracer.pid));
+    HELD.set(Some(mine));
+    let result = work();
+    if let Some(mine) = HELD.take() {
+        *tracer = mine;
+    }
+    result
+}
+
+/// Runs `work` on a thread of its own, and returns when that thread has left the kernel, with all that it traced released.
+pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, Error> {
+    let own = |source| Error::Own { what: "start a thread", source };
+    thread::scope(|scope| {
+        let builder = thread::Builder::new().name("ingraft-tracer".into());
+        let handle = builder.spawn_scoped(scope, || (sys::own_tid(), work())).map_err(own)?;
+        match handle.join() {
+            Ok((tid, result)) => {
+                sys::wait_thread_gone(tid);
+                Ok(result)
+            }
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+impl Tracer {
+    pub(crate) fn new(pid: Pid) -> Self {
+        Tracer { pid, threads: Vec::new(), raised: false, patience: STOP_WAIT }
+    }
+
+    pub(crate) fn index_of(&self, tid: Tid) -> Option<usize> {
+        self.threads.iter().position(|t| t.tid == tid)
+    }
+
+    fn error(&self, request: &'static str, tid: Tid, source: io::Error) -> Error {
+        if source.raw_os_error() == Some(libc::ESRCH) && procfs::stat(self.pid).is_ok_and(|s| s.is_dead()) {
+            return Error::Gone(self.pid);
+        }
+        if source.raw_os_error() == Some(libc::ESRCH) && procfs::stat(self.pid).is_err() {
+            return Error::Gone(self.pid);
+        }
+        Error::Ptrace { request, tid, source }
+    }
+
+    /// Wraps the result of a request on a held thread.
+    pub(crate) fn check<T>(&self, request: &'static str, tid: Tid, result: io::Result<T>) -> Result<T, Error> {
+        result.map_err(|source| self.error(request, tid, source))
+    }
+
+    /// Starts tracing a thread; it runs on. None if it has ended. `unfiltered`: with its system call filter suspended.
+    pub(crate) fn seize(&mut self, tid: Tid, unfiltered: bool) -> Result<Option<usize>, Error> {
+        if let Some(i) = self.index_of(tid) {
+            return Ok(Some(i));
+        }
+        let options = TRACE_SYS_GOOD | if unfiltered { SUSPEND_SECCOMP } else { 0 };
+        match sys::seize(tid, options) {
+            Ok(()) => {
+                self.threads.push(Tracee { tid, state: State::Running, regs: None });
+                Ok(Some(self.threads.len() - 1))
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+                // a thread that has ended but is not yet reaped says EPERM too
+                match procfs::thread_stat(self.pid, tid) {
+                    None => Ok(None),
+                    Some(s) if s.is_dead() => Ok(None),
+                    Some(_) if unfiltered && sys::seize(tid, TRACE_SYS_GOOD).is_ok() => {
+                        self.threads.push(Tracee { tid, state: State::Running, regs: None });
+                        Err(Error::Seccomp)
+                    }
+                    Some(_) => Err(crate::access::explain(self.pid)
+                        .map_or_else(|| Error::Denied(Denial::Forbidden(self.pid)), Error::Denied)),
+                }
+            }
+            Err(source) => Err(self.error("SEIZE", tid, source)),
+        }
+    }
+
+    /// Starts tracing all threads, without stopping any. Returns how many are new.
+    pub(crate) fn seize_all(&mut self) -> Result<usize, Error> {
+        let mut new = 0;
+        for tid in procfs::threads(self.pid)? {
+            if self.index_of(tid).is_none() && self.seize(tid, false)?.is_some() {
+                new += 1;
+            }
+        }
+        Ok(new)
+    }
+
+    /// Sets the patience of the `attempt`-th attempt (1 is the first).
+    pub(crate) fn be_patient(&mut self, attempt: u32) {
+        self.patience = (STOP_WAIT * attempt).min(STOP_WAIT_MAX);
+    }
+
+    /// From here on this thread runs before all others, where permitted: the stop gets shorter.
+    pub(crate) fn raise_priority(&mut self) {
+        self.raised = sys::raise_priority();
+    }
+
+    /// Stops every thread, new ones included, until no new one appears.
+    pub(crate) fn stop_all(&mut self) -> Result<(), Error> {
+        for _ in 0..ROUNDS {
+            for i in 0..self.threads.len() {
+                if self.threads[i].state == State::Running {
+                    self.interrupt(i)?;
+                }
+            }
+            self.wait_all()?;
+            if self.seize_all()? == 0 {
+                return if self.threads.iter().all(|t| t.state == State::Gone) {
+                    Err(Error::Gone(self.pid))
+                } else {
+                    Ok(())
+                };
+            }
+        }
+        Err(Error::Unstoppable { tid: Tid(self.pid.0), pc: None, waited: self.patience })
+    }
+
+    /// Stops one thread that we trace. False if it has ended.
+    pub(crate) fn stop(&mut self, i: usize) -> Result<bool, Error> {
+        if self.threads[i].state == State::Running {
+            self.interrupt(i)?;
+            self.wait_all()?;
+        }
+        Ok(matches!(self.threads[i].state, State::Stopped(_)))
+    }
+
+    fn interrupt(&mut self, i: usize) -> Result<(), Error> {
+        let tid = self.threads[i].tid;
+        match sys::interrupt(tid) {
+            Ok(()) => Ok(()),
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {
+                self.threads[i].state = State::Gone;
+                Ok(())
+            }
+            Err(source) => Err(self.error("INTERRUPT", tid, source)),
+        }
+    }
+
+    /// Takes in what has happened to a thread. True if its state is settled.
+    fn poll(&mut self, i: usize) -> Result<bool, Error> {
+        let tid = self.threads[i].tid;
+        match sys::try_wait(tid) {
+            Ok(None) => Ok(false),
+            Ok(Some(Status::EventStop(sig))) => {
+                self.threads[i].state = State::Stopped(sig);
+                Ok(true)
+            }
+            Ok(Some(Status::Exited(_) | Status::Killed(_))) => {
+                self.threads[i].state = State::Gone;
+                Ok(true)
+            }
+            Ok(Some(Status::Signal(sig))) => {
+                // Delivered at once, and not lost when we end: the thread stops again before its handler's first instruction.
+                self.interrupt(i)?;
+                self.resume(i, sig)?;
+                Ok(false)
+            }
+            Ok(Some(Status::Syscall | Status::Event(_))) => {
+                self.interrupt(i)?;
+                self.resume(i, 0)?;
+                Ok(false)
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ECHILD) => {
+                self.threads[i].state = State::Gone;
+                Ok(true)
+            }
+            Err(source) => Err(self.error("wait", tid, source)),
+        }
+    }
+
+    fn resume(&mut self, i: usize, signal: i32) -> Result<(), Error> {
+        let tid = self.threads[i].tid;
+        match sys::cont(tid, signal as usize) {
+            Err(e) if e.raw_os_error() != Some(libc::ESRCH) => Err(self.error("CONT", tid, e)),
+            _ => Ok(()), // killed meanwhile: the next wait tells
+        }
+    }
+
+    /// Waits for every thread that was asked to stop; gives up when none has come in for some time.
+    fn wait_all(&mut self) -> Result<(), Error> {
+        let mut progress = Instant::now();
+        let mut tries = 0u32;
+        let mut i = 0;
+        while i < self.threads.len() {
+            if self.threads[i].state != State::Running || self.poll(i)? {
+                i += 1;
+                tries = 0;
+                progress = Instant::now();
+                continue;
+            }
+            let idle = progress.elapsed();
+            if idle > SLEEPER_WAIT && (idle > self.patience || self.is_sleeper(i)) {
+                self.threads[i].state = self.where_asleep(i)?;
+                // the others have had their time as well
+                tries = 0;
+                i += 1;
+                continue;
+            }
+            self.pause(tries);
+            tries += 1;
+        }
+        Ok(())
+    }
+
+    fn pause(&self, tries: u32) {
+        // at raised priority only a sleep lets the others run
+        if tries < 4 && !self.raised { thread::yield_now() } else { thread::sleep(Duration::from_micros(15)) }
+    }
+
+    /// Whether a thread sleeps uninterruptibly in the kernel.
+    fn is_sleeper(&self, i: usize) -> bool {
+        procfs::thread_stat(self.pid, self.threads[i].tid).is_some_and(|s| s.state == b'D')
+    }
+
+    /// Where the user space of a thread stands that did not stop.
+    fn where_asleep(&self, i: usize) -> Result<State, Error> {
+        let tid = self.threads[i].tid;
+        match procfs::thread_stat(self.pid, tid) {
+            None => return Ok(State::Gone),
+            Some(s) if s.is_dead() => return Ok(State::Gone),
+            Some(_) => {}
+        }
+        match procfs::in_kernel(self.pid, tid) {
+            Some(InKernel::Asleep { sp, pc, .. }) => Ok(State::Asleep { pc: Avma(pc), sp: Avma(sp) }),
+            _ => Err(Error::Unstoppable { tid, pc: None, waited: self.patience }),
+        }
+    }
+
+    /// The registers of a held thread. None if it was killed meanwhile.
+    pub(crate) fn regs(&mut self, i: usize) -> Result<Option<Regs>, Error> {
+        let thread = &self.threads[i];
+        if thread.regs.is_some() || !matches!(thread.state, State::Stopped(_)) {
+            return Ok(thread.regs);
+        }
+        match sys::get_regs(thread.tid) {
+            Ok(regs) => {
+                self.threads[i].regs = Some(regs);
+                Ok(Some(regs))
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {
+                self.threads[i].state = State::Gone;
+                Ok(None)
+            }
+            Err(source) => Err(self.error("GETREGS", self.threads[i].tid, source)),
+        }
+    }
+
+    /// Sets the registers of a held thread; one that was killed meanwhile needs none.
+    pub(crate) fn set_regs(&mut self, i: usize, regs: &Regs) -> Result<(), Error> {
+        let tid = self.threads[i].tid;
+        match sys::set_regs(tid, regs) {
+            Ok(()) => {
+                self.threads[i].regs = Some(*regs);
+                Ok(())
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {
+                self.threads[i].state = State::Gone;
+                Ok(())
+            }
+            Err(source) => Err(self.error("SETREGS", tid, source)),
+        }
+    }
+
+    /// Lets one held thread run on a little, and holds it again: out of a few instructions that nobody may be in.
+    pub(crate) fn nudge(&mut self, i: usize) -> Result<bool, Error> {
+        self.resume(i, 0)?;
+        self.threads[i].state = State::Running;
+        self.threads[i].regs = None;
+        thread::sleep(Duration::from_micros(5));
+        self.stop(i)
+    }
+
+    /// Gives one held thread back, its interrupted system call repaired.
+    pub(crate) fn release(&mut self, i: usize) -> Result<(), Error> {
+        self.repair(i)?;
+        let thread = self.threads.swap_remove(i);
+        match thread.state {
+            State::Stopped(_) => match sys::detach(thread.tid, 0) {
+                Err(e) if e.raw_os_error() != Some(libc::ESRCH) => Err(self.error("DETACH", thread.tid, e)),
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the kernel repeat a held thread's system call if our stop ended it.
+    pub(crate) fn repair(&mut self, i: usize) -> Result<(), Error> {
+        if self.threads[i].state == State::Stopped(libc::SIGTRAP)
+            && let Some(mut regs) = self.regs(i)?
+            && crate::frame::repair_interrupted(&mut regs)
+        {
+            self.set_regs(i, &regs)?;
+        }
+        Ok(())
+    }
+
+    /// [`Tracer::repair`] for every held thread, as the last thing before the release.
+    pub(crate) fn repair_all(&mut self) -> Result<(), Error> {
+        (0..self.threads.len()).try_for_each(|i| self.repair(i))
+    }
+}
