@@ -1,1 +1,42 @@
 //! Snippets to machine code, trampolines, springboards, patch plans and their verifier.
+//!
+//! ```text
+//! function:  jmp base            (springboard: 5 bytes, or 2 bytes to an island of 5)
+//!
+//! slow:      lea r, [slot]       arena, one block per point
+//!            jmp slow_routine    (shared by all points that use register r)
+//! base:      is gs this thread's shard? if not: jne slow
+//! slot:      jmp mini            (live jump: rewritten when snippets come and go)
+//! leave:     what base saved is restored (usually nothing)
+//! tail:      the displaced instructions, made to work here
+//!            jmp home
+//! mini:      inc qword gs:[counter]
+//!            jmp next mini, or leave
+//! ```
+//!
+//! Everything is a value: [`weave_entries`] makes a [`ingraft_model::PatchPlan`] and [`WovenPoint`]s, each with the
+//! [`RemovalRecord`] that undoes it without this crate, and [`verify`] proves both from the bytes alone. No call instruction and no
+//! return address is ever in an arena, so only program counters have to be looked at when code comes and goes.
+
+#![forbid(unsafe_code)]
+
+mod arena;
+mod block;
+mod change;
+mod environment;
+mod head;
+mod loops;
+mod mini;
+mod relocate;
+mod slow;
+mod snippet;
+mod text;
+pub mod verify;
+mod weave;
+
+pub use arena::Arena;
+pub use change::{add_mini, remove_mini, remove_points};
+pub use environment::{CodegenError, Environment};
+pub use mini::{MiniRequest, WovenMini};
+pub use text::TextSpace;
+pub use weave::{EntryRequest, RemovalRecord, Weave, WovenPoint, weave_entries};

@@ -1,0 +1,156 @@
+//! Room for generated code near one or more modules. A value only: memory is mapped by the caller.
+
+use std::collections::BTreeMap;
+
+use ingraft_model::{Avma, AvmaRange, Gpr};
+
+/// Bytes at the end of an arena that stay unused: the slow routine looks at up to five bytes of where a jump leads.
+const SLACK: u64 = 16;
+
+/// A range of addresses within 2 GiB of the modules that it serves, and what of it is in use.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    range: AvmaRange,
+    cursor: u64,
+    /// Ranges below the cursor that may be used again: start to end.
+    free: BTreeMap<u64, u64>,
+    /// The slow routines that lie here, by register number.
+    pub(crate) slow: [Option<SlowRoutine>; 16],
+}
+
+/// A shared slow routine in an arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SlowRoutine {
+    pub range: AvmaRange,
+    /// Entry for a thread whose count must go to shard 0 from some jump of a chain on.
+    pub walk: Avma,
+}
+
+impl Arena {
+    /// An arena that fills `range`.
+    pub fn new(range: AvmaRange) -> Self {
+        Arena { cursor: range.start.0, range, free: BTreeMap::new(), slow: Default::default() }
+    }
+
+    /// All of it.
+    pub fn range(&self) -> AvmaRange {
+        self.range.clone()
+    }
+
+    /// The part that holds or held code: from the start to the highest byte ever given out.
+    pub fn touched(&self) -> AvmaRange {
+        self.range.start..Avma(self.cursor)
+    }
+
+    /// Bytes in use.
+    pub fn used(&self) -> u64 {
+        self.cursor - self.range.start.0 - self.free.iter().map(|(start, end)| end - start).sum::<u64>()
+    }
+
+    /// How long an arena should be for `points` entry points with one snippet each: a generous mean, in whole pages.
+    pub fn estimate_bytes(points: usize) -> u64 {
+        ((points as u64).saturating_mul(96) + 2 * 4096).next_multiple_of(4096)
+    }
+
+    /// The ranges of shared routines: code that belongs to no single point and stays until the arena goes.
+    pub fn shared(&self) -> Vec<AvmaRange> {
+        self.slow.iter().flatten().map(|s| s.range.clone()).collect()
+    }
+
+    /// Takes back code that nothing leads to any more: the `retired` ranges of a plan, once no thread is inside.
+    pub fn release(&mut self, range: &AvmaRange) {
+        let (mut start, mut end) = (range.start.0.max(self.range.start.0), range.end.0.min(self.cursor));
+        if start >= end {
+            return;
+        }
+        if let Some((&s, &e)) = self.free.range(..=start).next_back()
+            && e >= start
+        {
+            self.free.remove(&s);
+            (start, end) = (s, end.max(e));
+        }
+        while let Some((&s, &e)) = self.free.range(start..=end).next() {
+            self.free.remove(&s);
+            end = end.max(e);
+        }
+        if end == self.cursor {
+            self.cursor = start;
+        } else {
+            self.free.insert(start, end);
+        }
+    }
+
+    /// The first address where `fits(address)` says how many bytes it needs and they are free: holes first, then the end. `fits`
+    /// may ask for a later start in the same place (alignment, pages) by returning a larger address.
+    pub(crate) fn place(&self, len: u64, adjust: impl Fn(u64) -> u64) -> Option<u64> {
+        for (&start, &end) in &self.free {
+            let at = adjust(start);
+            if at.checked_add(len).is_some_and(|e| e <= end) {
+                return Some(at);
+            }
+        }
+        let at = adjust(self.cursor);
+        at.checked_add(len)?.checked_add(SLACK).is_some_and(|end| end <= self.range.end.0).then_some(at)
+    }
+
+    /// Marks a place found by [`Arena::place`] as used. What is skipped before it stays free.
+    pub(crate) fn take(&mut self, at: u64, len: u64) {
+        let end = at + len;
+        if at >= self.cursor {
+            if at > self.cursor {
+                self.free.insert(self.cursor, at);
+            }
+            self.cursor = end;
+            return;
+        }
+        if let Some((&s, &e)) = self.free.range(..=at).next_back()
+            && e >= end
+        {
+            self.free.remove(&s);
+            if s < at {
+                self.free.insert(s, at);
+            }
+            if end < e {
+                self.free.insert(end, e);
+            }
+        }
+    }
+
+    pub(crate) fn slow(&self, r: Gpr) -> Option<&SlowRoutine> {
+        self.slow.get(usize::from(r.0))?.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_found_again_and_joined() {
+        let mut arena = Arena::new(Avma(0x1000)..Avma(0x2000));
+        for at in [0x1000, 0x1010, 0x1020] {
+            assert_eq!(arena.place(16, |a| a), Some(at));
+            arena.take(at, 16);
+        }
+        arena.release(&(Avma(0x1000)..Avma(0x1010)));
+        assert_eq!(arena.place(17, |a| a), Some(0x1030));
+        arena.release(&(Avma(0x1010)..Avma(0x1020)));
+        assert_eq!(arena.place(32, |a| a), Some(0x1000));
+        assert_eq!(arena.place(16, |a| a + 3), Some(0x1003));
+        arena.take(0x1003, 16);
+        assert_eq!(arena.used(), 32);
+        arena.release(&(Avma(0x1003)..Avma(0x1013)));
+        arena.release(&(Avma(0x1020)..Avma(0x1030)));
+        assert_eq!(arena.used(), 0);
+        assert_eq!(arena.place(0x1000, |a| a), None);
+        assert_eq!(arena.place(0xff0, |a| a), Some(0x1000));
+    }
+
+    #[test]
+    fn hostile_ranges_do_no_harm() {
+        let mut arena = Arena::new(Avma(u64::MAX - 0x100)..Avma(u64::MAX));
+        assert_eq!(arena.place(u64::MAX, |a| a), None);
+        arena.release(&(Avma(0)..Avma(u64::MAX)));
+        assert_eq!(arena.used(), 0);
+    }
+}

@@ -1,0 +1,193 @@
+//! A piece of arena code while it is written: every instruction comes with the place where a thread that stands on it goes on
+//! when the piece is taken away.
+
+use ingraft_model::{Avma, AvmaRange, Gpr, PcMove, TextWrite};
+
+/// Bytes of a page: what a kill of the writer can fall between.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Whether `len` bytes at `at` lie on two pages.
+pub(crate) fn straddles(at: u64, len: u64) -> bool {
+    len > 0 && (at & (PAGE - 1)) + len > PAGE
+}
+
+/// Displacement from `end`, the end of a field or instruction, to `target`, if 32 bits hold it.
+pub(crate) fn displacement(end: u64, target: u64) -> Option<i32> {
+    i32::try_from(target.wrapping_sub(end).cast_signed()).ok()
+}
+
+/// A text write of up to 8 bytes.
+pub(crate) fn text_write(at: u64, old: &[u8], new: &[u8]) -> TextWrite {
+    let len = old.len().min(new.len()).min(8);
+    let pad = |bytes: &[u8]| {
+        let mut all = [0; 8];
+        all[..len].copy_from_slice(&bytes[..len]);
+        all
+    };
+    TextWrite { at: Avma(at), len: len as u8, old: pad(old), new: pad(new) }
+}
+
+/// The five bytes of `jmp rel32` at `at`.
+pub(crate) fn jmp_bytes(at: u64, target: u64) -> Option<[u8; 5]> {
+    let [a, b, c, d] = displacement(at.wrapping_add(5), target)?.to_le_bytes();
+    Some([0xe9, a, b, c, d])
+}
+
+/// Where a thread goes on that stands on an instruction of retired code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Back {
+    /// At this address, with nothing else to change.
+    To(u64),
+    /// Nowhere yet: it is single-stepped until it stands elsewhere.
+    StepOut,
+}
+
+/// Something lies further away than a displacement reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OutOfReach;
+
+/// Code under construction at a fixed address.
+#[derive(Debug, Default)]
+pub(crate) struct Block {
+    pub at: u64,
+    pub bytes: Vec<u8>,
+    backs: Vec<(u32, Back)>,
+}
+
+impl Block {
+    /// Starts anew at `at`, keeping the buffers.
+    pub fn restart(&mut self, at: u64) {
+        self.at = at;
+        self.bytes.clear();
+        self.backs.clear();
+    }
+
+    /// Address of the next byte.
+    pub fn here(&self) -> u64 {
+        self.at + self.bytes.len() as u64
+    }
+
+    /// One instruction.
+    pub fn put(&mut self, bytes: &[u8], back: Back) {
+        self.backs.push((self.bytes.len() as u32, back));
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Several instructions, none of which can be left other than by running on.
+    pub fn put_unit(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.put(bytes, Back::StepOut);
+        }
+    }
+
+    /// An opcode that ends in a 32-bit displacement from its own end.
+    pub fn put_relative(&mut self, opcode: &[u8], target: u64, back: Back) -> Result<(), OutOfReach> {
+        let end = self.here() + opcode.len() as u64 + 4;
+        let disp = displacement(end, target).ok_or(OutOfReach)?;
+        self.put(opcode, back);
+        self.bytes.extend_from_slice(&disp.to_le_bytes());
+        Ok(())
+    }
+
+    /// An opcode followed by an absolute 32-bit address or value.
+    pub fn put_absolute(&mut self, opcode: &[u8], value: u32, back: Back) {
+        self.put(opcode, back);
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    /// `jmp rel32`, always five bytes.
+    pub fn jmp(&mut self, target: u64, back: Back) -> Result<(), OutOfReach> {
+        self.put_relative(&[0xe9], target, back)
+    }
+
+    /// `jcc rel8` to an address at most 128 bytes away.
+    pub fn jcc_short(&mut self, condition: u8, target: u64, back: Back) -> Result<(), OutOfReach> {
+        let disp = target.wrapping_sub(self.here() + 2).cast_signed();
+        let disp = i8::try_from(disp).map_err(|_| OutOfReach)?;
+        self.put(&[0x70 | condition, disp.cast_unsigned()], back);
+        Ok(())
+    }
+
+    /// `push r` or `pop r` (opcode 0x50 or 0x58).
+    pub fn push_pop(&mut self, opcode: u8, r: Gpr, back: Back) {
+        let low = opcode | (r.0 & 7);
+        if r.0 < 8 {
+            self.put(&[low], back);
+        } else {
+            self.put(&[0x41, low], back);
+        }
+    }
+
+    /// An instruction `seg: op r, [disp32]` without base or index; `wide` for 64 bits.
+    pub fn segment_absolute(&mut self, segment: u8, opcode: u8, r: Gpr, wide: bool, disp: u32, back: Back) {
+        let rex = 0x40 | u8::from(wide) << 3 | (r.0 >> 3) << 2;
+        let modrm = 0x04 | (r.0 & 7) << 3;
+        if rex == 0x40 {
+            self.put_absolute(&[segment, opcode, modrm, 0x25], disp, back);
+        } else {
+            self.put_absolute(&[segment, rex, opcode, modrm, 0x25], disp, back);
+        }
+    }
+
+    /// `lea r, [rip + target]`.
+    pub fn lea(&mut self, r: Gpr, target: u64, back: Back) -> Result<(), OutOfReach> {
+        self.put_relative(&[0x48 | (r.0 >> 3) << 2, 0x8d, 0x05 | (r.0 & 7) << 3], target, back)
+    }
+
+    /// `cmp dword [address], 0`.
+    pub fn cmp_zero(&mut self, address: u32, back: Back) {
+        let [a, b, c, d] = address.to_le_bytes();
+        self.put(&[0x83, 0x3c, 0x25, a, b, c, d, 0], back);
+    }
+
+    /// The instructions from `from` on that can be left at once, and the stretches that cannot.
+    pub fn exits(&self, from: u64, until: u64) -> (Vec<PcMove>, Vec<AvmaRange>) {
+        let mut moves = Vec::with_capacity(self.backs.len());
+        let mut step_out: Vec<AvmaRange> = Vec::new();
+        for (i, &(offset, back)) in self.backs.iter().enumerate() {
+            let start = self.at + u64::from(offset);
+            if start < from || start >= until {
+                continue;
+            }
+            let end = self.backs.get(i + 1).map_or(self.here(), |&(next, _)| self.at + u64::from(next));
+            match back {
+                Back::To(to) => moves.push(PcMove { from: Avma(start), to: Avma(to) }),
+                Back::StepOut => match step_out.last_mut() {
+                    Some(last) if last.end.0 == start => last.end = Avma(end),
+                    _ => step_out.push(Avma(start)..Avma(end)),
+                },
+            }
+        }
+        (moves, step_out)
+    }
+}
+
+/// Why code could not be written where it should go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum EmitError {
+    OutOfReach,
+    Codegen(crate::environment::CodegenError),
+}
+
+impl From<OutOfReach> for EmitError {
+    fn from(_: OutOfReach) -> Self {
+        EmitError::OutOfReach
+    }
+}
+
+impl From<crate::environment::CodegenError> for EmitError {
+    fn from(e: crate::environment::CodegenError) -> Self {
+        EmitError::Codegen(e)
+    }
+}
+
+impl Block {
+    /// Rewrites the 32-bit displacement at `field`, which ends its instruction.
+    pub fn patch_relative(&mut self, field: u64, target: u64) -> Result<(), OutOfReach> {
+        let disp = displacement(field.wrapping_add(4), target).ok_or(OutOfReach)?;
+        let offset = usize::try_from(field.wrapping_sub(self.at)).map_err(|_| OutOfReach)?;
+        let place = self.bytes.get_mut(offset..).and_then(|b| b.first_chunk_mut::<4>()).ok_or(OutOfReach)?;
+        *place = disp.to_le_bytes();
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! Snippets that come to and go from a woven point, and points that go: removal is the concatenation of records.
+
+use ingraft_model::patch::ArenaCode;
+use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
+
+use crate::arena::Arena;
+use crate::block::{Block, EmitError, displacement, straddles, text_write};
+use crate::environment::{CodegenError, Environment};
+use crate::mini::{self, MiniRequest, WovenMini};
+use crate::weave::{RemovalRecord, WovenPoint};
+
+/// Adds a snippet in front of the others at a woven point: the new code jumps to what was first, and the slot is rewritten.
+pub fn add_mini(
+    env: &Environment,
+    arena: &mut Arena,
+    point: &mut WovenPoint,
+    request: &MiniRequest<'_>,
+) -> Result<PatchPlan, CodegenError> {
+    env.check()?;
+    mini::check(env, request)?;
+    let frame = point.frame(arena)?;
+    let code = mini::compile(&env.data, &frame, request)?;
+    let next = point.minis.first().map_or(point.leave, |m| m.start).0;
+    let mut block = Block::default();
+    let mut at = arena.place(0, |a| a).ok_or(CodegenError::ArenaFull)?;
+    let failed = |e| match e {
+        EmitError::OutOfReach => CodegenError::ArenaFull,
+        EmitError::Codegen(e) => e,
+    };
+    let parts = loop {
+        block.restart(at);
+        let parts = mini::emit(&frame, &code, next, &mut block).map_err(failed)?;
+        let field = parts.jump + 1 - at;
+        let adjust = |start: u64| if straddles(start + field, 4) { start + 4 } else { start };
+        let place = arena.place(block.bytes.len() as u64, adjust).ok_or(CodegenError::ArenaFull)?;
+        if place == at {
+            break parts;
+        }
+        at = place;
+    };
+    let write = retarget(point.slot, next, parts.start).ok_or(CodegenError::ArenaFull)?;
+    arena.take(at, block.bytes.len() as u64);
+    let range = Avma(at)..Avma(block.here());
+    let (moves, step_out) = block.exits(at, block.here());
+    let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: range.clone() };
+    let woven = WovenMini { id: request.id, range, start: Avma(parts.start), jump: Avma(parts.jump), removal };
+    point.minis.insert(0, woven);
+    Ok(PatchPlan {
+        code: vec![ArenaCode { at: Avma(at), bytes: block.bytes }],
+        text: vec![write],
+        ..PatchPlan::default()
+    })
+}
+
+/// Takes one snippet out of a point's chain; the others' code is not touched, only the jump before it.
+pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<PatchPlan, CodegenError> {
+    let missing = CodegenError::NoSuchMini { id, at: point.at.0 };
+    let index = point.minis.iter().position(|m| m.id == id).ok_or(missing)?;
+    let before = index.checked_sub(1).and_then(|i| point.minis.get(i)).map_or(point.slot, |m| m.jump);
+    let next = point.minis.get(index + 1).map_or(point.leave, |m| m.start);
+    let mini = point.minis.remove(index);
+    let write = retarget(before, mini.start.0, next.0).ok_or(CodegenError::ArenaFull)?;
+    let mut moves = vec![PcMove { from: mini.start, to: next }, PcMove { from: mini.jump, to: next }];
+    moves.dedup();
+    let mut step_out = arena.shared();
+    step_out.push(mini.range.clone());
+    step_out.sort_unstable_by_key(|r| r.start);
+    Ok(PatchPlan { text: vec![write], moves, step_out, retired: vec![mini.range], ..PatchPlan::default() })
+}
+
+/// Takes points out altogether.
+pub fn remove_points<'a>(points: impl IntoIterator<Item = &'a WovenPoint>) -> PatchPlan {
+    RemovalRecord::combine(points.into_iter().flat_map(WovenPoint::records))
+}
+
+impl RemovalRecord {
+    /// The plan of a removal: all records of the points that go, snippets included.
+    pub fn combine<'a>(records: impl IntoIterator<Item = &'a RemovalRecord>) -> PatchPlan {
+        let mut plan = PatchPlan::default();
+        for r in records {
+            plan.text.extend_from_slice(&r.text);
+            plan.moves.extend_from_slice(&r.moves);
+            plan.step_out.extend_from_slice(&r.step_out);
+            if r.code.start < r.code.end {
+                plan.retired.push(r.code.clone());
+            }
+        }
+        plan.text.sort_unstable_by_key(|w| w.at);
+        plan.moves.sort_unstable();
+        plan.moves.dedup();
+        plan.step_out.sort_unstable_by_key(|r| (r.start, r.end));
+        plan.step_out.dedup();
+        plan.retired.sort_unstable_by_key(|r| r.start);
+        plan
+    }
+}
+
+/// The write that makes the live jump at `jump` lead elsewhere: its displacement only, so that the first byte of the instruction
+/// is never part of a write.
+fn retarget(jump: Avma, old: u64, new: u64) -> Option<TextWrite> {
+    let end = jump.0.wrapping_add(5);
+    let old = displacement(end, old)?.to_le_bytes();
+    let new = displacement(end, new)?.to_le_bytes();
+    Some(text_write(jump.0 + 1, &old, &new))
+}

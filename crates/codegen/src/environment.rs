@@ -1,0 +1,105 @@
+//! What generated code may rely on in one target.
+
+use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
+use ingraft_model::{DataArea, ThreadIdentity};
+
+/// Facts about a target that decide the shape of its trampolines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Environment {
+    /// Where the data area lies.
+    pub data: DataArea,
+    /// How threads are told apart, or that they are not.
+    pub identity: ThreadIdentity,
+    /// Whether any thread runs with a shadow stack: a pushed return address without a call would then fault.
+    pub shadow_stack: bool,
+}
+
+/// Why a request as a whole makes no sense; what is wrong with a single point is a [`ingraft_model::Refusal`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CodegenError {
+    /// The data area breaks a rule of `model::layout`.
+    #[error("the data area at {base:#x} is unusable: {why}")]
+    BadDataArea {
+        /// Its base.
+        base: u64,
+        /// The broken rule.
+        why: &'static str,
+    },
+    /// A snippet names a variable that the request binds to no counter.
+    #[error("variable v{variable} of a snippet is bound to no counter")]
+    Unbound {
+        /// Number of the variable.
+        variable: u32,
+    },
+    /// A counter index beyond the shards.
+    #[error("counter {index} does not fit: a shard holds {counters}")]
+    CounterOutOfRange {
+        /// The index.
+        index: u32,
+        /// How many fit.
+        counters: u32,
+    },
+    /// Nesting that would use too much of the target's stack.
+    #[error("a snippet is nested more than {limit} levels deep")]
+    TooDeep {
+        /// The limit.
+        limit: u32,
+    },
+    /// The assembler refused an instruction: a defect of this crate.
+    #[error("cannot assemble {what}: {why}")]
+    Assembler {
+        /// What was being assembled.
+        what: &'static str,
+        /// The assembler's words.
+        why: String,
+    },
+    /// No snippet of that number at the point.
+    #[error("no snippet {id} at {at:#x}")]
+    NoSuchMini {
+        /// The snippet's number.
+        id: u64,
+        /// The point.
+        at: u64,
+    },
+    /// The arena has no room for a snippet at a point that is woven already.
+    #[error("the arena has no room left")]
+    ArenaFull,
+    /// A point was woven with a way to tell threads apart that differs from the environment's, or in another arena.
+    #[error("the point at {at:#x} was woven in another environment")]
+    OtherEnvironment {
+        /// The point.
+        at: u64,
+    },
+}
+
+impl Environment {
+    /// Checks what the generated code takes for granted: displacements of 31 bits, a power of two between shards.
+    pub(crate) fn check(&self) -> Result<(), CodegenError> {
+        let data = &self.data;
+        let bad = |why| Err(CodegenError::BadDataArea { base: data.base.0, why });
+        if !data.stride.is_power_of_two() || data.stride < 2 * u64::from(OWNER) {
+            return bad("the distance between shards is no power of two or too small");
+        }
+        if data.base.0 == 0 || !data.base.0.is_multiple_of(4096) {
+            return bad("not at the start of a page");
+        }
+        match data.base.0.checked_add(2 * data.stride) {
+            Some(end) if end < 1 << 31 => {}
+            _ => return bad("shards 0 and 1 are not below 2 GiB"),
+        }
+        if data.shards <= FIRST_SHARD || data.shards > SHARDS_MAX {
+            return bad("number of shards out of range");
+        }
+        Ok(())
+    }
+}
+
+/// The assembler's refusal on its way to a [`CodegenError::Assembler`].
+#[derive(Debug)]
+pub(crate) struct Assembly(pub String);
+
+impl From<iced_x86::IcedError> for Assembly {
+    fn from(e: iced_x86::IcedError) -> Self {
+        Assembly(e.to_string())
+    }
+}

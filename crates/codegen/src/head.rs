@@ -1,0 +1,184 @@
+//! Springboards: what of a function's head is overwritten, and which instructions that displaces.
+
+use ingraft_model::{EntrySite, Refusal};
+
+use crate::block::{jmp_bytes, straddles};
+use crate::environment::Environment;
+use crate::relocate::{Displaced, decode};
+use crate::text::{Island, TextSpace};
+use crate::weave::EntryRequest;
+
+/// Farthest that displacing is extended in order to take a function's own branch along.
+const EXTEND_MAX: u64 = 32;
+
+/// Beyond the last address of user space (47 bits), so that sums of addresses and lengths cannot overflow.
+pub(crate) const USER_END: u64 = 1 << 47;
+
+/// How control gets from the original bytes to new code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `jmp rel32`.
+    Near,
+    /// `jmp rel8` to an island with a `jmp rel32`.
+    Short(Island),
+}
+
+impl Form {
+    /// Bytes that the springboard itself overwrites.
+    pub fn len(self) -> u64 {
+        match self {
+            Form::Near => 5,
+            Form::Short(_) => 2,
+        }
+    }
+
+    /// The bytes at `at` that lead to `target`; of an island for the short form.
+    pub fn bytes(self, at: u64, target: u64) -> Option<Vec<u8>> {
+        match self {
+            Form::Near => jmp_bytes(at, target).map(|b| b.to_vec()),
+            Form::Short(island) => {
+                let disp = i8::try_from(island.at.wrapping_sub(at + 2).cast_signed()).ok()?;
+                Some(vec![0xeb, disp.cast_unsigned()])
+            }
+        }
+    }
+}
+
+/// The chosen springboard of one entry and what it displaces.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub at: u64,
+    pub function: u64,
+    pub form: Form,
+    pub displaced: Vec<Displaced>,
+}
+
+impl Head {
+    /// First original byte that was not displaced.
+    pub fn home(&self) -> u64 {
+        self.displaced.last().map_or(self.at, Displaced::next)
+    }
+
+    /// Whether the last displaced instruction never runs on.
+    pub fn ends(&self) -> bool {
+        self.displaced.last().is_some_and(|d| d.ends)
+    }
+}
+
+/// The site of a request with actual addresses.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub site: &'a EntrySite,
+    pub at: u64,
+    pub function: u64,
+}
+
+impl<'a> Place<'a> {
+    pub fn new(request: &EntryRequest<'a>) -> Self {
+        let site = request.site;
+        Place { site, at: site.at.to_avma(request.bias).0, function: site.function.to_avma(request.bias).0 }
+    }
+
+    /// The first landing place in `at+1 .. at+len`, as offset from `at`.
+    fn landing_within(&self, len: u64) -> Option<u64> {
+        let first = self.site.landings.partition_point(|l| l.0 <= self.site.at.0);
+        let offset = self.site.landings.get(first)?.0 - self.site.at.0;
+        (offset < len).then_some(offset)
+    }
+
+    /// Whole instructions that cover at least `needed` bytes, or the function's own end before that with the rest in
+    /// padding.
+    fn displace(&self, env: &Environment, needed: u64) -> Result<Vec<Displaced>, Refusal> {
+        let bytes = &self.site.bytes;
+        let own = usize::from(self.site.own).min(bytes.len());
+        if let Some(offset) = self.landing_within(needed) {
+            let offset = (self.at + offset).wrapping_sub(self.function) as u32;
+            return Err(Refusal::BranchIntoSpringboard { offset });
+        }
+        let mut displaced = Vec::with_capacity(4);
+        let mut covered = 0usize;
+        while (covered as u64) < needed {
+            let at = self.at.wrapping_add(covered as u64);
+            let ended = displaced.last().is_some_and(|d: &Displaced| d.ends);
+            if ended && covered >= own && bytes.len() as u64 >= needed {
+                return Ok(displaced);
+            }
+            if ended || covered >= own {
+                // what follows the last instruction of the head is reached in a way that only the padding rule would excuse
+                let available = if ended && covered < own { own } else { bytes.len().max(covered) } as u32;
+                return Err(Refusal::TooShort { available, next: "the end of the function" });
+            }
+            let d = decode(&bytes[covered..own], at, self.function, env.shadow_stack)?;
+            covered += d.bytes().len();
+            displaced.push(d);
+        }
+        let inside = |d: &Displaced| d.branch_target().is_some_and(|t| t > self.at && t < self.at + covered as u64);
+        if let Some(d) = displaced.iter().find(|d| inside(d)) {
+            let offset = d.branch_target().unwrap_or_default().wrapping_sub(self.function) as u32;
+            return Err(Refusal::BranchIntoSpringboard { offset });
+        }
+        Ok(displaced)
+    }
+}
+
+/// Chooses the springboard of an entry and takes its bytes of text.
+pub(crate) fn choose(
+    env: &Environment,
+    text: &mut TextSpace,
+    request: &EntryRequest<'_>,
+    near_only: bool,
+) -> Result<Head, Refusal> {
+    let place = Place::new(request);
+    if place.at >= USER_END {
+        return Err(Refusal::NotAFunction { what: "an address beyond user space" });
+    }
+    let near = choose_near(env, text, &place, request.name);
+    match near {
+        Ok(head) => Ok(head),
+        Err(why) if near_only => Err(why),
+        Err(why) => choose_short(env, text, &place, request.name).map_err(|_| why),
+    }
+}
+
+fn choose_near(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
+    let len = Form::Near.len();
+    let displaced = place.displace(env, len)?;
+    if straddles(place.at, len) {
+        return Err(Refusal::StraddlesPages);
+    }
+    text.take(place.at, place.at + len, name).map_err(|other| Refusal::Overlap { other })?;
+    Ok(extend(env, place, Head { at: place.at, function: place.function, form: Form::Near, displaced }))
+}
+
+fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
+    let end = place.at + 2;
+    let displaced = place.displace(env, 2)?;
+    if straddles(place.at, 2) {
+        return Err(Refusal::StraddlesPages);
+    }
+    text.take(place.at, end, name).map_err(|other| Refusal::Overlap { other })?;
+    let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) else {
+        text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
+        return Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" });
+    };
+    Ok(extend(env, place, Head { at: place.at, function: place.function, form: Form::Short(island), displaced }))
+}
+
+/// Displaces more than the springboard needs where that takes along a short branch of the function back to its entry: the
+/// displaced copy of the branch goes to the tail and is not counted.
+fn extend(env: &Environment, place: &Place<'_>, head: Head) -> Head {
+    let ends = place.site.back_branches.iter().filter_map(|b| {
+        let end = b.at.0.checked_sub(place.site.at.0)? + 2;
+        (place.at + end > head.home() && end <= EXTEND_MAX).then_some(end)
+    });
+    let mut best = head.displaced.clone();
+    for end in ends {
+        if let Ok(longer) = place.displace(env, end)
+            && longer.len() > best.len()
+            && longer.last().is_some_and(|d| d.next() >= place.at + end)
+        {
+            best = longer;
+        }
+    }
+    Head { displaced: best, ..head }
+}

@@ -1,0 +1,135 @@
+//! A function's own branches back to its entry: they must reach the tail, because a loop is not a call.
+
+use ingraft_model::point::BackBranch;
+use ingraft_model::{Avma, Bias, Refusal};
+
+use crate::block::straddles;
+use crate::environment::Environment;
+use crate::head::{Head, USER_END};
+use crate::relocate::{Displaced, decode};
+use crate::text::{Island, TextSpace};
+
+/// How one branch is made to miss the springboard.
+#[derive(Clone, Debug)]
+pub(crate) enum Detour {
+    /// Its 32-bit displacement, at this address, is rewritten.
+    Retarget { field: u64, old: [u8; 4] },
+    /// The branch and perhaps instructions before it are displaced as well: five bytes of springboard at the first of them.
+    Stretch { displaced: Vec<Displaced>, old: [u8; 5] },
+    /// Its 8-bit displacement, at this address, is rewritten to lead to an island.
+    Hop { field: u64, old: u8, island: Island },
+}
+
+impl Detour {
+    /// The text that it takes.
+    pub fn taken(&self) -> Vec<(u64, u64)> {
+        match self {
+            Detour::Retarget { field, .. } => vec![(*field, field + 4)],
+            Detour::Stretch { displaced, .. } => displaced.first().map(|d| (d.at, d.at + 5)).into_iter().collect(),
+            Detour::Hop { field, island, .. } => vec![(*field, field + 1), (island.at, island.at + 5)],
+        }
+    }
+}
+
+/// Finds a detour for every branch back that the head does not displace anyway.
+pub(crate) fn detours(
+    env: &Environment,
+    text: &mut TextSpace,
+    head: &Head,
+    branches: &[BackBranch],
+    bias: Bias,
+    name: &str,
+) -> Result<Vec<Detour>, Refusal> {
+    let mut out: Vec<Detour> = Vec::new();
+    for b in branches {
+        let at = b.at.to_avma(bias).0;
+        if at >= head.at && at < head.home() {
+            continue;
+        }
+        match detour(env, text, head, b, bias, name) {
+            Some(d) => out.push(d),
+            None => {
+                for (start, end) in out.iter().flat_map(Detour::taken) {
+                    text.release(&(Avma(start)..Avma(end)));
+                }
+                return Err(Refusal::OwnBranchToEntry { offset: at.wrapping_sub(head.function) as u32 });
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn detour(
+    env: &Environment,
+    text: &mut TextSpace,
+    head: &Head,
+    b: &BackBranch,
+    bias: Bias,
+    name: &str,
+) -> Option<Detour> {
+    let from = b.from.to_avma(bias).0;
+    let at = b.at.to_avma(bias).0;
+    if from >= USER_END || at >= USER_END {
+        return None;
+    }
+    let all = decode_all(env, &b.bytes, from, head.function, at);
+    let branch = *all.as_ref().and_then(|all| all.last())?;
+    let target = branch.branch_target()?;
+    if branch.at != at || (target != head.at && target != head.function) {
+        return None;
+    }
+    if branch.is_long_branch() {
+        let field = branch.next() - 4;
+        let old = branch.bytes().last_chunk::<4>().copied()?;
+        if !straddles(field, 4) && text.take(field, field + 4, name).is_ok() {
+            return Some(Detour::Retarget { field, old });
+        }
+    }
+    let end = b.until.to_avma(bias).0.min(from + b.bytes.len() as u64);
+    // padding behind a branch is dead only if control never runs on
+    let end = if branch.ends { end } else { branch.next() };
+    for (i, first) in all.as_deref().unwrap_or_default().iter().enumerate().rev() {
+        let start = first.at;
+        let fits = start >= head.home() && start + 5 <= end && !straddles(start, 5);
+        let displaced = &all.as_deref().unwrap_or_default()[i..];
+        let middle_ends = displaced.split_last().is_some_and(|(_, before)| before.iter().any(|d| d.ends));
+        if fits && !middle_ends && text.take(start, start + 5, name).is_ok() {
+            let offset = usize::try_from(start - from).ok()?;
+            let old = b.bytes.get(offset..)?.first_chunk::<5>().copied()?;
+            return Some(Detour::Stretch { displaced: displaced.to_vec(), old });
+        }
+    }
+    if branch.is_long_branch() {
+        return None;
+    }
+    let field = branch.next() - 1;
+    let old = *branch.bytes().last()?;
+    text.take(field, field + 1, name).ok()?;
+    match text.take_island(branch.next().saturating_sub(128), branch.next() + 127, name) {
+        Some(island) => Some(Detour::Hop { field, old, island }),
+        None => {
+            text.release(&(Avma(field)..Avma(field + 1)));
+            None
+        }
+    }
+}
+
+/// The instructions from `from` to the branch at `branch`; only the branch itself when those before cannot be displaced.
+fn decode_all(env: &Environment, bytes: &[u8], from: u64, function: u64, branch: u64) -> Option<Vec<Displaced>> {
+    let mut all = Vec::new();
+    let mut at = from;
+    while at <= branch {
+        let offset = usize::try_from(at - from).ok()?;
+        match decode(bytes.get(offset..)?, at, function, env.shadow_stack) {
+            Ok(d) => {
+                at = d.next();
+                all.push(d);
+            }
+            Err(_) => {
+                let offset = usize::try_from(branch.checked_sub(from)?).ok()?;
+                return decode(bytes.get(offset..)?, branch, function, env.shadow_stack).ok().map(|d| vec![d]);
+            }
+        }
+    }
+    Some(all)
+}

@@ -1,0 +1,118 @@
+//! Mini trampolines: one snippet's code at one point, and the jump to the next.
+
+use ingraft_model::layout::DataArea;
+use ingraft_model::{Avma, AvmaRange, Gpr, Snippet};
+
+use crate::block::{Back, Block, EmitError};
+use crate::environment::{CodegenError, Environment};
+use crate::slow::{COUNT, MARKER};
+use crate::snippet::{self, Access};
+use crate::weave::RemovalRecord;
+
+/// What to do at a point.
+#[derive(Clone, Copy, Debug)]
+pub struct MiniRequest<'a> {
+    /// Number by which it is removed again; unique at its point.
+    pub id: u64,
+    /// The code.
+    pub snippet: &'a Snippet,
+    /// Counter index of each variable, by its number.
+    pub counters: &'a [u32],
+}
+
+/// A snippet in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WovenMini {
+    /// Its number.
+    pub id: u64,
+    /// Its code, with the twin that counts in shard 0.
+    pub range: AvmaRange,
+    /// Where the jump before it leads.
+    pub start: Avma,
+    /// Its last instruction, a live `jmp rel32` to the next one or to the point's `leave`.
+    pub jump: Avma,
+    /// What removing the whole point has to know about it.
+    pub removal: RemovalRecord,
+}
+
+/// What the base trampoline of a point leaves to its snippets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// Where a thread goes that has nothing to restore.
+    pub at: u64,
+    /// The scratch register and the entry of its slow routine that walks on; none with locked counters.
+    pub private: Option<(Gpr, u64)>,
+    /// Whether rax may be overwritten.
+    pub rax_free: bool,
+    /// Words that the base trampoline has pushed.
+    pub pushed: u8,
+}
+
+impl Frame {
+    /// Where a thread goes from an instruction before or behind which only dead registers have changed.
+    pub fn back(&self) -> Back {
+        if self.pushed == 0 { Back::To(self.at) } else { Back::StepOut }
+    }
+}
+
+/// A snippet's code, independent of its address.
+#[derive(Clone, Debug)]
+pub(crate) enum Compiled {
+    /// One increment of the counter at this displacement.
+    Count(u32),
+    /// Code for this thread's shard and for shard 0; only the latter with locked counters.
+    Code { own: Option<Vec<u8>>, shared: Vec<u8> },
+}
+
+/// Checks that a request makes sense at any point.
+pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), CodegenError> {
+    let counters = env.data.counters();
+    if let Some(&index) = request.counters.iter().find(|&&index| index >= counters) {
+        return Err(CodegenError::CounterOutOfRange { index, counters });
+    }
+    snippet::check(request.snippet, request.counters.len())
+}
+
+/// Compiles a request for a point.
+pub(crate) fn compile(data: &DataArea, frame: &Frame, request: &MiniRequest<'_>) -> Result<Compiled, CodegenError> {
+    if let Some(&index) = request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize)) {
+        return Ok(Compiled::Count(data.counter(index)));
+    }
+    let code = |access| snippet::compile(request.snippet, request.counters, data, frame, access);
+    let own = frame.private.map(|_| code(Access::Own)).transpose()?;
+    Ok(Compiled::Code { own, shared: code(Access::Shared)? })
+}
+
+/// Where the parts of a mini trampoline lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parts {
+    pub first: u64,
+    pub start: u64,
+    pub jump: u64,
+}
+
+/// Writes a mini trampoline that goes on at `next`.
+pub(crate) fn emit(frame: &Frame, code: &Compiled, next: u64, block: &mut Block) -> Result<Parts, EmitError> {
+    let first = block.here();
+    let back = frame.back();
+    let mut start = first;
+    match (code, frame.private) {
+        (Compiled::Count(counter), Some(_)) => block.put_absolute(&COUNT, *counter, back),
+        (Compiled::Count(counter), None) => block.put_absolute(&[0xf0, 0x48, 0xff, 0x04, 0x25], *counter, back),
+        (Compiled::Code { own: Some(own), shared }, Some((r, walk))) => {
+            // the twin goes on with the walk at this mini's jump, whose address follows from the lengths
+            let tail_of_twin = 12;
+            start = first + shared.len() as u64 + tail_of_twin;
+            let jump = start + 8 + own.len() as u64;
+            block.put_unit(shared);
+            block.lea(r, jump, Back::StepOut)?;
+            block.jmp(walk, Back::StepOut)?;
+            block.put_relative(&MARKER, first, back)?;
+            block.put_unit(own);
+        }
+        (Compiled::Code { shared, .. }, _) => block.put_unit(shared),
+    }
+    let jump = block.here();
+    block.jmp(next, back)?;
+    Ok(Parts { first, start, jump })
+}

@@ -1,0 +1,530 @@
+//! Snippets that are more than one increment: compiled for an accumulator (rax), one further operand (rcx) and the division's second
+//! register (rdx). What of these the snippet uses and the function may need is saved on the stack, which is free below rsp at a
+//! function's entry. No vector register, no call, no loop.
+
+use iced_x86::code_asm::{
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, al, cl, eax, qword_ptr, r8, r9, rax, rcx, rdi, rdx, rsi,
+    rsp,
+};
+use ingraft_model::layout::DataArea;
+use ingraft_model::{BinaryOp, Expr, Snippet, Stmt, UnaryOp, VariableId};
+
+use crate::environment::{Assembly, CodegenError};
+use crate::mini::Frame;
+
+/// Deepest nesting of a snippet: each level may push one word onto the target's stack.
+const DEPTH_MAX: u32 = 64;
+
+/// Which shard the code works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// The thread's own, through gs.
+    Own,
+    /// Shard 0, with `lock`.
+    Shared,
+}
+
+/// Checks nesting and that every variable is bound.
+pub(crate) fn check(snippet: &Snippet, bound: usize) -> Result<(), CodegenError> {
+    check_stmts(&snippet.stmts, bound, 0)
+}
+
+fn check_stmts(stmts: &[Stmt], bound: usize, depth: u32) -> Result<(), CodegenError> {
+    stmts.iter().try_for_each(|stmt| match stmt {
+        Stmt::Add(v, e) | Stmt::Set(v, e) => check_variable(*v, bound).and_then(|()| check_expr(e, bound, depth)),
+        Stmt::If(c, body) => check_expr(c, bound, depth).and_then(|()| check_stmts(body, bound, deeper(depth)?)),
+    })
+}
+
+fn check_expr(e: &Expr, bound: usize, depth: u32) -> Result<(), CodegenError> {
+    match e {
+        Expr::Const(_) | Expr::Arg(_) => Ok(()),
+        Expr::Variable(v) => check_variable(*v, bound),
+        Expr::Unary(_, e) => check_expr(e, bound, deeper(depth)?),
+        Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
+    }
+}
+
+fn deeper(depth: u32) -> Result<u32, CodegenError> {
+    if depth < DEPTH_MAX { Ok(depth + 1) } else { Err(CodegenError::TooDeep { limit: DEPTH_MAX }) }
+}
+
+fn check_variable(v: VariableId, bound: usize) -> Result<(), CodegenError> {
+    if (v.0 as usize) < bound { Ok(()) } else { Err(CodegenError::Unbound { variable: v.0 }) }
+}
+
+/// Compiles a snippet that [`check`] has accepted.
+pub(crate) fn compile(
+    snippet: &Snippet,
+    counters: &[u32],
+    data: &DataArea,
+    frame: &Frame,
+    access: Access,
+) -> Result<Vec<u8>, CodegenError> {
+    let generate = |saved: Vec<AsmRegister64>| -> Result<(Vec<u8>, [bool; 3]), Assembly> {
+        let mut g = Generator {
+            a: CodeAssembler::new(64)?,
+            counters,
+            data,
+            access,
+            used: [false; 3],
+            depth: i32::from(frame.pushed),
+            below: i32::from(frame.pushed),
+            saved,
+        };
+        g.all(&snippet.stmts)?;
+        Ok((g.a.assemble(0)?, g.used))
+    };
+    let compiled = (|| {
+        // the first pass is made only to see which registers the second one must save
+        let (_, used) = generate(WORK.to_vec())?;
+        let save = |(i, r): (usize, &AsmRegister64)| (used[i] && (i > 0 || !frame.rax_free)).then_some(*r);
+        generate(WORK.iter().enumerate().filter_map(save).collect())
+    })();
+    compiled.map(|(bytes, _)| bytes).map_err(|Assembly(why)| CodegenError::Assembler { what: "a snippet", why })
+}
+
+/// Accumulator, operand, and the upper half of a dividend.
+const WORK: [AsmRegister64; 3] = [rax, rcx, rdx];
+/// Registers of the first six integer arguments.
+const ARGUMENTS: [AsmRegister64; 6] = [rdi, rsi, rdx, rcx, r8, r9];
+
+/// A value that an instruction can take as it is.
+enum Operand {
+    Immediate(i32),
+    Register(AsmRegister64),
+    Memory(AsmMemoryOperand),
+}
+
+struct Generator<'a> {
+    a: CodeAssembler,
+    counters: &'a [u32],
+    data: &'a DataArea,
+    access: Access,
+    used: [bool; 3],
+    saved: Vec<AsmRegister64>,
+    /// Words pushed since the function was entered, and how many of them were there before this snippet.
+    depth: i32,
+    below: i32,
+}
+
+impl Generator<'_> {
+    fn all(&mut self, stmts: &[Stmt]) -> Result<(), Assembly> {
+        for r in self.saved.clone() {
+            self.push(r)?;
+        }
+        self.stmts(stmts)?;
+        for r in self.saved.clone().into_iter().rev() {
+            self.pop(r)?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, r: AsmRegister64) -> Result<(), Assembly> {
+        self.depth += 1;
+        Ok(self.a.push(r)?)
+    }
+
+    fn pop(&mut self, r: AsmRegister64) -> Result<(), Assembly> {
+        self.depth -= 1;
+        Ok(self.a.pop(r)?)
+    }
+
+    fn place(&mut self, label: &mut CodeLabel) -> Result<(), Assembly> {
+        self.a.set_label(label)?;
+        // two labels may meet, and one may be the last thing of all
+        Ok(self.a.zero_bytes()?)
+    }
+
+    fn variable(&self, v: VariableId) -> AsmMemoryOperand {
+        let index = self.counters.get(v.0 as usize).copied().unwrap_or_default();
+        let slot = qword_ptr(u64::from(self.data.counter(index)));
+        match self.access {
+            Access::Own => slot.gs(),
+            Access::Shared => slot,
+        }
+    }
+
+    fn argument(&self, n: u8) -> Operand {
+        match ARGUMENTS.get(usize::from(n)) {
+            Some(r) => match self.saved.iter().position(|s| s == r) {
+                Some(i) => Operand::Memory(qword_ptr(rsp + 8 * (self.depth - self.below - 1 - i as i32))),
+                None => Operand::Register(*r),
+            },
+            None => Operand::Memory(qword_ptr(rsp + 8 * (self.depth + 1 + i32::from(n) - 6))),
+        }
+    }
+
+    fn leaf(&self, e: &Expr) -> Option<Operand> {
+        match e {
+            Expr::Const(c) => i32::try_from(*c).ok().map(Operand::Immediate),
+            Expr::Arg(n) => Some(self.argument(*n)),
+            Expr::Variable(v) => Some(Operand::Memory(self.variable(*v))),
+            Expr::Unary(..) | Expr::Binary(..) => None,
+        }
+    }
+
+    fn stmts(&mut self, stmts: &[Stmt]) -> Result<(), Assembly> {
+        stmts.iter().try_for_each(|s| self.stmt(s))
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) -> Result<(), Assembly> {
+        match stmt {
+            Stmt::Add(v, e) => {
+                let (slot, e) = (self.variable(*v), fold(e));
+                let source = self.source(&e)?;
+                if let Operand::Immediate(0) = source {
+                    return Ok(());
+                }
+                if self.access == Access::Shared {
+                    let _ = self.a.lock();
+                }
+                match source {
+                    Operand::Immediate(1) => self.a.inc(slot)?,
+                    Operand::Immediate(c) => self.a.add(slot, c)?,
+                    Operand::Register(r) => self.a.add(slot, r)?,
+                    Operand::Memory(_) => self.a.add(slot, rax)?,
+                }
+            }
+            Stmt::Set(v, e) => {
+                let (slot, e) = (self.variable(*v), fold(e));
+                match self.source(&e)? {
+                    Operand::Immediate(c) => self.a.mov(slot, c)?,
+                    Operand::Register(r) => self.a.mov(slot, r)?,
+                    Operand::Memory(_) => self.a.mov(slot, rax)?,
+                }
+            }
+            Stmt::If(c, body) => match fold(c) {
+                Expr::Const(0) => {}
+                Expr::Const(_) => self.stmts(body)?,
+                c => {
+                    let mut end = self.a.create_label();
+                    self.branch(&c, false, end)?;
+                    self.stmts(body)?;
+                    self.place(&mut end)?;
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// A value as an immediate or in a register: rax unless it lies in one already.
+    fn source(&mut self, e: &Expr) -> Result<Operand, Assembly> {
+        match self.leaf(e) {
+            Some(o @ (Operand::Immediate(_) | Operand::Register(_))) => Ok(o),
+            Some(Operand::Memory(_)) | None => {
+                self.value(e)?;
+                Ok(Operand::Register(rax))
+            }
+        }
+    }
+
+    /// Computes a value in rax.
+    fn value(&mut self, e: &Expr) -> Result<(), Assembly> {
+        self.used[0] = true;
+        match e {
+            Expr::Const(0) => self.a.xor(eax, eax)?,
+            Expr::Const(c) => match u32::try_from(*c) {
+                Ok(c) => self.a.mov(eax, c)?,
+                Err(_) => self.a.mov(rax, *c)?,
+            },
+            Expr::Arg(_) | Expr::Variable(_) => match self.leaf(e) {
+                Some(Operand::Register(r)) => self.a.mov(rax, r)?,
+                Some(Operand::Memory(m)) => self.a.mov(rax, m)?,
+                Some(Operand::Immediate(_)) | None => {}
+            },
+            Expr::Unary(op, e) => {
+                self.value(e)?;
+                match op {
+                    UnaryOp::Negate => self.a.neg(rax)?,
+                    UnaryOp::Complement => self.a.not(rax)?,
+                    UnaryOp::Not => {
+                        self.a.test(rax, rax)?;
+                        self.a.sete(al)?;
+                        self.a.movzx(eax, al)?;
+                    }
+                }
+            }
+            Expr::Binary(op, a, b) => self.binary(e, *op, a, b)?,
+        }
+        Ok(())
+    }
+
+    fn binary(&mut self, whole: &Expr, op: BinaryOp, a: &Expr, b: &Expr) -> Result<(), Assembly> {
+        use BinaryOp as B;
+        match op {
+            B::Add | B::Subtract | B::Multiply | B::And | B::Or | B::Xor => {
+                let commutes = op != B::Subtract;
+                let (a, b) = if commutes && self.leaf(a).is_some() && self.leaf(b).is_none() { (b, a) } else { (a, b) };
+                let right = self.operands(a, b)?;
+                self.arithmetic(op, right)
+            }
+            B::ShiftLeft | B::ShiftRight => {
+                if let Expr::Const(c) = b {
+                    self.value(a)?;
+                    let count = (c & 63) as i32;
+                    return self.shift(op, |a, left| if left { a.shl(rax, count) } else { a.sar(rax, count) });
+                }
+                self.both(a, b)?;
+                self.shift(op, |a, left| if left { a.shl(rax, cl) } else { a.sar(rax, cl) })
+            }
+            B::Divide | B::Remainder => {
+                self.both(a, b)?;
+                self.divide(op == B::Remainder)
+            }
+            B::Equal | B::NotEqual | B::Less | B::LessOrEqual | B::Greater | B::GreaterOrEqual => {
+                match self.compare(op, a, b)? {
+                    B::Equal => self.a.sete(al)?,
+                    B::NotEqual => self.a.setne(al)?,
+                    B::Less => self.a.setl(al)?,
+                    B::LessOrEqual => self.a.setle(al)?,
+                    B::Greater => self.a.setg(al)?,
+                    _ => self.a.setge(al)?,
+                }
+                Ok(self.a.movzx(eax, al)?)
+            }
+            B::LogicalAnd | B::LogicalOr => {
+                let [mut no, mut end] = [self.a.create_label(), self.a.create_label()];
+                self.branch(whole, false, no)?;
+                self.a.mov(eax, 1)?;
+                self.a.jmp(end)?;
+                self.place(&mut no)?;
+                self.a.xor(eax, eax)?;
+                self.place(&mut end)
+            }
+        }
+    }
+
+    fn shift(
+        &mut self,
+        op: BinaryOp,
+        emit: impl FnOnce(&mut CodeAssembler, bool) -> Result<(), iced_x86::IcedError>,
+    ) -> Result<(), Assembly> {
+        Ok(emit(&mut self.a, op == BinaryOp::ShiftLeft)?)
+    }
+
+    fn arithmetic(&mut self, op: BinaryOp, right: Operand) -> Result<(), Assembly> {
+        macro_rules! apply {
+            ($name:ident) => {
+                match right {
+                    Operand::Immediate(c) => self.a.$name(rax, c)?,
+                    Operand::Register(r) => self.a.$name(rax, r)?,
+                    Operand::Memory(m) => self.a.$name(rax, m)?,
+                }
+            };
+        }
+        match op {
+            BinaryOp::Subtract => apply!(sub),
+            BinaryOp::And => apply!(and),
+            BinaryOp::Or => apply!(or),
+            BinaryOp::Xor => apply!(xor),
+            BinaryOp::Multiply => match right {
+                Operand::Immediate(c) => self.a.imul_3(rax, rax, c)?,
+                Operand::Register(r) => self.a.imul_2(rax, r)?,
+                Operand::Memory(m) => self.a.imul_2(rax, m)?,
+            },
+            _ => apply!(add),
+        }
+        Ok(())
+    }
+
+    /// `a` in rax, and `b` as something that an instruction can take: as it is or in rcx.
+    fn operands(&mut self, a: &Expr, b: &Expr) -> Result<Operand, Assembly> {
+        if let Some(right) = self.leaf(b) {
+            self.value(a)?;
+            return Ok(right);
+        }
+        self.both(a, b)?;
+        Ok(Operand::Register(rcx))
+    }
+
+    /// `a` in rax and `b` in rcx.
+    fn both(&mut self, a: &Expr, b: &Expr) -> Result<(), Assembly> {
+        self.used[1] = true;
+        match self.leaf(b) {
+            Some(right) => {
+                self.value(a)?;
+                match right {
+                    Operand::Immediate(c) => self.a.mov(rcx, i64::from(c))?,
+                    Operand::Register(r) => self.a.mov(rcx, r)?,
+                    Operand::Memory(m) => self.a.mov(rcx, m)?,
+                }
+            }
+            None => {
+                self.value(b)?;
+                self.push(rax)?;
+                self.value(a)?;
+                self.pop(rcx)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// rax by rcx: 0 for a divisor of 0, and for -1 without the fault of the smallest number.
+    fn divide(&mut self, remainder: bool) -> Result<(), Assembly> {
+        self.used[2] = true;
+        let [mut zero, mut minus, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.a.test(rcx, rcx)?;
+        self.a.je(zero)?;
+        self.a.cmp(rcx, -1)?;
+        self.a.je(minus)?;
+        self.a.cqo()?;
+        self.a.idiv(rcx)?;
+        if remainder {
+            self.a.mov(rax, rdx)?;
+        }
+        self.a.jmp(end)?;
+        self.place(&mut minus)?;
+        if !remainder {
+            self.a.neg(rax)?;
+            self.a.jmp(end)?;
+        }
+        self.place(&mut zero)?;
+        self.a.xor(eax, eax)?;
+        self.place(&mut end)
+    }
+
+    /// Sets the flags for a comparison; the operator to test, which is mirrored when the operands were.
+    fn compare(&mut self, op: BinaryOp, a: &Expr, b: &Expr) -> Result<BinaryOp, Assembly> {
+        self.used[0] = true;
+        let mirrored = self.leaf(a).is_some() && self.leaf(b).is_none();
+        let (op, a, b) = if mirrored { (mirror(op), b, a) } else { (op, a, b) };
+        let left = match self.leaf(a) {
+            Some(Operand::Register(r)) if self.leaf(b).is_some() => r,
+            _ => {
+                let right = self.operands(a, b)?;
+                match right {
+                    Operand::Immediate(c) => self.a.cmp(rax, c)?,
+                    Operand::Register(r) => self.a.cmp(rax, r)?,
+                    Operand::Memory(m) => self.a.cmp(rax, m)?,
+                }
+                return Ok(op);
+            }
+        };
+        match self.leaf(b) {
+            Some(Operand::Immediate(c)) => self.a.cmp(left, c)?,
+            Some(Operand::Register(r)) => self.a.cmp(left, r)?,
+            Some(Operand::Memory(m)) => self.a.cmp(left, m)?,
+            None => {}
+        }
+        Ok(op)
+    }
+
+    /// Jumps to `label` if `e` is not 0 (`when`) or is 0.
+    fn branch(&mut self, e: &Expr, when: bool, label: CodeLabel) -> Result<(), Assembly> {
+        use BinaryOp as B;
+        match e {
+            Expr::Const(c) if (*c != 0) == when => self.a.jmp(label)?,
+            Expr::Const(_) => {}
+            Expr::Unary(UnaryOp::Not, e) => self.branch(e, !when, label)?,
+            Expr::Binary(op @ (B::LogicalAnd | B::LogicalOr), a, b) => {
+                // one operand alone decides when it is 0 (and) or not 0 (or)
+                let decisive = *op == B::LogicalOr;
+                if when == decisive {
+                    self.branch(a, when, label)?;
+                    self.branch(b, when, label)?;
+                } else {
+                    let mut past = self.a.create_label();
+                    self.branch(a, decisive, past)?;
+                    self.branch(b, when, label)?;
+                    self.place(&mut past)?;
+                }
+            }
+            Expr::Binary(op, a, b) if is_comparison(*op) => {
+                let op = self.compare(*op, a, b)?;
+                match if when { op } else { negate(op) } {
+                    B::Equal => self.a.je(label)?,
+                    B::NotEqual => self.a.jne(label)?,
+                    B::Less => self.a.jl(label)?,
+                    B::LessOrEqual => self.a.jle(label)?,
+                    B::Greater => self.a.jg(label)?,
+                    _ => self.a.jge(label)?,
+                }
+            }
+            _ => {
+                self.value(e)?;
+                self.a.test(rax, rax)?;
+                if when { self.a.jne(label)? } else { self.a.je(label)? }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_comparison(op: BinaryOp) -> bool {
+    use BinaryOp as B;
+    matches!(op, B::Equal | B::NotEqual | B::Less | B::LessOrEqual | B::Greater | B::GreaterOrEqual)
+}
+
+fn mirror(op: BinaryOp) -> BinaryOp {
+    use BinaryOp as B;
+    match op {
+        B::Less => B::Greater,
+        B::LessOrEqual => B::GreaterOrEqual,
+        B::Greater => B::Less,
+        B::GreaterOrEqual => B::LessOrEqual,
+        same => same,
+    }
+}
+
+fn negate(op: BinaryOp) -> BinaryOp {
+    use BinaryOp as B;
+    match op {
+        B::Equal => B::NotEqual,
+        B::NotEqual => B::Equal,
+        B::Less => B::GreaterOrEqual,
+        B::LessOrEqual => B::Greater,
+        B::Greater => B::LessOrEqual,
+        B::GreaterOrEqual => B::Less,
+        same => same,
+    }
+}
+
+/// Computes what is known already.
+fn fold(e: &Expr) -> Expr {
+    match e {
+        Expr::Const(_) | Expr::Arg(_) | Expr::Variable(_) => e.clone(),
+        Expr::Unary(op, e) => match fold(e) {
+            Expr::Const(c) => Expr::Const(unary(*op, c)),
+            e => Expr::Unary(*op, Box::new(e)),
+        },
+        Expr::Binary(op, a, b) => match (fold(a), fold(b)) {
+            (Expr::Const(a), Expr::Const(b)) => Expr::Const(binary(*op, a, b)),
+            (a, b) => Expr::Binary(*op, Box::new(a), Box::new(b)),
+        },
+    }
+}
+
+fn unary(op: UnaryOp, a: i64) -> i64 {
+    match op {
+        UnaryOp::Negate => a.wrapping_neg(),
+        UnaryOp::Not => i64::from(a == 0),
+        UnaryOp::Complement => !a,
+    }
+}
+
+/// The meaning of an operator, as `model` states it.
+fn binary(op: BinaryOp, a: i64, b: i64) -> i64 {
+    match op {
+        BinaryOp::Add => a.wrapping_add(b),
+        BinaryOp::Subtract => a.wrapping_sub(b),
+        BinaryOp::Multiply => a.wrapping_mul(b),
+        BinaryOp::Divide if b == 0 => 0,
+        BinaryOp::Divide => a.wrapping_div(b),
+        BinaryOp::Remainder if b == 0 => 0,
+        BinaryOp::Remainder => a.wrapping_rem(b),
+        BinaryOp::And => a & b,
+        BinaryOp::Or => a | b,
+        BinaryOp::Xor => a ^ b,
+        BinaryOp::ShiftLeft => a << (b & 63),
+        BinaryOp::ShiftRight => a >> (b & 63),
+        BinaryOp::Equal => i64::from(a == b),
+        BinaryOp::NotEqual => i64::from(a != b),
+        BinaryOp::Less => i64::from(a < b),
+        BinaryOp::LessOrEqual => i64::from(a <= b),
+        BinaryOp::Greater => i64::from(a > b),
+        BinaryOp::GreaterOrEqual => i64::from(a >= b),
+        BinaryOp::LogicalAnd => i64::from(a != 0 && b != 0),
+        BinaryOp::LogicalOr => i64::from(a != 0 || b != 0),
+    }
+}

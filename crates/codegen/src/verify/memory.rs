@@ -1,0 +1,87 @@
+//! The new code of a plan, by address.
+
+use iced_x86::{Decoder, DecoderOptions, Instruction};
+use ingraft_model::AvmaRange;
+use ingraft_model::patch::ArenaCode;
+
+use super::{Flaw, VerifyError, fail};
+
+/// The pieces of code that a plan writes, sorted.
+pub(super) struct Memory<'a> {
+    pieces: Vec<(u64, &'a [u8])>,
+}
+
+impl<'a> Memory<'a> {
+    /// The pieces, if they lie in the arena and do not overlap.
+    pub fn new(code: &'a [ArenaCode], arena: &AvmaRange) -> Result<Self, VerifyError> {
+        let mut pieces: Vec<_> = code.iter().map(|c| (c.at.0, c.bytes.as_slice())).collect();
+        pieces.sort_unstable_by_key(|p| p.0);
+        let mut free_from = arena.start.0;
+        for (at, bytes) in &pieces {
+            let end = at.checked_add(bytes.len() as u64).filter(|&end| end <= arena.end.0);
+            let Some(end) = end else { return fail(*at, Flaw::OutsideArena) };
+            if *at < arena.start.0 {
+                return fail(*at, Flaw::OutsideArena);
+            }
+            if *at < free_from {
+                return fail(*at, Flaw::Disorder);
+            }
+            free_from = end;
+        }
+        Ok(Memory { pieces })
+    }
+
+    /// The bytes from an address to the end of its piece.
+    pub fn bytes(&self, at: u64) -> Option<&'a [u8]> {
+        let index = self.pieces.partition_point(|p| p.0 <= at).checked_sub(1)?;
+        let (start, bytes) = self.pieces.get(index)?;
+        let offset = usize::try_from(at - start).ok()?;
+        bytes.get(offset..).filter(|b| !b.is_empty())
+    }
+
+    /// Whether the plan writes that byte.
+    pub fn holds(&self, at: u64) -> bool {
+        self.bytes(at).is_some()
+    }
+
+    /// The instruction at an address.
+    pub fn decode(&self, at: u64) -> Result<Instruction, VerifyError> {
+        let Some(bytes) = self.bytes(at) else { return fail(at, Flaw::NoInstruction) };
+        decode(bytes, at)
+    }
+
+    /// Every byte is in a proven range or a breakpoint between two of them. Sorts the ranges.
+    pub fn all_proven(&self, proven: &mut [(u64, u64)]) -> Result<(), VerifyError> {
+        proven.sort_unstable();
+        let mut ranges = proven.iter().peekable();
+        let mut last_end = 0;
+        for (start, bytes) in &self.pieces {
+            let end = start + bytes.len() as u64;
+            let mut at = *start;
+            while at < end {
+                match ranges.peek() {
+                    Some(&&(s, e)) if s <= at => {
+                        if s < last_end && e > s {
+                            return fail(s, Flaw::Disorder);
+                        }
+                        last_end = last_end.max(e);
+                        at = at.max(e);
+                        ranges.next();
+                    }
+                    _ if self.bytes(at).is_some_and(|b| b[0] == 0xcc) => at += 1,
+                    _ => return fail(at, Flaw::Untiled),
+                }
+            }
+        }
+        match ranges.find(|(s, e)| s < e) {
+            Some((s, _)) => fail(*s, Flaw::NoInstruction),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Decodes one instruction.
+pub(super) fn decode(bytes: &[u8], at: u64) -> Result<Instruction, VerifyError> {
+    let instruction = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).decode();
+    if instruction.is_invalid() { fail(at, Flaw::NoInstruction) } else { Ok(instruction) }
+}

@@ -1,0 +1,369 @@
+//! The verifier: proves from bytes alone that a plan does what it must and nothing else. It shares no code with the generator but the
+//! decoder, and believes neither the plan nor the woven points: it reads them as claims.
+//!
+//! A plan passes if
+//! - text writes are sorted, disjoint, at most 8 bytes, on one page, and expect the original bytes;
+//! - springboards lead to a base trampoline, and nothing can land inside them;
+//! - what runs before the tail changes only dead registers, dead flags, counters and its own words on the stack ([`walk`]);
+//! - the tail does what the displaced instructions did ([`lockstep`]), and control goes home;
+//! - no call instruction is in an arena and no address of it is pushed;
+//! - every byte of new code belongs to an instruction that was proven, and no jump leads into the middle of one;
+//! - from every instruction of code that will be taken away a thread has a way home.
+
+mod change;
+mod lockstep;
+mod memory;
+mod walk;
+
+use ingraft_model::{Avma, EntrySite, PcMove, TextWrite};
+
+use crate::arena::Arena;
+use crate::environment::Environment;
+use crate::text::TextSpace;
+use crate::weave::{EntryRequest, RemovalRecord, Weave, WovenPoint};
+
+pub use change::{verify_change, verify_removal};
+use lockstep::Pair;
+use memory::Memory;
+use walk::{State, Walk};
+
+/// What is wrong with a plan: a defect of the generator, or of what stands between it and the verifier.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the plan is wrong at {at}: {flaw}")]
+pub struct VerifyError {
+    /// Where.
+    pub at: Avma,
+    /// What.
+    pub flaw: Flaw,
+}
+
+/// The ways in which a plan can be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Flaw {
+    /// Text writes or code overlap or are out of order.
+    #[error("writes overlap or are not sorted")]
+    Disorder,
+    /// A text write of no bytes, of more than 8, or with bytes behind its length.
+    #[error("a malformed text write")]
+    Malformed,
+    /// A text write lies on two pages.
+    #[error("a text write straddles two pages")]
+    Straddles,
+    /// The bytes that a write expects are not the original ones.
+    #[error("the expected bytes are not the original ones")]
+    NotOriginal,
+    /// The plan's text writes are not those of its points.
+    #[error("text writes and removal records do not match")]
+    Unmatched,
+    /// New code outside of the arena.
+    #[error("code outside of the arena")]
+    OutsideArena,
+    /// A springboard or a rewritten branch does not lead where it must.
+    #[error("a springboard or branch leads to the wrong place")]
+    Astray,
+    /// Control can land inside a springboard.
+    #[error("control can land inside a springboard")]
+    LandingInside,
+    /// Bytes that are no instruction, or that no plan has written.
+    #[error("no instruction")]
+    NoInstruction,
+    /// An instruction that generated code must not contain.
+    #[error("an instruction that must not be there")]
+    Forbidden,
+    /// A write to memory that is neither a counter nor the code's own stack.
+    #[error("a write to foreign memory")]
+    ForeignWrite,
+    /// Pushes and pops do not match.
+    #[error("unbalanced stack")]
+    Stack,
+    /// A register or flag that may be live is lost.
+    #[error("a live register or flag is lost")]
+    Lost,
+    /// The tail does not do what the original instructions do.
+    #[error("the displaced instructions are not equivalent")]
+    NotEquivalent,
+    /// A jump leads into the middle of an instruction, or there is code that nothing proves.
+    #[error("overlapping or unproven code")]
+    Untiled,
+    /// A move of program counters that is not an equivalence, or is missing.
+    #[error("a program counter has no right way to go")]
+    BadMove,
+}
+
+pub(crate) fn fail<T>(at: u64, flaw: Flaw) -> Result<T, VerifyError> {
+    Err(VerifyError { at: Avma(at), flaw })
+}
+
+/// Proves a plan of [`crate::weave_entries`] and the removal records of its points.
+pub fn verify_weave(
+    env: &Environment,
+    arena: &Arena,
+    text: &TextSpace,
+    requests: &[EntryRequest<'_>],
+    weave: &Weave,
+) -> Result<(), VerifyError> {
+    let plan = &weave.plan;
+    check_writes(&plan.text)?;
+    let memory = Memory::new(&plan.code, &arena.range())?;
+    let mut walk = Walk::new(env, arena, &memory);
+    let mut proven = Vec::with_capacity(2 * weave.woven.len() + 4);
+    for routine in arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r, s.as_ref()?))) {
+        let (r, routine) = routine;
+        // a routine of an earlier plan was proven then
+        if memory.holds(routine.range.start.0) {
+            walk.slow_routine(r as u8, routine)?;
+            walk.tile(&routine.range)?;
+            walk.all_tiled()?;
+            proven.push((routine.range.start.0, routine.range.end.0));
+        }
+    }
+    let mut writes = Vec::with_capacity(plan.text.len());
+    let mut expected = Vec::new();
+    for (request, point) in requests.iter().zip(&weave.woven) {
+        let Ok(point) = point else { continue };
+        let proof = Proof { text, request, point };
+        proof.run(&mut walk, &mut expected)?;
+        writes.extend(point.removal.text.iter().map(TextWrite::inverse));
+        proven.extend(point.records().map(|r| (r.code.start.0, r.code.end.0)));
+    }
+    writes.sort_unstable_by_key(|w| w.at);
+    if writes != plan.text {
+        return fail(plan.text.first().map_or(0, |w| w.at.0), Flaw::Unmatched);
+    }
+    check_insertion_moves(&plan.moves, &plan.text, &mut expected)?;
+    memory.all_proven(&mut proven)
+}
+
+fn check_writes(text: &[TextWrite]) -> Result<(), VerifyError> {
+    let mut end = 0;
+    for w in text {
+        let (at, len) = (w.at.0, usize::from(w.len));
+        if len == 0 || len > 8 || w.old.iter().skip(len).chain(w.new.iter().skip(len)).any(|&b| b != 0) {
+            return fail(at, Flaw::Malformed);
+        }
+        if at < end {
+            return fail(at, Flaw::Disorder);
+        }
+        if at % 4096 + len as u64 > 4096 {
+            return fail(at, Flaw::Straddles);
+        }
+        end = at + len as u64;
+    }
+    Ok(())
+}
+
+/// Every move is one of the expected equivalences, and every instruction that loses bytes has its move.
+fn check_insertion_moves(moves: &[PcMove], text: &[TextWrite], expected: &mut [PcMove]) -> Result<(), VerifyError> {
+    expected.sort_unstable();
+    let mut next = 0;
+    let mut write = text.iter().peekable();
+    for e in expected.iter() {
+        while write.next_if(|w| w.at.0 + u64::from(w.len) <= e.from.0).is_some() {}
+        let inside = write.peek().is_some_and(|w| w.at < e.from);
+        if moves.get(next) == Some(e) {
+            next += 1;
+        } else if inside {
+            return fail(e.from.0, Flaw::BadMove);
+        }
+    }
+    match moves.get(next) {
+        Some(unexpected) => fail(unexpected.from.0, Flaw::BadMove),
+        None => Ok(()),
+    }
+}
+
+/// The proof of one point.
+struct Proof<'a> {
+    text: &'a TextSpace,
+    request: &'a EntryRequest<'a>,
+    point: &'a WovenPoint,
+}
+
+impl Proof<'_> {
+    fn site(&self) -> &EntrySite {
+        self.request.site
+    }
+
+    fn run(&self, walk: &mut Walk<'_>, expected: &mut Vec<PcMove>) -> Result<(), VerifyError> {
+        let (site, bias) = (self.site(), self.request.bias);
+        let point = self.point;
+        let at = site.at.to_avma(bias);
+        if point.at != at || point.function != site.function.to_avma(bias) || point.leave.0 != point.slot.0 + 5 {
+            return fail(at.0, Flaw::Astray);
+        }
+        walk.begin(site, point);
+
+        // what stands in the text afterwards, and where it leads
+        let mut pairs: Vec<Pair> = Vec::new();
+        let resolve = |t: u64| if t == at.0 || t == point.function.0 { point.tail.0 } else { t };
+        let mut springboard = None;
+        for w in &point.removal.text {
+            if self.original(w.at.0, w.len).is_none_or(|old| old != w.new_bytes()) {
+                return fail(w.at.0, Flaw::NotOriginal);
+            }
+            if w.at == at {
+                springboard = Some(w);
+            }
+        }
+        let Some(springboard) = springboard else { return fail(at.0, Flaw::Astray) };
+        if self.follow(springboard) != Some(point.base.0) {
+            return fail(at.0, Flaw::Astray);
+        }
+        let inside = |l: &ingraft_model::Svma| l.0 > site.at.0 && l.0 < site.at.0 + u64::from(springboard.len);
+        if site.landings.iter().any(inside) {
+            return fail(at.0, Flaw::LandingInside);
+        }
+        let home = lockstep::run(walk, &site.bytes, at.0, point.tail.0, &resolve, &mut pairs)?;
+        let past_own = home.is_some_and(|h| h > at.0 + u64::from(site.own));
+        if past_own || home.is_some_and(|h| h < at.0 + u64::from(springboard.len) || h != point.home.0) {
+            return fail(at.0, Flaw::NotEquivalent);
+        }
+        let displaced_end = pairs.iter().map(|p| p.original_end).max().unwrap_or(at.0);
+        if springboard.len as u64 > displaced_end - at.0 && u64::from(site.own) > displaced_end - at.0 {
+            return fail(at.0, Flaw::NotEquivalent);
+        }
+        for branch in &site.back_branches {
+            let b = branch.at.to_avma(bias).0;
+            if b >= at.0 && b < displaced_end {
+                continue;
+            }
+            self.detour(walk, branch, displaced_end, &resolve, &mut pairs)?;
+        }
+        let first_parts = pairs.iter().filter(|p| p.first && p.original != at.0);
+        expected.extend(first_parts.map(|p| PcMove { from: Avma(p.original), to: Avma(p.copy) }));
+
+        // what runs before the tail, from the base and from each live jump on
+        walk.from(point.base.0, State::entry())?;
+        for mini in &point.minis {
+            walk.twin(mini)?;
+        }
+        for record in point.records() {
+            walk.tile(&record.code)?;
+            self.ways_home(walk, record, &pairs)?;
+        }
+        walk.all_tiled()?;
+        self.islands_have_ways(&point.removal)
+    }
+
+    /// The original bytes at an address, as the facts state them.
+    fn original(&self, at: u64, len: u8) -> Option<&[u8]> {
+        let bias = self.request.bias;
+        let within = |start: u64, bytes: &'_ [u8]| -> Option<std::ops::Range<usize>> {
+            let offset = usize::try_from(at.checked_sub(start)?).ok()?;
+            let end = offset.checked_add(usize::from(len))?;
+            (end <= bytes.len()).then_some(offset..end)
+        };
+        let site = self.request.site;
+        if let Some(range) = within(site.at.to_avma(bias).0, &site.bytes) {
+            return site.bytes.get(range);
+        }
+        for b in &site.back_branches {
+            if let Some(range) = within(b.from.to_avma(bias).0, &b.bytes) {
+                return b.bytes.get(range);
+            }
+        }
+        let (start, bytes) = self.text.padding_at(at)?;
+        bytes.get(within(start, bytes)?)
+    }
+
+    /// Where the jump that a write leaves leads, an island of the same point included.
+    fn follow(&self, w: &TextWrite) -> Option<u64> {
+        // records hold the inverse: `old` is what we write
+        let bytes = w.old_bytes();
+        match *bytes {
+            [0xe9, a, b, c, d] => Some((w.at.0 + 5).wrapping_add_signed(i64::from(i32::from_le_bytes([a, b, c, d])))),
+            [0xeb, disp] => self.island((w.at.0 + 2).wrapping_add_signed(i64::from(disp.cast_signed()))),
+            _ => None,
+        }
+    }
+
+    fn island(&self, at: u64) -> Option<u64> {
+        let (start, bytes) = self.text.padding_at(at)?;
+        let fits = at + 5 <= start + bytes.len() as u64;
+        let w = self.point.removal.text.iter().find(|w| fits && w.at.0 == at && w.len == 5)?;
+        (w.old[0] == 0xe9).then(|| self.follow(w)).flatten()
+    }
+
+    /// A function's own branch to its entry goes to the tail.
+    fn detour(
+        &self,
+        walk: &mut Walk<'_>,
+        branch: &ingraft_model::BackBranch,
+        displaced_end: u64,
+        resolve: &impl Fn(u64) -> u64,
+        pairs: &mut Vec<Pair>,
+    ) -> Result<(), VerifyError> {
+        let bias = self.request.bias;
+        let (from, at) = (branch.from.to_avma(bias).0, branch.at.to_avma(bias).0);
+        let astray = || VerifyError { at: Avma(at), flaw: Flaw::Astray };
+        let offset = usize::try_from(at.wrapping_sub(from)).map_err(|_| astray())?;
+        let original = branch.bytes.get(offset..).ok_or_else(astray)?;
+        let end = from + branch.bytes.len() as u64;
+        let until = branch.until.to_avma(bias).0;
+        let inside = |w: &&TextWrite| w.at.0 >= from && w.at.0 < end && w.at.0 >= displaced_end;
+        let Some(w) = self.point.removal.text.iter().find(inside) else { return Err(astray()) };
+        if let [0xe9, ..] = *w.old_bytes()
+            && w.len == 5
+        {
+            let offset = usize::try_from(w.at.0 - from).map_err(|_| astray())?;
+            let bytes = branch.bytes.get(offset..).ok_or_else(astray)?;
+            let target = self.follow(w).ok_or_else(astray)?;
+            let mut own = Vec::new();
+            let home = lockstep::run(walk, bytes, w.at.0, target, resolve, &mut own)?;
+            let stretch_end = own.iter().map(|p| p.original_end).max().unwrap_or(0);
+            let takes_branch = own.iter().any(|p| p.original == at);
+            // control that runs on must find the next instruction whole
+            if w.at.0 > at
+                || !takes_branch
+                || w.at.0 + 5 > until
+                || home.is_some_and(|h| h < w.at.0 + 5)
+                || stretch_end > until
+            {
+                return Err(astray());
+            }
+            pairs.extend(own);
+            return Ok(());
+        }
+        let target = lockstep::patched_target(original, at, w).ok_or_else(astray)?;
+        let target = if w.len == 1 { self.island(target).ok_or_else(astray)? } else { target };
+        if target == self.point.tail.0 { Ok(()) } else { Err(astray()) }
+    }
+
+    /// From every instruction there is a move that is an equivalence, or it is stepped out of.
+    fn ways_home(&self, walk: &Walk<'_>, record: &RemovalRecord, pairs: &[Pair]) -> Result<(), VerifyError> {
+        let at = self.point.at.0;
+        let mut used = 0;
+        for (address, state) in walk.visited(&record.code) {
+            let pair = pairs.iter().find(|p| p.copy == address);
+            let allowed = match pair {
+                Some(pair) => pair.back,
+                None => state.is_some_and(|s| walk.harmless(s)).then_some(at),
+            };
+            match record.moves.iter().find(|m| m.from.0 == address) {
+                Some(m) if Some(m.to.0) == allowed => used += 1,
+                Some(_) => return fail(address, Flaw::BadMove),
+                None if record.step_out.iter().any(|r| r.start.0 <= address && address < r.end.0) => {}
+                None => return fail(address, Flaw::BadMove),
+            }
+        }
+        let islands = record.moves.iter().filter(|m| m.from < record.code.start || m.from >= record.code.end).count();
+        if used + islands == record.moves.len() { Ok(()) } else { fail(record.code.start.0, Flaw::BadMove) }
+    }
+
+    /// Islands lie in the text: a thread on one goes to the entry.
+    fn islands_have_ways(&self, record: &RemovalRecord) -> Result<(), VerifyError> {
+        let is_island = |at: u64| self.text.padding_at(at).is_some() && self.island(at).is_some();
+        for m in record.moves.iter().filter(|m| m.from < record.code.start || m.from >= record.code.end) {
+            if m.to != self.point.at || !is_island(m.from.0) {
+                return fail(m.from.0, Flaw::BadMove);
+            }
+        }
+        for w in record.text.iter().filter(|w| w.at != self.point.at && w.len == 5 && is_island(w.at.0)) {
+            if !record.moves.iter().any(|m| m.from == w.at) {
+                return fail(w.at.0, Flaw::BadMove);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,436 @@
+//! Abstract execution of generated code: which registers still hold what they held at the point, and what lies on its own part of the
+//! stack. Where paths meet, what is not sure is given up.
+
+use iced_x86::{
+    Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, Register,
+    UsedMemory,
+};
+use ingraft_model::layout::COUNTERS;
+use ingraft_model::{AvmaRange, EntrySite};
+use rustc_hash::FxHashMap;
+
+use super::memory::Memory;
+use super::{Flaw, VerifyError, fail};
+use crate::arena::{Arena, SlowRoutine};
+use crate::environment::Environment;
+use crate::mini::WovenMini;
+use crate::slow::{COUNT, MARKER};
+use crate::weave::WovenPoint;
+
+/// A word on the stack: the original value of a register by number, or these.
+const FLAGS: u8 = 16;
+const OTHER: u8 = 17;
+
+/// What is known at one instruction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct State {
+    /// Registers that hold what they held at the point, one bit each.
+    kept: u16,
+    flags_kept: bool,
+    /// A register that holds this address.
+    pointer: Option<(u8, u64)>,
+    stack: Vec<u8>,
+}
+
+impl State {
+    /// Nothing has happened yet.
+    pub fn entry() -> Self {
+        State { kept: u16::MAX, flags_kept: true, pointer: None, stack: Vec::new() }
+    }
+
+    fn lose(&mut self, r: u8) {
+        self.kept &= !(1 << r);
+        if self.pointer.is_some_and(|(p, _)| p == r) {
+            self.pointer = None;
+        }
+    }
+
+    fn meet(&mut self, other: &State) {
+        self.kept &= other.kept;
+        self.flags_kept &= other.flags_kept;
+        if self.pointer != other.pointer {
+            self.pointer = None;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Point,
+    /// The code that a mini runs on shard 0; it ends by walking on from this jump.
+    Twin(u64),
+    /// The slow routine of this register.
+    Slow(u8),
+}
+
+struct Visit {
+    len: u8,
+    state: Option<State>,
+}
+
+pub(super) struct Walk<'a> {
+    env: &'a Environment,
+    arena: &'a Arena,
+    memory: &'a Memory<'a>,
+    info: InstructionInfoFactory,
+    visits: FxHashMap<u64, Visit>,
+    tiled: usize,
+    scratch: u16,
+    flags_dead: bool,
+    /// The tail, where generated code ends; and the slot.
+    tail: u64,
+    slot: u64,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(env: &'a Environment, arena: &'a Arena, memory: &'a Memory<'a>) -> Self {
+        Walk {
+            env,
+            arena,
+            memory,
+            info: InstructionInfoFactory::new(),
+            visits: FxHashMap::default(),
+            tiled: 0,
+            scratch: 0,
+            flags_dead: false,
+            tail: 0,
+            slot: 0,
+        }
+    }
+
+    pub fn memory(&self) -> &'a Memory<'a> {
+        self.memory
+    }
+
+    /// Starts the proof of a point.
+    pub fn begin(&mut self, site: &EntrySite, point: &WovenPoint) {
+        self.visits.clear();
+        self.tiled = 0;
+        self.scratch = site.scratch.iter().filter(|r| r.0 < 16 && r.0 != 4).fold(0, |mask, r| mask | 1 << r.0);
+        self.flags_dead = site.flags_dead;
+        self.tail = point.tail.0;
+        self.slot = point.slot.0;
+    }
+
+    /// Whether only dead registers and flags have changed.
+    pub fn harmless(&self, state: &State) -> bool {
+        state.stack.is_empty() && !state.kept & !self.scratch == 0 && (state.flags_kept || self.flags_dead)
+    }
+
+    /// Notes an instruction that is proven elsewhere.
+    pub fn mark(&mut self, instruction: &Instruction) -> Result<(), VerifyError> {
+        let visit = Visit { len: instruction.len() as u8, state: None };
+        match self.visits.insert(instruction.ip(), visit) {
+            None => Ok(()),
+            Some(_) => fail(instruction.ip(), Flaw::Untiled),
+        }
+    }
+
+    /// The instructions in a range, with their states where they are not displaced ones.
+    pub fn visited<'s>(&'s self, range: &AvmaRange) -> impl Iterator<Item = (u64, Option<&'s State>)> + use<'s> {
+        let (start, end) = (range.start.0, range.end.0);
+        self.visits.iter().filter(move |(at, _)| (start..end).contains(at)).map(|(at, v)| (*at, v.state.as_ref()))
+    }
+
+    /// The instructions that were visited fill the range exactly, none in another's middle.
+    pub fn tile(&mut self, range: &AvmaRange) -> Result<(), VerifyError> {
+        let mut at = range.start.0;
+        while at < range.end.0 {
+            let Some(visit) = self.visits.get(&at) else { return fail(at, Flaw::Untiled) };
+            self.tiled += 1;
+            at += u64::from(visit.len);
+        }
+        if at == range.end.0 { Ok(()) } else { fail(at, Flaw::Untiled) }
+    }
+
+    /// No instruction was visited outside of the ranges that were tiled.
+    pub fn all_tiled(&self) -> Result<(), VerifyError> {
+        if self.tiled == self.visits.len() { Ok(()) } else { fail(self.slot, Flaw::Untiled) }
+    }
+
+    /// Executes from `at` on until every path has left in a permitted way.
+    pub fn from(&mut self, at: u64, state: State) -> Result<(), VerifyError> {
+        self.execute(at, state, Mode::Point)?;
+        let begins = |bytes: &[u8], what: &[u8]| bytes.starts_with(what);
+        let leave = self.slot + 5;
+        let Some(bytes) = self.memory.bytes(leave) else { return fail(leave, Flaw::NoInstruction) };
+        // the slow routine would take the tail for a snippet
+        if begins(bytes, &COUNT[..4]) || begins(bytes, &MARKER) {
+            return fail(leave, Flaw::Forbidden);
+        }
+        let slot = self.memory.decode(self.slot)?;
+        if slot.code() == Code::Jmp_rel32_64 && self.visits.contains_key(&self.slot) {
+            Ok(())
+        } else {
+            fail(self.slot, Flaw::Astray)
+        }
+    }
+
+    /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
+    pub fn twin(&mut self, mini: &WovenMini) -> Result<(), VerifyError> {
+        let start = mini.start.0;
+        let Some(state) = self.visits.get(&start).and_then(|v| v.state.clone()) else {
+            return fail(start, Flaw::Untiled);
+        };
+        let jump = self.memory.decode(mini.jump.0)?;
+        if jump.code() != Code::Jmp_rel32_64 || jump.next_ip() != mini.range.end.0 {
+            return fail(mini.jump.0, Flaw::Astray);
+        }
+        let bytes = self.memory.bytes(start).unwrap_or_default();
+        let private = self.env.identity != ingraft_model::ThreadIdentity::Locked;
+        if !private || bytes.starts_with(&COUNT) {
+            let direct = !private || mini.jump.0 == start + 9;
+            return if direct && mini.range.start == mini.start { Ok(()) } else { fail(start, Flaw::Astray) };
+        }
+        let marker = self.memory.decode(start)?;
+        let leads = bytes
+            .get(4..8)
+            .and_then(|d| d.first_chunk::<4>())
+            .map(|d| marker.next_ip().wrapping_add_signed(i64::from(i32::from_le_bytes(*d))));
+        if !bytes.starts_with(&MARKER) || marker.len() != 8 || leads != Some(mini.range.start.0) {
+            return fail(start, Flaw::Astray);
+        }
+        self.execute(mini.range.start.0, state, Mode::Twin(mini.jump.0))
+    }
+
+    /// Proves a shared slow routine from both of its entries.
+    pub fn slow_routine(&mut self, r: u8, routine: &SlowRoutine) -> Result<(), VerifyError> {
+        self.visits.clear();
+        self.tiled = 0;
+        let mut state = State::entry();
+        state.lose(r);
+        self.execute(routine.range.start.0, state.clone(), Mode::Slow(r))?;
+        self.execute(routine.walk.0, state, Mode::Slow(r))
+    }
+
+    fn execute(&mut self, at: u64, state: State, mode: Mode) -> Result<(), VerifyError> {
+        let mut todo = vec![(at, state)];
+        while let Some((at, mut state)) = todo.pop() {
+            if self.leaves(at, &state, mode)? {
+                continue;
+            }
+            let instruction = self.memory.decode(at)?;
+            match self.visits.get_mut(&at) {
+                Some(Visit { state: Some(old), .. }) => {
+                    if old.stack != state.stack {
+                        return fail(at, Flaw::Stack);
+                    }
+                    state.meet(old);
+                    if state == *old {
+                        continue;
+                    }
+                    *old = state.clone();
+                }
+                // generated code and displaced instructions do not mix
+                Some(Visit { state: None, .. }) => return fail(at, Flaw::Untiled),
+                None => {
+                    self.visits.insert(at, Visit { len: instruction.len() as u8, state: Some(state.clone()) });
+                }
+            }
+            match instruction.flow_control() {
+                FlowControl::Next => {
+                    self.effect(&instruction, &mut state, mode)?;
+                    todo.push((instruction.next_ip(), state));
+                }
+                FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
+                    todo.push((instruction.near_branch_target(), state));
+                }
+                FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
+                    todo.push((instruction.near_branch_target(), state.clone()));
+                    todo.push((instruction.next_ip(), state));
+                }
+                FlowControl::IndirectBranch if instruction.code() == Code::Jmp_rm64 => {
+                    self.returns(&instruction, &state, mode)?
+                }
+                _ => return fail(at, Flaw::Forbidden),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether control leaves generated code at `at`, which only a right state permits.
+    fn leaves(&self, at: u64, state: &State, mode: Mode) -> Result<bool, VerifyError> {
+        if matches!(mode, Mode::Slow(_)) {
+            return Ok(false);
+        }
+        if at == self.tail {
+            return match mode {
+                Mode::Point if self.harmless(state) => Ok(true),
+                Mode::Point if state.stack.is_empty() => fail(at, Flaw::Lost),
+                _ => fail(at, Flaw::Stack),
+            };
+        }
+        for (r, routine) in self.arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))) {
+            let (entry, place) = match mode {
+                Mode::Twin(jump) => (routine.walk.0, jump),
+                _ => (routine.range.start.0, self.slot),
+            };
+            if at == entry {
+                return if state.pointer == Some((r, place)) { Ok(true) } else { fail(at, Flaw::Astray) };
+            }
+        }
+        Ok(false)
+    }
+
+    /// The slow routine ends by a jump to its register, with everything else as it was.
+    fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
+        let Mode::Slow(r) = mode else { return fail(i.ip(), Flaw::Forbidden) };
+        if i.op0_kind() != iced_x86::OpKind::Register || number(i.op0_register()) != Some(r) {
+            return fail(i.ip(), Flaw::Forbidden);
+        }
+        if !state.stack.is_empty() {
+            return fail(i.ip(), Flaw::Stack);
+        }
+        if !state.kept & !(1 << r) == 0 { Ok(()) } else { fail(i.ip(), Flaw::Lost) }
+    }
+
+    fn effect(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+        let at = i.ip();
+        match i.code() {
+            Code::Push_r64 => {
+                let r = number(i.op0_register()).filter(|r| *r != 4);
+                // addresses of the arena stay in registers
+                if state.pointer.is_some_and(|(p, _)| Some(p) == r) || mode_register(mode) == r {
+                    return fail(at, Flaw::Forbidden);
+                }
+                state.stack.push(r.filter(|r| state.kept & 1 << r != 0).unwrap_or(OTHER));
+                return Ok(());
+            }
+            Code::Pushfq => {
+                state.stack.push(if state.flags_kept { FLAGS } else { OTHER });
+                return Ok(());
+            }
+            Code::Pop_r64 => {
+                let (Some(r), Some(value)) = (number(i.op0_register()), state.stack.pop()) else {
+                    return fail(at, Flaw::Stack);
+                };
+                if r == 4 {
+                    return fail(at, Flaw::Stack);
+                }
+                state.lose(r);
+                if value == r {
+                    state.kept |= 1 << r;
+                }
+                return Ok(());
+            }
+            Code::Popfq => {
+                let Some(value) = state.stack.pop() else { return fail(at, Flaw::Stack) };
+                if value != FLAGS {
+                    return fail(at, Flaw::Lost);
+                }
+                state.flags_kept = true;
+                return Ok(());
+            }
+            Code::Wrgsbase_r64 if matches!(mode, Mode::Slow(_)) => return Ok(()),
+            Code::Nop_rm32 | Code::Nopd => return Ok(()),
+            _ if !permitted(i.mnemonic()) => return fail(at, Flaw::Forbidden),
+            _ => {}
+        }
+        let env = self.env;
+        let info = self.info.info_options(i, InstructionInfoOptions::NONE);
+        for used in info.used_registers() {
+            if !writes(used.access()) {
+                continue;
+            }
+            match number(used.register()) {
+                Some(4) => return fail(at, Flaw::Stack),
+                Some(r) => state.lose(r),
+                None => return fail(at, Flaw::Forbidden),
+            }
+        }
+        for memory in info.used_memory() {
+            if writes(memory.access()) && !may_write(env, i, memory, mode) {
+                return fail(at, Flaw::ForeignWrite);
+            }
+        }
+        if i.rflags_modified() != 0 {
+            state.flags_kept = false;
+        }
+        if i.code() == Code::Lea_r64_m
+            && i.is_ip_rel_memory_operand()
+            && let Some(r) = number(i.op0_register())
+        {
+            state.pointer = Some((r, i.ip_rel_memory_address()));
+        }
+        Ok(())
+    }
+}
+
+fn mode_register(mode: Mode) -> Option<u8> {
+    match mode {
+        Mode::Slow(r) => Some(r),
+        Mode::Point | Mode::Twin(_) => None,
+    }
+}
+
+/// Number of the general purpose register that this one is or is part of.
+fn number(r: Register) -> Option<u8> {
+    let full = r.full_register();
+    full.is_gpr64().then(|| full.number() as u8)
+}
+
+fn writes(access: OpAccess) -> bool {
+    !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess)
+}
+
+/// Counters through gs; counters of shard 0, with `lock` unless they are set; in the slow routine also the header, claims and owners.
+fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory, mode: Mode) -> bool {
+    let (base, end) = (env.data.base.0, env.data.base.0 + env.data.stride);
+    let counters = base + u64::from(COUNTERS)..end;
+    let place = memory.displacement();
+    let absolute = memory.base() == Register::None && memory.index() == Register::None;
+    let shared = i.has_lock_prefix() || i.mnemonic() == Mnemonic::Mov;
+    match mode {
+        Mode::Point | Mode::Twin(_) => {
+            let own = memory.segment() == Register::GS
+                && mode == Mode::Point
+                && env.identity != ingraft_model::ThreadIdentity::Locked;
+            let common = memory.segment() == Register::DS && shared;
+            absolute && counters.contains(&place) && (own || common)
+        }
+        Mode::Slow(_) => {
+            let area = memory.segment() == Register::DS && (base..end + env.data.stride).contains(&place);
+            // shard 0's counter whose address the slow routine has read from the plain count
+            let count =
+                i.code() == Code::Inc_rm64 && i.has_lock_prefix() && place == 0 && memory.index() == Register::None;
+            area || count
+        }
+    }
+}
+
+fn permitted(mnemonic: Mnemonic) -> bool {
+    use Mnemonic as M;
+    matches!(
+        mnemonic,
+        M::Mov
+            | M::Movsxd
+            | M::Movzx
+            | M::Lea
+            | M::Add
+            | M::Sub
+            | M::Inc
+            | M::Dec
+            | M::Neg
+            | M::Not
+            | M::And
+            | M::Or
+            | M::Xor
+            | M::Cmp
+            | M::Test
+            | M::Imul
+            | M::Idiv
+            | M::Cqo
+            | M::Shl
+            | M::Sar
+            | M::Sete
+            | M::Setne
+            | M::Setl
+            | M::Setle
+            | M::Setg
+            | M::Setge
+            | M::Xadd
+            | M::Cmpxchg
+            | M::Rdfsbase
+            | M::Rdgsbase
+    )
+}

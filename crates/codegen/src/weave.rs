@@ -1,0 +1,465 @@
+//! Entry points: from facts about function heads to a plan that weaves them, and to what undoes it.
+
+use ingraft_model::patch::ArenaCode;
+use ingraft_model::{Avma, AvmaRange, Bias, EntrySite, Gpr, PatchPlan, PcMove, Refusal, TextWrite, ThreadIdentity};
+
+use crate::arena::{Arena, SlowRoutine};
+use crate::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
+use crate::environment::{CodegenError, Environment};
+use crate::head::{self, Form, Head};
+use crate::loops::{self, Detour};
+use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, WovenMini};
+use crate::relocate;
+use crate::slow::{self, COUNT, MARKER};
+use crate::text::TextSpace;
+
+/// Up to this many points in one plan start at multiples of 16, for speed; more are packed.
+const ALIGN_MAX: usize = 64;
+/// Registers that the check of the shard may use, best first. Never one of an argument: it may be dead for the function and yet be what a
+/// snippet asks for.
+const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
+
+/// One function's entry to weave.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryRequest<'a> {
+    /// The facts about its head.
+    pub site: &'a EntrySite,
+    /// Where its module was loaded.
+    pub bias: Bias,
+    /// Its name, for other points that need the same bytes.
+    pub name: &'a str,
+    /// What to do there, in order.
+    pub minis: &'a [MiniRequest<'a>],
+}
+
+/// All that removing a piece of woven code needs, without this crate: a removal's plan is the concatenation of records.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct RemovalRecord {
+    /// The original bytes back.
+    pub text: Vec<TextWrite>,
+    /// Where threads go on.
+    pub moves: Vec<PcMove>,
+    /// From where they are stepped.
+    pub step_out: Vec<AvmaRange>,
+    /// The code that nothing leads to afterwards.
+    pub code: AvmaRange,
+}
+
+/// An entry that is woven.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WovenPoint {
+    /// First byte of the springboard.
+    pub at: Avma,
+    /// First byte of the function.
+    pub function: Avma,
+    /// Where the springboard leads.
+    pub base: Avma,
+    /// The live `jmp rel32` to the first snippet, or to `leave`.
+    pub slot: Avma,
+    /// Behind the slot: what the base trampoline saved is restored.
+    pub leave: Avma,
+    /// The displaced instructions.
+    pub tail: Avma,
+    /// First original byte that was not displaced.
+    pub home: Avma,
+    /// The register that the check of the shard uses; none with locked counters.
+    pub scratch: Option<Gpr>,
+    /// Whether rax may be overwritten by snippets.
+    pub rax_free: bool,
+    /// Words that the base trampoline pushes.
+    pub pushed: u8,
+    /// The snippets, in the order in which they run.
+    pub minis: Vec<WovenMini>,
+    /// What removing the point has to know, without its snippets.
+    pub removal: RemovalRecord,
+}
+
+/// The answer to a request for several entries.
+#[derive(Clone, Debug)]
+pub struct Weave {
+    /// One plan for all that can be woven.
+    pub plan: PatchPlan,
+    /// Per request, in order: the woven point or why not.
+    pub woven: Vec<Result<WovenPoint, Refusal>>,
+}
+
+impl WovenPoint {
+    pub(crate) fn frame(&self, arena: &Arena) -> Result<Frame, CodegenError> {
+        let private = match self.scratch {
+            None => None,
+            Some(r) => match arena.slow(r) {
+                Some(slow) => Some((r, slow.walk.0)),
+                None => return Err(CodegenError::OtherEnvironment { at: self.at.0 }),
+            },
+        };
+        Ok(Frame { at: self.at.0, private, rax_free: self.rax_free, pushed: self.pushed })
+    }
+
+    /// All records that removing the point needs, its snippets' included.
+    pub fn records(&self) -> impl Iterator<Item = &RemovalRecord> {
+        std::iter::once(&self.removal).chain(self.minis.iter().map(|m| &m.removal))
+    }
+}
+
+/// Weaves entries: chooses springboards, takes text and arena, writes the code. Points that cannot be woven are refused one
+/// by one; an error concerns the request as a whole and leaves `arena` and `text` as they were.
+pub fn weave_entries(
+    env: &Environment,
+    arena: &mut Arena,
+    text: &mut TextSpace,
+    requests: &[EntryRequest<'_>],
+) -> Result<Weave, CodegenError> {
+    env.check()?;
+    requests.iter().flat_map(|r| r.minis).try_for_each(|m| mini::check(env, m))?;
+    let mut weaver = Weaver {
+        env,
+        arena,
+        text,
+        align: requests.len() <= ALIGN_MAX,
+        block: Block::default(),
+        plan: PatchPlan::default(),
+    };
+    // springboards of five bytes first: what padding they leave is for islands
+    let mut heads: Vec<_> = requests.iter().map(|r| head::choose(env, weaver.text, r, true)).collect();
+    for (slot, request) in heads.iter_mut().zip(requests) {
+        if slot.is_err() {
+            *slot = head::choose(env, weaver.text, request, false);
+        }
+    }
+    let mut woven = Vec::with_capacity(requests.len());
+    for (head, request) in heads.into_iter().zip(requests) {
+        woven.push(match head {
+            Ok(head) => weaver.point(head, request)?,
+            Err(refusal) => Err(refusal),
+        });
+    }
+    let mut plan = weaver.plan;
+    plan.text.sort_unstable_by_key(|w| w.at);
+    plan.moves.sort_unstable();
+    Ok(Weave { plan, woven })
+}
+
+struct Weaver<'a> {
+    env: &'a Environment,
+    arena: &'a mut Arena,
+    text: &'a mut TextSpace,
+    align: bool,
+    block: Block,
+    plan: PatchPlan,
+}
+
+/// Where the parts of a point's code lie.
+struct Layout {
+    base: u64,
+    slot: u64,
+    leave: u64,
+    tail: u64,
+    /// First byte behind what belongs to the point itself.
+    own_end: u64,
+    stubs: Vec<u64>,
+    minis: Vec<Parts>,
+}
+
+impl Layout {
+    fn live_fields(&self) -> impl Iterator<Item = u64> {
+        std::iter::once(self.slot + 1).chain(self.minis.iter().map(|m| m.jump + 1))
+    }
+}
+
+/// A point's decisions before any byte is written.
+struct Design<'a> {
+    head: &'a Head,
+    detours: &'a [Detour],
+    frame: Frame,
+    push_scratch: bool,
+    push_flags: bool,
+    slow: Option<u64>,
+    minis: &'a [Compiled],
+}
+
+impl Weaver<'_> {
+    fn point(&mut self, head: Head, request: &EntryRequest<'_>) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
+        let detours =
+            loops::detours(self.env, self.text, &head, &request.site.back_branches, request.bias, request.name);
+        let detours = match detours {
+            Ok(detours) => detours,
+            Err(refusal) => {
+                self.release(&head, &[]);
+                return Ok(Err(refusal));
+            }
+        };
+        match self.build(&head, &detours, request) {
+            Ok(point) => Ok(Ok(point)),
+            Err(EmitError::OutOfReach) => {
+                self.release(&head, &detours);
+                Ok(Err(Refusal::NoRoomNearby))
+            }
+            Err(EmitError::Codegen(e)) => Err(e),
+        }
+    }
+
+    fn release(&mut self, head: &Head, detours: &[Detour]) {
+        let own = std::iter::once((head.at, head.at + head.form.len()));
+        let island = match head.form {
+            Form::Short(island) => Some((island.at, island.at + 5)),
+            Form::Near => None,
+        };
+        for (start, end) in own.chain(island).chain(detours.iter().flat_map(Detour::taken)) {
+            self.text.release(&(Avma(start)..Avma(end)));
+        }
+    }
+
+    fn build(&mut self, head: &Head, detours: &[Detour], request: &EntryRequest<'_>) -> Result<WovenPoint, EmitError> {
+        let site = request.site;
+        let spare = PREFERRED.into_iter().find(|r| site.scratch.contains(r));
+        let private = self.env.identity != ThreadIdentity::Locked;
+        let r = private.then(|| spare.unwrap_or(Gpr(0)));
+        let push_scratch = private && spare.is_none();
+        let push_flags = !site.flags_dead;
+        let slow = r.map(|r| self.slow(r)).transpose()?;
+        let frame = Frame {
+            at: head.at,
+            private: r.zip(slow.as_ref().map(|s| s.walk.0)),
+            rax_free: push_scratch || site.scratch.contains(&Gpr(0)),
+            pushed: u8::from(push_scratch) + u8::from(push_flags),
+        };
+        let compile = |m: &MiniRequest<'_>| mini::compile(&self.env.data, &frame, m);
+        let minis = request.minis.iter().map(compile).collect::<Result<Vec<_>, _>>()?;
+        let slow_at = slow.as_ref().map(|s| s.range.start.0);
+        let design = Design { head, detours, frame, push_scratch, push_flags, slow: slow_at, minis: &minis };
+
+        let mut at = self.arena.place(0, |a| a).ok_or(EmitError::OutOfReach)?;
+        let layout = loop {
+            self.block.restart(at);
+            let layout = self.emit(&design)?;
+            let fields: Vec<u64> = layout.live_fields().map(|f| f - at).collect();
+            let base = layout.base - at;
+            let align = self.align;
+            let adjust = |start: u64| {
+                let mut place = start;
+                while (align && !(place + base).is_multiple_of(16)) || fields.iter().any(|f| straddles(place + f, 4)) {
+                    place += 1;
+                }
+                place
+            };
+            let len = self.block.bytes.len() as u64;
+            let place = self.arena.place(len, adjust).ok_or(EmitError::OutOfReach)?;
+            if place == at {
+                break layout;
+            }
+            at = place;
+        };
+        let point = self.woven(head, detours, request, &design, &layout, slow.map(|s| s.range))?;
+        self.arena.take(at, self.block.bytes.len() as u64);
+        self.keep_code();
+        Ok(point)
+    }
+
+    /// The slow routine for `r`, written now if this arena has none yet.
+    fn slow(&mut self, r: Gpr) -> Result<SlowRoutine, EmitError> {
+        if let Some(slow) = self.arena.slow(r) {
+            return Ok(slow.clone());
+        }
+        let len = slow::assemble(self.env, r, 0x1000_0000)?.bytes.len() as u64;
+        let at = self.arena.place(len + 32, |a| a.next_multiple_of(16)).ok_or(EmitError::OutOfReach)?;
+        let code = slow::assemble(self.env, r, at)?;
+        let len = code.bytes.len() as u64;
+        let slow = SlowRoutine { range: Avma(at)..Avma(at + len), walk: Avma(at + code.walk) };
+        self.arena.take(at, len);
+        if let Some(entry) = self.arena.slow.get_mut(usize::from(r.0)) {
+            *entry = Some(slow.clone());
+        }
+        self.block.restart(at);
+        self.block.put_unit(&code.bytes);
+        self.keep_code();
+        Ok(slow)
+    }
+
+    /// Adds the block to the plan's code, together with the piece before it if that ends a few bytes earlier.
+    fn keep_code(&mut self) {
+        let block = &self.block;
+        if let Some(last) = self.plan.code.last_mut() {
+            let end = last.at.0 + last.bytes.len() as u64;
+            if (end..end + 5).contains(&block.at) {
+                // nothing else is that short, so the gap is nobody's
+                last.bytes.resize((block.at - last.at.0) as usize, 0xcc);
+                last.bytes.extend_from_slice(&block.bytes);
+                return;
+            }
+        }
+        self.plan.code.push(ArenaCode { at: Avma(block.at), bytes: block.bytes.clone() });
+    }
+
+    fn emit(&mut self, d: &Design<'_>) -> Result<Layout, EmitError> {
+        let block = &mut self.block;
+        let data = &self.env.data;
+        let owner = data.displacement(ingraft_model::layout::OWNER);
+        let back = d.frame.back();
+
+        let mut slow_lea = None;
+        let slow = block.here();
+        if let (Some((r, _)), Some(routine)) = (d.frame.private, d.slow) {
+            block.lea(r, slow, back)?;
+            slow_lea = Some(block.here() - 4);
+            block.jmp(routine, back)?;
+        }
+
+        let base = block.here();
+        let mut first = Back::To(d.head.at);
+        if d.push_flags {
+            block.put(&[0x9c], std::mem::replace(&mut first, back));
+        }
+        if d.push_scratch {
+            block.push_pop(0x50, Gpr(0), first);
+        }
+        match (self.env.identity, d.frame.private) {
+            (ThreadIdentity::FsOffset(offset), Some((r, _))) => {
+                block.segment_absolute(0x64, 0x8b, r, false, offset, back);
+                block.segment_absolute(0x65, 0x39, r, false, owner, back);
+                block.jcc_short(5, slow, back)?;
+            }
+            (ThreadIdentity::FsBase, Some((r, _))) => {
+                block.cmp_zero(data.alive(), back);
+                block.jcc_short(4, slow, back)?;
+                block.put(&[0xf3, 0x48 | r.0 >> 3, 0x0f, 0xae, 0xc0 | (r.0 & 7)], back);
+                block.segment_absolute(0x65, 0x39, r, true, owner, back);
+                block.jcc_short(5, slow, back)?;
+            }
+            (_, _) => {
+                block.cmp_zero(data.alive(), back);
+                let leave = block.here() + 7;
+                block.jcc_short(4, leave, back)?;
+            }
+        }
+        let slot = block.here();
+        block.jmp(slot + 5, back)?;
+        if let Some(field) = slow_lea {
+            block.patch_relative(field, slot)?;
+        }
+
+        let leave = block.here();
+        if d.push_scratch {
+            block.push_pop(0x58, Gpr(0), back);
+        }
+        if d.push_flags {
+            block.put(&[0x9d], back);
+        }
+        let tail_begins = |bytes: &[u8]| d.head.displaced.first().is_some_and(|first| first.bytes().starts_with(bytes));
+        if block.here() == leave && (tail_begins(&COUNT[..4]) || tail_begins(&MARKER)) {
+            // the slow routine tells snippets from the tail by their first bytes
+            block.put(&[0x90], back);
+        }
+        let tail = block.here();
+        let resolve = |target: u64| if target == d.head.at || target == d.head.function { tail } else { target };
+        for displaced in &d.head.displaced {
+            relocate::emit(displaced, resolve, block)?;
+        }
+        if !d.head.ends() {
+            block.jmp(d.head.home(), Back::To(d.head.home()))?;
+        }
+        let mut stubs = Vec::new();
+        for detour in d.detours {
+            if let Detour::Stretch { displaced, .. } = detour {
+                stubs.push(block.here());
+                for i in displaced {
+                    relocate::emit(i, resolve, block)?;
+                }
+                if let Some(last) = displaced.last().filter(|last| !last.ends) {
+                    block.jmp(last.next(), Back::To(last.next()))?;
+                }
+            }
+        }
+        let own_end = block.here();
+        let mut minis: Vec<Parts> = Vec::with_capacity(d.minis.len());
+        let mut before = slot;
+        for code in d.minis {
+            let parts = mini::emit(&d.frame, code, leave, block)?;
+            block.patch_relative(before + 1, parts.start)?;
+            before = parts.jump;
+            minis.push(parts);
+        }
+        Ok(Layout { base, slot, leave, tail, own_end, stubs, minis })
+    }
+
+    /// Writes to text, moves, and the records that undo it all.
+    fn woven(
+        &mut self,
+        head: &Head,
+        detours: &[Detour],
+        request: &EntryRequest<'_>,
+        design: &Design<'_>,
+        layout: &Layout,
+        slow: Option<AvmaRange>,
+    ) -> Result<WovenPoint, EmitError> {
+        let reach = |bytes: Option<[u8; 5]>| bytes.ok_or(EmitError::OutOfReach);
+        let block = &self.block;
+        let mut writes = Vec::with_capacity(1);
+        let mut removed_moves = Vec::new();
+        let springboard = head.form.bytes(head.at, layout.base).ok_or(EmitError::OutOfReach)?;
+        writes.push(text_write(head.at, &request.site.bytes, &springboard));
+        if let Form::Short(island) = head.form {
+            writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.base))?));
+            removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
+        }
+        let mut stubs = layout.stubs.iter();
+        let mut boundaries: Vec<u64> = head.displaced.iter().skip(1).map(|d| d.at).collect();
+        for detour in detours {
+            match detour {
+                Detour::Retarget { field, old } => {
+                    let jump = reach(jmp_bytes(field.wrapping_sub(1), layout.tail))?;
+                    writes.push(text_write(*field, old, &jump[1..]));
+                }
+                Detour::Hop { field, old, island } => {
+                    let disp = i8::try_from(island.at.wrapping_sub(field + 1).cast_signed())
+                        .map_err(|_| EmitError::OutOfReach)?;
+                    writes.push(text_write(*field, &[*old], &[disp.cast_unsigned()]));
+                    writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.tail))?));
+                    removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
+                }
+                Detour::Stretch { displaced, old } => {
+                    let (Some(first), Some(stub)) = (displaced.first(), stubs.next()) else { continue };
+                    writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, *stub))?));
+                    boundaries.extend(displaced.iter().skip(1).map(|d| d.at));
+                }
+            }
+        }
+        let (moves, mut step_out) = block.exits(block.at, layout.own_end);
+        step_out.extend(slow);
+        removed_moves.extend(&moves);
+        // a thread between two displaced instructions goes on in their copies
+        for original in boundaries {
+            if let Some(copy) = moves.iter().find(|m| m.to.0 == original && m.from.0 >= layout.tail) {
+                self.plan.moves.push(PcMove { from: Avma(original), to: copy.from });
+            }
+        }
+        let ends = layout.minis.iter().skip(1).map(|m| m.first).chain([block.here()]);
+        let minis = layout.minis.iter().zip(ends).zip(request.minis).map(|((parts, end), m)| {
+            let (moves, step_out) = block.exits(parts.first, end);
+            let code = Avma(parts.first)..Avma(end);
+            let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: code.clone() };
+            WovenMini { id: m.id, range: code, start: Avma(parts.start), jump: Avma(parts.jump), removal }
+        });
+        let removal = RemovalRecord {
+            text: writes.iter().map(TextWrite::inverse).collect(),
+            moves: removed_moves,
+            step_out,
+            code: Avma(block.at)..Avma(layout.own_end),
+        };
+        let point = WovenPoint {
+            at: Avma(head.at),
+            function: Avma(head.function),
+            base: Avma(layout.base),
+            slot: Avma(layout.slot),
+            leave: Avma(layout.leave),
+            tail: Avma(layout.tail),
+            home: Avma(head.home()),
+            scratch: design.frame.private.map(|(r, _)| r),
+            rax_free: design.frame.rax_free,
+            pushed: design.frame.pushed,
+            minis: minis.collect(),
+            removal,
+        };
+        self.plan.text.append(&mut writes);
+        Ok(point)
+    }
+}

@@ -1,0 +1,176 @@
+//! Sites, environments and listings for tests.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::fmt::Write as _;
+
+use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
+use ingraft_codegen::verify::verify_weave;
+use ingraft_codegen::{Arena, EntryRequest, Environment, MiniRequest, TextSpace, Weave, WovenPoint, weave_entries};
+use ingraft_model::point::{BackBranch, Padding};
+use ingraft_model::{
+    Avma, Bias, DataArea, EntrySite, Gpr, PatchPlan, Refusal, Snippet, Svma, ThreadIdentity, VariableId,
+};
+
+/// The reference environment: glibc's thread id, a data area at 256 MiB.
+pub fn environment(identity: ThreadIdentity) -> Environment {
+    let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
+    Environment { data, identity, shadow_stack: false }
+}
+
+pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
+
+/// A head at 0x401000 with everything of it the function's own.
+pub fn site(bytes: &[u8]) -> EntrySite {
+    EntrySite {
+        function: Svma(0x401000),
+        at: Svma(0x401000),
+        bytes: bytes.to_vec(),
+        own: bytes.len() as u8,
+        landings: Vec::new(),
+        scratch: vec![Gpr(0)],
+        flags_dead: true,
+        back_branches: Vec::new(),
+    }
+}
+
+pub fn back_branch(at: u64, from: u64, until: u64, bytes: &[u8]) -> BackBranch {
+    BackBranch { at: Svma(at), from: Svma(from), until: Svma(until), bytes: bytes.to_vec() }
+}
+
+pub fn padding(at: u64, bytes: &[u8]) -> Padding {
+    Padding { range: Svma(at)..Svma(at + bytes.len() as u64), bytes: bytes.to_vec() }
+}
+
+pub fn arena() -> Arena {
+    Arena::new(Avma(0x500000)..Avma(0x600000))
+}
+
+pub fn count() -> Snippet {
+    Snippet::increment(VariableId(0))
+}
+
+/// One site woven with one plain count and proven.
+pub struct Woven {
+    pub env: Environment,
+    pub arena: Arena,
+    pub text: TextSpace,
+    pub site: EntrySite,
+    pub weave: Weave,
+}
+
+impl Woven {
+    pub fn point(&self) -> &WovenPoint {
+        match &self.weave.woven[0] {
+            Ok(point) => point,
+            Err(refusal) => panic!("refused: {refusal}"),
+        }
+    }
+}
+
+pub fn weave(identity: ThreadIdentity, site: EntrySite, paddings: &[Padding], snippets: &[Snippet]) -> Woven {
+    let env = environment(identity);
+    let (mut arena, mut text) = (arena(), TextSpace::new());
+    text.add_padding(Bias(0), paddings);
+    let counters: Vec<u32> = (0..16).collect();
+    let minis: Vec<_> = snippets
+        .iter()
+        .enumerate()
+        .map(|(i, s)| MiniRequest { id: i as u64, snippet: s, counters: &counters[i..] })
+        .collect();
+    let requests = [EntryRequest { site: &site, bias: Bias(0), name: "f", minis: &minis }];
+    let weave = weave_entries(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+    if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
+        panic!("{e}\n{}", list(&weave.plan, &weave.woven));
+    }
+    Woven { env, arena, text, site, weave }
+}
+
+pub fn refusal(site: EntrySite, paddings: &[Padding]) -> String {
+    match &weave(GLIBC, site, paddings, &[count()]).weave.woven[0] {
+        Ok(_) => "woven".to_owned(),
+        Err(refusal) => refusal.to_string(),
+    }
+}
+
+/// A plan as text: writes with their meaning, code with the names of its parts, moves.
+pub fn list(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>]) -> String {
+    let mut out = String::new();
+    for refusal in woven.iter().filter_map(|w| w.as_ref().err()) {
+        let _ = writeln!(out, "refused: {refusal}");
+    }
+    for w in &plan.text {
+        let _ = writeln!(
+            out,
+            "write {:#x}: {:02x?} -> {:02x?}  {}",
+            w.at.0,
+            w.old_bytes(),
+            w.new_bytes(),
+            instructions(w.at.0, w.new_bytes())
+        );
+    }
+    let mut names = std::collections::BTreeMap::new();
+    for p in woven.iter().flatten() {
+        for (at, name) in [(p.base, "base"), (p.slot, "slot"), (p.leave, "leave"), (p.tail, "tail")] {
+            names.entry(at.0).or_insert_with(Vec::new).push(name);
+        }
+        for m in &p.minis {
+            names.entry(m.range.start.0).or_insert_with(Vec::new).push(if m.start == m.range.start {
+                "mini"
+            } else {
+                "twin"
+            });
+            if m.start != m.range.start {
+                names.entry(m.start.0).or_insert_with(Vec::new).push("mini");
+            }
+        }
+    }
+    for code in &plan.code {
+        let _ = writeln!(out, "code {:#x}, {} bytes", code.at.0, code.bytes.len());
+        let mut decoder = Decoder::with_ip(64, &code.bytes, code.at.0, DecoderOptions::NONE);
+        while decoder.can_decode() {
+            let i = decoder.decode();
+            let name = names.get(&i.ip()).map_or(String::new(), |n| n.join(" ") + ":");
+            let _ = writeln!(out, "  {name:12} {:#x} {}", i.ip(), text_of(&i));
+        }
+    }
+    for m in &plan.moves {
+        let _ = writeln!(out, "move {:#x} -> {:#x}", m.from.0, m.to.0);
+    }
+    out
+}
+
+/// A removal as text.
+pub fn list_removal(plan: &PatchPlan) -> String {
+    let mut out = String::new();
+    for w in &plan.text {
+        let _ = writeln!(out, "write {:#x}: {:02x?}", w.at.0, w.new_bytes());
+    }
+    for m in &plan.moves {
+        let _ = writeln!(out, "move {:#x} -> {:#x}", m.from.0, m.to.0);
+    }
+    for r in &plan.step_out {
+        let _ = writeln!(out, "step out of {:#x}..{:#x}", r.start.0, r.end.0);
+    }
+    for r in &plan.retired {
+        let _ = writeln!(out, "retire {:#x}..{:#x}", r.start.0, r.end.0);
+    }
+    out
+}
+
+fn instructions(at: u64, bytes: &[u8]) -> String {
+    let mut decoder = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE);
+    let i = decoder.decode();
+    if i.is_invalid() { String::new() } else { text_of(&i) }
+}
+
+fn text_of(i: &iced_x86::Instruction) -> String {
+    let mut formatter = IntelFormatter::new();
+    formatter.options_mut().set_hex_prefix("0x");
+    formatter.options_mut().set_hex_suffix("");
+    formatter.options_mut().set_uppercase_hex(false);
+    formatter.options_mut().set_branch_leading_zeros(false);
+    formatter.options_mut().set_rip_relative_addresses(false);
+    let mut text = String::new();
+    formatter.format(i, &mut text);
+    text
+}
