@@ -1,1 +1,3 @@
 //! Profiling algorithms as pure functions on graphs.
+
+#![forbid(unsafe_code)]

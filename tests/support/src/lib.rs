@@ -9,6 +9,7 @@
 mod daemon;
 mod mutatee;
 pub mod server;
+pub mod step;
 pub mod target;
 mod tool;
 

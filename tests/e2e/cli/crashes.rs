@@ -1,0 +1,158 @@
+//! `kill -9` at any moment: the target lives, is right, and `ingraft detach` restores it to the byte.
+
+use std::time::{Duration, Instant};
+
+use ingraft_testing::step::{Fate, TOUCHING, kill_at};
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Tool, full, scaled, wait_until};
+
+use crate::tool;
+
+/// After a death: alive, right, not traced; and clean after `detach`.
+fn assert_recovers(tool: &Tool, target: &mut Mutatee, before: &Text, when: &str) {
+    assert!(target.alive(), "{when}: the target died");
+    wait_until("nobody traces the target", || target::tracer(target.pid()) == 0);
+    assert!(!matches!(target::state(target.pid()), 'T' | 't'), "{when}: the target is stopped");
+    target.ask("rest");
+    target.ask("go 50").assert_right();
+    tool.detach(target.pid());
+    target::assert_clean(target.pid(), before);
+    target.ask("go 50").assert_right();
+    target.ask("spin");
+}
+
+#[test]
+fn before_every_touch_of_attach_insertion_and_removal() {
+    // waitpid(None) in the harness: the target is not to be collected with the program, so it is nobody's child here.
+    let mut target = Mutatee::start("threads", &["2"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    target.ask("spin");
+    let arguments = ["count", "-p", &target.pid_text(), "threads:work_*", "noise", "--for", "50ms"];
+    let Fate::Ended(total) = kill_at(&mut tool.command(arguments), TOUCHING, u64::MAX, |_, _| {}) else {
+        unreachable!("never reached")
+    };
+    assert!(total > 10, "only {total} system calls touch the target");
+    assert_recovers(&tool, &mut target, &before, "a run to the end");
+    // In the short form every step of a stride that meets all phases over several runs of the suite.
+    let stride = if full() { 1 } else { (total / 40).max(1) };
+    let phase = u64::from(std::process::id()) % stride;
+    for n in (phase..total).step_by(usize::try_from(stride).expect("small")) {
+        kill_at(&mut tool.command(arguments), TOUCHING, n, |_, _| {});
+        assert_recovers(&tool, &mut target, &before, &format!("killed before touch {n} of {total}"));
+    }
+}
+
+#[test]
+fn at_random_moments_under_load() {
+    let mut target = Mutatee::start("threads", &["8"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    target.ask("spin");
+    // How long one takes from start to end tells which moments are worth dying at.
+    let start = Instant::now();
+    let outcome = tool.run(["count", "-p", &target.pid_text(), "threads:work_*", "noise", "--for", "20ms"]);
+    let whole = start.elapsed();
+    assert!(outcome.assert_code(0).calls("noise") > 0);
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64 ^ u64::from(std::process::id());
+    for round in 0..scaled(15, 50) {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let moment = whole.mul_f64((random >> 40) as f64 / f64::from(1 << 24));
+        let session = tool.start(["count", "-p", &target.pid_text(), "threads:work_*", "noise", "--for", "20ms"]);
+        std::thread::sleep(moment);
+        session.kill();
+        assert_recovers(&tool, &mut target, &before, &format!("round {round}, killed after {moment:?} of {whole:?}"));
+    }
+}
+
+#[test]
+fn while_it_counts() {
+    let mut target = Mutatee::start("threads", &["8"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    tool.count(target.pid(), &["threads:work_*"]).kill();
+    before.assert_not_in(target.pid());
+    target.ask("go 1000").assert_right();
+    // Its remains are listed, with a holder that is named as dead.
+    let status = tool.run(["status"]).assert_code(0);
+    let inserted = status.one("inserted");
+    assert_eq!(inserted["pid"], target.pid());
+    assert!(inserted["holder"].as_str().is_some_and(|holder| holder.contains("dead")), "{inserted}");
+    let outcome = tool.detach(target.pid()).assert_removed();
+    assert_eq!(outcome.one("removed")["pid"], target.pid());
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 1000").assert_right();
+    assert!(tool.run(["status"]).assert_code(0).all("inserted").is_empty());
+}
+
+#[test]
+fn detach_without_the_state_directory() {
+    // The target carries a copy of the journal.
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    tool().count(target.pid(), &["threads:work_*"]).kill();
+    let other = tool();
+    let _ = other.detach(target.pid()).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 100").assert_right();
+}
+
+#[test]
+fn another_one_takes_over_and_counts_right() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    tool.count(target.pid(), &["threads:work_*"]).kill();
+    let earlier = target.ask("go 100").tallies();
+    let session = tool.count(target.pid(), &["threads:work_*"]);
+    let truth = target.ask("go 100");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    truth.assert_right();
+    for (function, tally) in truth.tallies().into_iter().filter(|(function, _)| function != "never") {
+        assert_eq!(outcome.calls(&function), tally - earlier[&function], "{function}");
+    }
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn detach_all() {
+    let tool = tool();
+    let mut targets: Vec<Mutatee> = (0..3).map(|_| Mutatee::start("threads", &["2"])).collect();
+    let before: Vec<Text> = targets.iter().map(|target| Text::of(target.pid())).collect();
+    for target in &targets {
+        tool.count(target.pid(), &["threads:work_*"]).kill();
+    }
+    let outcome = tool.run(["detach", "--all"]).assert_code(0);
+    assert_eq!(outcome.all("removed").len(), 3, "{outcome:#?}");
+    for (target, before) in targets.iter_mut().zip(&before) {
+        target::assert_clean(target.pid(), before);
+        target.ask("go 100").assert_right();
+    }
+}
+
+#[test]
+fn terminated_properly_it_leaves_nothing() {
+    use nix::sys::signal::Signal;
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let tool = tool();
+        let session = tool.count(target.pid(), &["threads:work_*"]);
+        target.ask("go 10").assert_right();
+        session.signal(signal);
+        let outcome = session.finish().assert_code(0).assert_removed();
+        assert!(!outcome.all("count").is_empty(), "{signal}: final values are printed");
+        target::assert_clean(target.pid(), &before);
+    }
+    // A signal while it still attaches: done or not, nothing is left.
+    for delay in [0, 1, 3, 10, 30, 60] {
+        let tool = tool();
+        let session = tool.start(["count", "-p", &target.pid_text(), "threads:*", "libc:*"]);
+        std::thread::sleep(Duration::from_millis(delay));
+        session.signal(Signal::SIGINT);
+        let outcome = session.finish();
+        assert!(!outcome.stderr.contains("panicked"), "{outcome:#?}");
+        target::assert_clean(target.pid(), &before);
+        target.ask("go 10").assert_right();
+    }
+}

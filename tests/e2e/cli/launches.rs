@@ -1,0 +1,140 @@
+//! A program that is started stopped before its first instruction: every call from then on, compared with a simulator's count.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use ingraft_testing::{have, output, program, skip, source_directory};
+
+use crate::tool;
+
+/// Calls by function from a file of callgrind; levels of recursion are added up.
+fn callgrind(file: &str) -> BTreeMap<String, u64> {
+    let (mut names, mut calls, mut callee) = (BTreeMap::new(), BTreeMap::new(), String::new());
+    for line in file.lines() {
+        let function = line.strip_prefix("cfn=").or_else(|| line.strip_prefix("fn="));
+        if let Some((id, name)) =
+            function.map(|text| text.split_once(' ').map_or((text, None), |(id, name)| (id, Some(name))))
+        {
+            if let Some(name) = name {
+                names.insert(id.to_owned(), name.split('\'').next().unwrap_or(name).to_owned());
+            }
+            if line.starts_with("cfn=") {
+                callee.clone_from(&names[id]);
+            }
+        } else if let Some(count) = line.strip_prefix("calls=") {
+            let count: u64 = count.split(' ').next().and_then(|text| text.parse().ok()).expect("a number of calls");
+            *calls.entry(callee.clone()).or_default() += count;
+        }
+    }
+    calls
+}
+
+#[test]
+fn counts_equal_callgrinds() {
+    if !have("valgrind") {
+        skip!("valgrind is not installed");
+    }
+    let path = program("determ").expect("gcc");
+    let directory = ingraft_testing::open_directory();
+    let file = directory.path().join("calls");
+    let status = Command::new("valgrind")
+        .args(["-q", "--tool=callgrind", &format!("--callgrind-out-file={}", file.display())])
+        .arg(&path)
+        .arg("2000")
+        .stdout(std::process::Stdio::null())
+        .status()
+        .expect("run valgrind");
+    assert_eq!(status.code(), Some(7));
+    let truth = callgrind(&std::fs::read_to_string(&file).expect("callgrind's file"));
+    let tool = tool();
+    let path = path.to_str().expect("a path");
+    let outcome = tool.run(["count", "--until-exit", "determ:*", "--", path, "2000"]).assert_code(0);
+    for function in ["compare", "hash_step", "hash_text", "fib", "even", "odd", "early", "main"] {
+        assert_eq!(outcome.calls(function), truth[function], "{function}");
+    }
+    assert_eq!(outcome.calls("early"), 2, "constructor and destructor");
+    let ended = outcome.one("ended");
+    assert_eq!(ended["status"], 7);
+    assert!(ended["signal"].is_null());
+    // Its output is its own.
+    assert!(outcome.other.iter().any(|line| line.starts_with("result ")), "{outcome:#?}");
+}
+
+#[test]
+fn library_functions_from_the_first_instruction_on() {
+    if !have("valgrind") {
+        skip!("valgrind is not installed");
+    }
+    let path = program("determ").expect("gcc");
+    let path = path.to_str().expect("a path");
+    let outcome =
+        tool().run(["count", "--until-exit", "libc:qsort", "determ:hash_text", "--", path, "500"]).assert_code(0);
+    assert_eq!(outcome.calls("hash_text"), 500);
+    assert_eq!(outcome.calls("qsort"), 1);
+}
+
+#[test]
+fn its_own_end_is_reported_not_returned() {
+    let tool = tool();
+    let outcome = tool.run([
+        "count",
+        "--until-exit",
+        "main",
+        "--",
+        program("determ").expect("gcc").to_str().expect("a path"),
+        "10",
+    ]);
+    assert_eq!(outcome.assert_code(0).one("ended")["status"], 7);
+    let mut corner = Command::new("sh");
+    corner.arg("-c").arg("echo crash | exec \"$@\"").arg("sh").arg(env!("CARGO_BIN_EXE_ingraft"));
+    corner
+        .args(["count", "--format", "json", "--until-exit", "corner:work", "--"])
+        .arg(program("corner").expect("gcc"));
+    corner.env("INGRAFT_STATE_DIR", tool.state_directory());
+    let outcome = ingraft_testing::Session::start(&mut corner).finish().assert_code(0);
+    assert_eq!(outcome.one("ended")["signal"], 11, "{outcome:#?}");
+}
+
+#[test]
+fn a_python_script() {
+    let python = "/usr/bin/python3.11";
+    if !std::path::Path::new(python).exists() {
+        skip!("{python} is not installed");
+    }
+    let script = source_directory().join("tests/mutatees/worker.py");
+    let plain = output(Command::new("sh").arg("-c").arg(format!("echo work 3 | {python} {}", script.display())));
+    let tool = tool();
+    let mut counted = Command::new("sh");
+    counted.arg("-c").arg("echo work 3 | exec \"$@\"").arg("sh").arg(env!("CARGO_BIN_EXE_ingraft"));
+    counted.args(["count", "--format", "json", "--until-exit", "python3.11:*", "--", python]).arg(script);
+    counted.env("INGRAFT_STATE_DIR", tool.state_directory());
+    let outcome = ingraft_testing::Session::start(&mut counted).finish().assert_code(0);
+    assert_eq!(outcome.other, plain.lines().collect::<Vec<_>>(), "the script's output is unchanged");
+    assert_eq!(outcome.calls("PyNumber_Power"), 1500);
+    assert_eq!(outcome.one("ended")["status"], 0);
+}
+
+#[test]
+fn what_cannot_be_started() {
+    let tool = tool();
+    let _ = tool.run(["count", "main", "--", "/nonexistent/program"]).assert_error(3, &["/nonexistent/program"]);
+    let _ = tool.run(["count", "main", "--", "/etc/passwd"]).assert_error(4, &["/etc/passwd"]);
+    let _ = tool
+        .run(["count", "no_such_function_anywhere", "--", "/bin/true"])
+        .assert_error(3, &["no_such_function_anywhere"]);
+}
+
+#[test]
+fn interrupted_it_lets_the_program_go_on() {
+    let directory = ingraft_testing::open_directory();
+    let marker = directory.path().join("done");
+    let script = format!("while [ ! -e {0}.go ]; do :; done; : > {0}", marker.display());
+    let mut session = tool().start(["count", "libc:*", "--", "/bin/sh", "-c", &script]);
+    let attached = session.wait_for("attached");
+    let pid = i32::try_from(attached["pid"].as_i64().expect("a process id")).expect("a process id");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(!outcome.all("count").is_empty());
+    assert_eq!(ingraft_testing::target::tracer(pid), 0);
+    std::fs::write(format!("{}.go", marker.display()), "").expect("let the script end");
+    ingraft_testing::wait_until("the script ends by itself", || marker.exists());
+}

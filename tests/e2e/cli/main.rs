@@ -1,0 +1,31 @@
+//! End-to-end tests of the `ingraft` command line: real programs, real servers, everything seen from outside.
+//!
+//! Every test starts its own targets and attaches only to them. `INGRAFT_FULL=1` runs the long forms.
+
+#![forbid(unsafe_code)]
+
+mod bad_input;
+mod corners;
+mod counting;
+mod crashes;
+mod families;
+mod launches;
+mod metrics;
+mod output;
+mod rounds;
+mod servers;
+mod shapes;
+mod stacks;
+mod waits;
+
+use ingraft_testing::Tool;
+
+/// The program under test with a fresh state directory.
+fn tool() -> Tool {
+    Tool::new(env!("CARGO_BIN_EXE_ingraft"))
+}
+
+/// The same without privilege.
+fn unprivileged_tool() -> Tool {
+    Tool::unprivileged(env!("CARGO_BIN_EXE_ingraft"))
+}

@@ -1,0 +1,199 @@
+//! Metrics in MDL: what the command line checks, lists, and runs.
+
+use std::path::PathBuf;
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, source_directory};
+use serde_json::Value;
+
+use crate::tool;
+
+fn file(name: &str) -> String {
+    let path: PathBuf = source_directory().join("tests/e2e/mdl").join(name);
+    path.to_str().expect("a path").to_owned()
+}
+
+/// The last value of a metric at a focus.
+#[track_caller]
+fn last(outcome: &Outcome, metric: &str, focus: &str) -> i64 {
+    let last = outcome.all("sample").into_iter().rfind(|sample| sample["metric"] == metric && sample["focus"] == focus);
+    let last = last.unwrap_or_else(|| panic!("no sample of {metric} at {focus}: {outcome:#?}"));
+    last["value"].as_i64().expect("a value is a number")
+}
+
+#[test]
+fn the_shipped_metrics_are_listed() {
+    let outcome = tool().run(["metrics"]).assert_code(0);
+    let calls = outcome.all("metric").into_iter().find(|metric| metric["name"] == "calls").expect("the metric `calls`");
+    assert_eq!(calls["unit"], "calls");
+    assert_eq!(calls["aggregate"], "sum");
+    assert!(
+        calls["constraints"]
+            .as_array()
+            .is_some_and(|list| list.iter().any(|c| c.as_str().is_some_and(|c| c.starts_with("/Code"))))
+    );
+    assert!(calls["text"].as_str().is_some_and(|text| text.contains("metric")));
+    let more = tool().run(["metrics", "-I", &file("dialect.mdl")]).assert_code(0);
+    assert!(more.all("metric").iter().any(|metric| metric["name"] == "heap_requests"));
+}
+
+#[test]
+fn every_shipped_file_is_without_a_finding() {
+    let entries = std::fs::read_dir(source_directory().join("mdl")).expect("the metric library");
+    let files: Vec<String> =
+        entries.map(|entry| entry.expect("a file").path().to_str().expect("a path").to_owned()).collect();
+    assert!(!files.is_empty());
+    let arguments = ["check".to_owned()].into_iter().chain(files);
+    let outcome = tool().run(arguments).assert_code(0);
+    assert!(outcome.all("diagnostic").is_empty(), "{outcome:#?}");
+}
+
+#[test]
+fn watch_streams_samples() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let mut session =
+        tool().start(["watch", "-p", &target.pid_text(), "calls@/Code/threads/work_0", "--interval", "20ms"]);
+    session.wait_for("attached");
+    let first = session.wait_for("sample");
+    assert_eq!(first["metric"], "calls");
+    assert_eq!(first["focus"], "/Code/threads/work_0");
+    assert_eq!(first["value"], 0);
+    assert_eq!(first["unit"], "calls");
+    let truth = target.ask("go 3000");
+    let mut value = 0;
+    while value < truth.tally("work_0") {
+        let sample = session.wait_for("sample");
+        assert!(sample["time_ns"].as_u64() > first["time_ns"].as_u64());
+        value = sample["value"].as_u64().expect("a value");
+    }
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(last(&outcome, "calls", "/Code/threads/work_0"), i64::try_from(truth.tally("work_0")).expect("small"));
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn module_focus_adds_up_its_functions() {
+    let mut target = Mutatee::start("corner", &[]);
+    let session = {
+        let mut session = tool().start([
+            "watch",
+            "-p",
+            &target.pid_text(),
+            "calls@/Code/corner/work",
+            "calls@/Code/corner/arguments",
+        ]);
+        session.wait_for("attached");
+        session
+    };
+    target.ask("work 40");
+    target.ask("argument 1 2 3");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(last(&outcome, "calls", "/Code/corner/work"), 40);
+    assert_eq!(last(&outcome, "calls", "/Code/corner/arguments"), 3);
+}
+
+#[test]
+fn a_file_in_paradyns_dialect_gives_the_same_numbers() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let _ = tool().run(["check", &file("dialect.mdl")]).assert_code(0);
+    let pid = target.pid_text();
+    let pairs = ["procedure_calls_of_old@/Code/threads/work_3", "procedure_calls_of_old", "calls@/Code/threads/work_3"];
+    let mut session = tool().start(["watch", "-p", &pid, pairs[0], pairs[1], pairs[2], "-I", &file("dialect.mdl")]);
+    session.wait_for("attached");
+    let truth = target.ask("go 2000");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let tally = |name: &str| i64::try_from(truth.tally(name)).expect("small");
+    assert_eq!(last(&outcome, "procedure_calls_of_old", "/Code/threads/work_3"), tally("work_3"));
+    assert_eq!(last(&outcome, "calls", "/Code/threads/work_3"), tally("work_3"));
+    let whole = outcome
+        .all("sample")
+        .into_iter()
+        .rfind(|sample| sample["metric"] == "procedure_calls_of_old" && sample["focus"] != "/Code/threads/work_3");
+    let sum = tally("work_0") + tally("work_1") + tally("work_2");
+    assert_eq!(whole.expect("a sample of the whole program")["value"].as_i64(), Some(sum));
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn conditions_and_arguments() {
+    let mut target = Mutatee::start("corner", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let mut session =
+        tool().start(["watch", "-p", &pid, "arguments_over_ten", "argument_sum", "-I", &file("dialect.mdl")]);
+    session.wait_for("attached");
+    target.ask("argument 1 11 10 12 -5 1000").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let value = |metric: &str| {
+        let last = outcome.all("sample").into_iter().rfind(|sample| sample["metric"] == metric);
+        last.unwrap_or_else(|| panic!("no sample of {metric}: {outcome:#?}"))["value"].as_i64()
+    };
+    assert_eq!(value("arguments_over_ten"), Some(3));
+    assert_eq!(value("argument_sum"), Some(1 + 11 + 10 + 12 - 5 + 1000 + 6 * 600));
+    target::assert_clean(target.pid(), &before);
+    target.ask("argument 1 2").assert_right();
+}
+
+#[test]
+fn what_cannot_run_yet_is_refused_by_name() {
+    let target = Mutatee::start("threads", &["1"]);
+    let before = Text::of(target.pid());
+    let _ = tool().run(["check", &file("exits.mdl")]).assert_code(0);
+    let pid = target.pid_text();
+    let outcome =
+        tool().run(["watch", "-p", &pid, "calls_inside@/Code/threads/work_0", "-I", &file("exits.mdl"), "--for", "1s"]);
+    assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
+    let text = outcome.stderr.to_lowercase();
+    assert!(text.contains("return") || text.contains("exit"), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn ten_errors_yield_ten_diagnostics() {
+    let name = file("ten_errors.mdl");
+    let outcome = tool().run(["check", &name]).assert_code(2);
+    let from_stderr: Vec<Value> = outcome.stderr.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let all: Vec<&Value> =
+        outcome.objects.iter().chain(&from_stderr).filter(|object| object["type"] == "diagnostic").collect();
+    let errors: Vec<_> = all.iter().filter(|diagnostic| diagnostic["severity"] == "error").collect();
+    assert_eq!(errors.len(), 10, "{errors:#?}");
+    // Each in the definition that has it.
+    let text = std::fs::read_to_string(&name).expect("the file");
+    let starts: Vec<u64> =
+        text.lines().zip(1..).filter(|(line, _)| line.starts_with("metric ")).map(|(_, number)| number).collect();
+    let mut hit: Vec<usize> = Vec::new();
+    for error in &errors {
+        let line = error["line"].as_u64().expect("a line");
+        assert!(error["column"].as_u64().is_some_and(|column| column >= 1));
+        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()));
+        hit.push(starts.iter().rposition(|&start| start <= line).expect("inside a metric"));
+    }
+    hit.sort_unstable();
+    assert_eq!(hit, (0..10).collect::<Vec<_>>(), "{errors:#?}");
+    // And for people: excerpts with carets.
+    let plain = tool().plain_command(["check", &name]).output().expect("run ingraft");
+    assert_eq!(plain.status.code(), Some(2));
+    let shown = format!("{}{}", String::from_utf8_lossy(&plain.stdout), String::from_utf8_lossy(&plain.stderr));
+    assert!(shown.contains("aggregateOperator product") && shown.contains('^'), "{shown}");
+}
+
+#[test]
+fn wrong_requests_for_metrics() {
+    let target = Mutatee::start("threads", &["1"]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let watch = |pair: &str| tool().run(["watch", "-p", &pid, pair, "--for", "1s"]);
+    let _ = watch("no_such_metric").assert_error(3, &["no_such_metric"]);
+    let _ = watch("calls@/Code/threads/no_such_function").assert_error(3, &["no_such_function"]);
+    let _ = watch("calls@/Code/no_such_module/work_0").assert_error(3, &["no_such_module"]);
+    let _ = watch("calls@Code/threads").assert_error(2, &["focus", "resource", "/"]);
+    let _ = watch("calls@/Code/threads,/Code/libc").assert_error(2, &["/Code", "hierarchy"]);
+    let _ = watch("calls@/NoSuchHierarchy/x").assert_error(2, &["NoSuchHierarchy"]);
+    let outcome = tool().run(["watch", "-p", &pid, "first", "-I", &file("ten_errors.mdl")]);
+    assert_eq!(outcome.status.code(), Some(2), "{outcome:#?}");
+    let outcome = tool().run(["watch", "-p", &pid, "first", "-I", "/nonexistent.mdl"]);
+    assert_eq!(outcome.status.code(), Some(2), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+}

@@ -1,0 +1,173 @@
+//! Attach, count, detach, again and again: no growth, no client error, the code byte-identical each time.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ingraft_testing::server::{Nginx, Postgres, Redis};
+use ingraft_testing::target::{self, Size, Text};
+use ingraft_testing::{Mutatee, Tool, full, scaled, skip, wait_until};
+
+use crate::tool;
+
+/// How many rounds.
+fn total() -> u64 {
+    scaled(20, 200)
+}
+
+/// One round: attach to some functions, see something happen, remove, and check that nothing is left.
+fn round(
+    tool: &Tool,
+    pid: i32,
+    functions: &[&str],
+    before: &Text,
+    mut happen: impl FnMut(),
+) -> ingraft_testing::Outcome {
+    let session = tool.count(pid, functions);
+    assert_eq!(target::tracer(pid), 0, "untraced while it counts");
+    assert!(target::writable_code(pid).is_empty(), "no page is writable and executable");
+    happen();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(pid, before);
+    outcome
+}
+
+/// Panics when a process grew from one size to another by more than a busy server may by itself.
+fn assert_no_growth(first: Size, last: Size, resident: u64) {
+    assert!(last.maps <= first.maps, "mappings: {first:?} grew to {last:?}");
+    assert!(last.files <= first.files + 1, "files: {first:?} grew to {last:?}");
+    assert!(last.resident <= first.resident + resident, "memory: {first:?} grew to {last:?}");
+}
+
+#[test]
+fn threads_that_all_sit_in_the_function() {
+    let mut target = Mutatee::start("spin", &["6"]);
+    let tool = tool();
+    let before = Text::of(target.pid());
+    let mut size = None;
+    for index in 0..total() {
+        round(&tool, target.pid(), &["sit"], &before, || {
+            let earlier = target.ask("beat").number("beats");
+            wait_until("the threads go round", || target.ask("beat").number("beats") > earlier);
+        });
+        if index == 2 {
+            size = Some(Size::of(target.pid()));
+        }
+    }
+    assert_no_growth(size.expect("three rounds"), Size::of(target.pid()), 256);
+    // Their own branch back to the first instruction is no call; leaving and entering again is one for each thread.
+    let session = tool.count(target.pid(), &["sit"]);
+    target.ask("leave");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("sit"), 6);
+    target.ask("leave");
+}
+
+#[test]
+fn redis_under_load() {
+    let redis = match Redis::start() {
+        Ok(redis) => redis,
+        Err(why) => skip!("{why}"),
+    };
+    let (tool, pid) = (tool(), redis.pid());
+    redis.load(&["-n", "20000", "-q", "-t", "set,get"]);
+    let before = Text::of(pid);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                redis.load(&["-n", "20000", "-q", "-c", "20", "-t", "set,get,lpush"]);
+            }
+        });
+        let mut size = None;
+        for index in 0..total() {
+            let calls = || redis.command_calls();
+            let earlier = calls();
+            let outcome = round(&tool, pid, &["call", "processCommand", "redis-server:dict*"], &before, || {
+                wait_until("commands are served", || calls() > earlier + 100);
+            });
+            assert!(outcome.calls("call") > 0, "commands were counted");
+            if index == 4 {
+                size = Some(Size::of(pid));
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        load.join().expect("no client error");
+        assert_no_growth(size.expect("five rounds"), Size::of(pid), 16 << 10);
+    });
+}
+
+#[test]
+fn nginx_under_load() {
+    let nginx = match Nginx::start() {
+        Ok(nginx) => nginx,
+        Err(why) => skip!("{why}"),
+    };
+    let tool = tool();
+    let workers = nginx.workers();
+    let before: Vec<Text> = workers.iter().map(|&pid| Text::of(pid)).collect();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                nginx.request(200);
+            }
+        });
+        let mut size = None;
+        for index in 0..total() {
+            let which = usize::try_from(index).expect("small") % workers.len();
+            round(&tool, workers[which], &["nginx:ngx_http_*"], &before[which], || {});
+            if index == 4 {
+                size = Some(Size::of(workers[0]));
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        load.join().expect("no client error");
+        assert_no_growth(size.expect("five rounds"), Size::of(workers[0]), 8 << 10);
+    });
+    assert!(!nginx.errors().contains("signal"), "nginx complained: {}", nginx.errors());
+    assert_eq!(nginx.workers(), workers, "no worker was replaced");
+}
+
+#[test]
+fn postgres_under_load() {
+    let postgres = match Postgres::start() {
+        Ok(postgres) => postgres,
+        Err(why) => skip!("{why}"),
+    };
+    let tool = tool();
+    let mut load = postgres.client("pgbench");
+    let mut load = load
+        .args(["-n", "-c", "2", "-T", "600", "postgres"])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("start pgbench");
+    wait_until("both clients are served", || postgres.backends().len() == 2);
+    let backends = postgres.backends();
+    let before: Vec<Text> = backends.iter().map(|&pid| Text::of(pid)).collect();
+    let mut size = None;
+    for index in 0..total() {
+        let which = usize::try_from(index).expect("small") % backends.len();
+        let pid = backends[which];
+        let session = tool.count(pid, &["postgres:exec_*", "postgres:heap_*", "postgres:pg_plan_query"]);
+        let used = target::processor_seconds(pid);
+        wait_until("statements are executed", || target::processor_seconds(pid) > used);
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert!(outcome.calls("exec_simple_query") > 0, "statements were counted");
+        target::assert_clean(pid, &before[which]);
+        if index == 4 {
+            size = Some(Size::of(backends[0]));
+        }
+        assert!(load.try_wait().expect("look at pgbench").is_none(), "pgbench ended early");
+    }
+    assert_eq!(postgres.backends(), backends, "no session was lost");
+    // Backends touch more of the shared buffers over time; that is not ours.
+    assert_no_growth(size.expect("five rounds"), Size::of(backends[0]), if full() { 256 << 10 } else { 128 << 10 });
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(i32::try_from(load.id()).expect("a process id")),
+        nix::sys::signal::Signal::SIGINT,
+    )
+    .expect("end pgbench");
+    let output = load.wait_with_output().expect("wait for pgbench");
+    let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!complaints.to_lowercase().contains("error") && !complaints.contains("aborted"), "pgbench: {complaints}");
+}

@@ -1,0 +1,81 @@
+//! No system call of a target that waits ever returns early because of us.
+
+use ingraft_testing::target::{self, Size, Text};
+use ingraft_testing::{Mutatee, program, scaled, skip};
+
+use crate::{tool, unprivileged_tool};
+
+fn assert_waiting(target: &mut Mutatee, round: u64) {
+    let told = target.ask("check");
+    let early: Vec<_> = told.lines.iter().filter(|line| line.starts_with("early")).collect();
+    assert!(early.is_empty(), "round {round}: {early:?}");
+}
+
+fn rounds(target: &mut Mutatee, tool: &ingraft_testing::Tool) {
+    let before = Text::of(target.pid());
+    let mut size = None;
+    let total = scaled(20, 200);
+    for round in 0..total {
+        let session = tool.count(target.pid(), &["tick"]);
+        assert_waiting(target, round);
+        target.ask("tick 10");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert_eq!(outcome.calls("tick"), 10);
+        assert_waiting(target, round);
+        target::assert_clean(target.pid(), &before);
+        if round == 2 {
+            size = Some(Size::of(target.pid()));
+        }
+    }
+    let (first, last) = (size.expect("three rounds"), Size::of(target.pid()));
+    assert!(
+        last.maps <= first.maps && last.files <= first.files && last.resident <= first.resident + 512,
+        "{first:?} grew to {last:?}"
+    );
+    ingraft_testing::wait_until("all threads wait again", || target.ask("stay").number("waiting") == 16);
+    let told = target.ask("release");
+    for line in told.lines.iter().filter(|line| line.starts_with("returned")) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let expected = match words[1] {
+            "nanosleep" | "pause" => ["-1", "4"], // interrupted by the signal that ended it
+            "clock_nanosleep" => ["4", "0"],      // which this one returns
+            "futex" | "futex_timed" | "semop" | "accept" => ["0", "0"],
+            "sigtimedwait" => ["12", "0"],
+            _ => ["1", "0"],
+        };
+        assert_eq!(words[2..], expected, "{line}");
+    }
+}
+
+#[test]
+fn none_returns_early() {
+    let mut target = Mutatee::start("blocked", &[]);
+    rounds(&mut target, &tool());
+}
+
+#[test]
+fn none_returns_early_without_privilege() {
+    if !ingraft_testing::is_root() {
+        skip!("the other test already runs without privilege");
+    }
+    use std::os::unix::process::CommandExt;
+    let directory = ingraft_testing::open_directory();
+    let copy = ingraft_testing::exposed(&program("blocked").expect("gcc"), directory.path());
+    let mut command = std::process::Command::new(copy);
+    let mut target = Mutatee::spawn(command.uid(ingraft_testing::NOBODY).gid(ingraft_testing::NOBODY));
+    rounds(&mut target, &unprivileged_tool());
+}
+
+#[test]
+fn signal_handlers_on_their_own_stacks() {
+    let mut target = Mutatee::start("signals", &["4"]);
+    let before = Text::of(target.pid());
+    let session = tool().count(target.pid(), &["work", "on_signal", "in_handler"]);
+    let truth = target.ask(&format!("go {}", scaled(1_000_000, 20_000_000)));
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    for (function, tally) in truth.tallies() {
+        assert_eq!(outcome.calls(&function), tally, "{function}");
+    }
+    target::assert_clean(target.pid(), &before);
+}

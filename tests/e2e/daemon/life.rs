@@ -1,0 +1,150 @@
+//! Measurements live as long as they should: with clients, without, over crashes and restarts.
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, open_directory, wait_until};
+
+use crate::{client, daemon};
+
+#[test]
+fn a_client_counts_through_it() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let session = client(&daemon).count(target.pid(), &["threads:work_*"]);
+    let truth = target.ask("go 2000");
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    for (function, tally) in truth.tallies().into_iter().filter(|(function, _)| function != "never") {
+        assert_eq!(outcome.calls(&function), tally, "{function}");
+    }
+    target::assert_clean(target.pid(), &before);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn several_clients_share_a_target() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let (one, two) = (client(&daemon), client(&daemon));
+    let first = one.count(target.pid(), &["work_0", "work_1"]);
+    let early = target.ask("go 100").tallies();
+    let mut second = two.start(["count", "-p", &target.pid_text(), "work_1", "work_2"]);
+    second.wait_for("changed");
+    let truth = target.ask("go 1000").tallies();
+    let outcome = second.interrupt().assert_code(0);
+    assert_eq!(outcome.calls("work_1"), truth["work_1"] - early["work_1"], "cumulative since the request");
+    assert_eq!(outcome.calls("work_2"), truth["work_2"] - early["work_2"]);
+    before.assert_not_in(target.pid());
+    let truth = target.ask("go 10").tallies();
+    let outcome = first.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("work_0"), truth["work_0"]);
+    assert_eq!(outcome.calls("work_1"), truth["work_1"]);
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 10").assert_right();
+}
+
+#[test]
+fn a_client_that_is_killed_leaves_nothing() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("threads", &["2"]);
+    let before = Text::of(target.pid());
+    client(&daemon).count(target.pid(), &["work_0"]).kill();
+    wait_until("the daemon removes it", || target::arenas(target.pid()) == 0 && target::tracer(target.pid()) == 0);
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 10").assert_right();
+}
+
+#[test]
+fn a_measurement_that_is_to_stay_stays() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("threads", &["2"]);
+    let before = Text::of(target.pid());
+    let tool = client(&daemon);
+    let outcome =
+        tool.run(["count", "-p", &target.pid_text(), "work_0", "--for", "10ms", "--no-remove"]).assert_code(0);
+    assert!(outcome.all("removed").is_empty(), "{outcome:#?}");
+    before.assert_not_in(target.pid());
+    let status = tool.run(["status"]).assert_code(0);
+    assert_eq!(status.one("inserted")["pid"], target.pid());
+    assert!(status.one("inserted")["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{status:#?}");
+    target.ask("go 100").assert_right();
+    let _ = tool.detach(target.pid()).assert_removed();
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn ended_by_sigterm_it_keeps_what_is_to_stay_and_removes_the_rest() {
+    let directory = open_directory();
+    let first = daemon(directory.path(), &[]);
+    let (mut kept, mut other) = (Mutatee::start("threads", &["2"]), Mutatee::start("threads", &["2"]));
+    let before = [Text::of(kept.pid()), Text::of(other.pid())];
+    let tool = client(&first);
+    let _ = tool.run(["count", "-p", &kept.pid_text(), "work_0", "--for", "10ms", "--no-remove"]).assert_code(0);
+    let session = tool.count(other.pid(), &["work_0"]);
+    assert!(first.terminate().success());
+    target::assert_clean(other.pid(), &before[1]);
+    before[0].assert_not_in(kept.pid());
+    assert_eq!(target::tracer(kept.pid()), 0);
+    let outcome = session.finish();
+    assert!(!outcome.stderr.contains("panicked"), "{outcome:#?}");
+    kept.ask("go 100").assert_right();
+    other.ask("go 100").assert_right();
+    // A successor finds and lists it, and can remove it.
+    let second = daemon(directory.path(), &[]);
+    let tool = client(&second);
+    assert_eq!(tool.run(["status"]).assert_code(0).one("inserted")["pid"], kept.pid());
+    let _ = tool.detach(kept.pid()).assert_removed();
+    target::assert_clean(kept.pid(), &before[0]);
+}
+
+#[test]
+fn its_successor_restores_what_a_crash_left() {
+    let directory = open_directory();
+    let first = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let session = client(&first).count(target.pid(), &["threads:work_*"]);
+    first.kill();
+    let outcome = session.finish();
+    assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
+    assert!(!outcome.stderr.contains("panicked"), "{outcome:#?}");
+    target.ask("go 1000").assert_right();
+    before.assert_not_in(target.pid());
+    let second = daemon(directory.path(), &[]);
+    wait_until("the successor restores the target", || Text::of(target.pid()) == before);
+    wait_until("its arenas are gone", || target::arenas(target.pid()) == 0);
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 1000").assert_right();
+    assert!(client(&second).run(["status"]).assert_code(0).all("inserted").is_empty());
+}
+
+#[test]
+fn detach_restores_after_its_crash_without_a_successor() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let session = client(&daemon).count(target.pid(), &["threads:work_*"]);
+    daemon.kill();
+    drop(session.finish());
+    let _ = ingraft_testing::Tool::new(ingraft_testing::sibling("ingraft")).detach(target.pid()).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 1000").assert_right();
+}
+
+#[test]
+fn an_embedded_engine_does_not_rob_it() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let target = Mutatee::start("threads", &["2"]);
+    let session = client(&daemon).count(target.pid(), &["work_0"]);
+    let alone = ingraft_testing::Tool::new(ingraft_testing::sibling("ingraft"));
+    let outcome = alone.run(["count", "-p", &target.pid_text(), "work_0"]).assert_error(4, &["ingraftd"]);
+    assert!(outcome.stderr.contains(&daemon.pid().to_string()), "{outcome:#?}");
+    let _ = session.interrupt().assert_code(0).assert_removed();
+}
