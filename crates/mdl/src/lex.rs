@@ -77,6 +77,13 @@ fn word_part(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b == b'_'
 }
 
+/// Whether a text is one name.
+pub(crate) fn is_word(text: &str) -> bool {
+    let bytes = text.strip_prefix('$').unwrap_or(text).as_bytes();
+    let boolean = text.eq_ignore_ascii_case("true") || text.eq_ignore_ascii_case("false");
+    bytes.first().is_some_and(|b| word_start(*b)) && bytes.iter().all(|b| word_part(*b)) && !boolean
+}
+
 impl<'s> Lexer<'s, '_> {
     /// From `from` to where the reader is.
     fn span(&self, from: usize) -> Span {

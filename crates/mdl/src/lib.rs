@@ -13,6 +13,8 @@ mod pattern;
 mod print;
 mod program;
 mod regex;
+
+mod render;
 pub mod shipped;
 mod source;
 
@@ -21,5 +23,7 @@ pub use evaluate::{Insertion, Instrumentation, Order, Role, Variable, VariableKi
 pub use library::{Library, ProcessDefinition};
 pub use parse::{Options, parse};
 pub use pattern::Exclusion;
+pub use print::{format, print};
 pub use program::{FunctionRef, ModuleRef, Program};
+pub use render::{Look, render};
 pub use source::{Source, Span};

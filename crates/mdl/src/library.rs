@@ -87,7 +87,7 @@ impl Library {
                 continue;
             }
             let slice = source.slice(definition.span);
-            self.insert(index, definition.kind, definition.doc, slice, &mut diagnostics);
+            self.insert(index, definition.kind, definition.doc, slice);
         }
         self.sources.push(source);
         diagnostics
@@ -105,14 +105,7 @@ impl Library {
         good
     }
 
-    fn insert(
-        &mut self,
-        source: usize,
-        kind: DefinitionKind,
-        doc: String,
-        text: &str,
-        diagnostics: &mut Vec<Diagnostic>,
-    ) {
+    fn insert(&mut self, source: usize, kind: DefinitionKind, doc: String, text: &str) {
         match kind {
             DefinitionKind::List(node) => {
                 self.broken.remove(&node.name.name);
@@ -128,10 +121,8 @@ impl Library {
                 let info = Arc::new(self.info(&node, doc, text));
                 self.metrics.insert(info.name.clone(), MetricEntry { source, node, info });
             }
-            DefinitionKind::Exclude(node) => match Exclusion::new(&node) {
-                Ok(exclusion) => self.exclusions.push(exclusion),
-                Err(message) => diagnostics.push(Diagnostic::request(codes::PATTERN, message)),
-            },
+            // what is no pattern was reported by the check
+            DefinitionKind::Exclude(node) => self.exclusions.extend(Exclusion::new(&node)),
             DefinitionKind::Config(node) => {
                 self.configs.retain(|c| node.name.is_none() || c.node.kind != node.kind || c.node.name != node.name);
                 self.configs.push(Entry { source, node });

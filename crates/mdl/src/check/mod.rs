@@ -1,26 +1,249 @@
-//! The static stage.
+//! The static stage: everything about a definition that can be told without a program.
 
-use crate::ast::{Definition, File};
-use crate::diagnostic::Diagnostic;
+mod code;
+mod meta;
+mod path;
+mod types;
+
+use std::collections::HashMap;
+
+use self::meta::Context;
+use self::types::{Type, chain, list};
+use crate::ast::{
+    Accumulator, Constraint, ConstraintBody, Definition, DefinitionKind, Element, FieldKind, File, List, Metric, Path,
+    Vector,
+};
+use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::library::Library;
-use crate::source::Source;
+use crate::parse::closest;
+use crate::pattern::Exclusion;
+use crate::source::{Source, Span};
 
+/// Names that every body knows.
+const PREDEFINED: [&str; 7] = ["$procedures", "$modules", "$start", "$exit", "$machine", "$cmin", "$cmax"];
+
+/// What the definitions of a file can refer to: one another, in any order, and the library.
 pub(crate) struct Scope<'a> {
     library: &'a Library,
-    file: &'a File,
+    lists: HashMap<&'a str, (&'a List, bool)>,
+    constraints: HashMap<&'a str, (&'a Constraint, bool)>,
+    metrics: Vec<&'a Metric>,
 }
 
 impl<'a> Scope<'a> {
     pub(crate) fn new(library: &'a Library, file: &'a File) -> Self {
-        Scope { library, file }
+        let mut scope = Scope { library, lists: HashMap::new(), constraints: HashMap::new(), metrics: Vec::new() };
+        for definition in &file.definitions {
+            match &definition.kind {
+                DefinitionKind::List(list) => {
+                    scope.lists.insert(&list.name.name, (list, definition.broken));
+                }
+                DefinitionKind::Constraint(constraint) => {
+                    scope.constraints.insert(&constraint.name.name, (constraint, definition.broken));
+                }
+                DefinitionKind::Metric(metric) => scope.metrics.push(metric),
+                _ => {}
+            }
+        }
+        scope
+    }
+
+    /// The type of a predefined name or a list; `None` if nothing defines it.
+    fn global(&self, name: &str) -> Option<Type> {
+        match name {
+            "$procedures" => return Some(list(Type::Procedure)),
+            "$modules" => return Some(list(Type::Module)),
+            "$start" | "$exit" => return Some(Type::Procedure),
+            "$machine" => return Some(Type::Text),
+            "$cmin" | "$cmax" => return Some(Type::Int),
+            _ => {}
+        }
+        let own = self.lists.get(name).copied();
+        let found = own.or_else(|| self.library.lists.get(name).map(|entry| (&entry.node, false)));
+        match found {
+            Some((_, true)) => Some(Type::Unknown),
+            Some((found, false)) => Some(list(Type::of_items(found.element))),
+            None => self.library.is_broken(name).then_some(Type::Unknown),
+        }
+    }
+
+    fn list_names(&self) -> Vec<&str> {
+        let mut names = PREDEFINED.to_vec();
+        names.extend(self.lists.keys().copied());
+        names.extend(self.library.lists.keys().map(String::as_str));
+        names
+    }
+
+    fn has_constraint(&self, name: &str) -> bool {
+        self.constraints.contains_key(name)
+            || self.library.constraints.contains_key(name)
+            || self.library.is_broken(name)
     }
 }
 
-pub(crate) fn check_definition(
-    scope: &Scope<'_>,
-    _source: &Source,
-    _definition: &Definition,
-    _diagnostics: &mut Vec<Diagnostic>,
-) {
-    let _ = (scope.library, scope.file);
+/// Checks one definition.
+pub(crate) fn check_definition(scope: &Scope<'_>, source: &Source, definition: &Definition, out: &mut Vec<Diagnostic>) {
+    let mut context = Context::new(scope, source, out);
+    match &definition.kind {
+        DefinitionKind::List(list) => context.list(list),
+        DefinitionKind::Constraint(constraint) => context.constraint(constraint),
+        DefinitionKind::Metric(metric) => context.metric(metric),
+        DefinitionKind::Exclude(exclude) => {
+            if let Err(message) = Exclusion::new(exclude) {
+                context.error(codes::PATTERN, exclude.pattern.span, message);
+            }
+        }
+        DefinitionKind::Config(_) => {}
+        DefinitionKind::Statement(statement) => {
+            context.statement(statement);
+            let message = "a statement outside of metrics and constraints has no effect";
+            context.report(codes::IGNORED, Severity::Warning, definition.span, message);
+        }
+    }
+}
+
+impl Context<'_, '_> {
+    fn list(&mut self, list: &List) {
+        for item in &list.items {
+            let good = match list.element {
+                Element::Int => crate::evaluate::parse_number(&item.value).is_some(),
+                Element::Float => item.value.parse::<f64>().is_ok(),
+                _ => !item.value.is_empty(),
+            };
+            if !good {
+                let message = format!("`{}` is no item of a list of type `{}`", item.value, list.element.keyword());
+                self.error(codes::TYPE, item.span, message);
+            }
+        }
+    }
+
+    fn constraint(&mut self, constraint: &Constraint) {
+        self.path(constraint);
+        match &constraint.body {
+            ConstraintBody::Flag(body) => {
+                self.names.push((constraint.name.name.clone(), Type::Data(Accumulator::Counter)));
+                self.body(body, &constraint.path);
+                self.names.pop();
+                self.lint_flag(constraint, body);
+            }
+            ConstraintBody::Replace(_, body) => self.body(body, &constraint.path),
+            ConstraintBody::Default => {}
+            ConstraintBody::Inclusive | ConstraintBody::Exclusive => {
+                if constraint.path.parts.first().is_none_or(|root| root.name != "Code") {
+                    let message = "inclusive and exclusive are said of /Code";
+                    self.error(codes::PATH, constraint.path.span, message).help =
+                        Some("write the flag's code by hand: `is counter { … }`".to_owned());
+                }
+            }
+        }
+    }
+
+    fn body(&mut self, body: &[crate::ast::Meta], path: &Path) {
+        self.chain = Some(chain(path));
+        for statement in body {
+            self.statement(statement);
+        }
+        self.chain = None;
+    }
+
+    fn metric(&mut self, metric: &Metric) {
+        let kind = metric.base().map_or(Accumulator::Counter, |b| b.kind);
+        self.vector = metric.vector().is_some();
+        self.names.push((metric.ident.name.clone(), Type::Data(kind)));
+        self.names.extend(metric.scratch().map(|s| (s.name.clone(), Type::Data(Accumulator::Counter))));
+        self.repeated(metric);
+        let mut replacements: Vec<&Constraint> = Vec::new();
+        for field in &metric.fields {
+            match &field.kind {
+                FieldKind::Use(name) if !self.scope.has_constraint(&name.name) => {
+                    let mut known: Vec<&str> = self.scope.constraints.keys().copied().collect();
+                    known.extend(self.scope.library.constraints.keys().map(String::as_str));
+                    let help = closest(&name.name, &known).map(|near| format!("did you mean `{near}`?"));
+                    let message = format!("no constraint has the name `{}`", name.name);
+                    self.error(codes::UNKNOWN_NAME, name.span, message).help = help;
+                }
+                FieldKind::Constraint(constraint) => {
+                    if let ConstraintBody::Replace(own, _) = constraint.body {
+                        self.replacement(metric, kind, own, constraint, &replacements);
+                        replacements.push(constraint);
+                    }
+                    self.constraint(constraint);
+                }
+                FieldKind::Base(base) => {
+                    for statement in &base.body {
+                        self.statement(statement);
+                    }
+                }
+                FieldKind::Vector(vector) => self.vector(vector, kind, field.span),
+                _ => {}
+            }
+        }
+    }
+
+    /// A field that is given twice: the last one counts.
+    fn repeated(&mut self, metric: &Metric) {
+        let several =
+            |kind: &FieldKind| matches!(kind, FieldKind::Use(_) | FieldKind::Constraint(_) | FieldKind::Scratch(_));
+        for (i, field) in metric.fields.iter().enumerate() {
+            let same = |other: &&crate::ast::MetricField| {
+                std::mem::discriminant(&other.kind) == std::mem::discriminant(&field.kind)
+            };
+            if !several(&field.kind) && metric.fields[..i].iter().any(|f| same(&f)) {
+                let message = "given before in this metric; the last one counts";
+                self.report(codes::REPEATED, Severity::Warning, field.span, message);
+            }
+        }
+        let name = metric.name().map_or("", |n| &n.value);
+        let others = self.scope.metrics.iter().filter(|m| m.ident.name != metric.ident.name);
+        let twin =
+            others.filter(|m| m.ident.span < metric.ident.span).find(|m| m.name().is_some_and(|n| n.value == name));
+        if let (Some(twin), Some(text)) = (twin, metric.name()) {
+            let message = format!("the metric `{}` has the same name; this one takes its place", twin.ident.name);
+            self.report(codes::REPEATED, Severity::Warning, text.span, message);
+        }
+    }
+
+    fn replacement(
+        &mut self,
+        metric: &Metric,
+        base: Accumulator,
+        own: Accumulator,
+        new: &Constraint,
+        before: &[&Constraint],
+    ) {
+        if base != own && metric.base().is_some() {
+            let message = format!("this replaces a `{}` by a `{}`", base.keyword(), own.keyword());
+            self.error(codes::KIND, new.name.span, message).help =
+                Some(format!("a replacement accumulates what the base does: `is replace {}`", base.keyword()));
+        }
+        if let Some(other) = before.iter().find(|other| path::overlap(&other.path, &new.path)) {
+            let message =
+                format!("`{}` and `{}` both replace the code of the same foci", other.name.name, new.name.name);
+            self.error(codes::TWO_REPLACEMENTS, new.path.span, message).help = Some("keep one of them".to_owned());
+        }
+    }
+
+    fn vector(&mut self, vector: &Vector, kind: Accumulator, span: Span) {
+        if kind != Accumulator::Counter {
+            let message = format!("a vector of `{}`; only counters can be indexed", kind.keyword());
+            self.error(codes::KIND, span, message);
+        }
+        match vector {
+            Vector::List(name)
+                if self.scope.global(&name.name).is_none() || PREDEFINED.contains(&name.name.as_str()) =>
+            {
+                let message = format!("no list has the name `{}`", name.name);
+                self.error(codes::UNKNOWN_NAME, name.span, message);
+            }
+            Vector::Map(_, slots) if !(1..=1 << 16).contains(slots) => {
+                self.error(codes::VALUE, span, "a vector has between 1 and 65536 slots");
+            }
+            Vector::Table(_, length, granule)
+                if *granule <= 0 || !(1..=1 << 16).contains(&(length / granule.max(&1))) =>
+            {
+                self.error(codes::VALUE, span, "length divided by granule must be between 1 and 65536");
+            }
+            _ => {}
+        }
+    }
 }

@@ -343,6 +343,7 @@ impl<'a> Evaluation<'a> {
             "$start" => self.named_functions(&["main", "start_thread"]),
             "$exit" => self.named_functions(&["_exit", "pthread_exit", "thr_exit"]),
             "$machine" => Value::Text(Cow::Borrowed(self.program.machine())),
+            "$cmin" | "$cmax" => Value::Int(0),
             name => match self.library.lists.get(name) {
                 Some(entry) if self.in_flavor(entry.node.flavors.iter().map(|f| f.name.as_str())) => {
                     Value::List(&entry.node)
@@ -376,14 +377,18 @@ impl<'a> Evaluation<'a> {
             return Value::Refused;
         };
         let position = usize::try_from(index).ok();
-        if name.name == "$constraint" {
-            if let Some(value) = position.and_then(|i| self.chain.get(i)) {
-                return value.clone();
+        let value = if name.name == "$constraint" {
+            position.and_then(|i| self.chain.get(i)).cloned()
+        } else {
+            match self.name(name.span, &name.name) {
+                Value::List(list) => position.and_then(|i| self.elements(list).into_iter().nth(i)),
+                Value::FunctionList(all) => position.and_then(|i| all.get(i)).map(|f| Value::Functions(vec![*f])),
+                Value::ModuleList(all) => position.and_then(|i| all.get(i)).map(|m| Value::Module(*m)),
+                _ => return Value::Refused,
             }
-        } else if let Value::List(list) = self.name(name.span, &name.name) {
-            if let Some(value) = position.and_then(|i| self.elements(list).into_iter().nth(i)) {
-                return value;
-            }
+        };
+        if let Some(value) = value {
+            return value;
         }
         self.error(codes::VALUE, span, format!("`{}` has no element {index}", name.name), "");
         Value::Refused

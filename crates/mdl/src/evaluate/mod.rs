@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use ingraft_model::{Focus, MetricInfo, PointKind, Snippet, Tid};
 
+pub(crate) use self::select::parse_number;
 use crate::diagnostic::{Diagnostic, codes};
 use crate::library::Library;
 use crate::parse::closest;

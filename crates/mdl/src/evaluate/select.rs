@@ -215,7 +215,7 @@ fn id_in(name: &str) -> Option<i32> {
 }
 
 /// As strtol with base 0 reads it, all of it.
-pub(super) fn parse_number(text: &str) -> Option<i64> {
+pub(crate) fn parse_number(text: &str) -> Option<i64> {
     let (minus, digits) = text.strip_prefix('-').map_or((false, text), |d| (true, d));
     let value = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
         Some(hex) => u64::from_str_radix(hex, 16).ok()?.cast_signed(),

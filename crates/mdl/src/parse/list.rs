@@ -1,6 +1,6 @@
 //! `resourceList` in its spellings, and `exclude`.
 
-use super::{Parser, Read, Stop};
+use super::{Parser, Read, Stop, closest};
 use crate::ast::{DefinitionKind, Element, Exclude, Ident, List, Text};
 use crate::diagnostic::codes;
 use crate::lex::Kind;
@@ -60,7 +60,12 @@ impl Parser<'_, '_> {
                 list.library = self.boolean()?;
                 2
             }
-            _ => return self.expected_help("a field of a list", "one of: items, flavor, library"),
+            word => {
+                let near = word.and_then(|w| closest(w, &["items", "flavor", "library"]));
+                let help = near
+                    .map_or_else(|| "one of: items, flavor, library".to_owned(), |w| format!("did you mean `{w}`?"));
+                return self.expected_help("a field of a list", help);
+            }
         };
         if std::mem::replace(&mut seen[index], true) {
             let text = self.source.slice(span).to_owned();

@@ -51,7 +51,7 @@ const RESERVED: &str = " Call resourceList procedure module string int float fla
     SampledFunction preInsn postInsn daemon process visi exclude noCase regex tunable_constant command remoteShell host dir \
     user autoStart force limit metric default void items library mrnet_topology setCounter addCounter subCounter functionCall ";
 
-fn reserved(word: &str) -> bool {
+pub(crate) fn reserved(word: &str) -> bool {
     RESERVED.contains(&format!(" {word} "))
 }
 
@@ -79,8 +79,10 @@ pub fn parse(source: &Source, options: Options, diagnostics: &mut Vec<Diagnostic
     let mut parser =
         Parser { source, tokens, comments, at: 0, options, depth: 0, parts: 0, broken: false, diagnostics };
     let mut definitions = Vec::new();
+    let mut failed = false;
     while !parser.at_end() {
-        if parser.eat_mark(";") {
+        // a bracket that is left over after an error is no error of its own
+        if parser.eat_mark(";") || (failed && (parser.eat_mark("}") || parser.eat_mark("*)"))) {
             continue;
         }
         let (start, first_finding) = (parser.at, parser.diagnostics.len());
@@ -96,6 +98,7 @@ pub fn parse(source: &Source, options: Options, diagnostics: &mut Vec<Diagnostic
             }
             Err(Stop) => parser.recover(start),
         }
+        failed = parser.broken;
         if parser.at == start {
             parser.at += 1;
         }
@@ -227,7 +230,13 @@ impl<'s> Parser<'s, '_> {
         if self.eat_mark(";") {
             return Ok(());
         }
-        let end = self.before().end;
+        let before = self.before();
+        if self.diagnostics.iter().any(|d| d.code == codes::UNTERMINATED && d.span == before) {
+            // a string without an end has swallowed it
+            self.broken = true;
+            return Ok(());
+        }
+        let end = before.end;
         let line_ends = self.source.line_index(end) != self.source.line_index(self.span().start);
         if line_ends || self.at_end() || self.at_mark("}") || self.at_mark("*)") {
             let span = Span { start: end.saturating_sub(1), end };
@@ -314,8 +323,10 @@ impl<'s> Parser<'s, '_> {
         result
     }
 
+    /// Whether a definition begins here that can stand nowhere else.
     fn at_definition(&self) -> bool {
-        self.word().is_some_and(|w| ONLY_DEFINITIONS.contains(&w))
+        let word = self.word().is_some_and(|w| ONLY_DEFINITIONS.contains(&w));
+        word && matches!(self.ahead(1), Kind::Word(_) | Kind::Text(_) | Kind::Mark("{" | "("))
     }
 
     /// Skips the rest of what began at token `start`: to behind a `;` or the block's end on its own level, but never over
@@ -332,9 +343,11 @@ impl<'s> Parser<'s, '_> {
         }
         loop {
             let first = self.at == start;
+            if self.at_definition() && !first {
+                return;
+            }
             match self.peek() {
                 Kind::End => return,
-                Kind::Word(w) if !first && ONLY_DEFINITIONS.contains(w) => return,
                 Kind::Mark("{" | "(*") => level += 1,
                 Kind::Mark("}" | "*)") if level <= 0 => return,
                 Kind::Mark("}" | "*)") => {

@@ -1,10 +1,8 @@
 //! The request stage against a program that is a table.
 
-mod support;
-
+use crate::support::Table;
 use ingraft_mdl::{Library, Options, Program, evaluate, shipped};
 use ingraft_model::Focus;
-use support::Table;
 
 fn library(texts: &[&str]) -> Library {
     let mut library = Library::new(Options::default());

@@ -1,0 +1,229 @@
+//! Types of the code language: numbers, variables, and calls with a meaning of their own.
+
+use super::meta::Context;
+use super::types::{Point, Type};
+use crate::ast::{Accumulator, Code, CodeKind, Expr, ExprKind};
+use crate::diagnostic::{Severity, codes};
+use crate::source::Span;
+
+/// Calls that act on an accumulator: name, which, number of arguments.
+const REQUESTS: [(&str, Accumulator, usize); 9] = [
+    ("startWallTimer", Accumulator::WallTimer, 1),
+    ("stopWallTimer", Accumulator::WallTimer, 1),
+    ("startProcessTimer", Accumulator::ProcessTimer, 1),
+    ("stopProcessTimer", Accumulator::ProcessTimer, 1),
+    ("destroyProcessTimer", Accumulator::ProcessTimer, 1),
+    ("startHwTimer", Accumulator::HwTimer, 1),
+    ("stopHwTimer", Accumulator::HwTimer, 1),
+    ("sampleHwCounter", Accumulator::HwCounter, 1),
+    ("observe", Accumulator::Histogram, 2),
+];
+
+impl Context<'_, '_> {
+    pub(super) fn code(&mut self, code: &Code) {
+        match &code.kind {
+            CodeKind::Block(inner) => inner.iter().for_each(|c| self.code(c)),
+            CodeKind::If(condition, then, otherwise) => {
+                self.value(condition);
+                self.code(then);
+                if let Some(otherwise) = otherwise {
+                    self.code(otherwise);
+                }
+            }
+            CodeKind::Expr(expr) => self.effect(expr),
+        }
+    }
+
+    /// An expression for its effect.
+    fn effect(&mut self, expr: &Expr) {
+        match &expr.bare().kind {
+            ExprKind::Assign(target, _, value) => {
+                self.target(target);
+                if matches!(value.bare().kind, ExprKind::Assign(..)) { self.effect(value) } else { self.value(value) }
+            }
+            ExprKind::Step(target, _) => self.target(target),
+            ExprKind::Call(..) => self.value(expr),
+            _ => {
+                self.value(expr);
+                self.report(codes::IGNORED, Severity::Warning, expr.span, "this value is not used");
+            }
+        }
+    }
+
+    /// A variable that is assigned to.
+    fn target(&mut self, target: &Expr) {
+        let (name, span) = match &target.bare().kind {
+            ExprKind::Name(name) if !self.vector || self.names.first().is_none_or(|(n, _)| n != name) => {
+                (name, target.span)
+            }
+            ExprKind::Name(name) => {
+                let message = format!("`{name}` is a vector");
+                self.error(codes::TARGET, target.span, message).help = Some(format!("say which slot: `{name}[…]`"));
+                return;
+            }
+            ExprKind::Index(name, index) => {
+                self.value(index);
+                if self.vector && self.names.first().is_some_and(|(n, _)| *n == name.name) {
+                    return;
+                }
+                let message = format!("an element of `{}` cannot be assigned to", name.name);
+                self.error(codes::TARGET, target.span, message).help =
+                    Some("only vectors have slots: give the metric a `vector over …;`".to_owned());
+                return;
+            }
+            // said by the parser
+            _ => return,
+        };
+        match self.name(name, span) {
+            Type::Data(Accumulator::Counter | Accumulator::Void) | Type::Unknown => {}
+            Type::Data(kind) => {
+                let message = format!("`{name}` is a {}, which only its own calls change", kind.keyword());
+                let calls: Vec<&str> = REQUESTS.iter().filter(|r| r.1 == kind).map(|r| r.0).collect();
+                self.error(codes::TARGET, span, message).help = Some(format!("its calls are {}", calls.join(", ")));
+            }
+            found => {
+                let message = format!("`{name}` is {}, not a variable", found.words());
+                self.error(codes::TARGET, span, message).help =
+                    Some("only variables can be assigned to: the metric, its counters, a flag".to_owned());
+            }
+        }
+    }
+
+    /// A number in code.
+    fn value(&mut self, expr: &Expr) {
+        match &expr.kind {
+            ExprKind::Int(_) | ExprKind::Text(_) | ExprKind::GlobalId => {}
+            ExprKind::Paren(inner) | ExprKind::Unary(_, inner) | ExprKind::Arg(inner) => self.value(inner),
+            ExprKind::Binary(_, a, b) => {
+                self.value(a);
+                self.value(b);
+            }
+            ExprKind::Return => {
+                let known =
+                    matches!(self.place, Some((Some(Point::Return), _) | (Some(Point::Call), true) | (None, _)));
+                if !known {
+                    let message = "`$return` is only known at returns and behind calls";
+                    self.report(codes::PLACE, Severity::Warning, expr.span, message);
+                }
+            }
+            ExprKind::Elapsed | ExprKind::SelfTime => {
+                if !matches!(self.place, Some((Some(Point::Return) | None, _))) {
+                    let message = "the time of a call is only known at its return";
+                    self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
+                }
+            }
+            ExprKind::Name(name) => {
+                let found = self.name(name, expr.span);
+                self.number(expr.span, &found);
+            }
+            ExprKind::Index(name, index) => {
+                self.value(index);
+                if self.vector && self.names.first().is_some_and(|(n, _)| *n == name.name) {
+                    return;
+                }
+                let found = self.indexed(name, index);
+                self.number(expr.span, &found);
+            }
+            ExprKind::Call(callee, args) => {
+                let request = REQUESTS.iter().find(|r| r.0 == callee.name && !callee.quoted);
+                match request {
+                    Some((name, kind, count)) => self.request(expr.span, name, *kind, *count, args),
+                    None => self.call(expr.span, &callee.name, args),
+                }
+            }
+            ExprKind::Address(_) => {
+                self.error(codes::PLACE, expr.span, "an address can only be given to a called function");
+            }
+            ExprKind::Field(of, field) => {
+                let found = self.expr(expr);
+                if !matches!(found, Type::Int | Type::Text | Type::Unknown) {
+                    let message = format!("`.{}` of {} is no number", field.name, self.words_of(of));
+                    self.error(codes::TYPE, expr.span, message);
+                }
+            }
+            ExprKind::Assign(..) | ExprKind::Step(..) => {
+                self.error(codes::PLACE, expr.span, "an assignment inside an expression").help =
+                    Some("make it a statement of its own".to_owned());
+            }
+        }
+    }
+
+    fn words_of(&mut self, expr: &Expr) -> String {
+        if let ExprKind::Name(name) = &expr.bare().kind { format!("`{name}`") } else { "this".to_owned() }
+    }
+
+    fn number(&mut self, span: Span, found: &Type) {
+        match found {
+            Type::Int | Type::Text | Type::Unknown | Type::Data(Accumulator::Counter | Accumulator::Void) => {}
+            Type::Data(kind) => {
+                let message = format!("a {} has no value while the program runs", kind.keyword());
+                self.error(codes::KIND, span, message).help = Some("keep what you need in a `counter`".to_owned());
+            }
+            found => {
+                let message = format!("{} is no number", found.words());
+                self.error(codes::TYPE, span, message);
+            }
+        }
+    }
+
+    /// A call that acts on an accumulator.
+    fn request(&mut self, span: Span, name: &str, kind: Accumulator, count: usize, args: &[Expr]) {
+        if args.len() != count {
+            let message = format!("`{name}` takes {count} argument{}", if count == 1 { "" } else { "s" });
+            self.error(codes::TYPE, span, message);
+            return;
+        }
+        for arg in args.iter().skip(1) {
+            self.value(arg);
+        }
+        let Some(first) = args.first().map(Expr::bare) else { return };
+        let found = match &first.kind {
+            ExprKind::Name(name) => self.name(name, first.span),
+            _ => Type::Int,
+        };
+        if found != Type::Data(kind) && found != Type::Unknown {
+            let message = format!("`{name}` acts on a {}, this is {}", kind.keyword(), found.words());
+            self.error(codes::KIND, first.span, message).help =
+                Some(format!("give it the metric's own name, and let its base be `{}`", kind.keyword()));
+        }
+    }
+
+    /// A function of the program, or one that reads memory.
+    fn call(&mut self, span: Span, name: &str, args: &[Expr]) {
+        match (name, args) {
+            ("readSymbol", [Expr { kind: ExprKind::Text(_), .. }]) => {}
+            ("readSymbol", _) => {
+                self.error(codes::TYPE, span, "`readSymbol` takes the name of a variable in quotes").help =
+                    Some("write `readSymbol(\"name\")`, of a static `readSymbol(\"file.c:name\")`".to_owned());
+            }
+            ("readAddress", [address]) => self.value(address),
+            ("readAddress", _) => {
+                self.error(codes::TYPE, span, "`readAddress` takes one address");
+            }
+            (_, args) => {
+                for arg in args {
+                    match &arg.bare().kind {
+                        ExprKind::Address(inner) => self.address(inner),
+                        _ => self.value(arg),
+                    }
+                }
+            }
+        }
+    }
+
+    /// `&x` as an argument.
+    fn address(&mut self, inner: &Expr) {
+        match &inner.bare().kind {
+            ExprKind::Name(name) => match self.name(name, inner.span) {
+                Type::Data(_) | Type::Unknown => {}
+                found => {
+                    let message = format!("only variables have addresses, `{name}` is {}", found.words());
+                    self.error(codes::TYPE, inner.span, message);
+                }
+            },
+            _ => {
+                self.error(codes::TYPE, inner.span, "only variables have addresses");
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Types of the meta language.
+
+use super::types::{Point, Type};
+use super::{PREDEFINED, Scope};
+use crate::ast::{BinaryOp, Expr, ExprKind, Ident, Insert, Meta, MetaKind};
+use crate::diagnostic::{Diagnostic, Severity, codes};
+use crate::parse::closest;
+use crate::source::{Source, Span};
+
+/// A definition being checked.
+pub(super) struct Context<'a, 'd> {
+    pub(super) scope: &'a Scope<'a>,
+    source: &'a Source,
+    out: &'d mut Vec<Diagnostic>,
+    /// From the outermost to the innermost.
+    pub(super) names: Vec<(String, Type)>,
+    /// The types of `$constraint[i]`, in a constraint.
+    pub(super) chain: Option<Vec<Type>>,
+    /// Whether the metric is indexed.
+    pub(super) vector: bool,
+    /// Where the code being checked runs, and whether behind the instruction.
+    pub(super) place: Option<(Option<Point>, bool)>,
+}
+
+impl<'a, 'd> Context<'a, 'd> {
+    pub(super) fn new(scope: &'a Scope<'a>, source: &'a Source, out: &'d mut Vec<Diagnostic>) -> Self {
+        Context { scope, source, out, names: Vec::new(), chain: None, vector: false, place: None }
+    }
+
+    pub(super) fn report(
+        &mut self,
+        code: &'static str,
+        severity: Severity,
+        span: Span,
+        message: impl Into<String>,
+    ) -> &mut Diagnostic {
+        self.out.push(Diagnostic::at(code, severity, self.source, span, message));
+        let last = self.out.len() - 1;
+        &mut self.out[last]
+    }
+
+    pub(super) fn error(&mut self, code: &'static str, span: Span, message: impl Into<String>) -> &mut Diagnostic {
+        self.report(code, Severity::Error, span, message)
+    }
+
+    pub(super) fn statement(&mut self, statement: &Meta) {
+        match &statement.kind {
+            MetaKind::Block(inner) => inner.iter().for_each(|s| self.statement(s)),
+            MetaKind::If(condition, then, otherwise) => {
+                let found = self.expr(condition);
+                self.want(condition, &found, &Type::Int);
+                self.statement(then);
+                if let Some(otherwise) = otherwise {
+                    self.statement(otherwise);
+                }
+            }
+            MetaKind::Foreach(variable, list, body) => {
+                let element = match self.expr(list) {
+                    Type::List(element) => *element,
+                    Type::Unknown => Type::Unknown,
+                    found => {
+                        let message = format!("foreach needs a list, this is {}", found.words());
+                        self.error(codes::TYPE, list.span, message).help = Some(
+                            "lists are resource lists, $procedures, $modules, and the fields funcs and calls"
+                                .to_owned(),
+                        );
+                        Type::Unknown
+                    }
+                };
+                self.names.push((variable.name.clone(), element));
+                self.statement(body);
+                self.names.pop();
+            }
+            MetaKind::Insert(insert) => self.insert(insert),
+        }
+    }
+
+    fn insert(&mut self, insert: &Insert) {
+        let found = self.expr(&insert.points);
+        let point = found.point();
+        if point.is_none() && found != Type::Unknown {
+            let message = format!("code goes to points, this is {}", found.words());
+            let fields = found.fields();
+            self.error(codes::TYPE, insert.points.span, message).help =
+                (!fields.is_empty()).then(|| format!("add one of the fields: .{}", fields.join(", .")));
+        }
+        if point == Some(Point::Return) && insert.after {
+            self.error(codes::PLACE, insert.points.span, "nothing runs behind a return").help =
+                Some("write `preInsn`: before the return, where `$return` is known".to_owned());
+        }
+        self.place = Some((point, insert.after));
+        for statement in &insert.code {
+            self.code(statement);
+        }
+        self.place = None;
+    }
+
+    pub(super) fn want(&mut self, expr: &Expr, found: &Type, wanted: &Type) {
+        if found != wanted && *found != Type::Unknown {
+            let message = format!("expected {}, this is {}", wanted.words(), found.words());
+            self.error(codes::TYPE, expr.span, message);
+        }
+    }
+
+    /// The type of a meta expression.
+    pub(super) fn expr(&mut self, expr: &Expr) -> Type {
+        match &expr.kind {
+            ExprKind::Int(_) => Type::Int,
+            ExprKind::Text(_) => Type::Text,
+            ExprKind::Paren(inner) => self.expr(inner),
+            ExprKind::Name(name) => self.name(name, expr.span),
+            ExprKind::Index(name, index) => {
+                let found = self.expr(index);
+                self.want(index, &found, &Type::Int);
+                self.indexed(name, index)
+            }
+            ExprKind::Field(of, field) => {
+                let found = self.expr(of);
+                self.field(of, &found, field)
+            }
+            ExprKind::Unary(_, operand) => {
+                let found = self.expr(operand);
+                if found != Type::Float {
+                    self.want(operand, &found, &Type::Int);
+                }
+                found
+            }
+            ExprKind::Binary(op, a, b) => self.binary(*op, a, b),
+            ExprKind::Call(callee, args) if callee.name == "libraryTag" && !callee.quoted => {
+                for arg in args {
+                    let found = self.expr(arg);
+                    self.want(arg, &found, &Type::Int);
+                }
+                if args.len() != 1 {
+                    self.error(codes::TYPE, expr.span, "`libraryTag` takes one argument, the tag of a procedure");
+                }
+                Type::Int
+            }
+            _ => {
+                let text = self.source.slice(expr.span).to_owned();
+                let message = format!("`{text}` is only known while the program runs");
+                self.error(codes::PLACE, expr.span, message).help =
+                    Some("it belongs into code, between `(*` and `*)`".to_owned());
+                Type::Unknown
+            }
+        }
+    }
+
+    fn binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr) -> Type {
+        let (left, right) = (self.expr(a), self.expr(b));
+        if left == Type::Unknown || right == Type::Unknown {
+            return Type::Int;
+        }
+        let comparison = matches!(
+            op,
+            BinaryOp::Equal
+                | BinaryOp::NotEqual
+                | BinaryOp::Less
+                | BinaryOp::LessOrEqual
+                | BinaryOp::Greater
+                | BinaryOp::GreaterOrEqual
+        );
+        let good = left == right && (left == Type::Int || (comparison && matches!(left, Type::Text | Type::Float)));
+        if !good {
+            let message = format!("`{}` between {} and {}", op.symbol(), left.words(), right.words());
+            self.error(codes::TYPE, a.span.to(b.span), message).help =
+                Some("numbers can be computed with, two strings compared".to_owned());
+        }
+        Type::Int
+    }
+
+    pub(super) fn name(&mut self, name: &str, span: Span) -> Type {
+        if let Some((_, found)) = self.names.iter().rev().find(|(n, _)| n == name) {
+            return found.clone();
+        }
+        if let Some(found) = self.scope.global(name) {
+            return found;
+        }
+        let mut known: Vec<&str> = self.names.iter().map(|(n, _)| n.as_str()).collect();
+        known.extend(self.scope.list_names());
+        let help = closest(name, &known).map(|near| format!("did you mean `{near}`?"));
+        let message = format!("nothing defines `{name}`");
+        let help = help.or_else(|| name.starts_with('$').then(|| format!("predefined are {}", PREDEFINED.join(", "))));
+        self.error(codes::UNKNOWN_NAME, span, message).help = help;
+        Type::Unknown
+    }
+
+    /// `name[index]`, the index being checked already.
+    pub(super) fn indexed(&mut self, name: &Ident, index: &Expr) -> Type {
+        if name.name == "$constraint" {
+            let Some(chain) = &self.chain else {
+                let message = "`$constraint` means nothing here";
+                self.error(codes::UNKNOWN_NAME, name.span, message).help = Some("only constraints have it".to_owned());
+                return Type::Unknown;
+            };
+            let ExprKind::Int(position) = index.bare().kind else { return Type::Unknown };
+            if let Some(found) = usize::try_from(position).ok().and_then(|p| chain.get(p)) {
+                return found.clone();
+            }
+            let message =
+                format!("the path of this constraint has {} elements, the last is [{}]", chain.len(), chain.len() - 1);
+            self.error(codes::VALUE, index.span, message);
+            return Type::Unknown;
+        }
+        match self.name(&name.name, name.span) {
+            Type::List(element) => *element,
+            Type::Unknown => Type::Unknown,
+            found => {
+                let message = format!("only lists have elements, `{}` is {}", name.name, found.words());
+                self.error(codes::TYPE, name.span, message);
+                Type::Unknown
+            }
+        }
+    }
+
+    fn field(&mut self, of: &Expr, found: &Type, field: &Ident) -> Type {
+        if *found == Type::Unknown {
+            return Type::Unknown;
+        }
+        if let Some(result) = found.field(&field.name) {
+            return result;
+        }
+        let fields = found.fields();
+        let text = self.source.slice(of.span).to_owned();
+        let message = format!("`{text}` is {}, which has no field `{}`", found.words(), field.name);
+        let help = match (found, closest(&field.name, &fields)) {
+            (Type::List(_), _) => Some("go through the list with foreach".to_owned()),
+            (_, Some(near)) => Some(format!("did you mean `{near}`?")),
+            (_, None) => (!fields.is_empty()).then(|| format!("its fields are {}", fields.join(", "))),
+        };
+        self.error(codes::UNKNOWN_FIELD, field.span, message).help = help;
+        Type::Unknown
+    }
+}

@@ -1,0 +1,71 @@
+//! Diagnostics as a compiler shows them: with the line, the place, and advice.
+
+use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
+
+use crate::diagnostic::{Diagnostic, Severity};
+use crate::library::Library;
+use crate::source::Source;
+
+/// How diagnostics look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Look {
+    /// Text only.
+    #[default]
+    Plain,
+    /// With the escape sequences of a terminal.
+    Coloured,
+}
+
+/// One diagnostic, with an excerpt if its source is given.
+pub fn render(diagnostic: &Diagnostic, source: Option<&Source>, look: Look) -> String {
+    let level = match diagnostic.severity {
+        Severity::Error => Level::ERROR,
+        Severity::Warning => Level::WARNING,
+        Severity::Note => Level::NOTE,
+    };
+    let title = level.primary_title(diagnostic.message.as_str()).id(diagnostic.code);
+    let mut group = Group::with_title(title);
+    if let Some(source) = source.filter(|_| diagnostic.line > 0) {
+        let annotation = AnnotationKind::Primary.span(clamped(diagnostic, source.text()));
+        group = group.element(Snippet::source(source.text()).path(source.name()).annotation(annotation));
+    }
+    for note in &diagnostic.notes {
+        group = group.element(Level::NOTE.message(note.as_str()));
+    }
+    if let Some(help) = &diagnostic.help {
+        group = group.element(Level::HELP.message(help.as_str()));
+    }
+    let renderer = match look {
+        Look::Plain => Renderer::plain(),
+        Look::Coloured => Renderer::styled(),
+    };
+    renderer.render(&[group])
+}
+
+/// The span on character borders inside the text.
+fn clamped(diagnostic: &Diagnostic, text: &str) -> std::ops::Range<usize> {
+    let border = |mut at: usize| {
+        at = at.min(text.len());
+        while !text.is_char_boundary(at) {
+            at -= 1;
+        }
+        at
+    };
+    let (start, end) = (border(diagnostic.span.start as usize), border(diagnostic.span.end as usize));
+    start..end.max(start)
+}
+
+impl Library {
+    /// All diagnostics, with excerpts from the texts that were loaded, an empty line between.
+    pub fn render(&self, diagnostics: &[Diagnostic], look: Look) -> String {
+        let mut out = String::new();
+        for diagnostic in diagnostics {
+            if !out.is_empty() {
+                out.push('\n');
+            }
+            out += &render(diagnostic, self.source(&diagnostic.file), look);
+            out.push('\n');
+        }
+        out
+    }
+}

@@ -1,0 +1,46 @@
+//! Texts with errors and exactly what is said about them: tests/golden/mdl/NAME.mdl and NAME.out. UPDATE=1 rewrites the latter.
+
+use std::fs;
+use std::path::Path;
+
+use ingraft_mdl::{Library, Look, Options};
+
+#[test]
+fn findings_are_rendered_as_recorded() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/mdl");
+    let mut names: Vec<_> = fs::read_dir(&folder)
+        .expect("folder")
+        .filter_map(|e| e.expect("entry").file_name().to_str().and_then(|n| n.strip_suffix(".mdl")).map(str::to_owned))
+        .collect();
+    names.sort();
+    assert!(names.len() >= 4, "{names:?}");
+    for name in names {
+        let text = fs::read_to_string(folder.join(format!("{name}.mdl"))).expect("text");
+        let mut library = Library::new(Options::default());
+        let findings = library.load(&format!("{name}.mdl"), &text);
+        let rendered = library.render(&findings, Look::Plain);
+        let recorded = folder.join(format!("{name}.out"));
+        if std::env::var_os("UPDATE").is_some() {
+            fs::write(&recorded, &rendered).expect("written");
+        }
+        assert_eq!(rendered, fs::read_to_string(&recorded).unwrap_or_default(), "{name}; UPDATE=1 rewrites");
+    }
+}
+
+#[test]
+fn ten_errors_are_ten_findings_and_the_good_metric_is_there() {
+    let text = include_str!("../../../../tests/golden/mdl/ten_errors.mdl");
+    let mut library = Library::new(Options::default());
+    let findings = library.load("ten_errors.mdl", text);
+    assert_eq!(findings.len(), 10, "{}", library.render(&findings, Look::Plain));
+    assert!(findings.iter().all(ingraft_mdl::Diagnostic::is_error));
+    assert!(library.metric("good").is_some());
+}
+
+#[test]
+fn colour_changes_only_the_look() {
+    let mut library = Library::new(Options::default());
+    let findings = library.load("t.mdl", "metric ä");
+    let coloured = library.render(&findings, Look::Coloured);
+    assert!(coloured.contains("\u{1b}[") && !library.render(&findings, Look::Plain).contains('\u{1b}'));
+}

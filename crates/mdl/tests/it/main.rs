@@ -1,0 +1,8 @@
+//! The language as a whole: texts in, findings, metrics, snippets and texts out.
+
+mod evaluate;
+mod golden;
+mod paradyn;
+mod print;
+mod samples;
+mod support;
