@@ -1,6 +1,7 @@
 //! Kills a program at its n-th system call of some kinds, to try every point of its life at which it can die.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::process::{Command, Stdio};
 
 use nix::errno::Errno;
@@ -24,14 +25,24 @@ pub const TOUCHING: &[u64] = &[101 /* ptrace */, 18 /* pwrite64 */, 311 /* proce
 /// Runs a command until one of its threads is about to make the `n`-th (from 0, over all threads) of these calls, and kills it there
 /// with SIGKILL. `at_each` is called with the count so far before each, while the program is held (to send it a signal, say).
 pub fn kill_at(command: &mut Command, calls: &[u64], n: u64, mut at_each: impl FnMut(u64, Pid)) -> Fate {
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start the program");
+    // A shell waits until it is traced and becomes the program then, so that nothing of the program is missed.
+    let mut held = Command::new("/bin/sh");
+    held.args(["-c", "read -r go && exec \"$0\" \"$@\""]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => held.env(name, value),
+            None => held.env_remove(name),
+        };
+    }
+    held.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = held.spawn().expect("start the program");
     let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id"));
     let options = ptrace::Options::PTRACE_O_TRACECLONE
         | ptrace::Options::PTRACE_O_TRACESYSGOOD
         | ptrace::Options::PTRACE_O_EXITKILL;
     ptrace::seize(pid, options).expect("seize the program");
     ptrace::interrupt(pid).expect("interrupt the program");
+    child.stdin.take().expect("a pipe").write_all(b"go\n").expect("let the program start");
     // Only of this thread: children of tests that run beside this one are theirs.
     let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
     let (mut count, mut inside) = (0, BTreeMap::new());
@@ -75,11 +86,13 @@ pub fn kill_at(command: &mut Command, calls: &[u64], n: u64, mut at_each: impl F
         }
     };
     // The rest of its threads end now; their ends are collected so that none stays a zombie.
-    while fate == Fate::Killed {
-        match waitpid(None, Some(flags)) {
-            Ok(WaitStatus::Exited(ended, _) | WaitStatus::Signaled(ended, _, _)) if ended == pid => break,
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(_) => break,
+    if fate == Fate::Killed {
+        loop {
+            match waitpid(None, Some(flags)) {
+                Ok(WaitStatus::Exited(ended, _) | WaitStatus::Signaled(ended, _, _)) if ended == pid => break,
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(_) => break,
+            }
         }
     }
     // Already collected above; this only releases the handle.
