@@ -1,1 +1,20 @@
-//! gRPC services over the engine, and the daemon.
+//! The gRPC services over the engine, and the daemon around them. The command line serves the same services on an in-memory
+//! channel ([`embedded`]), so that there is one way to the engine.
+//!
+//! Threads: tokio for sockets and timers; every call of the engine runs on a blocking thread, because the engine blocks.
+
+#![forbid(unsafe_code)]
+
+pub mod auth;
+pub mod backlog;
+pub mod config;
+pub mod core;
+pub mod embedded;
+pub mod keeper;
+pub mod lease;
+pub mod listen;
+pub mod rpc;
+pub mod run;
+
+pub use embedded::{Embedded, embedded};
+pub use ingraft_engine::{Config, Engine, Error};

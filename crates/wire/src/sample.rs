@@ -105,8 +105,8 @@ impl Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use prost::Message;
     use proptest::prelude::*;
+    use prost::Message;
 
     use super::*;
 

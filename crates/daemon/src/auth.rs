@@ -1,0 +1,227 @@
+//! Who calls. Each listener has its own way to know, and every request that passes carries a [`Caller`]. What a caller may do with
+//! a target is decided by the engine.
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use ingraft_engine::Caller;
+use ingraft_wire::{Failure, FailureKind, PROTOCOL_HEADER, version};
+use tonic::service::Interceptor;
+use tonic::transport::server::UdsConnectInfo;
+use tonic::{Request, Status};
+
+/// How the callers of one listener are known.
+#[derive(Clone, Debug)]
+pub enum Access {
+    /// It is the program itself, on an in-memory channel.
+    Embedded,
+    /// By the credentials that the kernel gives for the peer of a Unix socket.
+    Peer,
+    /// By a secret in the metadata: `authorization: Bearer TOKEN`. Acts as the daemon's user.
+    Token(TokenCell),
+    /// By a certificate that the transport has checked already. Acts as the daemon's user.
+    Certificate,
+}
+
+impl Access {
+    fn caller(&self, request: &Request<()>) -> Result<Caller, Failure> {
+        match self {
+            Access::Embedded | Access::Certificate => Ok(Caller::Engine),
+            Access::Peer => {
+                let info = request.extensions().get::<UdsConnectInfo>();
+                let uid = info.and_then(|info| info.peer_cred).map(|cred| cred.uid()).ok_or_else(|| {
+                    let what = "the kernel does not say who is at the other end of the socket";
+                    Failure::new(FailureKind::Unauthenticated, "no_peer", what, "connect from the same user namespace")
+                })?;
+                // Root may do what the daemon may. The daemon's own user is no exception: with capabilities it may do more
+                // than that user.
+                Ok(if uid == 0 { Caller::Engine } else { Caller::Uid(uid) })
+            }
+            Access::Token(token) => {
+                let hint = "send the daemon's token: --token-file FILE or INGRAFT_TOKEN";
+                let sent = request.metadata().get("authorization").ok_or_else(|| {
+                    Failure::new(FailureKind::Unauthenticated, "token_missing", "this address needs a token", hint)
+                })?;
+                if sent.as_bytes().strip_prefix(b"Bearer ").is_some_and(|sent| token.is(sent)) {
+                    Ok(Caller::Engine)
+                } else {
+                    Err(Failure::new(
+                        FailureKind::Unauthenticated,
+                        "token_wrong",
+                        "the token is not the daemon's",
+                        hint,
+                    ))
+                }
+            }
+        }
+    }
+}
+
+impl Interceptor for Access {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        let caller = self.caller(&request)?;
+        request.extensions_mut().insert(caller);
+        Ok(request)
+    }
+}
+
+/// The caller of a request; only requests that passed an [`Access`] have one.
+pub fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
+    request.extensions().get::<Caller>().copied().ok_or_else(|| Status::unauthenticated("no caller"))
+}
+
+/// Refuses requests of clients that say that they speak another version of the protocol.
+pub fn check_version(request: Request<()>) -> Result<Request<()>, Status> {
+    let theirs = request.metadata().get(PROTOCOL_HEADER).map(|v| v.to_str().unwrap_or("not readable"));
+    version::check(theirs)?;
+    Ok(request)
+}
+
+/// A secret that callers must know.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(Vec<u8>);
+
+/// Why a file holds no usable token.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// It cannot be read.
+    #[error("cannot read the token file {path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// Others than its owner can read it.
+    #[error("the token file {path} has mode {mode:04o}: others than its owner can read it; chmod 600 it")]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// It is too short to be a secret, or holds what metadata cannot carry.
+    #[error("the token file {path} must hold one line of at least {} visible ASCII characters", Token::MIN)]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl Token {
+    /// Shortest token in bytes.
+    pub const MIN: usize = 16;
+
+    /// Reads a token file: one line; blanks around it do not count.
+    pub fn read(path: &Path) -> Result<Self, TokenError> {
+        let unreadable = |source| TokenError::Unreadable { path: path.to_owned(), source };
+        let mode = std::fs::metadata(path).map_err(unreadable)?.mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(TokenError::Open { path: path.to_owned(), mode });
+        }
+        let text = std::fs::read(path).map_err(unreadable)?;
+        let token = text.trim_ascii();
+        if token.len() < Token::MIN || !token.iter().all(u8::is_ascii_graphic) {
+            return Err(TokenError::Malformed { path: path.to_owned() });
+        }
+        Ok(Token(token.to_owned()))
+    }
+
+    /// Compares in a time that depends on the lengths only, so that nobody can find the token byte by byte.
+    fn is(&self, sent: &[u8]) -> bool {
+        let differ = self.0.iter().zip(sent).fold(0_u8, |acc, (a, b)| std::hint::black_box(acc | (a ^ b)));
+        self.0.len() == sent.len() && std::hint::black_box(differ) == 0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+/// The token in force; another one may take its place while the daemon runs.
+#[derive(Clone, Debug)]
+pub struct TokenCell(Arc<RwLock<Token>>);
+
+impl TokenCell {
+    /// Holds a token.
+    pub fn new(token: Token) -> Self {
+        TokenCell(Arc::new(RwLock::new(token)))
+    }
+
+    /// From now on another token is right.
+    pub fn replace(&self, token: Token) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = token;
+    }
+
+    fn is(&self, sent: &[u8]) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).is(sent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn file(dir: &tempfile::TempDir, text: &str, mode: u32) -> PathBuf {
+        let path = dir.path().join("token");
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    #[test]
+    fn token_files_are_checked() {
+        let dir = tempfile::tempdir().unwrap();
+        let secret = "0123456789abcdef";
+        assert!(Token::read(&file(&dir, &format!("{secret}\n"), 0o600)).unwrap().is(secret.as_bytes()));
+        assert!(matches!(Token::read(&file(&dir, secret, 0o640)), Err(TokenError::Open { mode: 0o640, .. })));
+        assert!(matches!(Token::read(&file(&dir, "short", 0o600)), Err(TokenError::Malformed { .. })));
+        assert!(matches!(Token::read(&file(&dir, "two words and more", 0o600)), Err(TokenError::Malformed { .. })));
+        assert!(matches!(Token::read(&dir.path().join("none")), Err(TokenError::Unreadable { .. })));
+    }
+
+    fn with(header: Option<&str>) -> Request<()> {
+        let mut request = Request::new(());
+        if let Some(header) = header {
+            request.metadata_mut().insert("authorization", header.parse().unwrap());
+        }
+        request
+    }
+
+    #[test]
+    fn only_the_right_token_passes() {
+        let cell = TokenCell::new(Token(b"0123456789abcdef".to_vec()));
+        let access = Access::Token(cell.clone());
+        let reason = |header| access.caller(&with(header)).map_err(|f| f.reason);
+        assert_eq!(reason(Some("Bearer 0123456789abcdef")), Ok(Caller::Engine));
+        assert_eq!(reason(None), Err("token_missing".into()));
+        for wrong in ["Bearer 0123456789abcdeF", "Bearer ", "Bearer 0123456789abcdef0", "0123456789abcdef", "Basic x"] {
+            assert_eq!(reason(Some(wrong)), Err("token_wrong".into()), "{wrong}");
+        }
+        cell.replace(Token(b"another-secret-16".to_vec()));
+        assert_eq!(reason(Some("Bearer 0123456789abcdef")), Err("token_wrong".into()));
+        assert_eq!(reason(Some("Bearer another-secret-16")), Ok(Caller::Engine));
+    }
+
+    #[test]
+    fn without_credentials_nobody_passes() {
+        assert_eq!(Access::Peer.caller(&with(None)).map_err(|f| f.reason), Err("no_peer".into()));
+        assert!(caller(&Request::new(())).is_err());
+    }
+
+    #[test]
+    fn other_versions_are_refused() {
+        let mut request = Request::new(());
+        assert!(check_version(Request::new(())).is_ok());
+        request.metadata_mut().insert(PROTOCOL_HEADER, "7".parse().unwrap());
+        let failure = Failure::from_status(&check_version(request).unwrap_err());
+        assert_eq!(failure.reason, "version_mismatch");
+    }
+}

@@ -1,0 +1,311 @@
+//! How the daemon is set up: flags go before the environment (`INGRAFTD_*`), the environment before the TOML file.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::auth::{Token, TokenError};
+use crate::listen::{Address, AddressError};
+
+/// Where the daemon listens when nothing else is said.
+pub const LISTEN_DEFAULT: &str = "unix:/run/ingraft/ingraftd.sock";
+const SOCKET_MODE_DEFAULT: u32 = 0o600;
+const LOG_DEFAULT: &str = "info";
+
+/// What is said on the command line and in the environment.
+#[derive(Clone, Debug, Default, clap::Parser)]
+#[command(
+    name = "ingraftd",
+    version,
+    about = "Keeps instrumentation of running processes and serves it to clients over gRPC",
+    after_help = "Addresses: unix:/PATH (mode 0600), http://127.0.0.1:PORT (needs --token-file), https://HOST:PORT (needs --tls-cert, \
+                  --tls-key, --client-ca). PORT 0 picks one. The daemon prints `listening on ADDRESS` for each when it is ready.\n\
+                  SIGTERM removes all measurements that were not asked to stay and ends; SIGHUP reads file and token again."
+)]
+pub struct Flags {
+    /// Configuration file (TOML) with the long names of these flags as keys
+    #[arg(long, value_name = "FILE", env = "INGRAFTD_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Address to listen at; repeatable [default: unix:/run/ingraft/ingraftd.sock]
+    #[arg(long, value_name = "URI", env = "INGRAFTD_LISTEN", value_delimiter = ',')]
+    pub listen: Vec<String>,
+    /// Directory of journal and cache [default: INGRAFT_STATE_DIR, else /var/lib/ingraft as root, else ~/.local/state/ingraft]
+    #[arg(long, value_name = "DIR", env = "INGRAFTD_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// File that holds the token for http addresses, readable by its owner only
+    #[arg(long, value_name = "FILE", env = "INGRAFTD_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Permission bits of Unix sockets, octal [default: 0600]
+    #[arg(long, value_name = "MODE", env = "INGRAFTD_SOCKET_MODE")]
+    pub socket_mode: Option<String>,
+    /// Group of Unix sockets
+    #[arg(long, value_name = "GROUP", env = "INGRAFTD_SOCKET_GROUP")]
+    pub socket_group: Option<String>,
+    /// Certificate chain for https addresses (PEM)
+    #[arg(long, value_name = "FILE", env = "INGRAFTD_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of that certificate (PEM)
+    #[arg(long, value_name = "FILE", env = "INGRAFTD_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+    /// Certificates of those who may sign client certificates (PEM)
+    #[arg(long, value_name = "FILE", env = "INGRAFTD_CLIENT_CA")]
+    pub client_ca: Option<PathBuf>,
+    /// What goes to the log on stderr, e.g. `debug` or `info,ingraft_engine=debug` [default: info]
+    #[arg(long, value_name = "FILTER", env = "INGRAFTD_LOG")]
+    pub log: Option<String>,
+    /// Check the configuration, say what is wrong, and end
+    #[arg(long)]
+    pub check_config: bool,
+}
+
+/// The file: the same words. An unknown one is an error, because it is mostly a misspelt one.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Document {
+    #[serde(default)]
+    listen: Vec<String>,
+    state_dir: Option<PathBuf>,
+    token_file: Option<PathBuf>,
+    socket_mode: Option<String>,
+    socket_group: Option<String>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    client_ca: Option<PathBuf>,
+    log: Option<String>,
+}
+
+/// Everything that the daemon is told, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Where to listen; at least one.
+    pub listen: Vec<Address>,
+    /// Directory of journal and cache.
+    pub state_dir: PathBuf,
+    /// The token for http addresses.
+    pub token: Option<Token>,
+    /// Permission bits of Unix sockets.
+    pub socket_mode: u32,
+    /// Group of Unix sockets.
+    pub socket_group: Option<String>,
+    /// Files for https addresses.
+    pub tls: Option<TlsFiles>,
+    /// Filter of the log.
+    pub log: String,
+}
+
+/// The files that TLS needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificate chain (PEM).
+    pub cert: PathBuf,
+    /// Its private key (PEM).
+    pub key: PathBuf,
+    /// Who may sign client certificates (PEM).
+    pub client_ca: PathBuf,
+}
+
+/// What is wrong with the configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel says.
+        source: std::io::Error,
+    },
+    /// The file is no TOML or has unknown words.
+    #[error("{path}: {source}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Line, excerpt and reason.
+        source: Box<toml::de::Error>,
+    },
+    /// An address is none.
+    #[error("listen: {0}")]
+    Address(#[from] AddressError),
+    /// The token file is unusable.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// The mode is no octal number of permission bits.
+    #[error("socket-mode: `{0}` is no octal mode such as 0600 or 0660")]
+    Mode(String),
+    /// An http address without a token.
+    #[error("{0} needs a token: name a file that holds one with token-file")]
+    NoToken(Address),
+    /// An https address without all three files.
+    #[error("{0} needs client certificates: name the files tls-cert, tls-key and client-ca")]
+    NoTls(Address),
+    /// Neither a directory nor a home.
+    #[error("there is no home directory to keep journal and cache in: name one with state-dir")]
+    NoStateDir,
+}
+
+impl Settings {
+    /// Puts together what flags, environment and file say.
+    pub fn load(flags: &Flags) -> Result<Self, ConfigError> {
+        let document = match &flags.config {
+            Some(path) => read(path)?,
+            None => Document::default(),
+        };
+        Settings::resolve(flags.clone(), document)
+    }
+
+    fn resolve(flags: Flags, file: Document) -> Result<Self, ConfigError> {
+        let mut listen = if flags.listen.is_empty() { file.listen } else { flags.listen };
+        if listen.is_empty() {
+            listen.push(LISTEN_DEFAULT.to_owned());
+        }
+        let listen: Vec<Address> = listen.iter().map(|text| text.trim().parse()).collect::<Result<_, _>>()?;
+        let token_file = flags.token_file.or(file.token_file);
+        let socket_mode = flags.socket_mode.or(file.socket_mode);
+        let files =
+            (flags.tls_cert.or(file.tls_cert), flags.tls_key.or(file.tls_key), flags.client_ca.or(file.client_ca));
+        let tls = match files {
+            (Some(cert), Some(key), Some(client_ca)) => Some(TlsFiles { cert, key, client_ca }),
+            _ => None,
+        };
+        let settings = Settings {
+            listen,
+            state_dir: flags.state_dir.or(file.state_dir).or_else(state_dir).ok_or(ConfigError::NoStateDir)?,
+            token: token_file.map(|path| Token::read(&path)).transpose()?,
+            socket_mode: socket_mode.map_or(Ok(SOCKET_MODE_DEFAULT), mode)?,
+            socket_group: flags.socket_group.or(file.socket_group),
+            tls,
+            log: flags.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.to_owned()),
+        };
+        for address in &settings.listen {
+            match address {
+                Address::Http(_) if settings.token.is_none() => return Err(ConfigError::NoToken(address.clone())),
+                Address::Https { .. } if settings.tls.is_none() => return Err(ConfigError::NoTls(address.clone())),
+                Address::Unix(_) | Address::Http(_) | Address::Https { .. } => {}
+            }
+        }
+        Ok(settings)
+    }
+
+    /// The words whose change a running daemon does not follow.
+    pub fn needs_restart(&self, new: &Settings) -> Vec<&'static str> {
+        let changed = [
+            ("listen", self.listen != new.listen),
+            ("state-dir", self.state_dir != new.state_dir),
+            ("socket-mode", self.socket_mode != new.socket_mode),
+            ("socket-group", self.socket_group != new.socket_group),
+            ("tls-cert, tls-key, client-ca", self.tls != new.tls),
+        ];
+        changed.iter().filter(|(_, changed)| *changed).map(|(word, _)| *word).collect()
+    }
+}
+
+fn read(path: &Path) -> Result<Document, ConfigError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
+    toml::from_str(&text).map_err(|source| ConfigError::Malformed { path: path.to_owned(), source: Box::new(source) })
+}
+
+fn mode(text: String) -> Result<u32, ConfigError> {
+    match u32::from_str_radix(text.trim_start_matches("0o"), 8) {
+        Ok(mode) if mode <= 0o777 => Ok(mode),
+        Ok(_) | Err(_) => Err(ConfigError::Mode(text)),
+    }
+}
+
+/// Where both programs keep journal and cache when no flag says so; `None` without a home.
+pub fn state_dir() -> Option<PathBuf> {
+    state_dir_of(nix::unistd::geteuid().is_root(), |name| std::env::var_os(name).filter(|value| !value.is_empty()))
+}
+
+fn state_dir_of(root: bool, environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    if let Some(dir) = environment("INGRAFT_STATE_DIR") {
+        return Some(dir.into());
+    }
+    if root {
+        return Some("/var/lib/ingraft".into());
+    }
+    let state = environment("XDG_STATE_HOME").map(PathBuf::from);
+    let state = state.or_else(|| Some(PathBuf::from(environment("HOME")?).join(".local/state")))?;
+    Some(state.join("ingraft"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use clap::Parser;
+
+    use super::*;
+
+    fn resolve(flags: &[&str], file: &str) -> Result<Settings, String> {
+        let flags = Flags::parse_from(["ingraftd", "--state-dir=/s"].iter().chain(flags));
+        let file = toml::from_str(file).map_err(|e| e.message().to_owned())?;
+        Settings::resolve(flags, file).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn flags_go_before_the_file() {
+        let file = "listen = ['unix:/a', 'unix:/b']\nsocket-mode = '0660'\nlog = 'debug'\nstate-dir = '/f'";
+        let settings = resolve(&[], file).unwrap();
+        assert_eq!(settings.listen, [Address::Unix("/a".into()), Address::Unix("/b".into())]);
+        assert_eq!((settings.socket_mode, settings.log.as_str()), (0o660, "debug"));
+        assert_eq!(settings.state_dir, Path::new("/s"));
+        let settings = resolve(&["--listen=unix:/c", "--socket-mode=600", "--log=warn"], file).unwrap();
+        assert_eq!(settings.listen, [Address::Unix("/c".into())]);
+        assert_eq!((settings.socket_mode, settings.log.as_str()), (0o600, "warn"));
+    }
+
+    #[test]
+    fn nothing_said_is_the_documented_default() {
+        let settings = resolve(&[], "").unwrap();
+        assert_eq!(settings.listen, [LISTEN_DEFAULT.parse().unwrap()]);
+        assert_eq!((settings.socket_mode, settings.socket_group, settings.token), (0o600, None, None));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (flags, file, expected) in [
+            (&[][..], "lisen = []", "unknown field `lisen`"),
+            (&[], "listen = 7", "invalid type: integer `7`"),
+            (&["--listen=tcp:1"], "", "listen: `tcp:1` is no address"),
+            (&["--listen=http://127.0.0.1:0"], "", "http://127.0.0.1:0 needs a token"),
+            (&["--listen=https://h:1", "--tls-cert=c"], "", "https://h:1 needs client certificates"),
+            (&["--socket-mode=9"], "", "socket-mode: `9` is no octal mode"),
+            (&["--socket-mode=7777"], "", "socket-mode: `7777` is no octal mode"),
+            (&["--token-file=/no/such"], "", "cannot read the token file /no/such"),
+        ] {
+            let error = resolve(flags, file).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_changed_token_needs_no_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        let settings = |secret: &str| {
+            std::fs::write(&path, secret).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            resolve(&["--listen=http://127.0.0.1:0", "--token-file", path.to_str().unwrap()], "").unwrap()
+        };
+        let (old, new) = (settings("a secret of mine".replace(' ', "-").as_str()), settings("another-secret-16"));
+        assert_ne!(old.token, new.token);
+        assert!(old.needs_restart(&new).is_empty());
+        let other = Settings { socket_mode: 0o777, ..new };
+        assert_eq!(old.needs_restart(&other), ["socket-mode"]);
+    }
+
+    #[test]
+    fn the_state_directory_follows_the_environment() {
+        let of = |root, vars: &[(&str, &str)]| {
+            let found = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| OsString::from(v));
+            state_dir_of(root, found).map(|p| p.display().to_string())
+        };
+        assert_eq!(of(true, &[("HOME", "/root")]).as_deref(), Some("/var/lib/ingraft"));
+        assert_eq!(of(true, &[("INGRAFT_STATE_DIR", "/x")]).as_deref(), Some("/x"));
+        assert_eq!(of(false, &[("HOME", "/h")]).as_deref(), Some("/h/.local/state/ingraft"));
+        assert_eq!(of(false, &[("HOME", "/h"), ("XDG_STATE_HOME", "/y")]).as_deref(), Some("/y/ingraft"));
+        assert_eq!(of(false, &[]), None);
+    }
+}

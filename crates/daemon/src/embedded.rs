@@ -1,0 +1,66 @@
+//! The engine inside the command line: the same services, served on an in-memory channel.
+
+use std::io;
+
+use hyper_util::rt::TokioIo;
+use ingraft_engine::{Engine, Removed};
+use tokio::task::JoinHandle;
+use tonic::service::InterceptorLayer;
+use tonic::transport::{Channel, Endpoint, Server};
+
+use crate::auth::Access;
+use crate::core::{Core, Host};
+use crate::rpc;
+
+/// Bytes in flight in each direction.
+const BUFFER: usize = 256 << 10;
+
+/// A served engine in this process. It must be closed, so that nothing stays in a target; what is not closed is left to the journal.
+pub struct Embedded {
+    core: Core,
+    channel: Channel,
+    server: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+/// Why the engine could not be served.
+#[derive(Debug, thiserror::Error)]
+pub enum EmbeddedError {
+    /// The descriptors of the protocol are not readable.
+    #[error("cannot offer reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// The in-memory connection could not be made.
+    #[error("cannot connect to the embedded engine: {0}")]
+    Connect(#[from] tonic::transport::Error),
+}
+
+/// Serves an engine on an in-memory channel. Needs a tokio runtime, which must live until [`Embedded::close`].
+pub async fn embedded(engine: Engine) -> Result<Embedded, EmbeddedError> {
+    let core = Core::new(engine, Host::CommandLine);
+    core.start_keeper();
+    let (ours, theirs) = tokio::io::duplex(BUFFER);
+    let routes = rpc::routes(&core).await?;
+    let server = Server::builder().layer(InterceptorLayer::new(Access::Embedded)).add_routes(routes);
+    let server = tokio::spawn(server.serve_with_incoming(tokio_stream::once(Ok::<_, io::Error>(theirs))));
+    let mut ours = Some(ours);
+    let connector = tower::service_fn(move |_| {
+        // A duplex is one connection: there is no second one.
+        let stream = ours.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
+        std::future::ready(stream.map(TokioIo::new))
+    });
+    let channel = Endpoint::from_static("http://embedded.invalid").connect_with_connector(connector).await?;
+    Ok(Embedded { core, channel, server })
+}
+
+impl Embedded {
+    /// A channel to the services; cheap to clone.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// Ends the engine: removes every measurement that is not to be kept. Calls in progress come to their end first.
+    pub async fn close(self) -> Vec<Result<Removed, ingraft_engine::Error>> {
+        let removed = self.core.close().await;
+        self.server.abort();
+        removed
+    }
+}

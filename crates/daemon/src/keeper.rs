@@ -1,0 +1,106 @@
+//! Removes measurements whose lease has expired: the table of [`crate::lease`] with a clock and a task.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use ingraft_engine::{Caller, MeasurementId};
+use tokio::sync::Notify;
+
+use crate::core::Core;
+use crate::lease::{EndedBy, Leases};
+
+/// The leases of a running engine.
+#[derive(Debug, Default)]
+pub struct Keeper {
+    leases: Mutex<Leases>,
+    changed: Notify,
+}
+
+impl Keeper {
+    fn table(&self) -> MutexGuard<'_, Leases> {
+        // Every change of the table is one call, so a panic between two leaves it whole.
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A measurement was inserted.
+    pub fn inserted(&self, id: MeasurementId, keep: bool) {
+        self.table().inserted(id, keep, Instant::now());
+        self.changed.notify_one();
+    }
+
+    /// A stream of it was opened; it is closed when the guard goes.
+    pub fn open(self: &std::sync::Arc<Self>, id: MeasurementId) -> OpenStream {
+        self.table().opened(id);
+        OpenStream { keeper: self.clone(), id, by: EndedBy::Client }
+    }
+
+    /// It was read.
+    pub fn read(&self, id: MeasurementId) {
+        self.table().read(id, Instant::now());
+    }
+
+    /// It is to be kept, or no longer.
+    pub fn keep(&self, id: MeasurementId, keep: bool) {
+        self.table().keep(id, keep, Instant::now());
+        self.changed.notify_one();
+    }
+
+    /// It was removed.
+    pub fn removed(&self, id: MeasurementId) {
+        self.table().removed(id);
+    }
+}
+
+/// An open stream of a measurement.
+#[derive(Debug)]
+pub struct OpenStream {
+    keeper: std::sync::Arc<Keeper>,
+    id: MeasurementId,
+    by: EndedBy,
+}
+
+impl OpenStream {
+    /// The target has ended, so the stream will: the client did not go away.
+    pub fn target_ended(&mut self) {
+        self.by = EndedBy::Target;
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.keeper.table().closed(self.id, self.by, Instant::now());
+        self.keeper.changed.notify_one();
+    }
+}
+
+/// Removes what expires, until the engine closes.
+pub async fn keep_house(core: Core) {
+    let mut closing = core.closing();
+    loop {
+        let next = core.keeper().table().next();
+        let due = async {
+            match next {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = due => {}
+            () = core.keeper().changed.notified() => {}
+            () = closing.wait() => return,
+        }
+        let expired = core.keeper().table().expired(Instant::now());
+        for id in expired {
+            remove(&core, id).await;
+        }
+    }
+}
+
+/// Removes a measurement that nobody waits for; an error goes to the log.
+pub async fn remove(core: &Core, id: MeasurementId) {
+    core.keeper().removed(id);
+    match core.engine_call(move |engine| engine.remove(id, Caller::Engine)).await {
+        Ok(removed) => tracing::info!(measurement = id.0, pid = removed.pid.0, "removed: its client went away"),
+        Err(failure) => tracing::warn!(measurement = id.0, reason = failure.reason, "not removed: {failure}"),
+    }
+}

@@ -1,0 +1,336 @@
+//! Where the daemon listens: addresses as they are written, and sockets that are safe before anybody can reach them.
+
+use std::fmt;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// An address to listen at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket at an absolute path: `unix:/p` or `unix:///p`.
+    Unix(PathBuf),
+    /// Plain HTTP/2 on the loopback interface, with a token: `http://127.0.0.1:PORT`.
+    Http(SocketAddr),
+    /// HTTP/2 with TLS, with client certificates: `https://HOST:PORT`.
+    Https {
+        /// A name or an IP address, in brackets if it is of version 6.
+        host: String,
+        /// The port; 0 picks one.
+        port: u16,
+    },
+}
+
+/// Why a text is no address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// No scheme that is known.
+    #[error("`{0}` is no address; write unix:/PATH, http://127.0.0.1:PORT or https://HOST:PORT")]
+    Scheme(String),
+    /// A Unix socket without an absolute path.
+    #[error("`{0}` needs an absolute path, e.g. unix:/run/ingraft/ingraftd.sock")]
+    RelativePath(String),
+    /// No host or no port.
+    #[error("`{0}` needs a host and a port, e.g. http://127.0.0.1:7440")]
+    HostPort(String),
+    /// Plain HTTP where others could listen in.
+    #[error(
+        "`{0}` is not on the loopback interface; without TLS only http://127.0.0.1:PORT and http://[::1]:PORT are served"
+    )]
+    NotLoopback(String),
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            // unix:///p has an empty authority.
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return if path.starts_with('/') && !path.ends_with('/') {
+                Ok(Address::Unix(PathBuf::from(path)))
+            } else {
+                Err(AddressError::RelativePath(text.to_owned()))
+            };
+        }
+        let (tls, rest) = match (text.strip_prefix("http://"), text.strip_prefix("https://")) {
+            (Some(rest), _) => (false, rest),
+            (None, Some(rest)) => (true, rest),
+            (None, None) => return Err(AddressError::Scheme(text.to_owned())),
+        };
+        let bad = || AddressError::HostPort(text.to_owned());
+        let (host, port) = rest.strip_suffix('/').unwrap_or(rest).rsplit_once(':').ok_or_else(bad)?;
+        let port: u16 = port.parse().map_err(|_| bad())?;
+        if host.is_empty() || host.contains(['/', '@']) {
+            return Err(bad());
+        }
+        if tls {
+            return Ok(Address::Https { host: host.to_owned(), port });
+        }
+        let ip = match host {
+            "localhost" => Ipv4Addr::LOCALHOST.into(),
+            host => host.trim_start_matches('[').trim_end_matches(']').parse().map_err(|_| bad())?,
+        };
+        let address = SocketAddr::new(ip, port);
+        if address.ip().is_loopback() {
+            Ok(Address::Http(address))
+        } else {
+            Err(AddressError::NotLoopback(text.to_owned()))
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+            Address::Http(address) => write!(f, "http://{address}"),
+            Address::Https { host, port } => write!(f, "https://{host}:{port}"),
+        }
+    }
+}
+
+/// Why an address cannot be listened at.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Somebody listens there.
+    #[error("another program listens at unix:{0}")]
+    InUse(PathBuf),
+    /// Something else has the name.
+    #[error("{0} exists and is no socket; it is left alone")]
+    NotASocket(PathBuf),
+    /// No such group.
+    #[error("there is no group `{0}`")]
+    NoGroup(String),
+    /// The kernel refuses.
+    #[error("cannot {doing}: {source}")]
+    Io {
+        /// What was being done, e.g. `create /run/ingraft`.
+        doing: String,
+        /// What the kernel says.
+        source: io::Error,
+    },
+}
+
+fn io_error(doing: impl fmt::Display) -> impl FnOnce(io::Error) -> ListenError {
+    move |source| ListenError::Io { doing: doing.to_string(), source }
+}
+
+/// A Unix socket that listens. Its file goes when this does, unless another one has taken its place. The lock beside it stays: two
+/// daemons would otherwise be able to lock two files of the same name.
+#[derive(Debug)]
+pub struct UnixSocket {
+    /// The listening socket, non-blocking.
+    pub listener: UnixListener,
+    path: PathBuf,
+    inode: u64,
+    _lock: File,
+}
+
+impl UnixSocket {
+    /// Listens at a path with this mode and group. A file that a dead daemon left is replaced.
+    ///
+    /// The socket is made in a directory that only we can enter and moved to its place when its mode is right, so that there is no
+    /// moment at which others can connect. A lock beside it keeps two daemons from replacing each other's.
+    pub fn bind(path: &Path, mode: u32, group: Option<&str>) -> Result<Self, ListenError> {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        if !folder.exists() {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(folder)
+                .map_err(io_error(format_args!("create {}", folder.display())))?;
+        }
+        let lock = beside(path, ".lock");
+        let locking = || format!("lock {}", lock.display());
+        let mut options = File::options();
+        options.create(true).truncate(false).write(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
+        let lock = options.open(&lock).map_err(io_error(locking()))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(ListenError::InUse(path.to_owned())),
+            Err(TryLockError::Error(e)) => return Err(io_error(locking())(e)),
+        }
+        match fs::symlink_metadata(path) {
+            Ok(found) if !found.file_type().is_socket() => return Err(ListenError::NotASocket(path.to_owned())),
+            Ok(_) if UnixStream::connect(path).is_ok() => return Err(ListenError::InUse(path.to_owned())),
+            Ok(_) | Err(_) => {}
+        }
+        let private = beside(path, &format!(".{}", std::process::id()));
+        let making = || format!("make a socket at {}", path.display());
+        fs::DirBuilder::new().mode(0o700).create(&private).map_err(io_error(making()))?;
+        let made = make(&private.join("s"), path, mode, group);
+        // Whatever happened: the directory is ours and empty, or holds a socket that nobody knows.
+        let _ = fs::remove_file(private.join("s"));
+        let _ = fs::remove_dir(&private);
+        let (listener, inode) = made?;
+        Ok(UnixSocket { listener, path: path.to_owned(), inode, _lock: lock })
+    }
+}
+
+fn make(new: &Path, path: &Path, mode: u32, group: Option<&str>) -> Result<(UnixListener, u64), ListenError> {
+    let making = || format!("make a socket at {}", path.display());
+    let listener = UnixListener::bind(new).map_err(io_error(making()))?;
+    listener.set_nonblocking(true).map_err(io_error(making()))?;
+    if let Some(name) = group {
+        let found =
+            nix::unistd::Group::from_name(name).map_err(|e| io_error(format!("look up the group {name}"))(e.into()))?;
+        let gid = found.ok_or_else(|| ListenError::NoGroup(name.to_owned()))?.gid.as_raw();
+        std::os::unix::fs::chown(new, None, Some(gid))
+            .map_err(io_error(format!("give the socket to the group {name}")))?;
+    }
+    fs::set_permissions(new, fs::Permissions::from_mode(mode)).map_err(io_error(making()))?;
+    let inode = fs::symlink_metadata(new).map_err(io_error(making()))?.ino();
+    fs::rename(new, path).map_err(io_error(making()))?;
+    Ok((listener, inode))
+}
+
+impl Drop for UnixSocket {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
+/// What connections come from.
+pub trait Accept: Send + 'static {
+    /// A connection.
+    type Connection: Send + 'static;
+    /// Waits for the next one.
+    fn next(&self) -> impl Future<Output = io::Result<Self::Connection>> + Send;
+}
+
+impl Accept for tokio::net::UnixListener {
+    type Connection = tokio::net::UnixStream;
+    async fn next(&self) -> io::Result<Self::Connection> {
+        Ok(self.accept().await?.0)
+    }
+}
+
+impl Accept for tokio::net::TcpListener {
+    type Connection = tokio::net::TcpStream;
+    async fn next(&self) -> io::Result<Self::Connection> {
+        let (stream, _) = self.accept().await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+}
+
+/// The connections of a listener. An accept that fails, mostly for want of file descriptors, is said once in the log and tried again:
+/// it must not end the daemon.
+pub fn connections<A: Accept + Sync>(listener: A) -> ReceiverStream<io::Result<A::Connection>> {
+    const PAUSE: Duration = Duration::from_millis(100);
+    let (send, receive) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let mut failing = false;
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.next() => accepted,
+                () = send.closed() => return,
+            };
+            match accepted {
+                Ok(connection) => {
+                    failing = false;
+                    if send.send(Ok(connection)).await.is_err() {
+                        return;
+                    }
+                }
+                Err(e) => {
+                    if !std::mem::replace(&mut failing, true) {
+                        tracing::warn!("cannot accept a connection, trying again: {e}");
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    });
+    ReceiverStream::new(receive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_written() {
+        let round = |text: &str| text.parse::<Address>().map_or_else(|e| format!("error: {e}"), |a| a.to_string());
+        for (text, expected) in [
+            ("unix:/run/x.sock", "unix:/run/x.sock"),
+            ("unix:///run/x.sock", "unix:/run/x.sock"),
+            ("http://127.0.0.1:7440", "http://127.0.0.1:7440"),
+            ("http://127.0.0.1:0/", "http://127.0.0.1:0"),
+            ("http://localhost:1", "http://127.0.0.1:1"),
+            ("http://[::1]:1", "http://[::1]:1"),
+            ("https://host:7440", "https://host:7440"),
+            ("https://[::]:7440", "https://[::]:7440"),
+            ("unix:x", "error: `unix:x` needs an absolute path, e.g. unix:/run/ingraft/ingraftd.sock"),
+            ("unix:", "error: `unix:` needs an absolute path, e.g. unix:/run/ingraft/ingraftd.sock"),
+            ("/run/x", "error: `/run/x` is no address; write unix:/PATH, http://127.0.0.1:PORT or https://HOST:PORT"),
+            ("http://127.0.0.1", "error: `http://127.0.0.1` needs a host and a port, e.g. http://127.0.0.1:7440"),
+            ("http://127.0.0.1:x", "error: `http://127.0.0.1:x` needs a host and a port, e.g. http://127.0.0.1:7440"),
+            ("https://:1", "error: `https://:1` needs a host and a port, e.g. http://127.0.0.1:7440"),
+            ("https://a@b:1", "error: `https://a@b:1` needs a host and a port, e.g. http://127.0.0.1:7440"),
+        ] {
+            assert_eq!(round(text), expected, "{text}");
+        }
+        assert!(matches!("http://10.0.0.1:1".parse::<Address>(), Err(AddressError::NotLoopback(_))));
+        assert!(matches!("http://0.0.0.0:1".parse::<Address>(), Err(AddressError::NotLoopback(_))));
+    }
+
+    #[test]
+    fn a_socket_has_its_mode_and_goes_with_its_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("deep/er/x.sock");
+        let socket = UnixSocket::bind(&path, 0o600, None).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert!(UnixStream::connect(&path).is_ok());
+        assert!(matches!(UnixSocket::bind(&path, 0o600, None), Err(ListenError::InUse(_))));
+        drop(socket);
+        let left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["x.sock.lock"]);
+        drop(UnixSocket::bind(&path, 0o600, None).unwrap());
+    }
+
+    #[test]
+    fn only_dead_sockets_are_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "a dead one");
+        drop(UnixSocket::bind(&path, 0o660, None).unwrap());
+
+        let foreign = UnixListener::bind(&path).unwrap();
+        assert!(matches!(UnixSocket::bind(&path, 0o600, None), Err(ListenError::InUse(_))));
+        assert!(UnixStream::connect(&path).is_ok(), "a living one stays");
+        drop(foreign);
+
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(UnixSocket::bind(&path, 0o600, None), Err(ListenError::NotASocket(_))));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_group_must_exist() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.sock");
+        let none = UnixSocket::bind(&path, 0o600, Some("no such group"));
+        assert!(matches!(none, Err(ListenError::NoGroup(_))), "{none:?}");
+        assert!(!path.exists());
+    }
+}

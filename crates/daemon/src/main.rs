@@ -1,0 +1,5 @@
+//! The daemon.
+
+fn main() -> std::process::ExitCode {
+    ingraft_daemon::run::main()
+}

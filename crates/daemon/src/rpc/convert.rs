@@ -1,0 +1,275 @@
+//! The engine's values as messages, and requests as the engine's values.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+use ingraft_engine::{
+    EnableRequest, Ended, Error, ErrorKind, FunctionEntry, FunctionRef, Inserted, LaunchRequest, MetricFocus, PairInfo,
+    PointSummary, ProcessEntry, RefusedFunction, Removed, TargetSpec,
+};
+use ingraft_model::Pid;
+use ingraft_wire::convert::{self, FieldError, required};
+use ingraft_wire::{Failure, FailureKind, v1};
+
+/// The metric of `functions` when a request names none.
+const FUNCTION_METRIC: &str = "calls";
+
+/// An error of the engine as a failure.
+pub fn failure(error: Error) -> Failure {
+    let kind = match error.kind {
+        ErrorKind::Usage => FailureKind::Usage,
+        ErrorKind::NotFound => FailureKind::NotFound,
+        ErrorKind::Denied => FailureKind::Denied,
+        ErrorKind::Gone => FailureKind::Gone,
+        ErrorKind::Failed => FailureKind::Failed,
+    };
+    let mut failure = Failure::new(kind, error.reason, error.what, error.hint);
+    failure.pid = error.pid;
+    failure.diagnostics = error.diagnostics.iter().map(diagnostic).collect();
+    failure
+}
+
+/// A diagnostic of MDL.
+pub fn diagnostic(diagnostic: &ingraft_engine::Diagnostic) -> v1::Diagnostic {
+    // Ordered like this in MDL; the wire has words of its own.
+    let severity = match diagnostic.severity {
+        ingraft_engine::Severity::Error => v1::Severity::Error,
+        ingraft_engine::Severity::Warning => v1::Severity::Warning,
+        ingraft_engine::Severity::Note => v1::Severity::Note,
+    };
+    v1::Diagnostic {
+        file: diagnostic.file.clone(),
+        line: diagnostic.line,
+        column: diagnostic.column,
+        severity: severity.into(),
+        message: diagnostic.message.clone(),
+        help: diagnostic.help.clone().unwrap_or_default(),
+        start: diagnostic.span.start.into(),
+        end: diagnostic.span.end.into(),
+        code: diagnostic.code.to_owned(),
+        notes: diagnostic.notes.clone(),
+    }
+}
+
+/// A target from the wire.
+pub fn target(target: Option<v1::Target>) -> Result<TargetSpec, FieldError> {
+    let target = required(target, "target")?;
+    match required(target.which, "target.which")? {
+        v1::target::Which::Pid(pid) => Ok(TargetSpec::Pid(convert::pid(pid, "target.pid")?)),
+        v1::target::Which::Name(name) if name.is_empty() => Err(FieldError::missing("target.name")),
+        v1::target::Which::Name(name) => Ok(TargetSpec::Name(name)),
+    }
+}
+
+/// Sources from the wire.
+pub fn sources(sources: Vec<v1::Source>) -> Vec<(String, String)> {
+    sources.into_iter().map(|s| (s.name, s.text)).collect()
+}
+
+/// A request to insert from the wire.
+pub fn enable(request: v1::EnableRequest) -> Result<EnableRequest, FieldError> {
+    let target = target(request.target)?;
+    measure(request.measure, target)
+}
+
+/// A request to start from the wire.
+pub fn launch(request: v1::LaunchRequest, inherit_streams: bool) -> Result<LaunchRequest, FieldError> {
+    if request.command.first().is_none_or(Vec::is_empty) {
+        return Err(FieldError::missing("command[0]"));
+    }
+    if let Some(i) = request.command.iter().position(|word| word.contains(&0)) {
+        return Err(FieldError::new(format!("command[{i}]"), "holds a zero byte"));
+    }
+    Ok(LaunchRequest {
+        command: request.command.into_iter().map(OsString::from_vec).collect(),
+        // The target of a started program is that program; the engine ignores this one.
+        enable: measure(request.measure, TargetSpec::Name(String::new()))?,
+        inherit_streams,
+    })
+}
+
+fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableRequest, FieldError> {
+    let measure = required(measure, "measure")?;
+    let pairs = measure
+        .pairs
+        .into_iter()
+        .enumerate()
+        .map(|(i, pair)| metric_focus(pair).map_err(|e| e.inside(format_args!("pairs[{i}]")).inside("measure")));
+    let pairs: Vec<_> = pairs.collect::<Result<_, _>>()?;
+    if pairs.is_empty() && measure.functions.is_empty() {
+        return Err(FieldError::new("measure", "names no pair and no function"));
+    }
+    let function_metric = Some(measure.function_metric).filter(|m| !m.is_empty());
+    Ok(EnableRequest {
+        target,
+        pairs,
+        functions: measure.functions,
+        function_metric: function_metric.unwrap_or_else(|| FUNCTION_METRIC.to_owned()),
+        definitions: sources(measure.definitions),
+        keep: measure.keep,
+    })
+}
+
+fn metric_focus(pair: v1::MetricFocus) -> Result<MetricFocus, FieldError> {
+    if pair.metric.is_empty() {
+        return Err(FieldError::missing("metric"));
+    }
+    Ok(MetricFocus { focus: convert::focus(&pair.focus, "focus")?, metric: pair.metric })
+}
+
+/// A process.
+pub fn process(process: ProcessEntry) -> v1::Process {
+    v1::Process {
+        pid: process.pid.0,
+        name: process.name,
+        uid: process.uid,
+        denied: process.denied.map(|d| v1::Denied { why: d.why, hint: d.hint }),
+    }
+}
+
+/// A function with its points.
+pub fn function(function: FunctionEntry) -> v1::Function {
+    v1::Function {
+        function: Some(v1::FunctionRef {
+            module: function.module,
+            function: function.function,
+            offset: function.offset.0,
+        }),
+        size: function.size,
+        points: function.points.iter().map(points).collect(),
+    }
+}
+
+fn points(points: &PointSummary) -> v1::PointSummary {
+    v1::PointSummary {
+        kind: v1::PointKind::from(points.kind).into(),
+        count: points.count,
+        how: v1::How::from(points.how).into(),
+        why_not: points.why_not.as_ref().map(v1::Refusal::from),
+    }
+}
+
+fn function_ref(function: &FunctionRef) -> v1::FunctionRef {
+    v1::FunctionRef { module: function.module.clone(), function: function.function.clone(), offset: function.offset.0 }
+}
+
+/// What a pair measures.
+pub fn pair(pair: &PairInfo) -> v1::Pair {
+    v1::Pair {
+        pair: Some(v1::MetricFocus { metric: pair.pair.metric.clone(), focus: pair.pair.focus.to_string() }),
+        function: pair.function.as_ref().map(function_ref),
+        points: pair.points,
+        refused_count: count(pair.refused.len()),
+        exact_since_ns: pair.exact_since_ns,
+    }
+}
+
+/// A function that is not measured; of a pair, or of no pair.
+pub fn refused(refused: &RefusedFunction, pair: Option<usize>) -> v1::RefusedFunction {
+    v1::RefusedFunction {
+        function: Some(function_ref(&refused.function)),
+        reason: Some(v1::Refusal::from(&refused.reason)),
+        pair: pair.map(count),
+    }
+}
+
+/// How a target ended.
+pub fn ended(ended: Ended) -> v1::Ended {
+    v1::Ended { status: ended.status, signal: ended.signal, exec: ended.exec }
+}
+
+/// A removal without its last values.
+pub fn removed(removed: &Removed) -> v1::Removed {
+    v1::Removed {
+        pid: removed.pid.0,
+        stopped_ns: nanoseconds(removed.stopped),
+        text_restored: removed.text_restored,
+        children_left: removed.children_left.iter().map(|Pid(pid)| *pid).collect(),
+        late_start: removed.corrections.0,
+        early_end: removed.corrections.1,
+    }
+}
+
+/// What is inserted in a target.
+pub fn inserted(inserted: Inserted) -> v1::Inserted {
+    v1::Inserted {
+        pid: inserted.pid.0,
+        holder: inserted.holder,
+        ours: inserted.ours,
+        points: inserted.points,
+        code_bytes: inserted.code_bytes,
+        since_ns: inserted.since_ns,
+        identity: inserted.identity,
+        cost_ns_per_s: inserted.cost_ns_per_s,
+        measurements: inserted.measurements.iter().map(|id| id.0).collect(),
+        kept: inserted.kept,
+    }
+}
+
+/// A number of things; more than fit are said to be as many as fit.
+pub fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// A duration in nanoseconds, up to 584 years.
+pub fn nanoseconds(duration: std::time::Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path<T: std::fmt::Debug>(result: Result<T, FieldError>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    fn measure_of(metric: &str, focus: &str) -> Option<v1::Measure> {
+        let good = v1::MetricFocus { metric: "calls".into(), focus: "/Code/a".into() };
+        let pair = v1::MetricFocus { metric: metric.into(), focus: focus.into() };
+        Some(v1::Measure { pairs: vec![good, pair], ..v1::Measure::default() })
+    }
+
+    fn pid(pid: i32) -> Option<v1::Target> {
+        Some(v1::Target { which: Some(v1::target::Which::Pid(pid)) })
+    }
+
+    #[test]
+    fn wrong_requests_name_their_field() {
+        let request = |target, measure| path(enable(v1::EnableRequest { target, measure }));
+        assert_eq!(request(None, None), "target: is missing");
+        assert_eq!(request(Some(v1::Target { which: None }), None), "target.which: is missing");
+        assert_eq!(request(pid(-1), None), "target.pid: -1 is no process id");
+        assert_eq!(request(pid(1), None), "measure: is missing");
+        assert_eq!(request(pid(1), Some(v1::Measure::default())), "measure: names no pair and no function");
+        assert_eq!(request(pid(1), measure_of("", "")), "measure.pairs[1].metric: is missing");
+        assert_eq!(
+            request(pid(1), measure_of("calls", "/Code/%2")),
+            "measure.pairs[1].focus: a `%` without two hexadecimal digits in `/Code/%2`"
+        );
+        let command = |words: &[&[u8]]| {
+            let command = words.iter().map(|w| w.to_vec()).collect();
+            path(launch(v1::LaunchRequest { command, measure: measure_of("calls", "") }, false))
+        };
+        assert_eq!(command(&[]), "command[0]: is missing");
+        assert_eq!(command(&[b"ls", b"a\0b"]), "command[1]: holds a zero byte");
+    }
+
+    #[test]
+    fn a_right_request_is_understood() {
+        let request = v1::EnableRequest { target: pid(7), measure: measure_of("calls", "/Code/m/f") };
+        let request = enable(request).unwrap();
+        assert_eq!(request.target, TargetSpec::Pid(Pid(7)));
+        assert_eq!(request.function_metric, "calls");
+        assert_eq!(request.pairs[1].focus.to_string(), "/Code/m/f");
+    }
+
+    #[test]
+    fn an_error_keeps_what_it_says() {
+        let error = Error::new(ErrorKind::Denied, "already_traced", "traced by gdb (pid 7)", "end gdb").about(Pid(3));
+        let failure = Failure::from_status(&failure(error).into_status());
+        assert_eq!((failure.kind, failure.reason.as_str()), (FailureKind::Denied, "already_traced"));
+        assert_eq!((failure.what.as_str(), failure.hint.as_str()), ("traced by gdb (pid 7)", "end gdb"));
+        assert_eq!(failure.pid, Some(Pid(3)));
+    }
+}

@@ -1,0 +1,241 @@
+//! Insertions: progress while they run, then what they did, in parts.
+
+use std::collections::BTreeMap;
+
+use ingraft_engine::{Enabled, Engine, Error, PairInfo, RefusedFunction};
+use ingraft_model::Pid;
+use ingraft_wire::{Parts, v1};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Response;
+
+use crate::core::Core;
+use crate::keeper;
+use crate::rpc::convert::{self, count, nanoseconds};
+use crate::rpc::{Answers, Progress};
+
+use v1::enable_response::Event;
+
+/// Runs an insertion. It is leased as soon as it is done, and removed at once when the client has gone meanwhile.
+pub fn insert(
+    core: &Core,
+    keep: bool,
+    call: impl FnOnce(&Engine, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
+) -> Response<Answers<v1::EnableResponse>> {
+    let (send, receive) = mpsc::channel(8);
+    let core = core.clone();
+    tokio::spawn(async move {
+        let progress = Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text })));
+        let keeper = core.keeper().clone();
+        let enabled = core.engine_call(move |engine| {
+            let enabled = call(engine, &progress)?;
+            keeper.inserted(enabled.id, keep);
+            Ok(enabled)
+        });
+        match enabled.await {
+            Ok(enabled) => {
+                let id = enabled.id;
+                for event in events(enabled) {
+                    if send.send(Ok(response(event))).await.is_err() {
+                        if !keep {
+                            keeper::remove(&core, id).await;
+                        }
+                        return;
+                    }
+                }
+            }
+            // When the client has gone, nobody needs to know.
+            Err(failure) => drop(send.send(Err(failure.into_status())).await),
+        }
+    });
+    Response::new(Box::pin(ReceiverStream::new(receive)))
+}
+
+fn response(event: Event) -> v1::EnableResponse {
+    v1::EnableResponse { event: Some(event) }
+}
+
+/// The messages of an insertion: one Enabled, then the pairs and the refused functions.
+fn events(enabled: Enabled) -> Vec<Event> {
+    let head = v1::Enabled {
+        measurement: enabled.id.0,
+        pid: enabled.pid.0,
+        attached: enabled.attached,
+        threads: enabled.threads,
+        modules: enabled.modules,
+        functions: enabled.functions,
+        points: enabled.points,
+        attach_ns: nanoseconds(enabled.attach_time),
+        stopped_ns: nanoseconds(enabled.stopped),
+        pair_count: count(enabled.pairs.len()),
+        refused_count: refused_count(&enabled.pairs, &enabled.refused),
+        metrics: metrics(&enabled.pairs),
+        warnings: enabled.warnings,
+    };
+    let mut events = vec![Event::Enabled(head)];
+    events.extend(pair_chunks(&enabled.pairs).map(Event::Pairs));
+    events.extend(refused_chunks(&enabled.pairs, &enabled.refused).map(Event::Refused));
+    events
+}
+
+/// The messages of a description: the same as far as it is still known.
+pub fn description(id: u64, pid: Pid, pairs: &[PairInfo]) -> Vec<v1::DescribeResponse> {
+    use v1::describe_response::Event;
+    let head = v1::Enabled {
+        measurement: id,
+        pid: pid.0,
+        points: pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.points)),
+        pair_count: count(pairs.len()),
+        refused_count: refused_count(pairs, &[]),
+        metrics: metrics(pairs),
+        ..v1::Enabled::default()
+    };
+    let mut events = vec![Event::Enabled(head)];
+    events.extend(pair_chunks(pairs).map(Event::Pairs));
+    events.extend(refused_chunks(pairs, &[]).map(Event::Refused));
+    events.into_iter().map(|event| v1::DescribeResponse { event: Some(event) }).collect()
+}
+
+fn pair_chunks(pairs: &[PairInfo]) -> impl Iterator<Item = v1::PairChunk> {
+    Parts::new(pairs.iter().map(convert::pair)).scan(0, |first, pairs| {
+        let chunk = v1::PairChunk { first: *first, pairs };
+        *first += count(chunk.pairs.len());
+        Some(chunk)
+    })
+}
+
+fn refused_chunks<'a>(
+    pairs: &'a [PairInfo],
+    others: &'a [RefusedFunction],
+) -> impl Iterator<Item = v1::RefusedChunk> + use<'a> {
+    let of_pairs = pairs.iter().enumerate().flat_map(|(i, pair)| pair.refused.iter().map(move |r| (r, Some(i))));
+    let all = others.iter().map(|r| (r, None)).chain(of_pairs);
+    Parts::new(all.map(|(refused, pair)| convert::refused(refused, pair)))
+        .map(|functions| v1::RefusedChunk { functions })
+}
+
+fn refused_count(pairs: &[PairInfo], others: &[RefusedFunction]) -> u32 {
+    count(pairs.iter().map(|pair| pair.refused.len()).sum::<usize>() + others.len())
+}
+
+/// The metrics of the pairs, each once, by name.
+fn metrics(pairs: &[PairInfo]) -> Vec<v1::Metric> {
+    let by_name: BTreeMap<_, _> = pairs.iter().map(|pair| (&pair.metric.name, &pair.metric)).collect();
+    by_name.into_values().map(|metric| v1::Metric::from(metric.as_ref())).collect()
+}
+
+/// The messages of a removal.
+pub fn removal(removed: &ingraft_engine::Removed) -> Vec<v1::RemoveResponse> {
+    use v1::remove_response::Event;
+    let mut events = vec![Event::Removed(convert::removed(removed))];
+    if let Some(last) = &removed.last {
+        events.extend(ingraft_wire::sample::split(crate::backlog::whole(last)).into_iter().map(Event::Last));
+        events.extend(last.ended.map(convert::ended).map(Event::Ended));
+    }
+    events.into_iter().map(|event| v1::RemoveResponse { event: Some(event) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use ingraft_engine::{FunctionRef, MeasurementId, MetricFocus, Reading, Removed, Value};
+    use ingraft_model::{Focus, MetricInfo, Refusal, Svma};
+    use prost::Message;
+
+    use super::*;
+
+    fn refused(n: u64) -> RefusedFunction {
+        let function = FunctionRef { module: "m".into(), function: format!("f{n}"), offset: Svma(n) };
+        RefusedFunction { function, reason: Refusal::StraddlesPages }
+    }
+
+    fn enabled(pairs: u64) -> Enabled {
+        let metric = Arc::new(MetricInfo {
+            name: "calls".into(),
+            unit: "calls".into(),
+            aggregate: Default::default(),
+            style: Default::default(),
+            units_type: Default::default(),
+            constraints: vec!["/Code".into()],
+            developer: false,
+            doc: String::new(),
+            text: "x".repeat(1000),
+        });
+        let pair = |n: u64| PairInfo {
+            pair: MetricFocus {
+                metric: "calls".into(),
+                focus: Focus::parse(&format!("/Code/a-module/{}{n}", "x".repeat(200))).unwrap(),
+            },
+            metric: metric.clone(),
+            function: Some(refused(n).function),
+            points: 1,
+            refused: if n == 3 { vec![refused(8), refused(9)] } else { Vec::new() },
+            exact_since_ns: None,
+        };
+        Enabled {
+            id: MeasurementId(5),
+            pid: Pid(7),
+            attached: true,
+            threads: 1,
+            modules: 2,
+            functions: 3,
+            points: 4,
+            attach_time: Duration::from_millis(5),
+            stopped: Duration::from_micros(6),
+            pairs: (0..pairs).map(pair).collect(),
+            refused: vec![refused(1)],
+            warnings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn many_pairs_come_in_small_messages_and_in_order() {
+        let (mut pairs, mut refused, mut head) = (Vec::new(), Vec::new(), None);
+        for event in events(enabled(14_000)) {
+            assert!(response(event.clone()).encoded_len() < ingraft_wire::MESSAGE_BYTES);
+            match event {
+                Event::Progress(_) => unreachable!("no progress after the end"),
+                Event::Enabled(enabled) => head = Some(enabled),
+                Event::Pairs(chunk) => {
+                    assert_eq!(chunk.first as usize, pairs.len());
+                    pairs.extend(chunk.pairs);
+                }
+                Event::Refused(chunk) => refused.extend(chunk.functions),
+            }
+        }
+        let head = head.unwrap();
+        assert_eq!((head.measurement, head.pid, head.stopped_ns), (5, 7, 6000));
+        assert_eq!(head.pair_count as usize, pairs.len());
+        assert_eq!(head.metrics.len(), 1, "each metric once");
+        assert_eq!(head.refused_count, 3);
+        assert_eq!(refused.iter().map(|r| r.pair).collect::<Vec<_>>(), [None, Some(3), Some(3)]);
+        assert_eq!(pairs[3].refused_count, 2);
+    }
+
+    #[test]
+    fn a_description_says_the_same_pairs() {
+        let e = enabled(4);
+        let messages = description(5, e.pid, &e.pairs);
+        assert_eq!(messages.len(), 3);
+    }
+
+    #[test]
+    fn a_removal_ends_with_the_last_values() {
+        let value = Value { value: 9, threads: Vec::new() };
+        let ended = ingraft_engine::Ended { status: Some(0), signal: None, exec: false };
+        let removed = Removed {
+            pid: Pid(7),
+            stopped: Duration::ZERO,
+            text_restored: true,
+            children_left: vec![Pid(8)],
+            corrections: (0, 0),
+            last: Some(Reading { time_ns: 1, values: vec![value], ended: Some(ended) }),
+        };
+        let messages = removal(&removed);
+        assert_eq!(messages.len(), 3);
+        let without = removal(&Removed { last: None, ..removed });
+        assert_eq!(without.len(), 1);
+    }
+}

@@ -1,0 +1,78 @@
+//! `ingraft.v1.Instrumentation`.
+
+use ingraft_engine::MeasurementId;
+use ingraft_wire::{Failure, Parts, v1};
+use tonic::{Request, Response, Status};
+
+use crate::auth;
+use crate::core::Core;
+use crate::rpc::{Answers, answers, convert, enable};
+
+/// Inserts and removes.
+pub struct Service(pub Core);
+
+#[tonic::async_trait]
+impl v1::instrumentation_server::Instrumentation for Service {
+    type EnableStream = Answers<v1::EnableResponse>;
+
+    async fn enable(&self, request: Request<v1::EnableRequest>) -> Result<Response<Self::EnableStream>, Status> {
+        let caller = auth::caller(&request)?;
+        let request = convert::enable(request.into_inner()).map_err(Failure::from)?;
+        Ok(enable::insert(&self.0, request.keep, move |engine, progress| {
+            engine.enable(&request, caller, &|text| progress.say(text))
+        }))
+    }
+
+    type DescribeStream = Answers<v1::DescribeResponse>;
+
+    async fn describe(&self, request: Request<v1::DescribeRequest>) -> Result<Response<Self::DescribeStream>, Status> {
+        let caller = auth::caller(&request)?;
+        let id = request.into_inner().measurement;
+        let (pid, pairs) = self.0.engine_call(move |engine| engine.pairs(MeasurementId(id), caller)).await?;
+        answers(enable::description(id, pid, &pairs))
+    }
+
+    type RemoveStream = Answers<v1::RemoveResponse>;
+
+    async fn remove(&self, request: Request<v1::RemoveRequest>) -> Result<Response<Self::RemoveStream>, Status> {
+        let caller = auth::caller(&request)?;
+        let id = MeasurementId(request.into_inner().measurement);
+        let keeper = self.0.keeper().clone();
+        let removed = self.0.engine_call(move |engine| {
+            let removed = engine.remove(id, caller)?;
+            keeper.removed(id);
+            Ok(removed)
+        });
+        answers(enable::removal(&removed.await?))
+    }
+
+    async fn keep(&self, request: Request<v1::KeepRequest>) -> Result<Response<v1::KeepResponse>, Status> {
+        let caller = auth::caller(&request)?;
+        let v1::KeepRequest { measurement, keep } = request.into_inner();
+        let id = MeasurementId(measurement);
+        let keeper = self.0.keeper().clone();
+        let kept = self.0.engine_call(move |engine| {
+            engine.keep(id, keep, caller)?;
+            keeper.keep(id, keep);
+            Ok(())
+        });
+        kept.await?;
+        Ok(Response::new(v1::KeepResponse {}))
+    }
+
+    type ListStream = Answers<v1::ListInsertedResponse>;
+
+    async fn list(&self, request: Request<v1::ListInsertedRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let caller = auth::caller(&request)?;
+        let found = self.0.engine_call(move |engine| engine.status(caller)).await?;
+        let parts = Parts::new(found.into_iter().map(convert::inserted));
+        answers(parts.map(|inserted| v1::ListInsertedResponse { inserted }))
+    }
+
+    async fn detach(&self, request: Request<v1::DetachRequest>) -> Result<Response<v1::DetachResponse>, Status> {
+        let caller = auth::caller(&request)?;
+        let target = convert::target(request.into_inner().target).map_err(Failure::from)?;
+        let removed = self.0.engine_call(move |engine| engine.detach(&target, caller)).await?;
+        Ok(Response::new(v1::DetachResponse { removed: removed.as_ref().map(convert::removed) }))
+    }
+}

@@ -1,0 +1,162 @@
+//! `ingraft.v1.Metrics`.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use ingraft_engine::{Caller, MeasurementId, Reading};
+use ingraft_wire::{Failure, PART_BYTES, Parts, failure, sample, v1};
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use crate::auth;
+use crate::backlog::{Backlog, Delta, whole};
+use crate::core::{BACKLOG, Core, INTERVAL_MIN, shutting_down};
+use crate::keeper::OpenStream;
+use crate::rpc::{Answers, answers, convert};
+
+/// Time between two samples when a request names none.
+const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
+
+/// Knows metrics and reads values.
+pub struct Service(pub Core);
+
+#[tonic::async_trait]
+impl v1::metrics_server::Metrics for Service {
+    type ListStream = Answers<v1::ListMetricsResponse>;
+
+    async fn list(&self, request: Request<v1::ListMetricsRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let definitions = convert::sources(request.into_inner().definitions);
+        let metrics = self.0.engine_call(move |engine| engine.metrics(&definitions)).await?;
+        let metrics: Vec<_> = metrics.iter().map(v1::Metric::from).collect();
+        answers(Parts::new(metrics).map(|metrics| v1::ListMetricsResponse { metrics }))
+    }
+
+    type CheckStream = Answers<v1::CheckResponse>;
+
+    async fn check(&self, request: Request<v1::CheckRequest>) -> Result<Response<Self::CheckStream>, Status> {
+        let definitions = convert::sources(request.into_inner().definitions);
+        let found = self.0.engine_value(move |engine| engine.check(&definitions)).await?;
+        let found: Vec<_> = found.iter().map(convert::diagnostic).collect();
+        answers(Parts::new(found).map(|diagnostics| v1::CheckResponse { diagnostics }))
+    }
+
+    async fn define(&self, request: Request<v1::DefineRequest>) -> Result<Response<v1::DefineResponse>, Status> {
+        let definitions = convert::sources(request.into_inner().definitions);
+        let found = self.0.engine_call(move |engine| engine.define(&definitions)).await?;
+        let (diagnostics, omitted) = failure::fitting(found.iter().map(convert::diagnostic).collect(), PART_BYTES);
+        Ok(Response::new(v1::DefineResponse { diagnostics, omitted }))
+    }
+
+    type StreamStream = Answers<v1::StreamResponse>;
+
+    async fn stream(&self, request: Request<v1::StreamRequest>) -> Result<Response<Self::StreamStream>, Status> {
+        let caller = auth::caller(&request)?;
+        let v1::StreamRequest { measurement, interval_ns, threads } = request.into_inner();
+        let interval = match interval_ns {
+            0 => INTERVAL_DEFAULT,
+            ns => Duration::from_nanos(ns).max(INTERVAL_MIN),
+        };
+        let reader = Reader { core: self.0.clone(), id: MeasurementId(measurement), threads, caller };
+        // Read before answering: a measurement that does not exist is an error of the call.
+        let first = reader.read().await?;
+        let open = self.0.keeper().open(reader.id);
+        let (send, receive) = mpsc::channel(1);
+        tokio::spawn(stream(reader, first, interval, open, send));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
+    }
+
+    type ReadStream = Answers<v1::ReadResponse>;
+
+    async fn read(&self, request: Request<v1::ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
+        use v1::read_response::Event;
+        let caller = auth::caller(&request)?;
+        let v1::ReadRequest { measurement, threads } = request.into_inner();
+        let reader = Reader { core: self.0.clone(), id: MeasurementId(measurement), threads, caller };
+        let reading = reader.read().await?;
+        self.0.keeper().read(reader.id);
+        let mut events: Vec<_> = sample::split(whole(&reading)).into_iter().map(Event::Sample).collect();
+        events.extend(reading.ended.map(convert::ended).map(Event::Ended));
+        answers(events.into_iter().map(|event| v1::ReadResponse { event: Some(event) }))
+    }
+}
+
+/// Reads one measurement again and again.
+struct Reader {
+    core: Core,
+    id: MeasurementId,
+    threads: bool,
+    caller: Caller,
+}
+
+impl Reader {
+    async fn read(&self) -> Result<Reading, Failure> {
+        let Reader { id, threads, caller, .. } = *self;
+        self.core.engine_call(move |engine| engine.read(id, threads, caller)).await
+    }
+}
+
+/// How a stream will end once everything that waits was sent.
+enum End {
+    Target(v1::Ended),
+    Failure(Failure),
+}
+
+/// Feeds one stream until the target or the engine ends or the client goes away.
+async fn stream(
+    reader: Reader,
+    first: Reading,
+    interval: Duration,
+    mut open: OpenStream,
+    send: mpsc::Sender<Result<v1::StreamResponse, Status>>,
+) {
+    use v1::stream_response::Event;
+    let response = |event| v1::StreamResponse { event: Some(event) };
+    let mut backlog = Backlog::new(BACKLOG);
+    let mut delta = Delta::default();
+    let mut parts: VecDeque<v1::Sample> = VecDeque::new();
+    let mut end = first.ended.map(convert::ended).map(End::Target);
+    backlog.push(first);
+    let mut closing = reader.core.closing();
+    let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + interval, interval);
+    // A reading that comes late must not be followed by a burst.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+
+    loop {
+        let waiting = !parts.is_empty() || !backlog.is_empty();
+        if let (Some(end), false) = (&end, waiting) {
+            let last = match end {
+                End::Target(ended) => {
+                    open.target_ended();
+                    Ok(response(Event::Ended(*ended)))
+                }
+                End::Failure(failure) => Err(failure.clone().into_status()),
+            };
+            // When the client has gone, nobody needs to know.
+            drop(send.send(last).await);
+            return;
+        }
+        tokio::select! {
+            biased;
+            () = send.closed() => return,
+            permit = send.reserve(), if waiting => {
+                let Ok(permit) = permit else { return };
+                if parts.is_empty() {
+                    parts.extend(backlog.take().map(|taken| sample::split(delta.sample(taken))).into_iter().flatten());
+                }
+                if let Some(part) = parts.pop_front() {
+                    permit.send(Ok(response(Event::Sample(part))));
+                }
+            }
+            () = closing.wait(), if end.is_none() => end = Some(End::Failure(shutting_down())),
+            _ = ticks.tick(), if end.is_none() => match reader.read().await {
+                Ok(reading) => {
+                    end = reading.ended.map(convert::ended).map(End::Target);
+                    backlog.push(reading);
+                }
+                Err(failure) => end = Some(End::Failure(failure)),
+            },
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The services: check parameters, call the engine, convert. One file for each.
+
+use std::pin::Pin;
+
+use ingraft_wire::v1;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tonic::service::interceptor::InterceptedService;
+use tonic::service::{Routes, RoutesBuilder};
+use tonic::{Response, Status};
+
+use crate::auth::check_version;
+use crate::core::Core;
+
+mod code;
+pub mod convert;
+mod daemon;
+mod enable;
+mod instrumentation;
+mod metrics;
+mod processes;
+
+/// The messages of an answer.
+pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// An answer whose messages are known.
+fn answers<T: Send + 'static>(
+    messages: impl IntoIterator<Item = T, IntoIter: Send + 'static>,
+) -> Result<Response<Answers<T>>, Status> {
+    Ok(Response::new(Box::pin(tokio_stream::iter(messages.into_iter().map(Ok)))))
+}
+
+/// Lines of text about a long call, as messages of its answer. They are worth less than the call: when they come faster than the
+/// client reads, some are left out.
+pub struct Progress<T> {
+    send: mpsc::Sender<Result<T, Status>>,
+    message: fn(String) -> T,
+}
+
+impl<T> Progress<T> {
+    fn new(send: mpsc::Sender<Result<T, Status>>, message: fn(String) -> T) -> Self {
+        Progress { send, message }
+    }
+
+    /// Says a line.
+    fn say(&self, text: &str) {
+        drop(self.send.try_send(Ok((self.message)(text.to_owned()))));
+    }
+}
+
+/// Registers all services, reflection and health.
+pub async fn routes(core: &Core) -> Result<Routes, tonic_reflection::server::Error> {
+    use tonic_reflection::server::Builder;
+    use v1::code_server::CodeServer;
+    use v1::daemon_server::DaemonServer;
+    use v1::instrumentation_server::InstrumentationServer;
+    use v1::metrics_server::MetricsServer;
+    use v1::processes_server::ProcessesServer;
+
+    let reflection = || {
+        Builder::configure()
+            .register_encoded_file_descriptor_set(ingraft_wire::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<ProcessesServer<processes::Service>>().await;
+    health.set_serving::<CodeServer<code::Service>>().await;
+    health.set_serving::<MetricsServer<metrics::Service>>().await;
+    health.set_serving::<InstrumentationServer<instrumentation::Service>>().await;
+    health.set_serving::<DaemonServer<daemon::Service>>().await;
+
+    let mut routes = RoutesBuilder::default();
+    routes
+        .add_service(InterceptedService::new(ProcessesServer::new(processes::Service(core.clone())), check_version))
+        .add_service(InterceptedService::new(CodeServer::new(code::Service(core.clone())), check_version))
+        .add_service(InterceptedService::new(MetricsServer::new(metrics::Service(core.clone())), check_version))
+        .add_service(InterceptedService::new(
+            InstrumentationServer::new(instrumentation::Service(core.clone())),
+            check_version,
+        ))
+        // Answers whatever version asks: that is how a client learns ours.
+        .add_service(DaemonServer::new(daemon::Service(core.clone())))
+        .add_service(health_service)
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?);
+    Ok(routes.routes())
+}
