@@ -30,7 +30,7 @@ pub use error::{ApplyError, Denial, Error};
 pub use module::{FileSource, MappedFile};
 pub use procfs::{Mapping, Status, boot_id};
 pub use remote::{Gadgets, Remote};
-pub use room::DataAreaRequest;
+pub use room::{DataAreaRequest, MAPS_NAME};
 pub use survey::{Survey, ThreadFacts};
 pub use sys::{abort_after, steps};
 pub use target::{AT_BASE, AT_ENTRY, AT_HWCAP2, AT_SYSINFO_EHDR, ExitStatus, HWCAP2_FSGSBASE, Identity, Target};

@@ -19,7 +19,8 @@ use crate::target::{Identity, Target};
 
 /// Name of the data area's file, as /proc/PID/maps shows it.
 const NAME: &str = "ingraft";
-const MAPS_NAME: &str = "/memfd:ingraft (deleted)";
+/// The name by which /proc/PID/maps shows a data area.
+pub const MAPS_NAME: &str = "/memfd:ingraft (deleted)";
 const PAGE: u64 = 4096;
 /// A gs base plus a 32-bit displacement must not exceed this.
 const TWO_GIB: u64 = 1 << 31;

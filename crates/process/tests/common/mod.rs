@@ -14,7 +14,7 @@ use ingraft_process::Target;
 /// A program under test.
 pub struct Mutatee {
     pub child: Child,
-    pub out: BufReader<ChildStdout>,
+    pub out: Option<BufReader<ChildStdout>>,
     pub ready: String,
 }
 
@@ -45,7 +45,15 @@ impl Mutatee {
         let mut ready = String::new();
         out.read_line(&mut ready).expect("ready");
         assert!(ready.starts_with("ready"), "{ready}");
-        Mutatee { child, out, ready }
+        Mutatee { child, out: Some(out), ready }
+    }
+
+    /// What it says from now on, as it says it.
+    pub fn listen(&mut self) -> mpsc::Receiver<String> {
+        let (sender, receiver) = mpsc::channel();
+        let out = self.out.take().expect("output");
+        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        receiver
     }
 
     pub fn pid(&self) -> Pid {
@@ -72,7 +80,8 @@ impl Mutatee {
     pub fn finish(mut self) -> String {
         self.signal(15);
         let mut rest = String::new();
-        std::io::Read::read_to_string(&mut self.out, &mut rest).expect("output");
+        let mut out = self.out.take().expect("output");
+        std::io::Read::read_to_string(&mut out, &mut rest).expect("output");
         let status = self.child.wait().expect("wait");
         assert!(status.success() && !rest.contains("wrong"), "{status}: {rest}");
         rest
