@@ -1,0 +1,45 @@
+//! Any bytes as messages: decoding and conversions answer with errors, never with a panic.
+#![no_main]
+
+use ingraft_model::MetricInfo;
+use ingraft_wire::{Snapshot, convert, sample, v1};
+use prost::Message;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let Some((&kind, data)) = data.split_first() else { return };
+    match kind % 6 {
+        0 => {
+            if let Ok(metric) = v1::Metric::decode(data) {
+                let _ = MetricInfo::try_from(metric);
+            }
+        }
+        1 => {
+            // A stream of length-delimited samples into one snapshot.
+            let (mut rest, mut snapshot) = (data, Snapshot::new(16));
+            while !rest.is_empty() {
+                let Ok(next) = v1::Sample::decode_length_delimited(&mut rest) else { break };
+                if snapshot.apply(next).is_err() {
+                    break;
+                }
+            }
+        }
+        2 => {
+            if let Ok(whole) = v1::Sample::decode(data) {
+                let parts = sample::split(whole);
+                assert!(parts.iter().rev().skip(1).all(|part| part.more));
+            }
+        }
+        3 => {
+            if let Ok(text) = std::str::from_utf8(data) {
+                let _ = convert::focus(text, "focus");
+            }
+        }
+        4 => {
+            let _ = v1::EnableRequest::decode(data).map(|request| request.encode_to_vec());
+            let _ = v1::LaunchRequest::decode(data).map(|request| request.encode_to_vec());
+        }
+        _ => {
+            let _ = ingraft_wire::version::check(std::str::from_utf8(data).ok());
+        }
+    }
+});

@@ -1,0 +1,149 @@
+//! What the fuzz targets share: small ELF images around arbitrary bytes, and walks over everything that can be asked of an image.
+
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use ingraft_analysis::Image;
+use ingraft_codegen::verify::verify_weave;
+use ingraft_codegen::{Arena, EntryRequest, Environment, MiniRequest, TextSpace, Weave, weave_entries};
+use ingraft_model::{Avma, Bias, DataArea, EntrySite, Snippet, ThreadIdentity, VariableId};
+
+/// Address of the text in images that [`image`] makes.
+pub const TEXT: u64 = 0x1000;
+
+/// Asks an image everything. Nothing may panic, and answers must be consistent with each other.
+pub fn survey(image: &Image) -> Vec<EntrySite> {
+    let _ = (image.build_id(), image.debuglink(), image.soname(), image.interpreter(), image.entry(), image.uses_gs());
+    let mut sites = Vec::new();
+    for function in image.functions() {
+        assert!(function.contains(function.start()));
+        let _ = function.display_name();
+        assert!(function.spellings().count() < 100_000);
+        assert_eq!(image.function_at(function.start()).map(|found| found.start()), Some(function.start()));
+        if let Ok(site) = image.entry_site(function) {
+            assert!(usize::from(site.own) <= site.bytes.len());
+            assert_eq!(image.bytes_at(site.at, site.bytes.len()), Some(site.bytes.as_slice()));
+            sites.push(site);
+        }
+    }
+    for padding in image.padding() {
+        assert_eq!(padding.range.end.0 - padding.range.start.0, padding.bytes.len() as u64);
+    }
+    sites
+}
+
+/// A shared object of these sections: text at [`TEXT`] with a global function at each of these offsets, and call frame information.
+pub fn image(text: &[u8], functions: &[u16], frames: &[u8]) -> Vec<u8> {
+    let mut file = vec![0; TEXT as usize];
+    file.extend_from_slice(text);
+    let align = |file: &mut Vec<u8>| file.resize(file.len().next_multiple_of(16), 0);
+    align(&mut file);
+    let frames_at = file.len();
+    file.extend_from_slice(frames);
+    align(&mut file);
+    let mut names = vec![0];
+    let mut symbols = vec![0; 24];
+    for (index, &offset) in functions.iter().enumerate() {
+        let name = names.len() as u32;
+        names.extend_from_slice(format!("f{index}\0").as_bytes());
+        symbols.extend_from_slice(&name.to_le_bytes());
+        symbols.extend_from_slice(&[0x12, 0, 1, 0]); // a global function in section 1
+        symbols.extend_from_slice(&(TEXT + u64::from(offset)).to_le_bytes());
+        symbols.extend_from_slice(&0_u64.to_le_bytes());
+    }
+    let symbols_at = file.len();
+    file.extend_from_slice(&symbols);
+    let names_at = file.len();
+    file.extend_from_slice(&names);
+    let section_names = b"\0.text\0.eh_frame\0.symtab\0.strtab\0.shstrtab\0";
+    let section_names_at = file.len();
+    file.extend_from_slice(section_names);
+    align(&mut file);
+    let sections_at = file.len();
+    // name, type, flags, address, offset, size, link, info, align, entry size
+    let sections: [(u32, u32, u64, u64, usize, usize, u32, u32, u64, u64); 6] = [
+        (0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        (1, 1, 6, TEXT, TEXT as usize, text.len(), 0, 0, 16, 0),
+        (7, 1, 2, frames_at as u64, frames_at, frames.len(), 0, 0, 8, 0),
+        (17, 2, 0, 0, symbols_at, symbols.len(), 4, 1, 8, 24),
+        (25, 3, 0, 0, names_at, names.len(), 0, 0, 1, 0),
+        (33, 3, 0, 0, section_names_at, section_names.len(), 0, 0, 1, 0),
+    ];
+    for (name, kind, flags, address, offset, size, link, info, alignment, entry) in sections {
+        file.extend_from_slice(&name.to_le_bytes());
+        file.extend_from_slice(&kind.to_le_bytes());
+        for word in [flags, address, offset as u64, size as u64] {
+            file.extend_from_slice(&word.to_le_bytes());
+        }
+        file.extend_from_slice(&link.to_le_bytes());
+        file.extend_from_slice(&info.to_le_bytes());
+        file.extend_from_slice(&alignment.to_le_bytes());
+        file.extend_from_slice(&entry.to_le_bytes());
+    }
+    let mut head = Vec::new();
+    head.extend_from_slice(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+    head.extend_from_slice(&[3, 0, 62, 0, 1, 0, 0, 0]); // a shared object for x86-64
+    for word in [0, 64, sections_at as u64] {
+        head.extend_from_slice(&word.to_le_bytes());
+    }
+    head.extend_from_slice(&[0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 64, 0, 6, 0, 5, 0]);
+    // one segment: everything, readable and executable
+    head.extend_from_slice(&[1, 0, 0, 0, 5, 0, 0, 0]);
+    for word in [0, 0, 0, file.len() as u64, file.len() as u64, 0x1000] {
+        head.extend_from_slice(&word.to_le_bytes());
+    }
+    file[..head.len()].copy_from_slice(&head);
+    file
+}
+
+/// Takes apart fuzz input for [`image`]: a number of functions, their offsets, then text.
+pub fn text_image(data: &[u8]) -> Option<Image> {
+    let (&count, rest) = data.split_first()?;
+    let count = usize::from(count % 16) + 1;
+    let (offsets, text) = rest.split_at_checked(count * 2)?;
+    let length = u16::try_from(text.len().min(4096)).ok()?.max(1);
+    let functions: Vec<u16> = offsets.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]) % length).collect();
+    Image::parse(Arc::from(image(&text[..text.len().min(4096)], &functions, &[]))).ok()
+}
+
+/// What was woven into an image, with everything that a proof needs.
+pub struct Woven {
+    /// The environment.
+    pub environment: Environment,
+    /// The arena after weaving.
+    pub arena: Arena,
+    /// The text space after weaving.
+    pub text: TextSpace,
+    /// Sites of the requests, in order.
+    pub sites: Vec<EntrySite>,
+    /// The plan and the points.
+    pub weave: Weave,
+}
+
+/// Weaves a count into every entry.
+pub fn weave(image: &Image, sites: Vec<EntrySite>, identity: ThreadIdentity) -> Option<Woven> {
+    let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
+    let environment = Environment { data, identity, shadow_stack: false };
+    let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
+    let mut text = TextSpace::new();
+    text.add_padding(Bias(0), image.padding());
+    let snippet = Snippet::increment(VariableId(0));
+    let counters: Vec<u32> = (0..64).collect();
+    let minis: Vec<_> = (0..sites.len()).map(|i| [MiniRequest { id: i as u64, snippet: &snippet, counters: &counters[i % 32..] }]).collect();
+    let requests: Vec<_> =
+        sites.iter().zip(&minis).map(|(site, minis)| EntryRequest { site, bias: Bias(0), name: "f", minis }).collect();
+    let weave = weave_entries(&environment, &mut arena, &mut text, &requests).ok()?;
+    Some(Woven { environment, arena, text, sites, weave })
+}
+
+/// Whether the verifier accepts a plan for what was asked.
+pub fn proven(woven: &Woven, weave: &Weave) -> bool {
+    let snippet = Snippet::increment(VariableId(0));
+    let counters: Vec<u32> = (0..64).collect();
+    let minis: Vec<_> =
+        (0..woven.sites.len()).map(|i| [MiniRequest { id: i as u64, snippet: &snippet, counters: &counters[i % 32..] }]).collect();
+    let requests: Vec<_> =
+        woven.sites.iter().zip(&minis).map(|(site, minis)| EntryRequest { site, bias: Bias(0), name: "f", minis }).collect();
+    verify_weave(&woven.environment, &woven.arena, &woven.text, &requests, weave).is_ok()
+}
