@@ -157,6 +157,8 @@ struct Layout {
     /// First byte behind what belongs to the point itself.
     own_end: u64,
     stubs: Vec<u64>,
+    /// Displaced instructions that a thread may be about to execute: original address and copy.
+    copies: Vec<PcMove>,
     minis: Vec<Parts>,
 }
 
@@ -351,7 +353,9 @@ impl Weaver<'_> {
         }
         let tail = block.here();
         let resolve = |target: u64| if target == d.head.at || target == d.head.function { tail } else { target };
+        let mut copies = Vec::with_capacity(d.head.displaced.len());
         for displaced in &d.head.displaced {
+            copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
             relocate::emit(displaced, resolve, block)?;
         }
         if !d.head.ends() {
@@ -362,6 +366,7 @@ impl Weaver<'_> {
             if let Detour::Stretch { displaced, .. } = detour {
                 stubs.push(block.here());
                 for i in displaced {
+                    copies.push(PcMove { from: Avma(i.at), to: Avma(block.here()) });
                     relocate::emit(i, resolve, block)?;
                 }
                 if let Some(last) = displaced.last().filter(|last| !last.ends) {
@@ -378,7 +383,7 @@ impl Weaver<'_> {
             before = parts.jump;
             minis.push(parts);
         }
-        Ok(Layout { base, slot, leave, tail, own_end, stubs, minis })
+        Ok(Layout { base, slot, leave, tail, own_end, stubs, copies, minis })
     }
 
     /// Writes to text, moves, and the records that undo it all.
@@ -402,7 +407,6 @@ impl Weaver<'_> {
             removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
         }
         let mut stubs = layout.stubs.iter();
-        let mut boundaries: Vec<u64> = head.displaced.iter().skip(1).map(|d| d.at).collect();
         for detour in detours {
             match detour {
                 Detour::Retarget { field, old } => {
@@ -419,19 +423,15 @@ impl Weaver<'_> {
                 Detour::Stretch { displaced, old } => {
                     let (Some(first), Some(stub)) = (displaced.first(), stubs.next()) else { continue };
                     writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, *stub))?));
-                    boundaries.extend(displaced.iter().skip(1).map(|d| d.at));
                 }
             }
         }
         let (moves, mut step_out) = block.exits(block.at, layout.own_end);
         step_out.extend(slow);
         removed_moves.extend(&moves);
-        // a thread between two displaced instructions goes on in their copies
-        for original in boundaries {
-            if let Some(copy) = moves.iter().find(|m| m.to.0 == original && m.from.0 >= layout.tail) {
-                self.plan.moves.push(PcMove { from: Avma(original), to: copy.from });
-            }
-        }
+        // a thread between two displaced instructions goes on in their copies; one before the first takes the springboard
+        let first = |m: &PcMove| writes.iter().any(|w: &TextWrite| w.at == m.from);
+        self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
         let ends = layout.minis.iter().skip(1).map(|m| m.first).chain([block.here()]);
         let minis = layout.minis.iter().zip(ends).zip(request.minis).map(|((parts, end), m)| {
             let (moves, step_out) = block.exits(parts.first, end);

@@ -31,10 +31,10 @@ pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), Ver
             return fail(range.start.0, Flaw::BadMove);
         }
     }
-    for retired in &plan.retired {
-        if !records().any(|r| r.code == *retired) {
-            return fail(retired.start.0, Flaw::Unmatched);
-        }
+    let mut code: Vec<_> = records().map(|r| &r.code).filter(|c| c.start < c.end).collect();
+    code.sort_unstable_by_key(|c| c.start);
+    if !code.into_iter().eq(&plan.retired) {
+        return fail(plan.retired.first().map_or(0, |r| r.start.0), Flaw::Unmatched);
     }
     Ok(())
 }

@@ -57,7 +57,7 @@ struct Step<'a, 'w> {
 
 impl Step<'_, '_> {
     fn peek(&self) -> Result<Instruction, VerifyError> {
-        self.walk.memory().decode(self.copy)
+        self.walk.memory().decode(self.copy).copied()
     }
 
     /// Takes the next instruction of the copy as a part of the original at `original`.

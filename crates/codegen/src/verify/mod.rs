@@ -235,8 +235,15 @@ impl Proof<'_> {
 
         // what runs before the tail, from the base and from each live jump on
         walk.from(point.base.0, State::entry())?;
-        for mini in &point.minis {
+        if point.minis.len() != self.request.minis.len() {
+            return fail(at.0, Flaw::Unmatched);
+        }
+        for (mini, request) in point.minis.iter().zip(self.request.minis) {
             walk.twin(mini)?;
+            let counter = request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize));
+            if counter.is_some_and(|&index| !walk.counts(mini, index)) {
+                return fail(mini.start.0, Flaw::NotEquivalent);
+            }
         }
         for record in point.records() {
             walk.tile(&record.code)?;

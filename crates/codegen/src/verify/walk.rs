@@ -7,7 +7,6 @@ use iced_x86::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{AvmaRange, EntrySite};
-use rustc_hash::FxHashMap;
 
 use super::memory::Memory;
 use super::{Flaw, VerifyError, fail};
@@ -63,9 +62,14 @@ enum Mode {
     Slow(u8),
 }
 
-struct Visit {
-    len: u8,
-    state: Option<State>,
+/// What is known about one instruction of the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Visit {
+    Never,
+    /// Proven elsewhere: a displaced instruction.
+    Marked,
+    /// Executed; the number of its state.
+    State(usize),
 }
 
 pub(super) struct Walk<'a> {
@@ -73,7 +77,10 @@ pub(super) struct Walk<'a> {
     arena: &'a Arena,
     memory: &'a Memory<'a>,
     info: InstructionInfoFactory,
-    visits: FxHashMap<u64, Visit>,
+    /// One per instruction of the plan, and which of them belong to the current proof.
+    visits: Vec<Visit>,
+    touched: Vec<usize>,
+    states: Vec<State>,
     tiled: usize,
     scratch: u16,
     flags_dead: bool,
@@ -89,7 +96,9 @@ impl<'a> Walk<'a> {
             arena,
             memory,
             info: InstructionInfoFactory::new(),
-            visits: FxHashMap::default(),
+            visits: vec![Visit::Never; memory.len()],
+            touched: Vec::new(),
+            states: Vec::new(),
             tiled: 0,
             scratch: 0,
             flags_dead: false,
@@ -102,10 +111,39 @@ impl<'a> Walk<'a> {
         self.memory
     }
 
+    /// Begins another proof; what an earlier one has visited is not for this one.
+    fn restart(&mut self) {
+        for number in self.touched.drain(..) {
+            if let Some(v) = self.visits.get_mut(number) {
+                *v = Visit::Marked;
+            }
+        }
+        self.states.clear();
+        self.tiled = 0;
+    }
+
+    fn set(&mut self, number: usize, visit: Visit) {
+        if let Some(v) = self.visits.get_mut(number) {
+            *v = visit;
+            self.touched.push(number);
+        }
+    }
+
+    fn visit(&self, at: u64) -> Result<(usize, Visit), VerifyError> {
+        let number = self.memory.number(at)?;
+        Ok((number, self.visits.get(number).copied().unwrap_or(Visit::Never)))
+    }
+
+    fn state(&self, visit: Visit) -> Option<&State> {
+        match visit {
+            Visit::State(n) => self.states.get(n),
+            Visit::Never | Visit::Marked => None,
+        }
+    }
+
     /// Starts the proof of a point.
     pub fn begin(&mut self, site: &EntrySite, point: &WovenPoint) {
-        self.visits.clear();
-        self.tiled = 0;
+        self.restart();
         self.scratch = site.scratch.iter().filter(|r| r.0 < 16 && r.0 != 4).fold(0, |mask, r| mask | 1 << r.0);
         self.flags_dead = site.flags_dead;
         self.tail = point.tail.0;
@@ -119,33 +157,42 @@ impl<'a> Walk<'a> {
 
     /// Notes an instruction that is proven elsewhere.
     pub fn mark(&mut self, instruction: &Instruction) -> Result<(), VerifyError> {
-        let visit = Visit { len: instruction.len() as u8, state: None };
-        match self.visits.insert(instruction.ip(), visit) {
-            None => Ok(()),
-            Some(_) => fail(instruction.ip(), Flaw::Untiled),
+        match self.visit(instruction.ip())? {
+            (number, Visit::Never) => {
+                self.set(number, Visit::Marked);
+                Ok(())
+            }
+            _ => fail(instruction.ip(), Flaw::Untiled),
         }
     }
 
-    /// The instructions in a range, with their states where they are not displaced ones.
-    pub fn visited<'s>(&'s self, range: &AvmaRange) -> impl Iterator<Item = (u64, Option<&'s State>)> + use<'s> {
-        let (start, end) = (range.start.0, range.end.0);
-        self.visits.iter().filter(move |(at, _)| (start..end).contains(at)).map(|(at, v)| (*at, v.state.as_ref()))
+    /// The instructions in a range that [`Walk::tile`] has accepted, with their states where they are not displaced ones.
+    pub fn visited<'s>(&'s self, range: &AvmaRange) -> impl Iterator<Item = (u64, Option<&'s State>)> + use<'s, 'a> {
+        let end = range.end.0;
+        let first = self.memory.number(range.start.0).unwrap_or(usize::MAX);
+        let visits = self.visits.get(first..).unwrap_or_default().iter().enumerate();
+        visits
+            .map_while(move |(i, v)| Some((self.memory.get(first + i)?.ip(), self.state(*v))))
+            .take_while(move |(at, _)| *at < end)
     }
 
-    /// The instructions that were visited fill the range exactly, none in another's middle.
+    /// The instructions that were visited fill the range exactly.
     pub fn tile(&mut self, range: &AvmaRange) -> Result<(), VerifyError> {
         let mut at = range.start.0;
         while at < range.end.0 {
-            let Some(visit) = self.visits.get(&at) else { return fail(at, Flaw::Untiled) };
+            let (number, visit) = self.visit(at)?;
+            let (Some(i), true) = (self.memory.get(number), visit != Visit::Never) else {
+                return fail(at, Flaw::Untiled);
+            };
             self.tiled += 1;
-            at += u64::from(visit.len);
+            at = i.next_ip();
         }
         if at == range.end.0 { Ok(()) } else { fail(at, Flaw::Untiled) }
     }
 
     /// No instruction was visited outside of the ranges that were tiled.
     pub fn all_tiled(&self) -> Result<(), VerifyError> {
-        if self.tiled == self.visits.len() { Ok(()) } else { fail(self.slot, Flaw::Untiled) }
+        if self.tiled == self.touched.len() { Ok(()) } else { fail(self.slot, Flaw::Untiled) }
     }
 
     /// Executes from `at` on until every path has left in a permitted way.
@@ -159,7 +206,7 @@ impl<'a> Walk<'a> {
             return fail(leave, Flaw::Forbidden);
         }
         let slot = self.memory.decode(self.slot)?;
-        if slot.code() == Code::Jmp_rel32_64 && self.visits.contains_key(&self.slot) {
+        if slot.code() == Code::Jmp_rel32_64 && self.visit(self.slot)?.1 != Visit::Never {
             Ok(())
         } else {
             fail(self.slot, Flaw::Astray)
@@ -169,7 +216,7 @@ impl<'a> Walk<'a> {
     /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
     pub fn twin(&mut self, mini: &WovenMini) -> Result<(), VerifyError> {
         let start = mini.start.0;
-        let Some(state) = self.visits.get(&start).and_then(|v| v.state.clone()) else {
+        let Some(state) = self.state(self.visit(start)?.1).cloned() else {
             return fail(start, Flaw::Untiled);
         };
         let jump = self.memory.decode(mini.jump.0)?;
@@ -193,10 +240,18 @@ impl<'a> Walk<'a> {
         self.execute(mini.range.start.0, state, Mode::Twin(mini.jump.0))
     }
 
+    /// Whether a snippet is one increment of that counter.
+    pub fn counts(&self, mini: &WovenMini, counter: u32) -> bool {
+        self.memory.decode(mini.start.0).is_ok_and(|i| {
+            i.code() == Code::Inc_rm64
+                && i.next_ip() == mini.jump.0
+                && i.memory_displacement64() == u64::from(self.env.data.counter(counter))
+        })
+    }
+
     /// Proves a shared slow routine from both of its entries.
     pub fn slow_routine(&mut self, r: u8, routine: &SlowRoutine) -> Result<(), VerifyError> {
-        self.visits.clear();
-        self.tiled = 0;
+        self.restart();
         let mut state = State::entry();
         state.lose(r);
         self.execute(routine.range.start.0, state.clone(), Mode::Slow(r))?;
@@ -209,9 +264,18 @@ impl<'a> Walk<'a> {
             if self.leaves(at, &state, mode)? {
                 continue;
             }
-            let instruction = self.memory.decode(at)?;
-            match self.visits.get_mut(&at) {
-                Some(Visit { state: Some(old), .. }) => {
+            let memory = self.memory;
+            let instruction = memory.decode(at)?;
+            let (number, visit) = self.visit(at)?;
+            match visit {
+                Visit::Never => {
+                    self.set(number, Visit::State(self.states.len()));
+                    self.states.push(state.clone());
+                }
+                // generated code and displaced instructions do not mix
+                Visit::Marked => return fail(at, Flaw::Untiled),
+                Visit::State(n) => {
+                    let Some(old) = self.states.get_mut(n) else { return fail(at, Flaw::Untiled) };
                     if old.stack != state.stack {
                         return fail(at, Flaw::Stack);
                     }
@@ -221,15 +285,10 @@ impl<'a> Walk<'a> {
                     }
                     *old = state.clone();
                 }
-                // generated code and displaced instructions do not mix
-                Some(Visit { state: None, .. }) => return fail(at, Flaw::Untiled),
-                None => {
-                    self.visits.insert(at, Visit { len: instruction.len() as u8, state: Some(state.clone()) });
-                }
             }
             match instruction.flow_control() {
                 FlowControl::Next => {
-                    self.effect(&instruction, &mut state, mode)?;
+                    self.effect(instruction, &mut state, mode)?;
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
@@ -240,7 +299,7 @@ impl<'a> Walk<'a> {
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::IndirectBranch if instruction.code() == Code::Jmp_rm64 => {
-                    self.returns(&instruction, &state, mode)?
+                    self.returns(instruction, &state, mode)?
                 }
                 _ => return fail(at, Flaw::Forbidden),
             }

@@ -1,6 +1,8 @@
 //! Sites, environments and listings for tests.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod image;
+
 use std::fmt::Write as _;
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};

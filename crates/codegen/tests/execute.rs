@@ -1,0 +1,141 @@
+//! What woven code does on the processor, against the same code unwoven.
+
+mod support;
+
+use ingraft_model::{Avma, Gpr, Svma, ThreadIdentity};
+use support::image::{Outcome, Program, SCRATCH, Step, TEXT, TID};
+use support::*;
+
+fn call(target: u64) -> Step {
+    Step::Call { target, registers: Vec::new(), flags: 0x246 }
+}
+
+fn run(w: &Woven, text: &[u8], steps: Vec<Step>) -> Outcome {
+    Program { env: &w.env, text: text.to_vec(), plan: Some(&w.weave.plan), steps, counters: 4 }.run()
+}
+
+/// mov rax,[rdi]; add rax,rsi; ret
+const PLAIN: [u8; 7] = [0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3];
+
+const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
+
+fn own_shard(identity: ThreadIdentity) -> usize {
+    if identity == ThreadIdentity::Locked { 0 } else { 2 }
+}
+
+#[test]
+fn counts_are_exact_in_the_threads_own_shard() {
+    for identity in IDENTITIES {
+        let w = weave(identity, site(&PLAIN), &[], &[count(), count()]);
+        let out = run(&w, &PLAIN, vec![call(TEXT); 5]);
+        assert_eq!(out.shards[own_shard(identity)], [5, 5, 0, 0], "{identity:?}");
+        assert_eq!((out.exhausted, out.children), (0, 0));
+        let plain =
+            Program { env: &w.env, text: PLAIN.to_vec(), plan: None, steps: vec![call(TEXT); 5], counters: 4 }.run();
+        assert_eq!(plain.calls, out.calls);
+    }
+}
+
+#[test]
+fn saved_registers_and_flags_survive() {
+    // adc rax,rsi; setc bl; ret
+    let text = [0x48, 0x11, 0xf0, 0x0f, 0x92, 0xc3, 0xc3];
+    for identity in IDENTITIES {
+        let mut s = site(&text);
+        s.scratch.clear();
+        s.flags_dead = false;
+        let w = weave(identity, s, &[], &[count()]);
+        let steps: Vec<_> =
+            [0x247, 0x246, 0xad7].map(|flags| Step::Call { target: TEXT, registers: vec![], flags }).to_vec();
+        let out = run(&w, &text, steps.clone());
+        assert_eq!(out.shards[own_shard(identity)][0], 3);
+        let plain = Program { env: &w.env, text: text.to_vec(), plan: None, steps, counters: 4 }.run();
+        assert_eq!(plain.calls, out.calls);
+    }
+}
+
+#[test]
+fn every_scratch_register_has_a_right_slow_routine() {
+    for r in [0, 10, 11] {
+        let mut s = site(&PLAIN);
+        s.scratch = vec![Gpr(r)];
+        let w = weave(GLIBC, s, &[], &[count()]);
+        let steps = vec![call(TEXT), Step::Exhaust, call(TEXT), Step::ForeignGs, call(TEXT), call(TEXT)];
+        let out = run(&w, &PLAIN, steps.clone());
+        assert_eq!(out.shards[2][0], 2, "r{r}");
+        assert_eq!(out.shards[0][0], 2, "foreign gs counts in shard 0");
+        let plain = Program { env: &w.env, text: PLAIN.to_vec(), plan: None, steps, counters: 4 }.run();
+        for (mut a, b) in plain.calls.into_iter().zip(out.calls) {
+            a.registers[usize::from(r)] = b.registers[usize::from(r)];
+            assert_eq!(a, b);
+        }
+    }
+}
+
+#[test]
+fn without_a_free_shard_counts_go_to_shard_0() {
+    for identity in [GLIBC, ThreadIdentity::FsBase] {
+        let w = weave(identity, site(&PLAIN), &[], &[count(), count()]);
+        let mut steps = vec![Step::Exhaust];
+        steps.extend(vec![call(TEXT); 7]);
+        let out = run(&w, &PLAIN, steps);
+        assert_eq!(out.shards[0], [7, 7, 0, 0]);
+        assert_eq!(out.exhausted, 7);
+    }
+}
+
+#[test]
+fn fork_children_name_themselves_and_count_elsewhere() {
+    for identity in IDENTITIES {
+        let w = weave(identity, site(&PLAIN), &[], &[count()]);
+        let fork = Step::ForkCall { target: TEXT, tid: 77, times: 4 };
+        let out = run(&w, &PLAIN, vec![call(TEXT), fork.clone(), call(TEXT), fork, Step::ForeignGs, call(TEXT)]);
+        let own = own_shard(identity);
+        assert_eq!(out.shards[own][0], if own == 0 { 3 } else { 2 }, "{identity:?}");
+        assert_eq!(out.shards[1][0], 0, "the child's counts are its own");
+        let named = match identity {
+            ThreadIdentity::FsOffset(_) => (2, 77),
+            ThreadIdentity::FsBase => (2, 0),
+            ThreadIdentity::Locked => (0, 0),
+        };
+        assert_eq!((out.children, out.child), named);
+    }
+}
+
+#[test]
+fn a_fork_child_with_gs_of_its_own_counts_nothing() {
+    let w = weave(GLIBC, site(&PLAIN), &[], &[count()]);
+    let fork = Step::ForkCall { target: TEXT, tid: 77, times: 4 };
+    let out = run(&w, &PLAIN, vec![Step::ForeignGs, fork, call(TEXT)]);
+    assert_eq!(out.shards.map(|s| s[0]), [1, 0, 0, 0]);
+    assert_eq!(out.children, 0);
+}
+
+#[test]
+fn padding_and_islands_work() {
+    let text = [0x89, 0xf8, 0xc3, 0x90, 0x90, 0x90, 0x90, 0x90];
+    let mut s = site(&text);
+    s.own = 3;
+    let w = weave(GLIBC, s, &[], &[count()]);
+    assert_eq!(run(&w, &text, vec![call(TEXT); 3]).shards[2][0], 3);
+
+    let mut s = site(&text[..3]);
+    s.landings = vec![Svma(TEXT + 3)];
+    let w = weave(GLIBC, s, &[padding(TEXT + 3, &text[3..])], &[count()]);
+    assert_eq!(w.point().removal.text.len(), 2);
+    assert_eq!(w.point().home, Avma(TEXT + 2));
+    assert_eq!(run(&w, &text, vec![call(TEXT); 3]).shards[2][0], 3);
+}
+
+#[test]
+fn identity_is_what_the_claims_hold() {
+    // the first claim is the thread's id: read it back through a function that loads it
+    let claim = 0x1000_0000u32 + ingraft_model::layout::CLAIMS + 16;
+    let mut text = vec![0x48, 0x8b, 0x04, 0x25];
+    text.extend_from_slice(&claim.to_le_bytes());
+    text.push(0xc3);
+    let w = weave(GLIBC, site(&text), &[], &[count()]);
+    let out = run(&w, &text, vec![call(TEXT); 2]);
+    assert_eq!(out.calls[1].registers[0], u64::from(TID));
+    assert_eq!(out.calls[1].registers[6], SCRATCH + 0x100);
+}

@@ -1,0 +1,286 @@
+//! Woven code on the real processor: a small static program is written as a file, run, and read back. It maps a data area as the engine
+//! would, calls functions with known registers, and prints what they left behind.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::*;
+use ingraft_codegen::Environment;
+use ingraft_model::PatchPlan;
+use ingraft_model::layout::{COUNTERS, header};
+
+pub const TEXT: u64 = 0x401000;
+pub const TEXT_LEN: usize = 0x40000;
+pub const ARENA: u64 = 0x500000;
+/// Readable and writable, with known contents; registers rsi and r9 point into it.
+pub const SCRATCH: u64 = 0x700000;
+const SCRATCH_LEN: usize = 0x10000;
+const OUT: u64 = 0x710000;
+const OUT_LEN: usize = 0x80000;
+const DRIVER: u64 = 0x800000;
+pub const TLS: u64 = SCRATCH + 0x8000;
+/// Top of the stack: what lies above it is known.
+pub const STACK: u64 = SCRATCH + 0xf000;
+/// A function `lea rbx, [rbx + rdi + 1]; ret` that every program has; r15 and a word of the scratch memory hold its address.
+pub const HELPER: u64 = TEXT + 0x3f000;
+pub const HELPER_POINTER: u64 = SCRATCH + 0x7f8;
+pub const TID: u32 = 4242;
+
+/// What one call leaves: 16 registers (rsp included), flags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct After {
+    pub registers: [u64; 16],
+    pub flags: u64,
+}
+
+/// What a run leaves.
+pub struct Outcome {
+    pub calls: Vec<After>,
+    pub scratch: Vec<u8>,
+    /// Header fields `EXHAUSTED` and `CHILDREN_COUNT`, and the first child.
+    pub exhausted: u32,
+    pub children: u32,
+    pub child: u32,
+    /// Counters of shards 0 to 3.
+    pub shards: [Vec<i64>; 4],
+}
+
+/// A program to run.
+pub struct Program<'a> {
+    pub env: &'a Environment,
+    /// Bytes at `TEXT`.
+    pub text: Vec<u8>,
+    /// What is woven in, if anything.
+    pub plan: Option<&'a PatchPlan>,
+    /// What the driver does, in order.
+    pub steps: Vec<Step>,
+    pub counters: usize,
+}
+
+/// One thing that the driver does.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// Calls a function and notes what it leaves.
+    Call { target: u64, registers: Vec<(u8, u64)>, flags: u32 },
+    /// Calls in a fork child, which takes this thread id, and waits for it.
+    ForkCall { target: u64, tid: u32, times: u32 },
+    /// Takes all claims.
+    Exhaust,
+    /// Sets the gs base to something of the program's own.
+    ForeignGs,
+}
+
+/// What every register holds at a call unless a step says otherwise: rsi, rdi and r9 point into the scratch memory, rcx is small.
+pub fn initial(r: u8) -> u64 {
+    match r {
+        1 => 3,
+        6 => SCRATCH + 0x100,
+        7 => SCRATCH + 0x200,
+        9 => SCRATCH + 0x300,
+        15 => HELPER,
+        r => 0x1111_1111_1111_1111u64.wrapping_mul(u64::from(r) + 1) ^ 0x0123_4567_89ab_cdef,
+    }
+}
+
+const REGISTERS: [AsmRegister64; 16] = [rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15];
+
+fn syscall(a: &mut CodeAssembler, number: u64, args: &[u64]) -> Result<(), IcedError> {
+    for (r, value) in [rdi, rsi, rdx, r10, r8, r9].into_iter().zip(args) {
+        a.mov(r, *value)?;
+    }
+    a.mov(rax, number)?;
+    a.syscall()
+}
+
+impl Program<'_> {
+    fn driver(&self) -> Result<Vec<u8>, IcedError> {
+        let mut a = CodeAssembler::new(64)?;
+        a.mov(rsp, STACK)?;
+        let data = &self.env.data;
+        let base = data.base.0;
+        // shared, then shard 1 private and wiped on fork
+        syscall(&mut a, 9, &[base, data.stride * u64::from(data.shards), 3, 0x31, u64::MAX, 0])?;
+        syscall(&mut a, 9, &[base + data.stride, data.stride, 3, 0x32, u64::MAX, 0])?;
+        syscall(&mut a, 28, &[base + data.stride, data.stride, 18])?;
+        a.mov(dword_ptr(u64::from(data.alive())), 1)?;
+        syscall(&mut a, 158, &[0x1002, TLS])?;
+        let mut out = OUT;
+        for step in &self.steps {
+            match step {
+                Step::Call { target, registers, flags } => {
+                    a.push(*flags as i32)?;
+                    a.popfq()?;
+                    for (n, r) in REGISTERS.iter().enumerate().filter(|(n, _)| *n != 4) {
+                        let given = registers.iter().find(|(g, _)| usize::from(*g) == n).map(|g| g.1);
+                        a.mov(*r, given.unwrap_or_else(|| initial(n as u8)))?;
+                    }
+                    a.call(*target)?;
+                    for (n, r) in REGISTERS.iter().enumerate() {
+                        a.mov(qword_ptr(out + 8 * n as u64), *r)?;
+                    }
+                    a.pushfq()?;
+                    a.pop(rax)?;
+                    a.mov(qword_ptr(out + 128), rax)?;
+                    a.cld()?;
+                    out += 136;
+                }
+                Step::ForkCall { target, tid, times } => {
+                    let mut parent = a.create_label();
+                    syscall(&mut a, 57, &[])?;
+                    a.test(rax, rax)?;
+                    a.jne(parent)?;
+                    a.mov(dword_ptr(TLS + 0x2d0), *tid)?;
+                    for _ in 0..*times {
+                        a.mov(rsi, SCRATCH + 0x100)?;
+                        a.mov(rdi, SCRATCH + 0x200)?;
+                        a.call(*target)?;
+                    }
+                    syscall(&mut a, 231, &[0])?;
+                    a.set_label(&mut parent)?;
+                    syscall(&mut a, 61, &[u64::MAX, 0, 0, 0])?;
+                }
+                Step::Exhaust => {
+                    let mut again = a.create_label();
+                    a.mov(rcx, u64::from(data.shards))?;
+                    a.set_label(&mut again)?;
+                    a.mov(qword_ptr(rcx * 8 + (base + u64::from(ingraft_model::layout::CLAIMS) - 8)), 99)?;
+                    a.dec(rcx)?;
+                    a.jne(again)?;
+                }
+                Step::ForeignGs => {
+                    // gs:[owner] falls into the scratch memory
+                    let owner = u64::from(data.displacement(ingraft_model::layout::OWNER));
+                    a.mov(rax, (SCRATCH + 0x9000).wrapping_sub(owner))?;
+                    a.wrgsbase(rax)?;
+                }
+            }
+        }
+        let shard = base + u64::from(COUNTERS);
+        let len = 8 * self.counters as u64;
+        syscall(&mut a, 1, &[1, OUT, out - OUT])?;
+        syscall(&mut a, 1, &[1, SCRATCH, 0x800])?;
+        syscall(&mut a, 1, &[1, base + u64::from(header::EXHAUSTED), 4])?;
+        syscall(&mut a, 1, &[1, base + u64::from(header::CHILDREN_COUNT), 8])?;
+        for k in 0..4 {
+            syscall(&mut a, 1, &[1, shard + k * data.stride, len])?;
+        }
+        syscall(&mut a, 231, &[0])?;
+        a.assemble(DRIVER)
+    }
+
+    /// Writes the program, runs it and reads what it prints.
+    pub fn run(&self) -> Outcome {
+        let driver = self.driver().expect("the driver assembles");
+        let mut text = self.text.clone();
+        text.resize(TEXT_LEN, 0xcc);
+        let helper = (HELPER - TEXT) as usize;
+        text[helper..helper + 6].copy_from_slice(&[0x48, 0x8d, 0x5c, 0x3b, 0x01, 0xc3]);
+        let mut arena = vec![0xcc; 0x100000];
+        if let Some(plan) = self.plan {
+            for w in &plan.text {
+                let offset = (w.at.0 - TEXT) as usize;
+                let place = &mut text[offset..offset + usize::from(w.len)];
+                assert_eq!(place, w.old_bytes(), "the old bytes at {:#x}", w.at.0);
+                place.copy_from_slice(w.new_bytes());
+            }
+            for c in &plan.code {
+                let offset = (c.at.0 - ARENA) as usize;
+                arena[offset..offset + c.bytes.len()].copy_from_slice(&c.bytes);
+            }
+        }
+        let mut scratch: Vec<u8> = (0..SCRATCH_LEN).map(|i| (i * 37 + 11) as u8).collect();
+        let tls = (TLS - SCRATCH) as usize;
+        scratch[tls + 0x2d0..tls + 0x2d4].copy_from_slice(&TID.to_le_bytes());
+        let pointer = (HELPER_POINTER - SCRATCH) as usize;
+        scratch[pointer..pointer + 8].copy_from_slice(&HELPER.to_le_bytes());
+        let segments: [(u64, Vec<u8>, u32); 5] = [
+            (TEXT, text, 5),
+            (ARENA, arena, 5),
+            (SCRATCH, scratch, 6),
+            (OUT, vec![0; OUT_LEN], 6),
+            (DRIVER, driver, 5),
+        ];
+        let file = elf(&segments, DRIVER);
+        let output = execute(&file);
+        let calls = self.steps.iter().filter(|s| matches!(s, Step::Call { .. })).count();
+        let mut at = 0;
+        let mut take = |n: usize| {
+            let piece = output.get(at..at + n).unwrap_or_else(|| panic!("only {} bytes of output", output.len()));
+            at += n;
+            piece
+        };
+        let word = |b: &[u8]| u64::from_le_bytes(b.try_into().expect("8 bytes"));
+        let calls = (0..calls)
+            .map(|_| {
+                let b = take(136);
+                After { registers: std::array::from_fn(|n| word(&b[8 * n..8 * n + 8])), flags: word(&b[128..]) & 0xcd5 }
+            })
+            .collect();
+        let scratch = take(0x800).to_vec();
+        let int = |b: &[u8]| u32::from_le_bytes(b.try_into().expect("4 bytes"));
+        let exhausted = int(take(4));
+        let (children, child) = (int(take(4)), int(take(4)));
+        let shards =
+            std::array::from_fn(|_| take(8 * self.counters).chunks(8).map(|b| word(b).cast_signed()).collect());
+        Outcome { calls, scratch, exhausted, children, child, shards }
+    }
+}
+
+/// A static executable with these segments.
+fn elf(segments: &[(u64, Vec<u8>, u32)], entry: u64) -> Vec<u8> {
+    let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let put16 = |f: &mut Vec<u8>, v: u16| f.extend_from_slice(&v.to_le_bytes());
+    let put32 = |f: &mut Vec<u8>, v: u32| f.extend_from_slice(&v.to_le_bytes());
+    let put64 = |f: &mut Vec<u8>, v: u64| f.extend_from_slice(&v.to_le_bytes());
+    put16(&mut file, 2);
+    put16(&mut file, 62);
+    put32(&mut file, 1);
+    put64(&mut file, entry);
+    put64(&mut file, 64);
+    put64(&mut file, 0);
+    put32(&mut file, 0);
+    for v in [64, 56, segments.len() as u16, 64, 0, 0] {
+        put16(&mut file, v);
+    }
+    let mut offset = 0x1000u64;
+    for (at, bytes, flags) in segments {
+        put32(&mut file, 1);
+        put32(&mut file, *flags);
+        for v in [offset, *at, *at, bytes.len() as u64, bytes.len() as u64, 0x1000] {
+            put64(&mut file, v);
+        }
+        offset += (bytes.len() as u64).next_multiple_of(0x1000);
+    }
+    for (_, bytes, _) in segments {
+        file.resize(file.len().next_multiple_of(0x1000), 0);
+        file.extend_from_slice(bytes);
+    }
+    file
+}
+
+fn execute(file: &[u8]) -> Vec<u8> {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let name = format!("ingraft-codegen-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    {
+        let mut f = std::fs::File::create(&path).expect("a temporary file");
+        f.write_all(file).expect("written");
+        f.set_permissions(std::fs::Permissions::from_mode(0o700)).expect("made executable");
+    }
+    let output = loop {
+        // another test thread may hold the file open for writing for a moment, as a fork of its own
+        match Command::new(&path).output() {
+            Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            other => break other,
+        }
+    };
+    if std::env::var_os("KEEP_IMAGES").is_none() {
+        let _ = std::fs::remove_file(&path);
+    }
+    let output = output.expect("it runs");
+    assert!(output.status.success(), "{path:?}: {:?}", output.status);
+    output.stdout
+}
