@@ -81,13 +81,15 @@ impl Library {
         let good = self.check(&source, &file, &mut diagnostics);
         diagnostics.sort_by_key(|d| d.span.start);
         let index = self.sources.len();
-        for (definition, good) in file.definitions.into_iter().zip(good) {
-            if !good {
+        // metrics last: what they list of their constraints may stand behind them
+        let (metrics, others): (Vec<_>, Vec<_>) = (file.definitions.into_iter().zip(good))
+            .partition(|(definition, _)| matches!(definition.kind, DefinitionKind::Metric(_)));
+        for (definition, good) in others.into_iter().chain(metrics) {
+            if good {
+                self.insert(index, definition.kind, definition.doc, source.slice(definition.span));
+            } else {
                 self.broken.extend(name_of(&definition.kind).map(str::to_owned));
-                continue;
             }
-            let slice = source.slice(definition.span);
-            self.insert(index, definition.kind, definition.doc, slice);
         }
         self.sources.push(source);
         diagnostics

@@ -132,6 +132,8 @@ impl<'a> Evaluation<'a> {
     }
 
     fn call(&mut self, expr: &Expr, callee: &Callee, args: &'a [Expr]) -> Option<Out> {
+        // the argument of readSymbol is a name, not a value
+        let args = if callee.name == "readSymbol" { &[] } else { args };
         let values: Vec<Option<Out>> = args.iter().map(|a| self.value(a)).collect();
         if !callee.quoted {
             if let (Some(op), [a, b]) = (helper(&callee.name, args.len()), values.as_slice()) {

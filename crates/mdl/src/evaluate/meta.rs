@@ -8,7 +8,7 @@ use ingraft_model::{Focus, PointKind, ResourcePath, Snippet, Stmt, VariableId};
 use super::select::{Selection, parse_number};
 use super::{Insertion, Order, Role, Variable, VariableKind};
 use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, Insert, List, Meta, MetaKind, UnaryOp};
-use crate::diagnostic::{Diagnostic, codes};
+use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::library::{Library, MetricEntry};
 use crate::program::{FunctionRef, ModuleRef, Program};
 use crate::source::Span;
@@ -123,7 +123,12 @@ impl<'a> Evaluation<'a> {
             self.flags.push(id);
         }
         let base_body = Body { statements: &base.body, source: self.metric.source, chain: Vec::new() };
-        self.body(replacement.unwrap_or(base_body));
+        let body = replacement.unwrap_or(base_body);
+        let empty = body.statements.is_empty();
+        self.body(body);
+        if self.insertions.is_empty() && !self.diagnostics.iter().any(Diagnostic::is_error) {
+            self.counts_nothing(empty);
+        }
         let ids = std::mem::take(&mut self.flags);
         for (flag, id) in flags.into_iter().zip(ids) {
             self.names.push((flag.name, Binding::Variable(id)));
@@ -131,6 +136,21 @@ impl<'a> Evaluation<'a> {
             self.body(flag.body);
             self.names.pop();
         }
+    }
+
+    /// Legal, but hardly what was wanted.
+    fn counts_nothing(&mut self, empty: bool) {
+        let info = &self.metric.info;
+        let source = &self.library.sources[self.metric.source];
+        let (message, help) = if empty {
+            let help = format!("choose one of: {}", info.constraints.join(", "));
+            (format!("the metric `{}` has no code for this focus and stays at 0", info.name), help)
+        } else {
+            let message = format!("the program has nothing that the metric `{}` looks for; it stays at 0", info.name);
+            (message, "it is looked for again when a library is loaded".to_owned())
+        };
+        let span = self.metric.node.ident.span;
+        self.diagnostics.push(Diagnostic::at(codes::NOT_FOUND, Severity::Warning, source, span, message).help(help));
     }
 
     fn declare(&mut self, name: &'a str, kind: VariableKind, sampled: bool) {
@@ -403,11 +423,8 @@ impl<'a> Evaluation<'a> {
                 Value::Text(Cow::Borrowed(name))
             }
             (Value::Functions(functions), "tag") => {
-                let mut names = functions.iter().map(|f| self.program.function_name(*f));
-                let tagged = |n: &str| {
-                    self.library.lists.values().any(|l| l.node.library && l.node.items.iter().any(|i| i.value == n))
-                };
-                Value::Int(names.any(tagged).into())
+                let tagged = functions.iter().any(|f| self.is_library(self.program.function_name(*f)));
+                Value::Int(tagged.into())
             }
             (Value::Functions(_), "return" | "calls" | "blocks" | "edges" | "loops") => {
                 self.not_woven(expr.span, format!("`.{field}` points are not woven yet"));
@@ -417,6 +434,14 @@ impl<'a> Evaluation<'a> {
             (Value::Module(module), "name") => Value::Text(Cow::Borrowed(self.program.module_name(module))),
             _ => self.wrong_value(expr, "a value with this field"),
         }
+    }
+
+    /// Whether a list with `library true` names the function.
+    fn is_library(&self, name: &str) -> bool {
+        let path =
+            |item: &str| item.strip_prefix("/Code/").and_then(|p| p.split_once('/')).is_some_and(|(_, f)| f == name);
+        let lists = self.library.lists.values().filter(|l| l.node.library && l.node.element == Element::Procedure);
+        lists.flat_map(|l| &l.node.items).any(|item| item.value == name || path(&item.value))
     }
 
     fn included_modules(&self) -> Vec<ModuleRef> {

@@ -1,6 +1,6 @@
 //! The request stage against a program that is a table.
 
-use crate::support::Table;
+use crate::support::{self, Table};
 use ingraft_mdl::{Library, Options, Program, evaluate, shipped};
 use ingraft_model::Focus;
 
@@ -47,4 +47,230 @@ fn calls_of_a_function_a_module_and_everything() {
         show(&library, "calls", "/Code/server/nothing"),
         "error[MDL053]: the program has no function `nothing` in `server`, which `/Code/server/nothing` names\n"
     );
+}
+
+/// A metric `m` with these fields, around everything else that the tests name.
+fn with(fields: &str) -> Library {
+    library(&[&format!(
+        "resourceList heap is procedure {{ items {{ \"malloc\", \"nothing\", \"calloc\", \"malloc\" }}; flavor {{ unix }}; }}\n\
+         resourceList there is procedure {{ items {{ \"/Code/server/call\" }}; flavor {{ linux }}; library true; }}\n\
+         resourceList elsewhere is procedure {{ items {{ \"malloc\" }}; flavor {{ winnt }}; }}\n\
+         resourceList sizes is int {{ items {{ \"8\", \"0x10\" }}; flavor {{ unix }}; }}\n\
+         constraint entered /Code/* is counter {{\n\
+           append preInsn $constraint[0].entry (* entered++; *)\n\
+           prepend preInsn $exit.entry (* entered = 0; *) }}\n\
+         constraint inside /Code/* is inclusive;\n\
+         constraint any /SyncObject is default;\n\
+         metric m {{ name \"m\"; units u; aggregateOperator sum; style EventCounter; {fields} }}"
+    )])
+}
+
+fn base(body: &str) -> String {
+    format!("base is counter {{ {body} }}")
+}
+
+#[test]
+fn code_becomes_snippets() {
+    for (code, expected) in [
+        ("m = 3;", "v0 = 3;"),
+        ("m -= $arg[0] * 2;", "v0 += -(($arg[0] * 2));"),
+        ("m -= 2;", "v0 += -2;"),
+        ("m--; m++;", "v0 += -1; v0++;"),
+        ("m = tmp = 4;", "v1 = 4; v0 = v1;"),
+        ("if ($arg[0] >= 4096 && !tmp) { m++; tmp = 1; }", "if ((($arg[0] >= 4096) && !(v1))) { v0++; v1 = 1; }"),
+        ("if (tmp) m++; else m--;", "v2 = v1; if (v2) { v0++; } if (!(v2)) { v0 += -1; }"),
+        ("if (2 > 1) m++; else m--;", "v0++;"),
+        ("m += (1 << 4) | 0x0f;", "v0 += 31;"),
+        ("m += sizes[1] + DYNINSTAdd($arg[1], 2);", "v0 += (16 + ($arg[1] + 2));"),
+        ("m += DYNINSTTwoComparesAndedExpr($arg[0], 1, $arg[1], 2);", "v0 += (($arg[0] == 1) && ($arg[1] == 2));"),
+        ("m = 7 / 0 + 7 % 0;", "v0 = 0;"),
+    ] {
+        let library = with(&format!("counter tmp; {}", base(&format!("append preInsn $start.entry (* {code} *)"))));
+        assert_eq!(show(&library, "m", ""), format!("main Metric Append: {expected}\n"), "{code}");
+    }
+}
+
+#[test]
+fn the_meta_language_runs() {
+    for (body, functions) in [
+        ("foreach f in heap append preInsn f.entry (* m++; *)", "malloc calloc"),
+        ("foreach f in there append preInsn f.entry (* m++; *)", "call"),
+        ("append preInsn $exit.entry (* m++; *)", "_exit"),
+        ("if ($machine == \"node17\") append preInsn $start.entry (* m++; *)", "main"),
+        ("if ($machine == \"other\") { } else append preInsn $start.entry (* m++; *)", "main"),
+        ("foreach f in $procedures if (f.name == \"free\") append preInsn f.entry (* m++; *)", "free"),
+        ("foreach f in $procedures if (libraryTag(f.tag)) append preInsn f.entry (* m++; *)", "call"),
+        (
+            "foreach l in $modules if (l.name == \"server\") foreach f in l.funcs if (f.name > \"q\") append preInsn f.entry (* m++; *)",
+            "queue_put queue_get",
+        ),
+        ("append preInsn $start.entry (* *)", ""),
+    ] {
+        let shown = show(&with(&base(body)), "m", "");
+        let names: Vec<&str> = shown.lines().filter_map(|l| l.split_once(' ').map(|(name, _)| name)).collect();
+        assert_eq!(names.join(" "), functions, "{body}: {shown}");
+    }
+    let listed = with(&base("foreach s in sizes append preInsn $start.entry (* if ($arg[0] == s) m++; *)"));
+    assert_eq!(
+        show(&listed, "m", ""),
+        "main Metric Append: if (($arg[0] == 8)) { v0++; }\nmain Metric Append: if (($arg[0] == 16)) { v0++; }\n"
+    );
+}
+
+#[test]
+fn flags_guard_constrained_code_and_have_roles() {
+    let code = "append preInsn $start.entry (* tmp = 1; *) prepend preInsn $start.entry constrained (* m++; *)";
+    let library = with(&format!("counter tmp; constraint entered; constraint any; {}", base(code)));
+    assert_eq!(
+        show(&library, "m", "/Code/server/call,/SyncObject/Mutex"),
+        "main Metric Append: v1 = 1;\n\
+         main Metric Prepend: if (v2) { v0++; }\n\
+         call FlagSet Append: v2++;\n\
+         _exit FlagClear Prepend: v2 = 0;\n"
+    );
+    assert_eq!(show(&library, "m", ""), "main Metric Append: v1 = 1;\nmain Metric Prepend: v0++;\n");
+}
+
+#[test]
+fn every_restricted_hierarchy_needs_a_constraint() {
+    let library = with(&format!("constraint entered; {}", base("append preInsn $start.entry (* m++; *)")));
+    for (focus, fragment) in [
+        ("/Code/server", "the metric `m` has no constraint for a module of /Code, as `/Code/server` needs"),
+        ("/Code/server/call/loop", "no constraint for a loop of /Code"),
+        ("/Code/server/call,/SyncObject/Mutex/7", "no constraint for this synchronisation object of /SyncObject"),
+        ("/Machine/other", "error[MDL056]: the program runs on `node17`, not on `other`"),
+        ("/Process/12", "error[MDL056]: the focus names the process `12`, the program is 4711"),
+        ("/Process/4711/x", "error[MDL056]: `x` in the focus is no thread id"),
+        ("/Machine/node17/server{4711}/thr_8,/Process/4711/9", "the focus names two threads"),
+    ] {
+        let shown = show(&library, "m", focus);
+        assert!(shown.lines().count() == 1 && shown.contains(fragment), "{focus}: {shown}");
+    }
+    assert!(show(&library, "m", "/Machine/node17/server{4711}/thr_8{main}").starts_with("thread 8\n"));
+}
+
+#[test]
+fn a_replacement_of_a_lock_takes_the_address_from_the_focus() {
+    let library = library(&[shipped::FILES[0].1, shipped::FILES[2].1]);
+    assert_eq!(
+        show(&library, "lock_operations", "/SyncObject/Mutex/0x7f00"),
+        "pthread_mutex_lock Metric Append: if (($arg[0] == 32512)) { v0++; }\n"
+    );
+    assert!(show(&library, "lock_operations", "/SyncObject/Mutex/here").contains("`here` in the focus is no number"));
+    assert_eq!(show(&library, "lock_operations", "/SyncObject/Mutex").lines().count(), 1);
+}
+
+#[test]
+fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
+    let body = "append preInsn $start.entry (* m = readSymbol(\"v\") + $return; Call(\"f\", &tmp); *) \
+                foreach c in $start.calls append preInsn c (* m += $globalId; *) \
+                prepend preInsn $start.return constrained (* m++; *)";
+    let library = with(&format!("counter tmp; constraint inside; base is wallTimer {{ }} {}", base(body)));
+    let shown = show(&library, "m", "/Code/server/call");
+    let reasons: Vec<&str> =
+        shown.lines().filter_map(|l| l.split_once("cannot be enabled: ").map(|(_, r)| r)).collect();
+    assert_eq!(
+        reasons,
+        [
+            "the constraint `inside` needs exit points",
+            "the call of `readSymbol` is not woven yet",
+            "`$return` is not woven yet",
+            "addresses of variables are not woven yet",
+            "the call of `f` is not woven yet",
+            "`.calls` points are not woven yet",
+            "`$globalId` is not woven yet",
+            "`.return` points are not woven yet",
+        ]
+    );
+    assert!(
+        shown.lines().all(|l| l.starts_with("0.mdl:") && l.contains("error[MDL054]: the metric `m` cannot be enabled"))
+    );
+    for (fields, fragment) in [
+        (
+            "base is wallTimer { append preInsn $start.entry (* startWallTimer(m); *) }",
+            "`wallTimer` accumulators are not woven yet",
+        ),
+        (
+            "vector over list heap; base is counter { foreach f in heap append preInsn f.entry (* m[0]++; *) }",
+            "vectors are not woven yet",
+        ),
+        ("base is counter { append postInsn $start.entry (* m++; *) }", "`postInsn` at an entry is not woven yet"),
+        (
+            "base is counter { foreach f in elsewhere append preInsn f.entry (* m++; *) }",
+            "does not exist for the flavors of this program",
+        ),
+        ("flavor { mpi }; base is counter { }", "exists only for mpi"),
+    ] {
+        let shown = show(&with(fields), "m", "");
+        assert!(shown.contains(fragment), "{fields}: {shown}");
+    }
+}
+
+#[test]
+fn exclusions_leave_code_out_unless_the_focus_names_it() {
+    let library =
+        library(&[shipped::FILES[0].1, "exclude \"/Code/libc*\"; exclude noCase regex \"/code/server/QUEUE_.*\";"]);
+    assert_eq!(show(&library, "calls", "").lines().count(), 3);
+    assert_eq!(show(&library, "calls", "/Code/server").lines().count(), 3);
+    assert_eq!(show(&library, "calls", "/Code/server/queue_put").lines().count(), 1);
+}
+
+#[test]
+fn a_later_definition_takes_the_place_of_an_earlier_one() {
+    let mut library = with(&base("append preInsn $start.entry (* m++; *)"));
+    let again = "metric m { name \"n\"; units v; aggregateOperator max; style SampledFunction; base is counter { } }";
+    assert_eq!(library.load("again.mdl", again).len(), 0);
+    assert!(library.metric("m").is_none());
+    assert_eq!(library.metric("n").map(|i| i.unit.as_str()), Some("v"));
+    // one with an error does not
+    assert_eq!(library.load("bad.mdl", "metric m { name \"n\"; }").len(), 1);
+    assert_eq!(library.metric("n").map(|i| i.unit.as_str()), Some("v"));
+}
+
+#[test]
+fn a_metric_that_counts_nothing_says_so() {
+    let program = Table::server();
+    for (fields, fragment) in [
+        ("base is counter { }".to_owned(), "has no code for this focus"),
+        (
+            base("foreach f in $procedures if (f.name == \"absent\") append preInsn f.entry (* m++; *)"),
+            "nothing that the metric `m` looks for",
+        ),
+    ] {
+        let done = evaluate(&with(&fields), "m", &Focus::whole_program(), &program).expect("evaluated");
+        assert!(done.warnings.len() == 1 && done.warnings[0].message.contains(fragment), "{:?}", done.warnings);
+    }
+}
+
+#[test]
+fn configuration_is_listed() {
+    let library = library(&["process redis { command \"redis-server --port 0\"; dir \"/tmp\"; autoStart false; }"]);
+    let processes = library.processes();
+    assert_eq!((processes[0].name.as_str(), processes[0].command.as_str()), ("redis", "redis-server --port 0"));
+    assert_eq!((processes[0].dir.as_deref(), processes[0].auto_start), (Some("/tmp"), false));
+}
+
+#[test]
+fn one_request_of_thousands_is_cheap() {
+    let functions: Vec<String> = (0..13_900).map(|i| format!("function_{i}")).collect();
+    let names: Vec<&str> = functions.iter().map(String::as_str).collect();
+    let program = support::Indexed::new(Table::new(&[("server", &names)]));
+    let library = shipped::library(Options::default());
+    let foci: Vec<Focus> =
+        functions.iter().map(|f| Focus::parse(&format!("/Code/server/{f}")).expect("focus")).collect();
+    let begin = std::time::Instant::now();
+    let mut insertions = 0;
+    for focus in &foci {
+        insertions += evaluate(&library, "calls", focus, &program).expect("evaluated").insertions.len();
+    }
+    let each = begin.elapsed() / 13_900;
+    assert_eq!(insertions, 13_900);
+    println!("{each:?} a request");
+    // a hundred times what it takes
+    assert!(each < std::time::Duration::from_micros(200), "{each:?}");
+    let begin = std::time::Instant::now();
+    let all = evaluate(&library, "calls", &Focus::whole_program(), &program).expect("evaluated");
+    println!("{:?} for all in one", begin.elapsed());
+    assert_eq!(all.insertions.len(), 13_900);
+    assert!(all.insertions.iter().all(|i| std::sync::Arc::ptr_eq(&i.snippet, &all.insertions[0].snippet)));
 }

@@ -5,4 +5,5 @@ mod golden;
 mod paradyn;
 mod print;
 mod samples;
+mod shipped;
 mod support;

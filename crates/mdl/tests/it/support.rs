@@ -72,3 +72,54 @@ impl Program for Table {
         &self.modules[function.module.0 as usize].1[function.function as usize]
     }
 }
+
+/// A table with an index, as an engine has one.
+pub struct Indexed {
+    table: Table,
+    index: std::collections::HashMap<String, Vec<FunctionRef>>,
+}
+
+impl Indexed {
+    pub fn new(table: Table) -> Self {
+        let mut index: std::collections::HashMap<String, Vec<FunctionRef>> = std::collections::HashMap::new();
+        for function in table.refs(|_, _| true) {
+            index.entry(table.function_name(function).to_owned()).or_default().push(function);
+        }
+        Indexed { table, index }
+    }
+}
+
+impl Program for Indexed {
+    fn machine(&self) -> &str {
+        self.table.machine()
+    }
+    fn flavors(&self) -> &[String] {
+        self.table.flavors()
+    }
+    fn pid(&self) -> Pid {
+        self.table.pid()
+    }
+    fn modules(&self) -> Vec<ModuleRef> {
+        self.table.modules()
+    }
+    fn modules_named(&self, name: &str) -> Vec<ModuleRef> {
+        self.table.modules_named(name)
+    }
+    fn functions_of(&self, module: ModuleRef) -> Vec<FunctionRef> {
+        self.table.functions_of(module)
+    }
+    fn functions_named(&self, name: &str) -> Vec<FunctionRef> {
+        self.index.get(name).cloned().unwrap_or_default()
+    }
+    fn function(&self, module: &str, function: &str) -> Vec<FunctionRef> {
+        let mut found = self.functions_named(function);
+        found.retain(|f| self.module_name(f.module) == module);
+        found
+    }
+    fn module_name(&self, module: ModuleRef) -> &str {
+        self.table.module_name(module)
+    }
+    fn function_name(&self, function: FunctionRef) -> &str {
+        self.table.function_name(function)
+    }
+}

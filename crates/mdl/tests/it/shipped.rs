@@ -1,0 +1,66 @@
+//! The metrics that come with ingraft.
+
+use ingraft_mdl::{Library, Look, Options, evaluate, shipped};
+use ingraft_model::Focus;
+
+use crate::support::Table;
+
+#[test]
+fn every_shipped_file_loads_without_a_finding() {
+    let mut library = Library::new(Options::default());
+    for (name, text) in shipped::FILES {
+        let findings = library.load(name, text);
+        assert!(findings.is_empty(), "{}", library.render(&findings, Look::Plain));
+    }
+    assert!(library.metrics().len() > 60);
+}
+
+#[test]
+fn every_metric_has_a_sentence_of_documentation_and_its_own_name() {
+    for metric in shipped::library(Options::default()).metrics() {
+        let doc = &metric.doc;
+        assert!(
+            doc.ends_with('.') && !doc.trim_end_matches('.').contains(". ") && doc.len() > 10,
+            "{}: {doc}",
+            metric.name
+        );
+        assert!(metric.text.starts_with(&format!("metric {} {{", metric.name)), "{}", metric.text);
+    }
+}
+
+/// Whole-program requests either work or are refused for what is not woven yet, by name and with a place.
+#[test]
+fn every_metric_is_enabled_or_refused_by_name() {
+    let library = shipped::library(Options::default());
+    let program = Table::server();
+    let mut refused = Vec::new();
+    for metric in library.metrics() {
+        match evaluate(&library, &metric.name, &Focus::whole_program(), &program) {
+            Ok(done) => assert!(done.variables[0].sampled),
+            Err(findings) => {
+                for finding in &findings {
+                    assert!(finding.code == "MDL054" && finding.line > 0, "{finding}");
+                    assert!(finding.message.contains(&format!("`{}` cannot be enabled", metric.name)), "{finding}");
+                }
+                refused.push(metric.name.clone());
+            }
+        }
+    }
+    let expected = [
+        "cpu",
+        "cpu_inclusive",
+        "cpu_time",
+        "exec_time",
+        "exec_time_inclusive",
+        "io_bytes",
+        "io_wait",
+        "io_wait_inclusive",
+        "latency",
+        "lock_wait",
+        "self_latency",
+        "sync_wait",
+        "sync_wait_inclusive",
+        "wall_time",
+    ];
+    assert_eq!(refused, expected);
+}
