@@ -1,1 +1,130 @@
-//! The ingraft command line.
+//! The ingraft command line: commands, tables and lines of JSON. Engines are reached through gRPC only, also the one that
+//! runs inside this program; how a session with a target works is not known here.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod command;
+mod conn;
+mod demo;
+mod exit;
+mod measure;
+mod objects;
+mod output;
+mod signals;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use args::{Cli, Command, Common, Format};
+use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use conn::Engines;
+use exit::{Failure, Stop};
+use measure::Context;
+use output::Output;
+
+/// Runs the command line of this process and answers its exit status.
+pub fn main() -> ExitCode {
+    let started = Instant::now();
+    let words: Vec<OsString> = std::env::args_os().collect();
+    match Cli::try_parse_from(&words) {
+        Ok(cli) => {
+            let format = cli.common.format;
+            run(cli, started).map_or_else(|stop| output::end(stop, format), |()| ExitCode::SUCCESS)
+        }
+        Err(error) => wrong_usage(&error, &words),
+    }
+}
+
+fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
+    // The demo's server is measured itself: it has only the threads that it says it has.
+    if matches!(cli.command, Command::DemoServer) {
+        return demo::server::run();
+    }
+    cli.check()?;
+    let mut out = Output::open(&cli.common)?;
+    // What needs no engine starts none.
+    let command = match cli.command {
+        Command::Check(args) => return command::mdl::check(&args, &mut out),
+        Command::Fmt(args) => return command::mdl::fmt(&args, cli.common.format, &mut out),
+        Command::Completions { shell } => return command::manual::completions(shell, &mut out),
+        Command::Man { dir } => return command::manual::man(dir.as_deref(), &mut out),
+        command => command,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| {
+        Failure::failed(format!("cannot start threads: {e}"), "raise the limit of processes (ulimit -u)")
+    })?;
+    runtime.block_on(with_engines(command, &cli.common, started, &mut out))
+}
+
+async fn with_engines(
+    command: Command,
+    common: &Common,
+    started: Instant,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    let engines = Engines::connect(common).await?;
+    let context = Context { engines: &engines, common, started };
+    let result = match command {
+        Command::Ps(args) => command::ps::run(args, &engines, common, out).await,
+        Command::Functions(args) => command::functions::run(args, &engines, common, out).await,
+        Command::Count(args) => command::count::run(args, context, out).await,
+        Command::Watch(args) => command::watch::run(args, context, out).await,
+        Command::Metrics(args) => command::metrics::run(args, &engines, common, out).await,
+        Command::Status(_) => command::status::run(&engines, common, out).await,
+        Command::Detach(args) => command::detach::run(args, &engines, common, out).await,
+        Command::Demo(args) => demo::run(args, context, out).await,
+        Command::Check(_) | Command::Fmt(_) | Command::Completions { .. } | Command::Man { .. } | Command::DemoServer => Ok(()),
+    };
+    engines.close().await;
+    result
+}
+
+/// Wrong usage in our two lines, or the help that was asked for.
+fn wrong_usage(error: &clap::Error, words: &[OsString]) -> ExitCode {
+    if matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        let asked = error.exit_code() == 0;
+        // A reader that went away is no reason to fail.
+        let _closed = error.print();
+        return if asked { ExitCode::SUCCESS } else { exit::Kind::Usage.code() };
+    }
+    output::end(usage_failure(error, words).into(), asked_format(words))
+}
+
+fn usage_failure(error: &clap::Error, words: &[OsString]) -> Failure {
+    // The first paragraph says what; tips, usage and the pointer to --help come after it.
+    let text = error.to_string();
+    let what = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+    let suggestion = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
+        .into_iter()
+        .find_map(|kind| match error.get(kind)? {
+            ContextValue::String(s) => Some(s.clone()),
+            ContextValue::Strings(list) => list.first().cloned(),
+            _ => None,
+        });
+    let known = <Cli as clap::CommandFactory>::command();
+    let command = words
+        .iter()
+        .skip(1)
+        .filter_map(|w| w.to_str())
+        .find(|w| known.get_subcommands().any(|c| c.get_name() == *w))
+        .map(|name| format!(" {name}"))
+        .unwrap_or_default();
+    let hint = match suggestion {
+        Some(s) => format!("did you mean `{s}`? `ingraft{command} --help` shows all"),
+        None => format!("`ingraft{command} --help` shows what it takes"),
+    };
+    Failure::usage(what.split_whitespace().collect::<Vec<_>>().join(" "), hint)
+}
+
+/// The format that was asked for, as far as it can be seen in arguments that are wrong.
+fn asked_format(words: &[OsString]) -> Format {
+    let words: Vec<&str> = words.iter().filter_map(|w| w.to_str()).take_while(|w| *w != "--").collect();
+    let json = words.contains(&"--format=json") || words.windows(2).any(|pair| pair == ["--format", "json"]);
+    if json { Format::Json } else { Format::Table }
+}

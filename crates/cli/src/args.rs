@@ -1,0 +1,438 @@
+//! The command line as types: what clap reads, and the checks that clap cannot express.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use ingraft_model::Focus;
+
+use crate::exit::Failure;
+
+/// Count what a running Linux program does, function by function, and leave no trace.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ingraft",
+    version,
+    max_term_width = 100,
+    about = "Count what a running Linux program does, function by function, and leave no trace",
+    long_about = "ingraft weaves a few instructions into the functions of a running process, reads what they count from \
+                  shared memory while the process runs on, and takes everything out again.\n\nNothing has to be \
+                  recompiled, restarted or preloaded. Your own processes need no root.",
+    after_help = "Examples:
+  ingraft demo                                         see it work on a server of its own
+  ingraft ps 'redis*'                                  what can be measured, and if not, why
+  ingraft functions -n redis-server 'process*'         functions of a running program
+  ingraft count -n redis-server processCommand --for 10s
+  ingraft count --until-exit 'python3:_PyEval_*' -- python3 script.py
+  ingraft watch -p 4711 calls@/Code/redis-server/call --interval 100ms
+  ingraft detach --all                                 take everything out, everywhere
+
+Exit status: 0 done, 1 failed while running, 2 wrong usage or MDL, 3 no such target or function,
+4 not permitted or held by another, 5 the target ended before the measurement could start."
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    // Aligned columns for people. (No documentation comments here: they would make a page of every --help.)
+    #[default]
+    Table,
+    // One JSON object a line for scripts.
+    Json,
+}
+
+/// Flags of every command.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Common {
+    /// How results are printed: for people, or one JSON object a line for scripts
+    #[arg(long, global = true, value_enum, value_name = "FORMAT", default_value_t)]
+    pub(crate) format: Format,
+
+    /// Write results to this file instead of the standard output
+    #[arg(short = 'o', long = "output", global = true, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+
+    /// Use a running ingraftd instead of an engine inside this command; repeat it to span several hosts
+    #[arg(
+        long = "daemon",
+        global = true,
+        value_name = "URI",
+        env = "INGRAFT_DAEMON",
+        value_delimiter = ',',
+        hide_env_values = true,
+        help_heading = "Engine"
+    )]
+    pub(crate) daemons: Vec<String>,
+
+    /// Where journal and cache are kept [default: /var/lib/ingraft as root, else ~/.local/state/ingraft]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "INGRAFT_STATE_DIR",
+        hide_env_values = true,
+        help_heading = "Engine"
+    )]
+    pub(crate) state_dir: Option<PathBuf>,
+
+    /// File with the token that the daemon asks for
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "INGRAFT_TOKEN",
+        hide_env_values = true,
+        help_heading = "Engine"
+    )]
+    pub(crate) token_file: Option<PathBuf>,
+
+    /// Certificate authority that signed the daemon's certificate (PEM)
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Engine")]
+    pub(crate) tls_ca: Option<PathBuf>,
+
+    /// Certificate of this client (PEM)
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Engine")]
+    pub(crate) tls_cert: Option<PathBuf>,
+
+    /// Key of this client's certificate (PEM)
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Engine")]
+    pub(crate) tls_key: Option<PathBuf>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List processes, whether each can be measured, and if not, why and what would allow it
+    Ps(PsArgs),
+    /// List functions of a running program and how each kind of point is reached
+    Functions(FunctionsArgs),
+    /// Count the calls of functions, per thread, to the unit
+    Count(CountArgs),
+    /// Stream the values of metrics
+    Watch(WatchArgs),
+    /// List the metrics that are known
+    Metrics(MetricsArgs),
+    /// Check metric definitions (MDL) and explain what is wrong
+    Check(CheckArgs),
+    /// Print metric definitions (MDL) in the usual layout
+    Fmt(FmtArgs),
+    /// Show what is inserted where, by whom, and what it costs
+    Status(StatusArgs),
+    /// Take everything out of a process, also what a crashed ingraft left there
+    Detach(DetachArgs),
+    /// Show it all on a server of our own: attach under load, count, compare, remove, verify
+    Demo(DemoArgs),
+    /// Print shell completions
+    #[command(hide = true)]
+    Completions {
+        /// For which shell
+        shell: Shell,
+    },
+    /// Print the manual page, or write all pages into a directory
+    #[command(hide = true)]
+    Man {
+        /// Write one page for each command into this directory
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
+    /// The server that `demo` measures
+    #[command(hide = true)]
+    DemoServer,
+}
+
+/// A running process.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct RunningTarget {
+    /// The process with this id; repeat it for several
+    #[arg(short = 'p', long = "pid", value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) pids: Vec<i32>,
+
+    /// The one process of this name (command name, or base name of what it was started as or of its executable)
+    #[arg(short = 'n', long = "name", value_name = "NAME", conflicts_with = "pids")]
+    pub(crate) name: Option<String>,
+}
+
+/// A running process, or a command to start.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Target {
+    #[command(flatten)]
+    pub(crate) running: RunningTarget,
+
+    /// Start this command and measure it from its first instruction on
+    #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name"])]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// How long, how often, at what cost.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Measure {
+    /// Stop after this time, e.g. 10s, 500ms, 2min; without it until Ctrl-C or the end of the target
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub(crate) duration: Option<Duration>,
+
+    /// Measure until the target ends (with --for: until either)
+    #[arg(long)]
+    pub(crate) until_exit: bool,
+
+    /// How often values are read [default: 1s]
+    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    pub(crate) interval: Option<Duration>,
+
+    /// How much of a processor's time the measurement may take, in percent [default: 5]
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub(crate) max_overhead: Option<f64>,
+
+    /// Leave the measurement in when this command ends (with --daemon only)
+    #[arg(long)]
+    pub(crate) no_remove: bool,
+}
+
+/// Metric definitions to read.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Include {
+    /// Read more metric definitions from this file; repeat it for several
+    #[arg(short = 'I', long = "include", value_name = "FILE.mdl")]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// `ingraft ps`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ingraft ps
+  ingraft ps 'redis*'
+  ingraft ps --format json | jq -r 'select(.attachable) | .pid'")]
+pub(crate) struct PsArgs {
+    /// Only processes whose name matches, e.g. 'redis*'
+    pub(crate) glob: Option<String>,
+}
+
+/// `ingraft functions`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "ingraft functions [OPTIONS] <-p <PID>|-n <NAME>> [GLOB]...",
+    after_help = "Examples:
+  ingraft functions -p 4711
+  ingraft functions -n redis-server 'process*' 'libc:mem*'
+  ingraft functions -n redis-server --format json | jq 'select(.how.entry == \"refused\")'
+
+A GLOB is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. C++ and Rust names match mangled and demangled."
+)]
+pub(crate) struct FunctionsArgs {
+    #[command(flatten)]
+    pub(crate) target: RunningTarget,
+
+    /// Only functions that match
+    #[arg(value_name = "GLOB")]
+    pub(crate) globs: Vec<String>,
+}
+
+/// `ingraft count`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "ingraft count [OPTIONS] <-p <PID>|-n <NAME>> [FUNCTION]...\n       \
+                      ingraft count [OPTIONS] [FUNCTION]... -- <COMMAND>...",
+    after_help = "Examples:
+  ingraft count -n redis-server processCommand 'redis-server:zset*' --for 10s
+  ingraft count -p 4711 'postgres:*' --for 5s          all functions of a program at once
+  ingraft count --until-exit malloc free -- python3 script.py
+  ingraft count -p 4711 call --for 10s --format json -o calls.json
+
+A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. Without one, all functions of the program are counted.
+Ctrl-C ends the measurement, removes it, and prints the final values."
+)]
+pub(crate) struct CountArgs {
+    #[command(flatten)]
+    pub(crate) measure: Measure,
+
+    /// Functions to count
+    #[arg(value_name = "FUNCTION")]
+    pub(crate) functions: Vec<String>,
+
+    // After the positional arguments, because COMMAND is the last of them.
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+/// `ingraft watch`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "ingraft watch [OPTIONS] <-p <PID>|-n <NAME>> <METRIC[@FOCUS]>...\n       \
+                      ingraft watch [OPTIONS] <METRIC[@FOCUS]>... -- <COMMAND>...",
+    after_help = "Examples:
+  ingraft watch -p 4711 calls@/Code/redis-server/processCommand --interval 100ms
+  ingraft watch -n nginx calls@/Code/libc.so.6/malloc calls@/Code/libc.so.6/free --for 1min
+  ingraft watch -p 4711 my_metric@/Code/postgres -I my.mdl --format json
+
+A FOCUS is a comma-separated list of resources: /Code/MODULE/FUNCTION, /Process/PID/TID, /Machine/NAME.
+Without one the metric covers the whole program. `ingraft metrics` lists what can be watched."
+)]
+pub(crate) struct WatchArgs {
+    #[command(flatten)]
+    pub(crate) measure: Measure,
+
+    #[command(flatten)]
+    pub(crate) include: Include,
+
+    /// What to watch
+    #[arg(value_name = "METRIC[@FOCUS]", required = true, value_parser = pair)]
+    pub(crate) pairs: Vec<Pair>,
+
+    // After the positional arguments, because COMMAND is the last of them.
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+/// `ingraft metrics`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ingraft metrics
+  ingraft metrics -I my.mdl --format json")]
+pub(crate) struct MetricsArgs {
+    #[command(flatten)]
+    pub(crate) include: Include,
+}
+
+/// `ingraft check`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ingraft check my.mdl
+  ingraft check mdl/*.mdl --format json
+
+All errors of all files are reported in one run. A file may use the shipped definitions and those of the files before it.")]
+pub(crate) struct CheckArgs {
+    /// Files to check
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+/// `ingraft fmt`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ingraft fmt my.mdl
+  ingraft fmt --write mdl/*.mdl")]
+pub(crate) struct FmtArgs {
+    /// Files to format
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+
+    /// Write the files instead of printing them
+    #[arg(long)]
+    pub(crate) write: bool,
+}
+
+/// `ingraft status`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ingraft status
+  ingraft --daemon unix:/run/ingraft/ingraftd.sock status --format json")]
+pub(crate) struct StatusArgs {}
+
+/// `ingraft detach`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "ingraft detach [OPTIONS] <-p <PID>|-n <NAME>|--all>",
+    after_help = "Examples:
+  ingraft detach -p 4711
+  ingraft detach --all
+
+Nothing to remove is no error."
+)]
+pub(crate) struct DetachArgs {
+    #[command(flatten)]
+    pub(crate) target: RunningTarget,
+
+    /// Every process that something is inserted in
+    #[arg(long, conflicts_with_all = ["pids", "name"])]
+    pub(crate) all: bool,
+}
+
+/// `ingraft demo`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ingraft demo
+  ingraft demo --for 10s
+
+Needs no root and nothing installed. Exit status 0 only if every check holds.")]
+pub(crate) struct DemoArgs {
+    /// How long to count
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration, default_value = "3s")]
+    pub(crate) duration: Duration,
+}
+
+impl Cli {
+    /// What clap does not say well enough: that a target is missing.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let (target, command) = match &self.command {
+            Command::Count(args) => (&args.target.running, !args.target.command.is_empty()),
+            Command::Watch(args) => (&args.target.running, !args.target.command.is_empty()),
+            Command::Functions(args) => (&args.target, false),
+            Command::Detach(args) => (&args.target, args.all),
+            Command::Ps(_)
+            | Command::Metrics(_)
+            | Command::Check(_)
+            | Command::Fmt(_)
+            | Command::Status(_)
+            | Command::Demo(_)
+            | Command::Completions { .. }
+            | Command::Man { .. }
+            | Command::DemoServer => return Ok(()),
+        };
+        if target.pids.is_empty() && target.name.is_none() && !command {
+            let hint = "name one with -p PID or -n NAME; `ingraft ps` lists what can be measured";
+            return Err(Failure::usage("no target", hint));
+        }
+        Ok(())
+    }
+}
+
+/// A metric and what it is restricted to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    /// Public name of the metric.
+    pub(crate) metric: String,
+    /// The focus; the whole program if none was written.
+    pub(crate) focus: Focus,
+}
+
+/// Reads `10s`, `500ms`, `0.5s`, `1min 30s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text.trim()) {
+        Ok(d) if d.is_zero() => Err("must be longer than nothing".to_owned()),
+        Ok(d) if d > Duration::from_secs(366 * 86_400) => Err("longer than a year".to_owned()),
+        Ok(d) => Ok(d),
+        Err(_) => Err("not a duration; write a number with its unit, such as 10s, 500ms or 2min".to_owned()),
+    }
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        d if d < Duration::from_millis(1) => Err("shorter than 1ms".to_owned()),
+        d if d > Duration::from_secs(3600) => Err("longer than an hour".to_owned()),
+        d => Ok(d),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.trim().trim_end_matches('%').parse::<f64>() {
+        Ok(p) if p > 0.0 && p <= 10_000.0 => Ok(p),
+        Ok(_) => Err("must be more than 0".to_owned()),
+        Err(_) => Err("not a number".to_owned()),
+    }
+}
+
+fn pair(text: &str) -> Result<Pair, String> {
+    let (metric, focus) = text.split_once('@').unwrap_or((text, ""));
+    if metric.is_empty() {
+        return Err("no metric before the `@`".to_owned());
+    }
+    let focus = Focus::parse(focus).map_err(|e| e.to_string())?;
+    Ok(Pair { metric: metric.to_owned(), focus })
+}

@@ -1,0 +1,60 @@
+//! `ingraft detach`: takes everything out of processes, also what a crashed engine left there.
+
+use crate::args::{Common, DetachArgs};
+use crate::conn::{Client, Engines, Target};
+use crate::exit::{Kind, Stop};
+use crate::objects::Object;
+use crate::output::progress::Progress;
+use crate::output::{self, Output, words};
+use crate::signals::Signals;
+use crate::{exit::Failure, measure};
+
+/// Runs the command. Targets are independent: trouble with one keeps none of the others from being restored.
+pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
+    // Held to the end, so that Ctrl-C does not come between two targets.
+    let _signals = Signals::take()?;
+    let mut worst: Option<Kind> = None;
+    let mut found = false;
+    for client in engines.clients() {
+        let targets = if args.all {
+            let mut progress = Progress::new("looking at processes", common.format);
+            let inserted = client.inserted(&mut progress).await?;
+            inserted.into_iter().map(|i| Target::Pid(i.pid)).collect()
+        } else {
+            measure::running(&args.target)
+        };
+        for target in targets {
+            match detach(client, &target, common, out).await {
+                Ok(removed) => found |= removed,
+                Err(Stop::Failure(failure)) => {
+                    output::report(&failure, common.format);
+                    worst.get_or_insert(failure.kind);
+                }
+                Err(stop) => return Err(stop),
+            }
+        }
+    }
+    match worst {
+        Some(kind) => Err(Stop::Reported(kind)),
+        None if found => Ok(()),
+        None => out.text("nothing was inserted\n"),
+    }
+}
+
+async fn detach(client: &Client, target: &Target, common: &Common, out: &mut Output) -> Result<bool, Stop> {
+    let mut progress = Progress::new("removing", common.format);
+    let Some(removed) = client.detach(target, &mut progress).await? else { return Ok(false) };
+    drop(progress);
+    out.text(&words::removed(&removed))?;
+    if !removed.children_left.is_empty() {
+        output::warn(&words::children_left(removed.pid, &removed.children_left), common.format);
+    }
+    let (pid, restored) = (removed.pid, removed.text_restored);
+    out.object(&Object::Removed(removed))?;
+    if restored {
+        Ok(true)
+    } else {
+        let what = format!("the code of process {pid} differs from the original after the removal");
+        Err(Failure::failed(what, "something else changes it too; restart the process when you can").into())
+    }
+}

@@ -1,0 +1,116 @@
+//! `ingraft functions`: functions of a running program and how each kind of point is reached.
+
+use crate::args::{Common, FunctionsArgs};
+use crate::conn::Engines;
+use crate::exit::Stop;
+use crate::measure;
+use crate::objects::{Function, Object};
+use crate::output::number::{grouped_u64, percent, plural};
+use crate::output::progress::Progress;
+use crate::output::table::{Cell, Table};
+use crate::output::{BAD, DIM, Output, WARN};
+
+/// Runs the command.
+pub(crate) async fn run(
+    args: FunctionsArgs,
+    engines: &Engines,
+    common: &Common,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    let mut functions = Vec::new();
+    for client in engines.clients() {
+        for target in measure::running(&args.target) {
+            let mut progress = Progress::new("reading the program", common.format);
+            functions.extend(client.functions(&target, &args.globs, &mut progress).await?);
+        }
+    }
+    let text = render(&functions, args.target.pids.len() > 1, out.width());
+    out.text(&text)?;
+    functions.into_iter().try_for_each(|f| out.object(&Object::Function(f)))
+}
+
+fn render(functions: &[Function], several: bool, width: Option<usize>) -> String {
+    let mut table = Table::new()
+        .shrinking("HOST")
+        .right("PID")
+        .shrinking("FUNCTION")
+        .left("MODULE")
+        .right("OFFSET")
+        .right("SIZE")
+        .left("ENTRY")
+        .left("EXIT")
+        .left("CALL")
+        .shrinking("WHY NOT");
+    let mut countable = 0_u64;
+    for f in functions {
+        countable += u64::from(f.how.get("entry").is_some_and(|&how| how != "refused"));
+        let pid = if several { f.pid.to_string() } else { String::new() };
+        // The entry decides what can be done today; its reason is the one to show.
+        let why = f.why_not.as_ref().and_then(|w| w.get("entry")).cloned().unwrap_or_default();
+        table.row(vec![
+            f.host.clone().unwrap_or_default().into(),
+            pid.into(),
+            f.function.as_str().into(),
+            Cell::styled(f.module.as_str(), DIM),
+            f.offset.as_str().into(),
+            grouped_u64(f.size).into(),
+            reached(f, "entry"),
+            reached(f, "exit"),
+            reached(f, "call"),
+            Cell::styled(why, DIM),
+        ]);
+    }
+    let all = functions.len() as u64;
+    let share = if all == 0 { String::new() } else { format!(" ({})", percent(countable as f64 * 100.0 / all as f64)) };
+    let total = plural(all, "function", "functions");
+    format!("{}{DIM}{total}; the calls of {} can be counted{share}{DIM:#}\n", table.render(width), grouped_u64(countable))
+}
+
+/// `1 in-place`, `7 partly`; nothing if there is no such point.
+fn reached(f: &Function, kind: &str) -> Cell {
+    let n = f.points.get(kind).copied().unwrap_or(0);
+    match f.how.get(kind) {
+        None => "".into(),
+        Some(_) if n == 0 => "".into(),
+        Some(&how) => {
+            let text = if n == 1 { how.to_owned() } else { format!("{n} {how}") };
+            match how {
+                "refused" => Cell::styled(text, BAD),
+                "partly" => Cell::styled(text, WARN),
+                _ => text.into(),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_of_point_is_shown() {
+        let function = |name: &str, entry: &'static str, why: Option<&str>| Function {
+            host: None,
+            pid: 7,
+            module: "redis-server".to_owned(),
+            function: name.to_owned(),
+            offset: "0x5c1b0".to_owned(),
+            size: 2412,
+            points: BTreeMap::from([("entry", 1), ("exit", 7), ("call", 0)]),
+            how: BTreeMap::from([("entry", entry), ("exit", "partly"), ("call", "refused")]),
+            why_not: why.map(|w| BTreeMap::from([("entry", w.to_owned())])),
+        };
+        let all = [function("processCommand", "in-place", None), function("tiny", "refused", Some("too short"))];
+        expect![[r#"
+            FUNCTION        MODULE         OFFSET   SIZE  ENTRY     EXIT      WHY NOT
+            processCommand  redis-server  0x5c1b0  2,412  in-place  7 partly
+            tiny            redis-server  0x5c1b0  2,412  refused   7 partly  too short
+            2 functions; the calls of 1 can be counted (50 %)
+        "#]]
+        .assert_eq(&anstream::adapter::strip_str(&render(&all, false, None)).to_string());
+    }
+}

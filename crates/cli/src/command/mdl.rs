@@ -1,0 +1,123 @@
+//! `ingraft check` and `ingraft fmt`: metric definitions as texts. No engine is needed.
+
+use ingraft_mdl::{Diagnostic, Library, Look, Options, Severity};
+
+use crate::args::{CheckArgs, FmtArgs, Format};
+use crate::conn::Source;
+use crate::exit::{Failure, Kind, Stop};
+use crate::measure::sources;
+use crate::objects::{self, Object};
+use crate::output::number::plural;
+use crate::output::{self, GOOD, Output};
+
+/// Checks files: all errors of all files in one run.
+pub(crate) fn check(args: &CheckArgs, out: &mut Output) -> Result<(), Stop> {
+    let (library, diagnostics) = load(&sources(&args.files)?);
+    // The stream strips the colours where nobody would see them.
+    out.text(&library.render(&diagnostics, Look::Coloured))?;
+    for diagnostic in &diagnostics {
+        out.object(&Object::Diagnostic(object(diagnostic)))?;
+    }
+    let count = |severity| diagnostics.iter().filter(|d| d.severity == severity).count() as u64;
+    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+    let files = plural(args.files.len() as u64, "file", "files");
+    if errors > 0 {
+        let warnings = if warnings > 0 { format!(" and {}", plural(warnings, "warning", "warnings")) } else { String::new() };
+        out.text(&format!("\n{}{warnings} in {files}\n", plural(errors, "error", "errors")))?;
+        return Err(Stop::Reported(Kind::Usage));
+    }
+    let warnings = if warnings > 0 { format!(", {}", plural(warnings, "warning", "warnings")) } else { String::new() };
+    out.text(&format!("{GOOD}no errors{GOOD:#} in {files}{warnings}\n"))
+}
+
+/// Formats files: prints them, or writes them.
+pub(crate) fn fmt(args: &FmtArgs, format: Format, out: &mut Output) -> Result<(), Stop> {
+    // All are read before the first is written.
+    let sources = sources(&args.files)?;
+    let mut formatted = Vec::new();
+    for source in &sources {
+        match ingraft_mdl::format(&source.name, &source.text, Options::default()) {
+            Ok(text) => formatted.push(text),
+            Err(diagnostics) => {
+                let kept = ingraft_mdl::Source::new(&source.name, &source.text);
+                say(&diagnostics, |d| ingraft_mdl::render(d, Some(&kept), Look::Coloured), format);
+                return Err(wrong(&source.name).into());
+            }
+        }
+    }
+    for ((path, source), text) in args.files.iter().zip(&sources).zip(&formatted) {
+        if !args.write {
+            out.verbatim(text.as_bytes())?;
+        } else if *text != source.text {
+            std::fs::write(path, text).map_err(|e| {
+                Failure::failed(format!("cannot write {}: {e}", source.name), "print it instead: leave --write out")
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses definitions with errors before anything is touched, with the same words as `check`.
+pub(crate) fn accept(definitions: &[Source], format: Format) -> Result<(), Stop> {
+    let (library, mut diagnostics) = load(definitions);
+    diagnostics.retain(Diagnostic::is_error);
+    let Some(first) = diagnostics.first() else { return Ok(()) };
+    say(&diagnostics, |d| library.render(std::slice::from_ref(d), Look::Coloured), format);
+    Err(wrong(&first.file).into())
+}
+
+/// Reads definitions on top of the shipped ones.
+fn load(definitions: &[Source]) -> (Library, Vec<Diagnostic>) {
+    let mut library = ingraft_mdl::shipped::library(Options::default());
+    let diagnostics = definitions.iter().flat_map(|s| library.load(&s.name, &s.text)).collect();
+    (library, diagnostics)
+}
+
+/// Diagnostics on standard error.
+fn say(diagnostics: &[Diagnostic], render: impl Fn(&Diagnostic) -> String, format: Format) {
+    for diagnostic in diagnostics {
+        output::to_stderr(&match format {
+            Format::Json => output::json_line(&Object::Diagnostic(object(diagnostic))),
+            Format::Table => render(diagnostic).trim_end().to_owned() + "\n",
+        });
+    }
+}
+
+fn wrong(file: &str) -> Failure {
+    Failure::usage(format!("{file} has errors"), format!("mend them; `ingraft check {file}` shows all findings"))
+}
+
+fn object(d: &Diagnostic) -> objects::Diagnostic {
+    let severity = match d.severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+        Severity::Note => "note",
+    };
+    objects::Diagnostic {
+        file: d.file.clone(),
+        line: d.line,
+        column: d.column,
+        severity,
+        code: Some(d.code),
+        message: d.message.clone(),
+        help: d.help.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shipped_definitions_are_known_and_errors_are_refused() {
+        let source = |text: &str| Source { name: "m.mdl".to_owned(), text: text.to_owned() };
+        assert!(accept(&[], Format::Table).is_ok());
+        let (library, diagnostics) = load(&[source("metric broken {")]);
+        assert!(library.metric("calls").is_some());
+        assert!(diagnostics.iter().any(Diagnostic::is_error));
+        let Err(Stop::Failure(failure)) = accept(&[source("metric broken {")], Format::Json) else {
+            panic!("accepted");
+        };
+        assert_eq!((failure.kind, failure.what.as_str()), (Kind::Usage, "m.mdl has errors"));
+    }
+}

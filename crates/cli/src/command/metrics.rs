@@ -1,0 +1,45 @@
+//! `ingraft metrics`: the metrics that are known.
+
+use crate::args::{Common, MetricsArgs};
+use crate::conn::Engines;
+use crate::exit::Stop;
+use crate::measure;
+use crate::objects::{Metric, Object};
+use crate::output::progress::Progress;
+use crate::output::table::{Cell, Table};
+use crate::output::{DIM, Output};
+
+/// Runs the command.
+pub(crate) async fn run(
+    args: MetricsArgs,
+    engines: &Engines,
+    common: &Common,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    let definitions = measure::sources(&args.include.files)?;
+    super::mdl::accept(&definitions, common.format)?;
+    let mut metrics = Vec::new();
+    for client in engines.clients() {
+        let mut progress = Progress::new("reading definitions", common.format);
+        metrics.extend(client.metrics(&definitions, &mut progress).await?);
+    }
+    let text = render(&metrics, out.width());
+    out.text(&text)?;
+    metrics.into_iter().try_for_each(|m| out.object(&Object::Metric(m)))
+}
+
+fn render(metrics: &[Metric], width: Option<usize>) -> String {
+    let mut table =
+        Table::new().shrinking("HOST").left("METRIC").left("UNIT").left("COMBINES BY").shrinking("CONSTRAINTS").shrinking("");
+    for m in metrics.iter().filter(|m| !m.developer) {
+        table.row(vec![
+            m.host.clone().unwrap_or_default().into(),
+            m.name.as_str().into(),
+            m.unit.as_str().into(),
+            m.aggregate.into(),
+            m.constraints.join(" ").into(),
+            Cell::styled(m.doc.as_str(), DIM),
+        ]);
+    }
+    table.render(width)
+}

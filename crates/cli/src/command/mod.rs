@@ -1,0 +1,11 @@
+//! One file for each subcommand.
+
+pub(crate) mod count;
+pub(crate) mod detach;
+pub(crate) mod functions;
+pub(crate) mod manual;
+pub(crate) mod mdl;
+pub(crate) mod metrics;
+pub(crate) mod ps;
+pub(crate) mod status;
+pub(crate) mod watch;

@@ -1,0 +1,119 @@
+//! `ingraft ps`: processes, whether each can be measured, and if not, why and what would allow it.
+
+use std::collections::HashMap;
+
+use crate::args::{Common, PsArgs};
+use crate::conn::Engines;
+use crate::exit::{Failure, Kind, Stop};
+use crate::objects::{Object, Process};
+use crate::output::progress::Progress;
+use crate::output::table::{Cell, Table};
+use crate::output::{BAD, DIM, GOOD, Output};
+
+/// Runs the command.
+pub(crate) async fn run(args: PsArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
+    let mut processes = Vec::new();
+    for client in engines.clients() {
+        let mut progress = Progress::new("looking at processes", common.format);
+        processes.extend(client.processes(args.glob.as_deref(), &mut progress).await?);
+    }
+    if let (true, Some(glob)) = (processes.is_empty(), &args.glob) {
+        let what = format!("no process is called `{glob}`");
+        return Err(Failure::new(Kind::NotFound, what, "`ingraft ps` without a name lists all").into());
+    }
+    let text = render(&processes, out.width());
+    out.text(&text)?;
+    processes.into_iter().try_for_each(|p| out.object(&Object::Process(p)))
+}
+
+fn render(processes: &[Process], width: Option<usize>) -> String {
+    let mut users = Users::default();
+    let mut table = Table::new().shrinking("HOST").right("PID").left("USER").shrinking("NAME").left("ATTACH").shrinking("WHY NOT");
+    // The same hint holds for many: it is said once, below.
+    let mut hints: Vec<(&str, usize)> = Vec::new();
+    for p in processes {
+        let answer = if p.attachable { Cell::styled("yes", GOOD) } else { Cell::styled("no", BAD) };
+        let hint = p.hint.as_deref().unwrap_or_default();
+        if !hint.is_empty() {
+            match hints.iter_mut().find(|(text, _)| *text == hint) {
+                Some((_, n)) => *n += 1,
+                None => hints.push((hint, 1)),
+            }
+        }
+        table.row(vec![
+            p.host.clone().unwrap_or_default().into(),
+            p.pid.to_string().into(),
+            users.name(p.uid, p.host.is_some()).into(),
+            p.name.as_str().into(),
+            answer,
+            Cell::styled(p.why_not.clone().unwrap_or_default(), DIM),
+        ]);
+    }
+    let mut text = table.render(width);
+    for (hint, n) in hints {
+        let times = if n > 1 { format!(" {DIM}({n} processes){DIM:#}") } else { String::new() };
+        text += &format!("hint: {hint}{times}\n");
+    }
+    text
+}
+
+/// Names of users, as /etc/passwd has them; elsewhere only the number is known.
+#[derive(Default)]
+struct Users {
+    names: Option<HashMap<u32, String>>,
+}
+
+impl Users {
+    fn name(&mut self, uid: u32, elsewhere: bool) -> String {
+        if elsewhere {
+            return uid.to_string();
+        }
+        let names = self.names.get_or_insert_with(|| parse_passwd(&std::fs::read_to_string("/etc/passwd").unwrap_or_default()));
+        names.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+    }
+}
+
+fn parse_passwd(text: &str) -> HashMap<u32, String> {
+    let line = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?.to_owned();
+        Some((fields.nth(1)?.parse().ok()?, name))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn users_are_read() {
+        let names = parse_passwd("root:x:0:0:root:/root:/bin/bash\nbroken\nredis:x:104:106::/:/bin/false\n");
+        assert_eq!(names.get(&104).map(String::as_str), Some("redis"));
+        assert_eq!(names.len(), 2);
+    }
+
+    #[test]
+    fn hints_are_said_once() {
+        let process = |pid, why: Option<&str>| Process {
+            host: Some("unix:/a".to_owned()),
+            pid,
+            name: format!("p{pid}"),
+            uid: 77,
+            attachable: why.is_none(),
+            why_not: why.map(str::to_owned),
+            hint: why.map(|_| "run as its user or as root".to_owned()),
+        };
+        let all = [process(1, Some("another user's")), process(22, None), process(333, Some("another user's"))];
+        expect![[r#"
+            HOST     PID  USER  NAME  ATTACH  WHY NOT
+            unix:/a    1  77    p1    no      another user's
+            unix:/a   22  77    p22   yes
+            unix:/a  333  77    p333  no      another user's
+            hint: run as its user or as root (2 processes)
+        "#]]
+        .assert_eq(&anstream::adapter::strip_str(&render(&all, None)).to_string());
+    }
+}

@@ -1,0 +1,349 @@
+//! What is asked and what comes back, as plain values, and the way between them and the wire.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+
+use ingraft_wire::{FailureKind, Snapshot, v1};
+
+use crate::exit::{Failure, Kind};
+use crate::objects::{self, Corrections, Host, hex, millis};
+
+/// Which process a request is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// By id.
+    Pid(i32),
+    /// The one of this name.
+    Name(String),
+    /// To be started.
+    Command(Vec<OsString>),
+}
+
+/// An MDL file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    /// Its path.
+    pub(crate) name: String,
+    /// What is in it.
+    pub(crate) text: String,
+}
+
+/// A measurement to insert.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    /// Where.
+    pub(crate) target: Target,
+    /// Metric and focus as text.
+    pub(crate) pairs: Vec<(String, String)>,
+    /// Functions whose calls are counted.
+    pub(crate) functions: Vec<String>,
+    /// More definitions.
+    pub(crate) definitions: Vec<Source>,
+    /// Leave it in.
+    pub(crate) keep: bool,
+}
+
+/// A function by module, name and offset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FunctionRef {
+    pub(crate) module: String,
+    pub(crate) function: String,
+    pub(crate) offset: u64,
+}
+
+/// What a pair measures.
+#[derive(Clone, Debug)]
+pub(crate) struct PairInfo {
+    pub(crate) metric: String,
+    pub(crate) focus: String,
+    pub(crate) unit: String,
+    /// Whether the value is a level rather than a count of events.
+    pub(crate) level: bool,
+    pub(crate) function: Option<FunctionRef>,
+    pub(crate) exact_since_ns: Option<u64>,
+}
+
+/// A function that was asked for and is not measured.
+#[derive(Clone, Debug)]
+pub(crate) struct RefusedFunction {
+    pub(crate) function: FunctionRef,
+    /// A stable word.
+    pub(crate) reason: String,
+    pub(crate) why_not: String,
+}
+
+/// A measurement that was inserted.
+#[derive(Clone, Debug)]
+pub(crate) struct Enabled {
+    pub(crate) measurement: u64,
+    pub(crate) pid: i32,
+    /// Whether it is the first in its target.
+    pub(crate) attached: bool,
+    pub(crate) threads: u32,
+    pub(crate) modules: u32,
+    pub(crate) functions: u32,
+    pub(crate) points: u32,
+    pub(crate) stopped_ns: u64,
+    pub(crate) pairs: Vec<PairInfo>,
+    pub(crate) refused: Vec<RefusedFunction>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// A value: the total, and by thread if it was asked for.
+pub(crate) use ingraft_wire::sample::Value;
+
+/// All values of a measurement at one time.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    /// Unix time.
+    pub(crate) time_ns: u64,
+    /// Readings lost before this one.
+    pub(crate) dropped: u64,
+    pub(crate) values: Vec<Value>,
+}
+
+/// How a target ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) status: Option<i32>,
+    pub(crate) signal: Option<i32>,
+    pub(crate) exec: bool,
+}
+
+/// What a stream brings.
+#[derive(Clone, Debug)]
+pub(crate) enum Event {
+    Reading(Reading),
+    Ended(Ended),
+}
+
+impl Target {
+    pub(super) fn to_wire(&self) -> v1::Target {
+        use v1::target::Which;
+        let which = match self {
+            Target::Pid(pid) => Some(Which::Pid(*pid)),
+            Target::Name(name) => Some(Which::Name(name.clone())),
+            Target::Command(_) => None,
+        };
+        v1::Target { which }
+    }
+}
+
+impl Source {
+    pub(super) fn to_wire(&self) -> v1::Source {
+        v1::Source { name: self.name.clone(), text: self.text.clone() }
+    }
+}
+
+impl Request {
+    pub(super) fn to_wire(&self) -> v1::Measure {
+        let pair = |(metric, focus): &(String, String)| v1::MetricFocus { metric: metric.clone(), focus: focus.clone() };
+        v1::Measure {
+            pairs: self.pairs.iter().map(pair).collect(),
+            functions: self.functions.clone(),
+            function_metric: String::new(),
+            definitions: self.definitions.iter().map(Source::to_wire).collect(),
+            keep: self.keep,
+        }
+    }
+}
+
+/// Puts the parts of an insertion's answer together.
+#[derive(Default)]
+pub(super) struct Collector {
+    enabled: Option<v1::Enabled>,
+    pairs: Vec<v1::Pair>,
+    refused: Vec<v1::RefusedFunction>,
+}
+
+impl Collector {
+    pub(super) fn enabled(&mut self, enabled: v1::Enabled) {
+        self.enabled = Some(enabled);
+    }
+
+    pub(super) fn pairs(&mut self, chunk: v1::PairChunk) {
+        self.pairs.extend(chunk.pairs);
+    }
+
+    pub(super) fn refused(&mut self, chunk: v1::RefusedChunk) {
+        self.refused.extend(chunk.functions);
+    }
+
+    /// The whole, if all of it came.
+    pub(super) fn finish(self) -> Option<Enabled> {
+        let e = self.enabled?;
+        if self.pairs.len() != usize::try_from(e.pair_count).ok()? {
+            return None;
+        }
+        let metrics: HashMap<&str, &v1::Metric> = e.metrics.iter().map(|m| (m.name.as_str(), m)).collect();
+        Some(Enabled {
+            measurement: e.measurement,
+            pid: e.pid,
+            attached: e.attached,
+            threads: e.threads,
+            modules: e.modules,
+            functions: e.functions,
+            points: e.points,
+            stopped_ns: e.stopped_ns,
+            pairs: self.pairs.into_iter().map(|p| pair_info(p, &metrics)).collect(),
+            refused: self.refused.into_iter().map(refused_function).collect(),
+            warnings: e.warnings.clone(),
+        })
+    }
+}
+
+fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
+    let v1::MetricFocus { metric, focus } = pair.pair.unwrap_or_default();
+    let info = metrics.get(metric.as_str());
+    PairInfo {
+        unit: info.map(|m| m.unit.clone()).unwrap_or_default(),
+        level: info.is_some_and(|m| m.style() == v1::Style::SampledFunction),
+        metric,
+        focus,
+        function: pair.function.map(function_ref),
+        exact_since_ns: pair.exact_since_ns,
+    }
+}
+
+fn function_ref(f: v1::FunctionRef) -> FunctionRef {
+    FunctionRef { module: f.module, function: f.function, offset: f.offset }
+}
+
+fn refused_function(r: v1::RefusedFunction) -> RefusedFunction {
+    let reason = r.reason.unwrap_or_default();
+    RefusedFunction {
+        function: function_ref(r.function.unwrap_or_default()),
+        reason: reason.reason,
+        why_not: reason.text,
+    }
+}
+
+pub(super) fn reading(snapshot: &Snapshot, dropped: u64) -> Reading {
+    Reading { time_ns: snapshot.time_ns, dropped, values: snapshot.values.clone() }
+}
+
+pub(super) fn ended(e: &v1::Ended) -> Ended {
+    Ended { status: e.status, signal: e.signal, exec: e.exec }
+}
+
+pub(super) fn process(p: v1::Process, host: Host) -> objects::Process {
+    let attachable = p.denied.is_none();
+    let (why_not, hint) = p.denied.map(|d| (d.why, d.hint)).unzip();
+    objects::Process { host, pid: p.pid, name: p.name, uid: p.uid, attachable, why_not, hint }
+}
+
+pub(super) fn function(f: v1::Function, pid: i32, host: Host) -> objects::Function {
+    let id = f.function.unwrap_or_default();
+    let mut out = objects::Function {
+        host,
+        pid,
+        module: id.module,
+        function: id.function,
+        offset: hex(id.offset),
+        size: f.size,
+        points: Default::default(),
+        how: Default::default(),
+        why_not: None,
+    };
+    for p in f.points {
+        let Some(kind) = kind_word(p.kind()) else { continue };
+        out.points.insert(kind, p.count);
+        if let Some(how) = how_word(p.how()) {
+            out.how.insert(kind, how);
+        }
+        if let Some(refusal) = p.why_not {
+            out.why_not.get_or_insert_default().insert(kind, refusal.text);
+        }
+    }
+    out
+}
+
+fn kind_word(kind: v1::PointKind) -> Option<&'static str> {
+    match kind {
+        v1::PointKind::Entry => Some("entry"),
+        v1::PointKind::Exit => Some("exit"),
+        v1::PointKind::Call => Some("call"),
+        v1::PointKind::Block => Some("block"),
+        v1::PointKind::Edge => Some("edge"),
+        v1::PointKind::Unspecified => None,
+    }
+}
+
+fn how_word(how: v1::How) -> Option<&'static str> {
+    match how {
+        v1::How::InPlace => Some("in-place"),
+        v1::How::Relocated => Some("relocated"),
+        v1::How::Partly => Some("partly"),
+        v1::How::Refused => Some("refused"),
+        v1::How::Unspecified => None,
+    }
+}
+
+pub(super) fn metric(m: v1::Metric, host: Host) -> objects::Metric {
+    let aggregate = match m.aggregate() {
+        v1::Aggregate::Sum | v1::Aggregate::Unspecified => "sum",
+        v1::Aggregate::Min => "min",
+        v1::Aggregate::Max => "max",
+        v1::Aggregate::Avg => "avg",
+    };
+    let style = match m.style() {
+        v1::Style::EventCounter | v1::Style::Unspecified => "counter",
+        v1::Style::SampledFunction => "level",
+    };
+    objects::Metric {
+        host,
+        name: m.name,
+        unit: m.unit,
+        aggregate,
+        style,
+        constraints: m.constraints,
+        developer: m.developer,
+        doc: m.doc,
+        text: m.text,
+    }
+}
+
+pub(super) fn removed(r: v1::Removed, host: Host) -> objects::Removed {
+    objects::Removed {
+        host,
+        pid: r.pid,
+        stopped_ms: millis(r.stopped_ns),
+        text_restored: r.text_restored,
+        children_left: r.children_left,
+        corrections: Corrections { late_start: r.late_start, early_end: r.early_end },
+    }
+}
+
+pub(super) fn inserted(i: v1::Inserted, host: Host) -> objects::Inserted {
+    objects::Inserted {
+        host,
+        pid: i.pid,
+        holder: i.holder,
+        points: i.points,
+        bytes: i.code_bytes,
+        since_ns: i.since_ns,
+        identity: i.identity,
+        cost_ns_per_s: i.cost_ns_per_s,
+        measurements: i.measurements,
+        kept: i.kept,
+    }
+}
+
+/// An error as the command line ends with it.
+pub(super) fn failure(f: ingraft_wire::Failure) -> Failure {
+    let kind = match f.kind {
+        FailureKind::Usage => Kind::Usage,
+        FailureKind::NotFound => Kind::NotFound,
+        FailureKind::Denied | FailureKind::Unauthenticated => Kind::Denied,
+        FailureKind::Gone => Kind::Gone,
+        FailureKind::Version | FailureKind::Unavailable | FailureKind::Failed => Kind::Failed,
+    };
+    Failure {
+        kind,
+        reason: f.reason,
+        what: f.what,
+        hint: f.hint,
+        pid: f.pid.map(|p| p.0),
+        host: None,
+    }
+}

@@ -1,0 +1,217 @@
+//! From an address to a channel.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use ingraft_wire::{PROTOCOL, PROTOCOL_HEADER};
+use tokio::net::UnixStream;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use crate::args::Common;
+use crate::exit::{Failure, Kind};
+
+/// A daemon that does not take the connection in this time is not running.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// What every request carries: the protocol's version, and the token if there is one.
+#[derive(Clone, Default)]
+pub(super) struct Headers {
+    token: Option<MetadataValue<Ascii>>,
+}
+
+impl Interceptor for Headers {
+    fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, tonic::Status> {
+        request.metadata_mut().insert(PROTOCOL_HEADER, MetadataValue::from(PROTOCOL));
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// How a daemon is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Address {
+    Unix(PathBuf),
+    /// Without TLS: loopback only, with a token.
+    Plain(String),
+    /// With TLS on both sides.
+    Tls(String),
+}
+
+fn parse(uri: &str) -> Result<Address, Failure> {
+    let wrong = |what: String| {
+        Failure::usage(what, "write unix:/PATH, http://127.0.0.1:PORT or https://HOST:PORT")
+    };
+    if let Some(path) = uri.strip_prefix("unix:") {
+        // Both spellings: unix:/p and unix:///p.
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if !path.starts_with('/') {
+            return Err(wrong(format!("`{uri}` names no absolute path")));
+        }
+        return Ok(Address::Unix(PathBuf::from(path)));
+    }
+    let (address, authority): (fn(String) -> Address, &str) = match uri.split_once("://") {
+        Some(("http", rest)) => (Address::Plain, rest),
+        Some(("https", rest)) => (Address::Tls, rest),
+        _ => return Err(wrong(format!("`{uri}` is no address of a daemon"))),
+    };
+    if authority.trim_end_matches('/').rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+        return Err(wrong(format!("`{uri}` names no port")));
+    }
+    Ok(address(uri.to_owned()))
+}
+
+/// Starts the engine inside this command.
+pub(super) async fn embedded(state_dir: Option<PathBuf>) -> Result<(Channel, ingraft_daemon::Embedded), Failure> {
+    let state_dir = match state_dir {
+        Some(dir) => dir,
+        None => default_state_dir()?,
+    };
+    let config = ingraft_daemon::Config { state_dir, program: "ingraft".to_owned() };
+    let cannot = |why: String| Failure::failed(format!("the engine cannot start: {why}"), "please report this");
+    let engine = tokio::task::spawn_blocking(move || ingraft_daemon::Engine::start(config)).await;
+    let engine = engine.map_err(|e| cannot(e.to_string()))?;
+    let engine = engine.map_err(|e| super::answers::failure(ingraft_daemon::rpc::convert::failure(e)))?;
+    let embedded = ingraft_daemon::embedded(engine).await.map_err(|e| cannot(chain(&e)))?;
+    Ok((embedded.channel(), embedded))
+}
+
+/// Where journal and cache are kept if nobody says otherwise.
+fn default_state_dir() -> Result<PathBuf, Failure> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from("/var/lib/ingraft"));
+    }
+    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    absolute("XDG_STATE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
+        .map(|dir| dir.join("ingraft"))
+        .ok_or_else(|| Failure::failed("no directory for the journal: HOME is not set", "name one with --state-dir DIR"))
+}
+
+/// Connects to a daemon.
+pub(super) async fn connect(uri: &str, common: &Common) -> Result<(Channel, Headers), Failure> {
+    let address = parse(uri)?;
+    let token = token(common)?;
+    let channel = match address {
+        Address::Unix(path) => unix(uri, &path).await?,
+        Address::Plain(uri) => dial(&uri, endpoint(&uri)?).await?,
+        Address::Tls(uri) => {
+            let tls = tls(common)?;
+            let endpoint = endpoint(&uri)?.tls_config(tls).map_err(|e| {
+                Failure::usage(format!("the certificates cannot be used: {}", chain(&e)), "check --tls-ca, --tls-cert and --tls-key")
+            })?;
+            dial(&uri, endpoint).await?
+        }
+    };
+    Ok((channel, Headers { token }))
+}
+
+fn endpoint(uri: &str) -> Result<Endpoint, Failure> {
+    let endpoint = Endpoint::from_shared(uri.to_owned())
+        .map_err(|e| Failure::usage(format!("`{uri}` is no address: {e}"), "write http://127.0.0.1:PORT or https://HOST:PORT"))?;
+    Ok(endpoint.connect_timeout(CONNECT).tcp_nodelay(true))
+}
+
+async fn dial(uri: &str, endpoint: Endpoint) -> Result<Channel, Failure> {
+    endpoint.connect().await.map_err(|e| unreachable(uri, &chain(&e)))
+}
+
+async fn unix(uri: &str, path: &Path) -> Result<Channel, Failure> {
+    // Tried once by hand, because its errors are more exact than those of the channel.
+    match tokio::time::timeout(CONNECT, UnixStream::connect(path)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(e)) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+            let hint = "ask for access to the socket (--socket-group of ingraftd), or run as its user";
+            return Err(Failure::new(Kind::Denied, format!("not permitted to use {uri}"), hint));
+        }
+        Ok(Err(e)) => return Err(unreachable(uri, &e.to_string())),
+        Err(_) => return Err(unreachable(uri, "no answer")),
+    }
+    let path = path.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The channel wants an authority; the connector does not look at it.
+    let endpoint = Endpoint::from_static("http://localhost").connect_timeout(CONNECT);
+    endpoint.connect_with_connector(connector).await.map_err(|e| unreachable(uri, &chain(&e)))
+}
+
+fn unreachable(uri: &str, why: &str) -> Failure {
+    let hint = "start ingraftd, or leave --daemon (INGRAFT_DAEMON) out to do without one";
+    let mut failure = Failure::failed(format!("no daemon answers at {uri}: {why}"), hint);
+    failure.reason = "unavailable".to_owned();
+    failure
+}
+
+/// The token: INGRAFT_TOKEN may hold it itself or name a file like --token-file.
+fn token(common: &Common) -> Result<Option<MetadataValue<Ascii>>, Failure> {
+    let Some(path) = &common.token_file else { return Ok(None) };
+    let from_environment = std::env::var_os("INGRAFT_TOKEN").is_some_and(|v| v == path.as_os_str());
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(_) if from_environment => path.to_string_lossy().into_owned(),
+        Err(e) => {
+            let hint = "give a file that holds the daemon's token";
+            return Err(Failure::usage(format!("cannot read the token from {}: {e}", path.display()), hint));
+        }
+    };
+    let value = MetadataValue::try_from(format!("Bearer {}", text.trim()));
+    let mut value = value.map_err(|_| {
+        Failure::usage("the token has characters that cannot be sent", "use the file that ingraftd was given")
+    })?;
+    value.set_sensitive(true);
+    Ok(Some(value))
+}
+
+fn tls(common: &Common) -> Result<ClientTlsConfig, Failure> {
+    let read = |path: &Option<PathBuf>, flag: &str| -> Result<Vec<u8>, Failure> {
+        let hint = "an https daemon needs --tls-ca FILE --tls-cert FILE --tls-key FILE";
+        let path = path.as_ref().ok_or_else(|| Failure::usage(format!("{flag} is missing"), hint))?;
+        fs::read(path).map_err(|e| Failure::usage(format!("cannot read {}: {e}", path.display()), hint))
+    };
+    let ca = Certificate::from_pem(read(&common.tls_ca, "--tls-ca")?);
+    let identity = Identity::from_pem(read(&common.tls_cert, "--tls-cert")?, read(&common.tls_key, "--tls-key")?);
+    Ok(ClientTlsConfig::new().ca_certificate(ca).identity(identity))
+}
+
+/// The cause says more than the error that tonic wraps around it.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let unix = |p: &str| Address::Unix(PathBuf::from(p));
+        for (uri, expected) in [
+            ("unix:/run/i.sock", Ok(unix("/run/i.sock"))),
+            ("unix:///run/i.sock", Ok(unix("/run/i.sock"))),
+            ("http://127.0.0.1:7440", Ok(Address::Plain("http://127.0.0.1:7440".to_owned()))),
+            ("https://host:7440/", Ok(Address::Tls("https://host:7440/".to_owned()))),
+            ("unix:relative", Err("`unix:relative` names no absolute path")),
+            ("https://host", Err("`https://host` names no port")),
+            ("/run/i.sock", Err("`/run/i.sock` is no address of a daemon")),
+            ("ftp://x:1", Err("`ftp://x:1` is no address of a daemon")),
+        ] {
+            assert_eq!(parse(uri).map_err(|e| e.what), expected.map_err(str::to_owned), "{uri}");
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! Talking to engines: the one inside this command over a channel in memory, or daemons over sockets. Both are the same
+//! gRPC services; only this file knows gRPC. What comes back are plain values.
+
+mod answers;
+mod endpoint;
+
+pub(crate) use answers::{Enabled, Ended, Event, FunctionRef, Reading, RefusedFunction, Request, Source, Target};
+
+use std::time::Duration;
+
+use ingraft_wire::{Snapshot, v1};
+use tokio::sync::mpsc;
+use tonic::Streaming;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use v1::code_client::CodeClient;
+use v1::instrumentation_client::InstrumentationClient;
+use v1::metrics_client::MetricsClient;
+use v1::processes_client::ProcessesClient;
+
+use crate::args::Common;
+use crate::exit::{Failure, Kind};
+use crate::objects;
+use crate::output::progress::Progress;
+use endpoint::Headers;
+
+type Service = InterceptedService<Channel, Headers>;
+
+/// The engines that a command works with.
+pub(crate) struct Engines {
+    clients: Vec<Client>,
+    embedded: Option<ingraft_daemon::Embedded>,
+}
+
+/// One engine.
+#[derive(Clone)]
+pub(crate) struct Client {
+    service: Service,
+    host: Option<String>,
+}
+
+impl Engines {
+    /// Connects to the daemons that the flags name, or starts the embedded engine.
+    pub(crate) async fn connect(common: &Common) -> Result<Self, Failure> {
+        if common.daemons.is_empty() {
+            let (channel, embedded) = endpoint::embedded(common.state_dir.clone()).await?;
+            let client = Client { service: InterceptedService::new(channel, Headers::default()), host: None };
+            return Ok(Engines { clients: vec![client], embedded: Some(embedded) });
+        }
+        let several = common.daemons.len() > 1;
+        let mut clients = Vec::new();
+        for uri in &common.daemons {
+            let (channel, headers) = endpoint::connect(uri, common).await?;
+            let host = several.then(|| uri.clone());
+            clients.push(Client { service: InterceptedService::new(channel, headers), host });
+        }
+        Ok(Engines { clients, embedded: None })
+    }
+
+    /// Each engine.
+    pub(crate) fn clients(&self) -> &[Client] {
+        &self.clients
+    }
+
+    /// Whether the engine ends with this command.
+    pub(crate) fn is_embedded(&self) -> bool {
+        self.embedded.is_some()
+    }
+
+    /// Ends the embedded engine: whatever is still in is taken out.
+    pub(crate) async fn close(self) {
+        drop(self.clients);
+        if let Some(embedded) = self.embedded {
+            embedded.close().await;
+        }
+    }
+}
+
+impl Client {
+    /// The daemon's address, if there are several.
+    pub(crate) fn host(&self) -> Option<String> {
+        self.host.clone()
+    }
+
+    fn failure(&self, status: &tonic::Status) -> Failure {
+        let mut failure = answers::failure(ingraft_wire::Failure::from_status(status));
+        failure.host = self.host();
+        failure
+    }
+
+    /// Takes the next message of an answer; progress is shown while waiting.
+    async fn next<T>(&self, stream: &mut Streaming<T>, progress: &mut Progress) -> Result<Option<T>, Failure> {
+        loop {
+            tokio::select! {
+                message = stream.message() => return message.map_err(|s| self.failure(&s)),
+                () = progress.due() => progress.show(),
+            }
+        }
+    }
+
+    /// Waits for an answer; progress is shown meanwhile.
+    async fn answer<T>(
+        &self,
+        call: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+        progress: &mut Progress,
+    ) -> Result<T, Failure> {
+        tokio::pin!(call);
+        loop {
+            tokio::select! {
+                answer = &mut call => {
+                    return answer.map(tonic::Response::into_inner).map_err(|s| self.failure(&s));
+                }
+                () = progress.due() => progress.show(),
+            }
+        }
+    }
+
+    /// The processes whose name matches.
+    pub(crate) async fn processes(
+        &self,
+        glob: Option<&str>,
+        progress: &mut Progress,
+    ) -> Result<Vec<objects::Process>, Failure> {
+        let mut client = ProcessesClient::new(self.service.clone());
+        let request = v1::ListProcessesRequest { glob: glob.unwrap_or_default().to_owned() };
+        let mut stream = self.answer(client.list(request), progress).await?;
+        let mut out = Vec::new();
+        while let Some(part) = self.next(&mut stream, progress).await? {
+            out.extend(part.processes.into_iter().map(|p| answers::process(p, self.host())));
+        }
+        Ok(out)
+    }
+
+    /// Functions of a target that match any of the patterns.
+    pub(crate) async fn functions(
+        &self,
+        target: &Target,
+        patterns: &[String],
+        progress: &mut Progress,
+    ) -> Result<Vec<objects::Function>, Failure> {
+        use v1::functions_response::Event;
+        let mut client = CodeClient::new(self.service.clone());
+        let request = v1::FunctionsRequest { target: Some(target.to_wire()), patterns: patterns.to_vec() };
+        let mut stream = self.answer(client.functions(request), progress).await?;
+        let mut out = Vec::new();
+        while let Some(part) = self.next(&mut stream, progress).await? {
+            match part.event {
+                Some(Event::Progress(p)) => progress.say(&p.text),
+                Some(Event::Functions(chunk)) => {
+                    let pid = chunk.pid;
+                    out.extend(chunk.functions.into_iter().map(|f| answers::function(f, pid, self.host())));
+                }
+                None => {}
+            }
+        }
+        Ok(out)
+    }
+
+    /// The metrics that are known, also by these sources.
+    pub(crate) async fn metrics(
+        &self,
+        definitions: &[Source],
+        progress: &mut Progress,
+    ) -> Result<Vec<objects::Metric>, Failure> {
+        let mut client = MetricsClient::new(self.service.clone());
+        let definitions = definitions.iter().map(Source::to_wire).collect();
+        let mut stream = self.answer(client.list(v1::ListMetricsRequest { definitions }), progress).await?;
+        let mut out = Vec::new();
+        while let Some(part) = self.next(&mut stream, progress).await? {
+            out.extend(part.metrics.into_iter().map(|m| answers::metric(m, self.host())));
+        }
+        Ok(out)
+    }
+
+    /// Inserts a measurement into a process, or starts a command with it.
+    pub(crate) async fn enable(&self, request: &Request, progress: &mut Progress) -> Result<Enabled, Failure> {
+        let measure = request.to_wire();
+        let mut stream = match &request.target {
+            Target::Command(command) => {
+                use std::os::unix::ffi::OsStrExt;
+                let command = command.iter().map(|word| word.as_bytes().to_vec()).collect();
+                let request = v1::LaunchRequest { command, measure: Some(measure) };
+                let mut client = ProcessesClient::new(self.service.clone());
+                self.answer(client.launch(request), progress).await?
+            }
+            running @ (Target::Pid(_) | Target::Name(_)) => {
+                let request = v1::EnableRequest { target: Some(running.to_wire()), measure: Some(measure) };
+                let mut client = InstrumentationClient::new(self.service.clone());
+                self.answer(client.enable(request), progress).await?
+            }
+        };
+        let mut collector = answers::Collector::default();
+        while let Some(part) = self.next(&mut stream, progress).await? {
+            use v1::enable_response::Event;
+            match part.event {
+                Some(Event::Progress(p)) => progress.say(&p.text),
+                Some(Event::Enabled(enabled)) => collector.enabled(enabled),
+                Some(Event::Pairs(chunk)) => collector.pairs(chunk),
+                Some(Event::Refused(chunk)) => collector.refused(chunk),
+                None => {}
+            }
+        }
+        collector.finish().ok_or_else(|| self.incomplete("the measurement"))
+    }
+
+    /// Sends the values of a measurement of so many pairs, each with `tag`, until the measurement or the target ends, or
+    /// nobody receives any more.
+    pub(crate) async fn stream(
+        self,
+        measurement: u64,
+        pairs: usize,
+        interval: Duration,
+        tag: usize,
+        events: mpsc::Sender<(usize, Result<Event, Failure>)>,
+    ) {
+        let result = self.stream_into(measurement, pairs, interval, tag, &events).await;
+        if let Err(failure) = result {
+            // Nobody receives any more: the measurement is over and so is what went wrong with it.
+            let _over = events.send((tag, Err(failure))).await;
+        }
+    }
+
+    async fn stream_into(
+        &self,
+        measurement: u64,
+        pairs: usize,
+        interval: Duration,
+        tag: usize,
+        events: &mpsc::Sender<(usize, Result<Event, Failure>)>,
+    ) -> Result<(), Failure> {
+        use v1::stream_response::Event as Wire;
+        let interval_ns = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
+        let mut client = MetricsClient::new(self.service.clone());
+        let request = v1::StreamRequest { measurement, interval_ns, threads: false };
+        let answer = client.stream(request).await;
+        let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
+        let mut snapshot = Snapshot::new(pairs);
+        let mut dropped = 0;
+        while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
+            let event = match part.event {
+                Some(Wire::Sample(sample)) => {
+                    if !snapshot.apply(sample).map_err(|e| self.garbled(&e))? {
+                        continue;
+                    }
+                    let lost = snapshot.dropped - std::mem::replace(&mut dropped, snapshot.dropped);
+                    Event::Reading(answers::reading(&snapshot, lost))
+                }
+                Some(Wire::Ended(ended)) => Event::Ended(answers::ended(&ended)),
+                None => continue,
+            };
+            if events.send((tag, Ok(event))).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads all values once, by thread.
+    pub(crate) async fn read(&self, measurement: u64, pairs: usize) -> Result<Reading, Failure> {
+        use v1::read_response::Event as Wire;
+        let mut client = MetricsClient::new(self.service.clone());
+        let answer = client.read(v1::ReadRequest { measurement, threads: true }).await;
+        let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
+        let mut snapshot = Snapshot::new(pairs);
+        while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
+            if let Some(Wire::Sample(sample)) = part.event {
+                snapshot.apply(sample).map_err(|e| self.garbled(&e))?;
+            }
+        }
+        Ok(answers::reading(&snapshot, 0))
+    }
+
+    /// Removes a measurement; answers the removal and the last values.
+    pub(crate) async fn remove(
+        &self,
+        measurement: u64,
+        pairs: usize,
+    ) -> Result<(objects::Removed, Option<Reading>, Option<Ended>), Failure> {
+        use v1::remove_response::Event as Wire;
+        let mut client = InstrumentationClient::new(self.service.clone());
+        let answer = client.remove(v1::RemoveRequest { measurement }).await;
+        let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
+        let mut snapshot = Snapshot::new(pairs);
+        let (mut removed, mut complete, mut ended) = (None, false, None);
+        while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
+            match part.event {
+                Some(Wire::Removed(r)) => removed = Some(answers::removed(r, self.host())),
+                Some(Wire::Last(sample)) => complete = snapshot.apply(sample).map_err(|e| self.garbled(&e))?,
+                Some(Wire::Ended(e)) => ended = Some(answers::ended(&e)),
+                None => {}
+            }
+        }
+        let last = complete.then(|| answers::reading(&snapshot, 0));
+        removed.map(|removed| (removed, last, ended)).ok_or_else(|| self.incomplete("the removal"))
+    }
+
+    /// What is inserted where.
+    pub(crate) async fn inserted(&self, progress: &mut Progress) -> Result<Vec<objects::Inserted>, Failure> {
+        let mut client = InstrumentationClient::new(self.service.clone());
+        let mut stream = self.answer(client.list(v1::ListInsertedRequest {}), progress).await?;
+        let mut out = Vec::new();
+        while let Some(part) = self.next(&mut stream, progress).await? {
+            out.extend(part.inserted.into_iter().map(|i| answers::inserted(i, self.host())));
+        }
+        Ok(out)
+    }
+
+    /// Removes everything from a target; none if there was nothing.
+    pub(crate) async fn detach(
+        &self,
+        target: &Target,
+        progress: &mut Progress,
+    ) -> Result<Option<objects::Removed>, Failure> {
+        let mut client = InstrumentationClient::new(self.service.clone());
+        let request = v1::DetachRequest { target: Some(target.to_wire()) };
+        let answer = self.answer(client.detach(request), progress).await?;
+        Ok(answer.removed.map(|r| answers::removed(r, self.host())))
+    }
+
+    /// The answer ended before all of it was there.
+    fn incomplete(&self, what: &str) -> Failure {
+        let what = format!("the engine's answer about {what} is incomplete");
+        Failure { host: self.host(), ..Failure::new(Kind::Failed, what, "run `ingraft status` to see what is inserted") }
+    }
+
+    /// The answer contradicts itself.
+    fn garbled(&self, error: &ingraft_wire::FieldError) -> Failure {
+        let what = format!("the engine's answer is not understood: {error}");
+        Failure { host: self.host(), ..Failure::new(Kind::Failed, what, "use the same version of ingraft and ingraftd") }
+    }
+}

@@ -1,0 +1,143 @@
+//! What the kernel and the server's memory say about traces: read independently of the engine.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use procfs::process::{MMPermissions, MMapPath, Process};
+
+/// Executable code of a process as it is in memory.
+pub(super) struct Code {
+    /// Each mapping: where it lies, what it maps, its bytes.
+    mappings: Vec<Mapping>,
+}
+
+#[derive(PartialEq, Eq)]
+struct Mapping {
+    range: (u64, u64),
+    /// The file and the offset in it; none for memory without a file.
+    file: Option<(std::path::PathBuf, u64)>,
+    bytes: Vec<u8>,
+}
+
+/// How code differs from what it should be; none if it does not.
+pub(super) type Difference = Option<String>;
+
+impl Code {
+    /// Reads all executable mappings, except the kernel's own pages.
+    pub(super) fn read(pid: i32) -> io::Result<Self> {
+        let memory = File::open(format!("/proc/{pid}/mem"))?;
+        let maps = Process::new(pid).and_then(|p| p.maps()).map_err(io::Error::other)?;
+        let mut mappings = Vec::new();
+        for map in maps {
+            if !map.perms.contains(MMPermissions::EXECUTE)
+                || matches!(map.pathname, MMapPath::Vdso | MMapPath::Vsyscall)
+            {
+                continue;
+            }
+            let (start, end) = map.address;
+            let mut bytes = vec![0; usize::try_from(end - start).map_err(io::Error::other)?];
+            memory.read_exact_at(&mut bytes, start)?;
+            let file = match map.pathname {
+                MMapPath::Path(path) => Some((path, map.offset)),
+                _ => None,
+            };
+            mappings.push(Mapping { range: (start, end), file, bytes });
+        }
+        Ok(Code { mappings })
+    }
+
+    /// Bytes in all.
+    pub(super) fn len(&self) -> usize {
+        self.mappings.iter().map(|m| m.bytes.len()).sum()
+    }
+
+    /// Files that the code comes from.
+    pub(super) fn files(&self) -> usize {
+        self.mappings.iter().filter(|m| m.file.is_some()).count()
+    }
+
+    /// Compares with what was there before: the same mappings, the same bytes.
+    pub(super) fn differs_from(&self, before: &Code) -> Difference {
+        for mapping in &self.mappings {
+            match before.mappings.iter().find(|b| b.range == mapping.range) {
+                None => return Some(format!("executable memory at {:#x} that was not there", mapping.range.0)),
+                Some(b) if b.bytes != mapping.bytes => {
+                    let at = b.bytes.iter().zip(&mapping.bytes).position(|(x, y)| x != y).unwrap_or(0);
+                    return Some(format!("the byte at {:#x} differs from before", mapping.range.0 + at as u64));
+                }
+                Some(_) => {}
+            }
+        }
+        (self.mappings.len() != before.mappings.len()).then(|| "executable memory is missing".to_owned())
+    }
+
+    /// Compares with the files that the code comes from.
+    pub(super) fn differs_from_files(&self) -> io::Result<Difference> {
+        for mapping in &self.mappings {
+            let Some((path, offset)) = &mapping.file else { continue };
+            let file = File::open(path)?;
+            let mut bytes = vec![0; mapping.bytes.len()];
+            let mut have = 0;
+            // The last page may reach beyond the end of the file; the kernel fills it with zeros.
+            loop {
+                match file.read_at(&mut bytes[have..], offset + have as u64)? {
+                    0 => break,
+                    n => have += n,
+                }
+            }
+            if bytes != mapping.bytes {
+                return Ok(Some(format!("{} differs from its file", path.display())));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Descriptions of the mappings that a process shares or that can be executed: whatever is inserted must be among them.
+pub(super) fn mappings(pid: i32) -> io::Result<Vec<String>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let kept = text.lines().filter(|line| {
+        let permissions = line.split(' ').nth(1).unwrap_or_default();
+        permissions.contains('x') || permissions.ends_with('s') || line.contains("memfd:")
+    });
+    Ok(kept.map(str::to_owned).collect())
+}
+
+/// Who traces a process; 0: nobody.
+pub(super) fn tracer(pid: i32) -> io::Result<i32> {
+    let status = Process::new(pid).and_then(|p| p.status()).map_err(io::Error::other)?;
+    Ok(status.tracerpid)
+}
+
+/// Threads of a process.
+pub(super) fn threads(pid: i32) -> io::Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{pid}/task"))?.count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_code_is_as_in_its_files_and_nobody_traces_us() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let code = Code::read(pid).unwrap();
+        assert!(code.files() > 0 && code.len() > 100_000);
+        assert_eq!(code.differs_from_files().unwrap(), None);
+        assert_eq!(code.differs_from(&Code::read(pid).unwrap()), None);
+        assert_eq!(tracer(pid).unwrap(), 0);
+        assert!(threads(pid).unwrap() >= 1);
+        assert!(!mappings(pid).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_single_byte_is_noticed() {
+        let mapping = |byte| Mapping { range: (0x1000, 0x1004), file: None, bytes: vec![0, 1, byte, 3] };
+        let (before, after) = (Code { mappings: vec![mapping(2)] }, Code { mappings: vec![mapping(9)] });
+        assert_eq!(after.differs_from(&before).as_deref(), Some("the byte at 0x1002 differs from before"));
+        let more = Code { mappings: vec![mapping(2), Mapping { range: (0x9000, 0x9004), ..mapping(2) }] };
+        assert_eq!(more.differs_from(&before).as_deref(), Some("executable memory at 0x9000 that was not there"));
+        assert_eq!(before.differs_from(&more).as_deref(), Some("executable memory is missing"));
+    }
+}

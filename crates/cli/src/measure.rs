@@ -1,0 +1,377 @@
+//! A measurement from insertion to removal: what `count` and `watch` have in common.
+//!
+//! Invariant "nothing stays in": whatever ends the command (time, a signal, the end of the target, an error, a closed
+//! pipe), every measurement that was inserted is removed before the command ends, unless it was asked to stay.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+use crate::args::{self, Common, Format};
+use crate::conn::{Client, Enabled, Ended, Engines, Event, Reading, Request, Source, Target};
+use crate::exit::{Failure, Kind, Stop};
+use crate::objects::{self, Object, hex, millis};
+use crate::output::progress::Progress;
+use crate::output::{self, Output, words};
+use crate::signals::Signals;
+
+/// How often a reader that went away is looked for.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What to measure, where, and for how long.
+pub(crate) struct Plan {
+    /// One for each target.
+    pub(crate) requests: Vec<Request>,
+    /// The flags.
+    pub(crate) measure: args::Measure,
+    /// Time between two readings.
+    pub(crate) interval: Duration,
+}
+
+/// A measurement in one target.
+pub(crate) struct Site {
+    client: Client,
+    pub(crate) enabled: Enabled,
+    /// The latest values.
+    pub(crate) reading: Reading,
+    /// Those before, for rates; none before the second reading.
+    pub(crate) before: Option<Reading>,
+    /// Unix time of the first reading.
+    pub(crate) first_ns: Option<u64>,
+    pub(crate) ended: bool,
+    /// No reading will follow, and why.
+    lost: Option<Failure>,
+}
+
+/// How a command presents a measurement.
+pub(crate) trait View {
+    /// A reading came in at `sites[at]`.
+    fn reading(&mut self, sites: &[Site], at: usize, out: &mut Output) -> Result<(), Stop>;
+    /// The last values are in.
+    fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop>;
+}
+
+/// What a command knows besides its own flags.
+pub(crate) struct Context<'a> {
+    pub(crate) engines: &'a Engines,
+    pub(crate) common: &'a Common,
+    /// When the command was started.
+    pub(crate) started: std::time::Instant,
+}
+
+/// Runs a measurement and presents it.
+pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
+    if plan.measure.no_remove && context.engines.is_embedded() {
+        let hint = "add --daemon URI: only a daemon outlives this command";
+        return Err(Failure::usage("--no-remove needs a daemon that keeps the measurement", hint).into());
+    }
+    let mut signals = Signals::take()?;
+    let mut session = Session { plan, context, sites: Vec::new(), streams: Vec::new() };
+    let (events, mut arriving) = mpsc::channel(64);
+    let mut result = session.insert(events, out).await;
+    if result.is_ok() {
+        result = session.follow(&mut arriving, &mut signals, view, out).await;
+    }
+    session.finish(result, view, out).await
+}
+
+type Arrival = (usize, Result<Event, Failure>);
+
+struct Session<'a> {
+    plan: Plan,
+    context: Context<'a>,
+    sites: Vec<Site>,
+    streams: Vec<JoinHandle<()>>,
+}
+
+impl Session<'_> {
+    fn format(&self) -> Format {
+        self.context.common.format
+    }
+
+    /// Inserts all requests; with an error, those that went in are in `sites`.
+    async fn insert(&mut self, events: mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
+        let clients = self.context.engines.clients();
+        let mut missing = Vec::new();
+        for client in clients {
+            for request in &self.plan.requests {
+                let mut progress = Progress::new("reading the program", self.format());
+                let enabled = match client.enable(request, &mut progress).await {
+                    Ok(enabled) => enabled,
+                    // With several hosts a target need not be on each of them.
+                    Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => {
+                        missing.push(failure);
+                        continue;
+                    }
+                    Err(failure) => return Err(failure.into()),
+                };
+                drop(progress);
+                let (id, pairs) = (enabled.measurement, enabled.pairs.len());
+                let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
+                self.streams.push(tokio::spawn(stream));
+                self.sites.push(Site::new(client.clone(), enabled));
+                self.announce(out)?;
+            }
+        }
+        if self.sites.is_empty() {
+            return Err(missing.into_iter().next().map_or(Stop::Reported(Kind::NotFound), Stop::Failure));
+        }
+        for failure in missing {
+            output::warn(&format!("{}: {failure}", failure.host.as_deref().unwrap_or_default()), self.format());
+        }
+        Ok(())
+    }
+
+    /// Says that the latest measurement is in.
+    fn announce(&self, out: &mut Output) -> Result<(), Stop> {
+        let Some(site) = self.sites.last() else { return Ok(()) };
+        let e = &site.enabled;
+        let attach_ms = self.context.started.elapsed().as_secs_f64() * 1e3;
+        out.object(&site.announcement(attach_ms))?;
+        out.text(&words::attached(e, site.host(), attach_ms))?;
+        for r in &e.refused {
+            out.object(&Object::Refused(objects::Refused {
+                host: site.host(),
+                pid: e.pid,
+                module: r.function.module.clone(),
+                function: r.function.function.clone(),
+                offset: hex(r.function.offset),
+                reason: r.reason.clone(),
+                why_not: r.why_not.clone(),
+            }))?;
+        }
+        if !e.refused.is_empty() {
+            output::warn(&words::refused(&e.refused, self.format()), self.format());
+        }
+        for warning in &e.warnings {
+            output::warn(warning, self.format());
+        }
+        Ok(())
+    }
+
+    /// Shows what arrives until it is time to end.
+    async fn follow(
+        &mut self,
+        arriving: &mut mpsc::Receiver<Arrival>,
+        signals: &mut Signals,
+        view: &mut dyn View,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
+        let deadline = self.plan.measure.duration.map(|d| Instant::now() + d);
+        let mut look = tokio::time::interval(LOOK);
+        while self.sites.iter().any(Site::goes_on) {
+            tokio::select! {
+                biased;
+                () = signals.asked() => return Ok(()),
+                () = until(deadline) => return Ok(()),
+                _ = look.tick() => if out.reader_gone() {
+                    return Err(Stop::ReaderGone);
+                },
+                arrival = arriving.recv() => {
+                    let Some((at, event)) = arrival else { break };
+                    let Some(site) = self.sites.get_mut(at) else { continue };
+                    match event {
+                        Ok(Event::Reading(reading)) => {
+                            site.take(reading);
+                            view.reading(&self.sites, at, out)?;
+                        }
+                        Ok(Event::Ended(ended)) => site.end(ended, out)?,
+                        Err(failure) => site.lost = Some(failure),
+                    }
+                }
+            }
+        }
+        // The first lost site decides how the command ends.
+        self.sites.iter_mut().find_map(|s| s.lost.take()).map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
+    /// Takes everything out and presents the last values. `so_far` is how the measurement went; a reader that went away
+    /// does not keep anything from being removed.
+    async fn finish(mut self, so_far: Result<(), Stop>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
+        let counted = so_far.is_ok() || self.sites.iter().any(|s| s.first_ns.is_some());
+        let mut result = so_far;
+        let mut farewells = Vec::new();
+        let format = self.format();
+        for site in &mut self.sites {
+            match site.leave(&self.plan.measure, format, out).await {
+                Ok(farewell) => farewells.push(farewell),
+                // Each is reported: one target's trouble must not hide another's.
+                Err(Stop::Failure(failure)) if result.is_err() => output::report(&failure, format),
+                Err(stop) if result.is_ok() => result = Err(stop),
+                Err(_) => {}
+            }
+        }
+        for stream in &self.streams {
+            stream.abort();
+        }
+        if !counted || matches!(result, Err(Stop::ReaderGone)) {
+            return result;
+        }
+        let presented = view.last(&self.sites, out).and_then(|()| {
+            farewells.iter().try_for_each(|farewell| {
+                out.text(&words::farewell(farewell))?;
+                out.object(farewell)
+            })
+        });
+        result.and(presented)
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Site {
+    fn new(client: Client, enabled: Enabled) -> Self {
+        let values = vec![Default::default(); enabled.pairs.len()];
+        let reading = Reading { time_ns: 0, dropped: 0, values };
+        Site { client, enabled, reading, before: None, first_ns: None, ended: false, lost: None }
+    }
+
+    /// The daemon's address, if there are several.
+    pub(crate) fn host(&self) -> Option<String> {
+        self.client.host()
+    }
+
+    /// The change per second of a pair between the two latest readings.
+    pub(crate) fn rate(&self, pair: usize) -> Option<f64> {
+        let before = self.before.as_ref()?;
+        let seconds = self.reading.time_ns.checked_sub(before.time_ns).filter(|&ns| ns > 0)? as f64 / 1e9;
+        let change = self.reading.values.get(pair)?.value.wrapping_sub(before.values.get(pair)?.value);
+        Some(change as f64 / seconds)
+    }
+
+    /// The change per second of a pair since the first reading.
+    pub(crate) fn mean_rate(&self, pair: usize) -> Option<f64> {
+        let seconds = self.reading.time_ns.checked_sub(self.first_ns?).filter(|&ns| ns > 0)? as f64 / 1e9;
+        Some(self.reading.values.get(pair)?.value as f64 / seconds)
+    }
+
+    /// Whether more values may come.
+    fn goes_on(&self) -> bool {
+        !self.ended && self.lost.is_none()
+    }
+
+    fn take(&mut self, reading: Reading) {
+        if reading.values.len() != self.enabled.pairs.len() {
+            return;
+        }
+        let previous = std::mem::replace(&mut self.reading, reading);
+        self.before = self.first_ns.is_some().then_some(previous);
+        self.first_ns.get_or_insert(self.reading.time_ns);
+    }
+
+    fn end(&mut self, ended: Ended, out: &mut Output) -> Result<(), Stop> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        let Ended { status, signal, exec } = ended;
+        let ended = objects::Ended { host: self.host(), pid: self.enabled.pid, status, signal, exec };
+        out.text(&words::ended(&ended))?;
+        out.object(&Object::Ended(ended))
+    }
+
+    fn announcement(&self, attach_ms: f64) -> Object {
+        let e = &self.enabled;
+        let (host, pid, points, measurement) = (self.host(), e.pid, e.points, e.measurement);
+        let stopped_ms = millis(e.stopped_ns);
+        if e.attached {
+            let (threads, modules, functions) = (e.threads, e.modules, e.functions);
+            Object::Attached(objects::Attached {
+                host,
+                pid,
+                threads,
+                modules,
+                functions,
+                points,
+                attach_ms,
+                stopped_ms,
+                measurement,
+            })
+        } else {
+            Object::Changed(objects::Changed { host, pid, points, attach_ms, stopped_ms, measurement })
+        }
+    }
+
+    /// Removes the measurement, or leaves it in if that was asked for; the last values are in `reading` then.
+    async fn leave(&mut self, measure: &args::Measure, format: Format, out: &mut Output) -> Result<Object, Stop> {
+        let (id, pairs, pid, host) = (self.enabled.measurement, self.enabled.pairs.len(), self.enabled.pid, self.host());
+        if measure.no_remove && !self.ended {
+            let reading = self.client.read(id, pairs).await?;
+            self.take(reading);
+            return Ok(Object::Kept(objects::Kept { host, pid, measurement: id }));
+        }
+        // By thread: the values of the removal's stop where they come so, otherwise those read just before.
+        let by_thread = self.client.read(id, pairs).await.ok();
+        let (removed, last, ended) = self.client.remove(id, pairs).await?;
+        if let Some(reading) = last.map(|last| with_threads(last, by_thread.as_ref())).or(by_thread) {
+            self.take(reading);
+        }
+        if let Some(ended) = ended {
+            self.end(ended, out)?;
+        }
+        if !removed.text_restored {
+            let failure = Failure::failed(
+                format!("the code of process {pid} differs from the original after the removal"),
+                format!("run `ingraft detach -p {pid}`; if that does not help, restart the process when you can"),
+            );
+            return Err(Failure { host, pid: Some(pid), ..failure }.into());
+        }
+        if !removed.children_left.is_empty() {
+            output::warn(&words::children_left(pid, &removed.children_left), format);
+        }
+        Ok(Object::Removed(removed))
+    }
+}
+
+/// The last values by thread. What came after the reading by thread cannot be told apart.
+fn with_threads(mut last: Reading, by_thread: Option<&Reading>) -> Reading {
+    for (i, value) in last.values.iter_mut().enumerate() {
+        if value.value == 0 || !value.threads.is_empty() {
+            continue;
+        }
+        let earlier = by_thread.and_then(|r| r.values.get(i));
+        value.threads = earlier.map(|v| v.threads.clone()).unwrap_or_default();
+        let rest = value.value - value.threads.iter().map(|t| t.1).sum::<i64>();
+        if rest != 0 {
+            value.threads.push((None, rest));
+        }
+    }
+    last
+}
+
+/// The targets that the flags name.
+pub(crate) fn targets(target: &args::Target) -> Vec<Target> {
+    if target.command.is_empty() { running(&target.running) } else { vec![Target::Command(target.command.clone())] }
+}
+
+/// The running targets that the flags name.
+pub(crate) fn running(target: &args::RunningTarget) -> Vec<Target> {
+    if let Some(name) = &target.name {
+        return vec![Target::Name(name.clone())];
+    }
+    let mut pids = target.pids.clone();
+    pids.sort_unstable();
+    pids.dedup();
+    pids.into_iter().map(Target::Pid).collect()
+}
+
+/// Reads MDL files.
+pub(crate) fn sources(files: &[std::path::PathBuf]) -> Result<Vec<Source>, Failure> {
+    files
+        .iter()
+        .map(|path| {
+            let name = path.display().to_string();
+            match std::fs::read(path) {
+                // Bytes that are no UTF-8 become a diagnostic of the language, not an error of ours.
+                Ok(bytes) => Ok(Source { name, text: String::from_utf8_lossy(&bytes).into_owned() }),
+                Err(e) => Err(Failure::usage(format!("cannot read {name}: {e}"), "check the path")),
+            }
+        })
+        .collect()
+}

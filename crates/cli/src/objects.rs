@@ -1,0 +1,285 @@
+//! What commands say, as values: each is one line of JSON (docs: interface, "JSON") and one row of a table. Keys are a
+//! contract with scripts: add, never rename.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// One line of output.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum Object {
+    Process(Process),
+    Attached(Attached),
+    Changed(Changed),
+    Function(Function),
+    Metric(Metric),
+    Diagnostic(Diagnostic),
+    Sample(Sample),
+    Count(Count),
+    Refused(Refused),
+    Inserted(Inserted),
+    Ended(Ended),
+    Removed(Removed),
+    Kept(Kept),
+    Check(Check),
+    Warning(Warning),
+    Error(Error),
+}
+
+/// The daemon that an object came from; left out unless there are several.
+pub(crate) type Host = Option<String>;
+
+/// A process of `ps`.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Process {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) name: String,
+    pub(crate) uid: u32,
+    pub(crate) attachable: bool,
+    pub(crate) why_not: Option<String>,
+    pub(crate) hint: Option<String>,
+}
+
+/// The last springboard of the first request at a target is in: from now on every call is counted.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Attached {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) threads: u32,
+    pub(crate) modules: u32,
+    pub(crate) functions: u32,
+    pub(crate) points: u32,
+    /// From the start of the command.
+    pub(crate) attach_ms: f64,
+    /// The longest that any thread was held in one piece.
+    pub(crate) stopped_ms: f64,
+    /// For `--no-remove`: what to name it by.
+    pub(crate) measurement: u64,
+}
+
+/// The same where something was inserted already.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Changed {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) points: u32,
+    pub(crate) attach_ms: f64,
+    pub(crate) stopped_ms: f64,
+    pub(crate) measurement: u64,
+}
+
+/// A function of `functions`.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Function {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) module: String,
+    pub(crate) function: String,
+    /// As `nm` prints it, with 0x.
+    pub(crate) offset: String,
+    pub(crate) size: u64,
+    /// Number of points by kind.
+    pub(crate) points: BTreeMap<&'static str, u32>,
+    /// How they are reached, by kind.
+    pub(crate) how: BTreeMap<&'static str, &'static str>,
+    /// Why not all of them are, by kind.
+    pub(crate) why_not: Option<BTreeMap<&'static str, String>>,
+}
+
+/// A metric of `metrics`.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Metric {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) name: String,
+    pub(crate) unit: String,
+    pub(crate) aggregate: &'static str,
+    /// `counter`: events that add up; `level`: the value itself.
+    pub(crate) style: &'static str,
+    pub(crate) constraints: Vec<String>,
+    pub(crate) developer: bool,
+    pub(crate) doc: String,
+    /// The definition.
+    pub(crate) text: String,
+}
+
+/// Something to say about an MDL file.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Diagnostic {
+    pub(crate) file: String,
+    pub(crate) line: u32,
+    pub(crate) column: u32,
+    pub(crate) severity: &'static str,
+    /// A stable code, e.g. MDL030.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) code: Option<&'static str>,
+    pub(crate) message: String,
+    pub(crate) help: Option<String>,
+}
+
+/// A value of a metric at a focus.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Sample {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    /// Unix time.
+    pub(crate) time_ns: u64,
+    pub(crate) metric: String,
+    pub(crate) focus: String,
+    /// Cumulative since the request.
+    pub(crate) value: i64,
+    /// Change per second since the sample before; null for the first one and for levels.
+    pub(crate) rate: Option<f64>,
+    pub(crate) unit: String,
+    /// Samples lost before this one because they were not read in time.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) dropped: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this shape")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// The calls of one function.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Count {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) module: String,
+    pub(crate) function: String,
+    pub(crate) offset: String,
+    pub(crate) calls: i64,
+    pub(crate) threads: Vec<ThreadCount>,
+    /// Unix time from which on the number is exact, if that is later than `attached`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) exact_since_ns: Option<u64>,
+}
+
+/// The calls by one thread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct ThreadCount {
+    /// `null`: could not be told apart.
+    pub(crate) tid: Option<i32>,
+    pub(crate) calls: i64,
+}
+
+/// A function that was asked for and is not measured.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Refused {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) module: String,
+    pub(crate) function: String,
+    pub(crate) offset: String,
+    /// A stable word.
+    pub(crate) reason: String,
+    pub(crate) why_not: String,
+}
+
+/// What is inserted in one target.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Inserted {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) holder: String,
+    pub(crate) points: u32,
+    pub(crate) bytes: u64,
+    /// Unix time.
+    pub(crate) since_ns: u64,
+    /// How threads are told apart.
+    pub(crate) identity: String,
+    pub(crate) cost_ns_per_s: Option<f64>,
+    pub(crate) measurements: Vec<u64>,
+    /// How many of them stay without a client.
+    pub(crate) kept: u32,
+}
+
+/// A target ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Ended {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) status: Option<i32>,
+    pub(crate) signal: Option<i32>,
+    /// It went on as another program.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) exec: bool,
+}
+
+/// Everything of a request is out again.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Removed {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) stopped_ms: f64,
+    pub(crate) text_restored: bool,
+    pub(crate) children_left: Vec<i32>,
+    pub(crate) corrections: Corrections,
+}
+
+/// Activations in progress at insertion and removal that corrections account for.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Corrections {
+    pub(crate) late_start: u64,
+    pub(crate) early_end: u64,
+}
+
+/// A measurement that stays in (`--no-remove`).
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Kept {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) measurement: u64,
+}
+
+/// One of the things that `demo` proves.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Check {
+    pub(crate) pid: i32,
+    pub(crate) check: &'static str,
+    pub(crate) ok: bool,
+    pub(crate) text: String,
+}
+
+/// Something to know that stops nothing (standard error).
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Warning {
+    pub(crate) what: String,
+}
+
+/// What went wrong (standard error).
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Error {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) what: String,
+    pub(crate) hint: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) reason: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pid: Option<i32>,
+}
+
+/// An offset as scripts get it.
+pub(crate) fn hex(offset: u64) -> String {
+    format!("{offset:#x}")
+}
+
+/// Nanoseconds as milliseconds.
+pub(crate) fn millis(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}

@@ -1,0 +1,207 @@
+//! Where results go: lines of JSON for scripts, aligned text for people, and a table that redraws itself on a terminal.
+
+pub(crate) mod number;
+pub(crate) mod progress;
+pub(crate) mod table;
+pub(crate) mod words;
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+
+use anstyle::{AnsiColor, Style};
+
+use crate::args::{Common, Format};
+use crate::exit::{Failure, Stop};
+use crate::objects::{self, Object};
+
+/// Headings.
+pub(crate) const HEADING: Style = Style::new().bold();
+/// What matters less.
+pub(crate) const DIM: Style = Style::new().dimmed();
+/// What went well.
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
+/// What did not.
+pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
+/// What to mind.
+pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
+
+/// The results' way out: the standard output, or the file of `-o`.
+pub(crate) struct Output {
+    format: Format,
+    sink: Box<dyn Write + Send>,
+    name: String,
+    /// Whether people watch it, so that it may be drawn over.
+    terminal: bool,
+    /// Lines on the screen that the next frame replaces.
+    drawn: usize,
+}
+
+impl Output {
+    /// Opens what the flags ask for. Colours are stripped by the stream where nobody would see them (NO_COLOR included).
+    pub(crate) fn open(common: &Common) -> Result<Self, Stop> {
+        let format = common.format;
+        Ok(match &common.output {
+            Some(path) => {
+                let name = path.display().to_string();
+                let file = File::create(path).map_err(|e| {
+                    Failure::failed(format!("cannot write {name}: {e}"), "choose another file with -o")
+                })?;
+                let sink = Box::new(anstream::StripStream::new(file));
+                Output { format, sink, name, terminal: false, drawn: 0 }
+            }
+            None => {
+                let stdout = io::stdout();
+                let terminal = format == Format::Table && stdout.is_terminal();
+                let sink = Box::new(anstream::AutoStream::auto(stdout));
+                Output { format, sink, name: "the standard output".to_owned(), terminal, drawn: 0 }
+            }
+        })
+    }
+
+    /// An output that collects text in memory.
+    #[cfg(test)]
+    pub(crate) fn to_sink(format: Format, sink: Box<dyn Write + Send>) -> Self {
+        let sink = Box::new(anstream::StripStream::new(sink));
+        Output { format, sink, name: "a test".to_owned(), terminal: false, drawn: 0 }
+    }
+
+    /// Whether scripts read it.
+    pub(crate) fn json(&self) -> bool {
+        self.format == Format::Json
+    }
+
+    /// Whether people watch it, so that it may be drawn over.
+    pub(crate) fn live(&self) -> bool {
+        self.terminal
+    }
+
+    /// Says that something else writes to the same screen: nothing may be drawn over any more.
+    pub(crate) fn shared(&mut self) {
+        self.terminal = false;
+    }
+
+    /// Columns that a line may have; none if it is not for a screen.
+    pub(crate) fn width(&self) -> Option<usize> {
+        self.terminal.then(|| screen().0)
+    }
+
+    /// Lines that a frame may have.
+    pub(crate) fn height(&self) -> usize {
+        screen().1
+    }
+
+    /// Writes an object as a line of JSON; nothing in a table.
+    pub(crate) fn object(&mut self, object: &Object) -> Result<(), Stop> {
+        if self.json() { self.write(&json_line(object)) } else { Ok(()) }
+    }
+
+    /// Writes text for people; nothing in JSON.
+    pub(crate) fn text(&mut self, text: &str) -> Result<(), Stop> {
+        if self.json() {
+            return Ok(());
+        }
+        let clear = self.clear_frame();
+        self.write(&(clear + text))
+    }
+
+    /// Writes text in either format: what is made for another program.
+    pub(crate) fn verbatim(&mut self, text: &[u8]) -> Result<(), Stop> {
+        let written = self.sink.write_all(text).and_then(|()| self.sink.flush());
+        written.map_err(|e| Stop::from_output(&e, &self.name))
+    }
+
+    /// Draws a frame over the one before.
+    pub(crate) fn frame(&mut self, text: &str) -> Result<(), Stop> {
+        let clear = self.clear_frame();
+        self.drawn = text.lines().count();
+        self.write(&(clear + text))
+    }
+
+    /// Ends drawing: what is written next replaces the last frame.
+    fn clear_frame(&mut self) -> String {
+        match std::mem::take(&mut self.drawn) {
+            0 => String::new(),
+            n => format!("\r\x1b[{n}A\x1b[J"),
+        }
+    }
+
+    fn write(&mut self, text: &str) -> Result<(), Stop> {
+        let written = self.sink.write_all(text.as_bytes()).and_then(|()| self.sink.flush());
+        written.map_err(|e| Stop::from_output(&e, &self.name))
+    }
+
+    /// Whether the reader of the standard output went away, found out without writing.
+    pub(crate) fn reader_gone(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let stdout = io::stdout();
+        let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut fds, Some(&now)), Ok(n) if n > 0) && fds[0].revents().contains(PollFlags::ERR)
+    }
+}
+
+/// Width and height of the terminal; 80 by 24 if it does not say.
+fn screen() -> (usize, usize) {
+    terminal_size::terminal_size().map_or((80, 24), |(w, h)| (usize::from(w.0.max(20)), usize::from(h.0.max(6))))
+}
+
+/// An object as a line.
+pub(crate) fn json_line(object: &Object) -> String {
+    let mut line = serde_json::to_string(object).unwrap_or_default();
+    line.push('\n');
+    line
+}
+
+/// Says on standard error what went wrong and what to do. Nobody may be listening there either.
+pub(crate) fn report(failure: &Failure, format: Format) {
+    let text = match format {
+        Format::Json => json_line(&Object::Error(objects::Error {
+            host: failure.host.clone(),
+            what: failure.what.clone(),
+            hint: failure.hint.clone(),
+            reason: failure.reason.clone(),
+            pid: failure.pid,
+        })),
+        Format::Table => failure_text(failure),
+    };
+    to_stderr(&text);
+}
+
+fn failure_text(failure: &Failure) -> String {
+    let host = failure.host.as_ref().map(|h| format!("{h}: ")).unwrap_or_default();
+    let mut text = format!("{BAD}error:{BAD:#} {host}{}\n", one_line(&failure.what));
+    if !failure.hint.is_empty() {
+        text += &format!("{HEADING}hint:{HEADING:#} {}\n", one_line(&failure.hint));
+    }
+    text
+}
+
+/// Says on standard error what stops nothing.
+pub(crate) fn warn(what: &str, format: Format) {
+    to_stderr(&match format {
+        Format::Json => json_line(&Object::Warning(objects::Warning { what: what.to_owned() })),
+        Format::Table => format!("{WARN}warning:{WARN:#} {}\n", one_line(what)),
+    });
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Writes to standard error; a closed one is no reason to stop.
+pub(crate) fn to_stderr(text: &str) {
+    let mut stderr = anstream::AutoStream::auto(io::stderr());
+    let _closed = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+}
+
+/// Reports why a command stopped early and answers its exit code.
+pub(crate) fn end(stop: Stop, format: Format) -> std::process::ExitCode {
+    match stop {
+        Stop::Failure(failure) => {
+            report(&failure, format);
+            failure.kind.code()
+        }
+        Stop::Reported(kind) => kind.code(),
+        Stop::ReaderGone => std::process::ExitCode::SUCCESS,
+    }
+}

@@ -1,0 +1,137 @@
+//! Numbers for people.
+
+use std::time::Duration;
+
+/// With thousands separators: `1,234,567`.
+pub(crate) fn grouped(n: i64) -> String {
+    let digits = n.unsigned_abs().to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3 + 1);
+    if n < 0 {
+        out.push('-');
+    }
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// The same for sizes and counts of things.
+pub(crate) fn grouped_u64(n: u64) -> String {
+    grouped(i64::try_from(n).unwrap_or(i64::MAX))
+}
+
+/// A rate: whole numbers from 100 on, otherwise about three digits.
+pub(crate) fn rate(r: f64) -> String {
+    let magnitude = r.abs();
+    if magnitude >= 99.95 {
+        grouped(r.round() as i64)
+    } else if magnitude >= 9.995 || magnitude < 0.005 {
+        trim(format!("{r:.1}"))
+    } else {
+        trim(format!("{r:.2}"))
+    }
+}
+
+fn trim(text: String) -> String {
+    let short = text.trim_end_matches('0').trim_end_matches('.');
+    if short.is_empty() || short == "-" || short == "-0" { "0".to_owned() } else { short.to_owned() }
+}
+
+/// A share: `0.3 %`.
+pub(crate) fn percent(p: f64) -> String {
+    match p {
+        p if p >= 10.0 => format!("{p:.0} %"),
+        p if p >= 0.1 => format!("{p:.1} %"),
+        p if p >= 0.01 => format!("{p:.2} %"),
+        _ => "less than 0.01 %".to_owned(),
+    }
+}
+
+/// Milliseconds: `0.82 ms`, `31 ms`, `2.1 s`.
+pub(crate) fn millis(ms: f64) -> String {
+    match ms {
+        ms if ms >= 1000.0 => format!("{:.1} s", ms / 1000.0),
+        ms if ms >= 10.0 => format!("{ms:.0} ms"),
+        ms if ms >= 1.0 => format!("{ms:.1} ms"),
+        ms if ms >= 0.001 => format!("{ms:.2} ms"),
+        _ => "0 ms".to_owned(),
+    }
+}
+
+/// Bytes: `512 B`, `4 KiB`, `1.5 MiB`.
+pub(crate) fn bytes(n: u64) -> String {
+    match n {
+        n if n < 1024 => format!("{n} B"),
+        n if n < 1024 * 1024 => format!("{} KiB", trim(format!("{:.1}", n as f64 / 1024.0))),
+        n => format!("{} MiB", trim(format!("{:.1}", n as f64 / (1024.0 * 1024.0)))),
+    }
+}
+
+/// How long ago, in the largest fitting unit: `12 s`, `3 min`, `5 h`, `2 days`.
+pub(crate) fn ago(d: Duration) -> String {
+    let s = d.as_secs();
+    match s {
+        0..=119 => format!("{s} s"),
+        120..=7199 => format!("{} min", s / 60),
+        7200..=172_799 => format!("{} h", s / 3600),
+        _ => format!("{} days", s / 86_400),
+    }
+}
+
+/// `1 function`, `2 functions`.
+pub(crate) fn plural(n: u64, one: &str, many: &str) -> String {
+    format!("{} {}", grouped_u64(n), if n == 1 { one } else { many })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_are_grouped_exactly() {
+        for (n, expected) in [
+            (0, "0"),
+            (7, "7"),
+            (999, "999"),
+            (1000, "1,000"),
+            (-1000, "-1,000"),
+            (-999, "-999"),
+            (1_234_567, "1,234,567"),
+            (i64::MAX, "9,223,372,036,854,775,807"),
+            (i64::MIN, "-9,223,372,036,854,775,808"),
+        ] {
+            assert_eq!(grouped(n), expected);
+        }
+        assert_eq!(grouped_u64(u64::MAX), "9,223,372,036,854,775,807");
+    }
+
+    #[test]
+    fn rates_have_about_three_digits() {
+        for (r, expected) in [
+            (0.0, "0"),
+            (0.04, "0.04"),
+            (1.5, "1.5"),
+            (9.99, "9.99"),
+            (12.34, "12.3"),
+            (99.96, "100"),
+            (123_456.7, "123,457"),
+            (-2.0, "-2"),
+            (-0.001, "0"),
+        ] {
+            assert_eq!(rate(r), expected, "{r}");
+        }
+    }
+
+    #[test]
+    fn times_and_sizes() {
+        assert_eq!([millis(0.0), millis(0.82), millis(1.26), millis(31.4), millis(2100.0)].join("|"), "0 ms|0.82 ms|1.3 ms|31 ms|2.1 s");
+        assert_eq!([bytes(0), bytes(512), bytes(4096), bytes(1_572_864)].join("|"), "0 B|512 B|4 KiB|1.5 MiB");
+        let s = Duration::from_secs;
+        assert_eq!([ago(s(12)), ago(s(200)), ago(s(7200)), ago(s(200_000))].join("|"), "12 s|3 min|2 h|2 days");
+        assert_eq!([percent(12.0), percent(0.31), percent(0.02), percent(0.0)].join("|"), "12 %|0.3 %|0.02 %|less than 0.01 %");
+        assert_eq!([plural(1, "call", "calls"), plural(1200, "call", "calls")].join("|"), "1 call|1,200 calls");
+    }
+}

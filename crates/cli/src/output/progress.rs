@@ -1,0 +1,82 @@
+//! What is being done, for people who wait: on standard error, and only when something takes longer than half a second.
+
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{DIM, to_stderr};
+use crate::args::Format;
+
+/// What takes less is not worth a word.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Time between two lines where lines stay.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Shows the latest line of progress.
+pub(crate) struct Progress {
+    how: How,
+    latest: String,
+    /// When it may be shown next.
+    next: Instant,
+    on_screen: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    /// One line that is overwritten.
+    Terminal,
+    /// A line now and then.
+    Lines,
+    /// Not at all: scripts read standard error.
+    Silent,
+}
+
+impl Progress {
+    /// Starts the clock. `what` is shown until something more precise is known.
+    pub(crate) fn new(what: &str, format: Format) -> Self {
+        let how = match (io::stderr().is_terminal(), format) {
+            (true, _) => How::Terminal,
+            (false, Format::Table) => How::Lines,
+            (false, Format::Json) => How::Silent,
+        };
+        Progress { how, latest: what.to_owned(), next: Instant::now() + PATIENCE, on_screen: false }
+    }
+
+    /// There is something more precise to say.
+    pub(crate) fn say(&mut self, text: &str) {
+        self.latest = text.to_owned();
+    }
+
+    /// Returns when it is time to `show`.
+    pub(crate) async fn due(&self) {
+        match self.how {
+            How::Silent => std::future::pending().await,
+            How::Terminal | How::Lines => tokio::time::sleep_until(self.next).await,
+        }
+    }
+
+    /// Shows the latest text.
+    pub(crate) fn show(&mut self) {
+        match self.how {
+            How::Terminal => {
+                to_stderr(&format!("\r\x1b[K{DIM}{}…{DIM:#}", self.latest));
+                self.on_screen = true;
+                self.next = Instant::now() + PATIENCE / 5;
+            }
+            How::Lines => {
+                to_stderr(&format!("{}…\n", self.latest));
+                self.next = Instant::now() + PAUSE;
+            }
+            How::Silent => {}
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.on_screen {
+            to_stderr("\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Aligned columns. Columns without a text in any row are left out (a host, when there is only one); columns that may
+//! shrink do so when the screen is too narrow.
+
+use anstyle::Style;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use super::HEADING;
+
+/// Blanks between two columns.
+const GAP: usize = 2;
+/// A column does not shrink below this.
+const LEAST: usize = 8;
+
+/// On which side a column is flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flush {
+    Left,
+    Right,
+}
+
+/// A column.
+#[derive(Clone, Debug)]
+struct Column {
+    title: String,
+    flush: Flush,
+    shrinks: bool,
+}
+
+/// A cell: text without control characters, and how it looks.
+#[derive(Clone, Debug)]
+pub(crate) struct Cell {
+    text: String,
+    style: Style,
+}
+
+impl Cell {
+    /// A cell that looks like this.
+    pub(crate) fn styled(text: impl Into<String>, style: Style) -> Self {
+        // Names come from other processes: what could move the cursor is shown as `?`.
+        let text = text.into().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        Cell { text, style }
+    }
+}
+
+impl<S: Into<String>> From<S> for Cell {
+    fn from(text: S) -> Self {
+        Cell::styled(text, Style::new())
+    }
+}
+
+/// A table.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Table {
+    columns: Vec<Column>,
+    rows: Vec<Vec<Cell>>,
+}
+
+impl Table {
+    /// No column yet.
+    pub(crate) fn new() -> Self {
+        Table::default()
+    }
+
+    /// Adds a column of words.
+    pub(crate) fn left(self, title: &str) -> Self {
+        self.column(title, Flush::Left, false)
+    }
+
+    /// Adds a column of numbers.
+    pub(crate) fn right(self, title: &str) -> Self {
+        self.column(title, Flush::Right, false)
+    }
+
+    /// Adds a column of words that may be cut.
+    pub(crate) fn shrinking(self, title: &str) -> Self {
+        self.column(title, Flush::Left, true)
+    }
+
+    fn column(mut self, title: &str, flush: Flush, shrinks: bool) -> Self {
+        self.columns.push(Column { title: title.to_owned(), flush, shrinks });
+        self
+    }
+
+    /// Adds a row: one cell for each column.
+    pub(crate) fn row(&mut self, cells: Vec<Cell>) {
+        self.rows.push(cells);
+    }
+
+    /// The text, with a heading if there are rows; lines are at most `width` wide if that is possible.
+    pub(crate) fn render(&self, width: Option<usize>) -> String {
+        if self.rows.is_empty() {
+            return String::new();
+        }
+        let shown: Vec<usize> = (0..self.columns.len())
+            .filter(|&c| self.rows.iter().any(|r| r.get(c).is_some_and(|cell| !cell.text.is_empty())))
+            .collect();
+        let widths = self.widths(&shown, width);
+        let titles: Vec<Cell> = self.columns.iter().map(|c| Cell::styled(c.title.as_str(), HEADING)).collect();
+        std::iter::once(&titles).chain(&self.rows).map(|row| self.line(row, &shown, &widths)).collect()
+    }
+
+    /// Width of each shown column; the widest shrinking ones give way first.
+    fn widths(&self, shown: &[usize], width: Option<usize>) -> Vec<usize> {
+        let mut widths: Vec<usize> = shown
+            .iter()
+            .map(|&c| {
+                let cells = self.rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.text.width());
+                cells.max().unwrap_or(0).max(self.columns[c].title.width())
+            })
+            .collect();
+        let Some(limit) = width else { return widths };
+        let gaps = GAP * shown.len().saturating_sub(1);
+        while widths.iter().sum::<usize>() + gaps > limit {
+            let candidates = shown.iter().enumerate().filter(|&(i, &c)| self.columns[c].shrinks && widths[i] > LEAST);
+            let Some((widest, _)) = candidates.max_by_key(|&(i, _)| widths[i]) else { break };
+            widths[widest] -= 1;
+        }
+        widths
+    }
+
+    fn line(&self, row: &[Cell], shown: &[usize], widths: &[usize]) -> String {
+        let mut line = String::new();
+        let mut blanks = 0;
+        for (i, (&c, &width)) in shown.iter().zip(widths).enumerate() {
+            if i > 0 {
+                blanks += GAP;
+            }
+            let Some(cell) = row.get(c) else { continue };
+            let text = cut(&cell.text, width);
+            let room = width.saturating_sub(text.width());
+            let before = if self.columns[c].flush == Flush::Right { room } else { 0 };
+            // Blanks are written only before the next text, so that no line ends in them.
+            if text.is_empty() {
+                blanks += width;
+                continue;
+            }
+            line.extend(std::iter::repeat_n(' ', blanks + before));
+            line += &format!("{}{text}{:#}", cell.style, cell.style);
+            blanks = room - before;
+        }
+        line.push('\n');
+        line
+    }
+}
+
+/// Cuts a text to a width, with `…` for what is missing in the middle: both ends of a long name tell it apart.
+fn cut(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let tail_room = width.saturating_sub(1) / 2;
+    let head_room = width.saturating_sub(1) - tail_room;
+    let head = take_width(text.chars(), head_room);
+    let tail: String = take_width(text.chars().rev(), tail_room).chars().rev().collect();
+    format!("{head}…{tail}")
+}
+
+fn take_width(chars: impl Iterator<Item = char>, width: usize) -> String {
+    let mut used = 0;
+    chars
+        .take_while(|c| {
+            used += c.width().unwrap_or(0);
+            used <= width
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::{Expect, expect};
+
+    use super::*;
+
+    fn example() -> Table {
+        let mut t = Table::new().left("HOST").shrinking("FUNCTION").left("MODULE").right("CALLS");
+        t.row(vec!["".into(), "processCommand".into(), "redis-server".into(), "100,000".into()]);
+        t.row(vec!["".into(), "std::map<int, std::string>::operator[](int const&)".into(), "".into(), "7".into()]);
+        t
+    }
+
+    fn check(width: Option<usize>, expected: Expect) {
+        expected.assert_eq(&anstream::adapter::strip_str(&example().render(width)).to_string());
+    }
+
+    #[test]
+    fn columns_are_aligned_and_empty_ones_left_out() {
+        check(
+            None,
+            expect![[r#"
+                FUNCTION                                            MODULE          CALLS
+                processCommand                                      redis-server  100,000
+                std::map<int, std::string>::operator[](int const&)                      7
+            "#]],
+        );
+    }
+
+    #[test]
+    fn long_names_give_way_on_a_narrow_screen() {
+        check(
+            Some(50),
+            expect![[r#"
+                FUNCTION                     MODULE          CALLS
+                processCommand               redis-server  100,000
+                std::map<int,…](int const&)                      7
+            "#]],
+        );
+    }
+
+    #[test]
+    fn an_impossible_width_is_exceeded_rather_than_cut_to_nothing() {
+        assert!(example().render(Some(3)).lines().count() == 3);
+    }
+
+    #[test]
+    fn names_cannot_move_the_cursor() {
+        assert_eq!(Cell::from("a\x1b[2Jb\n").text, "a?[2Jb?");
+    }
+
+    #[test]
+    fn no_rows_no_heading() {
+        assert_eq!(Table::new().left("A").render(None), "");
+    }
+}

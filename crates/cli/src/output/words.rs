@@ -1,0 +1,100 @@
+//! Sentences for people about a measurement.
+
+use super::number::{grouped_u64, millis, plural};
+use super::{BAD, DIM, GOOD, HEADING};
+use crate::args::Format;
+use crate::conn::{Enabled, RefusedFunction};
+use crate::objects::{Ended, Host, Object, Removed};
+
+/// Functions that a warning for people names before it counts the rest; scripts get all names.
+const NAMED: usize = 8;
+
+/// A measurement is in.
+pub(crate) fn attached(e: &Enabled, host: Host, attach_ms: f64) -> String {
+    let place = at(e.pid, &host);
+    let points = plural(e.points.into(), "point", "points");
+    let held = millis(crate::objects::millis(e.stopped_ns));
+    let mut line = format!("{HEADING}{place}{HEADING:#}: {points} in after {}, held for {held}", millis(attach_ms));
+    if e.attached {
+        let threads = plural(e.threads.into(), "thread", "threads");
+        let modules = plural(e.modules.into(), "module", "modules");
+        line += &format!("{DIM} ({threads}, {modules}, {} functions known){DIM:#}", grouped_u64(e.functions.into()));
+    }
+    line + "\n"
+}
+
+fn at(pid: i32, host: &Host) -> String {
+    match host {
+        Some(host) => format!("process {pid} at {host}"),
+        None => format!("process {pid}"),
+    }
+}
+
+/// Functions that are not measured, for a warning.
+pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
+    let named = if format == Format::Json { refused.len() } else { NAMED };
+    let names = refused.iter().take(named).map(|r| format!("{} ({})", r.function.function, r.why_not));
+    let mut text = format!("not measured: {}", names.collect::<Vec<_>>().join(", "));
+    if refused.len() > named {
+        let rest = (refused.len() - named) as u64;
+        text += &format!(", and {}; `ingraft functions` lists all", plural(rest, "more function", "more functions"));
+    }
+    text
+}
+
+/// Fork children that still have springboards, for a warning.
+pub(crate) fn children_left(pid: i32, children: &[i32]) -> String {
+    let children = children.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
+    format!("fork children of {pid} that could not be restored: {children}; run `ingraft detach -p PID` for each")
+}
+
+/// A target ended.
+pub(crate) fn ended(e: &Ended) -> String {
+    let place = at(e.pid, &e.host);
+    let how = match (e.exec, e.signal, e.status) {
+        (true, _, _) => "went on as another program (exec)".to_owned(),
+        (false, Some(signal), _) => format!("was killed by signal {signal}"),
+        (false, None, Some(0)) => "ended".to_owned(),
+        (false, None, Some(status)) => format!("ended with exit status {status}"),
+        (false, None, None) => "ended".to_owned(),
+    };
+    format!("{place} {how}\n")
+}
+
+/// How a measurement was left.
+pub(crate) fn farewell(object: &Object) -> String {
+    match object {
+        Object::Removed(r) => removed(r),
+        Object::Kept(k) => {
+            let place = at(k.pid, &k.host);
+            format!("{place}: measurement {} stays in; `ingraft --daemon … detach -p {}` takes it out\n", k.measurement, k.pid)
+        }
+        _ => String::new(),
+    }
+}
+
+/// A removal.
+pub(crate) fn removed(r: &Removed) -> String {
+    let place = at(r.pid, &r.host);
+    if r.text_restored {
+        let held = if r.stopped_ms > 0.0 { format!(", held for {}", millis(r.stopped_ms)) } else { String::new() };
+        format!("{place}: {GOOD}removed{GOOD:#}{held}; its code is as it was\n")
+    } else {
+        format!("{place}: {BAD}removed, but its code differs from the original{BAD:#}\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_told_apart() {
+        let ended_as = |status, signal, exec| ended(&Ended { host: None, pid: 7, status, signal, exec });
+        assert_eq!(ended_as(Some(0), None, false), "process 7 ended\n");
+        assert_eq!(ended_as(Some(3), None, false), "process 7 ended with exit status 3\n");
+        assert_eq!(ended_as(None, Some(11), false), "process 7 was killed by signal 11\n");
+        assert_eq!(ended_as(None, None, false), "process 7 ended\n");
+        assert_eq!(ended_as(None, None, true), "process 7 went on as another program (exec)\n");
+    }
+}
