@@ -115,3 +115,19 @@ fn every_shipped_document_is_linked() {
         assert!(readme.contains(&format!("docs/{name}")), "README.md does not link docs/{name}");
     }
 }
+
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let root = crate::root();
+    for (path, text) in
+        tracked().into_iter().filter(|(path, _)| path.extension().is_some_and(|extension| extension == "md"))
+    {
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            if !file.is_empty() && !file.contains("://") {
+                let found = path.parent().unwrap_or(&root).join(file);
+                assert!(found.exists(), "{}: nothing at {target}", path.display());
+            }
+        }
+    }
+}
