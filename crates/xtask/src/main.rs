@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod fuzz;
 mod packages;
 mod test;
@@ -24,6 +25,7 @@ fn main() -> Result<()> {
     match words.as_slice() {
         ["test", rest @ ..] => test::run(rest),
         ["fuzz", rest @ ..] => fuzz::run(rest),
+        ["bench", rest @ ..] => bench::run(rest),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())

@@ -1,0 +1,38 @@
+//! What a counted call costs, beside the same patch made by hand.
+
+use ingraft_testing::Mutatee;
+
+use super::{Row, median, short, tool};
+
+const CALLS: u64 = 20_000_000;
+const ROUNDS: usize = 21;
+
+pub fn rows() -> Vec<Row> {
+    let mut target = Mutatee::start("bench", &[]);
+    let session = tool().count(target.pid(), &["woven"]);
+    let mut rows = Vec::new();
+    for threads in [1, 2] {
+        let told = target.ask(&format!("measure {CALLS} {ROUNDS} {threads}"));
+        let of_kind = |kind: &str| {
+            let begin = format!("time {kind} {threads} ");
+            let values = told.lines.iter().filter_map(|line| line.strip_prefix(&begin)?.parse::<f64>().ok());
+            values.collect::<Vec<f64>>()
+        };
+        let (plain, hand, woven) = (of_kind("plain"), of_kind("hand"), of_kind("woven"));
+        // Each round measures the three one after the other: their ratio is less disturbed than they are.
+        let ratio = median(woven.iter().zip(&hand).map(|(woven, hand)| woven / hand));
+        let (plain, hand, woven) = (median(plain), median(hand), median(woven));
+        let detail = format!(" ({} ns, by hand {} ns, unmeasured {} ns)", short(woven), short(hand), short(plain));
+        rows.push(Row::at_most(
+            format!("a counted call of an empty function, threads: {threads}"),
+            ratio,
+            1.3,
+            "x",
+            &detail,
+        ));
+    }
+    let told = target.ask("measure 1000 1 1");
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(outcome.calls("woven"), told.tally("woven"), "what was measured was counted");
+    rows
+}

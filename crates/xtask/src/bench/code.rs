@@ -1,0 +1,88 @@
+//! Analysis: how fast, how much of real programs can be counted; and how much memory woven code takes.
+
+use std::process::Command;
+use std::time::Instant;
+
+use ingraft_testing::server::{Nginx, Postgres, Redis};
+use ingraft_testing::{Mutatee, source_directory, target};
+
+use super::{Row, median, short, tool};
+
+pub fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    match Postgres::start() {
+        Ok(postgres) => {
+            let session = postgres.session();
+            rows.extend(speed(session.pid));
+            rows.push(countable(session.pid, "postgres"));
+            rows.extend(memory(session.pid));
+        }
+        Err(why) => rows.push(Row::skipped("analysis of postgres", why)),
+    }
+    match Redis::start() {
+        Ok(redis) => rows.push(countable(redis.pid(), "redis-server")),
+        Err(why) => rows.push(Row::skipped("countable functions of redis-server", why)),
+    }
+    match Nginx::start() {
+        Ok(nginx) => rows.push(countable(nginx.workers()[0], "nginx")),
+        Err(why) => rows.push(Row::skipped("countable functions of nginx", why)),
+    }
+    let python = "/usr/bin/python3.11";
+    if std::path::Path::new(python).exists() {
+        let worker = source_directory().join("tests/mutatees/worker.py");
+        let target = Mutatee::spawn(Command::new(python).arg("-u").arg(worker));
+        rows.extend(["python3.11", "libc", "libcrypto"].map(|module| countable(target.pid(), module)));
+    } else {
+        rows.push(Row::skipped(
+            "countable functions of python3.11, libc, libcrypto",
+            format!("{python} is not installed"),
+        ));
+    }
+    rows
+}
+
+/// Everything from the start of the command to the last listed function, with nothing cached: an upper bound of the analysis.
+fn speed(pid: i32) -> Vec<Row> {
+    let executable =
+        target::maps(pid).into_iter().filter(|m| m.permissions.contains('x') && m.name.ends_with("/postgres"));
+    let bytes: u64 = executable.map(|mapping| mapping.end - mapping.start).sum();
+    let mut functions = 0;
+    let seconds = median((0..5).map(|_| {
+        let tool = tool();
+        let start = Instant::now();
+        let outcome = tool.run(["functions", "-p", &pid.to_string(), "postgres:*"]).assert_code(0);
+        functions = outcome.all("function").len();
+        start.elapsed().as_secs_f64()
+    }));
+    let detail = format!(" ({} ms for all of `ingraft functions`)", short(seconds * 1e3));
+    vec![
+        Row::at_least("analysis of postgres, code", bytes as f64 / 1e6 / seconds, 60.0, " MB/s", &detail),
+        Row::at_least("analysis of postgres, functions", functions as f64 / seconds, 100_000.0, "/s", ""),
+    ]
+}
+
+fn countable(pid: i32, module: &str) -> Row {
+    let outcome = tool().run(["functions", "-p", &pid.to_string(), &format!("{module}:*")]).assert_code(0);
+    let all = outcome.all("function");
+    let refused = all.iter().filter(|function| function["how"]["entry"] == "refused").count();
+    let percent = 100.0 * (all.len() - refused) as f64 / all.len() as f64;
+    let detail = format!(" ({} of {})", all.len() - refused, all.len());
+    Row::at_least(format!("countable functions of {module}"), percent, 99.0, " %", &detail)
+}
+
+fn memory(pid: i32) -> Vec<Row> {
+    let tool = tool();
+    let session = tool.count(pid, &["postgres:*"]);
+    let status = tool.run(["status"]).assert_code(0);
+    let inserted = status.one("inserted").clone();
+    let outcome = session.interrupt().assert_code(0);
+    let functions = outcome.all("count").len() as f64;
+    let bytes = inserted["bytes"].as_f64().unwrap_or(f64::NAN);
+    vec![Row::at_most(
+        "code in the target, a function",
+        bytes / functions,
+        64.0,
+        " bytes",
+        &format!(" ({bytes} for {functions})"),
+    )]
+}

@@ -1,0 +1,64 @@
+//! How long threads are held when something is inserted or removed.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use ingraft_testing::server::Postgres;
+use ingraft_testing::{Mutatee, NOBODY, Tool, exposed, is_root, open_directory, program, sibling};
+
+use super::{Row, median, short, tool};
+
+pub fn rows() -> Vec<Row> {
+    let mut rows = vec![];
+    rows.extend(threads(8, true, true, 31, 1.0));
+    rows.extend(threads(512, false, false, 15, 15.0));
+    rows.extend(threads(512, true, false, 15, 30.0));
+    rows.extend(postgres());
+    rows
+}
+
+/// Rounds of one function in and out; medians of the longest time a thread was held in one piece.
+fn held(tool: &Tool, pid: i32, functions: &[&str], rounds: usize) -> (f64, f64) {
+    let (mut inserted, mut removed) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let session = tool.count(pid, functions);
+        let outcome = session.interrupt().assert_code(0);
+        inserted.push(outcome.one("attached")["stopped_ms"].as_f64().unwrap_or(f64::NAN));
+        removed.push(outcome.one("removed")["stopped_ms"].as_f64().unwrap_or(f64::NAN));
+    }
+    (median(inserted), median(removed))
+}
+
+fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f64) -> Vec<Row> {
+    let directory = open_directory();
+    let mut command = Command::new(exposed(&program("threads").expect("gcc"), directory.path()));
+    command.arg(count.to_string());
+    let tool = if unprivileged && is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+        Tool::unprivileged(sibling("ingraft"))
+    } else {
+        tool()
+    };
+    let mut target = Mutatee::spawn(&mut command);
+    if busy {
+        target.ask("spin");
+    }
+    let (inserted, removed) = held(&tool, target.pid(), &["work_0"], rounds);
+    let what = format!(
+        "held to insert one function, {count} {} threads{}",
+        if busy { "busy" } else { "idle" },
+        if unprivileged { ", without privilege" } else { "" }
+    );
+    vec![Row::at_most(what, inserted, limit, " ms", &format!(" (to remove {} ms)", short(removed)))]
+}
+
+fn postgres() -> Vec<Row> {
+    let what = "held to insert all functions of a PostgreSQL backend";
+    let postgres = match Postgres::start() {
+        Ok(postgres) => postgres,
+        Err(why) => return vec![Row::skipped(what, why)],
+    };
+    let session = postgres.session();
+    let (inserted, removed) = held(&tool(), session.pid, &["postgres:*"], 9);
+    vec![Row::at_most(what, inserted, 10.0, " ms", ""), Row::at_most("held to remove them", removed, 10.0, " ms", "")]
+}

@@ -1,0 +1,129 @@
+//! `cargo xtask bench`: what the project promises about speed and size, each measured beside its limit on the machine it runs on.
+//! Medians; what is compared is measured in turns, so that a noisy machine hits both alike.
+
+mod calls;
+mod code;
+mod daemon;
+mod hold;
+mod start;
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use ingraft_testing::{Tool, sibling};
+
+use crate::packages;
+
+/// One line of the table.
+pub struct Row {
+    what: String,
+    limit: String,
+    measured: String,
+    reached: Option<bool>,
+}
+
+impl Row {
+    /// A value that must not exceed a limit.
+    fn at_most(what: impl Into<String>, measured: f64, limit: f64, unit: &str, detail: &str) -> Row {
+        let measured_text = format!("{}{unit}{detail}", short(measured));
+        Row {
+            what: what.into(),
+            limit: format!("<= {}{unit}", short(limit)),
+            measured: measured_text,
+            reached: Some(measured <= limit),
+        }
+    }
+
+    /// A value that must not fall below a limit.
+    fn at_least(what: impl Into<String>, measured: f64, limit: f64, unit: &str, detail: &str) -> Row {
+        let measured_text = format!("{}{unit}{detail}", short(measured));
+        Row {
+            what: what.into(),
+            limit: format!(">= {}{unit}", short(limit)),
+            measured: measured_text,
+            reached: Some(measured >= limit),
+        }
+    }
+
+    /// Something that could not be measured here.
+    fn skipped(what: impl Into<String>, why: impl Into<String>) -> Row {
+        Row { what: what.into(), limit: String::new(), measured: format!("skipped: {}", why.into()), reached: None }
+    }
+}
+
+/// A number with three digits that count.
+fn short(value: f64) -> String {
+    match value.abs() {
+        large if large >= 1000.0 => format!("{value:.0}"),
+        medium if medium >= 100.0 => format!("{value:.0}"),
+        small if small >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// The median; values need not be sorted.
+fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        odd if odd % 2 == 1 => values[odd / 2],
+        even => f64::midpoint(values[even / 2 - 1], values[even / 2]),
+    }
+}
+
+/// A group of rows by its name.
+type Group = (&'static str, fn() -> Vec<Row>);
+
+const GROUPS: &[Group] = &[
+    ("calls", calls::rows),
+    ("hold", hold::rows),
+    ("start", start::rows),
+    ("code", code::rows),
+    ("daemon", daemon::rows),
+];
+
+/// Measures the named groups, or all, and prints the table. Fails when a limit is not kept.
+pub fn run(names: &[&str]) -> Result<()> {
+    packages::install()?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .current_dir(ingraft_testing::source_directory())
+        .args(["build", "--release", "-p", "ingraft-cli", "-p", "ingraft-daemon"])
+        .status()
+        .context("run cargo")?;
+    ensure!(status.success(), "the programs do not build");
+    for name in names {
+        ensure!(
+            GROUPS.iter().any(|(group, _)| group == name),
+            "no group {name}: there are calls, hold, start, code, daemon"
+        );
+    }
+    let mut rows = Vec::new();
+    for (name, measure) in GROUPS.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
+        eprintln!("measuring {name}");
+        rows.extend(measure());
+    }
+    print(&rows);
+    let missed = rows.iter().filter(|row| row.reached == Some(false)).count();
+    ensure!(missed == 0, "{missed} of {} limits are not kept on this machine", rows.len());
+    Ok(())
+}
+
+fn print(rows: &[Row]) {
+    let width = |text: fn(&Row) -> &str| rows.iter().map(|row| text(row).chars().count()).max().unwrap_or(0);
+    let (what, limit) = (width(|row| &row.what), width(|row| &row.limit));
+    for row in rows {
+        let verdict = match row.reached {
+            Some(true) => "ok  ",
+            Some(false) => "MISS",
+            None => "-   ",
+        };
+        println!("{verdict}  {:what$}  {:limit$}  {}", row.what, row.limit, row.measured);
+    }
+}
+
+/// The command line that was just built.
+fn tool() -> Tool {
+    Tool::new(sibling("ingraft"))
+}
