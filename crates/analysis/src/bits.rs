@@ -81,7 +81,8 @@ impl TextBits {
 
     /// Sets all words from storage; false if their number differs.
     pub fn load(&self, mut words: impl ExactSizeIterator<Item = u64>) -> bool {
-        if words.len() != self.regions.iter().map(|r| r.words.len()).sum::<usize>() {
+        let own: usize = self.regions.iter().map(|r| r.words.len()).sum();
+        if words.len() != own {
             return false;
         }
         for word in self.regions.iter().flat_map(|r| r.words.iter()) {

@@ -101,7 +101,7 @@ pub(crate) fn discover(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers:
     };
     let padding = gaps.iter().filter_map(padding_of).collect();
 
-    uses_gs |= gap_sweeps.contains(&true) || swept.iter().any(|s| s.uses_gs);
+    uses_gs |= gap_sweeps.contains(&true) || swept.iter().any(|s| s.sets_gs || s.uses_gs);
     let (functions, back_branches) = assemble(&sweep, drafts, &units, &swept);
     Discovered { functions, arrivals: sweep.arrivals, padding, back_branches, uses_gs }
 }
@@ -293,7 +293,7 @@ fn padding_at(image: &Elf, arrivals: &TextBits, extents: &[(u64, u64)], from: u6
         return u32::try_from(all).unwrap_or(u32::MAX);
     }
     let sure = decode::padding(bytes, false);
-    let aligned = (from + sure as u64) % 16 == 0;
+    let aligned = (from + sure as u64).is_multiple_of(16);
     if aligned { u32::try_from(sure).unwrap_or(u32::MAX) } else { 0 }
 }
 

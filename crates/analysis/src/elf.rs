@@ -382,7 +382,7 @@ impl Elf {
                 elf::DT_FINI_ARRAY => fini.0 = value,
                 elf::DT_FINI_ARRAYSZ => fini.1 = value,
                 elf::DT_SONAME => d.soname = Some(value),
-                elf::DT_FLAGS_1 => d.pie = value & u64::from(elf::DF_1_PIE.0) != 0,
+                elf::DT_FLAGS_1 => d.pie = value & elf::DF_1_PIE.0 != 0,
                 _ => {}
             }
         }

@@ -3,6 +3,7 @@
 use ingraft_model::{BackBranch, EntrySite, Refusal, Svma};
 
 use crate::decode;
+use crate::explore;
 use crate::function::{Function, FunctionKind};
 use crate::image::Image;
 use crate::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
@@ -13,6 +14,9 @@ const SITE_MAX: u64 = 64;
 const SPRINGBOARD: u64 = 5;
 /// How far back an instruction boundary is looked for.
 const BOUNDARY_SEARCH: u64 = 4096;
+
+/// More branches back to one entry are the work of an enemy.
+const BACK_BRANCHES_MAX: usize = 256;
 
 pub(crate) fn site(image: &Image, function: &Function) -> Result<EntrySite, Refusal> {
     let elf = image.elf();
@@ -25,6 +29,12 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<EntrySite, Refu
     let offset_of = |at: u64| u32::try_from(at.wrapping_sub(start)).unwrap_or(u32::MAX);
     if let Some(at) = function.facts.unresolved {
         return Err(Refusal::UnresolvedJump { offset: offset_of(at) });
+    }
+    // Bytes that are no instruction may be data between code; where control reaches them, nothing decoded can be trusted.
+    if function.facts.invalid.is_some()
+        && let Some(at) = explore::reach(elf, image.pointers(), start, start + function.size).invalid
+    {
+        return Err(Refusal::UnknownInstruction { offset: offset_of(at) });
     }
     let endbr = elf.data_at(start, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
     let at = if endbr { start + 4 } else { start };
@@ -52,6 +62,9 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<EntrySite, Refu
     let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
     let dead = liveness::dead_at(elf, at, overwritten & CALLER_SAVED, |target| function.contains(Svma(target)));
     let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
+    if let Some(branch) = image.back_branches_to(start).nth(BACK_BRANCHES_MAX) {
+        return Err(Refusal::OwnBranchToEntry { offset: offset_of(branch) });
+    }
     let back_branches = image.back_branches_to(start).filter_map(|b| back_branch(image, function, at, b)).collect();
     Ok(EntrySite {
         function: Svma(start),

@@ -1,6 +1,6 @@
 //! Following control flow from a start whose end no table states.
 
-use iced_x86::{Code, FlowControl, Instruction};
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashSet;
 
 use crate::decode;
@@ -15,6 +15,10 @@ pub(crate) struct Reached {
     pub end: u64,
     /// Direct call targets.
     pub calls: Vec<u64>,
+    /// A place that control reaches where the bytes are no instruction that the decoder knows.
+    pub invalid: Option<u64>,
+    /// Whether an instruction on the way uses the gs base.
+    pub uses_gs: bool,
 }
 
 /// Follows all direct branches and jump tables from `start` that stay below `limit`.
@@ -23,18 +27,22 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
     let mut seen: FxHashSet<u64> = FxHashSet::default();
     let mut code: Vec<Instruction> = Vec::new();
     let mut work = vec![start];
-    let mut out = Reached { end: start, calls: Vec::new() };
+    let mut out = Reached { end: start, calls: Vec::new(), invalid: None, uses_gs: false };
     let mut jumps: Vec<u64> = Vec::new();
     // Tables within tables within tables are the work of an enemy.
     let mut rounds = 16;
     loop {
         while let Some(mut at) = work.pop() {
             while (start..limit).contains(&at) && seen.insert(at) {
-                let Some(i) = bytes.get((at - start) as usize..).and_then(|b| decode::one(b, at)) else { break };
+                let Some(i) = bytes.get((at - start) as usize..).and_then(|b| decode::one(b, at)) else {
+                    out.invalid = out.invalid.or(Some(at));
+                    break;
+                };
                 // Zeros decode as `add [rax], al`; two in a row are no code.
                 if i.code() == Code::Add_rm8_r8 && bytes[(at - start) as usize..].starts_with(&[0, 0, 0, 0]) {
                     break;
                 }
+                out.uses_gs |= uses_gs(&i);
                 out.end = out.end.max(i.next_ip());
                 at = i.next_ip();
                 match i.flow_control() {
@@ -72,4 +80,11 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
     out.calls.sort_unstable();
     out.calls.dedup();
     out
+}
+
+/// Whether an instruction addresses memory through the gs base or loads the segment register.
+pub(crate) fn uses_gs(i: &Instruction) -> bool {
+    let loads = i.op0_kind() == OpKind::Register && i.op0_register() == Register::GS && i.mnemonic() != Mnemonic::Push;
+    let loads = loads || i.mnemonic() == Mnemonic::Lgs;
+    loads || i.segment_prefix() == Register::GS && !matches!(i.mnemonic(), Mnemonic::Nop | Mnemonic::Lea)
 }

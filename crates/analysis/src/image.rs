@@ -6,6 +6,8 @@ use ingraft_model::point::Padding;
 use ingraft_model::{EntrySite, Refusal, Svma, SvmaRange};
 
 use crate::bits::TextBits;
+use crate::cache;
+use crate::cfg::{self, FunctionCode};
 use crate::discover::{self, Discovered};
 use crate::elf::{Elf, ImageKind, Segment};
 use crate::entry;
@@ -47,6 +49,19 @@ impl Image {
         let (symbols, unwind) = rayon::join(|| symbols::read(&elf, debug), || unwind::read(&elf));
         let found = discover::discover(&elf, symbols, &unwind, &pointers);
         Self::assemble(elf, found, pointers, unwind.landing_pads)
+    }
+
+    /// The results of the pass as bytes for [`Image::from_cache`]. The caller adds a checksum.
+    pub fn to_cache(&self) -> Vec<u8> {
+        cache::store(&self.elf, &self.found, &self.landing_pads)
+    }
+
+    /// The image of a file without the pass, from what [`Image::to_cache`] gave for the same file; `None` if it is for another file, of
+    /// another version of this crate, or damaged in a way that shows.
+    pub fn from_cache(elf: Elf, cache: &[u8]) -> Option<Self> {
+        let stored = cache::load(&elf, cache)?;
+        let pointers = relocs::read(&elf);
+        Some(Self::assemble(elf, stored.found, pointers, stored.landing_pads))
     }
 
     fn assemble(elf: Elf, found: Discovered, pointers: Pointers, mut landing_pads: Vec<u64>) -> Self {
@@ -139,13 +154,26 @@ impl Image {
         entry::site(self, function)
     }
 
+    /// The control flow of a function: blocks, edges and points.
+    pub fn analyse(&self, function: &Function) -> FunctionCode {
+        cfg::analyse(self, function)
+    }
+
     /// Stretches between functions that nothing reaches, at least five bytes each, sorted.
     pub fn padding(&self) -> &[Padding] {
         &self.padding
     }
 
+    pub(crate) fn pointers(&self) -> &Pointers {
+        &self.pointers
+    }
+
     pub(crate) fn arrivals(&self) -> &TextBits {
         &self.found.arrivals
+    }
+
+    pub(crate) fn is_landing_pad(&self, at: u64) -> bool {
+        self.landing_pads.binary_search(&at).is_ok()
     }
 
     pub(crate) fn restartable(&self) -> &[(Svma, Svma, Svma)] {

@@ -268,9 +268,7 @@ impl Resolver<'_> {
                         {
                             return Some(n);
                         }
-                        if i.mnemonic() != Mnemonic::Movzx || i.op1_register().size() == 4 {
-                            aliases.retain(|a| Some(*a) != register0);
-                        }
+                        aliases.retain(|a| Some(*a) != register0);
                         aliases.push(i.op1_register().full_register());
                     }
                     OpKind::Memory if i.mnemonic() != Mnemonic::Movsxd => {

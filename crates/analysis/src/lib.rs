@@ -1,12 +1,14 @@
 //! ELF images to functions, control flow and points.
 //!
 //! [`Image::parse`] reads an image's tables and decodes its text once, in parallel; afterwards every question about one function
-//! is cheap: [`Image::entry_site`] says what a springboard at its entry must know. Pure: bytes in, values out. Hostile files give
+//! is cheap: [`Image::entry_site`] says what a springboard at its entry must know, [`Image::analyse`] gives blocks, edges and points. Pure: bytes in, values out. Hostile files give
 //! an error or fewer facts, never a panic, and cost time and memory in proportion to their size.
 
 #![forbid(unsafe_code)]
 
 mod bits;
+mod cache;
+mod cfg;
 mod decode;
 mod discover;
 mod elf;
@@ -23,6 +25,7 @@ mod sweep;
 mod symbols;
 mod unwind;
 
+pub use cfg::{Block, Edge, EdgeKind, EdgeTarget, FunctionCode, Point};
 pub use elf::{Elf, ImageKind, Segment, SegmentFlags};
 pub use error::ImageError;
 pub use function::{Function, FunctionKind};

@@ -4,12 +4,12 @@
 
 use iced_x86::{
     Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, OpKind,
-    Register,
 };
 
 use crate::bits::TextBits;
 use crate::decode;
 use crate::elf::{Elf, ImageKind};
+use crate::explore;
 use crate::jump_table::{Resolved, Resolver};
 use crate::relocs::Pointers;
 
@@ -67,7 +67,9 @@ pub(crate) struct Swept {
     pub to_parts: Vec<PartJump>,
     /// (branch, target): jumps out of the unit, if the unit is itself a possible part.
     pub from_part: Vec<(u64, u64)>,
-    /// Whether it sets or uses the gs base.
+    /// Whether it sets the gs base, which no data looks like by chance.
+    pub sets_gs: bool,
+    /// Whether it has a gs prefix or loads the segment register.
     pub uses_gs: bool,
 }
 
@@ -132,12 +134,10 @@ impl Sweep<'_> {
                 let register = i.op0_register();
                 if (register.is_gpr64() || register.is_gpr32()) && scratch.overwrites_first(i) {
                     facts.writes |= 1 << register.number();
-                } else if register == Register::GS && scratch.overwrites_first(i) {
-                    out.uses_gs = true;
                 }
             }
             match i.flow_control() {
-                FlowControl::Next => self.address(i, fixed, index, &mut set_gs_at, &mut out.uses_gs),
+                FlowControl::Next => self.address(i, fixed, index, &mut set_gs_at, &mut out),
                 FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch | FlowControl::XbeginXabortXend => {
                     self.branch(i, unit, is_part, facts, &mut out.back_branches, &mut out.to_parts, &mut out.from_part);
                 }
@@ -149,10 +149,10 @@ impl Sweep<'_> {
                         self.arrivals.set(target);
                         self.calls.set(target);
                         facts.calls_out |= self.leaves(target);
-                        out.uses_gs |= set_gs && Some(target) == self.arch_prctl;
+                        out.sets_gs |= set_gs && Some(target) == self.arch_prctl;
                     } else {
                         // `syscall`: its number is in rax, its first argument tells what arch_prctl sets.
-                        out.uses_gs |= set_gs;
+                        out.sets_gs |= set_gs;
                     }
                 }
                 FlowControl::IndirectCall => {
@@ -176,6 +176,8 @@ impl Sweep<'_> {
         if !indirect.is_empty() {
             self.indirect_jumps(unit, &code, &indirect, &mut out);
         }
+        // Data among code often looks like a gs prefix: control must reach it.
+        out.uses_gs = code.iter().any(explore::uses_gs) && self.reaches_gs(unit);
         if invalid.is_some() {
             out.facts.iter_mut().for_each(|f| f.invalid = invalid);
         }
@@ -183,12 +185,18 @@ impl Sweep<'_> {
         out
     }
 
-    /// Code in a gap between functions, or data: what its branches would reach counts as reached.
+    /// Code in a gap between functions, or data: what its branches would reach counts as reached. Returns whether it sets
+    /// the gs base.
     pub fn gap(&self, from: u64, until: u64, scratch: &mut Scratch) -> bool {
         let unit = Unit { start: from, end: until, functions: vec![(from, until)] };
-        let swept = self.unit(&unit, scratch);
         // Data is full of bytes that look like a gs prefix.
-        swept.uses_gs && swept.facts.first().is_some_and(|f| f.invalid.is_none())
+        self.unit(&unit, scratch).sets_gs
+    }
+
+    fn reaches_gs(&self, unit: &Unit) -> bool {
+        let reaches = |f: &(u64, u64)| explore::reach(self.image, self.pointers, f.0, unit.end).uses_gs;
+        // Honest functions do not overlap in such numbers.
+        unit.functions.len() > 64 || unit.functions.iter().any(reaches)
     }
 
     /// Whether a call goes to a stub of the linker.
@@ -239,7 +247,7 @@ impl Sweep<'_> {
     }
 
     /// Notes addresses of code that an instruction makes, and uses of the gs base.
-    fn address(&self, i: &Instruction, fixed: bool, index: usize, set_gs_at: &mut Option<usize>, uses_gs: &mut bool) {
+    fn address(&self, i: &Instruction, fixed: bool, index: usize, set_gs_at: &mut Option<usize>, out: &mut Swept) {
         match i.code() {
             Code::Lea_r64_m if i.is_ip_rel_memory_operand() => self.address_taken(i.ip_rel_memory_address()),
             Code::Mov_r32_imm32 | Code::Mov_rm64_imm32 | Code::Mov_rm32_imm32 | Code::Pushq_imm32 => {
@@ -252,11 +260,8 @@ impl Sweep<'_> {
                 }
             }
             Code::Mov_r64_imm64 if fixed => self.address_taken(i.immediate64()),
-            Code::Wrgsbase_r32 | Code::Wrgsbase_r64 => *uses_gs = true,
-            _ => {
-                *uses_gs |=
-                    i.segment_prefix() == Register::GS && i.mnemonic() != Mnemonic::Nop && i.code() != Code::Lea_r64_m;
-            }
+            Code::Wrgsbase_r32 | Code::Wrgsbase_r64 => out.sets_gs = true,
+            _ => {}
         }
     }
 
@@ -270,11 +275,12 @@ impl Sweep<'_> {
         let resolver = Resolver { image, pointers, code, start: unit.start, end: unit.end };
         // Honest functions have more bytes than distinct cases; hostile ones must not cost more than their size.
         let mut budget = 16 * (unit.end - unit.start) as usize + 256;
+        let (mut calls_out, mut first_unresolved) = (false, None);
         for &jump in indirect {
             let mut unresolved = false;
             match resolver.resolve(jump, &mut budget) {
                 Resolved::Table(targets) => targets.iter().for_each(|t| self.arrivals.set(*t)),
-                Resolved::Pointer => out.facts.iter_mut().for_each(|f| f.calls_out = true),
+                Resolved::Pointer => calls_out = true,
                 Resolved::Distances(tables) => {
                     unresolved = true;
                     for table in tables {
@@ -286,9 +292,12 @@ impl Sweep<'_> {
                 }
             }
             if unresolved {
-                let at = code[jump].ip();
-                out.facts.iter_mut().for_each(|f| f.unresolved = f.unresolved.or(Some(at)));
+                first_unresolved = first_unresolved.or(Some(code[jump].ip()));
             }
+        }
+        for facts in &mut out.facts {
+            facts.calls_out |= calls_out;
+            facts.unresolved = first_unresolved;
         }
     }
 }
