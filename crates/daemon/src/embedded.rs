@@ -1,10 +1,12 @@
 //! The engine inside the command line: the same services, served on an in-memory channel.
 
 use std::io;
+use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use ingraft_engine::{Engine, Removed};
 use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
 use tonic::service::InterceptorLayer;
 use tonic::transport::{Channel, Endpoint, Server};
 
@@ -14,6 +16,9 @@ use crate::rpc;
 
 /// Bytes in flight in each direction.
 const BUFFER: usize = 256 << 10;
+
+/// How long the last answers may take to be read after the engine has ended.
+const GOODBYE: Duration = Duration::from_secs(1);
 
 /// A served engine in this process. It must be closed, so that nothing stays in a target; what is not closed is left to the journal.
 pub struct Embedded {
@@ -40,7 +45,11 @@ pub async fn embedded(engine: Engine) -> Result<Embedded, EmbeddedError> {
     let (ours, theirs) = tokio::io::duplex(BUFFER);
     let routes = rpc::routes(&core).await?;
     let server = Server::builder().layer(InterceptorLayer::new(Access::Embedded)).add_routes(routes);
-    let server = tokio::spawn(server.serve_with_incoming(tokio_stream::once(Ok::<_, io::Error>(theirs))));
+    // The stream of connections must not end: that would be taken for the end of the server.
+    let connections = tokio_stream::once(Ok::<_, io::Error>(theirs)).chain(tokio_stream::pending());
+    let mut closing = core.closing();
+    let until = async move { closing.wait().await };
+    let server = tokio::spawn(server.serve_with_incoming_shutdown(connections, until));
     let mut ours = Some(ours);
     let connector = tower::service_fn(move |_| {
         // A duplex is one connection: there is no second one.
@@ -60,7 +69,10 @@ impl Embedded {
     /// Ends the engine: removes every measurement that is not to be kept. Calls in progress come to their end first.
     pub async fn close(self) -> Vec<Result<Removed, ingraft_engine::Error>> {
         let removed = self.core.close().await;
-        self.server.abort();
+        // Its last answers are on their way; who does not take them does not want them.
+        if tokio::time::timeout(GOODBYE, self.server).await.is_err() {
+            tracing::debug!("an answer was not taken");
+        }
         removed
     }
 }

@@ -1,6 +1,6 @@
 //! The daemon from its start to its end: log, engine, addresses, signals.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::listen::{Accept, Address, ListenError, UnixSocket, connections};
 use crate::rpc;
 
 /// How long connections may take to end after the engine has ended.
-const GOODBYE: Duration = Duration::from_secs(5);
+const GOODBYE: Duration = Duration::from_secs(2);
 /// A client that does not answer for this long, after being asked for as long, is gone; its measurements are removed.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
@@ -82,7 +82,10 @@ fn start(flags: &Flags) -> Result<ExitCode, StartError> {
         return Ok(ExitCode::SUCCESS);
     }
     let (filter, log) = reload::Layer::new(filter);
-    tracing_subscriber::registry().with(filter).with(tracing_subscriber::fmt::layer().with_writer(io::stderr)).init();
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(tracing_subscriber::fmt::layer().with_ansi(io::stderr().is_terminal()).with_writer(io::stderr))
+        .init();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let follow = |settings: &Settings| match self::filter(settings) {
         Ok(filter) => drop(log.reload(filter)),
