@@ -2,6 +2,7 @@
 
 use ingraft_mdl::Diagnostic;
 use ingraft_model::Pid;
+use ingraft_process::{ApplyError, Denial};
 
 /// The class of an error: the exit code of the command line and the status code of gRPC follow from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,5 +48,71 @@ impl Error {
     pub fn about(mut self, pid: Pid) -> Self {
         self.pid = Some(pid);
         self
+    }
+
+    /// MDL that cannot be used; the diagnostics say where and why.
+    pub fn mdl(diagnostics: Vec<Diagnostic>) -> Self {
+        let first = diagnostics.iter().find(|d| d.is_error()).map_or_else(String::new, |d| d.message.clone());
+        let hint = diagnostics.iter().find(|d| d.is_error()).and_then(|d| d.help.clone());
+        let hint = hint.unwrap_or_else(|| "`ingraft check FILE.mdl` explains it with the lines concerned".to_owned());
+        let mut error = Error::new(ErrorKind::Usage, "mdl", first, hint);
+        error.diagnostics = diagnostics;
+        error
+    }
+
+    /// An operation on a process failed.
+    pub fn process(pid: Pid, e: ingraft_process::Error) -> Self {
+        use ingraft_process::Error as P;
+        let (kind, reason) = match &e {
+            P::Denied(d) => denial_class(d),
+            P::Gone(_) => (ErrorKind::Gone, "target_ended"),
+            P::Replaced(_) => (ErrorKind::Gone, "target_replaced"),
+            P::Seccomp => (ErrorKind::Denied, "seccomp"),
+            P::ShadowStack => (ErrorKind::Denied, "shadow_stack"),
+            P::Unstoppable { .. } => (ErrorKind::Failed, "unstoppable_thread"),
+            P::NoRoom { .. } => (ErrorKind::Failed, "no_room"),
+            P::Start { .. } => (ErrorKind::NotFound, "cannot_start"),
+            P::Call { source, .. } if source.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
+                (ErrorKind::Failed, "target_memory_limit")
+            }
+            P::NoCarrier(_) | P::NoGadget(_) => (ErrorKind::Failed, "no_carrier"),
+            _ => (ErrorKind::Failed, "process"),
+        };
+        Error::new(kind, reason, e.to_string(), e.hint()).about(pid)
+    }
+
+    /// A plan was not applied.
+    pub fn apply(pid: Pid, e: ApplyError) -> Self {
+        if let ApplyError::Process(e) = e {
+            return Error::process(pid, e);
+        }
+        let (reason, hint) = match &e {
+            ApplyError::Changed { .. } => ("text_changed", "something else patches the same code; end it first"),
+            ApplyError::SharedText { .. } => ("shared_text", "start the program from a private mapping of its file"),
+            ApplyError::NotMapped { .. } => ("not_mapped", "the module was unloaded meanwhile; try again"),
+            ApplyError::Busy { .. } => ("busy", "try again; nothing was changed"),
+            ApplyError::BadPlan { .. } | ApplyError::Process(_) => {
+                ("bad_plan", "this is a defect of ingraft; nothing was changed")
+            }
+        };
+        Error::new(ErrorKind::Failed, reason, e.to_string(), hint).about(pid)
+    }
+
+    /// Why a process cannot be attached to.
+    pub fn denied(pid: Pid, d: &Denial) -> Self {
+        let (kind, reason) = denial_class(d);
+        Error::new(kind, reason, d.to_string(), d.hint()).about(pid)
+    }
+}
+
+fn denial_class(d: &Denial) -> (ErrorKind, &'static str) {
+    match d {
+        Denial::NoSuchProcess(_) => (ErrorKind::NotFound, "no_such_process"),
+        Denial::Zombie(_) => (ErrorKind::NotFound, "zombie"),
+        Denial::KernelThread(_) => (ErrorKind::Denied, "kernel_thread"),
+        Denial::Ourselves(_) => (ErrorKind::Denied, "own_process"),
+        Denial::Traced { .. } => (ErrorKind::Denied, "already_traced"),
+        Denial::NotX86_64 { .. } => (ErrorKind::Denied, "foreign_code"),
+        _ => (ErrorKind::Denied, "not_permitted"),
     }
 }

@@ -1,0 +1,474 @@
+//! The engine: which sessions there are, and who may ask what.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use ingraft_mdl::{Diagnostic, Library};
+use ingraft_model::{How, MetricInfo, Pid, PointKind, Refusal};
+use ingraft_process::Target;
+
+use crate::api::*;
+use crate::error::{Error, ErrorKind};
+use crate::images::ImageStore;
+use crate::leftover;
+use crate::modules::Modules;
+use crate::pattern::glob_match;
+use crate::request::resolve_patterns;
+use crate::session::{Context, Session};
+use crate::state_dir::StateDir;
+use crate::weaving::entry_site;
+
+/// Time between two looks after the threads of a target.
+const WATCH: Duration = Duration::from_millis(100);
+
+/// The engine: cheap to clone, shared by all callers.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    context: Context,
+    /// Sources that apply to every request, the shipped ones first.
+    sources: RwLock<Vec<(String, String)>>,
+    library: RwLock<Arc<Library>>,
+    sessions: Mutex<BTreeMap<Pid, Arc<Session>>>,
+    /// Held while a session is opened: two requests for one target must not both open one.
+    opening: Mutex<()>,
+    measurements: Mutex<HashMap<MeasurementId, Pid>>,
+    next_id: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Engine {
+    /// Starts an engine: checks that the state directory can be written, loads the shipped metrics.
+    pub fn start(config: Config) -> Result<Engine, Error> {
+        let state = StateDir::open(&config.state_dir)?;
+        let images = Arc::new(ImageStore::new(state.clone()));
+        let sources: Vec<_> =
+            ingraft_mdl::shipped::FILES.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        let (library, _) = load_all(&sources);
+        let context = Context { state, images, program: config.program };
+        Ok(Engine {
+            inner: Arc::new(Inner {
+                context,
+                sources: RwLock::new(sources),
+                library: RwLock::new(Arc::new(library)),
+                sessions: Mutex::default(),
+                opening: Mutex::default(),
+                measurements: Mutex::default(),
+                next_id: AtomicU64::new(1),
+            }),
+        })
+    }
+
+    /// Takes over what dead engines with this state directory left in living targets: what was asked to stay goes on and is listed,
+    /// the rest is removed.
+    pub fn recover(&self) -> Vec<Result<Inserted, Error>> {
+        let mut out = Vec::new();
+        for (pid, start_time, path) in self.inner.context.state.journals() {
+            let alive = Target::open(pid).ok().filter(|t| t.identity().start_time == start_time);
+            let Some(target) = alive else {
+                // The target is gone, and with it all that the journal could restore.
+                let _ = std::fs::remove_file(path);
+                continue;
+            };
+            match self.recover_one(Arc::new(target)) {
+                Ok(Some(inserted)) => out.push(Ok(inserted)),
+                Ok(None) => {}
+                Err(e) => out.push(Err(e)),
+            }
+        }
+        out
+    }
+
+    fn recover_one(&self, target: Arc<Target>) -> Result<Option<Inserted>, Error> {
+        let pid = target.pid();
+        let library = self.library_with(&[])?;
+        let Some(session) = Session::adopt(self.inner.context.clone(), target, &library)? else { return Ok(None) };
+        let session = Arc::new(session);
+        for id in session.measurements() {
+            lock(&self.inner.measurements).insert(id, pid);
+            self.inner.next_id.fetch_max(id.0 + 1, Ordering::Relaxed);
+        }
+        lock(&self.inner.sessions).insert(pid, Arc::clone(&session));
+        self.watch(&session);
+        Ok(session.inserted())
+    }
+
+    /// The processes of this machine whose name matches the glob (all without one), and whether each can be attached to.
+    pub fn processes(&self, glob: Option<&str>, caller: Caller) -> Result<Vec<ProcessEntry>, Error> {
+        let wanted = |p: &ingraft_process::ProcessInfo| {
+            glob.is_none_or(|glob| {
+                let argv0 = p.command.first().map_or("", |a| a.rsplit('/').next().unwrap_or(a));
+                glob_match(glob, &p.name) || glob_match(glob, argv0)
+            })
+        };
+        Ok(ingraft_process::processes()
+            .into_iter()
+            .filter(wanted)
+            .map(|p| {
+                let denied = p.attachable.err().map(|d| Denied { why: d.to_string(), hint: d.hint() });
+                let denied = denied.or_else(|| {
+                    let e = permit(p.pid, caller).err()?;
+                    Some(Denied { why: e.what, hint: e.hint })
+                });
+                ProcessEntry { pid: p.pid, name: p.name, uid: p.uid, denied }
+            })
+            .collect())
+    }
+
+    /// Functions of a target that match any of the patterns (all without one). `progress` is called now and then with a line of text.
+    pub fn functions(
+        &self,
+        target: &TargetSpec,
+        patterns: &[String],
+        caller: Caller,
+        progress: &dyn Fn(&str),
+    ) -> Result<(Pid, Vec<FunctionEntry>), Error> {
+        let pid = resolve(target)?;
+        permit(pid, caller)?;
+        let target = Target::open(pid).map_err(|e| Error::process(pid, e))?;
+        let modules = Modules::of(&target)?;
+        let everything = ["*".to_owned()];
+        let patterns = if patterns.is_empty() { &everything } else { patterns };
+        let parsed: Vec<_> = patterns.iter().map(|p| crate::pattern::Pattern::parse(p)).collect();
+        modules.load(&target, &self.inner.context.images, &parsed, progress);
+        let found = resolve_patterns(&modules, patterns)?;
+        let entries = found
+            .into_iter()
+            .filter_map(|function| {
+                let (file, module, f) = modules.resolve(function)?;
+                let parts: u64 = f.parts().iter().map(|p| p.end.0 - p.start.0).sum();
+                let entry = entry_site(&target, &modules, function).err();
+                struct Sh {
+                    exits: u32,
+                    calls: u32,
+                }
+                let _ = module;
+                let shape = Sh { exits: 0, calls: 0 };
+                let points = vec![
+                    PointSummary {
+                        kind: PointKind::Entry,
+                        count: 1,
+                        how: if entry.is_none() { How::InPlace } else { How::Refused },
+                        why_not: entry,
+                    },
+                    not_yet(PointKind::Exit, shape.exits, "exit"),
+                    not_yet(PointKind::Call, shape.calls, "call"),
+                ];
+                Some(FunctionEntry {
+                    module: file.name.clone(),
+                    function: f.display_name().into_owned(),
+                    offset: f.start(),
+                    size: f.size() + parts,
+                    points,
+                })
+            })
+            .collect();
+        Ok((pid, entries))
+    }
+
+    /// The metrics that are known: shipped, defined in this engine, and in these additional sources.
+    pub fn metrics(&self, definitions: &[(String, String)]) -> Result<Vec<MetricInfo>, Error> {
+        let library = self.library_with(definitions)?;
+        Ok(library.metrics().iter().map(|m| MetricInfo::clone(m)).collect())
+    }
+
+    /// Checks MDL sources (name, text) without keeping them.
+    pub fn check(&self, definitions: &[(String, String)]) -> Vec<Diagnostic> {
+        let mut sources = self.inner.sources.read().unwrap_or_else(PoisonError::into_inner).clone();
+        sources.extend_from_slice(definitions);
+        load_all(&sources).1
+    }
+
+    /// Defines metrics for all later requests; all or nothing.
+    pub fn define(&self, definitions: &[(String, String)]) -> Result<Vec<Diagnostic>, Error> {
+        let mut sources = self.inner.sources.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = sources.clone();
+        all.extend_from_slice(definitions);
+        let (library, diagnostics) = load_all(&all);
+        if diagnostics.iter().any(Diagnostic::is_error) {
+            return Err(Error::mdl(diagnostics));
+        }
+        *sources = all;
+        *self.inner.library.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(library);
+        Ok(diagnostics)
+    }
+
+    fn library_with(&self, definitions: &[(String, String)]) -> Result<Arc<Library>, Error> {
+        if definitions.is_empty() {
+            return Ok(Arc::clone(&self.inner.library.read().unwrap_or_else(PoisonError::into_inner)));
+        }
+        let mut sources = self.inner.sources.read().unwrap_or_else(PoisonError::into_inner).clone();
+        sources.extend_from_slice(definitions);
+        let (library, diagnostics) = load_all(&sources);
+        if diagnostics.iter().any(Diagnostic::is_error) {
+            return Err(Error::mdl(diagnostics));
+        }
+        Ok(Arc::new(library))
+    }
+
+    /// Inserts a measurement.
+    pub fn enable(&self, request: &EnableRequest, caller: Caller, progress: &dyn Fn(&str)) -> Result<Enabled, Error> {
+        let begin = Instant::now();
+        let library = self.library_with(&request.definitions)?;
+        let pid = resolve(&request.target)?;
+        permit(pid, caller)?;
+        let (session, is_new) = self.session(pid)?;
+        self.enable_in(&session, is_new, &library, request, begin, progress)
+    }
+
+    fn enable_in(
+        &self,
+        session: &Arc<Session>,
+        is_new: bool,
+        library: &Library,
+        request: &EnableRequest,
+        begin: Instant,
+        progress: &dyn Fn(&str),
+    ) -> Result<Enabled, Error> {
+        let pid = session.target().pid();
+        let id = MeasurementId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
+        let enabled = session.enable(id, library, request, begin, progress);
+        match &enabled {
+            Ok(_) => {
+                lock(&self.inner.measurements).insert(id, pid);
+                if is_new {
+                    self.watch(session);
+                }
+            }
+            Err(_) if is_new => self.forget(session),
+            Err(_) => {}
+        }
+        enabled
+    }
+
+    /// The session with a target; whether it was opened by this call.
+    fn session(&self, pid: Pid) -> Result<(Arc<Session>, bool), Error> {
+        let _opening = lock(&self.inner.opening);
+        if let Some(session) = lock(&self.inner.sessions).get(&pid)
+            && session.target().is_alive()
+        {
+            return Ok((Arc::clone(session), false));
+        }
+        let target = Target::open(pid).map_err(|e| Error::process(pid, e))?;
+        let session = Arc::new(Session::open(self.inner.context.clone(), Arc::new(target))?);
+        lock(&self.inner.sessions).insert(pid, Arc::clone(&session));
+        Ok((session, true))
+    }
+
+    fn forget(&self, session: &Arc<Session>) {
+        let pid = session.target().pid();
+        let mut sessions = lock(&self.inner.sessions);
+        if sessions.get(&pid).is_some_and(|s| Arc::ptr_eq(s, session)) {
+            sessions.remove(&pid);
+        }
+    }
+
+    /// Looks after a session until it or its target is gone.
+    fn watch(&self, session: &Arc<Session>) {
+        let weak = Arc::downgrade(session);
+        let spawned = std::thread::Builder::new().name("watch".to_owned()).spawn(move || {
+            while let Some(session) = weak.upgrade() {
+                if session.is_over() || !session.watch(WATCH) {
+                    return;
+                }
+            }
+        });
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread to watch a target with; its end will be noticed late");
+        }
+    }
+
+    /// Starts a program, inserts a measurement before its first instruction, lets it run.
+    pub fn launch(&self, request: &LaunchRequest, _caller: Caller, progress: &dyn Fn(&str)) -> Result<Enabled, Error> {
+        let begin = Instant::now();
+        let library = self.library_with(&request.enable.definitions)?;
+        crate::launch::launch(self, request, &library, begin, progress)
+    }
+
+    fn of_measurement(&self, id: MeasurementId, caller: Caller) -> Result<Arc<Session>, Error> {
+        let missing = || {
+            Error::new(
+                ErrorKind::NotFound,
+                "no_such_measurement",
+                format!("no measurement {}", id.0),
+                "`ingraft status` lists them",
+            )
+        };
+        let pid = lock(&self.inner.measurements).get(&id).copied().ok_or_else(missing)?;
+        let session = lock(&self.inner.sessions).get(&pid).cloned().ok_or_else(missing)?;
+        if session.target().is_alive() {
+            permit(pid, caller)?;
+        }
+        Ok(session)
+    }
+
+    /// What is measured by a measurement, in the order of its values.
+    pub fn pairs(&self, id: MeasurementId, caller: Caller) -> Result<(Pid, Arc<Vec<PairInfo>>), Error> {
+        let session = self.of_measurement(id, caller)?;
+        Ok((session.target().pid(), session.pairs(id)?))
+    }
+
+    /// Reads the values without stopping the target. After the target's end the last values stay readable until the measurement is removed.
+    pub fn read(&self, id: MeasurementId, threads: bool, caller: Caller) -> Result<Reading, Error> {
+        self.of_measurement(id, caller)?.read(id, threads)
+    }
+
+    /// Removes a measurement; the last one of a target takes everything out of it.
+    pub fn remove(&self, id: MeasurementId, caller: Caller) -> Result<Removed, Error> {
+        let session = self.of_measurement(id, caller)?;
+        let (removed, over) = session.remove(id)?;
+        lock(&self.inner.measurements).remove(&id);
+        if over {
+            self.forget(&session);
+        }
+        Ok(removed)
+    }
+
+    /// Sets whether a measurement stays when its client goes away.
+    pub fn keep(&self, id: MeasurementId, keep: bool, caller: Caller) -> Result<(), Error> {
+        self.of_measurement(id, caller)?.keep(id, keep)
+    }
+
+    /// What is inserted where, by this engine or by another one that can be seen.
+    pub fn status(&self, caller: Caller) -> Result<Vec<Inserted>, Error> {
+        let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
+        let mut out: Vec<Inserted> = sessions.iter().filter_map(|s| s.inserted()).collect();
+        for pid in leftover::instrumented() {
+            if out.iter().any(|i| i.pid == pid) {
+                continue;
+            }
+            // One that cannot be looked into is not the caller's to know about.
+            out.extend(leftover::inserted_by_others(&self.inner.context.state, pid).ok().flatten());
+        }
+        out.retain(|i| permit(i.pid, caller).is_ok());
+        out.sort_by_key(|i| i.pid);
+        Ok(out)
+    }
+
+    /// Removes everything from a target, also what a dead engine left there. `None` if there was nothing.
+    pub fn detach(&self, target: &TargetSpec, caller: Caller) -> Result<Option<Removed>, Error> {
+        let pid = resolve(target)?;
+        permit(pid, caller)?;
+        let session = lock(&self.inner.sessions).get(&pid).cloned();
+        if let Some(session) = session {
+            let removed = session.detach()?;
+            lock(&self.inner.measurements).retain(|_, p| *p != pid);
+            self.forget(&session);
+            return Ok(Some(removed));
+        }
+        let failed = |e| Error::process(pid, e);
+        let target = Arc::new(Target::open(pid).map_err(failed)?);
+        if target.find_areas().map_err(failed)?.is_empty() {
+            return Ok(None);
+        }
+        leftover::take_over(&self.inner.context.state, &target).map(Some)
+    }
+
+    /// Ends: removes every measurement that is not to be kept; kept ones stay in their targets.
+    pub fn shutdown(&self) -> Vec<Result<Removed, Error>> {
+        let sessions: Vec<_> = std::mem::take(&mut *lock(&self.inner.sessions)).into_values().collect();
+        lock(&self.inner.measurements).clear();
+        sessions.iter().filter_map(|s| s.shut_down().transpose()).collect()
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    pub(crate) fn admit(&self, session: Session) -> Arc<Session> {
+        let session = Arc::new(session);
+        lock(&self.inner.sessions).insert(session.target().pid(), Arc::clone(&session));
+        session
+    }
+
+    pub(crate) fn enable_launched(
+        &self,
+        session: &Arc<Session>,
+        library: &Library,
+        request: &EnableRequest,
+        begin: Instant,
+        progress: &dyn Fn(&str),
+    ) -> Result<Enabled, Error> {
+        self.enable_in(session, true, library, request, begin, progress)
+    }
+}
+
+fn load_all(sources: &[(String, String)]) -> (Library, Vec<Diagnostic>) {
+    let mut library = Library::new(ingraft_mdl::Options::default());
+    let mut diagnostics = Vec::new();
+    for (name, text) in sources {
+        diagnostics.extend(library.load(name, text));
+    }
+    (library, diagnostics)
+}
+
+fn not_yet(kind: PointKind, count: u32, word: &'static str) -> PointSummary {
+    let refused = count > 0;
+    let why_not = refused.then_some(Refusal::NotYet { kind: word });
+    PointSummary { kind, count, how: if refused { How::Refused } else { How::InPlace }, why_not }
+}
+
+/// The one process that is meant.
+fn resolve(target: &TargetSpec) -> Result<Pid, Error> {
+    match target {
+        TargetSpec::Pid(pid) => Ok(*pid),
+        TargetSpec::Name(name) => {
+            let found = ingraft_process::find_by_name(name);
+            match found.as_slice() {
+                [one] => Ok(*one),
+                [] => Err(Error::new(
+                    ErrorKind::NotFound,
+                    "no_such_process",
+                    format!("no process is called `{name}`"),
+                    "`ingraft ps` lists the processes",
+                )),
+                several => {
+                    let pids: Vec<String> = several.iter().map(ToString::to_string).collect();
+                    Err(Error::new(
+                        ErrorKind::NotFound,
+                        "ambiguous_process",
+                        format!("{} processes are called `{name}`: {}", several.len(), pids.join(", ")),
+                        "name one with -p PID",
+                    ))
+                }
+            }
+        }
+    }
+}
+
+/// A caller who is not root gets only targets of its own uid that are dumpable: those whose /proc files belong to it.
+fn permit(pid: Pid, caller: Caller) -> Result<(), Error> {
+    let uid = match caller {
+        Caller::Engine | Caller::Uid(0) => return Ok(()),
+        Caller::Uid(uid) => uid,
+    };
+    let gone = || {
+        Error::new(
+            ErrorKind::NotFound,
+            "no_such_process",
+            format!("no process {pid}"),
+            "`ingraft ps` lists the processes",
+        )
+    };
+    let owner = std::fs::metadata(format!("/proc/{pid}/mem")).map_err(|_| gone())?.uid();
+    let status = Target::open(pid).and_then(|t| t.status()).map_err(|e| Error::process(pid, e))?;
+    if (owner, status.uid, status.euid) == (uid, uid, uid) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Denied,
+        "not_permitted",
+        format!("process {pid} is not yours (you are user {uid}) or is protected"),
+        "ask its owner or root",
+    )
+    .about(pid))
+}

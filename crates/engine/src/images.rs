@@ -1,0 +1,158 @@
+//! Images of files: read through the process that maps them, analysed once for all targets, kept on disk under their build-id.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use ingraft_analysis::Image;
+use ingraft_model::Avma;
+use ingraft_process::{MappedFile, Target};
+
+use crate::error::{Error, ErrorKind};
+use crate::state_dir::StateDir;
+
+/// Changes whenever what the analysis caches changes its form or its meaning.
+const CACHE_VERSION: u32 = 1;
+
+/// Analyses that some session uses, and those on disk.
+#[derive(Debug)]
+pub struct ImageStore {
+    state: StateDir,
+    loaded: Mutex<HashMap<String, Weak<Image>>>,
+}
+
+/// An image and whether it had to be put together from the memory of the process.
+pub struct LoadedImage {
+    /// The image.
+    pub image: Arc<Image>,
+    /// Its file could not be reached: it was read from memory, without sections.
+    pub from_memory: bool,
+}
+
+impl ImageStore {
+    /// A store that keeps analyses in a state directory.
+    pub fn new(state: StateDir) -> Self {
+        ImageStore { state, loaded: Mutex::default() }
+    }
+
+    /// The image of a mapped file.
+    pub fn load(&self, target: &Target, file: &MappedFile) -> Result<LoadedImage, Error> {
+        let mapping = file.mappings.iter().find(|m| m.exec).or(file.mappings.first());
+        let bytes = mapping.and_then(|mapping| target.read_file_of(mapping).ok());
+        let (bytes, from_memory) = match bytes {
+            Some((bytes, _)) => (bytes, false),
+            None => (read_from_memory(target, file)?, true),
+        };
+        let bytes: Arc<[u8]> = bytes.into();
+        let key = cache_key(&bytes);
+        if let Some(image) = self.lock().get(&key).and_then(Weak::upgrade) {
+            return Ok(LoadedImage { image, from_memory });
+        }
+        let image = Arc::new(self.analyse(target, file, bytes, &key)?);
+        let mut loaded = self.lock();
+        loaded.retain(|_, image| image.strong_count() > 0);
+        loaded.insert(key, Arc::downgrade(&image));
+        Ok(LoadedImage { image, from_memory })
+    }
+
+    fn analyse(&self, target: &Target, file: &MappedFile, bytes: Arc<[u8]>, key: &str) -> Result<Image, Error> {
+        let cached = self.state.read_cache(key).and_then(|cache| {
+            let (sum, cache) = cache.split_at_checked(4)?;
+            (sum == crc32fast::hash(cache).to_le_bytes()).then(|| None::<Image>)?
+        });
+        if let Some(image) = cached {
+            return Ok(image);
+        }
+        let refused = |e: ingraft_analysis::ImageError| {
+            Error::new(
+                ErrorKind::NotFound,
+                "bad_image",
+                format!("{} cannot be analysed: {e}", file.path.display()),
+                "only whole ELF files for x86-64 are understood; name another module",
+            )
+        };
+        let outline = ingraft_analysis::Elf::parse(Arc::clone(&bytes)).map_err(refused)?;
+        let debug = debug_file(target, file, outline.build_id(), outline.debuglink());
+        let image = Image::parse_with_debug(bytes, debug).map_err(refused)?;
+        let cache: Vec<u8> = Vec::new();
+        let mut out = crc32fast::hash(&cache).to_le_bytes().to_vec();
+        out.extend(cache);
+        if let Err(error) = self.state.write_cache(key, &out) {
+            tracing::debug!(%error, "the analysis was not cached");
+        }
+        Ok(image)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Weak<Image>>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Names the analysis of exactly these bytes. Not the build-id alone: stripped and unstripped files share one.
+fn cache_key(bytes: &[u8]) -> String {
+    format!("{CACHE_VERSION}-{:08x}-{:x}", crc32fast::hash(bytes), bytes.len())
+}
+
+/// The separate debug file, where the distributions put it (gdb's manual, "Debugging Information in Separate Files").
+fn debug_file(
+    target: &Target,
+    file: &MappedFile,
+    build_id: Option<&[u8]>,
+    link: Option<(String, u32)>,
+) -> Option<Arc<[u8]>> {
+    let root = PathBuf::from(format!("/proc/{}/root", target.pid()));
+    let under = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
+    if let Some(id) = build_id.filter(|id| id.len() > 1) {
+        let hex: String = id[1..].iter().map(|b| format!("{b:02x}")).collect();
+        let path = format!("/usr/lib/debug/.build-id/{:02x}/{hex}.debug", id[0]);
+        if let Ok(bytes) = fs::read(under(Path::new(&path))) {
+            return Some(bytes.into());
+        }
+    }
+    let (name, sum) = link?;
+    // A name with a slash would lead out of the folders that debuggers agree on.
+    if name.contains('/') {
+        return None;
+    }
+    let folder = file.path.parent()?;
+    let global = Path::new("/usr/lib/debug").join(folder.strip_prefix("/").unwrap_or(folder));
+    [folder.join(".debug"), folder.to_owned(), global]
+        .iter()
+        .filter_map(|folder| fs::read(under(&folder.join(&name))).ok())
+        .find(|bytes| crc32fast::hash(bytes) == sum)
+        .map(Into::into)
+}
+
+/// Puts the file together again from what the loader mapped of it: segments at their file offsets, no sections.
+fn read_from_memory(target: &Target, file: &MappedFile) -> Result<Vec<u8>, Error> {
+    /// No real segment list needs more; a hostile one must not make us allocate.
+    const MOST: u64 = 1 << 30;
+    let unreadable = || {
+        Error::new(
+            ErrorKind::Denied,
+            "unreadable_image",
+            format!("neither the file {} nor its memory can be read", file.path.display()),
+            "run as the owner of the process, or as root",
+        )
+    };
+    let end = file.mappings.iter().map(|m| m.offset.saturating_add(m.len())).max().unwrap_or(0);
+    if end == 0 || end > MOST {
+        return Err(unreadable());
+    }
+    let mut bytes = vec![0; usize::try_from(end).map_err(|_| unreadable())?];
+    for mapping in &file.mappings {
+        let start = usize::try_from(mapping.offset).map_err(|_| unreadable())?;
+        let len = usize::try_from(mapping.len()).map_err(|_| unreadable())?;
+        if let Some(part) = bytes.get_mut(start..start + len) {
+            // What cannot be read stays zero; code that is missing is refused when it is compared.
+            let _ = target.read_some(Avma(mapping.range.start.0), part);
+        }
+    }
+    // e_shoff, e_shnum, e_shstrndx: sections are not mapped.
+    if let Some(header) = bytes.get_mut(..64) {
+        header[40..48].fill(0);
+        header[60..64].fill(0);
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,479 @@
+//! The journal: everything that restores a target without us, recorded before the first byte of it changes.
+//!
+//! A file of the state directory and, byte for byte the same, a copy in the target's data area, so that `detach` works without
+//! the directory. A head, then records: kind (u8), length (u32), payload, CRC-32 of the three. Plain `write(2)`,
+//! no sync: after a power loss the target is gone too, and the page cache survives our death. A torn record at the end is what a crash
+//! leaves; what it described was not done yet.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use ingraft_codegen::RemovalRecord;
+use ingraft_model::{Avma, AvmaRange, DataArea, PcMove, Pid, TextWrite};
+
+const MAGIC: [u8; 8] = *b"INGJRNL\x01";
+
+/// Whose journal it is, and where the data area lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The boot in which this is true.
+    pub boot_id: [u8; 16],
+    /// The target.
+    pub pid: Pid,
+    /// Its start time in clock ticks since boot.
+    pub start_time: u64,
+    /// Device and inode of its executable.
+    pub executable: (u64, u64),
+    /// Its data area.
+    pub area: DataArea,
+    /// Unix time in nanoseconds of the attachment.
+    pub since_ns: u64,
+    /// Who wrote it.
+    pub holder: String,
+}
+
+/// A pair of a kept measurement: what it measures and where its counter lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptPair {
+    /// Metric name.
+    pub metric: String,
+    /// Focus, as text.
+    pub focus: String,
+    /// Counter index of the value.
+    pub counter: u32,
+    /// Module, function and offset that the focus names, if it names one function.
+    pub function: Option<(String, String, u64)>,
+    /// Points woven.
+    pub points: u32,
+}
+
+/// A measurement that is to stay without a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Its id.
+    pub id: u64,
+    /// MDL sources that it was asked with.
+    pub definitions: Vec<(String, String)>,
+    /// Its pairs.
+    pub pairs: Vec<KeptPair>,
+}
+
+/// One step in the life of a target's instrumentation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    /// An arena was mapped.
+    Arena(AvmaRange),
+    /// A point is about to be woven; this takes it out again.
+    Point(RemovalRecord),
+    /// The point whose springboard is at this address is gone.
+    PointGone(Avma),
+    /// A measurement that is to stay without a client.
+    Kept(Kept),
+    /// That measurement is gone.
+    KeptGone(u64),
+    /// Counters below this index may have been counted into.
+    Counters(u32),
+}
+
+/// What a journal says: the state after its last whole record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contents {
+    /// Its head.
+    pub head: Head,
+    /// Arenas that are mapped.
+    pub arenas: Vec<AvmaRange>,
+    /// Points that are, or were about to be, woven.
+    pub points: Vec<RemovalRecord>,
+    /// Measurements that are to stay.
+    pub kept: Vec<Kept>,
+    /// Counters below this index may have been counted into.
+    pub counters: u32,
+}
+
+/// A journal that is being written.
+#[derive(Debug)]
+pub struct Journal {
+    file: File,
+    path: PathBuf,
+    len: u64,
+}
+
+impl Journal {
+    /// Begins a journal; one of the same name is overwritten. Returns the bytes for the copy.
+    pub fn create(path: PathBuf, head: &Head) -> io::Result<(Journal, Vec<u8>)> {
+        let mut file = File::create(&path)?;
+        let bytes = encode_head(head);
+        file.write_all(&bytes)?;
+        Ok((Journal { file, path, len: bytes.len() as u64 }, bytes))
+    }
+
+    /// Puts a journal with the text `bytes` (see [`encode`]) in the place of one that has grown or that a dead engine left.
+    /// Written aside and renamed: there is a whole journal at any instant.
+    pub fn replace(path: PathBuf, bytes: &[u8]) -> io::Result<Journal> {
+        let folder = path.parent().unwrap_or(std::path::Path::new("."));
+        let mut aside = tempfile::NamedTempFile::new_in(folder)?;
+        aside.write_all(bytes)?;
+        let file = aside.persist(&path).map_err(|e| e.error)?;
+        Ok(Journal { file, path, len: bytes.len() as u64 })
+    }
+
+    /// Appends records with one write. Returns their bytes, for the copy.
+    pub fn append(&mut self, records: &[Record]) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for record in records {
+            encode_record(record, &mut bytes);
+        }
+        self.file.write_all(&bytes)?;
+        self.len += bytes.len() as u64;
+        Ok(bytes)
+    }
+
+    /// Begins anew with what is: records of things that are gone again are left out. Returns the whole text, for the copy.
+    pub fn compact(&mut self) -> io::Result<Vec<u8>> {
+        let contents = decode(&std::fs::read(&self.path)?).ok_or(io::ErrorKind::InvalidData)?;
+        let bytes = encode(&contents);
+        *self = Journal::replace(self.path.clone(), &bytes)?;
+        Ok(bytes)
+    }
+
+    /// Bytes so far.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The target is as it was: the journal is not needed any more.
+    pub fn discard(self) -> io::Result<()> {
+        std::fs::remove_file(&self.path)
+    }
+}
+
+/// Reads a journal. `None` if there is not even a head.
+pub fn decode(bytes: &[u8]) -> Option<Contents> {
+    let mut r = Reader { bytes };
+    let head = decode_head(&mut r)?;
+    let mut contents = Contents { head, arenas: Vec::new(), points: Vec::new(), kept: Vec::new(), counters: 0 };
+    while let Some(record) = decode_record(&mut r) {
+        match record {
+            Record::Arena(range) => contents.arenas.push(range),
+            Record::Point(point) => contents.points.push(point),
+            Record::PointGone(at) => contents.points.retain(|p| p.text.first().map(|w| w.at) != Some(at)),
+            Record::Kept(kept) => contents.kept.push(kept),
+            Record::KeptGone(id) => contents.kept.retain(|k| k.id != id),
+            Record::Counters(used) => contents.counters = contents.counters.max(used),
+        }
+    }
+    Some(contents)
+}
+
+/// Encodes the state again from nothing: what a journal that has grown is replaced with.
+pub fn encode(contents: &Contents) -> Vec<u8> {
+    let mut out = encode_head(&contents.head);
+    encode_record(&Record::Counters(contents.counters), &mut out);
+    for arena in &contents.arenas {
+        encode_record(&Record::Arena(arena.clone()), &mut out);
+    }
+    for point in &contents.points {
+        encode_record(&Record::Point(point.clone()), &mut out);
+    }
+    for kept in &contents.kept {
+        encode_record(&Record::Kept(kept.clone()), &mut out);
+    }
+    out
+}
+
+fn encode_head(head: &Head) -> Vec<u8> {
+    let mut p = Vec::new();
+    p.extend_from_slice(&head.boot_id);
+    p.extend_from_slice(&head.pid.0.to_le_bytes());
+    for v in [
+        head.start_time,
+        head.executable.0,
+        head.executable.1,
+        head.area.base.0,
+        head.area.stride,
+        u64::from(head.area.shards),
+        head.area.journal_bytes,
+        head.since_ns,
+    ] {
+        put(&mut p, v);
+    }
+    put_text(&mut p, &head.holder);
+    let mut out = MAGIC.to_vec();
+    frame(0, &p, &mut out);
+    out
+}
+
+fn decode_head(r: &mut Reader<'_>) -> Option<Head> {
+    if r.take(8)? != MAGIC {
+        return None;
+    }
+    let (0, payload) = r.frame()? else { return None };
+    let mut p = Reader { bytes: payload };
+    let boot_id = p.take(16)?.try_into().ok()?;
+    let pid = Pid(i32::from_le_bytes(p.take(4)?.try_into().ok()?));
+    let start_time = p.u64()?;
+    let executable = (p.u64()?, p.u64()?);
+    let area = DataArea {
+        base: Avma(p.u64()?),
+        stride: p.u64()?,
+        shards: u32::try_from(p.u64()?).ok()?,
+        journal_bytes: p.u64()?,
+    };
+    Some(Head { boot_id, pid, start_time, executable, area, since_ns: p.u64()?, holder: p.text()? })
+}
+
+fn encode_record(record: &Record, out: &mut Vec<u8>) {
+    let mut p = Vec::new();
+    let kind = match record {
+        Record::Arena(range) => {
+            put_range(&mut p, range);
+            1
+        }
+        Record::Point(point) => {
+            put(&mut p, point.text.len() as u64);
+            for w in &point.text {
+                put(&mut p, w.at.0);
+                p.push(w.len);
+                p.extend_from_slice(&w.old);
+                p.extend_from_slice(&w.new);
+            }
+            put(&mut p, point.moves.len() as u64);
+            for m in &point.moves {
+                put(&mut p, m.from.0);
+                put(&mut p, m.to.0);
+            }
+            put(&mut p, point.step_out.len() as u64);
+            for range in &point.step_out {
+                put_range(&mut p, range);
+            }
+            put_range(&mut p, &point.code);
+            2
+        }
+        Record::PointGone(at) => {
+            put(&mut p, at.0);
+            3
+        }
+        Record::Kept(Kept { id, definitions, pairs }) => {
+            put(&mut p, *id);
+            put(&mut p, definitions.len() as u64);
+            for (name, text) in definitions {
+                put_text(&mut p, name);
+                put_text(&mut p, text);
+            }
+            put(&mut p, pairs.len() as u64);
+            for pair in pairs {
+                put_text(&mut p, &pair.metric);
+                put_text(&mut p, &pair.focus);
+                put(&mut p, u64::from(pair.counter));
+                put(&mut p, u64::from(pair.points));
+                p.push(u8::from(pair.function.is_some()));
+                if let Some((module, name, offset)) = &pair.function {
+                    put_text(&mut p, module);
+                    put_text(&mut p, name);
+                    put(&mut p, *offset);
+                }
+            }
+            4
+        }
+        Record::KeptGone(id) => {
+            put(&mut p, *id);
+            5
+        }
+        Record::Counters(used) => {
+            put(&mut p, u64::from(*used));
+            6
+        }
+    };
+    frame(kind, &p, out);
+}
+
+fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
+    let (kind, payload) = r.frame()?;
+    let mut p = Reader { bytes: payload };
+    match kind {
+        1 => Some(Record::Arena(p.range()?)),
+        2 => {
+            let text = p.list(|p| {
+                let at = Avma(p.u64()?);
+                let len = p.take(1)?[0];
+                if !(1..=8).contains(&len) {
+                    return None;
+                }
+                Some(TextWrite { at, len, old: p.take(8)?.try_into().ok()?, new: p.take(8)?.try_into().ok()? })
+            })?;
+            let moves = p.list(|p| Some(PcMove { from: Avma(p.u64()?), to: Avma(p.u64()?) }))?;
+            let step_out = p.list(Reader::range)?;
+            Some(Record::Point(RemovalRecord { text, moves, step_out, code: p.range()? }))
+        }
+        3 => Some(Record::PointGone(Avma(p.u64()?))),
+        4 => {
+            let id = p.u64()?;
+            let definitions = p.list(|p| Some((p.text()?, p.text()?)))?;
+            let pairs = p.list(|p| {
+                let (metric, focus) = (p.text()?, p.text()?);
+                let counter = u32::try_from(p.u64()?).ok()?;
+                let points = u32::try_from(p.u64()?).ok()?;
+                let function = if p.take(1)?[0] == 1 { Some((p.text()?, p.text()?, p.u64()?)) } else { None };
+                Some(KeptPair { metric, focus, counter, function, points })
+            })?;
+            Some(Record::Kept(Kept { id, definitions, pairs }))
+        }
+        5 => Some(Record::KeptGone(p.u64()?)),
+        6 => Some(Record::Counters(u32::try_from(p.u64()?).ok()?)),
+        _ => None,
+    }
+}
+
+fn put(out: &mut Vec<u8>, v: u64) {
+    out.extend_from_slice(&v.to_le_bytes());
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    put(out, text.len() as u64);
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn put_range(out: &mut Vec<u8>, range: &AvmaRange) {
+    put(out, range.start.0);
+    put(out, range.end.0);
+}
+
+fn frame(kind: u8, payload: &[u8], out: &mut Vec<u8>) {
+    let start = out.len();
+    out.push(kind);
+    out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    out.extend_from_slice(payload);
+    let sum = crc32fast::hash(&out[start..]);
+    out.extend_from_slice(&sum.to_le_bytes());
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.bytes.split_at_checked(n)?;
+        self.bytes = rest;
+        Some(head)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let n = usize::try_from(self.u64()?).ok()?;
+        String::from_utf8(self.take(n)?.to_vec()).ok()
+    }
+
+    fn range(&mut self) -> Option<AvmaRange> {
+        Some(Avma(self.u64()?)..Avma(self.u64()?))
+    }
+
+    fn list<T>(&mut self, mut one: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let n = self.u64()?;
+        // Every element takes a byte at least, so a hostile count ends early instead of allocating.
+        let mut out = Vec::new();
+        for _ in 0..n {
+            out.push(one(self)?);
+        }
+        Some(out)
+    }
+
+    /// A record's kind and payload, if it is whole.
+    fn frame(&mut self) -> Option<(u8, &'a [u8])> {
+        let whole = self.bytes;
+        let kind = self.take(1)?[0];
+        let n = u32::from_le_bytes(self.take(4)?.try_into().ok()?) as usize;
+        let payload = self.take(n)?;
+        let sum = u32::from_le_bytes(self.take(4)?.try_into().ok()?);
+        (crc32fast::hash(&whole[..5 + n]) == sum).then_some((kind, payload))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head() -> Head {
+        Head {
+            boot_id: [7; 16],
+            pid: Pid(42),
+            start_time: 99,
+            executable: (1, 2),
+            area: DataArea { base: Avma(0x7000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 },
+            since_ns: 5,
+            holder: "ingraft 1".into(),
+        }
+    }
+
+    fn point(at: u64) -> RemovalRecord {
+        RemovalRecord {
+            text: vec![TextWrite {
+                at: Avma(at),
+                len: 5,
+                old: [1, 2, 3, 4, 5, 0, 0, 0],
+                new: [0xe9, 0, 0, 0, 0, 0, 0, 0],
+            }],
+            moves: vec![PcMove { from: Avma(at + 0x1000), to: Avma(at) }],
+            step_out: vec![Avma(1)..Avma(2)],
+            code: Avma(at + 0x1000)..Avma(at + 0x1040),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("j");
+        let (mut journal, mut copy) = Journal::create(path.clone(), &head()).expect("create");
+        let kept = KeptPair {
+            metric: "calls".into(),
+            focus: "/Code/m/f".into(),
+            counter: 3,
+            function: Some(("m".into(), "f".into(), 1)),
+            points: 1,
+        };
+        for records in [
+            vec![
+                Record::Arena(Avma(0x1000)..Avma(0x2000)),
+                Record::Point(point(0x400000)),
+                Record::Point(point(0x400100)),
+            ],
+            vec![
+                Record::PointGone(Avma(0x400000)),
+                Record::Kept(Kept { id: 1, definitions: vec![], pairs: vec![kept] }),
+            ],
+        ] {
+            copy.extend(journal.append(&records).expect("append"));
+            assert_eq!(journal.len(), copy.len() as u64);
+        }
+        let bytes = std::fs::read(&path).expect("read");
+        assert_eq!(bytes, copy);
+        let contents = decode(&bytes).expect("a journal");
+        assert_eq!(contents.head, head());
+        assert_eq!(contents.points, [point(0x400100)]);
+        assert_eq!(contents.kept.len(), 1);
+        assert_eq!(decode(&encode(&contents)), Some(contents));
+        journal.discard().expect("removed");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_torn_journal_gives_what_is_whole() {
+        let mut bytes = encode_head(&head());
+        let whole = bytes.len();
+        encode_record(&Record::Point(point(0x400000)), &mut bytes);
+        for cut in 0..bytes.len() {
+            let contents = decode(&bytes[..cut]);
+            assert_eq!(contents.is_some(), cut >= whole, "cut at {cut}");
+            assert!(contents.is_none_or(|c| c.points.is_empty()));
+        }
+        for flip in 0..bytes.len() {
+            let mut bad = bytes.clone();
+            bad[flip] ^= 0x40;
+            let _ = decode(&bad);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What engines left behind: targets of dead engines, and fork children that inherited code.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ingraft_codegen::RemovalRecord;
+use ingraft_model::{AvmaRange, DataArea, Pid};
+use ingraft_process::{SharedArea, Target};
+
+use crate::api::{Inserted, Removed};
+use crate::error::{Error, ErrorKind};
+use crate::journal::{self, Contents};
+use crate::restore::{Restored, restore};
+use crate::session::describe;
+use crate::state_dir::StateDir;
+
+/// A data area of ours in a target, whoever made it.
+pub struct Found {
+    /// Opened for us.
+    pub area: SharedArea,
+    /// What the journal says: the copy in the area, else the file.
+    pub journal: Option<Contents>,
+}
+
+/// Opens the data area at `range`.
+pub fn open_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> Result<Found, Error> {
+    let area = target.adopt_area(range).map_err(|e| Error::process(target.pid(), e))?;
+    let copy = area.read_journal().ok().and_then(|bytes| journal::decode(&bytes));
+    let identity = target.identity();
+    let from_file = || {
+        let contents = journal::decode(&fs::read(state.journal_path(identity.pid, identity.start_time)).ok()?)?;
+        (contents.head.boot_id == identity.boot_id).then_some(contents)
+    };
+    let journal = copy.or_else(from_file);
+    Ok(Found { area, journal })
+}
+
+/// Restores a target that a dead engine left.
+pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> Result<Removed, Error> {
+    let found = match target.adopt_area(range) {
+        // Its maker died before the header was written: nothing leads there.
+        Err(ingraft_process::Error::NoArea { .. }) => {
+            target.unmap(std::slice::from_ref(range)).map_err(|e| Error::process(target.pid(), e))?;
+            return Ok(untouched(target.pid()));
+        }
+        _ => open_area(state, target, range)?,
+    };
+    let layout = found.area.layout();
+    let children = found.area.children().map(|c| c.pids).unwrap_or_default();
+    let (points, arenas) = found.journal.map_or_else(Default::default, |j| (j.points, j.arenas));
+    let restored = restore(target, &points, &mapped(target, &arenas)?, Some(layout))?;
+    let children_left = restore_children(target, &points, &arenas, layout, &children);
+    if restored.text_restored && restored.unmapped {
+        let identity = target.identity();
+        // It may lie in another engine's directory, or be gone with its own.
+        let _ = fs::remove_file(state.journal_path(identity.pid, identity.start_time));
+    }
+    Ok(removed(target.pid(), &restored, children_left))
+}
+
+/// A removal that found nothing to do.
+pub fn untouched(pid: Pid) -> Removed {
+    Removed {
+        pid,
+        stopped: Duration::ZERO,
+        text_restored: true,
+        children_left: Vec::new(),
+        corrections: (0, 0),
+        last: None,
+    }
+}
+
+fn removed(pid: Pid, restored: &Restored, children_left: Vec<Pid>) -> Removed {
+    Removed { stopped: restored.stopped, text_restored: restored.text_restored, children_left, ..untouched(pid) }
+}
+
+/// The arenas that are really there: a kill may have come before a mapping was made, or after it was gone.
+fn mapped(target: &Target, arenas: &[AvmaRange]) -> Result<Vec<AvmaRange>, Error> {
+    let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
+    let there = |range: &AvmaRange| {
+        maps.iter().any(|m| m.exec && !m.is_file() && m.range.start <= range.start && range.end <= m.range.end)
+    };
+    Ok(arenas.iter().filter(|a| there(a)).cloned().collect())
+}
+
+/// Restores the fork children that inherited the code: those that entered themselves, and every other process that maps the
+/// same data area. Returns those that could not be restored.
+pub fn restore_children(
+    parent: &Target,
+    records: &[RemovalRecord],
+    arenas: &[AvmaRange],
+    area: DataArea,
+    entered: &[Pid],
+) -> Vec<Pid> {
+    let mut left = Vec::new();
+    let mut done = vec![parent.pid()];
+    // A child may fork while its siblings are restored.
+    loop {
+        let new: Vec<Pid> = heirs(area, entered).into_iter().filter(|pid| !done.contains(pid)).collect();
+        if new.is_empty() {
+            return left;
+        }
+        for pid in new {
+            done.push(pid);
+            let outcome = Target::open(pid).map_err(|e| Error::process(pid, e)).and_then(|child| {
+                let arenas = mapped(&child, arenas)?;
+                restore(&child, records, &arenas, Some(area))
+            });
+            match outcome {
+                Ok(restored) if restored.text_restored => {}
+                Err(e) if e.kind == ErrorKind::Gone || e.reason == "no_such_process" || e.reason == "zombie" => {}
+                _ => left.push(pid),
+            }
+        }
+    }
+}
+
+/// Processes that have a data area of ours at this place.
+fn heirs(area: DataArea, entered: &[Pid]) -> Vec<Pid> {
+    let start = format!("{:x}-", area.base.0);
+    let maps_it = |pid: Pid| {
+        fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
+            maps.lines().any(|line| line.starts_with(&start) && line.contains(ingraft_process::MAPS_NAME))
+        })
+    };
+    let mut found: Vec<Pid> = all_pids().into_iter().filter(|&pid| maps_it(pid)).collect();
+    found.extend(entered.iter().copied().filter(|&pid| maps_it(pid)));
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn all_pids() -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok().map(Pid)).collect()
+}
+
+/// Processes that have a data area of anybody's.
+pub fn instrumented() -> Vec<Pid> {
+    let maps_one = |pid: &Pid| {
+        fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(ingraft_process::MAPS_NAME))
+    };
+    let ours = Pid(std::process::id() as i32);
+    let mut found: Vec<Pid> = all_pids().into_iter().filter(|pid| *pid != ours).filter(maps_one).collect();
+    found.sort();
+    found
+}
+
+/// What another engine, dead or alive, has inserted in a process.
+pub fn inserted_by_others(state: &StateDir, pid: Pid) -> Result<Option<Inserted>, Error> {
+    let failed = |e| Error::process(pid, e);
+    let target = Arc::new(Target::open(pid).map_err(failed)?);
+    let Some(range) = target.find_areas().map_err(failed)?.into_iter().next() else { return Ok(None) };
+    let found = open_area(state, &target, &range)?;
+    let holder = found.area.holder().map_err(failed)?;
+    let own_pid = target.status().map_err(failed)?.own_id;
+    let made_for = found.journal.as_ref().map_or(own_pid, |j| j.head.pid.0);
+    let name = found.journal.as_ref().map_or_else(|| format!("ingraft {}", holder.pid), |j| j.head.holder.clone());
+    let state = if made_for != pid.0 {
+        " (inherited by fork)"
+    } else if holder.is_alive() {
+        ""
+    } else {
+        " (dead)"
+    };
+    let (points, code_bytes, since_ns, kept) = found.journal.as_ref().map_or((0, 0, 0, 0), |j| {
+        let code = j.points.iter().map(|p| p.code.end.0.saturating_sub(p.code.start.0)).sum();
+        (j.points.len() as u32, code, j.head.since_ns, j.kept.len() as u32)
+    });
+    Ok(Some(Inserted {
+        pid,
+        holder: format!("{name}{state}"),
+        ours: false,
+        points,
+        code_bytes,
+        since_ns,
+        identity: found.area.identity().map_or_else(|_| "unknown".to_owned(), describe),
+        cost_ns_per_s: None,
+        measurements: Vec::new(),
+        kept,
+    }))
+}
+
+/// Whether somebody who lives holds the target: then it is not ours to touch.
+pub fn refuse_held(target: &Arc<Target>, range: &AvmaRange) -> Result<(), Error> {
+    let failed = |e| Error::process(target.pid(), e);
+    let area = match target.adopt_area(range) {
+        Ok(area) => area,
+        // Its maker died before the header was written: nothing leads there.
+        Err(ingraft_process::Error::NoArea { .. }) => return Ok(()),
+        Err(e) => return Err(failed(e)),
+    };
+    let holder = area.holder().map_err(failed)?;
+    let own_id = target.status().map_err(failed)?.own_id;
+    // A fork child has its parent's area; the holder does not care for it.
+    let inherited =
+        area.read_u32(u64::from(ingraft_model::layout::header::TARGET_PID)).map_err(failed)? != own_id as u32;
+    if holder.is_alive() && !inherited { Err(held(target.pid(), &format!("ingraft {}", holder.pid))) } else { Ok(()) }
+}
+
+/// Restores a target that somebody left who is dead.
+pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Error> {
+    let lock = state.lock_target(target.pid()).ok().flatten().ok_or_else(|| held(target.pid(), "another ingraft"))?;
+    let mut last = None;
+    for range in target.find_areas().map_err(|e| Error::process(target.pid(), e))? {
+        refuse_held(target, &range)?;
+        last = Some(restore_area(state, target, &range)?);
+    }
+    state.forget_lock(target.pid(), lock);
+    Ok(last.unwrap_or_else(|| untouched(target.pid())))
+}
+
+/// Somebody else measures there.
+pub fn held(pid: Pid, by: &str) -> Error {
+    Error::new(
+        ErrorKind::Denied,
+        "held",
+        format!("process {pid} is held by {by}"),
+        "end that measurement, or go through its daemon with --daemon",
+    )
+    .about(pid)
+}

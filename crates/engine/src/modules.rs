@@ -1,0 +1,413 @@
+//! The modules of one target: mapped files with their images, the names they go by, and where they were loaded. Implements what
+//! MDL asks of a program.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use ingraft_analysis::{Function, Image};
+use ingraft_mdl::{FunctionRef, ModuleRef, Program};
+use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma};
+use ingraft_process::{AT_ENTRY, MappedFile, Target};
+use rustc_hash::FxHashMap;
+
+use crate::error::Error;
+use crate::images::ImageStore;
+use crate::pattern::{Pattern, glob_match};
+
+const PAGE: u64 = 4096;
+
+/// A mapped file, not looked into yet.
+#[derive(Debug)]
+pub struct ModuleFile {
+    /// The name it is shown by.
+    pub name: String,
+    /// All names it goes by, `name` included.
+    pub names: Vec<String>,
+    /// Where it is mapped.
+    pub file: MappedFile,
+    /// Whether it is the program itself.
+    pub is_program: bool,
+    loaded: OnceLock<Option<Module>>,
+}
+
+/// A module that was analysed.
+#[derive(Debug)]
+pub struct Module {
+    /// Its image.
+    pub image: Arc<Image>,
+    /// What the loader added to its addresses.
+    pub bias: Bias,
+    /// Its file could not be reached; it was read from memory.
+    pub from_memory: bool,
+    index: OnceLock<FxHashMap<Box<str>, Vec<u32>>>,
+}
+
+/// All modules of a target.
+#[derive(Debug)]
+pub struct Modules {
+    pid: Pid,
+    machine: String,
+    flavors: Vec<String>,
+    files: Vec<ModuleFile>,
+}
+
+impl ModuleFile {
+    /// The hull of its executable mappings.
+    pub fn text(&self) -> AvmaRange {
+        let code = self.file.mappings.iter().filter(|m| m.exec);
+        let start = code.clone().map(|m| m.range.start).min().unwrap_or_default();
+        start..code.map(|m| m.range.end).max().unwrap_or(start)
+    }
+
+    /// Whether its code is mapped shared, so that a write would reach others.
+    pub fn is_shared(&self) -> bool {
+        self.file.mappings.iter().any(|m| m.exec && m.shared)
+    }
+}
+
+impl Module {
+    /// Functions whose name, mangled or demangled or without its parameters or with its version, is this.
+    fn named(&self, name: &str) -> &[u32] {
+        let index = self.index.get_or_init(|| {
+            let mut index: FxHashMap<Box<str>, Vec<u32>> = FxHashMap::default();
+            for (i, function) in (0..).zip(self.image.functions()) {
+                for name in function.spellings() {
+                    let list = index.entry(name.into()).or_default();
+                    if list.last() != Some(&i) {
+                        list.push(i);
+                    }
+                }
+            }
+            index
+        });
+        index.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// The number of the function that contains an address.
+    fn number_containing(&self, at: Svma) -> Option<u32> {
+        let start = self.image.function_containing(at)?.start();
+        let number = self.image.functions().binary_search_by_key(&start, Function::start).ok()?;
+        u32::try_from(number).ok()
+    }
+
+    /// A function by its number.
+    pub fn function(&self, number: u32) -> Option<&Function> {
+        self.image.functions().get(number as usize)
+    }
+}
+
+impl Modules {
+    /// Lists the modules of a target; none is analysed yet.
+    pub fn of(target: &Target) -> Result<Self, Error> {
+        let entry = target.aux(AT_ENTRY).map(Avma);
+        let files = target.files().map_err(|e| Error::process(target.pid(), e))?;
+        let files = files
+            .into_iter()
+            .map(|file| {
+                let is_program = entry.is_some_and(|e| file.mappings.iter().any(|m| m.range.contains(&e)));
+                let names = names_of(target, &file, is_program);
+                ModuleFile { name: names[0].clone(), names, file, is_program, loaded: OnceLock::new() }
+            })
+            .collect();
+        Ok(Modules {
+            pid: target.pid(),
+            machine: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            flavors: vec!["linux".to_owned(), "unix".to_owned()],
+            files,
+        })
+    }
+
+    /// Device and inode of the program's file.
+    pub fn executable(&self) -> (u64, u64) {
+        let program = self.files.iter().find(|f| f.is_program);
+        program.map_or((0, 0), |f| (u64::from(f.file.device.0) << 32 | u64::from(f.file.device.1), f.file.inode))
+    }
+
+    /// Whether any module sets the gs base by itself: then it is not ours to use. Modules that were not analysed are searched for the
+    /// instruction only.
+    pub fn uses_gs(&self, target: &Target) -> bool {
+        self.files.iter().any(|file| match file.loaded.get() {
+            Some(Some(module)) => module.image.uses_gs(),
+            _ => file.file.mappings.iter().filter(|m| m.exec).any(|m| {
+                let mut bytes = vec![0; usize::try_from(m.len()).unwrap_or(0)];
+                let n = target.read_some(m.range.start, &mut bytes).unwrap_or(0);
+                contains_wrgsbase(&bytes[..n])
+            }),
+        })
+    }
+
+    /// Whether the pages around these places of the target's text are, byte for byte, those of the files.
+    pub fn agree_with_memory(&self, target: &Target, places: impl Iterator<Item = (ModuleRef, Avma)>) -> bool {
+        let mut pages: Vec<(ModuleRef, u64)> = places.map(|(module, at)| (module, at.0 & !(PAGE - 1))).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        pages.into_iter().all(|(module, page)| {
+            let Some((_, loaded)) = self.module(module) else { return true };
+            // The first and last page of a segment are shared with what the file has no code for.
+            let Some(original) = loaded.image.bytes_at(Avma(page).to_svma(loaded.bias), PAGE as usize) else {
+                return true;
+            };
+            let mut now = [0; PAGE as usize];
+            // A module that was unloaded took its text along.
+            target.read(Avma(page), &mut now).is_err() || now == *original
+        })
+    }
+
+    /// The files, by the number of their [`ModuleRef`].
+    pub fn files(&self) -> &[ModuleFile] {
+        &self.files
+    }
+
+    /// Analyses every module that one of the patterns may match (all without any). A bare name means the program's own function
+    /// first, so other modules are looked into only for names that it does not have. What cannot be analysed is skipped and named.
+    pub fn load(
+        &self,
+        target: &Target,
+        store: &ImageStore,
+        patterns: &[Pattern],
+        progress: &dyn Fn(&str),
+    ) -> Vec<Error> {
+        let mut errors = Vec::new();
+        let mut load = |file: &ModuleFile| errors.extend(file.load(target, store, progress).err());
+        let program = self.files.iter().find(|f| f.is_program);
+        if patterns.iter().any(Pattern::is_bare_name)
+            && let Some(program) = program
+        {
+            load(program);
+        }
+        let own = |name: &str| {
+            let module = program.and_then(|p| p.loaded.get()?.as_ref());
+            module.is_some_and(|m| !m.named(name).is_empty())
+        };
+        let open: Vec<&Pattern> = patterns.iter().filter(|p| p.bare_name().is_none_or(|name| !own(name))).collect();
+        for file in &self.files {
+            let names = || file.names.iter().map(String::as_str);
+            if patterns.is_empty() || open.iter().any(|p| p.may_match_module(names())) {
+                load(file);
+            }
+        }
+        errors
+    }
+
+    /// A module that was analysed.
+    pub fn module(&self, module: ModuleRef) -> Option<(&ModuleFile, &Module)> {
+        let file = self.files.get(module.0 as usize)?;
+        Some((file, file.loaded.get()?.as_ref()?))
+    }
+
+    /// The modules that were analysed.
+    pub fn loaded(&self) -> impl Iterator<Item = (ModuleRef, &ModuleFile, &Module)> {
+        (0..).map(ModuleRef).zip(&self.files).filter_map(|(r, file)| Some((r, file, file.loaded.get()?.as_ref()?)))
+    }
+
+    /// A function with its module.
+    pub fn resolve(&self, function: FunctionRef) -> Option<(&ModuleFile, &Module, &Function)> {
+        let (file, module) = self.module(function.module)?;
+        Some((file, module, module.function(function.function)?))
+    }
+
+    /// The functions of the analysed modules that a pattern matches.
+    pub fn matching(&self, pattern: &Pattern) -> Vec<FunctionRef> {
+        let mut found = Vec::new();
+        for (module, file, loaded) in self.loaded() {
+            if !pattern.may_match_module(file.names.iter().map(String::as_str)) {
+                continue;
+            }
+            match pattern {
+                Pattern::Offset { offset, .. } => {
+                    found.extend(loaded.number_containing(*offset).map(|function| FunctionRef { module, function }));
+                }
+                Pattern::Names { function: glob, .. } if !crate::pattern::has_wildcard(glob) => {
+                    found.extend(loaded.named(glob).iter().map(|&function| FunctionRef { module, function }));
+                }
+                Pattern::Names { function: glob, .. } => {
+                    for (i, function) in (0..).zip(loaded.image.functions()) {
+                        if glob == "*" || function.spellings().any(|name| glob_match(glob, &name)) {
+                            found.push(FunctionRef { module, function: i });
+                        }
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// The name by which a focus names a function: with its offset if others share the name.
+    pub fn focus_name(&self, function: FunctionRef) -> Option<(String, String)> {
+        let (file, module, f) = self.resolve(function)?;
+        let name = f.display_name().into_owned();
+        let name = if module.named(&name).len() > 1 { format!("{name}{{{:#x}}}", f.start().0) } else { name };
+        Some((file.name.clone(), name))
+    }
+
+    /// The shown name that is closest to one that does not exist.
+    pub fn nearest(&self, name: &str) -> Option<String> {
+        let limit = (name.len() / 3).clamp(1, 4);
+        let mut best: Option<(usize, String)> = None;
+        for (_, file, module) in self.loaded() {
+            for function in module.image.functions() {
+                let shown = function.display_name();
+                if let Some(d) = crate::pattern::edit_distance(name, &shown, limit)
+                    && best.as_ref().is_none_or(|(b, _)| d < *b)
+                {
+                    best = Some((d, format!("{}:{shown}", file.name)));
+                }
+            }
+        }
+        best.map(|(_, name)| name)
+    }
+}
+
+impl ModuleFile {
+    fn load(&self, target: &Target, store: &ImageStore, progress: &dyn Fn(&str)) -> Result<(), Error> {
+        if self.loaded.get().is_some() {
+            return Ok(());
+        }
+        progress(&format!("analysing {}", self.name));
+        let result = store.load(target, &self.file);
+        let (module, result) = match result {
+            Ok(loaded) => (
+                bias_of(&self.file, &loaded.image).map(|bias| Module {
+                    image: loaded.image,
+                    bias,
+                    from_memory: loaded.from_memory,
+                    index: OnceLock::new(),
+                }),
+                Ok(()),
+            ),
+            Err(e) => (None, Err(e)),
+        };
+        // Somebody else may have been faster; both have the same.
+        let _ = self.loaded.set(module);
+        result
+    }
+}
+
+/// Whether the bytes hold `wrgsbase r32/r64` (F3, perhaps REX, 0F AE /3 with a register).
+fn contains_wrgsbase(bytes: &[u8]) -> bool {
+    bytes.windows(4).enumerate().any(|(i, w)| {
+        w[0] == 0x0f && w[1] == 0xae && w[2] & 0xf8 == 0xd8 && i > 0 && {
+            let rex = bytes[i - 1] & 0xf0 == 0x40;
+            let prefix = if rex { i.checked_sub(2).map(|p| bytes[p]) } else { Some(bytes[i - 1]) };
+            prefix == Some(0xf3)
+        }
+    })
+}
+
+/// What the loader added: an executable mapping shows it, whatever the first segment looks like.
+fn bias_of(file: &MappedFile, image: &Image) -> Option<Bias> {
+    file.mappings.iter().filter(|m| m.exec).find_map(|mapping| {
+        let segment = image.segments().iter().find(|s| {
+            let first = s.file_offset & !(PAGE - 1);
+            s.flags.execute && first <= mapping.offset && mapping.offset < s.file_offset + s.file_size
+        })?;
+        let svma = segment.svma.0.wrapping_sub(segment.file_offset).wrapping_add(mapping.offset);
+        Some(Bias(mapping.range.start.0.wrapping_sub(svma)))
+    })
+}
+
+/// The names that a mapped file goes by; the first is shown.
+fn names_of(target: &Target, file: &MappedFile, is_program: bool) -> Vec<String> {
+    let base = base_name(&file.path);
+    let mut names = Vec::new();
+    if is_program {
+        // What it was started by, if that still leads to the same file: Debian's redis-server is a link to redis-check-rdb.
+        let folder = file.path.parent().map(Path::to_owned).unwrap_or_default();
+        let argv0 = target
+            .command()
+            .first()
+            .and_then(|a| a.split_whitespace().next().map(|w| base_name(Path::new(w))))
+            .unwrap_or_default();
+        for started_by in [argv0, target.name()] {
+            let started_by = started_by.trim_start_matches('-').trim_end_matches(':').to_owned();
+            if !started_by.is_empty() && same_file(target, &folder.join(&started_by), file) {
+                names.push(started_by);
+            }
+        }
+    }
+    if let Some((stem, _)) =
+        base.split_once(".so").filter(|(stem, rest)| !stem.is_empty() && (rest.is_empty() || rest.starts_with('.')))
+    {
+        names.push(base.clone());
+        names.push(stem.to_owned());
+    } else {
+        names.push(base);
+    }
+    let mut seen = Vec::new();
+    names.retain(|name| {
+        let new = !seen.contains(name);
+        seen.push(name.clone());
+        new
+    });
+    names
+}
+
+fn same_file(target: &Target, path: &Path, file: &MappedFile) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let path = PathBuf::from(format!("/proc/{}/root", target.pid())).join(path.strip_prefix("/").unwrap_or(path));
+    std::fs::metadata(path).is_ok_and(|m| m.ino() == file.inode)
+}
+
+fn base_name(path: &Path) -> String {
+    path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+}
+
+impl Program for Modules {
+    fn machine(&self) -> &str {
+        &self.machine
+    }
+
+    fn flavors(&self) -> &[String] {
+        &self.flavors
+    }
+
+    fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    fn modules(&self) -> Vec<ModuleRef> {
+        self.loaded().map(|(r, _, _)| r).collect()
+    }
+
+    fn modules_named(&self, name: &str) -> Vec<ModuleRef> {
+        self.loaded().filter(|(_, file, _)| file.names.iter().any(|n| n == name)).map(|(r, _, _)| r).collect()
+    }
+
+    fn functions_of(&self, module: ModuleRef) -> Vec<FunctionRef> {
+        let count = self.module(module).map_or(0, |(_, m)| m.image.functions().len());
+        (0..count as u32).map(|function| FunctionRef { module, function }).collect()
+    }
+
+    fn functions_named(&self, name: &str) -> Vec<FunctionRef> {
+        self.loaded()
+            .flat_map(|(module, _, m)| m.named(name).iter().map(move |&function| FunctionRef { module, function }))
+            .collect()
+    }
+
+    fn function(&self, module: &str, function: &str) -> Vec<FunctionRef> {
+        let (name, offset) = match function.rsplit_once('{') {
+            Some((name, rest)) => {
+                match rest.strip_suffix('}').and_then(|r| u64::from_str_radix(r.strip_prefix("0x")?, 16).ok()) {
+                    Some(offset) => (name, Some(Svma(offset))),
+                    None => (function, None),
+                }
+            }
+            None => (function, None),
+        };
+        let mut found = Vec::new();
+        for module in self.modules_named(module) {
+            let Some((_, m)) = self.module(module) else { continue };
+            let fits = |i: u32| offset.is_none_or(|o| m.function(i).is_some_and(|f| f.start() == o));
+            found.extend(m.named(name).iter().filter(|&&i| fits(i)).map(|&function| FunctionRef { module, function }));
+        }
+        found
+    }
+
+    fn module_name(&self, module: ModuleRef) -> &str {
+        self.files.get(module.0 as usize).map_or("", |f| &f.name)
+    }
+
+    fn function_name(&self, function: FunctionRef) -> &str {
+        self.resolve(function).and_then(|(_, _, f)| f.names().first()).map_or("", ingraft_analysis::Name::display)
+    }
+}

@@ -1,0 +1,173 @@
+//! Which functions a text names: a name, a glob, `MODULE:GLOB`, or `MODULE+0xOFFSET`. The first `:` that is no part of
+//! `::` splits.
+
+use ingraft_model::Svma;
+
+/// A parsed FUNCTION argument.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// A name or a glob over names, in one module or in all.
+    Names {
+        /// Glob over module names.
+        module: Option<String>,
+        /// Glob over function names.
+        function: String,
+    },
+    /// The function that contains an offset of a module.
+    Offset {
+        /// Glob over module names.
+        module: String,
+        /// The offset, as `nm` prints it.
+        offset: Svma,
+    },
+}
+
+impl Pattern {
+    /// Reads one; every text is one.
+    pub fn parse(text: &str) -> Pattern {
+        if let Some((module, offset)) = text.rsplit_once("+0x")
+            && !module.is_empty()
+            && let Ok(offset) = u64::from_str_radix(offset, 16)
+        {
+            return Pattern::Offset { module: module.to_owned(), offset: Svma(offset) };
+        }
+        match single_colon(text) {
+            Some(i) => Pattern::Names { module: Some(text[..i].to_owned()), function: text[i + 1..].to_owned() },
+            None => Pattern::Names { module: None, function: text.to_owned() },
+        }
+    }
+
+    /// Whether the pattern could match functions of a module that goes by these names.
+    pub fn may_match_module<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> bool {
+        match self {
+            Pattern::Names { module: None, .. } => true,
+            Pattern::Names { module: Some(glob), .. } | Pattern::Offset { module: glob, .. } => {
+                names.into_iter().any(|name| glob_match(glob, name))
+            }
+        }
+    }
+
+    /// The name if it is a bare one: no module, no wildcard. Such a name must not mean several modules at once.
+    pub fn bare_name(&self) -> Option<&str> {
+        match self {
+            Pattern::Names { module: None, function } if !has_wildcard(function) => Some(function),
+            _ => None,
+        }
+    }
+
+    /// Whether it is a bare name.
+    pub fn is_bare_name(&self) -> bool {
+        self.bare_name().is_some()
+    }
+}
+
+/// Position of the first `:` that is no part of `::`.
+fn single_colon(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let mut i = 0;
+    while i < bytes.len() {
+        if bytes[i] == b':' {
+            if bytes.get(i + 1) == Some(&b':') {
+                i += 2;
+                continue;
+            }
+            return Some(i);
+        }
+        i += 1;
+    }
+    None
+}
+
+/// Whether a text has wildcards. Brackets are no wildcards: C++ names are full of them.
+pub fn has_wildcard(glob: &str) -> bool {
+    glob.contains(['*', '?'])
+}
+
+/// Shell matching with `*` and `?`, in linear space and without recursion.
+pub fn glob_match(glob: &str, text: &str) -> bool {
+    let (g, t) = (glob.as_bytes(), text.as_bytes());
+    let (mut i, mut j) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while j < t.len() {
+        if i < g.len() && g[i] == b'*' {
+            star = Some((i, j));
+            i += 1;
+        } else if i < g.len() && (g[i] == b'?' || g[i] == t[j]) {
+            i += 1;
+            j += 1;
+        } else if let Some((si, sj)) = star {
+            i = si + 1;
+            j = sj + 1;
+            star = Some((si, sj + 1));
+        } else {
+            return false;
+        }
+    }
+    g[i..].iter().all(|&c| c == b'*')
+}
+
+/// How many single-character edits lie between two names, for "did you mean"; gives up above `limit`.
+pub fn edit_distance(a: &str, b: &str, limit: usize) -> Option<usize> {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    if a.len().abs_diff(b.len()) > limit {
+        return None;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, &ca) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, &cb) in b.iter().enumerate() {
+            let cost = if ca == cb { diagonal } else { 1 + diagonal.min(row[j]).min(row[j + 1]) };
+            diagonal = row[j + 1];
+            row[j + 1] = cost;
+        }
+    }
+    row.last().copied().filter(|&d| d <= limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(module: Option<&str>, function: &str) -> Pattern {
+        Pattern::Names { module: module.map(str::to_owned), function: function.to_owned() }
+    }
+
+    #[test]
+    fn patterns_are_read() {
+        for (text, expected) in [
+            ("call", names(None, "call")),
+            ("redis-server:zset*", names(Some("redis-server"), "zset*")),
+            ("std::map<int>::at", names(None, "std::map<int>::at")),
+            ("libx.so:std::f", names(Some("libx.so"), "std::f")),
+            ("libx.so+0x1f", Pattern::Offset { module: "libx.so".into(), offset: Svma(0x1f) }),
+            ("+0x1f", names(None, "+0x1f")),
+            ("a+0xzz", names(None, "a+0xzz")),
+            (":f", names(Some(""), "f")),
+        ] {
+            assert_eq!(Pattern::parse(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn globs_match() {
+        for (glob, text, expected) in [
+            ("*", "", true),
+            ("zset*", "zsetAdd", true),
+            ("zset*", "xzset", false),
+            ("*set?dd", "zsetAdd", true),
+            ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "aXbYbZ", false),
+            ("", "a", false),
+            ("a", "a", true),
+        ] {
+            assert_eq!(glob_match(glob, text), expected, "{glob} {text}");
+        }
+    }
+
+    #[test]
+    fn distances() {
+        assert_eq!(edit_distance("procesCommand", "processCommand", 3), Some(1));
+        assert_eq!(edit_distance("abc", "xyzuvw", 2), None);
+    }
+}

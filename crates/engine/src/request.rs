@@ -1,0 +1,160 @@
+//! From what a client asks to what is woven where: patterns become functions, metrics become snippets.
+
+use std::collections::HashSet;
+
+use ingraft_analysis::FunctionKind;
+use ingraft_mdl::{FunctionRef, Instrumentation, Library, evaluate};
+use ingraft_model::{Focus, PointKind, Refusal, ResourcePath};
+
+use crate::api::{EnableRequest, MetricFocus};
+use crate::error::{Error, ErrorKind};
+use crate::modules::Modules;
+use crate::pattern::Pattern;
+
+/// A pair that is asked for, with what it takes.
+pub struct Wanted {
+    /// Metric and focus.
+    pub pair: MetricFocus,
+    /// The function that the focus names, if it came from a pattern.
+    pub function: Option<FunctionRef>,
+    /// What must be woven for it.
+    pub instrumentation: Instrumentation,
+}
+
+/// The functions that patterns mean, each once, in the order of the patterns and of their addresses.
+pub fn resolve_patterns(modules: &Modules, patterns: &[String]) -> Result<Vec<FunctionRef>, Error> {
+    let mut seen = HashSet::new();
+    let mut out = Vec::new();
+    for text in patterns {
+        let pattern = Pattern::parse(text);
+        let mut found = modules.matching(&pattern);
+        // Globs mean functions that can be called; a resolver or a stub is taken only when it is named.
+        if !pattern.is_bare_name() {
+            let callable = |f: &FunctionRef| {
+                modules.resolve(*f).is_some_and(|(_, _, function)| function.kind() == FunctionKind::Normal)
+            };
+            if found.iter().any(callable) {
+                found.retain(callable);
+            }
+        }
+        if pattern.is_bare_name() {
+            found = prefer_program(modules, text, found)?;
+        }
+        if found.is_empty() {
+            return Err(no_match(modules, text, &pattern));
+        }
+        out.extend(found.into_iter().filter(|f| seen.insert(*f)));
+    }
+    Ok(out)
+}
+
+/// A bare name found in several modules: the program's own wins, otherwise it is ambiguous.
+fn prefer_program(modules: &Modules, text: &str, found: Vec<FunctionRef>) -> Result<Vec<FunctionRef>, Error> {
+    let mut owners: Vec<_> = found.iter().map(|f| f.module).collect();
+    owners.sort();
+    owners.dedup();
+    if owners.len() < 2 {
+        return Ok(found);
+    }
+    let program = owners.iter().find(|m| modules.module(**m).is_some_and(|(file, _)| file.is_program)).copied();
+    if let Some(program) = program {
+        return Ok(found.into_iter().filter(|f| f.module == program).collect());
+    }
+    let names: Vec<String> =
+        owners.iter().filter_map(|m| Some(format!("{}:{text}", modules.module(*m)?.0.name))).collect();
+    Err(Error::new(
+        ErrorKind::NotFound,
+        "ambiguous_function",
+        format!("`{text}` is in several modules"),
+        format!("say which one: {}", names.join(", ")),
+    ))
+}
+
+fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
+    let module_known = modules.files().iter().any(|f| pattern.may_match_module(f.names.iter().map(String::as_str)));
+    if !module_known {
+        let known: Vec<&str> = modules.files().iter().map(|f| f.name.as_str()).collect();
+        return Error::new(
+            ErrorKind::NotFound,
+            "no_such_module",
+            format!("no module matches `{text}`"),
+            format!("the target maps {}", known.join(", ")),
+        );
+    }
+    let near = match pattern {
+        Pattern::Names { function, .. } if !crate::pattern::has_wildcard(function) => modules.nearest(function),
+        _ => None,
+    };
+    Error::new(
+        ErrorKind::NotFound,
+        "no_such_function",
+        format!("no function matches `{text}`"),
+        near.map_or_else(|| "`ingraft functions` lists them".to_owned(), |name| format!("did you mean `{name}`?")),
+    )
+}
+
+/// Evaluates everything that a request asks for. All errors of all pairs are collected.
+pub fn evaluate_request(library: &Library, modules: &Modules, request: &EnableRequest) -> Result<Vec<Wanted>, Error> {
+    let functions = resolve_patterns(modules, &request.functions)?;
+    let named = functions.into_iter().filter_map(|f| {
+        let (module, name) = modules.focus_name(f)?;
+        let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
+        Some((MetricFocus { metric: request.function_metric.clone(), focus }, Some(f)))
+    });
+    let pairs: Vec<_> = request.pairs.iter().cloned().map(|p| (p, None)).chain(named).collect();
+    if pairs.is_empty() {
+        return Err(Error::new(
+            ErrorKind::Usage,
+            "nothing_asked",
+            "nothing to measure was named",
+            "name functions, or metrics as METRIC@FOCUS",
+        ));
+    }
+    let mut wanted = Vec::with_capacity(pairs.len());
+    let mut diagnostics = Vec::new();
+    for (pair, function) in pairs {
+        match evaluate(library, &pair.metric, &pair.focus, modules) {
+            Ok(instrumentation) => wanted.push(Wanted { pair, function, instrumentation }),
+            Err(errors) => {
+                diagnostics.extend(errors.into_iter().filter(|d| !diagnostics.contains(d)).collect::<Vec<_>>())
+            }
+        }
+    }
+    if diagnostics.is_empty() {
+        return Ok(wanted);
+    }
+    let mut error = Error::mdl(diagnostics);
+    if error.diagnostics.iter().all(|d| NOT_FOUND.contains(&d.code)) {
+        error.kind = ErrorKind::NotFound;
+        error.reason = "no_such_resource";
+    }
+    Err(error)
+}
+
+/// Diagnostics that mean that something named does not exist, in contrast to being written wrongly.
+const NOT_FOUND: [&str; 2] = [ingraft_mdl::codes::NO_METRIC, ingraft_mdl::codes::NOT_FOUND];
+
+/// Which modules the foci of a request can be about: patterns over the modules that must be analysed. Empty: all of them.
+pub fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
+    let mut out: Vec<Pattern> = request.functions.iter().map(|f| Pattern::parse(f)).collect();
+    for pair in &request.pairs {
+        match pair.focus.part("Code").and_then(|code| code.names.first()) {
+            Some(module) => out.push(Pattern::Names { module: Some(module.clone()), function: "*".to_owned() }),
+            // Lists of functions may name any module.
+            None => return Vec::new(),
+        }
+    }
+    out
+}
+
+/// What a metric asks of a kind of point that is not woven; MDL refuses these before, so this is a safety net.
+pub fn point_refusal(point: PointKind, after: bool) -> Option<Refusal> {
+    match (point, after) {
+        (PointKind::Entry, false) => None,
+        (PointKind::Entry, true) => Some(Refusal::NotYet { kind: "after-entry" }),
+        (PointKind::Exit, _) => Some(Refusal::NotYet { kind: "exit" }),
+        (PointKind::Call, _) => Some(Refusal::NotYet { kind: "call" }),
+        (PointKind::Block, _) => Some(Refusal::NotYet { kind: "block" }),
+        (PointKind::Edge, _) => Some(Refusal::NotYet { kind: "edge" }),
+    }
+}

@@ -1,0 +1,116 @@
+//! Taking out what was woven, by records alone: by the engine that wove it, by one that finds it after a crash, and
+//! in fork children that inherited it.
+
+use std::time::Duration;
+
+use ingraft_codegen::RemovalRecord;
+use ingraft_model::{AvmaRange, DataArea, PatchPlan, TextWrite};
+use ingraft_process::{Options as ApplyOptions, Target, ThreadBase};
+
+use crate::error::Error;
+
+/// What a removal found and did.
+#[derive(Debug)]
+pub struct Restored {
+    /// The longest time any thread was held in one piece.
+    pub stopped: Duration,
+    /// Every overwritten byte is the original one again (or its mapping is gone).
+    pub text_restored: bool,
+    /// Arenas and data area were unmapped.
+    pub unmapped: bool,
+    /// The threads, as seen in the stop.
+    pub threads: Vec<ThreadBase>,
+}
+
+/// How one overwritten place looks now.
+enum Place {
+    Woven,
+    Original,
+    Unmapped,
+    /// Somebody else has patched over it.
+    Foreign,
+}
+
+/// How often is looked whether every thread has left the arenas before they are unmapped.
+const TRIES: u32 = 50;
+/// Time between two looks.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Restores the text of a target, moves its threads out of the arenas, and unmaps everything that is ours. What a kill left half done
+/// is restored as well: places that are original already are left alone.
+pub fn restore(
+    target: &Target,
+    records: &[RemovalRecord],
+    arenas: &[AvmaRange],
+    area: Option<DataArea>,
+) -> Result<Restored, Error> {
+    let failed = |e| Error::process(target.pid(), e);
+    let whole = RemovalRecord::combine(records);
+    let (plan, foreign) = restorable(target, &whole);
+    let mut options = ApplyOptions { reset_gs: area, check_quiet: sorted(arenas), ..ApplyOptions::default() };
+    let applied = target.apply(&plan, &options).map_err(|e| Error::apply(target.pid(), e))?;
+    let mut stopped = applied.held;
+    let (_, still_foreign) = restorable(target, &whole);
+    let text_restored = !foreign
+        && !still_foreign
+        && plan.text.iter().all(|w| matches!(look(target, w), Place::Original | Place::Unmapped));
+    let mut unmapped = false;
+    if text_restored {
+        // Nothing leads into the arenas any more; a thread whose saved context does (in a handler, say) leaves when it returns.
+        let mut quiet = applied.quiet;
+        options.reset_gs = None;
+        let moves = PatchPlan { moves: plan.moves.clone(), step_out: plan.step_out.clone(), ..PatchPlan::default() };
+        for _ in 0..TRIES {
+            if quiet {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+            let again = target.apply(&moves, &options).map_err(|e| Error::apply(target.pid(), e))?;
+            stopped = stopped.max(again.held);
+            quiet = again.quiet;
+        }
+        if quiet {
+            let mut ours = arenas.to_vec();
+            ours.extend(area.map(|a| a.range()));
+            target.unmap(&ours).map_err(failed)?;
+            unmapped = true;
+        }
+    }
+    Ok(Restored { stopped, text_restored, unmapped, threads: applied.bases })
+}
+
+fn sorted(ranges: &[AvmaRange]) -> Vec<AvmaRange> {
+    let mut ranges = ranges.to_vec();
+    ranges.sort_unstable_by_key(|r| r.start);
+    ranges
+}
+
+/// The part of a removal that is still to be done, and whether somebody else stands in its way.
+fn restorable(target: &Target, whole: &PatchPlan) -> (PatchPlan, bool) {
+    let mut plan = whole.clone();
+    let mut foreign = false;
+    plan.text.retain(|write| match look(target, write) {
+        Place::Woven => true,
+        Place::Original | Place::Unmapped => false,
+        Place::Foreign => {
+            foreign = true;
+            false
+        }
+    });
+    (plan, foreign)
+}
+
+fn look(target: &Target, write: &TextWrite) -> Place {
+    let mut now = [0; 8];
+    let now = &mut now[..usize::from(write.len.min(8))];
+    if target.read(write.at, now).is_err() {
+        return Place::Unmapped;
+    }
+    if now == write.old_bytes() {
+        Place::Woven
+    } else if now == write.new_bytes() {
+        Place::Original
+    } else {
+        Place::Foreign
+    }
+}

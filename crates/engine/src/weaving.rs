@@ -1,0 +1,356 @@
+//! Which code goes where in one target: arenas, text taken, woven points; from insertions to one verified plan.
+
+use std::collections::HashMap;
+
+use ingraft_analysis::FunctionKind;
+use ingraft_codegen::verify::{verify_change, verify_weave};
+use ingraft_codegen::{
+    Arena, EntryRequest, Environment, MiniRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
+    weave_entries,
+};
+use ingraft_mdl::{FunctionRef, ModuleRef, Role};
+use ingraft_model::{Avma, AvmaRange, EntrySite, PatchPlan, Refusal, Snippet};
+use ingraft_process::Target;
+use rayon::prelude::*;
+use rustc_hash::FxHashMap;
+
+use crate::error::{Error, ErrorKind};
+use crate::modules::Modules;
+
+/// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
+const REACH: u64 = (1 << 31) - (1 << 20);
+
+/// A snippet for the entry of a function.
+pub struct NewMini<'a> {
+    /// Number, unique in the session.
+    pub id: u64,
+    /// When it runs among the others.
+    pub role: Role,
+    /// The code.
+    pub snippet: &'a Snippet,
+    /// Counter of each of its variables.
+    pub counters: &'a [u32],
+}
+
+/// The generated code of one target.
+#[derive(Debug, Default)]
+pub struct Woven {
+    arenas: Vec<Arena>,
+    /// Text taken, and padding for islands, per module.
+    texts: FxHashMap<u32, TextSpace>,
+    /// Woven entries.
+    points: FxHashMap<FunctionRef, Point>,
+    /// What a dead engine wove; it can only go as a whole.
+    adopted: Vec<RemovalRecord>,
+    /// Its arenas: what in them is free is not known.
+    adopted_arenas: Vec<AvmaRange>,
+}
+
+#[derive(Debug)]
+struct Point {
+    woven: WovenPoint,
+    arena: usize,
+}
+
+/// What weaving a request gives.
+#[derive(Debug, Default)]
+pub struct Change {
+    /// To apply.
+    pub plan: PatchPlan,
+    /// Points that are new, with what undoes them.
+    pub new_points: Vec<(FunctionRef, RemovalRecord)>,
+    /// Functions that cannot be woven.
+    pub refused: HashMap<FunctionRef, Refusal>,
+    /// Arenas that were mapped for it.
+    pub new_arenas: Vec<AvmaRange>,
+}
+
+/// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
+pub fn entry_site(target: &Target, modules: &Modules, function: FunctionRef) -> Result<EntrySite, Refusal> {
+    let (file, module, f) = modules.resolve(function).ok_or(Refusal::NotAFunction { what: "no such function" })?;
+    match f.kind() {
+        FunctionKind::Normal => {}
+        FunctionKind::IfuncResolver => return Err(Refusal::IfuncResolver),
+        FunctionKind::Stub => return Err(Refusal::NotAFunction { what: "a stub of the linker" }),
+    }
+    if file.is_shared() {
+        return Err(Refusal::SharedText);
+    }
+    let site = module.image.entry_site(f)?;
+    let mut now = vec![0; site.bytes.len()];
+    let unreadable = Refusal::NotAFunction { what: "its memory cannot be read" };
+    target.read(site.at.to_avma(module.bias), &mut now).map_err(|_| unreadable)?;
+    match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
+        None => Ok(site),
+        Some(i) => {
+            let offset = site.at.0 - site.function.0 + i as u64;
+            Err(Refusal::BytesDiffer { offset: u32::try_from(offset).unwrap_or(u32::MAX) })
+        }
+    }
+}
+
+impl Woven {
+    /// Takes over what a dead engine wove.
+    pub fn adopt(adopted: Vec<RemovalRecord>, adopted_arenas: Vec<AvmaRange>) -> Self {
+        Woven { adopted, adopted_arenas, ..Woven::default() }
+    }
+
+    /// Arenas that are mapped.
+    pub fn arenas(&self) -> Vec<AvmaRange> {
+        self.arenas.iter().map(Arena::range).chain(self.adopted_arenas.iter().cloned()).collect()
+    }
+
+    /// Bytes of code in use.
+    pub fn code_bytes(&self) -> u64 {
+        let adopted = self.adopted.iter().map(|r| r.code.end.0.saturating_sub(r.code.start.0));
+        self.arenas.iter().map(Arena::used).chain(adopted).sum()
+    }
+
+    /// Number of woven points.
+    pub fn len(&self) -> usize {
+        self.points.len() + self.adopted.len()
+    }
+
+    /// Everything that takes all points out, with the module of each if it is known.
+    pub fn records(&self) -> impl Iterator<Item = (Option<ModuleRef>, &RemovalRecord)> {
+        let own = self.points.iter().flat_map(|(f, p)| p.woven.records().map(|r| (Some(f.module), r)));
+        own.chain(self.adopted.iter().map(|r| (None, r)))
+    }
+
+    /// The pages of text that hold a springboard: module and address of one byte of each.
+    pub fn text_at(&self) -> impl Iterator<Item = (ModuleRef, Avma)> {
+        self.points.iter().flat_map(|(f, p)| p.woven.removal.text.iter().map(move |w| (f.module, w.at)))
+    }
+
+    /// Chooses springboards and writes code for snippets at entries. The target is not changed, except that arenas are mapped.
+    pub fn weave(
+        &mut self,
+        target: &Target,
+        modules: &Modules,
+        env: &Environment,
+        requests: &[(FunctionRef, Vec<NewMini<'_>>)],
+    ) -> Result<Change, Error> {
+        let mut change = Change::default();
+        let (old, new): (Vec<_>, Vec<_>) = requests.iter().partition(|(f, _)| self.points.contains_key(f));
+        self.weave_new(target, modules, env, &new, &mut change)?;
+        for (function, minis) in old {
+            let Some(point) = self.points.get_mut(function) else { continue };
+            let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
+            // Each goes in front of what is there; the last one added runs first.
+            for mini in minis.iter().rev() {
+                let request = MiniRequest { id: mini.id, snippet: mini.snippet, counters: mini.counters };
+                let plan = add_mini(env, arena, &mut point.woven, &request).map_err(codegen_error)?;
+                verify_change(&plan, &point.woven).map_err(|e| defect(&e))?;
+                append(&mut change.plan, plan);
+            }
+        }
+        sort(&mut change.plan);
+        Ok(change)
+    }
+
+    fn weave_new(
+        &mut self,
+        target: &Target,
+        modules: &Modules,
+        env: &Environment,
+        requests: &[&(FunctionRef, Vec<NewMini<'_>>)],
+        change: &mut Change,
+    ) -> Result<(), Error> {
+        let sites: Vec<_> = requests.par_iter().map(|(f, _)| entry_site(target, modules, *f)).collect();
+        let mut by_module: FxHashMap<u32, Vec<usize>> = FxHashMap::default();
+        for (i, (request, site)) in requests.iter().zip(&sites).enumerate() {
+            match site {
+                Ok(_) => by_module.entry(request.0.module.0).or_default().push(i),
+                Err(refusal) => {
+                    change.refused.insert(request.0, refusal.clone());
+                }
+            }
+        }
+        let mut modules_in_order: Vec<_> = by_module.into_iter().collect();
+        modules_in_order.sort_unstable_by_key(|(m, _)| *m);
+        for (number, members) in modules_in_order {
+            let Some((file, module)) = modules.module(ModuleRef(number)) else { continue };
+            let arena_index = self.arena_for(target, &file.text(), members.len(), change)?;
+            let text = self.texts.entry(number).or_insert_with(|| {
+                let mut text = TextSpace::new();
+                text.add_padding(module.bias, module.image.padding());
+                text
+            });
+            let minis: Vec<Vec<MiniRequest<'_>>> = members
+                .iter()
+                .map(|&i| {
+                    let mut minis: Vec<_> = requests[i].1.iter().collect();
+                    minis.sort_by_key(|m| m.role);
+                    minis.iter().map(|m| MiniRequest { id: m.id, snippet: m.snippet, counters: m.counters }).collect()
+                })
+                .collect();
+            let names: Vec<String> = members
+                .iter()
+                .map(|&i| {
+                    modules.resolve(requests[i].0).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned())
+                })
+                .collect();
+            let entries: Vec<EntryRequest<'_>> = members
+                .iter()
+                .zip(&minis)
+                .zip(&names)
+                .filter_map(|((&i, minis), name)| {
+                    let site = sites[i].as_ref().ok()?;
+                    Some(EntryRequest { site, bias: module.bias, name, minis })
+                })
+                .collect();
+            let weave = weave_entries(env, &mut self.arenas[arena_index], text, &entries).map_err(codegen_error)?;
+            verify_weave(env, &self.arenas[arena_index], text, &entries, &weave).map_err(|e| defect(&e))?;
+            for (&i, woven) in members.iter().zip(weave.woven) {
+                let function = requests[i].0;
+                match woven {
+                    Ok(woven) => {
+                        change.new_points.push((function, whole_record(&woven)));
+                        self.points.insert(function, Point { woven, arena: arena_index });
+                    }
+                    Err(refusal) => {
+                        change.refused.insert(function, refusal);
+                    }
+                }
+            }
+            append(&mut change.plan, weave.plan);
+        }
+        Ok(())
+    }
+
+    /// An arena within reach of a module with room for so many points; a new one is mapped if there is none.
+    fn arena_for(
+        &mut self,
+        target: &Target,
+        text: &AvmaRange,
+        points: usize,
+        change: &mut Change,
+    ) -> Result<usize, Error> {
+        let bytes = Arena::estimate_bytes(points);
+        let reaches = |range: &AvmaRange| {
+            text.end.0.saturating_sub(range.start.0) < REACH && range.end.0.saturating_sub(text.start.0) < REACH
+        };
+        let room = |arena: &Arena| arena.range().end.0 - arena.touched().end.0 >= bytes;
+        if let Some(i) = self.arenas.iter().position(|a| reaches(&a.range()) && room(a)) {
+            return Ok(i);
+        }
+        let range = target.map_arena(text, bytes).map_err(|e| Error::process(target.pid(), e))?;
+        change.new_arenas.push(range.clone());
+        self.arenas.push(Arena::new(range));
+        Ok(self.arenas.len() - 1)
+    }
+
+    /// Takes snippets out of points; points without snippets go altogether. Returns the plan and the points that go.
+    pub fn unweave(&mut self, minis: &[(FunctionRef, u64)]) -> Result<(PatchPlan, Vec<Avma>), Error> {
+        let mut plan = PatchPlan::default();
+        let mut gone = Vec::new();
+        let mut left: FxHashMap<FunctionRef, Vec<u64>> = FxHashMap::default();
+        for (function, id) in minis {
+            left.entry(*function).or_default().push(*id);
+        }
+        let mut order: Vec<_> = left.into_iter().collect();
+        order.sort_unstable_by_key(|(f, _)| *f);
+        for (function, ids) in order {
+            let Some(point) = self.points.get_mut(&function) else { continue };
+            if point.woven.minis.iter().all(|m| ids.contains(&m.id)) {
+                let removed = RemovalRecord::combine(point.woven.records());
+                gone.extend(point.woven.removal.text.first().map(|w| w.at));
+                append(&mut plan, removed);
+                if let Some(text) = self.texts.get_mut(&function.module.0) {
+                    for write in &point.woven.removal.text {
+                        text.release(&(write.at..write.at.offset(i64::from(write.len))));
+                    }
+                }
+                self.points.remove(&function);
+                continue;
+            }
+            for id in ids {
+                let arena = &self.arenas[point.arena];
+                let removed = remove_mini(arena, &mut point.woven, id).map_err(codegen_error)?;
+                verify_change(&removed, &point.woven).map_err(|e| defect(&e))?;
+                append(&mut plan, removed);
+            }
+        }
+        sort(&mut plan);
+        Ok((plan, gone))
+    }
+
+    /// Code that a removal left behind may be used again: no thread is in it.
+    pub fn release(&mut self, retired: &[AvmaRange]) {
+        for range in retired {
+            for arena in &mut self.arenas {
+                let all = arena.range();
+                if all.start <= range.start && range.end <= all.end {
+                    arena.release(range);
+                }
+            }
+        }
+    }
+
+    /// Forgets the points of a plan that was not applied.
+    pub fn forget(&mut self, change: &Change) {
+        self.release(&change.new_points.iter().map(|(_, record)| record.code.clone()).collect::<Vec<_>>());
+        for (function, record) in &change.new_points {
+            self.points.remove(function);
+            if let Some(text) = self.texts.get_mut(&function.module.0) {
+                for write in &record.text {
+                    text.release(&(write.at..write.at.offset(i64::from(write.len))));
+                }
+            }
+        }
+    }
+}
+
+/// All records of a point as one, for the journal.
+fn whole_record(point: &WovenPoint) -> RemovalRecord {
+    let mut whole = point.removal.clone();
+    for mini in &point.minis {
+        whole.moves.extend_from_slice(&mini.removal.moves);
+        whole.step_out.extend_from_slice(&mini.removal.step_out);
+    }
+    whole
+}
+
+fn append(plan: &mut PatchPlan, mut more: PatchPlan) {
+    plan.code.append(&mut more.code);
+    plan.text.append(&mut more.text);
+    plan.moves.append(&mut more.moves);
+    plan.step_out.append(&mut more.step_out);
+    plan.retired.append(&mut more.retired);
+}
+
+/// Brings a plan into order. A live jump may have been rewritten several times in one change: then the first `old` and the
+/// last `new` remain.
+fn sort(plan: &mut PatchPlan) {
+    plan.text.sort_by_key(|w| w.at);
+    plan.text.dedup_by(|later, first| {
+        let same = later.at == first.at;
+        if same {
+            first.new = later.new;
+        }
+        same
+    });
+    plan.moves.sort_unstable();
+    plan.moves.dedup();
+    plan.step_out.sort_unstable_by_key(|r| (r.start, r.end));
+    plan.step_out.dedup();
+    plan.retired.sort_unstable_by_key(|r| r.start);
+}
+
+fn codegen_error(e: ingraft_codegen::CodegenError) -> Error {
+    Error::new(
+        ErrorKind::Failed,
+        "codegen",
+        format!("code could not be generated: {e}"),
+        "nothing was changed in the target",
+    )
+}
+
+fn defect(e: &dyn std::fmt::Display) -> Error {
+    Error::new(
+        ErrorKind::Failed,
+        "unproven_plan",
+        format!("the verifier refused the change: {e}"),
+        "nothing was changed in the target; this is a defect of ingraft",
+    )
+}
