@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod generic;
 mod life;
 
 use std::path::Path;
