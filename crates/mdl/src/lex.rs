@@ -123,7 +123,7 @@ impl<'s> Lexer<'s, '_> {
     fn step(&mut self) -> bool {
         self.skip_while(|b| b.is_ascii_whitespace());
         let from = self.at;
-        if from >= self.text.len() {
+        if from >= self.text.len() || self.diagnostics.len() >= crate::parse::MAX_FINDINGS {
             return false;
         }
         let (first, second) = (self.byte(0), self.byte(1));

@@ -8,7 +8,7 @@ use ingraft_model::MetricInfo;
 use crate::ast::{Config, ConfigKind, ConfigValue, Constraint, DefinitionKind, FieldKind, File, List, Metric};
 use crate::check::{Scope, check_definition};
 use crate::diagnostic::{Diagnostic, Severity, codes};
-use crate::parse::{Options, parse};
+use crate::parse::{MAX_FINDINGS, Options, parse};
 use crate::pattern::Exclusion;
 use crate::source::Source;
 
@@ -56,8 +56,12 @@ pub struct Library {
     pub(crate) constraints: HashMap<String, Entry<Constraint>>,
     /// By public name.
     pub(crate) metrics: HashMap<String, MetricEntry>,
+    /// Public names of metrics by identifier.
+    names: HashMap<String, String>,
     pub(crate) exclusions: Vec<Exclusion>,
     configs: Vec<Entry<Config>>,
+    /// Positions in `configs`.
+    named_configs: HashMap<(ConfigKind, String), usize>,
     /// Names of definitions with errors, so that a reference to one is not one more error.
     broken: HashSet<String>,
 }
@@ -101,6 +105,10 @@ impl Library {
         let mut good = Vec::with_capacity(file.definitions.len());
         for definition in &file.definitions {
             let before = diagnostics.len();
+            if before > MAX_FINDINGS {
+                good.push(false);
+                continue;
+            }
             check_definition(&scope, source, definition, diagnostics);
             good.push(!definition.broken && !diagnostics[before..].iter().any(Diagnostic::is_error));
         }
@@ -119,15 +127,23 @@ impl Library {
             }
             DefinitionKind::Metric(node) => {
                 // the identifier is the key of replacing, the public name that of requests
-                self.metrics.retain(|_, m| m.node.ident.name != node.ident.name);
                 let info = Arc::new(self.info(&node, doc, text));
+                if let Some(before) = self.names.insert(node.ident.name.clone(), info.name.clone()) {
+                    self.metrics.remove(&before);
+                }
                 self.metrics.insert(info.name.clone(), MetricEntry { source, node, info });
             }
             // what is no pattern was reported by the check
             DefinitionKind::Exclude(node) => self.exclusions.extend(Exclusion::new(&node)),
             DefinitionKind::Config(node) => {
-                self.configs.retain(|c| node.name.is_none() || c.node.kind != node.kind || c.node.name != node.name);
-                self.configs.push(Entry { source, node });
+                let key = node.name.as_ref().map(|n| (node.kind, n.name.clone()));
+                match key.clone().and_then(|k| self.named_configs.get(&k).copied()) {
+                    Some(index) => self.configs[index] = Entry { source, node },
+                    None => {
+                        self.named_configs.extend(key.map(|k| (k, self.configs.len())));
+                        self.configs.push(Entry { source, node });
+                    }
+                }
             }
             DefinitionKind::Statement(_) => {}
         }

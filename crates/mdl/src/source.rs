@@ -45,7 +45,7 @@ pub struct Source {
 
 impl Source {
     /// Longest text that is read; definitions are written by people.
-    pub const MAX_BYTES: usize = 16 << 20;
+    pub const MAX_BYTES: usize = 4 << 20;
 
     /// Keeps a text under the name that diagnostics will show. Of a text longer than [`Source::MAX_BYTES`] nothing is kept.
     pub fn new(name: &str, text: &str) -> Self {

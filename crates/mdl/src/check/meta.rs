@@ -178,6 +178,7 @@ impl<'a, 'd> Context<'a, 'd> {
         }
         let mut known: Vec<&str> = self.names.iter().map(|(n, _)| n.as_str()).collect();
         known.extend(self.scope.list_names());
+        known.truncate(1000);
         let help = closest(name, &known).map(|near| format!("did you mean `{near}`?"));
         let message = format!("nothing defines `{name}`");
         let help = help.or_else(|| name.starts_with('$').then(|| format!("predefined are {}", PREDEFINED.join(", "))));
@@ -197,8 +198,10 @@ impl<'a, 'd> Context<'a, 'd> {
             if let Some(found) = usize::try_from(position).ok().and_then(|p| chain.get(p)) {
                 return found.clone();
             }
-            let message =
-                format!("the path of this constraint has {} elements, the last is [{}]", chain.len(), chain.len() - 1);
+            let message = match chain.len().checked_sub(1) {
+                Some(last) => format!("the last element of this constraint's path is `$constraint[{last}]`"),
+                None => "this constraint has no path".to_owned(),
+            };
             self.error(codes::VALUE, index.span, message);
             return Type::Unknown;
         }

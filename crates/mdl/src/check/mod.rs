@@ -27,12 +27,13 @@ pub(crate) struct Scope<'a> {
     library: &'a Library,
     lists: HashMap<&'a str, (&'a List, bool)>,
     constraints: HashMap<&'a str, (&'a Constraint, bool)>,
-    metrics: Vec<&'a Metric>,
+    /// The first metric of each public name.
+    metrics: HashMap<&'a str, &'a Metric>,
 }
 
 impl<'a> Scope<'a> {
     pub(crate) fn new(library: &'a Library, file: &'a File) -> Self {
-        let mut scope = Scope { library, lists: HashMap::new(), constraints: HashMap::new(), metrics: Vec::new() };
+        let mut scope = Scope { library, lists: HashMap::new(), constraints: HashMap::new(), metrics: HashMap::new() };
         for definition in &file.definitions {
             match &definition.kind {
                 DefinitionKind::List(list) => {
@@ -41,7 +42,11 @@ impl<'a> Scope<'a> {
                 DefinitionKind::Constraint(constraint) => {
                     scope.constraints.insert(&constraint.name.name, (constraint, definition.broken));
                 }
-                DefinitionKind::Metric(metric) => scope.metrics.push(metric),
+                DefinitionKind::Metric(metric) => {
+                    if let Some(name) = metric.name() {
+                        scope.metrics.entry(&name.value).or_insert(metric);
+                    }
+                }
                 _ => {}
             }
         }
@@ -184,22 +189,20 @@ impl Context<'_, '_> {
     fn repeated(&mut self, metric: &Metric) {
         let several =
             |kind: &FieldKind| matches!(kind, FieldKind::Use(_) | FieldKind::Constraint(_) | FieldKind::Scratch(_));
-        for (i, field) in metric.fields.iter().enumerate() {
-            let same = |other: &&crate::ast::MetricField| {
-                std::mem::discriminant(&other.kind) == std::mem::discriminant(&field.kind)
-            };
-            if !several(&field.kind) && metric.fields[..i].iter().any(|f| same(&f)) {
+        let mut seen = Vec::new();
+        for field in metric.fields.iter().filter(|f| !several(&f.kind)) {
+            let kind = std::mem::discriminant(&field.kind);
+            if seen.contains(&kind) {
                 let message = "given before in this metric; the last one counts";
                 self.report(codes::REPEATED, Severity::Warning, field.span, message);
+            } else {
+                seen.push(kind);
             }
         }
-        let name = metric.name().map_or("", |n| &n.value);
-        let others = self.scope.metrics.iter().filter(|m| m.ident.name != metric.ident.name);
-        let twin =
-            others.filter(|m| m.ident.span < metric.ident.span).find(|m| m.name().is_some_and(|n| n.value == name));
-        if let (Some(twin), Some(text)) = (twin, metric.name()) {
+        let Some(name) = metric.name() else { return };
+        if let Some(twin) = self.scope.metrics.get(name.value.as_str()).filter(|m| m.ident.name != metric.ident.name) {
             let message = format!("the metric `{}` has the same name; this one takes its place", twin.ident.name);
-            self.report(codes::REPEATED, Severity::Warning, text.span, message);
+            self.report(codes::REPEATED, Severity::Warning, name.span, message);
         }
     }
 

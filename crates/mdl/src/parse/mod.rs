@@ -23,6 +23,8 @@ pub struct Options {
 const MAX_DEPTH: u32 = 64;
 /// Most parts of one expression.
 const MAX_PARTS: u32 = 500;
+/// Most findings about one text; behind them reading ends.
+pub(crate) const MAX_FINDINGS: usize = 1000;
 
 /// Words that begin a definition and nothing else; the reader never skips over one.
 const ONLY_DEFINITIONS: [&str; 5] = ["metric", "resourceList", "exclude", "tunable_constant", "visi"];
@@ -76,6 +78,7 @@ struct Parser<'s, 'd> {
 /// Reads a text. Definitions with errors are kept as far as they could be read, marked as broken.
 pub fn parse(source: &Source, options: Options, diagnostics: &mut Vec<Diagnostic>) -> File {
     let Lexed { tokens, comments } = lex(source, diagnostics);
+    let lexical = diagnostics.len();
     let mut parser =
         Parser { source, tokens, comments, at: 0, options, depth: 0, parts: 0, broken: false, diagnostics };
     let mut definitions = Vec::new();
@@ -85,14 +88,14 @@ pub fn parse(source: &Source, options: Options, diagnostics: &mut Vec<Diagnostic
         if parser.eat_mark(";") || (failed && (parser.eat_mark("}") || parser.eat_mark("*)"))) {
             continue;
         }
-        let (start, first_finding) = (parser.at, parser.diagnostics.len());
+        let start = parser.at;
         parser.broken = false;
         (parser.depth, parser.parts) = (0, 0);
         match parser.definition() {
             Ok(kind) => {
                 let span = parser.span_from(start);
-                let lexical = parser.diagnostics[..first_finding].iter().any(|d| d.is_error() && span.contains(d.span));
-                let broken = parser.broken || lexical;
+                let bad_token = parser.diagnostics[..lexical].iter().any(|d| d.is_error() && span.contains(d.span));
+                let broken = parser.broken || bad_token;
                 let doc = parser.doc_before(start);
                 definitions.push(Definition { kind, span, doc, broken });
             }
@@ -184,6 +187,11 @@ impl<'s> Parser<'s, '_> {
         span: Span,
         message: impl Into<String>,
     ) -> &mut Diagnostic {
+        if self.diagnostics.len() == MAX_FINDINGS {
+            let message = format!("more than {MAX_FINDINGS} findings; the rest of the text is not read");
+            self.diagnostics.push(Diagnostic::at(codes::TOO_LARGE, Severity::Error, self.source, span, message));
+            self.at = self.tokens.len().saturating_sub(1);
+        }
         self.diagnostics.push(Diagnostic::at(code, severity, self.source, span, message));
         let last = self.diagnostics.len() - 1;
         &mut self.diagnostics[last]

@@ -330,7 +330,7 @@ impl<'s> Printer<'s> {
         let place = if insert.after { "postInsn" } else { "preInsn" };
         let constrained = if insert.constrained { " constrained" } else { "" };
         self.out.push_str(&format!("{order} {place} {}{constrained} (*", expression(&insert.points)));
-        let commented = self.comments.iter().any(|c| insert.code_span.contains(*c));
+        let commented = self.has_comment(insert.code_span);
         let short = match insert.code.as_slice() {
             [] => Some(String::new()),
             [one] => one_line(one).map(|text| format!(" {text}")),
@@ -346,8 +346,13 @@ impl<'s> Printer<'s> {
         }
     }
 
+    /// Whether a comment that is not printed yet lies inside.
+    fn has_comment(&self, span: Span) -> bool {
+        self.comments.iter().take_while(|c| c.start < span.end).any(|c| span.contains(*c))
+    }
+
     fn code(&mut self, code: &Code) {
-        let commented = self.comments.iter().any(|c| code.span.contains(*c));
+        let commented = self.has_comment(code.span);
         if let Some(text) = one_line(code).filter(|_| !commented) {
             self.out.push_str(&text);
             return;

@@ -1,9 +1,11 @@
 //! The language as a whole: texts in, findings, metrics, snippets and texts out.
 
+mod docs;
 mod evaluate;
 mod golden;
 mod paradyn;
 mod print;
 mod samples;
 mod shipped;
+mod soup;
 mod support;

@@ -112,7 +112,7 @@ fn meta() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn printing_is_a_fixpoint(body in prop::collection::vec(meta(), 1..3), path in "(/Code|/Code/\\*|/Code/\\*/\\*)") {

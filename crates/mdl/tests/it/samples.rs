@@ -172,7 +172,10 @@ fn illegal_in_the_static_stage() {
     illegal("constraint c /Cod is default;", "there is no hierarchy /Cod");
     illegal("constraint c /Code/*/*/* is default;", "at most two more levels");
     illegal("constraint c /SyncObject/Mutexes is default;", "/SyncObject has no `Mutexes`");
-    illegal("constraint c /Code/* is counter { append preInsn $constraint[7].entry (* c++; *) }", "the last is [2]");
+    illegal(
+        "constraint c /Code/* is counter { append preInsn $constraint[7].entry (* c++; *) }",
+        "the last element of this constraint's path is `$constraint[2]`",
+    );
     illegal(
         "resourceList l is int { items { \"one\" }; flavor { unix }; }",
         "`one` is no item of a list of type `int`",

@@ -1,0 +1,38 @@
+//! docs/mdl.md: every example in it holds, and its table of codes is the real one.
+
+use ingraft_mdl::{Library, Look, Options, codes, format};
+
+const PAGE: &str = include_str!("../../../../docs/mdl.md");
+
+/// The fenced examples: what is said behind ```mdl, and the text.
+fn examples() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut lines = PAGE.lines();
+    while let Some(line) = lines.next() {
+        if let Some(claim) = line.strip_prefix("```mdl") {
+            let text: Vec<&str> = lines.by_ref().take_while(|l| *l != "```").collect();
+            found.push((claim.trim().to_owned(), text.join("\n") + "\n"));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_example_does_what_the_page_says() {
+    let examples = examples();
+    assert!(examples.len() >= 10);
+    for (claim, text) in examples {
+        let mut library = Library::new(Options::default());
+        let findings = library.load("docs/mdl.md", &text);
+        let said: Vec<String> = findings.iter().map(|d| format!("{} {}", d.severity, d.code)).collect();
+        assert_eq!(said.join(", "), claim, "{text}\n{}", library.render(&findings, Look::Plain));
+        assert!(format("docs/mdl.md", &text, Options::default()).is_ok());
+    }
+}
+
+#[test]
+fn the_table_of_codes_is_complete() {
+    let rows: Vec<&str> = PAGE.lines().filter(|l| l.starts_with("| MDL")).collect();
+    let expected: Vec<String> = codes::ALL.iter().map(|(code, meaning)| format!("| {code} | {meaning} |")).collect();
+    assert_eq!(rows, expected);
+}
