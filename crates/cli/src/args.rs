@@ -368,8 +368,17 @@ pub(crate) struct DemoArgs {
 }
 
 impl Cli {
-    /// What clap does not say well enough: that a target is missing.
+    /// What clap does not say well enough.
     pub(crate) fn check(&self) -> Result<(), Failure> {
+        let no_remove = match &self.command {
+            Command::Count(args) => args.measure.no_remove,
+            Command::Watch(args) => args.measure.no_remove,
+            _ => false,
+        };
+        if no_remove && self.common.daemons.is_empty() {
+            let hint = "add --daemon URI: only a daemon outlives this command";
+            return Err(Failure::usage("--no-remove needs a daemon that keeps the measurement", hint));
+        }
         let (target, command) = match &self.command {
             Command::Count(args) => (&args.target.running, !args.target.command.is_empty()),
             Command::Watch(args) => (&args.target.running, !args.target.command.is_empty()),

@@ -82,6 +82,7 @@ impl Stop {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Stop::ReaderGone;
         }
-        Failure::failed(format!("cannot write to {name}: {error}"), "free some space or choose another file with -o").into()
+        Failure::failed(format!("cannot write to {name}: {error}"), "free some space or choose another file with -o")
+            .into()
     }
 }

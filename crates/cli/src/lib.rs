@@ -8,6 +8,8 @@ mod command;
 mod conn;
 mod demo;
 mod exit;
+#[cfg(test)]
+mod fake;
 mod measure;
 mod objects;
 mod output;
@@ -59,12 +61,7 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
     runtime.block_on(with_engines(command, &cli.common, started, &mut out))
 }
 
-async fn with_engines(
-    command: Command,
-    common: &Common,
-    started: Instant,
-    out: &mut Output,
-) -> Result<(), Stop> {
+async fn with_engines(command: Command, common: &Common, started: Instant, out: &mut Output) -> Result<(), Stop> {
     let engines = Engines::connect(common).await?;
     let context = Context { engines: &engines, common, started };
     let result = match command {
@@ -76,7 +73,11 @@ async fn with_engines(
         Command::Status(_) => command::status::run(&engines, common, out).await,
         Command::Detach(args) => command::detach::run(args, &engines, common, out).await,
         Command::Demo(args) => demo::run(args, context, out).await,
-        Command::Check(_) | Command::Fmt(_) | Command::Completions { .. } | Command::Man { .. } | Command::DemoServer => Ok(()),
+        Command::Check(_)
+        | Command::Fmt(_)
+        | Command::Completions { .. }
+        | Command::Man { .. }
+        | Command::DemoServer => Ok(()),
     };
     engines.close().await;
     result

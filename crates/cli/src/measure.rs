@@ -63,10 +63,6 @@ pub(crate) struct Context<'a> {
 
 /// Runs a measurement and presents it.
 pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
-    if plan.measure.no_remove && context.engines.is_embedded() {
-        let hint = "add --daemon URI: only a daemon outlives this command";
-        return Err(Failure::usage("--no-remove needs a daemon that keeps the measurement", hint).into());
-    }
     let mut signals = Signals::take()?;
     let mut session = Session { plan, context, sites: Vec::new(), streams: Vec::new() };
     let (events, mut arriving) = mpsc::channel(64);
@@ -195,12 +191,23 @@ impl Session<'_> {
         let mut farewells = Vec::new();
         let format = self.format();
         for site in &mut self.sites {
-            match site.leave(&self.plan.measure, format, out).await {
-                Ok(farewell) => farewells.push(farewell),
+            let left = match site.leave(&self.plan.measure, format, out).await {
+                Ok(Object::Removed(removed)) => {
+                    let differs = (!removed.text_restored).then(|| words::not_restored(&removed));
+                    farewells.push(Object::Removed(removed));
+                    differs.map_or(Ok(()), |failure| Err(failure.into()))
+                }
+                Ok(farewell) => {
+                    farewells.push(farewell);
+                    Ok(())
+                }
+                Err(stop) => Err(stop),
+            };
+            match left {
                 // Each is reported: one target's trouble must not hide another's.
                 Err(Stop::Failure(failure)) if result.is_err() => output::report(&failure, format),
                 Err(stop) if result.is_ok() => result = Err(stop),
-                Err(_) => {}
+                Ok(()) | Err(_) => {}
             }
         }
         for stream in &self.streams {
@@ -300,7 +307,8 @@ impl Site {
 
     /// Removes the measurement, or leaves it in if that was asked for; the last values are in `reading` then.
     async fn leave(&mut self, measure: &args::Measure, format: Format, out: &mut Output) -> Result<Object, Stop> {
-        let (id, pairs, pid, host) = (self.enabled.measurement, self.enabled.pairs.len(), self.enabled.pid, self.host());
+        let (id, pairs, pid, host) =
+            (self.enabled.measurement, self.enabled.pairs.len(), self.enabled.pid, self.host());
         if measure.no_remove && !self.ended {
             let reading = self.client.read(id, pairs).await?;
             self.take(reading);
@@ -314,13 +322,6 @@ impl Site {
         }
         if let Some(ended) = ended {
             self.end(ended, out)?;
-        }
-        if !removed.text_restored {
-            let failure = Failure::failed(
-                format!("the code of process {pid} differs from the original after the removal"),
-                format!("run `ingraft detach -p {pid}`; if that does not help, restart the process when you can"),
-            );
-            return Err(Failure { host, pid: Some(pid), ..failure }.into());
         }
         if !removed.children_left.is_empty() {
             output::warn(&words::children_left(pid, &removed.children_left), format);
@@ -375,3 +376,6 @@ pub(crate) fn sources(files: &[std::path::PathBuf]) -> Result<Vec<Source>, Failu
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,11 +3,11 @@
 use crate::args::{Common, DetachArgs};
 use crate::conn::{Client, Engines, Target};
 use crate::exit::{Kind, Stop};
+use crate::measure;
 use crate::objects::Object;
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
-use crate::{exit::Failure, measure};
 
 /// Runs the command. Targets are independent: trouble with one keeps none of the others from being restored.
 pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
@@ -49,12 +49,7 @@ async fn detach(client: &Client, target: &Target, common: &Common, out: &mut Out
     if !removed.children_left.is_empty() {
         output::warn(&words::children_left(removed.pid, &removed.children_left), common.format);
     }
-    let (pid, restored) = (removed.pid, removed.text_restored);
+    let differs = (!removed.text_restored).then(|| words::not_restored(&removed));
     out.object(&Object::Removed(removed))?;
-    if restored {
-        Ok(true)
-    } else {
-        let what = format!("the code of process {pid} differs from the original after the removal");
-        Err(Failure::failed(what, "something else changes it too; restart the process when you can").into())
-    }
+    differs.map_or(Ok(true), |failure| Err(failure.into()))
 }

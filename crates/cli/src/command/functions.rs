@@ -11,12 +11,7 @@ use crate::output::table::{Cell, Table};
 use crate::output::{BAD, DIM, Output, WARN};
 
 /// Runs the command.
-pub(crate) async fn run(
-    args: FunctionsArgs,
-    engines: &Engines,
-    common: &Common,
-    out: &mut Output,
-) -> Result<(), Stop> {
+pub(crate) async fn run(args: FunctionsArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     let mut functions = Vec::new();
     for client in engines.clients() {
         for target in measure::running(&args.target) {
@@ -63,7 +58,11 @@ fn render(functions: &[Function], several: bool, width: Option<usize>) -> String
     let all = functions.len() as u64;
     let share = if all == 0 { String::new() } else { format!(" ({})", percent(countable as f64 * 100.0 / all as f64)) };
     let total = plural(all, "function", "functions");
-    format!("{}{DIM}{total}; the calls of {} can be counted{share}{DIM:#}\n", table.render(width), grouped_u64(countable))
+    format!(
+        "{}{DIM}{total}; the calls of {} can be counted{share}{DIM:#}\n",
+        table.render(width),
+        grouped_u64(countable)
+    )
 }
 
 /// `1 in-place`, `7 partly`; nothing if there is no such point.

@@ -18,7 +18,8 @@ pub(crate) fn completions(shell: Shell, out: &mut Output) -> Result<(), Stop> {
 
 /// Prints the main page, or writes all pages into a directory.
 pub(crate) fn man(dir: Option<&Path>, out: &mut Output) -> Result<(), Stop> {
-    let cannot = |e: std::io::Error| Failure::failed(format!("cannot write manual pages: {e}"), "choose another directory");
+    let cannot =
+        |e: std::io::Error| Failure::failed(format!("cannot write manual pages: {e}"), "choose another directory");
     match dir {
         Some(dir) => {
             std::fs::create_dir_all(dir).map_err(cannot)?;

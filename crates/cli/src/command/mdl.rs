@@ -22,7 +22,8 @@ pub(crate) fn check(args: &CheckArgs, out: &mut Output) -> Result<(), Stop> {
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
     let files = plural(args.files.len() as u64, "file", "files");
     if errors > 0 {
-        let warnings = if warnings > 0 { format!(" and {}", plural(warnings, "warning", "warnings")) } else { String::new() };
+        let warnings =
+            if warnings > 0 { format!(" and {}", plural(warnings, "warning", "warnings")) } else { String::new() };
         out.text(&format!("\n{}{warnings} in {files}\n", plural(errors, "error", "errors")))?;
         return Err(Stop::Reported(Kind::Usage));
     }

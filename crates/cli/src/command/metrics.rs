@@ -10,12 +10,7 @@ use crate::output::table::{Cell, Table};
 use crate::output::{DIM, Output};
 
 /// Runs the command.
-pub(crate) async fn run(
-    args: MetricsArgs,
-    engines: &Engines,
-    common: &Common,
-    out: &mut Output,
-) -> Result<(), Stop> {
+pub(crate) async fn run(args: MetricsArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     let definitions = measure::sources(&args.include.files)?;
     super::mdl::accept(&definitions, common.format)?;
     let mut metrics = Vec::new();
@@ -29,8 +24,13 @@ pub(crate) async fn run(
 }
 
 fn render(metrics: &[Metric], width: Option<usize>) -> String {
-    let mut table =
-        Table::new().shrinking("HOST").left("METRIC").left("UNIT").left("COMBINES BY").shrinking("CONSTRAINTS").shrinking("");
+    let mut table = Table::new()
+        .shrinking("HOST")
+        .left("METRIC")
+        .left("UNIT")
+        .left("COMBINES BY")
+        .shrinking("CONSTRAINTS")
+        .shrinking("");
     for m in metrics.iter().filter(|m| !m.developer) {
         table.row(vec![
             m.host.clone().unwrap_or_default().into(),

@@ -28,7 +28,8 @@ pub(crate) async fn run(args: PsArgs, engines: &Engines, common: &Common, out: &
 
 fn render(processes: &[Process], width: Option<usize>) -> String {
     let mut users = Users::default();
-    let mut table = Table::new().shrinking("HOST").right("PID").left("USER").shrinking("NAME").left("ATTACH").shrinking("WHY NOT");
+    let mut table =
+        Table::new().shrinking("HOST").right("PID").left("USER").shrinking("NAME").left("ATTACH").shrinking("WHY NOT");
     // The same hint holds for many: it is said once, below.
     let mut hints: Vec<(&str, usize)> = Vec::new();
     for p in processes {
@@ -68,7 +69,8 @@ impl Users {
         if elsewhere {
             return uid.to_string();
         }
-        let names = self.names.get_or_insert_with(|| parse_passwd(&std::fs::read_to_string("/etc/passwd").unwrap_or_default()));
+        let names =
+            self.names.get_or_insert_with(|| parse_passwd(&std::fs::read_to_string("/etc/passwd").unwrap_or_default()));
         names.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
     }
 }

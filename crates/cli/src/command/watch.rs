@@ -116,8 +116,14 @@ fn line(site: &Site, pair: usize, several: bool, start_ns: u64) -> String {
 
 /// All latest values as a table.
 fn frame(sites: &[Site], width: Option<usize>) -> String {
-    let mut table =
-        Table::new().shrinking("HOST").right("PID").left("METRIC").shrinking("FOCUS").right("VALUE").right("RATE").left("UNIT");
+    let mut table = Table::new()
+        .shrinking("HOST")
+        .right("PID")
+        .left("METRIC")
+        .shrinking("FOCUS")
+        .right("VALUE")
+        .right("RATE")
+        .left("UNIT");
     for site in sites {
         for (pair, info) in site.enabled.pairs.iter().enumerate() {
             let pid = if sites.len() > 1 { site.enabled.pid.to_string() } else { String::new() };

@@ -137,7 +137,8 @@ impl Source {
 
 impl Request {
     pub(super) fn to_wire(&self) -> v1::Measure {
-        let pair = |(metric, focus): &(String, String)| v1::MetricFocus { metric: metric.clone(), focus: focus.clone() };
+        let pair =
+            |(metric, focus): &(String, String)| v1::MetricFocus { metric: metric.clone(), focus: focus.clone() };
         v1::Measure {
             pairs: self.pairs.iter().map(pair).collect(),
             functions: self.functions.clone(),
@@ -338,12 +339,5 @@ pub(super) fn failure(f: ingraft_wire::Failure) -> Failure {
         FailureKind::Gone => Kind::Gone,
         FailureKind::Version | FailureKind::Unavailable | FailureKind::Failed => Kind::Failed,
     };
-    Failure {
-        kind,
-        reason: f.reason,
-        what: f.what,
-        hint: f.hint,
-        pid: f.pid.map(|p| p.0),
-        host: None,
-    }
+    Failure { kind, reason: f.reason, what: f.what, hint: f.hint, pid: f.pid.map(|p| p.0), host: None }
 }

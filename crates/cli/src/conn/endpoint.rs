@@ -44,9 +44,7 @@ enum Address {
 }
 
 fn parse(uri: &str) -> Result<Address, Failure> {
-    let wrong = |what: String| {
-        Failure::usage(what, "write unix:/PATH, http://127.0.0.1:PORT or https://HOST:PORT")
-    };
+    let wrong = |what: String| Failure::usage(what, "write unix:/PATH, http://127.0.0.1:PORT or https://HOST:PORT");
     if let Some(path) = uri.strip_prefix("unix:") {
         // Both spellings: unix:/p and unix:///p.
         let path = path.strip_prefix("//").unwrap_or(path);
@@ -90,7 +88,9 @@ fn default_state_dir() -> Result<PathBuf, Failure> {
     absolute("XDG_STATE_HOME")
         .or_else(|| absolute("HOME").map(|home| home.join(".local/state")))
         .map(|dir| dir.join("ingraft"))
-        .ok_or_else(|| Failure::failed("no directory for the journal: HOME is not set", "name one with --state-dir DIR"))
+        .ok_or_else(|| {
+            Failure::failed("no directory for the journal: HOME is not set", "name one with --state-dir DIR")
+        })
 }
 
 /// Connects to a daemon.
@@ -103,7 +103,10 @@ pub(super) async fn connect(uri: &str, common: &Common) -> Result<(Channel, Head
         Address::Tls(uri) => {
             let tls = tls(common)?;
             let endpoint = endpoint(&uri)?.tls_config(tls).map_err(|e| {
-                Failure::usage(format!("the certificates cannot be used: {}", chain(&e)), "check --tls-ca, --tls-cert and --tls-key")
+                Failure::usage(
+                    format!("the certificates cannot be used: {}", chain(&e)),
+                    "check --tls-ca, --tls-cert and --tls-key",
+                )
             })?;
             dial(&uri, endpoint).await?
         }
@@ -112,8 +115,9 @@ pub(super) async fn connect(uri: &str, common: &Common) -> Result<(Channel, Head
 }
 
 fn endpoint(uri: &str) -> Result<Endpoint, Failure> {
-    let endpoint = Endpoint::from_shared(uri.to_owned())
-        .map_err(|e| Failure::usage(format!("`{uri}` is no address: {e}"), "write http://127.0.0.1:PORT or https://HOST:PORT"))?;
+    let endpoint = Endpoint::from_shared(uri.to_owned()).map_err(|e| {
+        Failure::usage(format!("`{uri}` is no address: {e}"), "write http://127.0.0.1:PORT or https://HOST:PORT")
+    })?;
     Ok(endpoint.connect_timeout(CONNECT).tcp_nodelay(true))
 }
 

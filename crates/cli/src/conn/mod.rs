@@ -57,6 +57,13 @@ impl Engines {
         Ok(Engines { clients, embedded: None })
     }
 
+    /// An engine of a test.
+    #[cfg(test)]
+    pub(crate) fn of_test(channel: Channel) -> Self {
+        let service = InterceptedService::new(channel, Headers::default());
+        Engines { clients: vec![Client { service, host: None }], embedded: None }
+    }
+
     /// Each engine.
     pub(crate) fn clients(&self) -> &[Client] {
         &self.clients
@@ -320,12 +327,18 @@ impl Client {
     /// The answer ended before all of it was there.
     fn incomplete(&self, what: &str) -> Failure {
         let what = format!("the engine's answer about {what} is incomplete");
-        Failure { host: self.host(), ..Failure::new(Kind::Failed, what, "run `ingraft status` to see what is inserted") }
+        Failure {
+            host: self.host(),
+            ..Failure::new(Kind::Failed, what, "run `ingraft status` to see what is inserted")
+        }
     }
 
     /// The answer contradicts itself.
     fn garbled(&self, error: &ingraft_wire::FieldError) -> Failure {
         let what = format!("the engine's answer is not understood: {error}");
-        Failure { host: self.host(), ..Failure::new(Kind::Failed, what, "use the same version of ingraft and ingraftd") }
+        Failure {
+            host: self.host(),
+            ..Failure::new(Kind::Failed, what, "use the same version of ingraft and ingraftd")
+        }
     }
 }

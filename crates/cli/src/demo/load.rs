@@ -155,7 +155,8 @@ fn work(mut connection: BufReader<TcpStream>, client: u64, shared: &Shared) -> i
             let n = round * BATCH + i;
             // Every fourth request writes; clients share half of their keys.
             let key = if i % 2 == 0 { n % 1000 } else { client * 1000 + n % 1000 };
-            let _infallible = if i % 4 == 3 { writeln!(requests, "SET {key} {n}") } else { writeln!(requests, "GET {key}") };
+            let _infallible =
+                if i % 4 == 3 { writeln!(requests, "SET {key} {n}") } else { writeln!(requests, "GET {key}") };
         }
         let sent = Instant::now();
         connection.get_mut().write_all(requests.as_bytes())?;
@@ -163,7 +164,10 @@ fn work(mut connection: BufReader<TcpStream>, client: u64, shared: &Shared) -> i
             answer.clear();
             connection.read_line(&mut answer)?;
             if !(answer.starts_with("VALUE ") || answer == "NONE\n") {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, format!("an answer like `{}`", answer.trim_end())));
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("an answer like `{}`", answer.trim_end()),
+                ));
             }
         }
         let waited = u64::try_from(sent.elapsed().as_nanos()).unwrap_or(u64::MAX);

@@ -186,7 +186,8 @@ impl Stage<'_> {
 
     /// Pauses the load and takes the server's tally and our counts.
     async fn both(&self, enabled: &Enabled) -> Result<(Tallies, Reading), Stop> {
-        tokio::task::block_in_place(|| self.load.pause()).map_err(|e| trouble("the load cannot be paused", &io::Error::other(e)))?;
+        tokio::task::block_in_place(|| self.load.pause())
+            .map_err(|e| trouble("the load cannot be paused", &io::Error::other(e)))?;
         let ask = || -> io::Result<Tallies> {
             let mut connection: BufReader<TcpStream> = load::connect(self.server.address)?;
             server::ask_tally(&mut connection)

@@ -50,7 +50,10 @@ impl<'a> Page<'a> {
     ) -> Result<(), Stop> {
         self.pid = pid;
         let threads = plural(threads as u64, "thread", "threads");
-        self.line("Server", &format!("process {pid} with {threads}, answering {} clients at {address}", super::load::CLIENTS))?;
+        self.line(
+            "Server",
+            &format!("process {pid} with {threads}, answering {} clients at {address}", super::load::CLIENTS),
+        )?;
         self.line("Before", &traffic(per_second, slowest))
     }
 
@@ -118,7 +121,11 @@ impl<'a> Page<'a> {
         }
         self.out.text(&indented(&table.render(None)))?;
         self.out.text("\n")?;
-        self.check("totals", all_equal && calls > 0, format!("{} counted, none missed, none too many", plural(calls, "call", "calls")));
+        self.check(
+            "totals",
+            all_equal && calls > 0,
+            format!("{} counted, none missed, none too many", plural(calls, "call", "calls")),
+        );
         let threads = plural(tallied.len() as u64, "thread", "threads");
         self.check("threads", counted == tallied, format!("the same numbers for each of {threads} by itself"));
         Ok(())
@@ -134,12 +141,24 @@ impl<'a> Page<'a> {
         threads.sort_by_key(|t| t.tid);
         let (module, function, offset) = (f.module.clone(), f.function.clone(), hex(f.offset));
         let (host, pid, exact_since_ns) = (None, self.pid, None);
-        self.out.object(&Object::Count(crate::objects::Count { host, pid, module, function, offset, calls, threads, exact_since_ns }))
+        self.out.object(&Object::Count(crate::objects::Count {
+            host,
+            pid,
+            module,
+            function,
+            offset,
+            calls,
+            threads,
+            exact_since_ns,
+        }))
     }
 
     /// The counters are out.
     pub(super) fn removed(&mut self, removed: Removed) -> Result<(), Stop> {
-        self.line("Removed", &format!("while it served; no thread was held for longer than {}", millis(removed.stopped_ms)))?;
+        self.line(
+            "Removed",
+            &format!("while it served; no thread was held for longer than {}", millis(removed.stopped_ms)),
+        )?;
         self.out.object(&Object::Removed(removed))
     }
 
@@ -158,7 +177,8 @@ impl<'a> Page<'a> {
         self.check("code", code.is_none(), code.unwrap_or(right));
         let left = memory.map(|m| format!("left behind: {m}"));
         self.check("memory", left.is_none(), left.unwrap_or_else(|| "nothing left in its address space".to_owned()));
-        let text = if tracer == 0 { "nobody traces it (TracerPid 0)".to_owned() } else { format!("traced by {tracer}") };
+        let text =
+            if tracer == 0 { "nobody traces it (TracerPid 0)".to_owned() } else { format!("traced by {tracer}") };
         self.check("tracer", tracer == 0, text);
     }
 
@@ -185,7 +205,9 @@ impl<'a> Page<'a> {
             self.out.text(&format!("\n{GOOD}Counted exactly, and left no trace.{GOOD:#}\n"))?;
             self.out.text(&format!("{DIM}Try it on your own: ingraft ps, then ingraft count -p PID FUNCTION{DIM:#}\n"))
         } else {
-            self.out.text(&format!("\n{BAD}Not everything holds.{BAD:#} This should not happen; please report this page.\n"))?;
+            self.out.text(&format!(
+                "\n{BAD}Not everything holds.{BAD:#} This should not happen; please report this page.\n"
+            ))?;
             Err(Stop::Reported(Kind::Failed))
         }
     }

@@ -14,7 +14,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use crate::exit::{Failure, Stop};
 
 /// The functions that are counted, in the order of a tally.
-pub(super) const FUNCTIONS: [&str; 5] = ["demo_handle_request", "demo_parse", "demo_lookup", "demo_store", "demo_render"];
+pub(super) const FUNCTIONS: [&str; 5] =
+    ["demo_handle_request", "demo_parse", "demo_lookup", "demo_store", "demo_render"];
 
 /// Connections over the server's life.
 const MOST: usize = 128;
@@ -49,7 +50,8 @@ enum Request {
 
 /// Serves on a port of the loopback until the standard input ends: whoever started it is gone then.
 pub(crate) fn run() -> Result<(), Stop> {
-    let cannot = |e: io::Error| Failure::failed(format!("the demo's server cannot serve: {e}"), "check that the loopback is up");
+    let cannot =
+        |e: io::Error| Failure::failed(format!("the demo's server cannot serve: {e}"), "check that the loopback is up");
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
     let mut stdout = io::stdout();

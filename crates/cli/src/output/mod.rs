@@ -43,9 +43,8 @@ impl Output {
         Ok(match &common.output {
             Some(path) => {
                 let name = path.display().to_string();
-                let file = File::create(path).map_err(|e| {
-                    Failure::failed(format!("cannot write {name}: {e}"), "choose another file with -o")
-                })?;
+                let file = File::create(path)
+                    .map_err(|e| Failure::failed(format!("cannot write {name}: {e}"), "choose another file with -o"))?;
                 let sink = Box::new(anstream::StripStream::new(file));
                 Output { format, sink, name, terminal: false, drawn: 0 }
             }

@@ -127,11 +127,17 @@ mod tests {
 
     #[test]
     fn times_and_sizes() {
-        assert_eq!([millis(0.0), millis(0.82), millis(1.26), millis(31.4), millis(2100.0)].join("|"), "0 ms|0.82 ms|1.3 ms|31 ms|2.1 s");
+        assert_eq!(
+            [millis(0.0), millis(0.82), millis(1.26), millis(31.4), millis(2100.0)].join("|"),
+            "0 ms|0.82 ms|1.3 ms|31 ms|2.1 s"
+        );
         assert_eq!([bytes(0), bytes(512), bytes(4096), bytes(1_572_864)].join("|"), "0 B|512 B|4 KiB|1.5 MiB");
         let s = Duration::from_secs;
         assert_eq!([ago(s(12)), ago(s(200)), ago(s(7200)), ago(s(200_000))].join("|"), "12 s|3 min|2 h|2 days");
-        assert_eq!([percent(12.0), percent(0.31), percent(0.02), percent(0.0)].join("|"), "12 %|0.3 %|0.02 %|less than 0.01 %");
+        assert_eq!(
+            [percent(12.0), percent(0.31), percent(0.02), percent(0.0)].join("|"),
+            "12 %|0.3 %|0.02 %|less than 0.01 %"
+        );
         assert_eq!([plural(1, "call", "calls"), plural(1200, "call", "calls")].join("|"), "1 call|1,200 calls");
     }
 }

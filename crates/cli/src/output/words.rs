@@ -4,6 +4,7 @@ use super::number::{grouped_u64, millis, plural};
 use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
 use crate::conn::{Enabled, RefusedFunction};
+use crate::exit::Failure;
 use crate::objects::{Ended, Host, Object, Removed};
 
 /// Functions that a warning for people names before it counts the rest; scripts get all names.
@@ -67,7 +68,10 @@ pub(crate) fn farewell(object: &Object) -> String {
         Object::Removed(r) => removed(r),
         Object::Kept(k) => {
             let place = at(k.pid, &k.host);
-            format!("{place}: measurement {} stays in; `ingraft --daemon … detach -p {}` takes it out\n", k.measurement, k.pid)
+            format!(
+                "{place}: measurement {} stays in; `ingraft --daemon … detach -p {}` takes it out\n",
+                k.measurement, k.pid
+            )
         }
         _ => String::new(),
     }
@@ -82,6 +86,13 @@ pub(crate) fn removed(r: &Removed) -> String {
     } else {
         format!("{place}: {BAD}removed, but its code differs from the original{BAD:#}\n")
     }
+}
+
+/// The worst that can be said after a removal.
+pub(crate) fn not_restored(r: &Removed) -> Failure {
+    let what = format!("the code of process {} differs from the original after the removal", r.pid);
+    let hint = format!("run `ingraft detach -p {}`; if that does not help, restart the process when you can", r.pid);
+    Failure { host: r.host.clone(), pid: Some(r.pid), ..Failure::failed(what, hint) }
 }
 
 #[cfg(test)]

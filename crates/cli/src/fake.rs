@@ -1,0 +1,230 @@
+//! An engine for tests: the gRPC services that a measurement uses, with a script instead of a target.
+
+use std::io::{self, Write};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use hyper_util::rt::TokioIo;
+use ingraft_wire::v1;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Response, Status};
+use v1::instrumentation_server::{Instrumentation, InstrumentationServer};
+use v1::metrics_server::{Metrics, MetricsServer};
+
+type Answer<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;
+
+/// What the engine is to do and what it was asked.
+#[derive(Clone, Default)]
+pub(crate) struct Script {
+    /// Names of the functions that are counted.
+    pub(crate) functions: Vec<&'static str>,
+    /// Names of the functions that are refused.
+    pub(crate) refused: Vec<&'static str>,
+    /// Values by reading; the target ends after the last one if `ends` is set.
+    pub(crate) readings: Vec<Vec<i64>>,
+    pub(crate) ends: Option<v1::Ended>,
+    /// The stream breaks after the last reading.
+    pub(crate) breaks: bool,
+    /// Values in the stop of the removal.
+    pub(crate) last: Vec<i64>,
+    /// What insertions fail with, by target.
+    pub(crate) failure: Option<(i32, ingraft_wire::Failure)>,
+    pub(crate) text_differs: bool,
+    /// Measurements that were removed.
+    pub(crate) removed: Arc<Mutex<Vec<u64>>>,
+}
+
+/// Serves a script.
+pub(crate) async fn serve(script: Script) -> Channel {
+    let (ours, theirs) = tokio::io::duplex(64 << 10);
+    let server = Server::builder()
+        .add_service(InstrumentationServer::new(script.clone()))
+        .add_service(MetricsServer::new(script))
+        .serve_with_incoming(tokio_stream::once(Ok::<_, io::Error>(theirs)));
+    tokio::spawn(server);
+    let mut ours = Some(ours);
+    let connector = tower::service_fn(move |_| {
+        std::future::ready(ours.take().map(TokioIo::new).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
+    });
+    Endpoint::from_static("http://fake.invalid").connect_with_connector(connector).await.unwrap()
+}
+
+/// Text that is kept, and a reader that may go away.
+#[derive(Clone, Default)]
+pub(crate) struct Paper {
+    pub(crate) text: Arc<Mutex<Vec<u8>>>,
+    /// Bytes after which nobody reads any more.
+    pub(crate) torn_after: Option<usize>,
+}
+
+impl Paper {
+    pub(crate) fn read(&self) -> String {
+        String::from_utf8(self.text.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Paper {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut text = self.text.lock().unwrap();
+        if self.torn_after.is_some_and(|limit| text.len() >= limit) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn answer<T: Send + 'static>(items: Vec<Result<T, Status>>) -> Response<Answer<T>> {
+    Response::new(Box::pin(tokio_stream::iter(items)))
+}
+
+fn sample(sequence: usize, values: &[i64], threads: bool) -> v1::Sample {
+    let values = values.iter().enumerate().map(|(pair, &value)| v1::PairValue {
+        pair: pair as u32,
+        value,
+        threads: if threads { vec![v1::ThreadValue { tid: Some(7), value }] } else { Vec::new() },
+    });
+    let time_ns = 1_000_000_000 + sequence as u64 * 500_000_000;
+    v1::Sample { sequence: sequence as u64, time_ns, dropped: 0, values: values.collect(), more: false }
+}
+
+fn function(name: &str) -> v1::FunctionRef {
+    v1::FunctionRef { module: "server".to_owned(), function: name.to_owned(), offset: 0x5c1b0 }
+}
+
+#[tonic::async_trait]
+impl Instrumentation for Script {
+    type EnableStream = Answer<v1::EnableResponse>;
+    type DescribeStream = Answer<v1::DescribeResponse>;
+    type RemoveStream = Answer<v1::RemoveResponse>;
+    type ListStream = Answer<v1::ListInsertedResponse>;
+
+    async fn enable(&self, request: Request<v1::EnableRequest>) -> Result<Response<Self::EnableStream>, Status> {
+        use v1::enable_response::Event;
+        let target = request.into_inner().target.and_then(|t| t.which);
+        let Some(v1::target::Which::Pid(pid)) = target else { return Err(Status::invalid_argument("a pid")) };
+        if let Some((bad, failure)) = &self.failure
+            && *bad == pid
+        {
+            return Err(failure.clone().into_status());
+        }
+        let enabled = v1::Enabled {
+            measurement: 100 + pid as u64,
+            pid,
+            attached: true,
+            threads: 4,
+            modules: 9,
+            functions: 5120,
+            points: self.functions.len() as u32,
+            attach_ns: 31_000_000,
+            stopped_ns: 812_000,
+            pair_count: self.functions.len() as u32,
+            refused_count: self.refused.len() as u32,
+            metrics: vec![v1::Metric {
+                name: "calls".to_owned(),
+                unit: "calls".to_owned(),
+                style: v1::Style::EventCounter.into(),
+                ..Default::default()
+            }],
+            warnings: Vec::new(),
+        };
+        let pair = |name: &&str| v1::Pair {
+            pair: Some(v1::MetricFocus { metric: "calls".to_owned(), focus: format!("/Code/server/{name}") }),
+            function: Some(function(name)),
+            points: 1,
+            ..Default::default()
+        };
+        let pairs = v1::PairChunk { first: 0, pairs: self.functions.iter().map(pair).collect() };
+        let refused = self.refused.iter().map(|name| v1::RefusedFunction {
+            function: Some(function(name)),
+            reason: Some(v1::Refusal { reason: "too_short".to_owned(), text: "too short".to_owned() }),
+            pair: None,
+        });
+        let refused = v1::RefusedChunk { functions: refused.collect() };
+        let progress = v1::Progress { text: "reading".to_owned() };
+        let events = [Event::Progress(progress), Event::Enabled(enabled), Event::Pairs(pairs), Event::Refused(refused)];
+        Ok(answer(events.into_iter().map(|e| Ok(v1::EnableResponse { event: Some(e) })).collect()))
+    }
+
+    async fn remove(&self, request: Request<v1::RemoveRequest>) -> Result<Response<Self::RemoveStream>, Status> {
+        use v1::remove_response::Event;
+        let measurement = request.into_inner().measurement;
+        self.removed.lock().unwrap().push(measurement);
+        let removed = v1::Removed {
+            pid: measurement as i32 - 100,
+            stopped_ns: 600_000,
+            text_restored: !self.text_differs,
+            ..Default::default()
+        };
+        let last = sample(self.readings.len(), &self.last, false);
+        let events = [Event::Removed(removed), Event::Last(last)];
+        Ok(answer(events.into_iter().map(|e| Ok(v1::RemoveResponse { event: Some(e) })).collect()))
+    }
+
+    async fn list(&self, _: Request<v1::ListInsertedRequest>) -> Result<Response<Self::ListStream>, Status> {
+        Ok(answer(Vec::new()))
+    }
+
+    async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<Self::DescribeStream>, Status> {
+        Err(Status::unimplemented("not in tests"))
+    }
+
+    async fn keep(&self, _: Request<v1::KeepRequest>) -> Result<Response<v1::KeepResponse>, Status> {
+        Err(Status::unimplemented("not in tests"))
+    }
+
+    async fn detach(&self, _: Request<v1::DetachRequest>) -> Result<Response<v1::DetachResponse>, Status> {
+        Err(Status::unimplemented("not in tests"))
+    }
+}
+
+#[tonic::async_trait]
+impl Metrics for Script {
+    type ListStream = Answer<v1::ListMetricsResponse>;
+    type CheckStream = Answer<v1::CheckResponse>;
+    type StreamStream = Answer<v1::StreamResponse>;
+    type ReadStream = Answer<v1::ReadResponse>;
+
+    async fn stream(&self, _: Request<v1::StreamRequest>) -> Result<Response<Self::StreamStream>, Status> {
+        use v1::stream_response::Event;
+        let (sender, receiver) = mpsc::channel(64);
+        for (i, values) in self.readings.iter().enumerate() {
+            let event = Some(Event::Sample(sample(i, values, false)));
+            sender.send(Ok(v1::StreamResponse { event })).await.unwrap();
+        }
+        if let Some(ended) = self.ends {
+            sender.send(Ok(v1::StreamResponse { event: Some(Event::Ended(ended)) })).await.unwrap();
+        } else if self.breaks {
+            sender.send(Err(Status::internal("the pipe to the moon broke"))).await.unwrap();
+        } else {
+            // Goes on without news until the client goes away.
+            tokio::spawn(async move { sender.closed().await });
+        }
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn read(&self, _: Request<v1::ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
+        use v1::read_response::Event;
+        let values = self.readings.last().cloned().unwrap_or_default();
+        let event = Some(Event::Sample(sample(self.readings.len(), &values, true)));
+        Ok(answer(vec![Ok(v1::ReadResponse { event })]))
+    }
+
+    async fn list(&self, _: Request<v1::ListMetricsRequest>) -> Result<Response<Self::ListStream>, Status> {
+        Ok(answer(Vec::new()))
+    }
+
+    async fn check(&self, _: Request<v1::CheckRequest>) -> Result<Response<Self::CheckStream>, Status> {
+        Ok(answer(Vec::new()))
+    }
+
+    async fn define(&self, _: Request<v1::DefineRequest>) -> Result<Response<v1::DefineResponse>, Status> {
+        Err(Status::unimplemented("not in tests"))
+    }
+}
