@@ -60,10 +60,12 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
     let next = point.minis.get(index + 1).map_or(point.leave, |m| m.start);
     let mini = point.minis.remove(index);
     let write = retarget(before, mini.start.0, next.0).ok_or(CodegenError::ArenaFull)?;
+    // on its first instruction and on its last one a thread may skip the rest; in between it is stepped, and in a slow routine too, which
+    // may be about to go on from the jump that goes away
     let mut moves = vec![PcMove { from: mini.start, to: next }, PcMove { from: mini.jump, to: next }];
-    moves.dedup();
+    moves.sort_unstable();
     let mut step_out = arena.shared();
-    step_out.push(mini.range.clone());
+    step_out.extend(mini.removal.step_out.iter().cloned());
     step_out.sort_unstable_by_key(|r| r.start);
     Ok(PatchPlan { text: vec![write], moves, step_out, retired: vec![mini.range], ..PatchPlan::default() })
 }

@@ -14,6 +14,9 @@ const EXTEND_MAX: u64 = 32;
 /// Beyond the last address of user space (47 bits), so that sums of addresses and lengths cannot overflow.
 pub(crate) const USER_END: u64 = 1 << 47;
 
+/// `mov $15, %rax; syscall`, in the two encodings that C libraries use.
+const SIGNAL_RETURNS: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+
 /// How control gets from the original bytes to new code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
@@ -131,6 +134,11 @@ pub(crate) fn choose(
     let place = Place::new(request);
     if place.at >= USER_END {
         return Err(Refusal::NotAFunction { what: "an address beyond user space" });
+    }
+    if SIGNAL_RETURNS.iter().any(|bytes| request.site.bytes.starts_with(bytes)) {
+        return Err(Refusal::NotAFunction {
+            what: "the way back from signal handlers, which unwinders know by its bytes",
+        });
     }
     let near = choose_near(env, text, &place, request.name);
     match near {

@@ -414,8 +414,6 @@ impl Generator<'_> {
     fn branch(&mut self, e: &Expr, when: bool, label: CodeLabel) -> Result<(), Assembly> {
         use BinaryOp as B;
         match e {
-            Expr::Const(c) if (*c != 0) == when => self.a.jmp(label)?,
-            Expr::Const(_) => {}
             Expr::Unary(UnaryOp::Not, e) => self.branch(e, !when, label)?,
             Expr::Binary(op @ (B::LogicalAnd | B::LogicalOr), a, b) => {
                 // one operand alone decides when it is 0 (and) or not 0 (or)
@@ -490,6 +488,15 @@ fn fold(e: &Expr) -> Expr {
         },
         Expr::Binary(op, a, b) => match (fold(a), fold(b)) {
             (Expr::Const(a), Expr::Const(b)) => Expr::Const(binary(*op, a, b)),
+            // expressions have no effects, so a known operand of a logical operator decides or goes away
+            (Expr::Const(c), e) | (e, Expr::Const(c)) if matches!(op, BinaryOp::LogicalAnd | BinaryOp::LogicalOr) => {
+                let decisive = *op == BinaryOp::LogicalOr;
+                if (c != 0) == decisive {
+                    Expr::Const(decisive.into())
+                } else {
+                    Expr::Binary(BinaryOp::NotEqual, Box::new(e), Box::new(Expr::Const(0)))
+                }
+            }
             (a, b) => Expr::Binary(*op, Box::new(a), Box::new(b)),
         },
     }

@@ -283,9 +283,10 @@ fn check(functions: &[Function], identity: ThreadIdentity) -> (usize, usize) {
             vec![Step::Call { target: s.function.0, registers: vec![], flags }; 1 + i % 2]
         })
         .collect();
-    let program = |plan| Program { env: &env, text: image.clone(), plan, steps: steps.clone(), counters: sites.len() };
-    let plain = program(None).run();
-    let woven = program(Some(&weave.plan)).run();
+    let program =
+        |plans| Program { env: &env, text: image.clone(), plans, steps: steps.clone(), counters: sites.len() };
+    let plain = program(vec![]).run();
+    let woven = program(vec![&weave.plan]).run();
     assert_eq!(plain.scratch, woven.scratch, "memory\n{}", list(&weave.plan, &weave.woven));
     let mut call = 0;
     for (i, point) in weave.woven.iter().enumerate() {
@@ -319,7 +320,7 @@ fn functions() -> impl Strategy<Value = Vec<Function>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(property_config())]
 
     #[test]
     fn woven_code_does_what_the_original_did(functions in functions(), identity in 0..3) {

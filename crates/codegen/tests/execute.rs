@@ -2,7 +2,9 @@
 
 mod support;
 
-use ingraft_model::{Avma, Gpr, Svma, ThreadIdentity};
+use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed};
+use ingraft_codegen::{MiniRequest, add_mini, remove_mini, remove_points};
+use ingraft_model::{Avma, BinaryOp, Expr, Gpr, PatchPlan, Snippet, Stmt, Svma, ThreadIdentity, VariableId};
 use support::image::{Outcome, Program, SCRATCH, Step, TEXT, TID};
 use support::*;
 
@@ -11,7 +13,7 @@ fn call(target: u64) -> Step {
 }
 
 fn run(w: &Woven, text: &[u8], steps: Vec<Step>) -> Outcome {
-    Program { env: &w.env, text: text.to_vec(), plan: Some(&w.weave.plan), steps, counters: 4 }.run()
+    Program { env: &w.env, text: text.to_vec(), plans: vec![&w.weave.plan], steps, counters: 4 }.run()
 }
 
 /// mov rax,[rdi]; add rax,rsi; ret
@@ -31,7 +33,7 @@ fn counts_are_exact_in_the_threads_own_shard() {
         assert_eq!(out.shards[own_shard(identity)], [5, 5, 0, 0], "{identity:?}");
         assert_eq!((out.exhausted, out.children), (0, 0));
         let plain =
-            Program { env: &w.env, text: PLAIN.to_vec(), plan: None, steps: vec![call(TEXT); 5], counters: 4 }.run();
+            Program { env: &w.env, text: PLAIN.to_vec(), plans: vec![], steps: vec![call(TEXT); 5], counters: 4 }.run();
         assert_eq!(plain.calls, out.calls);
     }
 }
@@ -49,7 +51,7 @@ fn saved_registers_and_flags_survive() {
             [0x247, 0x246, 0xad7].map(|flags| Step::Call { target: TEXT, registers: vec![], flags }).to_vec();
         let out = run(&w, &text, steps.clone());
         assert_eq!(out.shards[own_shard(identity)][0], 3);
-        let plain = Program { env: &w.env, text: text.to_vec(), plan: None, steps, counters: 4 }.run();
+        let plain = Program { env: &w.env, text: text.to_vec(), plans: vec![], steps, counters: 4 }.run();
         assert_eq!(plain.calls, out.calls);
     }
 }
@@ -64,7 +66,7 @@ fn every_scratch_register_has_a_right_slow_routine() {
         let out = run(&w, &PLAIN, steps.clone());
         assert_eq!(out.shards[2][0], 2, "r{r}");
         assert_eq!(out.shards[0][0], 2, "foreign gs counts in shard 0");
-        let plain = Program { env: &w.env, text: PLAIN.to_vec(), plan: None, steps, counters: 4 }.run();
+        let plain = Program { env: &w.env, text: PLAIN.to_vec(), plans: vec![], steps, counters: 4 }.run();
         for (mut a, b) in plain.calls.into_iter().zip(out.calls) {
             a.registers[usize::from(r)] = b.registers[usize::from(r)];
             assert_eq!(a, b);
@@ -138,4 +140,61 @@ fn identity_is_what_the_claims_hold() {
     let out = run(&w, &text, vec![call(TEXT); 2]);
     assert_eq!(out.calls[1].registers[0], u64::from(TID));
     assert_eq!(out.calls[1].registers[6], SCRATCH + 0x100);
+}
+
+/// `v0 += $arg[1] / 3`: something that needs all working registers.
+fn complex() -> Snippet {
+    let e = Expr::Binary(BinaryOp::Divide, Box::new(Expr::Arg(1)), Box::new(Expr::Const(3)));
+    Snippet { stmts: vec![Stmt::Add(VariableId(0), e)] }
+}
+
+#[test]
+fn snippets_come_and_go_in_any_order() {
+    let third = (SCRATCH as i64 + 0x100) / 3;
+    for identity in IDENTITIES {
+        for (scratch, flags_dead) in [(vec![Gpr(0)], true), (vec![Gpr(11)], true), (vec![], true), (vec![], false)] {
+            let s = ingraft_model::EntrySite { scratch, flags_dead, ..site(&PLAIN) };
+            let mut w = weave(identity, s, &[], &[count()]);
+            let mut point = w.point().clone();
+            let mut plans: Vec<PatchPlan> = Vec::new();
+            let all = |plans: &[PatchPlan], steps: Vec<Step>| {
+                let plans = std::iter::once(&w.weave.plan).chain(plans).collect();
+                Program { env: &w.env, text: PLAIN.to_vec(), plans, steps, counters: 4 }.run()
+            };
+            let own = own_shard(identity);
+            let snippets = [(1, complex()), (2, count()), (3, complex())];
+            for (id, snippet) in &snippets {
+                let request = MiniRequest { id: *id, snippet, counters: &[*id as u32] };
+                let plan = add_mini(&w.env, &mut w.arena, &mut point, &request).expect("there is room");
+                verify_added(&w.env, &w.arena, &plan, &point).expect("right");
+                plans.push(plan);
+            }
+            let out = all(&plans, vec![call(TEXT); 2]);
+            assert_eq!(out.shards[own], [2, 2 * third, 2, 2 * third], "{identity:?}");
+            let out = all(&plans, vec![Step::Exhaust, call(TEXT), call(TEXT)]);
+            assert_eq!(out.shards[0], [2, 2 * third, 2, 2 * third], "{identity:?}");
+            for (gone, left) in [
+                (2, [2, 2 * third, 0, 2 * third]),
+                (0, [0, 2 * third, 0, 2 * third]),
+                (3, [0, 2 * third, 0, 0]),
+                (1, [0; 4]),
+            ] {
+                let before = point.clone();
+                let plan = remove_mini(&w.arena, &mut point, gone).expect("it is there");
+                verify_removed(&plan, &before, &point).expect("right");
+                plans.push(plan);
+                assert_eq!(all(&plans, vec![call(TEXT); 2]).shards[own], left, "{identity:?} without {gone}");
+            }
+            assert!(remove_mini(&w.arena, &mut point, 1).is_err());
+            let plan = remove_points([&point]);
+            verify_removal(&plan, &[point]).expect("right");
+            plans.push(plan);
+            let out = all(&plans, vec![call(TEXT); 2]);
+            let plain =
+                Program { env: &w.env, text: PLAIN.to_vec(), plans: vec![], steps: vec![call(TEXT); 2], counters: 4 }
+                    .run();
+            assert_eq!(out.calls, plain.calls);
+            assert_eq!(out.shards.concat(), [0; 16]);
+        }
+    }
 }

@@ -1,8 +1,13 @@
 //! Proofs of the smaller plans: one snippet more or less at a woven point, and removal.
 
-use ingraft_model::{Avma, PatchPlan};
+use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
 
+use super::memory::Memory;
+use super::walk::Walk;
 use super::{Flaw, VerifyError, check_writes, fail};
+use crate::arena::Arena;
+use crate::environment::Environment;
+use crate::mini::WovenMini;
 use crate::weave::WovenPoint;
 
 /// Proves a removal: every original byte comes back, every record of the points is in the plan, nothing else is.
@@ -39,17 +44,69 @@ pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), Ver
     Ok(())
 }
 
-/// Proves the plan of one snippet more or less: `after` is the point as it will be.
-pub fn verify_change(plan: &PatchPlan, after: &WovenPoint) -> Result<(), VerifyError> {
+/// Proves the plan of [`crate::add_mini`]: `after` is the point as it will be, its first snippet the new one.
+pub fn verify_added(env: &Environment, arena: &Arena, plan: &PatchPlan, after: &WovenPoint) -> Result<(), VerifyError> {
+    check_live_jump(plan, after)?;
+    let Some(mini) = after.minis.first() else { return fail(after.at.0, Flaw::Unmatched) };
+    let memory = Memory::new(&plan.code, &arena.range())?;
+    let next = after.minis.get(1).map_or(after.leave, |m| m.start).0;
+    let mut walk = Walk::new(env, arena, &memory);
+    walk.begin_added(after, next);
+    walk.added(mini.start.0)?;
+    walk.twin(mini)?;
+    walk.tile(&mini.range)?;
+    walk.all_tiled()?;
+    for (address, state) in walk.visited(&mini.range) {
+        let harmless = after.pushed == 0 && state.is_some_and(|s| walk.harmless(s));
+        match mini.removal.moves.iter().find(|m| m.from.0 == address) {
+            Some(m) if m.to == after.at && harmless => {}
+            Some(_) => return fail(address, Flaw::BadMove),
+            None if mini.removal.step_out.iter().any(|r| r.start.0 <= address && address < r.end.0) => {}
+            None => return fail(address, Flaw::BadMove),
+        }
+    }
+    if mini.removal.code != mini.range || !plan.moves.is_empty() || !plan.retired.is_empty() {
+        return fail(mini.start.0, Flaw::BadMove);
+    }
+    memory.all_proven(&mut [(mini.range.start.0, mini.range.end.0)])
+}
+
+/// Proves the plan of [`crate::remove_mini`]: `before` and `after` are the point as it was and as it will be.
+pub fn verify_removed(plan: &PatchPlan, before: &WovenPoint, after: &WovenPoint) -> Result<(), VerifyError> {
+    let write = check_live_jump(plan, after)?;
+    let gone = |m: &&WovenMini| !after.minis.contains(m);
+    let (Some(mini), true) = (before.minis.iter().find(gone), plan.code.is_empty()) else {
+        return fail(after.at.0, Flaw::Unmatched);
+    };
+    let next = target(write.at.0 - 1, write.new_bytes());
+    let mut expected = [mini.start, mini.jump].map(|from| PcMove { from, to: next });
+    expected.sort_unstable();
+    if plan.moves != expected || target(write.at.0 - 1, write.old_bytes()) != mini.start {
+        return fail(mini.start.0, Flaw::BadMove);
+    }
+    // what is neither at its first nor at its last instruction is stepped
+    let stepped = |at: Avma| plan.step_out.iter().any(|r| r.start <= at && at < r.end);
+    let plain = mini.jump.0 == mini.start.0 + 9 && mini.range.start == mini.start;
+    let middle = [mini.range.start, mini.start.offset(8), mini.jump.offset(-1)];
+    if !plain && middle.into_iter().any(|at| at != mini.jump && at != mini.start && !stepped(at)) {
+        return fail(mini.start.0, Flaw::BadMove);
+    }
+    if plan.retired == [mini.range.clone()] { Ok(()) } else { fail(mini.start.0, Flaw::Unmatched) }
+}
+
+/// The one write of a change: a jump of the chain that leads to the next part of it afterwards.
+fn check_live_jump<'a>(plan: &'a PatchPlan, after: &WovenPoint) -> Result<&'a TextWrite, VerifyError> {
     check_writes(&plan.text)?;
     let [write] = plan.text.as_slice() else { return fail(after.at.0, Flaw::Unmatched) };
-    // the jump that is rewritten, and where the chain goes on from it
     let jumps = std::iter::once(after.slot).chain(after.minis.iter().map(|m| m.jump));
     let starts = after.minis.iter().map(|m| m.start).chain([after.leave]);
-    let Some((jump, start)) = jumps.zip(starts).find(|(jump, _)| jump.0 + 1 == write.at.0) else {
-        return fail(write.at.0, Flaw::Astray);
-    };
-    let displacement = write.new_bytes().first_chunk::<4>().filter(|_| write.len == 4);
-    let leads = displacement.map(|d| Avma((jump.0 + 5).wrapping_add_signed(i64::from(i32::from_le_bytes(*d)))));
-    if leads == Some(start) { Ok(()) } else { fail(write.at.0, Flaw::Astray) }
+    let found = jumps.zip(starts).find(|(jump, _)| jump.0 + 1 == write.at.0);
+    let Some((jump, start)) = found.filter(|_| write.len == 4) else { return fail(write.at.0, Flaw::Astray) };
+    if target(jump.0, write.new_bytes()) == start { Ok(write) } else { fail(write.at.0, Flaw::Astray) }
+}
+
+/// Where a `jmp rel32` with this displacement leads.
+fn target(jump: u64, displacement: &[u8]) -> Avma {
+    let displacement = displacement.first_chunk::<4>().map_or(0, |d| i32::from_le_bytes(*d));
+    Avma((jump + 5).wrapping_add_signed(i64::from(displacement)))
 }

@@ -22,7 +22,7 @@ use crate::environment::Environment;
 use crate::text::TextSpace;
 use crate::weave::{EntryRequest, RemovalRecord, Weave, WovenPoint};
 
-pub use change::{verify_change, verify_removal};
+pub use change::{verify_added, verify_removal, verify_removed};
 use lockstep::Pair;
 use memory::Memory;
 use walk::{State, Walk};
@@ -74,6 +74,9 @@ pub enum Flaw {
     /// A write to memory that is neither a counter nor the code's own stack.
     #[error("a write to foreign memory")]
     ForeignWrite,
+    /// A read of memory that may not be there.
+    #[error("a read of foreign memory")]
+    ForeignRead,
     /// Pushes and pops do not match.
     #[error("unbalanced stack")]
     Stack,
@@ -235,6 +238,7 @@ impl Proof<'_> {
 
         // what runs before the tail, from the base and from each live jump on
         walk.from(point.base.0, State::entry())?;
+        walk.guards(point)?;
         if point.minis.len() != self.request.minis.len() {
             return fail(at.0, Flaw::Unmatched);
         }

@@ -5,8 +5,8 @@ use iced_x86::{
     Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, Register,
     UsedMemory,
 };
-use ingraft_model::layout::COUNTERS;
-use ingraft_model::{AvmaRange, EntrySite};
+use ingraft_model::layout::{COUNTERS, OWNER};
+use ingraft_model::{AvmaRange, EntrySite, ThreadIdentity};
 
 use super::memory::Memory;
 use super::{Flaw, VerifyError, fail};
@@ -87,6 +87,8 @@ pub(super) struct Walk<'a> {
     /// The tail, where generated code ends; and the slot.
     tail: u64,
     slot: u64,
+    /// Words on the stack that must stay there: what the base trampoline has pushed before an added snippet.
+    pushed: usize,
 }
 
 impl<'a> Walk<'a> {
@@ -104,6 +106,7 @@ impl<'a> Walk<'a> {
             flags_dead: false,
             tail: 0,
             slot: 0,
+            pushed: 0,
         }
     }
 
@@ -148,11 +151,15 @@ impl<'a> Walk<'a> {
         self.flags_dead = site.flags_dead;
         self.tail = point.tail.0;
         self.slot = point.slot.0;
+        self.pushed = 0;
     }
 
     /// Whether only dead registers and flags have changed.
     pub fn harmless(&self, state: &State) -> bool {
-        state.stack.is_empty() && !state.kept & !self.scratch == 0 && (state.flags_kept || self.flags_dead)
+        state.stack.len() == self.pushed
+            && state.stack.iter().all(|w| *w == OTHER)
+            && !state.kept & !self.scratch == 0
+            && (state.flags_kept || self.flags_dead)
     }
 
     /// Notes an instruction that is proven elsewhere.
@@ -213,6 +220,65 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// The instructions right before the slot keep every thread out whose shard this is not, and fork children.
+    pub fn guards(&self, point: &WovenPoint) -> Result<(), VerifyError> {
+        let astray = || fail(point.slot.0, Flaw::Astray);
+        let (number, _) = self.visit(point.slot.0)?;
+        let before = |n: usize| number.checked_sub(n).and_then(|n| self.memory.get(n)).copied().unwrap_or_default();
+        let alive = |compare: &Instruction, jump: &Instruction, to: u64| {
+            compare.code() == Code::Cmp_rm32_imm8
+                && compare.memory_displacement64() == u64::from(self.env.data.alive())
+                && compare.immediate8to32() == 0
+                && jump.code() == Code::Je_rel8_64
+                && jump.near_branch_target() == to
+        };
+        let (jump, compare, identity) = (before(1), before(2), before(3));
+        let Some(r) = point.scratch else {
+            let right = self.env.identity == ThreadIdentity::Locked && alive(&compare, &jump, point.leave.0);
+            return if right { Ok(()) } else { astray() };
+        };
+        let slow = jump.near_branch_target();
+        let owner = compare.memory_segment() == Register::GS
+            && compare.memory_displacement64() == u64::from(self.env.data.displacement(OWNER))
+            && number_of(identity.op0_register()) == Some(r.0)
+            && number_of(compare.op1_register()) == Some(r.0)
+            && jump.code() == Code::Jne_rel8_64
+            && self.memory.decode(slow)?.code() == Code::Lea_r64_m;
+        let right = owner
+            && match self.env.identity {
+                ThreadIdentity::FsOffset(_) => {
+                    compare.code() == Code::Cmp_rm32_r32
+                        && identity.code() == Code::Mov_r32_rm32
+                        && identity.memory_segment() == Register::FS
+                }
+                ThreadIdentity::FsBase => {
+                    compare.code() == Code::Cmp_rm64_r64
+                        && identity.code() == Code::Rdfsbase_r64
+                        && alive(&before(5), &before(4), slow)
+                }
+                ThreadIdentity::Locked => false,
+            };
+        // nothing but these leads to the slot, and none of them is jumped over
+        if right { Ok(()) } else { astray() }
+    }
+
+    /// Starts the proof of a snippet that is added to a woven point, and ends generated code at `next`, where its chain goes on.
+    pub fn begin_added(&mut self, point: &WovenPoint, next: u64) {
+        self.restart();
+        let free = point.scratch.map_or(0, |r| 1u16 << (r.0 & 15)) | u16::from(point.rax_free);
+        self.scratch = free;
+        self.flags_dead = true;
+        self.tail = next;
+        self.slot = point.slot.0;
+        self.pushed = usize::from(point.pushed);
+    }
+
+    /// Executes an added snippet from its first instruction on.
+    pub fn added(&mut self, at: u64) -> Result<(), VerifyError> {
+        let stack = vec![OTHER; self.pushed];
+        self.execute(at, State { stack, ..State::entry() }, Mode::Point)
+    }
+
     /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
     pub fn twin(&mut self, mini: &WovenMini) -> Result<(), VerifyError> {
         let start = mini.start.0;
@@ -224,7 +290,7 @@ impl<'a> Walk<'a> {
             return fail(mini.jump.0, Flaw::Astray);
         }
         let bytes = self.memory.bytes(start).unwrap_or_default();
-        let private = self.env.identity != ingraft_model::ThreadIdentity::Locked;
+        let private = self.env.identity != ThreadIdentity::Locked;
         if !private || bytes.starts_with(&COUNT) {
             let direct = !private || mini.jump.0 == start + 9;
             return if direct && mini.range.start == mini.start { Ok(()) } else { fail(start, Flaw::Astray) };
@@ -315,7 +381,7 @@ impl<'a> Walk<'a> {
         if at == self.tail {
             return match mode {
                 Mode::Point if self.harmless(state) => Ok(true),
-                Mode::Point if state.stack.is_empty() => fail(at, Flaw::Lost),
+                Mode::Point if state.stack.len() == self.pushed => fail(at, Flaw::Lost),
                 _ => fail(at, Flaw::Stack),
             };
         }
@@ -334,7 +400,7 @@ impl<'a> Walk<'a> {
     /// The slow routine ends by a jump to its register, with everything else as it was.
     fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
         let Mode::Slow(r) = mode else { return fail(i.ip(), Flaw::Forbidden) };
-        if i.op0_kind() != iced_x86::OpKind::Register || number(i.op0_register()) != Some(r) {
+        if i.op0_kind() != iced_x86::OpKind::Register || number_of(i.op0_register()) != Some(r) {
             return fail(i.ip(), Flaw::Forbidden);
         }
         if !state.stack.is_empty() {
@@ -347,7 +413,7 @@ impl<'a> Walk<'a> {
         let at = i.ip();
         match i.code() {
             Code::Push_r64 => {
-                let r = number(i.op0_register()).filter(|r| *r != 4);
+                let r = number_of(i.op0_register()).filter(|r| *r != 4);
                 // addresses of the arena stay in registers
                 if state.pointer.is_some_and(|(p, _)| Some(p) == r) || mode_register(mode) == r {
                     return fail(at, Flaw::Forbidden);
@@ -359,8 +425,9 @@ impl<'a> Walk<'a> {
                 state.stack.push(if state.flags_kept { FLAGS } else { OTHER });
                 return Ok(());
             }
+            Code::Pop_r64 if state.stack.len() <= self.pushed => return fail(at, Flaw::Stack),
             Code::Pop_r64 => {
-                let (Some(r), Some(value)) = (number(i.op0_register()), state.stack.pop()) else {
+                let (Some(r), Some(value)) = (number_of(i.op0_register()), state.stack.pop()) else {
                     return fail(at, Flaw::Stack);
                 };
                 if r == 4 {
@@ -391,7 +458,7 @@ impl<'a> Walk<'a> {
             if !writes(used.access()) {
                 continue;
             }
-            match number(used.register()) {
+            match number_of(used.register()) {
                 Some(4) => return fail(at, Flaw::Stack),
                 Some(r) => state.lose(r),
                 None => return fail(at, Flaw::Forbidden),
@@ -401,13 +468,16 @@ impl<'a> Walk<'a> {
             if writes(memory.access()) && !may_write(env, i, memory, mode) {
                 return fail(at, Flaw::ForeignWrite);
             }
+            if !may_read(env, i, memory, mode) {
+                return fail(at, Flaw::ForeignRead);
+            }
         }
         if i.rflags_modified() != 0 {
             state.flags_kept = false;
         }
         if i.code() == Code::Lea_r64_m
             && i.is_ip_rel_memory_operand()
-            && let Some(r) = number(i.op0_register())
+            && let Some(r) = number_of(i.op0_register())
         {
             state.pointer = Some((r, i.ip_rel_memory_address()));
         }
@@ -423,7 +493,7 @@ fn mode_register(mode: Mode) -> Option<u8> {
 }
 
 /// Number of the general purpose register that this one is or is part of.
-fn number(r: Register) -> Option<u8> {
+fn number_of(r: Register) -> Option<u8> {
     let full = r.full_register();
     full.is_gpr64().then(|| full.number() as u8)
 }
@@ -441,9 +511,7 @@ fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory, mode: Mode
     let shared = i.has_lock_prefix() || i.mnemonic() == Mnemonic::Mov;
     match mode {
         Mode::Point | Mode::Twin(_) => {
-            let own = memory.segment() == Register::GS
-                && mode == Mode::Point
-                && env.identity != ingraft_model::ThreadIdentity::Locked;
+            let own = memory.segment() == Register::GS && mode == Mode::Point && env.identity != ThreadIdentity::Locked;
             let common = memory.segment() == Register::DS && shared;
             absolute && counters.contains(&place) && (own || common)
         }
@@ -454,6 +522,30 @@ fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory, mode: Mode
                 i.code() == Code::Inc_rm64 && i.has_lock_prefix() && place == 0 && memory.index() == Register::None;
             area || count
         }
+    }
+}
+
+/// The thread's identity, owners, counters, the `alive` word, the stack (arguments and saved words); in the slow routine also the data area's
+/// head and the chain of snippets at its register. All of it is mapped.
+fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, mode: Mode) -> bool {
+    let data = &env.data;
+    let place = memory.displacement();
+    let counter =
+        place >= u64::from(data.counter(0)) && place < data.base.0 + data.stride && place % 8 == data.base.0 % 8;
+    let absolute = memory.base() == Register::None && memory.index() == Register::None;
+    let slow = matches!(mode, Mode::Slow(_));
+    match memory.segment() {
+        _ if i.mnemonic() == Mnemonic::Lea => true,
+        Register::FS => {
+            absolute && env.identity == ThreadIdentity::FsOffset(place as u32) && place <= u64::from(u32::MAX)
+        }
+        Register::GS => absolute && !slow && (counter || place == u64::from(data.displacement(OWNER))),
+        Register::SS => {
+            memory.base() == Register::RSP && memory.index() == Register::None && (0..4096).contains(&place)
+        }
+        Register::DS if slow => !absolute || (data.base.0..data.base.0 + 2 * data.stride).contains(&place),
+        Register::DS => absolute && (counter || place == u64::from(data.alive())),
+        _ => false,
     }
 }
 

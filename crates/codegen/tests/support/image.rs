@@ -52,8 +52,8 @@ pub struct Program<'a> {
     pub env: &'a Environment,
     /// Bytes at `TEXT`.
     pub text: Vec<u8>,
-    /// What is woven in, if anything.
-    pub plan: Option<&'a PatchPlan>,
+    /// What is woven in, in this order.
+    pub plans: Vec<&'a PatchPlan>,
     /// What the driver does, in order.
     pub steps: Vec<Step>,
     pub counters: usize,
@@ -178,16 +178,17 @@ impl Program<'_> {
         let helper = (HELPER - TEXT) as usize;
         text[helper..helper + 6].copy_from_slice(&[0x48, 0x8d, 0x5c, 0x3b, 0x01, 0xc3]);
         let mut arena = vec![0xcc; 0x100000];
-        if let Some(plan) = self.plan {
-            for w in &plan.text {
-                let offset = (w.at.0 - TEXT) as usize;
-                let place = &mut text[offset..offset + usize::from(w.len)];
-                assert_eq!(place, w.old_bytes(), "the old bytes at {:#x}", w.at.0);
-                place.copy_from_slice(w.new_bytes());
-            }
+        for plan in &self.plans {
             for c in &plan.code {
                 let offset = (c.at.0 - ARENA) as usize;
                 arena[offset..offset + c.bytes.len()].copy_from_slice(&c.bytes);
+            }
+            for w in &plan.text {
+                let (memory, start) = if w.at.0 >= ARENA { (&mut arena, ARENA) } else { (&mut text, TEXT) };
+                let offset = (w.at.0 - start) as usize;
+                let place = &mut memory[offset..offset + usize::from(w.len)];
+                assert_eq!(place, w.old_bytes(), "the old bytes at {:#x}", w.at.0);
+                place.copy_from_slice(w.new_bytes());
             }
         }
         let mut scratch: Vec<u8> = (0..SCRATCH_LEN).map(|i| (i * 37 + 11) as u8).collect();

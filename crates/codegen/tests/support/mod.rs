@@ -13,6 +13,12 @@ use ingraft_model::{
     Avma, Bias, DataArea, EntrySite, Gpr, PatchPlan, Refusal, Snippet, Svma, ThreadIdentity, VariableId,
 };
 
+/// Few cases as an ordinary test; `PROPTEST_CASES` asks for more.
+pub fn property_config() -> proptest::test_runner::Config {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
+    proptest::test_runner::Config { cases, failure_persistence: None, ..Default::default() }
+}
+
 /// The reference environment: glibc's thread id, a data area at 256 MiB.
 pub fn environment(identity: ThreadIdentity) -> Environment {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
