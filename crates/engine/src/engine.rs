@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use ingraft_analysis::FunctionCode;
 use ingraft_mdl::{Diagnostic, Library};
-use ingraft_model::{How, MetricInfo, Pid, PointKind, Refusal};
+use ingraft_model::{How, MetricInfo, Pid, PointKind};
 use ingraft_process::Target;
+use rayon::prelude::*;
 
 use crate::api::*;
 use crate::error::{Error, ErrorKind};
@@ -19,7 +21,7 @@ use crate::pattern::glob_match;
 use crate::request::resolve_patterns;
 use crate::session::{Context, Session};
 use crate::state_dir::StateDir;
-use crate::weaving::entry_site;
+use crate::weaving::refusals;
 
 /// Time between two looks after the threads of a target.
 const WATCH: Duration = Duration::from_millis(100);
@@ -141,27 +143,24 @@ impl Engine {
         let parsed: Vec<_> = patterns.iter().map(|p| crate::pattern::Pattern::parse(p)).collect();
         modules.load(&target, &self.inner.context.images, &parsed, progress);
         let found = resolve_patterns(&modules, patterns)?;
+        progress("looking at the points");
+        let refusals = refusals(&target, &modules, &found);
         let entries = found
-            .into_iter()
+            .par_iter()
             .filter_map(|function| {
-                let (file, module, f) = modules.resolve(function)?;
+                let (file, module, f) = modules.resolve(*function)?;
                 let parts: u64 = f.parts().iter().map(|p| p.end.0 - p.start.0).sum();
-                let entry = entry_site(&target, &modules, function).err();
-                struct Sh {
-                    exits: u32,
-                    calls: u32,
-                }
-                let _ = module;
-                let shape = Sh { exits: 0, calls: 0 };
+                let code = module.image.analyse(f);
+                let entry = refusals.get(function);
                 let points = vec![
                     PointSummary {
                         kind: PointKind::Entry,
                         count: 1,
                         how: if entry.is_none() { How::InPlace } else { How::Refused },
-                        why_not: entry,
+                        why_not: entry.cloned(),
                     },
-                    not_yet(PointKind::Exit, shape.exits, "exit"),
-                    not_yet(PointKind::Call, shape.calls, "call"),
+                    summary(&code, PointKind::Exit),
+                    summary(&code, PointKind::Call),
                 ];
                 Some(FunctionEntry {
                     module: file.name.clone(),
@@ -411,10 +410,17 @@ fn load_all(sources: &[(String, String)]) -> (Library, Vec<Diagnostic>) {
     (library, diagnostics)
 }
 
-fn not_yet(kind: PointKind, count: u32, word: &'static str) -> PointSummary {
-    let refused = count > 0;
-    let why_not = refused.then_some(Refusal::NotYet { kind: word });
-    PointSummary { kind, count, how: if refused { How::Refused } else { How::InPlace }, why_not }
+/// The points of one kind of a function that only the file tells about.
+fn summary(code: &FunctionCode, kind: PointKind) -> PointSummary {
+    let count = code.points_of(kind).count();
+    let refused = code.points_of(kind).filter(|p| p.refusal.is_some()).count();
+    let how = match refused {
+        0 => How::InPlace,
+        n if n == count => How::Refused,
+        _ => How::Partly,
+    };
+    let why_not = code.points_of(kind).find_map(|p| p.refusal.clone());
+    PointSummary { kind, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not }
 }
 
 /// The one process that is meant.

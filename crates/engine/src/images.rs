@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use ingraft_analysis::Image;
+use ingraft_analysis::{Elf, Image};
 use ingraft_model::Avma;
 use ingraft_process::{MappedFile, Target};
 
@@ -57,13 +57,6 @@ impl ImageStore {
     }
 
     fn analyse(&self, target: &Target, file: &MappedFile, bytes: Arc<[u8]>, key: &str) -> Result<Image, Error> {
-        let cached = self.state.read_cache(key).and_then(|cache| {
-            let (sum, cache) = cache.split_at_checked(4)?;
-            (sum == crc32fast::hash(cache).to_le_bytes()).then(|| None::<Image>)?
-        });
-        if let Some(image) = cached {
-            return Ok(image);
-        }
         let refused = |e: ingraft_analysis::ImageError| {
             Error::new(
                 ErrorKind::NotFound,
@@ -72,10 +65,19 @@ impl ImageStore {
                 "only whole ELF files for x86-64 are understood; name another module",
             )
         };
-        let outline = ingraft_analysis::Elf::parse(Arc::clone(&bytes)).map_err(refused)?;
-        let debug = debug_file(target, file, outline.build_id(), outline.debuglink());
-        let image = Image::parse_with_debug(bytes, debug).map_err(refused)?;
-        let cache: Vec<u8> = Vec::new();
+        let elf = Elf::parse(bytes).map_err(refused)?;
+        let cached = self.state.read_cache(key).and_then(|cache| {
+            let (sum, cache) = cache.split_at_checked(4)?;
+            (sum == crc32fast::hash(cache).to_le_bytes()).then(|| Image::from_cache(elf.clone(), cache))?
+        });
+        if let Some(image) = cached {
+            return Ok(image);
+        }
+        let debug = debug_file(target, file, elf.build_id(), elf.debuglink());
+        // A debug file that makes no sense adds no names.
+        let debug = debug.and_then(|bytes| Elf::parse_debug(bytes).ok());
+        let image = Image::from_elf(elf, debug.as_ref());
+        let cache = image.to_cache();
         let mut out = crc32fast::hash(&cache).to_le_bytes().to_vec();
         out.extend(cache);
         if let Err(error) = self.state.write_cache(key, &out) {

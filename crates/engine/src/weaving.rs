@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_codegen::verify::{verify_change, verify_weave};
+use ingraft_codegen::verify::{verify_added, verify_removed, verify_weave};
 use ingraft_codegen::{
     Arena, EntryRequest, Environment, MiniRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
     weave_entries,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
-use ingraft_model::{Avma, AvmaRange, EntrySite, PatchPlan, Refusal, Snippet};
+use ingraft_model::{Avma, AvmaRange, DataArea, EntrySite, PatchPlan, Refusal, Snippet, ThreadIdentity, VariableId};
 use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -89,6 +89,40 @@ pub fn entry_site(target: &Target, modules: &Modules, function: FunctionRef) -> 
     }
 }
 
+/// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
+pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
+    let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
+    let env = Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false };
+    let count = Snippet::increment(VariableId(0));
+    let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
+    let sites: Vec<_> = functions.par_iter().map(|f| (*f, entry_site(target, modules, *f))).collect();
+    let mut refused = FxHashMap::default();
+    let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &EntrySite)>> = FxHashMap::default();
+    for (function, site) in &sites {
+        match site {
+            Ok(site) => by_module.entry(function.module).or_default().push((*function, site)),
+            Err(refusal) => {
+                refused.insert(*function, refusal.clone());
+            }
+        }
+    }
+    for (number, members) in by_module {
+        let Some((file, module)) = modules.module(number) else { continue };
+        let start = file.text().end.0.next_multiple_of(4096);
+        let mut arena = Arena::new(Avma(start)..Avma(start + Arena::estimate_bytes(members.len())));
+        let mut text = TextSpace::new();
+        text.add_padding(module.bias, module.image.padding());
+        let entries: Vec<_> = members
+            .iter()
+            .map(|(_, site)| EntryRequest { site, bias: module.bias, name: "another function", minis: &minis })
+            .collect();
+        // A request as a whole fails only for reasons that this one does not have.
+        let Ok(weave) = weave_entries(&env, &mut arena, &mut text, &entries) else { continue };
+        refused.extend(members.iter().zip(weave.woven).filter_map(|((f, _), woven)| Some((*f, woven.err()?))));
+    }
+    refused
+}
+
 impl Woven {
     /// Takes over what a dead engine wove.
     pub fn adopt(adopted: Vec<RemovalRecord>, adopted_arenas: Vec<AvmaRange>) -> Self {
@@ -140,7 +174,7 @@ impl Woven {
             for mini in minis.iter().rev() {
                 let request = MiniRequest { id: mini.id, snippet: mini.snippet, counters: mini.counters };
                 let plan = add_mini(env, arena, &mut point.woven, &request).map_err(codegen_error)?;
-                verify_change(&plan, &point.woven).map_err(|e| defect(&e))?;
+                verify_added(env, arena, &plan, &point.woven).map_err(|e| defect(&e))?;
                 append(&mut change.plan, plan);
             }
         }
@@ -266,8 +300,9 @@ impl Woven {
             }
             for id in ids {
                 let arena = &self.arenas[point.arena];
+                let before = point.woven.clone();
                 let removed = remove_mini(arena, &mut point.woven, id).map_err(codegen_error)?;
-                verify_change(&removed, &point.woven).map_err(|e| defect(&e))?;
+                verify_removed(&removed, &before, &point.woven).map_err(|e| defect(&e))?;
                 append(&mut plan, removed);
             }
         }

@@ -1,0 +1,92 @@
+//! A dead engine's measurements that were to stay go on in a new one.
+
+use super::*;
+
+impl Session {
+    /// Goes on with the measurements that a dead engine was to keep; `None` if there were none and the rest was removed.
+    pub fn adopt(context: Context, target: Arc<Target>, library: &Library) -> Result<Option<Self>, Error> {
+        let pid = target.pid();
+        let failed = |e| Error::process(pid, e);
+        let lock = lock_target(&context, pid)?;
+        let path = context.state.journal_path(pid, target.identity().start_time);
+        let Some(range) = target.find_areas().map_err(failed)?.into_iter().next() else {
+            // It died between the journal's beginning and the target, or after it had removed everything.
+            let _ = std::fs::remove_file(path);
+            context.state.forget_lock(pid, lock);
+            return Ok(None);
+        };
+        leftover::refuse_held(&target, &range)?;
+        let found = leftover::open_area(&context.state, &target, &range)?;
+        let Some(contents) = found.journal.filter(|j| !j.kept.is_empty()) else {
+            leftover::restore_area(&context.state, &target, &range)?;
+            context.state.forget_lock(pid, lock);
+            return Ok(None);
+        };
+        let area = Arc::new(found.area);
+        let text = journal::encode(&contents);
+        let journal = Journal::replace(path, &text).map_err(|e| journal_error(pid, &e))?;
+        area.write_journal(&text).map_err(failed)?;
+        area.set_holder(&Identity::ours().map_err(failed)?).map_err(failed)?;
+        let identity = area.identity().map_err(failed)?;
+        let shadow_stack = target.status().map_err(failed)?.shadow_stack;
+        let session = Session::with_modules(context, target, lock)?;
+        {
+            let mut control = session.control();
+            control.counters = CounterAllocator::starting_at(contents.counters);
+            *session.shared_mut() = Shared {
+                area: Some(Arc::clone(&area)),
+                identity: Some(identity),
+                used_counters: contents.counters,
+                ..Shared::default()
+            };
+            for kept in contents.kept {
+                control.measurements.insert(MeasurementId(kept.id), adopted(library, kept.definitions, kept.pairs));
+            }
+            control.attached = Some(Attached {
+                env: Environment { data: area.layout(), identity, shadow_stack },
+                area,
+                journal,
+                woven: Woven::adopt(contents.points, contents.arenas),
+                since_ns: contents.head.since_ns,
+            });
+        }
+        Ok(Some(session))
+    }
+}
+
+/// A kept measurement as a new engine sees it: its metric by name, its counters where they were.
+fn adopted(library: &Library, definitions: Vec<(String, String)>, pairs: Vec<KeptPair>) -> Measurement {
+    let unknown = |name: &str| MetricInfo {
+        name: name.to_owned(),
+        unit: String::new(),
+        aggregate: Aggregate::Sum,
+        style: Style::EventCounter,
+        units_type: UnitsType::Unnormalized,
+        constraints: Vec::new(),
+        developer: false,
+        doc: String::new(),
+        text: String::new(),
+    };
+    let mut infos = Vec::with_capacity(pairs.len());
+    let mut views = Vec::with_capacity(pairs.len());
+    for pair in pairs {
+        let metric = library.metric(&pair.metric).map_or_else(|| Arc::new(unknown(&pair.metric)), Arc::clone);
+        let focus = Focus::parse(&pair.focus).unwrap_or_default();
+        let key = PairKey { text: String::new(), metric: pair.metric.clone(), focus: focus.clone() };
+        let (aggregate, thread) = (metric.aggregate, None);
+        views.push(View { key, counter: pair.counter, aggregate, thread, before: HashMap::new() });
+        infos.push(PairInfo {
+            pair: MetricFocus { metric: pair.metric, focus },
+            metric,
+            function: pair.function.map(|(module, function, offset)| FunctionRef {
+                module,
+                function,
+                offset: Svma(offset),
+            }),
+            points: pair.points,
+            refused: Vec::new(),
+            exact_since_ns: None,
+        });
+    }
+    Measurement { views: Arc::new(views), pairs: Arc::new(infos), definitions, keep: true }
+}

@@ -1,0 +1,251 @@
+//! What new pairs need is woven: counters, code, journal, stop. On an error the target and the session are as before.
+
+use super::*;
+
+impl Session {
+    /// Weaves what new pairs need, attaching to the target if nothing was woven there yet. On an error the target and the session
+    /// are as before.
+    pub(super) fn insert(
+        &self,
+        control: &mut Control,
+        fresh: Vec<(PairKey, Instrumentation)>,
+    ) -> Result<Duration, Error> {
+        if fresh.is_empty() {
+            return Ok(Duration::ZERO);
+        }
+        let limit = control.attached.as_ref().map_or(default_counters(), |a| a.area.layout().counters());
+        let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
+        for (key, instrumentation) in fresh {
+            let counters: Option<Vec<u32>> =
+                instrumentation.variables.iter().map(|_| control.counters.take(limit)).collect();
+            let Some(counters) = counters else {
+                give_back(control, &bound);
+                return Err(Error::new(
+                    ErrorKind::Failed,
+                    "too_many_counters",
+                    format!("more than {limit} counters would be needed in one process"),
+                    "measure fewer functions at a time",
+                )
+                .about(self.pid()));
+            };
+            bound.push((key, instrumentation, counters));
+        }
+        self.shared_mut().used_counters = control.counters.used();
+        let result = self.weave_and_apply(control, &bound);
+        let (refused, minis, stopped) = match result {
+            Ok(done) => done,
+            Err(e) => {
+                give_back(control, &bound);
+                return Err(e);
+            }
+        };
+        for ((key, instrumentation, counters), minis) in bound.into_iter().zip(minis) {
+            let functions: HashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
+            let mut refused: Vec<_> = functions
+                .into_iter()
+                .filter_map(|f| {
+                    Some(RefusedFunction {
+                        function: function_ref(&control.modules, f)?,
+                        reason: refused.get(&f)?.clone(),
+                    })
+                })
+                .collect();
+            refused.sort_by_key(|r| (r.function.module.clone(), r.function.offset));
+            let pair = Pair {
+                metric: instrumentation.metric,
+                counters,
+                minis,
+                refused,
+                thread: instrumentation.thread,
+                users: 0,
+            };
+            control.pairs.insert(key, pair);
+        }
+        Ok(stopped)
+    }
+
+    /// The part of an insertion that can fail: code, journal, stop.
+    #[expect(clippy::type_complexity, reason = "three results that only the caller takes apart")]
+    pub(super) fn weave_and_apply(
+        &self,
+        control: &mut Control,
+        bound: &[(PairKey, Instrumentation, Vec<u32>)],
+    ) -> Result<(HashMap<MdlFunction, Refusal>, Vec<Vec<(MdlFunction, u64)>>, Duration), Error> {
+        let mut by_function: BTreeMap<MdlFunction, Vec<NewMini<'_>>> = BTreeMap::new();
+        let mut minis: Vec<Vec<(MdlFunction, u64)>> = Vec::with_capacity(bound.len());
+        let mut refused = HashMap::new();
+        for (_, instrumentation, counters) in bound {
+            let mut own = Vec::new();
+            for insertion in &instrumentation.insertions {
+                if let Some(refusal) = request::point_refusal(insertion.point, insertion.after) {
+                    refused.insert(insertion.function, refusal);
+                    continue;
+                }
+                let id = control.next_mini;
+                control.next_mini += 1;
+                let list = by_function.entry(insertion.function).or_default();
+                let mini = NewMini { id, role: insertion.role, snippet: &insertion.snippet, counters };
+                match insertion.order {
+                    Order::Append => list.push(mini),
+                    Order::Prepend => list.insert(0, mini),
+                }
+                own.push((insertion.function, id));
+            }
+            minis.push(own);
+        }
+        let requests: Vec<_> = by_function.into_iter().collect();
+        let first = control.attached.is_none();
+        if first {
+            // Nothing is touched for a request of which nothing can be woven.
+            self.refuse_hopeless(&control.modules, &requests)?;
+            control.attached = Some(self.attach(control)?);
+        }
+        let outcome = self.change(control, &requests);
+        let (woven_refused, stopped) = match outcome {
+            Ok(done) => done,
+            Err(e) => {
+                if first {
+                    self.take_down(control)?;
+                }
+                return Err(e);
+            }
+        };
+        refused.extend(woven_refused);
+        for own in &mut minis {
+            own.retain(|(f, _)| !refused.contains_key(f));
+        }
+        Ok((refused, minis, stopped.max(std::mem::take(&mut control.held))))
+    }
+
+    pub(super) fn refuse_hopeless(
+        &self,
+        modules: &Modules,
+        requests: &[(MdlFunction, Vec<NewMini<'_>>)],
+    ) -> Result<(), Error> {
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let mut reason = None;
+        for (function, _) in requests {
+            match entry_site(&self.target, modules, *function) {
+                Ok(_) => return Ok(()),
+                Err(refusal) => reason = reason.or(Some((*function, refusal))),
+            }
+        }
+        let Some((function, refusal)) = reason else { return Ok(()) };
+        let name = function_ref(modules, function).map_or_else(String::new, |f| f.function);
+        let what = match requests.len() {
+            1 => format!("`{name}` cannot be instrumented: {refusal}"),
+            n => format!("none of {n} functions can be instrumented; `{name}`: {refusal}"),
+        };
+        let hint = "`ingraft functions` lists the functions with what can be done";
+        Err(Error::new(ErrorKind::NotFound, "all_refused", what, hint).about(self.pid()))
+    }
+
+    /// Prepares a target for its first code: learns how to tell its threads apart, makes the data area, begins the journal.
+    pub(super) fn attach(&self, control: &mut Control) -> Result<Attached, Error> {
+        let failed = |e| self.failed(e);
+        let survey = self.target.survey(None).map_err(failed)?;
+        control.held = survey.longest_hold;
+        let own_gs = control.modules.uses_gs(&self.target);
+        let identity = if own_gs { ThreadIdentity::Locked } else { survey.identity };
+        let request = DataAreaRequest { identity, ..DataAreaRequest::default() };
+        let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
+        let since_ns = now_ns();
+        let known = self.target.identity();
+        let head = Head {
+            boot_id: known.boot_id,
+            pid: known.pid,
+            start_time: known.start_time,
+            executable: control.modules.executable(),
+            area: area.layout(),
+            since_ns,
+            holder: format!("{} {}", self.context.program, std::process::id()),
+        };
+        let path = self.context.state.journal_path(known.pid, known.start_time);
+        let begun = Journal::create(path, &head)
+            .map_err(|e| journal_error(self.pid(), &e))
+            .and_then(|(journal, bytes)| area.write_journal(&bytes).map_err(failed).map(|()| journal));
+        let journal = match begun {
+            Ok(journal) => journal,
+            Err(e) => {
+                // Nothing leads into the area yet.
+                self.target.unmap(&[area.layout().range()]).map_err(failed)?;
+                return Err(e);
+            }
+        };
+        let status = self.target.status().map_err(failed)?;
+        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack };
+        let mut shared = self.shared_mut();
+        *shared = Shared {
+            area: Some(Arc::clone(&area)),
+            identity: Some(identity),
+            used_counters: control.counters.used(),
+            ..Shared::default()
+        };
+        for t in &survey.threads {
+            shared
+                .tids
+                .insert(if matches!(identity, ThreadIdentity::FsBase) { t.fs_base } else { t.own_id as u64 }, t.tid);
+        }
+        Ok(Attached { env, area, journal, woven: Woven::default(), since_ns })
+    }
+
+    /// Weaves, writes the journal, applies.
+    pub(super) fn change(
+        &self,
+        control: &mut Control,
+        requests: &[(MdlFunction, Vec<NewMini<'_>>)],
+    ) -> Result<(HashMap<MdlFunction, Refusal>, Duration), Error> {
+        let Some(attached) = control.attached.as_mut() else { return Ok((HashMap::new(), Duration::ZERO)) };
+        let change = attached.woven.weave(&self.target, &control.modules, &attached.env, requests)?;
+        let arenas = change.new_arenas.iter().cloned().map(Record::Arena);
+        let points = change.new_points.iter().map(|(_, record)| Record::Point(record.clone()));
+        let counters = std::iter::once(Record::Counters(control.counters.used()));
+        let records: Vec<_> = counters.chain(arenas).chain(points).collect();
+        let applied = self.write_journal(attached, &records).and_then(|()| {
+            self.target.apply(&change.plan, &ApplyOptions::default()).map_err(|e| Error::apply(self.pid(), e))
+        });
+        match applied {
+            Ok(applied) => {
+                self.shared_mut().remember(&applied.bases, attached.env.identity);
+                Ok((change.refused, applied.held))
+            }
+            Err(e) => {
+                let gone: Vec<_> = change
+                    .new_points
+                    .iter()
+                    .filter_map(|(_, record)| Some(Record::PointGone(record.text.first()?.at)))
+                    .collect();
+                attached.woven.forget(&change);
+                // The first error is the one to tell; a journal that says too much does no harm.
+                let _ = self.write_journal(attached, &gone);
+                Err(e)
+            }
+        }
+    }
+
+    pub(super) fn write_journal(&self, attached: &mut Attached, records: &[Record]) -> Result<(), Error> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let bytes = attached.journal.append(records).map_err(|e| journal_error(self.pid(), &e))?;
+        if attached.journal.len() <= attached.area.layout().journal_bytes {
+            return attached.area.append_journal(&bytes).map_err(|e| self.failed(e));
+        }
+        // What was and is gone again fills the copy: begin it anew with what is.
+        let text = attached.journal.compact().map_err(|e| journal_error(self.pid(), &e))?;
+        attached.area.write_journal(&text).map_err(|e| self.failed(e))
+    }
+}
+
+fn default_counters() -> u32 {
+    let request = DataAreaRequest::default();
+    DataArea { base: Avma(0), stride: request.stride, shards: request.shards, journal_bytes: 0 }.counters()
+}
+
+fn give_back(control: &mut Control, bound: &[(PairKey, Instrumentation, Vec<u32>)]) {
+    for counter in bound.iter().flat_map(|(_, _, counters)| counters) {
+        control.counters.give_back(*counter);
+    }
+}

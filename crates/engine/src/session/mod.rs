@@ -1,0 +1,395 @@
+//! A session with one target: what is measured there, and everything that it takes.
+//!
+//! Whoever holds `control` is the driver: requests of clients, one after the other, and the watch that runs ten times a second. Values
+//! are read under `shared` alone, so a reader never waits for a stop.
+//!
+//! ```text
+//! (nothing) --enable--> attached --enable/disable--> attached --last disable, detach--> (nothing)
+//!                           \-- the target ends or starts another program --> ended: values stay until they are fetched
+//! ```
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use ingraft_codegen::{Environment, RemovalRecord};
+use ingraft_mdl::{FunctionRef as MdlFunction, Instrumentation, Library, ModuleRef, Order};
+use ingraft_model::{
+    Aggregate, Avma, DataArea, Focus, MetricInfo, Pid, Refusal, Style, Svma, ThreadIdentity, Tid, UnitsType,
+};
+use ingraft_process::{DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase};
+
+use crate::api::*;
+use crate::error::{Error, ErrorKind};
+use crate::images::ImageStore;
+use crate::journal::{self, Head, Journal, Kept, KeptPair, Record};
+use crate::leftover;
+use crate::modules::Modules;
+use crate::request::{self, Wanted};
+use crate::restore;
+use crate::state_dir::StateDir;
+use crate::values::{Columns, CounterAllocator, EndedThreads, Shards};
+use crate::weaving::{NewMini, Woven, entry_site};
+
+mod adopt;
+mod insert;
+mod read;
+mod remove;
+
+/// What a session needs of its engine.
+#[derive(Clone)]
+pub struct Context {
+    /// Journals and locks.
+    pub state: StateDir,
+    /// Images.
+    pub images: Arc<ImageStore>,
+    /// How the holder calls itself.
+    pub program: String,
+}
+
+/// What makes two requests the same pair: then they share code and counters.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct PairKey {
+    /// The metric's text: a redefinition is another metric.
+    text: String,
+    metric: String,
+    focus: Focus,
+}
+
+/// A metric-focus pair that is woven.
+#[derive(Debug)]
+struct Pair {
+    metric: Arc<MetricInfo>,
+    /// Counter of each variable; the first holds the value.
+    counters: Vec<u32>,
+    /// Snippets by number, with the functions at whose entries they stand.
+    minis: Vec<(MdlFunction, u64)>,
+    refused: Vec<RefusedFunction>,
+    /// The only thread that counts.
+    thread: Option<Tid>,
+    users: u32,
+}
+
+/// One measurement's view of a pair.
+#[derive(Debug, Clone)]
+struct View {
+    key: PairKey,
+    counter: u32,
+    aggregate: Aggregate,
+    thread: Option<Tid>,
+    /// What the counter stood at when the measurement began, per thread.
+    before: HashMap<Option<Tid>, i64>,
+}
+
+#[derive(Debug)]
+struct Measurement {
+    views: Arc<Vec<View>>,
+    pairs: Arc<Vec<PairInfo>>,
+    definitions: Vec<(String, String)>,
+    keep: bool,
+}
+
+/// What exists once something was woven.
+struct Attached {
+    env: Environment,
+    area: Arc<SharedArea>,
+    journal: Journal,
+    woven: Woven,
+    since_ns: u64,
+}
+
+struct Control {
+    modules: Modules,
+    attached: Option<Attached>,
+    counters: CounterAllocator,
+    pairs: HashMap<PairKey, Pair>,
+    measurements: BTreeMap<MeasurementId, Measurement>,
+    next_mini: u64,
+    lock: Option<File>,
+    /// The longest hold by anything else than a change.
+    held: Duration,
+}
+
+/// What readers need.
+#[derive(Default)]
+struct Shared {
+    area: Option<Arc<SharedArea>>,
+    identity: Option<ThreadIdentity>,
+    ended: EndedThreads,
+    /// Counters from 0 up to here may have been counted into.
+    used_counters: u32,
+    /// Identities (as the target's threads see themselves, or fs bases) to thread ids as we see them.
+    tids: HashMap<u64, Tid>,
+}
+
+/// A session with one target.
+pub struct Session {
+    context: Context,
+    target: Arc<Target>,
+    control: Mutex<Control>,
+    shared: RwLock<Shared>,
+    ended: OnceLock<Ended>,
+}
+
+/// Unix time in nanoseconds.
+pub fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Session {
+    /// Opens a session; the target is not touched yet, unless a dead engine left something in it: that is removed.
+    pub fn open(context: Context, target: Arc<Target>) -> Result<Self, Error> {
+        let failed = |e| Error::process(target.pid(), e);
+        let lock = lock_target(&context, target.pid())?;
+        for range in target.find_areas().map_err(failed)? {
+            leftover::refuse_held(&target, &range)?;
+            leftover::restore_area(&context.state, &target, &range)?;
+        }
+        Session::with_modules(context, target, lock)
+    }
+
+    fn with_modules(context: Context, target: Arc<Target>, lock: File) -> Result<Self, Error> {
+        let modules = Modules::of(&target)?;
+        let control = Control {
+            modules,
+            attached: None,
+            counters: CounterAllocator::default(),
+            pairs: HashMap::new(),
+            measurements: BTreeMap::new(),
+            next_mini: 1,
+            lock: Some(lock),
+            held: Duration::ZERO,
+        };
+        Ok(Session { context, target, control: Mutex::new(control), shared: RwLock::default(), ended: OnceLock::new() })
+    }
+
+    /// Whether nothing of this session is in the target any more, and nothing will come.
+    pub fn is_over(&self) -> bool {
+        let control = self.control();
+        control.lock.is_none() && control.attached.is_none()
+    }
+
+    /// The target.
+    pub fn target(&self) -> &Arc<Target> {
+        &self.target
+    }
+
+    fn pid(&self) -> Pid {
+        self.target.pid()
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, e: ingraft_process::Error) -> Error {
+        Error::process(self.pid(), e)
+    }
+
+    /// Inserts a measurement.
+    pub fn enable(
+        &self,
+        id: MeasurementId,
+        library: &Library,
+        request: &EnableRequest,
+        begin: Instant,
+        progress: &dyn Fn(&str),
+    ) -> Result<Enabled, Error> {
+        let mut guard = self.control();
+        let control = &mut *guard;
+        let attached_before = control.attached.is_some();
+        let mut warnings: Vec<String> = control
+            .modules
+            .load(&self.target, &self.context.images, &request::modules_of(request), progress)
+            .into_iter()
+            .map(|e| e.what)
+            .collect();
+        let from_memory = control.modules.loaded().filter(|(_, _, m)| m.from_memory);
+        warnings.extend(
+            from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
+        );
+        let wanted = request::evaluate_request(library, &control.modules, request)?;
+        for w in &wanted {
+            warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
+        }
+        let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
+        let mut fresh = Vec::new();
+        let mut seen = HashSet::new();
+        for (w, (key, _)) in wanted.into_iter().zip(&keys) {
+            if !control.pairs.contains_key(key) && seen.insert(key.clone()) {
+                fresh.push((key.clone(), w.instrumentation));
+            }
+        }
+        let stopped = self.insert(control, fresh)?;
+        let views = self.views(control, &keys);
+        let pairs = Arc::new(pair_infos(control, &keys));
+        for (key, _) in &keys {
+            if let Some(pair) = control.pairs.get_mut(key) {
+                pair.users += 1;
+            }
+        }
+        let refused: Vec<RefusedFunction> =
+            pairs.iter().filter(|p| p.points == 0 && p.function.is_some()).flat_map(|p| p.refused.clone()).collect();
+        let enabled = Enabled {
+            id,
+            pid: self.pid(),
+            attached: !attached_before,
+            threads: self.target.threads().map_or(0, |t| t.len() as u32),
+            modules: control.modules.files().len() as u32,
+            functions: control.modules.loaded().map(|(_, _, m)| m.image.functions().len() as u32).sum(),
+            points: pairs.iter().map(|p| p.points).sum(),
+            attach_time: begin.elapsed(),
+            stopped,
+            pairs: pairs.to_vec(),
+            refused,
+            warnings,
+        };
+        control.measurements.insert(
+            id,
+            Measurement { views: Arc::new(views), pairs, definitions: request.definitions.clone(), keep: false },
+        );
+        if request.keep {
+            self.keep_locked(control, id, true)?;
+        }
+        Ok(enabled)
+    }
+
+    /// What a measurement measures.
+    pub fn pairs(&self, id: MeasurementId) -> Result<Arc<Vec<PairInfo>>, Error> {
+        self.control().measurements.get(&id).map(|m| Arc::clone(&m.pairs)).ok_or_else(|| no_measurement(id))
+    }
+
+    /// Sets whether a measurement stays without a client and over the end of the engine.
+    pub fn keep(&self, id: MeasurementId, keep: bool) -> Result<(), Error> {
+        let mut guard = self.control();
+        self.keep_locked(&mut guard, id, keep)
+    }
+
+    fn keep_locked(&self, control: &mut Control, id: MeasurementId, keep: bool) -> Result<(), Error> {
+        let measurement = control.measurements.get_mut(&id).ok_or_else(|| no_measurement(id))?;
+        if measurement.keep == keep {
+            return Ok(());
+        }
+        measurement.keep = keep;
+        let record = if keep {
+            let pairs = measurement
+                .pairs
+                .iter()
+                .zip(measurement.views.iter())
+                .map(|(info, view)| kept_pair(info, view))
+                .collect();
+            Record::Kept(Kept { id: id.0, definitions: measurement.definitions.clone(), pairs })
+        } else {
+            Record::KeptGone(id.0)
+        };
+        match control.attached.as_mut() {
+            Some(attached) => self.write_journal(attached, &[record]),
+            None => Ok(()),
+        }
+    }
+
+    /// What is inserted here.
+    pub fn inserted(&self) -> Option<Inserted> {
+        let control = self.control();
+        let attached = control.attached.as_ref()?;
+        Some(Inserted {
+            pid: self.pid(),
+            holder: format!("{} {}", self.context.program, std::process::id()),
+            ours: true,
+            points: attached.woven.len() as u32,
+            code_bytes: attached.woven.code_bytes(),
+            since_ns: attached.since_ns,
+            identity: describe(attached.env.identity),
+            cost_ns_per_s: None,
+            measurements: control.measurements.keys().copied().collect(),
+            kept: control.measurements.values().filter(|m| m.keep).count() as u32,
+        })
+    }
+
+    /// The measurements here.
+    pub fn measurements(&self) -> Vec<MeasurementId> {
+        self.control().measurements.keys().copied().collect()
+    }
+}
+
+impl PairKey {
+    fn of(wanted: &Wanted) -> Self {
+        PairKey {
+            text: wanted.instrumentation.metric.text.clone(),
+            metric: wanted.pair.metric.clone(),
+            focus: wanted.pair.focus.clone(),
+        }
+    }
+}
+
+fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec<PairInfo> {
+    keys.iter()
+        .filter_map(|(key, function)| {
+            let pair = control.pairs.get(key)?;
+            let functions: HashSet<_> = pair.minis.iter().map(|(f, _)| *f).collect();
+            // A focus that names one function by hand is shown like one that came from a pattern.
+            let code = key.focus.part("Code").filter(|code| code.names.len() == 2);
+            let function = function
+                .or_else(|| code.and_then(|_| functions.iter().copied().next().filter(|_| functions.len() == 1)));
+            Some(PairInfo {
+                pair: MetricFocus { metric: key.metric.clone(), focus: key.focus.clone() },
+                metric: Arc::clone(&pair.metric),
+                function: function.and_then(|f| function_ref(&control.modules, f)),
+                points: functions.len() as u32,
+                refused: pair.refused.clone(),
+                exact_since_ns: None,
+            })
+        })
+        .collect()
+}
+
+/// A function as clients see it.
+pub fn function_ref(modules: &Modules, function: MdlFunction) -> Option<FunctionRef> {
+    let (file, _, f) = modules.resolve(function)?;
+    Some(FunctionRef { module: file.name.clone(), function: f.display_name().into_owned(), offset: f.start() })
+}
+
+fn kept_pair(info: &PairInfo, view: &View) -> KeptPair {
+    KeptPair {
+        metric: info.pair.metric.clone(),
+        focus: info.pair.focus.to_string(),
+        counter: view.counter,
+        function: info.function.as_ref().map(|f| (f.module.clone(), f.function.clone(), f.offset.0)),
+        points: info.points,
+    }
+}
+
+/// How threads are told apart, in words.
+pub fn describe(identity: ThreadIdentity) -> String {
+    match identity {
+        ThreadIdentity::FsOffset(offset) => format!("by thread id at fs:{offset:#x}"),
+        ThreadIdentity::FsBase => "by fs base".to_owned(),
+        ThreadIdentity::Locked => "not at all: locked counters".to_owned(),
+    }
+}
+
+fn lock_target(context: &Context, pid: Pid) -> Result<File, Error> {
+    let lock = context.state.lock_target(pid).map_err(|e| journal_error(pid, &e))?;
+    lock.ok_or_else(|| leftover::held(pid, "another ingraft"))
+}
+
+fn journal_error(pid: Pid, e: &std::io::Error) -> Error {
+    Error::new(
+        ErrorKind::Failed,
+        "journal",
+        format!("the journal cannot be written: {e}"),
+        "nothing was changed; make room in the state directory",
+    )
+    .about(pid)
+}
+
+fn no_measurement(id: MeasurementId) -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        "no_such_measurement",
+        format!("no measurement {}", id.0),
+        "`ingraft status` lists them",
+    )
+}

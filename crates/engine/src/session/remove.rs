@@ -1,0 +1,164 @@
+//! What was woven is taken out: of pairs that nobody measures any more, or everything.
+
+use super::*;
+
+impl Session {
+    /// Removes a measurement; with the last one everything goes. Returns whether the session is over.
+    pub fn remove(&self, id: MeasurementId) -> Result<(Removed, bool), Error> {
+        let mut guard = self.control();
+        let control = &mut *guard;
+        let measurement = control.measurements.get(&id).ok_or_else(|| no_measurement(id))?;
+        let (views, keep) = (Arc::clone(&measurement.views), measurement.keep);
+        let last = control.measurements.len() == 1;
+        let removed = if last || self.ended.get().is_some() {
+            if last { self.take_down(control)? } else { leftover::untouched(self.pid()) }
+        } else {
+            self.unweave(control, &views)?
+        };
+        let reading = self.reading(&views, true);
+        if keep
+            && !last
+            && let Some(attached) = control.attached.as_mut()
+        {
+            self.write_journal(attached, &[Record::KeptGone(id.0)])?;
+        }
+        control.measurements.remove(&id);
+        self.drop_users(control, &views);
+        Ok((Removed { last: Some(reading), ..removed }, last))
+    }
+
+    /// Takes out the code of pairs that only this measurement uses.
+    pub(super) fn unweave(&self, control: &mut Control, views: &[View]) -> Result<Removed, Error> {
+        let Some(attached) = control.attached.as_mut() else { return Ok(leftover::untouched(self.pid())) };
+        let mut uses: HashMap<&PairKey, u32> = HashMap::new();
+        for view in views {
+            *uses.entry(&view.key).or_default() += 1;
+        }
+        let minis: Vec<_> = uses
+            .iter()
+            .filter_map(|(key, uses)| control.pairs.get(*key).filter(|p| p.users == *uses))
+            .flat_map(|p| p.minis.iter().copied())
+            .collect();
+        if minis.is_empty() {
+            return Ok(leftover::untouched(self.pid()));
+        }
+        let (plan, gone) = attached.woven.unweave(&minis)?;
+        let options = ApplyOptions { check_quiet: plan.retired.clone(), ..ApplyOptions::default() };
+        let applied = self.target.apply(&plan, &options).map_err(|e| Error::apply(self.pid(), e))?;
+        if applied.quiet {
+            attached.woven.release(&plan.retired);
+        }
+        let records: Vec<_> = gone.into_iter().map(Record::PointGone).collect();
+        self.write_journal(attached, &records)?;
+        Ok(Removed { stopped: applied.held, ..leftover::untouched(self.pid()) })
+    }
+
+    pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
+        for view in views {
+            let Some(pair) = control.pairs.get_mut(&view.key) else { continue };
+            pair.users = pair.users.saturating_sub(1);
+            if pair.users > 0 {
+                continue;
+            }
+            let Some(pair) = control.pairs.remove(&view.key) else { continue };
+            let mut shared = self.shared_mut();
+            let shared = &mut *shared;
+            for counter in pair.counters {
+                if let Some(area) = &shared.area {
+                    shared.ended.clear(&**area, counter);
+                }
+                control.counters.give_back(counter);
+            }
+        }
+    }
+
+    /// Takes everything out of the target: text, threads, arenas, data area, fork children, journal.
+    pub(super) fn take_down(&self, control: &mut Control) -> Result<Removed, Error> {
+        let Some(attached) = control.attached.as_ref() else { return Ok(leftover::untouched(self.pid())) };
+        if self.ended.get().is_some() || !self.target.is_alive() {
+            self.discard(control);
+            return Ok(leftover::untouched(self.pid()));
+        }
+        let records = still_mapped(&self.target, &control.modules, &attached.woven)?;
+        let arenas = attached.woven.arenas();
+        let layout = attached.area.layout();
+        let children = attached.area.children().map(|c| c.pids).unwrap_or_default();
+        let restored = match restore::restore(&self.target, &records, &arenas, Some(layout)) {
+            Ok(restored) => restored,
+            Err(e) if e.kind == ErrorKind::Gone => {
+                self.discard(control);
+                return Ok(leftover::untouched(self.pid()));
+            }
+            Err(e) => return Err(e),
+        };
+        self.shared_mut().remember(&restored.threads, attached.env.identity);
+        let text_restored =
+            restored.text_restored && control.modules.agree_with_memory(&self.target, attached.woven.text_at());
+        let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, &children);
+        if text_restored && restored.unmapped {
+            self.discard(control);
+        } else {
+            // Whoever comes next finds the journal and finishes.
+            control.attached = None;
+            control.lock = None;
+        }
+        Ok(Removed { stopped: restored.stopped, text_restored, children_left, ..leftover::untouched(self.pid()) })
+    }
+
+    /// Nothing of ours is in the target any more: the journal and the lock go.
+    pub(super) fn discard(&self, control: &mut Control) {
+        if let Some(attached) = control.attached.take()
+            && let Err(error) = attached.journal.discard()
+        {
+            tracing::warn!(%error, "the journal could not be removed");
+        }
+        if let Some(lock) = control.lock.take() {
+            self.context.state.forget_lock(self.pid(), lock);
+        }
+    }
+
+    /// Takes everything out, whatever measurements there are.
+    pub fn detach(&self) -> Result<Removed, Error> {
+        let mut control = self.control();
+        let removed = self.take_down(&mut control)?;
+        control.measurements.clear();
+        control.pairs.clear();
+        Ok(removed)
+    }
+
+    /// Leaves what is to be kept in the target when the engine ends; removes the rest. `None`: something was kept.
+    pub fn shut_down(&self) -> Result<Option<Removed>, Error> {
+        let ids: Vec<_> = self.control().measurements.iter().filter(|(_, m)| !m.keep).map(|(id, _)| *id).collect();
+        let mut removed = None;
+        for id in ids {
+            removed = Some(self.remove(id)?.0);
+        }
+        Ok(if self.control().measurements.is_empty() {
+            removed.or_else(|| Some(leftover::untouched(self.pid())))
+        } else {
+            None
+        })
+    }
+}
+
+/// The records of points whose module is still mapped as it was. A library that was unloaded took its text along.
+fn still_mapped(target: &Target, modules: &Modules, woven: &Woven) -> Result<Vec<RemovalRecord>, Error> {
+    let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
+    let there = |module: ModuleRef| {
+        modules.files().get(module.0 as usize).is_some_and(|file| {
+            file.file.mappings.iter().filter(|m| m.exec).all(|old| {
+                maps.iter().any(|new| {
+                    new.range.start <= old.range.start
+                        && old.range.end <= new.range.end
+                        && (new.inode, new.device) == (old.inode, old.device)
+                })
+            })
+        })
+    };
+    let mut known: HashMap<ModuleRef, bool> = HashMap::new();
+    Ok(woven
+        .records()
+        .filter(|(module, _)| module.is_none_or(|m| *known.entry(m).or_insert_with(|| there(m))))
+        .map(|(_, record)| record.clone())
+        .collect())
+}
