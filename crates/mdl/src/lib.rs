@@ -1,4 +1,18 @@
-//! Metric Description Language: lexer, parser, checker, printer, evaluation.
+//! Metric Description Language: what is measured, where code goes, and which code. Texts and a focus in; findings, metrics
+//! and snippets out. No file, process or machine code is known here.
+//!
+//! ```
+//! use ingraft_mdl::{Library, Look, Options};
+//!
+//! let mut library = Library::new(Options::default());
+//! let findings = library.load("my.mdl", "metric m { name \"m\"; base is counter { } }");
+//! assert_eq!(findings[0].message, "the metric `m` lacks `units`, `aggregateOperator`, `style`");
+//! print!("{}", library.render(&findings, Look::Plain));
+//! assert!(library.metrics().is_empty());
+//! ```
+//!
+//! The stages: `lex` and `parse` make the tree ([`ast`]) and recover from errors; `check` is the static stage, all that can be
+//! told without a program; [`evaluate`] is the request stage, for a metric, a focus and a [`Program`]; `print` writes the tree.
 
 #![forbid(unsafe_code)]
 
@@ -13,7 +27,6 @@ mod pattern;
 mod print;
 mod program;
 mod regex;
-
 mod render;
 pub mod shipped;
 mod source;

@@ -105,12 +105,11 @@ impl Library {
         let mut good = Vec::with_capacity(file.definitions.len());
         for definition in &file.definitions {
             let before = diagnostics.len();
-            if before > MAX_FINDINGS {
-                good.push(false);
-                continue;
+            if before <= MAX_FINDINGS {
+                check_definition(&scope, source, definition, diagnostics);
             }
-            check_definition(&scope, source, definition, diagnostics);
-            good.push(!definition.broken && !diagnostics[before..].iter().any(Diagnostic::is_error));
+            let complete = diagnostics.len() <= MAX_FINDINGS;
+            good.push(complete && !definition.broken && !diagnostics[before..].iter().any(Diagnostic::is_error));
         }
         good
     }

@@ -4,7 +4,7 @@ use super::types::{Point, Type};
 use super::{PREDEFINED, Scope};
 use crate::ast::{BinaryOp, Expr, ExprKind, Ident, Insert, Meta, MetaKind};
 use crate::diagnostic::{Diagnostic, Severity, codes};
-use crate::parse::closest;
+use crate::parse::{MAX_FINDINGS, closest};
 use crate::source::{Source, Span};
 
 /// A definition being checked.
@@ -12,6 +12,8 @@ pub(super) struct Context<'a, 'd> {
     pub(super) scope: &'a Scope<'a>,
     source: &'a Source,
     out: &'d mut Vec<Diagnostic>,
+    /// Takes what is said beyond the limit of findings.
+    spare: Diagnostic,
     /// From the outermost to the innermost.
     pub(super) names: Vec<(String, Type)>,
     /// The types of `$constraint[i]`, in a constraint.
@@ -24,7 +26,8 @@ pub(super) struct Context<'a, 'd> {
 
 impl<'a, 'd> Context<'a, 'd> {
     pub(super) fn new(scope: &'a Scope<'a>, source: &'a Source, out: &'d mut Vec<Diagnostic>) -> Self {
-        Context { scope, source, out, names: Vec::new(), chain: None, vector: false, place: None }
+        let spare = Diagnostic::request(codes::TOO_LARGE, "");
+        Context { scope, source, out, spare, names: Vec::new(), chain: None, vector: false, place: None }
     }
 
     pub(super) fn report(
@@ -34,6 +37,14 @@ impl<'a, 'd> Context<'a, 'd> {
         span: Span,
         message: impl Into<String>,
     ) -> &mut Diagnostic {
+        if self.out.len() > MAX_FINDINGS {
+            return &mut self.spare;
+        }
+        if self.out.len() == MAX_FINDINGS {
+            let message = format!("more than {MAX_FINDINGS} findings; the rest of the text is not checked");
+            self.out.push(Diagnostic::at(codes::TOO_LARGE, Severity::Error, self.source, span, message));
+            return &mut self.spare;
+        }
         self.out.push(Diagnostic::at(code, severity, self.source, span, message));
         let last = self.out.len() - 1;
         &mut self.out[last]

@@ -13,6 +13,9 @@ use crate::library::{Library, MetricEntry};
 use crate::program::{FunctionRef, ModuleRef, Program};
 use crate::source::Span;
 
+/// Most rounds of foreach in one request: ten times the functions of the largest programs.
+const MAX_ROUNDS: u32 = 5_000_000;
+
 /// A value of the meta language.
 #[derive(Clone, Debug)]
 pub(super) enum Value<'a> {
@@ -72,6 +75,8 @@ pub(super) struct Evaluation<'a> {
     flags: Vec<VariableId>,
     /// The flag whose code is being evaluated.
     flag: Option<VariableId>,
+    /// Rounds of all foreach so far.
+    rounds: u32,
     /// The snippet made last, so that equal ones are one.
     last: Option<Arc<Snippet>>,
 }
@@ -90,6 +95,7 @@ impl<'a> Evaluation<'a> {
             chain: Vec::new(),
             flags: Vec::new(),
             flag: None,
+            rounds: 0,
             last: None,
         }
     }
@@ -206,7 +212,9 @@ impl<'a> Evaluation<'a> {
         let values: Vec<Value<'a>> = match list {
             Value::FunctionList(functions) => {
                 for function in functions {
-                    self.iterate(name, Value::Functions(vec![function]), body);
+                    if !self.iterate(name, expr, Value::Functions(vec![function]), body) {
+                        return;
+                    }
                 }
                 return;
             }
@@ -216,14 +224,24 @@ impl<'a> Evaluation<'a> {
             _ => return self.wrong(expr, "a list"),
         };
         for value in values {
-            self.iterate(name, value, body);
+            if !self.iterate(name, expr, value, body) {
+                return;
+            }
         }
     }
 
-    fn iterate(&mut self, name: &'a str, value: Value<'a>, body: &'a Meta) {
+    /// One round of a foreach; false when there were too many in this request.
+    fn iterate(&mut self, name: &'a str, list: &Expr, value: Value<'a>, body: &'a Meta) -> bool {
+        self.rounds += 1;
+        if self.rounds > MAX_ROUNDS {
+            let message = format!("more than {MAX_ROUNDS} rounds of foreach in one request");
+            self.error(codes::TOO_LARGE, list.span, message, "go through one list at a time");
+            return false;
+        }
         self.names.push((name, Binding::Value(value)));
         self.statement(body);
         self.names.pop();
+        true
     }
 
     /// What the items of a list are in this program. Functions that it does not have are skipped, none comes twice.

@@ -201,7 +201,8 @@ impl<'a> Evaluation<'a> {
         let known =
             |d: &Diagnostic| d.code == code && d.span == span && d.file == source.name() && d.message == message;
         if !self.diagnostics.iter().any(known) {
-            let diagnostic = Diagnostic::at(code, Severity::Error, source, span, message).help(help);
+            let mut diagnostic = Diagnostic::at(code, Severity::Error, source, span, message);
+            diagnostic.help = Some(help.into()).filter(|h| !h.is_empty());
             self.diagnostics.push(diagnostic);
         }
     }

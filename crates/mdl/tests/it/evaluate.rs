@@ -243,6 +243,14 @@ fn a_metric_that_counts_nothing_says_so() {
 }
 
 #[test]
+fn endless_requests_end() {
+    let body = "foreach a in $procedures foreach b in $procedures foreach c in $procedures foreach d in $procedures \
+                foreach e in $procedures foreach f in $procedures if (f.name == \"\") append preInsn f.entry (* m++; *)";
+    let shown = show(&with(&base(body)), "m", "");
+    assert!(shown.contains("error[MDL005]: more than 5000000 rounds") && shown.lines().count() <= 6, "{shown}");
+}
+
+#[test]
 fn configuration_is_listed() {
     let library = library(&["process redis { command \"redis-server --port 0\"; dir \"/tmp\"; autoStart false; }"]);
     let processes = library.processes();
@@ -273,4 +281,15 @@ fn one_request_of_thousands_is_cheap() {
     println!("{:?} for all in one", begin.elapsed());
     assert_eq!(all.insertions.len(), 13_900);
     assert!(all.insertions.iter().all(|i| std::sync::Arc::ptr_eq(&i.snippet, &all.insertions[0].snippet)));
+}
+
+#[test]
+fn a_file_of_paradyn_counts_calls_of_a_procedure() {
+    let library = library(&[include_str!("../../../../tests/golden/mdl/paradyn_calls.mdl")]);
+    assert_eq!(show(&library, "old_procedure_calls", "/Code/server/call"), "call Metric Append: v0++;\n");
+    assert_eq!(show(&library, "old_procedure_calls", "/Code/server").lines().count(), 5);
+    assert_eq!(
+        show(&library, "old_procedure_calls", "/SyncObject/Mutex"),
+        "main Metric Append: if (($arg[0] > 0)) { v0++; }\n"
+    );
 }
