@@ -13,6 +13,7 @@ use ingraft_process::Target;
 use rayon::prelude::*;
 
 use crate::api::*;
+use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
 use crate::leftover;
@@ -145,32 +146,30 @@ impl Engine {
         let found = resolve_patterns(&modules, patterns)?;
         progress("looking at the points");
         let refusals = refusals(&target, &modules, &found);
-        let entries = found
-            .par_iter()
-            .filter_map(|function| {
-                let (file, module, f) = modules.resolve(*function)?;
-                let parts: u64 = f.parts().iter().map(|p| p.end.0 - p.start.0).sum();
-                let code = module.image.analyse(f);
-                let entry = refusals.get(function);
-                let points = vec![
-                    PointSummary {
-                        kind: PointKind::Entry,
-                        count: 1,
-                        how: if entry.is_none() { How::InPlace } else { How::Refused },
-                        why_not: entry.cloned(),
-                    },
-                    summary(&code, PointKind::Exit),
-                    summary(&code, PointKind::Call),
-                ];
-                Some(FunctionEntry {
-                    module: file.name.clone(),
-                    function: f.display_name().into_owned(),
-                    offset: f.start(),
-                    size: f.size() + parts,
-                    points,
-                })
+        let describe = |function: &ingraft_mdl::FunctionRef| {
+            let (file, module, f) = modules.resolve(*function)?;
+            let parts: u64 = f.parts().iter().map(|p| p.end.0 - p.start.0).sum();
+            let code = module.image.analyse(f);
+            let entry = refusals.get(function);
+            let points = vec![
+                PointSummary {
+                    kind: PointKind::Entry,
+                    count: 1,
+                    how: if entry.is_none() { How::InPlace } else { How::Refused },
+                    why_not: entry.cloned(),
+                },
+                summary(&code, PointKind::Exit),
+                summary(&code, PointKind::Call),
+            ];
+            Some(FunctionEntry {
+                module: file.name.clone(),
+                function: f.display_name().into_owned(),
+                offset: f.start(),
+                size: f.size() + parts,
+                points,
             })
-            .collect();
+        };
+        let entries = in_background(|| found.par_iter().filter_map(describe).collect());
         Ok((pid, entries))
     }
 

@@ -9,6 +9,7 @@ use ingraft_analysis::{Elf, Image};
 use ingraft_model::Avma;
 use ingraft_process::{MappedFile, Target};
 
+use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
 use crate::state_dir::StateDir;
 
@@ -76,7 +77,7 @@ impl ImageStore {
         let debug = debug_file(target, file, elf.build_id(), elf.debuglink());
         // A debug file that makes no sense adds no names.
         let debug = debug.and_then(|bytes| Elf::parse_debug(bytes).ok());
-        let image = Image::from_elf(elf, debug.as_ref());
+        let image = in_background(|| Image::from_elf(elf, debug.as_ref()));
         let cache = image.to_cache();
         let mut out = crc32fast::hash(&cache).to_le_bytes().to_vec();
         out.extend(cache);

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod background;
 mod engine;
 pub mod error;
 mod images;

@@ -14,6 +14,7 @@ use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
+use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
 use crate::modules::Modules;
 
@@ -95,7 +96,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
     let env = Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false };
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-    let sites: Vec<_> = functions.par_iter().map(|f| (*f, entry_site(target, modules, *f))).collect();
+    let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(target, modules, *f))).collect());
     let mut refused = FxHashMap::default();
     let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &EntrySite)>> = FxHashMap::default();
     for (function, site) in &sites {
@@ -190,7 +191,8 @@ impl Woven {
         requests: &[&(FunctionRef, Vec<NewMini<'_>>)],
         change: &mut Change,
     ) -> Result<(), Error> {
-        let sites: Vec<_> = requests.par_iter().map(|(f, _)| entry_site(target, modules, *f)).collect();
+        let functions: Vec<FunctionRef> = requests.iter().map(|(f, _)| *f).collect();
+        let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| entry_site(target, modules, *f)).collect());
         let mut by_module: FxHashMap<u32, Vec<usize>> = FxHashMap::default();
         for (i, (request, site)) in requests.iter().zip(&sites).enumerate() {
             match site {
