@@ -195,7 +195,7 @@ impl<'s> Lexer<'s, '_> {
         } else if whole.bytes().all(|b| b.is_ascii_digit()) && fixed(self) {
             self.at += 1;
             self.skip_while(word_part);
-            self.text[from..self.at].parse().ok().map(Kind::Fixed)
+            self.text[from..self.at].parse().ok().filter(|v: &f64| v.is_finite()).map(Kind::Fixed)
         } else {
             whole.parse().ok().map(Kind::Int)
         };

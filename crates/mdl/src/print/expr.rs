@@ -32,6 +32,11 @@ pub(super) fn quoted(text: &str) -> String {
     out
 }
 
+/// A number as the lexer reads it back: it knows no sign.
+pub(super) fn number(value: i64) -> String {
+    if value < 0 { format!("{value:#x}") } else { value.to_string() }
+}
+
 fn level(expr: &Expr) -> u8 {
     match &expr.kind {
         ExprKind::Assign(..) => LOOSE,
@@ -50,8 +55,7 @@ fn write(expr: &Expr, around: u8, out: &mut String) {
         return;
     }
     match &expr.kind {
-        ExprKind::Int(value) if *value < 0 => out.push_str(&format!("{value:#x}")),
-        ExprKind::Int(value) => out.push_str(&value.to_string()),
+        ExprKind::Int(value) => out.push_str(&number(*value)),
         ExprKind::Text(text) => out.push_str(&quoted(text)),
         ExprKind::Name(name) => out.push_str(name),
         ExprKind::Return => out.push_str("$return"),

@@ -7,7 +7,7 @@ use std::fmt;
 
 use ingraft_model::{Style, UnitsType};
 
-use self::expr::{expression, quoted};
+use self::expr::{expression, number, quoted};
 use crate::ast::{
     Code, CodeKind, Config, ConfigItem, ConfigKind, ConfigValue, Constraint, ConstraintBody, Definition,
     DefinitionKind, Exclude, ExprKind, FieldKind, File, Insert, List, Meta, MetaKind, MetricField, Path, Text, Vector,
@@ -210,6 +210,8 @@ impl<'s> Printer<'s> {
                     self.out.push_str(&line);
                     self.out.push('\n');
                 }
+                // comments of its lines stand behind them, without a gap
+                self.fresh = true;
                 self.close("}", span.end);
             }
         }
@@ -252,10 +254,10 @@ impl<'s> Printer<'s> {
             FieldKind::Scratch(name) => format!("counter {};", name.name),
             FieldKind::Vector(Vector::List(name)) => format!("vector over list {};", name.name),
             FieldKind::Vector(Vector::Map(function, slots)) => {
-                format!("vector over map {}, {slots};", quoted(&function.value))
+                format!("vector over map {}, {};", quoted(&function.value), number(*slots))
             }
             FieldKind::Vector(Vector::Table(base, length, granule)) => {
-                format!("vector over table {base}, {length}, {granule};")
+                format!("vector over table {}, {}, {};", number(*base), number(*length), number(*granule))
             }
             FieldKind::Constraint(constraint) => return self.constraint(constraint, field.span),
             FieldKind::Base(base) => {
@@ -419,7 +421,7 @@ fn config_text(item: &ConfigItem, kind: ConfigKind) -> String {
     let value = match &item.value {
         ConfigValue::Text(text) => quoted(text),
         ConfigValue::Word(word) => word.clone(),
-        ConfigValue::Int(value) => value.to_string(),
+        ConfigValue::Int(value) => number(*value),
         ConfigValue::Fixed(value) if value.fract() == 0.0 => format!("{value:.1}"),
         ConfigValue::Fixed(value) => value.to_string(),
         ConfigValue::Bool(value) => value.to_string(),

@@ -29,6 +29,11 @@ fn layout() {
         ("constraint  C  is default;", "constraint C is default;\n"),
         ("exclude regex noCase \"/Code/a\\.b\";", "exclude noCase regex \"/Code/a\\\\.b\";\n"),
         ("tunable_constant { \"costLimit\" 3; }", "tunable_constant \"costLimit\" 3;\n"),
+        ("tunable_constant \"costLimit\" 0xffffffffffffffff;", "tunable_constant \"costLimit\" 0xffffffffffffffff;\n"),
+        (
+            "exclude \"/Code/a\";\nresourceList l //c\n is procedure {\n items {\"a\"}; // d\n\n flavor {unix}; }",
+            "exclude \"/Code/a\";\n\nresourceList l is procedure {\n    items { \"a\" };\n    flavor { unix };\n    //c\n    // d\n}\n",
+        ),
         ("list l { \"a\" \"b\" }", "list l { \"a\", \"b\" }\n"),
         ("resourceList (int, \"a b\" {\"1\"}, TRUE, unix);", "resourceList (int, \"a b\" { \"1\" }, true, unix);\n"),
         ("if 1 append preInsn $start.entry (* *)", "if (1)\n    append preInsn $start.entry (* *)\n"),

@@ -111,6 +111,7 @@ fn illegal_in_syntax() {
     illegal("resourceList l is procedure { items { \"a\" }; }", "the list `l` has no `flavor`");
     illegal("constraint c /Code is replace counter { }", "a replacement outside of a metric");
     illegal("tunable_constant { }", "a `tunable_constant` without constants");
+    illegal(&format!("tunable_constant \"costLimit\" {}.0;", "9".repeat(400)), "is no number");
     illegal("exclude noCase noCase \"/Code/a\";", "said twice");
     illegal(&metric("flavor unix; base is counter { }"), "expected `{`");
     illegal(&metric("base is hwTimer { }"), "expected `(` and an event");
