@@ -118,7 +118,7 @@ fn a_python_script() {
 fn what_cannot_be_started() {
     let tool = tool();
     let _ = tool.run(["count", "main", "--", "/nonexistent/program"]).assert_error(3, &["/nonexistent/program"]);
-    let _ = tool.run(["count", "main", "--", "/etc/passwd"]).assert_error(4, &["/etc/passwd"]);
+    let _ = tool.run(["count", "main", "--", "/etc/passwd"]).assert_error(3, &["/etc/passwd"]);
     let _ = tool
         .run(["count", "no_such_function_anywhere", "--", "/bin/true"])
         .assert_error(3, &["no_such_function_anywhere"]);
