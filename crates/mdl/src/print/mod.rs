@@ -82,10 +82,10 @@ impl<'s> Printer<'s> {
         }
     }
 
-    /// A blank line if the author left one before `start`.
+    /// A blank line if the author left one directly before `start`.
     fn gap(&mut self, start: u32) {
         let between = self.source.slice(Span { start: self.last, end: start.max(self.last) });
-        if between.matches('\n').count() > 1 {
+        if between[between.trim_end().len()..].matches('\n').count() > 1 {
             self.blank_line();
         }
         self.fresh = false;
