@@ -6,7 +6,7 @@ use iced_x86::{
     UsedMemory,
 };
 use ingraft_model::layout::{COUNTERS, OWNER};
-use ingraft_model::{AvmaRange, EntrySite, ThreadIdentity};
+use ingraft_model::{AvmaRange, EntrySite, Gpr, ThreadIdentity};
 
 use super::memory::Memory;
 use super::{Flaw, VerifyError, fail};
@@ -87,6 +87,9 @@ pub(super) struct Walk<'a> {
     /// The tail, where generated code ends; and the slot.
     tail: u64,
     slot: u64,
+    base: u64,
+    /// The live jumps and where each must lead.
+    chain: Vec<(u64, u64)>,
     /// Words on the stack that must stay there: what the base trampoline has pushed before an added snippet.
     pushed: usize,
 }
@@ -106,6 +109,8 @@ impl<'a> Walk<'a> {
             flags_dead: false,
             tail: 0,
             slot: 0,
+            base: 0,
+            chain: Vec::new(),
             pushed: 0,
         }
     }
@@ -152,6 +157,11 @@ impl<'a> Walk<'a> {
         self.tail = point.tail.0;
         self.slot = point.slot.0;
         self.pushed = 0;
+        self.base = point.base.0;
+        let jumps = std::iter::once(point.slot).chain(point.minis.iter().map(|m| m.jump));
+        let starts = point.minis.iter().map(|m| m.start).chain([point.leave]);
+        self.chain.clear();
+        self.chain.extend(jumps.zip(starts).map(|(jump, start)| (jump.0, start.0)));
     }
 
     /// Whether only dead registers and flags have changed.
@@ -243,7 +253,7 @@ impl<'a> Walk<'a> {
             && number_of(identity.op0_register()) == Some(r.0)
             && number_of(compare.op1_register()) == Some(r.0)
             && jump.code() == Code::Jne_rel8_64
-            && self.memory.decode(slow)?.code() == Code::Lea_r64_m;
+            && self.enters_slow_routine(slow, r)?;
         let right = owner
             && match self.env.identity {
                 ThreadIdentity::FsOffset(_) => {
@@ -262,6 +272,17 @@ impl<'a> Walk<'a> {
         if right { Ok(()) } else { astray() }
     }
 
+    /// `lea r, [slot]` and the jump to the routine for `r`; anything else could run in circles.
+    fn enters_slow_routine(&self, at: u64, r: Gpr) -> Result<bool, VerifyError> {
+        let lea = self.memory.decode(at)?;
+        let jump = self.memory.decode(lea.next_ip())?;
+        let routine = self.arena.slow(r).map(|s| s.range.start.0);
+        Ok(lea.code() == Code::Lea_r64_m
+            && lea.ip_rel_memory_address() == self.slot
+            && jump.code() == Code::Jmp_rel32_64
+            && Some(jump.near_branch_target()) == routine)
+    }
+
     /// Starts the proof of a snippet that is added to a woven point, and ends generated code at `next`, where its chain goes on.
     pub fn begin_added(&mut self, point: &WovenPoint, next: u64) {
         self.restart();
@@ -271,6 +292,9 @@ impl<'a> Walk<'a> {
         self.tail = next;
         self.slot = point.slot.0;
         self.pushed = usize::from(point.pushed);
+        self.base = self.slot;
+        self.chain.clear();
+        self.chain.extend(point.minis.first().map(|m| (m.jump.0, next)));
     }
 
     /// Executes an added snippet from its first instruction on.
@@ -358,9 +382,11 @@ impl<'a> Walk<'a> {
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
+                    self.forward(at, instruction.near_branch_target(), mode)?;
                     todo.push((instruction.near_branch_target(), state));
                 }
                 FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
+                    self.forward(at, instruction.near_branch_target(), mode)?;
                     todo.push((instruction.near_branch_target(), state.clone()));
                     todo.push((instruction.next_ip(), state));
                 }
@@ -371,6 +397,18 @@ impl<'a> Walk<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Generated code runs in no circle: branches lead forwards, out of it, or along the chain of snippets.
+    fn forward(&self, at: u64, target: u64, mode: Mode) -> Result<(), VerifyError> {
+        if let Some((_, next)) = self.chain.iter().find(|(jump, _)| *jump == at) {
+            return if *next == target { Ok(()) } else { fail(at, Flaw::Astray) };
+        }
+        let guard = (self.base..self.slot).contains(&at);
+        let slow =
+            |target: u64| self.arena.slow.iter().flatten().any(|s| s.range.start.0 == target || s.walk.0 == target);
+        let right = matches!(mode, Mode::Slow(_)) || target > at || target == self.tail || guard || slow(target);
+        if right { Ok(()) } else { fail(at, Flaw::Astray) }
     }
 
     /// Whether control leaves generated code at `at`, which only a right state permits.

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod image;
+pub mod random;
 
 use std::fmt::Write as _;
 
@@ -171,7 +172,8 @@ fn instructions(at: u64, bytes: &[u8]) -> String {
     if i.is_invalid() { String::new() } else { text_of(&i) }
 }
 
-fn text_of(i: &iced_x86::Instruction) -> String {
+/// An instruction in words; what its encoding leaves open is not shown.
+pub fn text_of(i: &iced_x86::Instruction) -> String {
     let mut formatter = IntelFormatter::new();
     formatter.options_mut().set_hex_prefix("0x");
     formatter.options_mut().set_hex_suffix("");

@@ -1,0 +1,148 @@
+//! The verifier against plans that are wrong in one place.
+
+mod support;
+
+use iced_x86::{Decoder, DecoderOptions};
+use ingraft_codegen::verify::Flaw;
+use ingraft_codegen::{Weave, WovenPoint};
+use ingraft_model::{Avma, ThreadIdentity};
+use proptest::prelude::*;
+use support::random::{Field, functions, lay_out};
+use support::*;
+
+const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
+
+/// Flips one bit of the code of some point; where.
+fn flip_code(weave: &mut Weave, n: usize) -> Option<(Avma, u8)> {
+    let points: Vec<_> = weave.woven.iter().flatten().collect();
+    let ranges: Vec<_> = points.iter().flat_map(|p| p.records()).map(|r| r.code.clone()).collect();
+    let total: u64 = ranges.iter().map(|r| r.end.0 - r.start.0).sum();
+    let mut offset = (n as u64 / 8) % total.max(1);
+    for r in ranges {
+        let len = r.end.0 - r.start.0;
+        if offset < len {
+            let at = r.start.0 + offset;
+            let code = weave.plan.code.iter_mut().find(|c| c.at.0 <= at && at < c.at.0 + c.bytes.len() as u64)?;
+            code.bytes[(at - code.at.0) as usize] ^= 1 << (n % 8);
+            return Some((Avma(at), (n % 8) as u8));
+        }
+        offset -= len;
+    }
+    None
+}
+
+/// The instruction that holds an address.
+fn decoded(weave: &Weave, at: Avma) -> Option<String> {
+    let code = weave.plan.code.iter().find(|c| c.at <= at && at.0 < c.at.0 + c.bytes.len() as u64)?;
+    let mut decoder = Decoder::with_ip(64, &code.bytes, code.at.0, DecoderOptions::NONE);
+    decoder.iter().find(|i| i.next_ip() > at.0).map(|i| text_of(&i))
+}
+
+fn point(weave: &mut Weave, n: usize) -> Option<&mut WovenPoint> {
+    let count = weave.woven.iter().flatten().count();
+    weave.woven.iter_mut().flatten().nth(n % count.max(1))
+}
+
+/// Makes a plan or its claims wrong in one place; whether anything was changed.
+fn break_claim(weave: &mut Weave, kind: usize, n: usize) -> bool {
+    let bit = 1u64 << (n / 7 % 40);
+    match kind {
+        0 => {
+            let len = weave.plan.text.len();
+            let Some(w) = weave.plan.text.get_mut(n % len.max(1)) else { return false };
+            w.new[n / 3 % usize::from(w.len)] ^= 1 << (n % 8);
+        }
+        1 => {
+            let len = weave.plan.text.len();
+            let Some(w) = weave.plan.text.get_mut(n % len.max(1)) else { return false };
+            w.old[n / 3 % usize::from(w.len)] ^= 1 << (n % 8);
+        }
+        2 => {
+            let len = weave.plan.moves.len();
+            let Some(m) = weave.plan.moves.get_mut(n % len.max(1)) else { return false };
+            m.to.0 ^= bit;
+        }
+        3 => {
+            let Some(p) = point(weave, n) else { return false };
+            let len = p.removal.moves.len();
+            let Some(m) = p.removal.moves.get_mut(n / 11 % len.max(1)) else { return false };
+            m.to.0 ^= bit;
+        }
+        4 => {
+            let Some(p) = point(weave, n) else { return false };
+            if p.removal.moves.is_empty() {
+                return false;
+            }
+            let i = n / 11 % p.removal.moves.len();
+            p.removal.moves.remove(i);
+        }
+        5 => {
+            let Some(p) = point(weave, n) else { return false };
+            let w = &mut p.removal.text[0];
+            w.new[n % usize::from(w.len)] ^= 1 << (n / 5 % 8);
+        }
+        6 => {
+            let Some(p) = point(weave, n) else { return false };
+            let field = [&mut p.at, &mut p.base, &mut p.slot, &mut p.leave, &mut p.tail, &mut p.function];
+            field.into_iter().nth(n / 5 % 6).expect("one of six").0 ^= bit;
+        }
+        7 => {
+            let Some(p) = point(weave, n) else { return false };
+            p.removal.code.end.0 ^= bit;
+        }
+        8 => {
+            let Some(p) = point(weave, n) else { return false };
+            let Some(m) = p.minis.first_mut() else { return false };
+            let field = [&mut m.start, &mut m.jump, &mut m.range.start];
+            field.into_iter().nth(n / 5 % 3).expect("one of three").0 ^= bit;
+        }
+        _ => {
+            let Some(i) = weave.plan.code.iter().position(|c| c.bytes.len() > 40) else { return false };
+            weave.plan.code[i].bytes.pop();
+        }
+    }
+    true
+}
+
+proptest! {
+    #![proptest_config(property_config())]
+
+    #[test]
+    fn every_flipped_bit_of_code_is_found(functions in functions(), identity in 0..3usize, seeds in prop::collection::vec(any::<usize>(), 50)) {
+        let (_, sites, paddings) = lay_out(&functions[..functions.len().min(10)]);
+        let field = Field::new(IDENTITIES[identity], sites, &paddings);
+        for n in seeds {
+            let mut weave = field.weave.clone();
+            if let Some((at, bit)) = flip_code(&mut weave, n) {
+                let found = field.verify(&weave);
+                // some bits of an encoding mean nothing (an index that is not there has a scale, for instance)
+                let same = decoded(&weave, at).is_some_and(|i| Some(i) == decoded(&field.weave, at));
+                prop_assert!(found.is_err() || same, "bit {bit} of {at}: {}\n{}", decoded(&weave, at).unwrap_or_default(), list(&weave.plan, &weave.woven));
+            }
+        }
+    }
+
+    #[test]
+    fn every_wrong_claim_is_found(functions in functions(), identity in 0..3usize, kinds in prop::collection::vec((0..10usize, any::<usize>()), 50)) {
+        let (_, sites, paddings) = lay_out(&functions[..functions.len().min(10)]);
+        let field = Field::new(IDENTITIES[identity], sites, &paddings);
+        for (kind, n) in kinds {
+            let mut weave = field.weave.clone();
+            if break_claim(&mut weave, kind, n) {
+                let found = field.verify(&weave);
+                prop_assert!(found.is_err(), "kind {kind}, {n}\n{}", list(&weave.plan, &weave.woven));
+            }
+        }
+    }
+}
+
+#[test]
+fn flaws_have_names() {
+    let (_, sites, paddings) = lay_out(&[]);
+    let mut field = Field::new(GLIBC, sites, &paddings);
+    field.sites = vec![site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3])];
+    let w = weave(GLIBC, field.sites[0].clone(), &[], &[count()]);
+    let mut weave = w.weave.clone();
+    weave.plan.text[0].at.0 = 0x401ffe;
+    assert_eq!(field.verify(&weave).map_err(|e| e.flaw), Err(Flaw::Straddles));
+}
