@@ -73,6 +73,16 @@ pub fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
     request.extensions().get::<Caller>().copied().ok_or_else(|| Status::unauthenticated("no caller"))
 }
 
+/// Lets pass only who is the daemon's user or root.
+pub fn own_user_only(caller: Caller, refusal: impl FnOnce() -> Failure) -> Result<(), Failure> {
+    let own = nix::unistd::geteuid().as_raw();
+    match caller {
+        Caller::Engine => Ok(()),
+        Caller::Uid(uid) if uid == own => Ok(()),
+        Caller::Uid(_) => Err(refusal()),
+    }
+}
+
 /// Refuses requests of clients that say that they speak another version of the protocol.
 pub fn check_version(request: Request<()>) -> Result<Request<()>, Status> {
     let theirs = request.metadata().get(PROTOCOL_HEADER).map(|v| v.to_str().unwrap_or("not readable"));
@@ -214,6 +224,15 @@ mod tests {
     fn without_credentials_nobody_passes() {
         assert_eq!(Access::Peer.caller(&with(None)).map_err(|f| f.reason), Err("no_peer".into()));
         assert!(caller(&Request::new(())).is_err());
+    }
+
+    #[test]
+    fn some_calls_are_for_the_own_user_only() {
+        let refusal = || Failure::new(FailureKind::Denied, "launch_other_user", "", "");
+        let own = nix::unistd::geteuid().as_raw();
+        assert!(own_user_only(Caller::Engine, refusal).is_ok());
+        assert!(own_user_only(Caller::Uid(own), refusal).is_ok());
+        assert_eq!(own_user_only(Caller::Uid(own + 1), refusal).map_err(|f| f.reason), Err("launch_other_user".into()));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use ingraft_engine::{Caller, MeasurementId, Reading};
-use ingraft_wire::{Failure, PART_BYTES, Parts, failure, sample, v1};
+use ingraft_wire::{Failure, FailureKind, PART_BYTES, Parts, failure, sample, v1};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
@@ -43,6 +43,15 @@ impl v1::metrics_server::Metrics for Service {
     }
 
     async fn define(&self, request: Request<v1::DefineRequest>) -> Result<Response<v1::DefineResponse>, Status> {
+        auth::own_user_only(auth::caller(&request)?, || {
+            // Definitions count for everybody: another user could change what a name means to its owner.
+            Failure::new(
+                FailureKind::Denied,
+                "define_other_user",
+                "the daemon keeps definitions of its own user only",
+                "send the definitions with the requests that need them (-I FILE)",
+            )
+        })?;
         let definitions = convert::sources(request.into_inner().definitions);
         let found = self.0.engine_call(move |engine| engine.define(&definitions)).await?;
         let (diagnostics, omitted) = failure::fitting(found.iter().map(convert::diagnostic).collect(), PART_BYTES);

@@ -1,6 +1,5 @@
 //! `ingraft.v1.Processes`.
 
-use ingraft_engine::Caller;
 use ingraft_wire::{Failure, FailureKind, Parts, v1};
 use tonic::{Request, Response, Status};
 
@@ -10,20 +9,6 @@ use crate::rpc::{Answers, answers, convert, enable};
 
 /// Lists and starts processes.
 pub struct Service(pub Core);
-
-/// A program runs as the daemon's user. Whoever is not that user could become it this way.
-fn may_start(caller: Caller, own: u32) -> Result<(), Failure> {
-    match caller {
-        Caller::Engine => Ok(()),
-        Caller::Uid(uid) if uid == own => Ok(()),
-        Caller::Uid(uid) => Err(Failure::new(
-            FailureKind::Denied,
-            "launch_other_user",
-            format!("the daemon starts programs as uid {own} only, and the caller is uid {uid}"),
-            "start it yourself and measure it by its pid, or run ingraft without --daemon",
-        )),
-    }
-}
 
 #[tonic::async_trait]
 impl v1::processes_server::Processes for Service {
@@ -43,23 +28,19 @@ impl v1::processes_server::Processes for Service {
 
     async fn launch(&self, request: Request<v1::LaunchRequest>) -> Result<Response<Self::LaunchStream>, Status> {
         let caller = auth::caller(&request)?;
-        may_start(caller, nix::unistd::geteuid().as_raw())?;
+        auth::own_user_only(caller, || {
+            // The program runs as the daemon's user: whoever is not that user could become it this way.
+            Failure::new(
+                FailureKind::Denied,
+                "launch_other_user",
+                "the daemon starts programs for its own user only",
+                "start it yourself and measure it by its pid, or run ingraft without --daemon",
+            )
+        })?;
         let inherit_streams = self.0.host() == Host::CommandLine;
         let request = convert::launch(request.into_inner(), inherit_streams).map_err(Failure::from)?;
         Ok(enable::insert(&self.0, request.enable.keep, move |engine, progress| {
             engine.launch(&request, caller, &|text| progress.say(text))
         }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_are_started_for_the_own_user_only() {
-        assert!(may_start(Caller::Engine, 0).is_ok());
-        assert!(may_start(Caller::Uid(1000), 1000).is_ok());
-        assert_eq!(may_start(Caller::Uid(1000), 0).unwrap_err().reason, "launch_other_user");
     }
 }
