@@ -108,13 +108,12 @@ impl Target {
         loop {
             let (outcome, time) = with_tracer(self.pid(), |tracer| {
                 tracer.be_patient(attempt);
-                let mut began = None;
-                let outcome = self.attempt(tracer, plan, options, &returns, &mut runs, &mut began);
+                let outcome = self.attempt(tracer, plan, options, &returns, &mut runs);
                 let repaired = tracer.repair_all().or_else(|e| if e.is_gone() { Ok(()) } else { Err(e) });
-                let time = began.map_or(Duration::ZERO, |b| b.elapsed());
-                (outcome.and_then(|applied| repaired.map(|()| applied).map_err(ApplyError::from)), time)
+                outcome.and_then(|applied| repaired.map(|()| applied).map_err(ApplyError::from))
             })?;
             held = held.max(time);
+            self.note_hold(time);
             match outcome {
                 Ok(applied) => return Ok(Applied { held, attempts: attempt, ..applied }),
                 Err(e) if attempt <= options.retries && e.may_pass() => {
@@ -139,7 +138,6 @@ impl Target {
         options: &Options,
         returns: &[Avma],
         runs: &mut [Run],
-        began: &mut Option<Instant>,
     ) -> Result<Applied, ApplyError> {
         tracer.seize_all()?;
         let mut maps = self.maps()?;
@@ -152,9 +150,7 @@ impl Target {
             }
         }
         self.make_private(&plan.text)?;
-        tracer.raise_priority();
 
-        *began = Some(Instant::now());
         tracer.stop_all()?;
         for code in unwritten {
             self.write_text(tracer, code.at, &code.bytes)?;

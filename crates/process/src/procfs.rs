@@ -159,6 +159,8 @@ impl Stat {
 /// What /proc/PID/status or /proc/PID/task/TID/status says that we need.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Status {
+    /// What it does: `R` runs, `S` sleeps, `D` sleeps uninterruptibly, `T` stopped, `t` traced, `Z` ended.
+    pub state: char,
     /// Real user id.
     pub uid: u32,
     /// Effective user id.
@@ -183,6 +185,7 @@ impl Status {
             let value = String::from_utf8_lossy(value);
             let mut words = value.split_ascii_whitespace();
             match key {
+                b"State" => s.state = words.next().and_then(|w| w.chars().next()).unwrap_or('?'),
                 b"Uid" => {
                     s.uid = words.next().and_then(|w| w.parse().ok()).unwrap_or(u32::MAX);
                     s.euid = words.next().and_then(|w| w.parse().ok()).unwrap_or(u32::MAX);
@@ -334,8 +337,11 @@ mod tests {
 
     #[test]
     fn status_fields() {
-        let s = Status::parse(b"Name:\tx\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
-        assert_eq!(s, Status { uid: 5, euid: 6, tracer: 9, seccomp: 2, own_id: 7, locked_kib: 4, shadow_stack: true });
+        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
+        assert_eq!(
+            s,
+            Status { state: 'S', uid: 5, euid: 6, tracer: 9, seccomp: 2, own_id: 7, locked_kib: 4, shadow_stack: true }
+        );
     }
 
     #[test]

@@ -6,7 +6,6 @@
 
 use std::io;
 use std::ops::Range;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use ingraft_model::{Avma, Tid};
@@ -16,7 +15,7 @@ use crate::frame;
 use crate::procfs::{self, InKernel, Mapping};
 use crate::sys::{self, Regs, Status};
 use crate::target::Target;
-use crate::tracer::{State, Tracer, with_tracer};
+use crate::tracer::{State, Tracer, pause, with_tracer};
 
 /// Free bytes that a thread's stack must have below its stack pointer.
 const STACK_NEED: u64 = 16 * 1024;
@@ -25,7 +24,7 @@ const SCRATCH: u64 = 1024;
 /// A system call of ours takes microseconds; a target that swaps or is frozen may need longer.
 const CALL_WAIT: Duration = Duration::from_secs(2);
 /// Threads that are looked at before giving up.
-const CANDIDATES: usize = 256;
+const CANDIDATES: usize = 1024;
 
 /// `syscall; ret`
 const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
@@ -116,12 +115,14 @@ impl Target {
         if self.status()?.shadow_stack {
             return Err(Error::ShadowStack);
         }
-        with_tracer(self.pid(), |tracer| {
+        let (result, held) = with_tracer(self.pid(), |tracer| {
             let mut remote = Remote::borrow(self, tracer, syscall_at, sigreturn)?;
             let result = work(&mut remote);
             let returned = remote.give_back();
             result.and_then(|value| returned.map(|()| value))
-        })?
+        })?;
+        self.note_hold(held);
+        result
     }
 }
 
@@ -136,7 +137,16 @@ impl<'a> Remote<'a> {
         let mut refused = String::from("it has no thread");
         let filtered = |tid| procfs::thread_status(target.pid(), tid).is_ok_and(|s| s.seccomp != 0);
         let mut home_of_main = None;
-        for (tid, needs_room) in candidates(target, &maps)? {
+        let Candidates { in_order, running } = candidates(target, &maps)?;
+        // They would take the processors from the borrowed thread at each of its steps: held, all is over in a fraction of the time.
+        for tid in running {
+            tracer.seize(tid, filtered(tid))?;
+        }
+        match tracer.stop_traced() {
+            Err(Error::Unstoppable { .. }) | Ok(()) => {}
+            Err(e) => return Err(e),
+        }
+        for (tid, needs_room) in in_order {
             let held = tracer.index_of(tid).is_some();
             let Some(i) = tracer.seize(tid, filtered(tid))? else { continue };
             match Self::stack_top(target, tracer, i, &maps, needs_room, &mut home_of_main) {
@@ -274,7 +284,7 @@ impl<'a> Remote<'a> {
 
     fn wait(&self) -> Result<Status, Error> {
         let begin = Instant::now();
-        loop {
+        for tries in 0.. {
             match sys::try_wait(self.tid) {
                 Ok(Some(Status::Exited(_) | Status::Killed(_))) => return Err(Error::Gone(self.target.pid())),
                 Ok(Some(status)) => return Ok(status),
@@ -285,12 +295,13 @@ impl<'a> Remote<'a> {
                         waited: CALL_WAIT,
                     });
                 }
-                Ok(None) => thread::yield_now(),
+                Ok(None) => pause(tries),
                 Err(e) => {
                     self.tracer.check("wait", self.tid, Err(e))?;
                 }
             }
         }
+        Err(Error::Gone(self.target.pid())) // not reached: the time runs out first
     }
 
     /// Makes one system call. `name` is for the error.
@@ -343,26 +354,34 @@ impl<'a> Remote<'a> {
     }
 }
 
-/// Threads in the order in which they are tried, each with whether it is a last resort.
-fn candidates(target: &Target, maps: &[Mapping]) -> Result<Vec<(Tid, bool)>, Error> {
-    let tids = target.threads()?;
-    let mut rated: Vec<(u8, Tid)> = tids
-        .iter()
-        .take(CANDIDATES)
-        .map(|&tid| {
-            let rating = match procfs::in_kernel(target.pid(), tid) {
-                Some(InKernel::Asleep { sp, .. }) if usable_stack(maps, sp).is_none() => 3,
-                Some(InKernel::Asleep { nr, .. }) if has_timeout(nr) => 2,
-                Some(InKernel::Asleep { .. }) => 0,
-                Some(InKernel::Running) => 1,
-                None => 3,
-            };
-            (rating, tid)
-        })
-        .collect();
+struct Candidates {
+    /// In the order in which they are tried, each with whether it is a last resort.
+    in_order: Vec<(Tid, bool)>,
+    /// Those that want a processor now.
+    running: Vec<Tid>,
+}
+
+fn candidates(target: &Target, maps: &[Mapping]) -> Result<Candidates, Error> {
+    let mut running = Vec::new();
+    let mut rated: Vec<(u8, Tid)> = Vec::new();
+    for tid in target.threads()?.into_iter().take(CANDIDATES) {
+        let rating = match procfs::in_kernel(target.pid(), tid) {
+            Some(InKernel::Asleep { sp, .. }) if usable_stack(maps, sp).is_none() => 3,
+            Some(InKernel::Asleep { nr, .. }) if has_timeout(nr) => 2,
+            Some(InKernel::Asleep { .. }) => 0,
+            Some(InKernel::Running) => {
+                running.push(tid);
+                1
+            }
+            None => 3,
+        };
+        rated.push((rating, tid));
+    }
     rated.sort_unstable();
     let again = rated.clone();
-    Ok(rated.into_iter().map(|(_, t)| (t, false)).chain(again.into_iter().map(|(_, t)| (t, true))).collect())
+    let in_order =
+        rated.into_iter().map(|(_, t)| (t, false)).chain(again.into_iter().map(|(_, t)| (t, true))).collect();
+    Ok(Candidates { in_order, running })
 }
 
 /// System calls that the kernel may have to repeat through what it remembers of them.

@@ -1,16 +1,19 @@
 //! What all threads have in common: how they can be told apart, and whether the gs base is free.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ingraft_model::{Avma, DataArea, ThreadIdentity, Tid};
 
 use crate::error::Error;
 use crate::procfs;
 use crate::target::{AT_HWCAP2, HWCAP2_FSGSBASE, Target};
-use crate::tracer::{Tracer, with_tracer};
+use crate::tracer::{State, Tracer, with_tracer};
 
 /// Code segment of 64-bit programs.
 const CS_64: u64 = 0x33;
+
+/// How often a survey is tried in which a thread that runs does not stop.
+const ATTEMPTS: u32 = 10;
 
 /// Where the libcs keep a thread's id, from fs: glibc's, musl's.
 const ID_OFFSETS: [u32; 2] = [0x2d0, 0x30];
@@ -50,13 +53,24 @@ pub struct Survey {
 }
 
 impl Target {
-    /// Visits every thread for a moment, one after the other. `ours`: a data area whose gs bases are not the program's own.
+    /// Looks at every thread: at those that sleep for a moment each, at those that run all together. `ours`: a data area whose gs bases
+    /// are not the program's own.
     pub fn survey(&self, ours: Option<DataArea>) -> Result<Survey, Error> {
         let has_fsgsbase = self.aux(AT_HWCAP2).is_some_and(|v| v & HWCAP2_FSGSBASE != 0);
-        let mut survey = with_tracer(self.pid(), |tracer| self.visit_all(tracer))??;
-        let (identity, why) = identify(&survey.threads, has_fsgsbase, ours);
-        survey.identity = identity;
-        survey.why_locked = why;
+        let mut attempt = 1;
+        let (mut survey, held) = loop {
+            let (survey, held) = with_tracer(self.pid(), |tracer| {
+                tracer.be_patient(attempt);
+                self.visit_all(tracer)
+            })?;
+            self.note_hold(held);
+            match survey {
+                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // no processor free for it
+                other => break (other?, held),
+            }
+        };
+        (survey.identity, survey.why_locked) = identify(&survey.threads, has_fsgsbase, ours);
+        survey.longest_hold = held;
         Ok(survey)
     }
 
@@ -69,43 +83,52 @@ impl Target {
             filtered: false,
             longest_hold: Duration::ZERO,
         };
-        let tids = self.threads()?;
-        for tid in tids {
+        let mut running = Vec::new();
+        for tid in self.threads()? {
             let Ok(status) = procfs::thread_status(self.pid(), tid) else { continue };
             survey.filtered |= status.seccomp != 0;
-            let held_already = tracer.index_of(tid).is_some();
-            let Some(i) = tracer.seize(tid, false)? else { continue };
-            let begin = Instant::now();
-            match tracer.stop(i) {
-                Ok(true) => {
-                    if let Some(regs) = tracer.regs(i)? {
-                        survey.threads.push(ThreadFacts {
-                            tid,
-                            own_id: status.own_id,
-                            fs_base: regs.fs_base,
-                            gs_base: regs.gs_base,
-                            is_64_bit: regs.cs & 0xffff == CS_64,
-                            // while it is held: it may end the next moment
-                            id_found: ID_OFFSETS.map(|o| self.holds_id(regs.fs_base, o, status.own_id)),
-                        });
-                    }
-                }
-                Ok(false) if procfs::thread_stat(self.pid(), tid).is_some_and(|s| !s.is_dead()) => {
-                    survey.unseen.push(tid)
-                }
-                Ok(false) => {}
-                Err(Error::Unstoppable { .. }) => survey.unseen.push(tid),
-                Err(e) => return Err(e),
+            if tracer.index_of(tid).is_some() || status.state != 'S' {
+                running.push((tid, status.own_id));
+                continue;
             }
-            if !held_already {
-                tracer.release(i)?;
-                survey.longest_hold = survey.longest_hold.max(begin.elapsed());
+            let Some(i) = tracer.seize(tid, false)? else { continue };
+            tracer.stop(i)?;
+            self.note(tracer, i, status.own_id, &mut survey)?;
+            tracer.release(i)?;
+        }
+        // one after the other, each would have to wait for a processor
+        for &(tid, _) in &running {
+            tracer.seize(tid, false)?;
+        }
+        tracer.stop_traced()?;
+        for (tid, own_id) in running {
+            if let Some(i) = tracer.index_of(tid) {
+                self.note(tracer, i, own_id, &mut survey)?;
             }
         }
+        tracer.repair_all()?;
         if survey.threads.is_empty() && !self.is_alive() {
             return Err(Error::Gone(self.pid()));
         }
         Ok(survey)
+    }
+
+    fn note(&self, tracer: &mut Tracer, i: usize, own_id: i32, survey: &mut Survey) -> Result<(), Error> {
+        let (tid, state) = (tracer.threads[i].tid, tracer.threads[i].state);
+        if let Some(regs) = tracer.regs(i)? {
+            survey.threads.push(ThreadFacts {
+                tid,
+                own_id,
+                fs_base: regs.fs_base,
+                gs_base: regs.gs_base,
+                is_64_bit: regs.cs & 0xffff == CS_64,
+                // while it is held: it may end the next moment
+                id_found: ID_OFFSETS.map(|o| self.holds_id(regs.fs_base, o, own_id)),
+            });
+        } else if matches!(state, State::Asleep { .. }) {
+            survey.unseen.push(tid);
+        }
+        Ok(())
     }
 
     fn holds_id(&self, fs_base: u64, offset: u32, own_id: i32) -> bool {

@@ -14,6 +14,12 @@ const PTRACE_SEIZE: libc::c_uint = 0x4206;
 const PTRACE_INTERRUPT: libc::c_uint = 0x4207;
 const NT_X86_XSTATE: usize = 0x202;
 const PTRACE_EVENT_STOP: i32 = 128;
+/// PTRACE_O_TRACESYSGOOD: stops at system calls differ from breakpoints.
+pub(crate) const TRACE_SYS_GOOD: usize = 1;
+/// PTRACE_O_TRACEEXEC: stops when another program starts.
+pub(crate) const TRACE_EXEC: usize = 1 << 4;
+/// PTRACE_O_SUSPEND_SECCOMP: system calls are not filtered while we trace.
+pub(crate) const SUSPEND_SECCOMP: usize = 1 << 21;
 /// Size of the kernel's signal mask.
 const SIGSET_BYTES: usize = 8;
 /// More than any x86 processor's extended state with AMX takes.
@@ -184,10 +190,10 @@ pub(crate) fn try_wait(tid: Tid) -> io::Result<Option<Status>> {
 }
 
 /// Moves the calling thread before all ordinary ones, where that is permitted. It ends soon, and with it the priority.
-pub(crate) fn raise_priority() -> bool {
+pub(crate) fn raise_priority() {
     let param = libc::sched_param { sched_priority: 1 };
     // SAFETY: the kernel reads one sched_param.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const param) == 0 }
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const param) };
 }
 
 /// Lets the calling thread's sleeps end on time.

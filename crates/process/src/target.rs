@@ -77,6 +77,7 @@ pub struct Target {
     pidfd: OwnedFd,
     mem: File,
     gadgets: Mutex<Option<Gadgets>>,
+    longest_hold: Mutex<Duration>,
     /// Pages that are known to be private copies already.
     pub(crate) private_pages: Mutex<HashSet<u64>>,
 }
@@ -106,7 +107,14 @@ impl Target {
         if Identity::of(pid)? != identity {
             return Err(Error::Gone(pid));
         }
-        Ok(Target { identity, pidfd, mem, gadgets: Mutex::default(), private_pages: Mutex::default() })
+        Ok(Target {
+            identity,
+            pidfd,
+            mem,
+            gadgets: Mutex::default(),
+            longest_hold: Mutex::default(),
+            private_pages: Mutex::default(),
+        })
     }
 
     /// Which process it is.
@@ -259,6 +267,17 @@ impl Target {
             return Error::Replaced(self.pid());
         }
         Error::Memory { what, at, len, source }
+    }
+
+    /// The longest time that any thread was held in one piece since the last call of this, from its interrupt to its release, over all
+    /// operations.
+    pub fn take_longest_hold(&self) -> Duration {
+        std::mem::take(&mut *lock(&self.longest_hold))
+    }
+
+    pub(crate) fn note_hold(&self, time: Duration) {
+        let mut longest = lock(&self.longest_hold);
+        *longest = time.max(*longest);
     }
 
     /// The code by which a borrowed thread calls the kernel and finds its way back; looked for once.

@@ -21,11 +21,6 @@ const SLEEPER_WAIT: Duration = Duration::from_millis(2);
 /// New threads may keep appearing while others are stopped; so many rounds are more than any program needs.
 const ROUNDS: usize = 100;
 
-/// PTRACE_O_TRACESYSGOOD
-const TRACE_SYS_GOOD: usize = 1;
-/// PTRACE_O_SUSPEND_SECCOMP
-const SUSPEND_SECCOMP: usize = 1 << 21;
-
 /// What is known of a traced thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -53,8 +48,10 @@ pub(crate) struct Tracee {
 pub(crate) struct Tracer {
     pub(crate) pid: Pid,
     pub(crate) threads: Vec<Tracee>,
-    raised: bool,
     patience: Duration,
+    /// When the first of the threads that are held now was interrupted.
+    began: Option<Instant>,
+    longest_hold: Duration,
 }
 
 thread_local! {
@@ -62,17 +59,25 @@ thread_local! {
     static HELD: RefCell<Option<Tracer>> = const { RefCell::new(None) };
 }
 
-/// Runs `work` with a tracer of `pid`: the one that the calling thread holds already, or a new thread's.
-pub(crate) fn with_tracer<R: Send>(pid: Pid, work: impl FnOnce(&mut Tracer) -> R + Send) -> Result<R, Error> {
+/// Runs `work` with a tracer of a process: the one that the calling thread holds already, or a new thread's. Says also for how long
+/// any thread was held in one piece.
+pub(crate) fn with_tracer<R: Send>(
+    pid: Pid,
+    work: impl FnOnce(&mut Tracer) -> R + Send,
+) -> Result<(R, Duration), Error> {
     let held = HELD.with_borrow_mut(|h| h.take_if(|t| t.pid == pid));
     if let Some(mut tracer) = held {
         let result = work(&mut tracer);
         HELD.set(Some(tracer));
-        return Ok(result);
+        return Ok((result, Duration::ZERO)); // it was held before, and still is
     }
     on_own_thread(|| {
         sys::precise_sleeps();
-        work(&mut Tracer::new(pid))
+        sys::raise_priority();
+        let mut tracer = Tracer::new(pid);
+        let result = work(&mut tracer);
+        tracer.end_of_hold();
+        (result, tracer.longest_hold)
     })
 }
 
@@ -103,9 +108,17 @@ pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<
     })
 }
 
+/// Between two looks at a thread that is to stop. It needs a processor for that, so sleep: yielding counts as having used one's share, and at
+/// raised priority yields to nobody.
+pub(crate) fn pause(tries: u32) {
+    if tries > 2 {
+        thread::sleep(Duration::from_micros(10));
+    }
+}
+
 impl Tracer {
     pub(crate) fn new(pid: Pid) -> Self {
-        Tracer { pid, threads: Vec::new(), raised: false, patience: STOP_WAIT }
+        Tracer { pid, threads: Vec::new(), patience: STOP_WAIT, began: None, longest_hold: Duration::ZERO }
     }
 
     pub(crate) fn index_of(&self, tid: Tid) -> Option<usize> {
@@ -132,7 +145,7 @@ impl Tracer {
         if let Some(i) = self.index_of(tid) {
             return Ok(Some(i));
         }
-        let options = TRACE_SYS_GOOD | if unfiltered { SUSPEND_SECCOMP } else { 0 };
+        let options = sys::TRACE_SYS_GOOD | if unfiltered { sys::SUSPEND_SECCOMP } else { 0 };
         match sys::seize(tid, options) {
             Ok(()) => {
                 self.threads.push(Tracee { tid, state: State::Running, regs: None });
@@ -144,7 +157,7 @@ impl Tracer {
                 match procfs::thread_stat(self.pid, tid) {
                     None => Ok(None),
                     Some(s) if s.is_dead() => Ok(None),
-                    Some(_) if unfiltered && sys::seize(tid, TRACE_SYS_GOOD).is_ok() => {
+                    Some(_) if unfiltered && sys::seize(tid, sys::TRACE_SYS_GOOD).is_ok() => {
                         self.threads.push(Tracee { tid, state: State::Running, regs: None });
                         Err(Error::Seccomp)
                     }
@@ -172,20 +185,20 @@ impl Tracer {
         self.patience = (STOP_WAIT * attempt).min(STOP_WAIT_MAX);
     }
 
-    /// From here on this thread runs before all others, where permitted: the stop gets shorter.
-    pub(crate) fn raise_priority(&mut self) {
-        self.raised = sys::raise_priority();
+    /// Stops the threads that are traced already.
+    pub(crate) fn stop_traced(&mut self) -> Result<(), Error> {
+        for i in 0..self.threads.len() {
+            if self.threads[i].state == State::Running {
+                self.interrupt(i)?;
+            }
+        }
+        self.wait_all()
     }
 
     /// Stops every thread, new ones included, until no new one appears.
     pub(crate) fn stop_all(&mut self) -> Result<(), Error> {
         for _ in 0..ROUNDS {
-            for i in 0..self.threads.len() {
-                if self.threads[i].state == State::Running {
-                    self.interrupt(i)?;
-                }
-            }
-            self.wait_all()?;
+            self.stop_traced()?;
             if self.seize_all()? == 0 {
                 return if self.threads.iter().all(|t| t.state == State::Gone) {
                     Err(Error::Gone(self.pid))
@@ -207,6 +220,7 @@ impl Tracer {
     }
 
     fn interrupt(&mut self, i: usize) -> Result<(), Error> {
+        self.began.get_or_insert_with(Instant::now);
         let tid = self.threads[i].tid;
         match sys::interrupt(tid) {
             Ok(()) => Ok(()),
@@ -278,15 +292,10 @@ impl Tracer {
                 i += 1;
                 continue;
             }
-            self.pause(tries);
+            pause(tries);
             tries += 1;
         }
         Ok(())
-    }
-
-    fn pause(&self, tries: u32) {
-        // at raised priority only a sleep lets the others run
-        if tries < 4 && !self.raised { thread::yield_now() } else { thread::sleep(Duration::from_micros(15)) }
     }
 
     /// Whether a thread sleeps uninterruptibly in the kernel.
@@ -356,12 +365,21 @@ impl Tracer {
     pub(crate) fn release(&mut self, i: usize) -> Result<(), Error> {
         self.repair(i)?;
         let thread = self.threads.swap_remove(i);
-        match thread.state {
-            State::Stopped(_) => match sys::detach(thread.tid, 0) {
-                Err(e) if e.raw_os_error() != Some(libc::ESRCH) => Err(self.error("DETACH", thread.tid, e)),
-                _ => Ok(()),
-            },
-            _ => Ok(()),
+        if matches!(thread.state, State::Stopped(_))
+            && let Err(e) = sys::detach(thread.tid, 0)
+            && e.raw_os_error() != Some(libc::ESRCH)
+        {
+            return Err(self.error("DETACH", thread.tid, e));
+        }
+        if !self.threads.iter().any(|t| matches!(t.state, State::Stopped(_))) {
+            self.end_of_hold();
+        }
+        Ok(())
+    }
+
+    fn end_of_hold(&mut self) {
+        if let Some(began) = self.began.take() {
+            self.longest_hold = self.longest_hold.max(began.elapsed());
         }
     }
 

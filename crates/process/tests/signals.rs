@@ -2,11 +2,14 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{COUNTED_BYTES, Mutatee, hand_patch, until, within};
+use common::{Mutatee, hand_patch, until, within};
+use ingraft_model::{Avma, Pid};
 use ingraft_process::{DataAreaRequest, Options, Target};
 
 /// sigqueue(3); false when the queue is full.
@@ -29,7 +32,7 @@ fn queued_signals_arrive_exactly_once() {
             let stop = Arc::clone(&stop);
             move || {
                 let mut sent = 0;
-                while !stop.load(Ordering::Relaxed) && sent < 1_900_000 {
+                while !stop.load(Ordering::Relaxed) && sent < 300_000 {
                     if queue(pid, sent) {
                         sent += 1;
                     } else {
@@ -119,43 +122,74 @@ fn a_stopped_target_stays_stopped() {
     });
 }
 
+/// The parent of a mutatee, in a process of its own: it stops and continues its child, and must be told of each.
+#[test]
+#[ignore = "run by the test below"]
+fn parent() {
+    let mutatee = Mutatee::start("proc_worker", &["3"]);
+    println!("parent of {}", mutatee.ready);
+    let pid = mutatee.pid().0;
+    for _ in 0..100 {
+        mutatee.signal(libc::SIGSTOP);
+        until("it was told to stop", || parent_sees(pid) == Some(libc::SIGSTOP << 8 | 0x7f));
+        mutatee.signal(libc::SIGCONT);
+        until("it was told to go on", || parent_sees(pid) == Some(0xffff));
+    }
+    mutatee.signal(libc::SIGSTOP);
+    until("it was told to stop", || parent_sees(pid) == Some(libc::SIGSTOP << 8 | 0x7f));
+    println!("stopped");
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).expect("go on");
+    assert_eq!(parent_sees(pid), None);
+    mutatee.signal(libc::SIGCONT);
+    until("it was told to go on", || parent_sees(pid) == Some(0xffff));
+    println!("said {}", mutatee.finish());
+}
+
 #[test]
 fn stops_and_continues_in_between_are_obeyed() {
     within(Duration::from_secs(120), || {
-        let mutatee = Mutatee::start("proc_worker", &["3"]);
-        let target = Arc::new(mutatee.target());
-        let counted = mutatee.address("counted");
-        let stop = Arc::new(AtomicBool::new(false));
-        let worker = std::thread::spawn({
-            let (target, stop) = (Arc::clone(&target), Arc::clone(&stop));
+        let mut parent = Command::new(std::env::current_exe().expect("own program"))
+            .args(["--exact", "parent", "--ignored", "--nocapture", "--test-threads=1"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("parent");
+        let mut lines = BufReader::new(parent.stdout.take().expect("stdout")).lines().map_while(Result::ok);
+        let ready = lines.find(|l| l.contains("parent of")).expect("ready");
+        let words: Vec<&str> = ready.split_ascii_whitespace().collect();
+        let after = |word| words[words.iter().position(|w| *w == word).expect("word") + 1];
+        let target = Target::open(Pid(after("ready").parse().expect("pid"))).expect("open");
+        let counted = Avma(u64::from_str_radix(&after("counted")[2..], 16).expect("address"));
+
+        let stopped = Arc::new(AtomicBool::new(false));
+        let reader = std::thread::spawn({
+            let stopped = Arc::clone(&stopped);
             move || {
-                while !stop.load(Ordering::Relaxed) {
-                    let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).expect("arena");
-                    let patch = hand_patch(counted, arena.start, 0x1000);
-                    let mut plan = patch.insert.clone();
-                    plan.code[0].bytes[..9].copy_from_slice(&[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0]); // counts nothing
-                    target.apply(&plan, &Options::default()).expect("insert");
-                    target.apply(&patch.remove, &Options::default()).expect("remove");
-                    until("quiet", || target.quiet(&patch.remove.retired).expect("quiet"));
-                    target.unmap(&[arena]).expect("unmap");
-                }
+                let at_end = lines.find(|l| l == "stopped");
+                stopped.store(true, Ordering::Relaxed);
+                (at_end, lines)
             }
         });
-        for _ in 0..100 {
-            mutatee.signal(libc::SIGSTOP);
-            until("it was told to stop", || parent_sees(target.pid().0) == Some(libc::SIGSTOP << 8 | 0x7f));
-            mutatee.signal(libc::SIGCONT);
-            until("it was told to go on", || parent_sees(target.pid().0) == Some(0xffff));
+        let mut rounds = 0;
+        while !stopped.load(Ordering::Relaxed) {
+            let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).expect("arena");
+            let patch = hand_patch(counted, arena.start, 0x1000);
+            let mut plan = patch.insert.clone();
+            plan.code[0].bytes[..9].copy_from_slice(&[0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0]); // counts nothing
+            target.apply(&plan, &Options::default()).expect("insert");
+            target.apply(&patch.remove, &Options::default()).expect("remove");
+            // a thread that was stopped in the arena leaves it when the target goes on
+            while !target.quiet(&patch.remove.retired).expect("quiet") {}
+            target.unmap(&[arena]).expect("unmap");
+            rounds += 1;
         }
-        mutatee.signal(libc::SIGSTOP);
-        stop.store(true, Ordering::Relaxed);
-        worker.join().expect("worker");
-        until("it is stopped", || all(&target, 'T'));
-        mutatee.signal(libc::SIGCONT);
-        until("it goes on", || !states(&target).contains(&'T'));
-        let mut bytes = [0; 13];
-        target.read(counted, &mut bytes).expect("read");
-        assert_eq!(bytes, COUNTED_BYTES);
-        mutatee.finish();
+        let (at_end, mut lines) = reader.join().expect("reader");
+        assert!(at_end.is_some(), "the parent failed");
+        assert!(all(&target, 'T'));
+        println!("{rounds} rounds");
+        drop(parent.stdin.take());
+        assert!(lines.any(|l| l.starts_with("said done")));
+        assert!(parent.wait().expect("wait").success());
     });
 }

@@ -37,7 +37,8 @@ fn insert_count_remove() {
         target.read(Avma(layout.alive().into()), &mut alive).unwrap();
         assert_eq!(alive, [1, 0, 0, 0]);
 
-        let file = target.files().unwrap().into_iter().find(|f| f.path.ends_with("proc_worker")).unwrap();
+        let file =
+            target.files().unwrap().into_iter().find(|f| f.path.to_string_lossy().contains("proc_worker")).unwrap();
         let end = file.mappings.last().unwrap().range.end;
         let arena = target.map_arena(&(file.base..end), 4096).unwrap();
         let patch = hand_patch(counted, arena.start, layout.counter(0));

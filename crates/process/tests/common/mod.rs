@@ -19,19 +19,37 @@ pub struct Mutatee {
 }
 
 pub fn compile(name: &str) -> PathBuf {
+    compile_to(Path::new(option_env!("CARGO_TARGET_TMPDIR").expect("a test")), name)
+}
+
+pub fn compile_to(dir: &Path, name: &str) -> PathBuf {
+    build(dir, "cc", name, &["-mavx2"])
+}
+
+/// With another compiler, or more flags.
+pub fn compile_with(compiler: &str, name: &str, flags: &[&str]) -> PathBuf {
+    build(Path::new(option_env!("CARGO_TARGET_TMPDIR").expect("a test")), compiler, name, flags)
+}
+
+fn build(dir: &Path, compiler: &str, name: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/mutatees").join(format!("{name}.c"));
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let program = dir.join(name);
+    let program = dir.join(format!("{name}-{compiler}{}", flags.concat()));
     let temporary = dir.join(format!("{name}.{}.{:?}", std::process::id(), std::thread::current().id()));
-    let status = Command::new("cc")
-        .args(["-O2", "-g", "-mavx2", "-Wall", "-Werror", "-pthread", "-o"])
+    let status = Command::new(compiler)
+        .args(["-O2", "-g", "-Wall", "-Werror", "-pthread", "-o"])
         .arg(&temporary)
         .arg(&source)
+        .args(flags)
         .status()
-        .expect("cc");
-    assert!(status.success(), "cc {}", source.display());
+        .expect(compiler);
+    assert!(status.success(), "{compiler} {}", source.display());
     std::fs::rename(&temporary, &program).expect("rename");
     program
+}
+
+pub fn kill(pid: Pid, signal: i32) {
+    let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status();
+    assert!(status.expect("kill").success());
 }
 
 impl Mutatee {
@@ -72,8 +90,7 @@ impl Mutatee {
     }
 
     pub fn signal(&self, signal: i32) {
-        let status = Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()).status();
-        assert!(status.expect("kill").success());
+        kill(self.pid(), signal);
     }
 
     /// Ends it with SIGTERM and returns what it said; it must say that all was well.

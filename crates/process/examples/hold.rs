@@ -1,0 +1,70 @@
+//! How long a target is held: medians over many insertions and removals.
+//! `cargo run --release -p ingraft-process --example hold`
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Mutatee, hand_patch};
+use ingraft_model::{PatchPlan, TextWrite};
+use ingraft_process::{DataAreaRequest, Options};
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+fn main() {
+    println!(
+        "{:>8} {:>5} | held: insert remove {:>10} | whole call | survey (longest hold) | area",
+        "threads", "", "all 13,900"
+    );
+    for (threads, kind) in
+        [("1", "busy"), ("8", "idle"), ("8", "busy"), ("64", "idle"), ("64", "busy"), ("512", "idle"), ("512", "busy")]
+    {
+        let program = common::compile_to(&std::env::temp_dir(), "proc_threads");
+        let mutatee = Mutatee::start_program(&program, &[threads, kind]);
+        let target = mutatee.target();
+        let counted = mutatee.address("counted");
+        let pages = mutatee.address("pages");
+        let begin = Instant::now();
+        let survey = target.survey(None).expect("survey");
+        let survey_time = begin.elapsed();
+        let begin = Instant::now();
+        let area = target.create_area(&DataAreaRequest::default()).expect("area");
+        let area_time = begin.elapsed();
+        let arena = target.map_arena(&(counted..counted.offset(4096)), 4096).expect("arena");
+        let patch = hand_patch(counted, arena.start, area.layout().counter(0));
+        let (mut inserts, mut removes, mut whole) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..51 {
+            let begin = Instant::now();
+            inserts.push(target.apply(&patch.insert, &Options::default()).expect("insert").held);
+            whole.push(begin.elapsed());
+            removes.push(target.apply(&patch.remove, &Options::default()).expect("remove").held);
+        }
+        // nobody calls these functions: the bytes do not matter
+        let mut plan = PatchPlan::default();
+        for i in 0..13_900 {
+            let at = pages.offset(4 + 32 * (i * 1280 * 128 / 13_900));
+            let mut old = [0; 8];
+            target.read(at, &mut old).expect("read");
+            plan.text.push(TextWrite { at, len: 8, old, new: [0xcc; 8] });
+        }
+        let mut back = PatchPlan::default();
+        back.text = plan.text.iter().map(TextWrite::inverse).collect();
+        let mut all = Vec::new();
+        for _ in 0..11 {
+            all.push(target.apply(&plan, &Options::default()).expect("all").held);
+            all.push(target.apply(&back, &Options::default()).expect("all").held);
+        }
+        println!(
+            "{threads:>8} {kind:>5} | {:>9.3?} {:>9.3?} {:>9.3?} | {:>9.3?} | {survey_time:>9.3?} {:>9.3?} | {area_time:>9.3?}",
+            median(inserts),
+            median(removes),
+            median(all),
+            median(whole),
+            survey.longest_hold,
+        );
+    }
+}

@@ -1,0 +1,242 @@
+//! Starting a program under observation: held before its first instruction and whenever it has mapped more code, until it
+//! is loaded. No byte of it is changed for that: it is followed by its system calls.
+
+use std::ffi::OsString;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+
+use ingraft_model::{Avma, Pid, Tid};
+
+use crate::error::Error;
+use crate::procfs::Mapping;
+use crate::sys::{self, Regs, Status};
+use crate::target::{AT_BASE, AT_ENTRY, Target};
+use crate::tracer::{State, Tracee, Tracer, on_own_thread, pause, while_held};
+
+/// How far the stack is searched for a return address into the program.
+const STACK_SEARCH: usize = 64 * 1024;
+const NOT_YET: i64 = -(libc::ENOSYS as i64);
+
+/// Why a starting program is held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// Before its first instruction. The program and its loader are mapped.
+    Begun,
+    /// More code was mapped; none of it has run.
+    Mapped,
+    /// All that the program names is loaded, and code other than the loader's has made its first system call.
+    Loaded,
+}
+
+/// Starts a program with the calling process's streams. `on_stop` is called, on another thread, whenever the program is held;
+/// there, every operation on the target may be used, and from nowhere else. Afterwards the program runs on, untraced.
+///
+/// The program is a child of the calling process, and its end is asked for by [`Target::wait_exit`]. Nothing else may wait for it (`waitpid`):
+/// while we hold threads, that would take their stops away.
+pub fn spawn(command: &[OsString], on_stop: impl FnMut(&Arc<Target>, Start) + Send) -> Result<Arc<Target>, Error> {
+    let (program, arguments) =
+        command.split_first().ok_or_else(|| start_error("", io::ErrorKind::InvalidInput.into()))?;
+    let pipe = || io::pipe().map_err(|source| Error::Own { what: "pipe", source });
+    let ((pid_reader, pid_writer), (go_reader, go_writer)) = (pipe()?, pipe()?);
+    let mut child = Command::new(program);
+    child.args(arguments);
+    announce_and_wait(&mut child, &pid_writer, &go_reader, &go_writer);
+
+    thread::scope(|scope| {
+        let tracer = scope.spawn(move || on_own_thread(|| follow(pid_reader, go_writer, on_stop)));
+        // returns once the program runs, or could not be run
+        let started = child.spawn().map_err(|source| start_error(program, source));
+        drop((pid_writer, go_reader));
+        let followed = tracer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        started?;
+        followed?
+    })
+}
+
+fn start_error(program: impl Into<PathBuf>, source: io::Error) -> Error {
+    Error::Start { program: program.into(), source }
+}
+
+/// Makes the child tell its id before exec, and wait for a byte; if that never comes, because we died, it ends.
+fn announce_and_wait(child: &mut Command, pid_to: &PipeWriter, go: &PipeReader, go_writer: &PipeWriter) {
+    let (pid_to, go, not_mine) = (pid_to.as_raw_fd(), go.as_raw_fd(), go_writer.as_raw_fd());
+    let before_exec = move || {
+        // SAFETY: the child's copy, which nobody else in the child uses.
+        unsafe { rustix::io::close(not_mine) };
+        // SAFETY: the parent holds it open until the child has been started.
+        let to = unsafe { BorrowedFd::borrow_raw(pid_to) };
+        // SAFETY: the same.
+        let from = unsafe { BorrowedFd::borrow_raw(go) };
+        rustix::io::write(to, &sys::own_pid().0.to_ne_bytes())?;
+        match rustix::io::read(from, &mut [0u8; 1])? {
+            1 => Ok(()),
+            _ => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    };
+    // SAFETY: between fork and exec, only system calls are made, and no memory is allocated.
+    unsafe { child.pre_exec(before_exec) };
+}
+
+fn follow(
+    mut pid_reader: PipeReader,
+    mut go: PipeWriter,
+    mut on_stop: impl FnMut(&Arc<Target>, Start) + Send,
+) -> Result<Arc<Target>, Error> {
+    let own = |source| Error::Own { what: "start a program", source };
+    let mut pid = [0; 4];
+    pid_reader.read_exact(&mut pid).map_err(own)?;
+    let pid = Pid(i32::from_ne_bytes(pid));
+    let main = Tid(pid.0);
+    sys::precise_sleeps();
+    let mut tracer = Tracer::new(pid);
+    tracer.check("SEIZE", main, sys::seize(main, sys::TRACE_EXEC | sys::TRACE_SYS_GOOD))?;
+    go.write_all(&[1]).map_err(own)?;
+    drop(go);
+    tracer.threads.push(Tracee { tid: main, state: State::Running, regs: None });
+    loop {
+        match wait(&tracer, main)? {
+            Status::Event(_) => break,
+            Status::Exited(_) | Status::Killed(_) => return Err(Error::Gone(pid)), // the start itself tells why
+            Status::Signal(s) => tracer.check("CONT", main, sys::cont(main, s as usize))?,
+            _ => tracer.check("CONT", main, sys::cont(main, 0))?,
+        }
+    }
+    let target = Arc::new(Target::open_unchecked(pid)?);
+    let mut follower = Follower { target, tracer, main, code: Vec::new() };
+    match follower.to_the_end(&mut on_stop) {
+        // it may do what it likes, also end
+        Ok(()) | Err(Error::Gone(_)) => Ok(follower.target),
+        Err(e) => Err(e),
+    }
+}
+
+fn wait(tracer: &Tracer, tid: Tid) -> Result<Status, Error> {
+    let mut tries = 0u32;
+    loop {
+        if let Some(status) = tracer.check("wait", tid, sys::try_wait(tid))? {
+            return Ok(status);
+        }
+        pause(tries);
+        tries = tries.saturating_add(1);
+    }
+}
+
+struct Follower {
+    target: Arc<Target>,
+    tracer: Tracer,
+    main: Tid,
+    /// Executable file mappings that were told of.
+    code: Vec<Range<Avma>>,
+}
+
+impl Follower {
+    fn to_the_end(&mut self, on_stop: &mut (impl FnMut(&Arc<Target>, Start) + Send)) -> Result<(), Error> {
+        self.new_code()?;
+        self.hold_and_call(0, Start::Begun, on_stop)?;
+        let loader = self.target.aux(AT_BASE).filter(|&base| base != 0);
+        let Some(loader) = self.mappings_of(loader)? else {
+            return self.hold_and_call(0, Start::Loaded, on_stop); // a static program loads nothing
+        };
+        let mut signal = 0;
+        loop {
+            self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, signal))?;
+            signal = 0;
+            match wait(&self.tracer, self.main)? {
+                Status::Syscall => {}
+                Status::Exited(_) | Status::Killed(_) => return Err(Error::Gone(self.target.pid())),
+                Status::Signal(s) => {
+                    signal = s as usize;
+                    continue;
+                }
+                // it has become another program: that one is not ours to follow
+                Status::Event(_) => return Err(Error::Replaced(self.target.pid())),
+                Status::EventStop(_) => continue,
+            }
+            let regs = self.tracer.check("GETREGS", self.main, sys::get_regs(self.main))?;
+            let entering = regs.rax as i64 == NOT_YET;
+            if entering && self.is_loaded(&loader, &regs)? {
+                return self.hold_and_call(0, Start::Loaded, on_stop);
+            }
+            let maps_code = matches!(regs.orig_rax as i64, libc::SYS_mmap | libc::SYS_mprotect | libc::SYS_mremap);
+            if !entering && maps_code && self.new_code()? {
+                self.hold_and_call(0, Start::Mapped, on_stop)?;
+            }
+        }
+    }
+
+    /// Brings the thread to a stop in which it can be borrowed and moved, and calls back.
+    fn hold_and_call(
+        &mut self,
+        mut signal: usize,
+        why: Start,
+        on_stop: &mut (impl FnMut(&Arc<Target>, Start) + Send),
+    ) -> Result<(), Error> {
+        loop {
+            self.tracer.check("INTERRUPT", self.main, sys::interrupt(self.main))?;
+            self.tracer.check("CONT", self.main, sys::cont(self.main, signal))?;
+            match wait(&self.tracer, self.main)? {
+                Status::EventStop(s) => {
+                    self.tracer.threads[0].state = State::Stopped(s);
+                    break;
+                }
+                Status::Exited(_) | Status::Killed(_) => return Err(Error::Gone(self.target.pid())),
+                Status::Signal(s) => signal = s as usize,
+                _ => signal = 0,
+            }
+        }
+        self.tracer.threads[0].regs = None;
+        let target = Arc::clone(&self.target);
+        while_held(&mut self.tracer, || on_stop(&target, why));
+        self.tracer.repair_all()?;
+        // threads that it has started meanwhile were seized with it: they go on
+        while self.tracer.threads.len() > 1 {
+            let i = self.tracer.threads.iter().position(|t| t.tid != self.main).unwrap_or(0);
+            self.tracer.release(i)?;
+        }
+        self.tracer.threads.iter_mut().for_each(|t| t.regs = None);
+        Ok(())
+    }
+
+    /// Whether code was mapped that was not told of yet.
+    fn new_code(&mut self) -> Result<bool, Error> {
+        let maps = self.target.maps()?;
+        let code: Vec<Range<Avma>> = maps.into_iter().filter(|m| m.exec && m.is_file()).map(|m| m.range).collect();
+        let new = code.iter().any(|r| !self.code.contains(r));
+        self.code = code;
+        Ok(new)
+    }
+
+    /// All mappings of the file that is mapped at an address.
+    fn mappings_of(&self, at: Option<u64>) -> Result<Option<Vec<Mapping>>, Error> {
+        let Some(at) = at else { return Ok(None) };
+        let maps = self.target.maps()?;
+        let Some(file) = maps.iter().find(|m| m.range.contains(&Avma(at))).map(|m| (m.device, m.inode)) else {
+            return Ok(None);
+        };
+        Ok(Some(maps.into_iter().filter(|m| m.exec && (m.device, m.inode) == file).collect()))
+    }
+
+    /// Whether code other than the loader's makes this system call. Where the loader is the C library as well (musl): whether
+    /// the program has called it.
+    fn is_loaded(&self, loader: &[Mapping], regs: &Regs) -> Result<bool, Error> {
+        if !loader.iter().any(|m| m.range.contains(&Avma(regs.rip))) {
+            return Ok(true);
+        }
+        if !loader.iter().any(|m| m.path.to_string_lossy().contains("musl")) {
+            return Ok(false);
+        }
+        let entry = self.target.aux(AT_ENTRY).unwrap_or(0);
+        let Some(program) = self.mappings_of(Some(entry))? else { return Ok(true) };
+        let mut stack = vec![0; STACK_SEARCH];
+        let n = self.target.read_some(Avma(regs.rsp), &mut stack).unwrap_or(0);
+        let words = stack[..n].chunks_exact(8).map(|w| w.try_into().map(u64::from_le_bytes).unwrap_or(0));
+        // the initial stack holds the entry point itself, among what the kernel tells
+        Ok(words.take_while(|&w| w != entry).any(|w| program.iter().any(|m| m.range.contains(&Avma(w)))))
+    }
+}
