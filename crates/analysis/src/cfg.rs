@@ -1,13 +1,14 @@
 //! The control flow of one function: basic blocks, edges and points, computed when somebody asks.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind};
 use ingraft_model::{PointKind, Refusal, Svma, SvmaRange};
 
 use crate::function::Function;
 use crate::image::Image;
-use crate::jump_table::{Resolved, Resolver};
+use crate::jump_table::{Resolved, Resolver, constant_address};
 use crate::sweep;
 
 /// A stretch of instructions that is entered only at its first and left only at its last.
@@ -95,6 +96,8 @@ struct Builder<'a> {
     image: &'a Image,
     function: &'a Function,
     code: Vec<Instruction>,
+    /// Head and parts.
+    inside: Vec<Range<u64>>,
     /// Index of the block that begins at an address.
     starts: BTreeMap<u64, usize>,
     /// Whether the address of a place inside the function is taken; not known before somebody asks.
@@ -103,15 +106,23 @@ struct Builder<'a> {
 }
 
 pub(crate) fn analyse(image: &Image, function: &Function) -> FunctionCode {
-    let mut code = Vec::new();
     let head = function.range();
-    for range in std::iter::once(&head).chain(function.parts()) {
-        code.extend(sweep::instructions(image.elf(), range.start.0, range.end.0));
+    let inside: Vec<Range<u64>> = std::iter::once(&head).chain(function.parts()).map(|r| r.start.0..r.end.0).collect();
+    let mut code = Vec::new();
+    for range in &inside {
+        code.extend(sweep::instructions(image.elf(), range.start, range.end));
     }
     code.sort_by_key(|i| i.ip());
     code.dedup_by_key(|i| i.ip());
-    let mut builder =
-        Builder { image, function, code, starts: BTreeMap::new(), takes_labels: None, out: FunctionCode::default() };
+    let mut builder = Builder {
+        image,
+        function,
+        code,
+        inside,
+        starts: BTreeMap::new(),
+        takes_labels: None,
+        out: FunctionCode::default(),
+    };
     builder.blocks();
     builder.edges();
     builder.finish()
@@ -206,8 +217,7 @@ impl Builder<'_> {
     fn indirect(&mut self, from: usize, jump: usize, budget: &mut usize) {
         let i = self.code[jump];
         let (image, pointers) = (self.image.elf(), self.image.pointers());
-        let range = self.function.range();
-        let resolver = Resolver { image, pointers, code: &self.code, start: range.start.0, end: range.end.0 };
+        let resolver = Resolver { image, pointers, code: &self.code, inside: &self.inside };
         let resolved = resolver.resolve(jump, budget);
         match resolved {
             Resolved::Table(mut targets) => {
@@ -233,9 +243,7 @@ impl Builder<'_> {
             return known;
         }
         let inside = |at: u64| at != self.function.start && self.function.contains(Svma(at));
-        let made = |i: &Instruction| {
-            i.code() == Code::Lea_r64_m && i.is_ip_rel_memory_operand() && inside(i.ip_rel_memory_address())
-        };
+        let made = |i: &Instruction| i.code() == Code::Lea_r64_m && constant_address(i).is_some_and(inside);
         let takes = self.image.pointers().entries.iter().any(|e| inside(e.1)) || self.code.iter().any(made);
         *self.takes_labels.insert(takes)
     }

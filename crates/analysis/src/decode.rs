@@ -10,6 +10,22 @@ pub(crate) fn one(bytes: &[u8], svma: u64) -> Option<Instruction> {
     (!instruction.is_invalid()).then_some(instruction)
 }
 
+/// Decodes one instruction after the other, without the cost of a new decoder for each.
+pub(crate) struct Cursor<'a>(Decoder<'a>);
+
+impl<'a> Cursor<'a> {
+    /// Begins at the first of `bytes`, which is at `svma`.
+    pub fn new(bytes: &'a [u8], svma: u64) -> Self {
+        Cursor(Decoder::with_ip(64, bytes, svma, DecoderOptions::NONE))
+    }
+
+    /// The next instruction; `None` at the end, and at bytes that the decoder does not know.
+    pub fn next(&mut self) -> Option<Instruction> {
+        let instruction = self.0.decode();
+        (!instruction.is_invalid()).then_some(instruction)
+    }
+}
+
 /// Decodes `from..until`, which lie in one region of text, into `out`. `keep_going` is asked before every instruction.
 /// Bytes that are no instruction are skipped one by one and told to `invalid`.
 pub(crate) fn range(

@@ -36,6 +36,7 @@ pub(crate) struct Discovered {
 struct Draft {
     size: u64,
     names: Vec<Name>,
+    /// Whether a symbol says that it is a function, and not only that it is a resolver.
     ordinary: bool,
     part: MaybePart,
 }
@@ -50,6 +51,9 @@ enum MaybePart {
     /// Its frame is already set up, or its only name is like `foo.cold`.
     Likely,
 }
+
+/// `push rbp; mov rbp, rsp`.
+const PUSH_FRAME: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
 
 type Drafts = BTreeMap<u64, Draft>;
 
@@ -148,7 +152,6 @@ fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -
         if nameless {
             draft.part = if fde.continued { MaybePart::Likely } else { MaybePart::Nameless };
         }
-        draft.ordinary = true;
     }
     let d = &image.dynamic;
     let arrays = [d.init_array, d.fini_array].into_iter().flatten();
@@ -158,9 +161,7 @@ fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -
     });
     for start in [Some(image.entry().0), d.init, d.fini].into_iter().flatten().chain(listed) {
         if image.text_index(start).is_some() {
-            let draft = drafts.entry(start).or_default();
-            draft.ordinary = true;
-            draft.part = MaybePart::No;
+            drafts.entry(start).or_default().part = MaybePart::No;
         }
     }
     drafts
@@ -226,7 +227,16 @@ fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64,
             starts.insert(called);
             at = called + 1;
         }
+        // What only a pointer leads to may be data: it must look like a function.
+        let mut at = from;
+        while let Some(addressed) = sweep.addressed.first(at, until) {
+            if sweep.begins_with_endbr(addressed) || image.data_at(addressed, 4) == Some(&PUSH_FRAME) {
+                starts.insert(addressed);
+            }
+            at = addressed + 1;
+        }
     }
+    starts.extend(explore::main_function(image));
     let mut work: Vec<u64> = starts.iter().rev().copied().collect();
     let mut found: BTreeMap<u64, u64> = BTreeMap::new();
     // Hostile code calls into its own middle again and again.
@@ -402,7 +412,7 @@ fn kind(image: &Elf, start: u64, draft: &Draft) -> FunctionKind {
     if image.text_index(start).is_some_and(|i| image.text[i].stubs) {
         return FunctionKind::Stub;
     }
-    if !draft.ordinary {
+    if !draft.ordinary && !draft.names.is_empty() {
         return FunctionKind::IfuncResolver;
     }
     let bytes = image.data_from(start).unwrap_or_default();

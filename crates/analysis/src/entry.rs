@@ -2,7 +2,7 @@
 
 use ingraft_model::{BackBranch, EntrySite, Refusal, Svma};
 
-use crate::decode;
+use crate::decode::{self, Cursor};
 use crate::explore;
 use crate::function::{Function, FunctionKind};
 use crate::image::Image;
@@ -80,10 +80,10 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<EntrySite, Refu
 
 /// How many of the first `len` bytes are whole known instructions, or the beginning of one that ends behind a site's reach.
 fn valid_len(image: &Image, at: u64, len: u64) -> u64 {
-    let bytes = image.elf().data_from(at).unwrap_or_default();
+    let mut cursor = Cursor::new(image.elf().data_from(at).unwrap_or_default(), at);
     let mut valid = 0;
     while valid < len {
-        let Some(i) = bytes.get(valid as usize..).and_then(|b| decode::one(b, at + valid)) else { return valid };
+        let Some(i) = cursor.next() else { return valid };
         let next = valid + i.len() as u64;
         if next > len && len < SITE_MAX {
             return valid;

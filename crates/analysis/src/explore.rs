@@ -3,9 +3,9 @@
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use rustc_hash::FxHashSet;
 
-use crate::decode;
+use crate::decode::{self, Cursor};
 use crate::elf::Elf;
-use crate::jump_table::{Resolved, Resolver};
+use crate::jump_table::{Resolved, Resolver, constant_address};
 use crate::relocs::Pointers;
 
 /// What can be reached from a start.
@@ -31,6 +31,7 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
     let mut jumps: Vec<u64> = Vec::new();
     // Tables within tables within tables are the work of an enemy.
     let mut rounds = 16;
+    let whole = [start..limit];
     loop {
         while let Some(mut at) = work.pop() {
             while (start..limit).contains(&at) && seen.insert(at) {
@@ -69,7 +70,7 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
         rounds -= 1;
         code.sort_unstable_by_key(|i| i.ip());
         let mut budget = 16 * code.len() + 256;
-        let resolver = Resolver { image, pointers, code: &code, start, end: limit };
+        let resolver = Resolver { image, pointers, code: &code, inside: &whole };
         for jump in jumps.drain(..) {
             let Ok(index) = code.binary_search_by_key(&jump, |i| i.ip()) else { continue };
             if let Resolved::Table(targets) = resolver.resolve(index, &mut budget) {
@@ -80,6 +81,28 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
     out.calls.sort_unstable();
     out.calls.dedup();
     out
+}
+
+/// The function that a program's entry point hands to the libc, in rdi.
+pub(crate) fn main_function(image: &Elf) -> Option<u64> {
+    let entry = image.entry().0;
+    image.text_index(entry)?;
+    let mut cursor = Cursor::new(image.data_from(entry)?, entry);
+    let mut main = None;
+    for _ in 0..32 {
+        let i = cursor.next()?;
+        if matches!(i.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
+            return main.filter(|at| image.text_index(*at).is_some());
+        }
+        if i.op0_kind() == OpKind::Register && i.op0_register().full_register() == Register::RDI {
+            main = match i.code() {
+                Code::Lea_r64_m => constant_address(&i),
+                Code::Mov_r32_imm32 | Code::Mov_rm64_imm32 => Some(u64::from(i.immediate32())),
+                _ => None,
+            };
+        }
+    }
+    None
 }
 
 /// Whether an instruction addresses memory through the gs base or loads the segment register.

@@ -3,6 +3,8 @@
 //! (`lea b,[rip+table]; movsxd r,[b+i*4]; add r,b; jmp r`), bounded by a comparison or a mask of the index. Without a bound,
 //! entries are read while they point into the function.
 
+use std::ops::Range;
+
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::elf::{Elf, u32_at, u64_at};
@@ -30,9 +32,8 @@ pub(crate) struct Resolver<'a> {
     pub image: &'a Elf,
     pub pointers: &'a Pointers,
     pub code: &'a [Instruction],
-    /// The function, from its first byte to behind its last.
-    pub start: u64,
-    pub end: u64,
+    /// The function, as far as it is known: its head, and its parts.
+    pub inside: &'a [Range<u64>],
 }
 
 struct Table {
@@ -87,8 +88,8 @@ impl Resolver<'_> {
                     let table = self.absolute(at, at).and_then(|t| self.read(&t, budget));
                     return table.map_or(Resolved::Pointer, Resolved::Table);
                 }
-                Mnemonic::Lea if i.is_ip_rel_memory_operand() => {
-                    return Resolved::Table(vec![i.ip_rel_memory_address()]);
+                Mnemonic::Lea if constant_address(i).is_some() => {
+                    return Resolved::Table(constant_address(i).into_iter().collect());
                 }
                 Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push | Mnemonic::Bt => {}
                 Mnemonic::Pop | Mnemonic::Mov => return Resolved::Pointer,
@@ -152,7 +153,7 @@ impl Resolver<'_> {
                 return None;
             }
             match i.code() {
-                Code::Lea_r64_m if i.is_ip_rel_memory_operand() => Some(i.ip_rel_memory_address()),
+                Code::Lea_r64_m => constant_address(i),
                 Code::Mov_r32_imm32 => Some(u64::from(i.immediate32())),
                 Code::Mov_r64_imm64 => Some(i.immediate64()),
                 _ => None,
@@ -167,7 +168,7 @@ impl Resolver<'_> {
     fn table_candidates(&self) -> Vec<u64> {
         let data = |i: &Instruction| {
             let address = match i.code() {
-                Code::Lea_r64_m if i.is_ip_rel_memory_operand() => i.ip_rel_memory_address(),
+                Code::Lea_r64_m => constant_address(i)?,
                 _ => return None,
             };
             (address % 4 == 0 && self.image.text_index(address).is_none()).then_some(address)
@@ -192,7 +193,7 @@ impl Resolver<'_> {
                 None => self.pointers.get(place).or_else(|| u64_at(bytes, entry * 8)),
             };
             let Some(target) = target else { break };
-            let inside = (self.start..self.end).contains(&target);
+            let inside = self.contains(target);
             // With a bound, a case may lie in the cold part.
             if !inside && (bound.is_none() || self.image.text_index(target).is_none()) {
                 break;
@@ -203,6 +204,10 @@ impl Resolver<'_> {
         (!targets.is_empty() && bound.is_none_or(|b| targets.len() == b || *budget == 0)).then_some(targets)
     }
 
+    fn contains(&self, target: u64) -> bool {
+        self.inside.iter().any(|range| range.contains(&target))
+    }
+
     /// Distances read from a table whose bound is not known, as targets inside of the function.
     pub fn read_candidate(&self, table: u64, budget: &mut usize) -> Vec<u64> {
         let mut targets = Vec::new();
@@ -210,7 +215,7 @@ impl Resolver<'_> {
         for distance in bytes.chunks_exact(4).take(*budget) {
             let distance = u32_at(distance, 0).unwrap_or_default();
             let target = table.wrapping_add(i64::from(distance as i32) as u64);
-            if !(self.start..self.end).contains(&target) {
+            if !self.contains(target) {
                 break;
             }
             targets.push(target);
@@ -308,6 +313,14 @@ impl Resolver<'_> {
         };
         (from..at).rev().find(leads_here).or_else(|| (at + 1..until).find(leads_here))
     }
+}
+
+/// The address that a `lea` makes whatever the registers hold.
+pub(crate) fn constant_address(i: &Instruction) -> Option<u64> {
+    if i.is_ip_rel_memory_operand() {
+        return Some(i.ip_rel_memory_address());
+    }
+    (i.memory_base() == Register::None && i.memory_index() == Register::None).then(|| i.memory_displacement64())
 }
 
 fn is_cmov(i: &Instruction) -> bool {

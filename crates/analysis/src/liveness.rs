@@ -7,7 +7,7 @@
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 use ingraft_model::Gpr;
 
-use crate::decode;
+use crate::decode::Cursor;
 use crate::elf::Elf;
 
 /// Instructions that a walk looks at.
@@ -67,26 +67,23 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn path(
         &mut self,
-        mut at: u64,
+        at: u64,
         mut pending: u32,
         inside: impl Fn(u64) -> bool,
         budget: &mut usize,
         work: &mut Vec<(u64, u32)>,
     ) {
-        let bytes = self.image.data_from(at).unwrap_or_default();
-        let start = at;
+        let mut cursor = Cursor::new(self.image.data_from(at).unwrap_or_default(), at);
         loop {
             pending &= !self.live;
             if pending == 0 {
                 return;
             }
-            let here = bytes.get((at - start) as usize..).unwrap_or_default();
-            let Some(i) = budget.checked_sub(1).and_then(|_| decode::one(here, at)) else {
+            let Some(i) = budget.checked_sub(1).and_then(|_| cursor.next()) else {
                 self.live |= pending;
                 return;
             };
             *budget -= 1;
-            at = i.next_ip();
             let (reads, kills) = self.effects(&i);
             self.live |= pending & reads;
             pending &= !kills;

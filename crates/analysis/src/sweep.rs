@@ -10,7 +10,7 @@ use crate::bits::TextBits;
 use crate::decode;
 use crate::elf::{Elf, ImageKind};
 use crate::explore;
-use crate::jump_table::{Resolved, Resolver};
+use crate::jump_table::{Resolved, Resolver, constant_address};
 use crate::relocs::Pointers;
 
 /// `ARCH_SET_GS` of `arch_prctl`.
@@ -249,7 +249,7 @@ impl Sweep<'_> {
     /// Notes addresses of code that an instruction makes, and uses of the gs base.
     fn address(&self, i: &Instruction, fixed: bool, index: usize, set_gs_at: &mut Option<usize>, out: &mut Swept) {
         match i.code() {
-            Code::Lea_r64_m if i.is_ip_rel_memory_operand() => self.address_taken(i.ip_rel_memory_address()),
+            Code::Lea_r64_m => constant_address(i).into_iter().for_each(|at| self.address_taken(at)),
             Code::Mov_r32_imm32 | Code::Mov_rm64_imm32 | Code::Mov_rm32_imm32 | Code::Pushq_imm32 => {
                 let value = i.immediate32();
                 if i.code() == Code::Mov_r32_imm32 && value == ARCH_SET_GS {
@@ -272,7 +272,8 @@ impl Sweep<'_> {
 
     fn indirect_jumps(&self, unit: &Unit, code: &[Instruction], indirect: &[usize], out: &mut Swept) {
         let (image, pointers) = (self.image, self.pointers);
-        let resolver = Resolver { image, pointers, code, start: unit.start, end: unit.end };
+        let inside = [unit.start..unit.end];
+        let resolver = Resolver { image, pointers, code, inside: &inside };
         // Honest functions have more bytes than distinct cases; hostile ones must not cost more than their size.
         let mut budget = 16 * (unit.end - unit.start) as usize + 256;
         let (mut calls_out, mut first_unresolved) = (false, None);

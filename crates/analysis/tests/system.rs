@@ -1,0 +1,306 @@
+//! Programs of the system and of the compiler: what the analysis finds is compared with what binutils print. A test whose
+//! file or tool is missing says so and passes.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use ingraft_analysis::{EdgeKind, Elf, Function, FunctionKind, Image, ImageError, ImageKind};
+use ingraft_model::{PointKind, Refusal, Svma};
+
+const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
+const PYTHON: &str = "/usr/bin/python3.11";
+
+fn read(path: impl AsRef<Path>) -> Option<Arc<[u8]>> {
+    let bytes = std::fs::read(path.as_ref());
+    if bytes.is_err() {
+        eprintln!("skipped: {} is missing", path.as_ref().display());
+    }
+    bytes.ok().map(Into::into)
+}
+
+fn output(program: &str, arguments: &[&str], file: &Path) -> Option<String> {
+    let output = Command::new(program).args(arguments).arg(file).output();
+    let Ok(output) = output else {
+        eprintln!("skipped: {program} is missing");
+        return None;
+    };
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn find<'a>(image: &'a Image, name: &str) -> &'a Function {
+    image.functions().iter().find(|f| f.spellings().any(|s| s == name)).unwrap_or_else(|| panic!("no {name}"))
+}
+
+/// Compiles a program; `None` without a compiler.
+fn compile(source: &str, compiler: &str, arguments: &[&str]) -> Option<(tempfile::TempDir, PathBuf)> {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join(if compiler == "g++" { "a.cc" } else { "a.c" });
+    std::fs::write(&file, source).unwrap();
+    let program = dir.path().join("a.out");
+    let status = Command::new(compiler).args(arguments).arg("-o").arg(&program).arg(&file).status();
+    if !status.is_ok_and(|s| s.success()) {
+        eprintln!("skipped: {compiler} {arguments:?} does not work here");
+        return None;
+    }
+    Some((dir, program))
+}
+
+/// Addresses that `nm` prints for functions.
+fn nm(arguments: &[&str], file: &Path) -> Option<BTreeSet<u64>> {
+    let text = output("nm", arguments, file)?;
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (address, kind) = (words.next()?, words.next()?);
+        matches!(kind, "T" | "t" | "W" | "w" | "i").then(|| u64::from_str_radix(address, 16).ok())?
+    };
+    Some(text.lines().filter_map(line).collect())
+}
+
+#[inline(never)]
+fn share_of_sites(image: &Image) -> f64 {
+    let normal: Vec<_> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
+    normal.iter().filter(|f| image.entry_site(f).is_ok()).count() as f64 / normal.len() as f64
+}
+
+#[test]
+fn libc_is_known_function_by_function() {
+    let Some(bytes) = read(LIBC) else { return };
+    let image = Image::parse(bytes).unwrap();
+    assert_eq!(image.kind(), ImageKind::Shared);
+    assert_eq!(image.soname(), Some("libc.so.6"));
+    assert_eq!(image.build_id().map(<[u8]>::len), Some(20));
+    assert!(!image.uses_gs(), "a libc defines arch_prctl and sets fs only");
+    assert!(share_of_sites(&image) > 0.99);
+    let starts: BTreeSet<u64> = image.functions().iter().map(|f| f.start().0).collect();
+    if let Some(expected) = nm(&["-D", "--defined-only"], Path::new(LIBC)) {
+        let missing: Vec<_> = expected.iter().filter(|a| !starts.contains(a)).collect();
+        assert!(expected.len() > 2000 && missing.is_empty(), "{missing:x?}");
+    }
+    assert_eq!(image.entry_site(find(&image, "memcpy")), Err(Refusal::IfuncResolver));
+    let memcpy: Vec<String> = find(&image, "memcpy").names().iter().filter_map(|n| n.versioned()).collect();
+    assert!(memcpy.contains(&"memcpy@@GLIBC_2.14".to_owned()), "{memcpy:?}");
+    let free = find(&image, "free");
+    assert_eq!(free.display_name(), "free");
+    assert!(free.names().iter().any(|n| n.mangled() == "__libc_free"));
+}
+
+#[test]
+fn loader_does_not_use_gs() {
+    let Some(bytes) = read("/lib64/ld-linux-x86-64.so.2") else { return };
+    assert!(!Image::parse(bytes).unwrap().uses_gs());
+}
+
+#[test]
+fn python_has_a_computed_goto_and_an_entry() {
+    let Some(bytes) = read(PYTHON) else { return };
+    let image = Image::parse(bytes).unwrap();
+    assert_eq!(image.kind(), ImageKind::Executable);
+    let interpreter = find(&image, "_PyEval_EvalFrameDefault");
+    let site = image.entry_site(interpreter).unwrap();
+    assert!(site.landings.first().is_none_or(|l| l.0 >= site.at.0 + 5), "{site:?}");
+    let code = image.analyse(interpreter);
+    let targets = code.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count();
+    assert!(targets > 100, "{targets}");
+    assert!(share_of_sites(&image) > 0.99);
+}
+
+#[test]
+fn unwind_tables_are_covered() {
+    let Some(bytes) = read(LIBC) else { return };
+    let Some(text) = output("readelf", &["-W", "--debug-dump=frames"], Path::new(LIBC)) else { return };
+    let image = Image::parse(bytes).unwrap();
+    let mut missing = Vec::new();
+    let mut count = 0;
+    for range in text.lines().filter_map(|l| l.split_once(" FDE ")?.1.split_once("pc=")) {
+        let (start, end) = range.1.split_once("..").unwrap();
+        let start = u64::from_str_radix(start, 16).unwrap();
+        let end = u64::from_str_radix(end.split_whitespace().next().unwrap(), 16).unwrap();
+        count += 1;
+        let known = image.functions().iter().any(|f| {
+            f.contains(Svma(start)) || f.start().0 == start + 1 && start + 1 < end || f.kind() == FunctionKind::Stub
+        });
+        if !known {
+            missing.push(start);
+        }
+    }
+    assert!(count > 1000 && missing.is_empty(), "{count} {missing:x?}");
+}
+
+#[test]
+fn section_headers_are_a_luxury() {
+    let Some(bytes) = read(LIBC) else { return };
+    let whole = Image::parse(Arc::clone(&bytes)).unwrap();
+    let mut cut = bytes.to_vec();
+    cut[40..48].fill(0);
+    cut[58..64].fill(0);
+    let cut = Image::parse(cut.into()).unwrap();
+    assert_eq!((cut.soname(), cut.build_id()), (whole.soname(), whole.build_id()));
+    assert!(!cut.uses_gs());
+    for f in whole.functions().iter().filter(|f| f.kind() != FunctionKind::Stub) {
+        let other = cut.function_at(f.start()).unwrap_or_else(|| panic!("no {} at {}", f.display_name(), f.start()));
+        assert_eq!((other.size(), other.display_name(), other.kind()), (f.size(), f.display_name(), f.kind()));
+    }
+}
+
+#[test]
+fn this_program_is_known() {
+    let path = std::env::current_exe().unwrap();
+    let image = Image::parse(read(&path).unwrap()).unwrap();
+    assert_eq!(image.kind(), ImageKind::Pie);
+    assert!(image.interpreter().is_some());
+    let me = find(&image, "system::share_of_sites");
+    assert!(image.entry_site(me).is_ok());
+    assert!(share_of_sites(&image) > 0.99, "{}", share_of_sites(&image));
+    let starts: BTreeSet<u64> = image
+        .functions()
+        .iter()
+        .flat_map(|f| std::iter::once(f.start()).chain(f.parts().iter().map(|p| p.start)))
+        .map(|s| s.0)
+        .collect();
+    if let Some(expected) = nm(&["--defined-only"], &path) {
+        let missing: Vec<_> = expected.iter().filter(|a| !starts.contains(a)).collect();
+        assert!(expected.len() > 1000 && missing.len() <= 2, "{missing:x?}");
+    }
+}
+
+const SWITCH: &str = "
+    #include <stdlib.h>
+    __attribute__((noinline)) int pick(int n, int a) {
+        switch (n) {
+        case 0: return a * 3; case 1: return a / 7; case 2: return a ^ 0x55; case 3: return rand();
+        case 4: return a - 9; case 5: return a << 3; case 6: return a % 11; case 7: abort();
+        default: return 0;
+        }
+    }
+    __attribute__((noinline)) int threaded(const unsigned char *p, int a) {
+        static void *const labels[] = { &&add, &&sub, &&end };
+        goto *labels[*p++];
+        add: a += 5; goto *labels[*p++];
+        sub: a *= 3; goto *labels[*p++];
+        end: return a;
+    }
+    int main(int argc, char **argv) { return pick(argc, 5) + threaded((unsigned char *)argv[0], argc); }
+";
+
+#[test]
+fn compiled_switches_are_resolved() {
+    for arguments in
+        [&["-O2"][..], &["-O2", "-no-pie", "-fno-pie"], &["-O1", "-fcf-protection=full"], &["-O2", "-static"]]
+    {
+        let Some((_dir, program)) = compile(SWITCH, "gcc", arguments) else { return };
+        let image = Image::parse(read(&program).unwrap()).unwrap();
+        let pick = find(&image, "pick");
+        let code = image.analyse(pick);
+        assert!(code.unresolved.is_empty(), "{arguments:?}");
+        assert!(code.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count() >= 6, "{arguments:?} {code:#?}");
+        assert!(code.points_of(PointKind::Call).count() >= 1 && code.points_of(PointKind::Exit).count() >= 1);
+        assert!(image.entry_site(pick).is_ok() && image.entry_site(find(&image, "threaded")).is_ok());
+        assert!(!image.uses_gs(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn exceptions_land_in_blocks() {
+    let source = "
+        #include <stdexcept>
+        struct Noisy { ~Noisy(); };
+        namespace outer { int thrower(int n, long) { if (n > 3) throw std::runtime_error(\"x\"); return n; } }
+        Noisy::~Noisy() { try { outer::thrower(1, 2); } catch (...) {} }
+        int main(int argc, char **) {
+            Noisy noisy;
+            try { return outer::thrower(argc, 0); } catch (const std::exception &) { return 9; }
+        }
+    ";
+    let Some((_dir, program)) = compile(source, "g++", &["-O1"]) else { return };
+    let image = Image::parse(read(&program).unwrap()).unwrap();
+    let code = image.analyse(find(&image, "main"));
+    assert!(code.blocks.iter().filter(|b| b.landing_pad).count() >= 1, "{code:#?}");
+    let thrower = find(&image, "outer::thrower");
+    assert_eq!(thrower.display_name(), "outer::thrower(int, long)");
+    assert!(image.entry_site(thrower).is_ok());
+}
+
+#[test]
+fn stripped_programs_keep_their_functions() {
+    for arguments in [&["-O2"][..], &["-O2", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]] {
+        let Some((dir, program)) = compile(SWITCH, "gcc", arguments) else { return };
+        let full = Image::parse(read(&program).unwrap()).unwrap();
+        let stripped = dir.path().join("stripped");
+        if !Command::new("strip").arg("-o").arg(&stripped).arg(&program).status().is_ok_and(|s| s.success()) {
+            return;
+        }
+        let image = Image::parse(read(&stripped).unwrap()).unwrap();
+        for name in ["pick", "threaded"] {
+            let start = find(&full, name).start();
+            let f = image.function_at(start).unwrap_or_else(|| panic!("{name} {arguments:?}"));
+            assert_eq!(f.display_name(), format!("sub_{:x}", start.0));
+            assert!(image.entry_site(f).is_ok());
+        }
+    }
+}
+
+#[test]
+fn debug_files_give_names() {
+    let Some((dir, program)) = compile(SWITCH, "gcc", &["-O2", "-g", "-Wl,--build-id"]) else { return };
+    let (stripped, debug) = (dir.path().join("stripped"), dir.path().join("a.debug"));
+    let run =
+        |arguments: &[&std::ffi::OsStr]| Command::new("objcopy").args(arguments).status().is_ok_and(|s| s.success());
+    if !run(&["--only-keep-debug".as_ref(), program.as_ref(), debug.as_ref()])
+        || !run(&["--strip-all".as_ref(), program.as_ref(), stripped.as_ref()])
+    {
+        return;
+    }
+    let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
+    link.push(&debug);
+    assert!(run(&[&link, stripped.as_ref()]));
+    let elf = Elf::parse(read(&stripped).unwrap()).unwrap();
+    assert_eq!(elf.debuglink().map(|d| d.0).as_deref(), Some("a.debug"));
+    let debug_elf = Elf::parse_debug(read(&debug).unwrap()).unwrap();
+    assert_eq!(elf.build_id(), debug_elf.build_id());
+    let image = Image::parse_with_debug(read(&stripped).unwrap(), read(&debug)).unwrap();
+    assert!(image.entry_site(find(&image, "pick")).is_ok());
+}
+
+#[test]
+fn other_machines_are_refused_by_name() {
+    assert_eq!(Elf::parse(b"#!/bin/sh\n"[..].into()).unwrap_err(), ImageError::NotElf);
+    let Some(bytes) = read(LIBC) else { return };
+    let with = |changes: &[(usize, u8)]| {
+        let mut bytes = bytes.to_vec();
+        for (at, value) in changes {
+            bytes[*at] = *value;
+        }
+        Image::parse(bytes.into()).unwrap_err()
+    };
+    assert_eq!(with(&[(4, 1), (18, 3)]), ImageError::Bits32);
+    assert_eq!(with(&[(4, 1)]), ImageError::X32);
+    assert_eq!(with(&[(18, 183)]), ImageError::OtherMachine("AArch64".to_owned()));
+    assert_eq!(with(&[(16, 1)]), ImageError::NotLoadable { what: "an object file" });
+    assert_eq!(with(&[(16, 4)]), ImageError::NotLoadable { what: "a core dump" });
+    assert!(matches!(Image::parse(bytes[..100].into()), Err(ImageError::Damaged { .. })));
+}
+
+#[test]
+fn the_cache_holds_everything() {
+    for path in [LIBC, PYTHON] {
+        let Some(bytes) = read(path) else { return };
+        let image = Image::parse(Arc::clone(&bytes)).unwrap();
+        let cache = image.to_cache();
+        let again = Image::from_cache(Elf::parse(Arc::clone(&bytes)).unwrap(), &cache).unwrap();
+        assert_eq!(image.functions().len(), again.functions().len());
+        assert_eq!(image.padding(), again.padding());
+        for (a, b) in image.functions().iter().zip(again.functions()) {
+            assert_eq!(a.spellings().collect::<Vec<_>>(), b.spellings().collect::<Vec<_>>());
+            assert_eq!((a.range(), a.parts(), a.kind()), (b.range(), b.parts(), b.kind()));
+            assert_eq!(image.entry_site(a), again.entry_site(b));
+        }
+        let sample = image.functions().iter().step_by(50);
+        for f in sample {
+            assert_eq!(image.analyse(f), again.analyse(again.function_at(f.start()).unwrap()));
+        }
+        assert_eq!(again.to_cache(), cache);
+        assert!(Image::from_cache(Elf::parse(bytes).unwrap(), &cache[..cache.len() - 1]).is_none());
+    }
+}
