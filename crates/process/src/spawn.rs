@@ -54,8 +54,11 @@ pub fn spawn(command: &[OsString], on_stop: impl FnMut(&Arc<Target>, Start) + Se
         let started = child.spawn().map_err(|source| start_error(program, source));
         drop((pid_writer, go_reader));
         let followed = tracer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        started?;
-        followed?
+        match (started, followed?) {
+            (_, Err(refused @ (Error::Denied(_) | Error::Ptrace { .. }))) => Err(refused),
+            (Err(not_started), _) => Err(not_started),
+            (Ok(_), followed) => followed,
+        }
     })
 }
 

@@ -47,6 +47,13 @@ fn build(dir: &Path, compiler: &str, name: &str, flags: &[&str]) -> PathBuf {
     program
 }
 
+/// Sets a word of a process.
+pub fn poke(pid: Pid, at: Avma, word: u64) {
+    use std::os::unix::fs::FileExt;
+    let mem = std::fs::OpenOptions::new().write(true).open(format!("/proc/{pid}/mem")).expect("mem");
+    mem.write_all_at(&word.to_le_bytes(), at.0).expect("write");
+}
+
 pub fn kill(pid: Pid, signal: i32) {
     let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status();
     assert!(status.expect("kill").success());
@@ -149,21 +156,26 @@ pub struct HandPatch {
 pub const COUNTED_BYTES: [u8; 13] = [0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x8d, 0x47, 0x11, 0x48, 0x6b, 0xc0, 0x03, 0xc3];
 
 pub fn hand_patch(function: Avma, arena: Avma, counter: u32) -> HandPatch {
+    let mut displaced = [0; 8];
+    displaced.copy_from_slice(&COUNTED_BYTES[4..12]);
+    hand_patch_of(function, displaced, arena, counter)
+}
+
+/// The same for other instructions behind the endbr64: the first of 4 bytes.
+pub fn hand_patch_of(function: Avma, displaced: [u8; 8], arena: Avma, counter: u32) -> HandPatch {
     use ingraft_model::PcMove;
     use ingraft_model::patch::ArenaCode;
     let at = function.offset(4);
-    let displaced = &COUNTED_BYTES[4..12];
     let mut code = vec![0xf0, 0x48, 0xff, 0x04, 0x25]; // lock inc qword [counter]
     code.extend_from_slice(&counter.to_le_bytes());
     let behind_count = arena.offset(code.len() as i64);
-    code.extend_from_slice(displaced);
+    code.extend_from_slice(&displaced);
     let back = at.0 as i64 + 8 - (arena.0 as i64 + code.len() as i64 + 5);
     code.push(0xe9);
     code.extend_from_slice(&(back as i32).to_le_bytes());
     let end = arena.offset(code.len() as i64);
 
-    let mut old = [0; 8];
-    old.copy_from_slice(displaced);
+    let old = displaced;
     let mut new = [0; 8];
     new[0] = 0xe9;
     new[1..5].copy_from_slice(&((arena.0 as i64 - (at.0 as i64 + 5)) as i32).to_le_bytes());
