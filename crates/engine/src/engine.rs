@@ -19,13 +19,16 @@ use crate::images::ImageStore;
 use crate::leftover;
 use crate::modules::Modules;
 use crate::pattern::glob_match;
-use crate::request::resolve_patterns;
+use crate::request::{Missing, resolve_patterns};
 use crate::session::{Context, Session};
 use crate::state_dir::StateDir;
 use crate::weaving::refusals;
 
 /// Time between two looks after the threads of a target.
 const WATCH: Duration = Duration::from_millis(100);
+
+/// After so many looks, libraries that were loaded meanwhile are noticed.
+const MODULES_EVERY: u32 = 10;
 
 /// The engine: cheap to clone, shared by all callers.
 #[derive(Clone)]
@@ -143,7 +146,7 @@ impl Engine {
         let patterns = if patterns.is_empty() { &everything } else { patterns };
         let parsed: Vec<_> = patterns.iter().map(|p| crate::pattern::Pattern::parse(p)).collect();
         modules.load(&target, &self.inner.context.images, &parsed, progress);
-        let found = resolve_patterns(&modules, patterns)?;
+        let found = resolve_patterns(&modules, patterns, Missing::Fails)?;
         progress("looking at the points");
         let refusals = refusals(&target, &modules, &found);
         let describe = |function: &ingraft_mdl::FunctionRef| {
@@ -227,17 +230,27 @@ impl Engine {
         &self,
         session: &Arc<Session>,
         is_new: bool,
-        library: &Library,
+        library: &Arc<Library>,
         request: &EnableRequest,
         begin: Instant,
         progress: &dyn Fn(&str),
     ) -> Result<Enabled, Error> {
-        let pid = session.target().pid();
         let id = MeasurementId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
-        let enabled = session.enable(id, library, request, begin, progress);
+        let enabled = session.enable(id, library, request, Missing::Fails, begin, progress);
+        self.enter(session, is_new, id, enabled)
+    }
+
+    /// Enters a measurement whose session has begun it, or forgets the session that was opened for it in vain.
+    fn enter(
+        &self,
+        session: &Arc<Session>,
+        is_new: bool,
+        id: MeasurementId,
+        enabled: Result<Enabled, Error>,
+    ) -> Result<Enabled, Error> {
         match &enabled {
             Ok(_) => {
-                lock(&self.inner.measurements).insert(id, pid);
+                lock(&self.inner.measurements).insert(id, session.target().pid());
                 if is_new {
                     self.watch(session);
                 }
@@ -274,9 +287,13 @@ impl Engine {
     fn watch(&self, session: &Arc<Session>) {
         let weak = Arc::downgrade(session);
         let spawned = std::thread::Builder::new().name("watch".to_owned()).spawn(move || {
-            while let Some(session) = weak.upgrade() {
+            for round in 1u32.. {
+                let Some(session) = weak.upgrade() else { return };
                 if session.is_over() || !session.watch(WATCH) {
                     return;
+                }
+                if round.is_multiple_of(MODULES_EVERY) {
+                    session.notice_modules();
                 }
             }
         });
@@ -285,11 +302,28 @@ impl Engine {
         }
     }
 
-    /// Starts a program, inserts a measurement before its first instruction, lets it run.
-    pub fn launch(&self, request: &LaunchRequest, _caller: Caller, progress: &dyn Fn(&str)) -> Result<Enabled, Error> {
+    /// Starts a program, inserts a measurement before its first instruction, lets it run. Modules that it loads at its start are
+    /// woven in the stop in which they were mapped, so that their constructors are counted.
+    pub fn launch(&self, request: &LaunchRequest, caller: Caller, progress: &dyn Fn(&str)) -> Result<Enabled, Error> {
         let begin = Instant::now();
+        if let Caller::Uid(uid) = caller
+            && uid != 0
+        {
+            let what = format!("user {uid} may not start programs as the daemon's user");
+            return Err(Error::new(
+                ErrorKind::Denied,
+                "not_permitted",
+                what,
+                "start it yourself and name it with -p PID",
+            ));
+        }
         let library = self.library_with(&request.enable.definitions)?;
-        crate::launch::launch(self, request, &library, begin, progress)
+        let id = MeasurementId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
+        let started = crate::launch::start(self.inner.context.clone(), id, request, &library, begin, progress)?;
+        let (session, enabled) = started;
+        let session = Arc::new(session);
+        lock(&self.inner.sessions).insert(session.target().pid(), Arc::clone(&session));
+        self.enter(&session, true, id, Ok(enabled))
     }
 
     fn of_measurement(&self, id: MeasurementId, caller: Caller) -> Result<Arc<Session>, Error> {
@@ -376,27 +410,6 @@ impl Engine {
         let sessions: Vec<_> = std::mem::take(&mut *lock(&self.inner.sessions)).into_values().collect();
         lock(&self.inner.measurements).clear();
         sessions.iter().filter_map(|s| s.shut_down().transpose()).collect()
-    }
-
-    pub(crate) fn context(&self) -> &Context {
-        &self.inner.context
-    }
-
-    pub(crate) fn admit(&self, session: Session) -> Arc<Session> {
-        let session = Arc::new(session);
-        lock(&self.inner.sessions).insert(session.target().pid(), Arc::clone(&session));
-        session
-    }
-
-    pub(crate) fn enable_launched(
-        &self,
-        session: &Arc<Session>,
-        library: &Library,
-        request: &EnableRequest,
-        begin: Instant,
-        progress: &dyn Fn(&str),
-    ) -> Result<Enabled, Error> {
-        self.enable_in(session, true, library, request, begin, progress)
     }
 }
 

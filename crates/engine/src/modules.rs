@@ -99,22 +99,31 @@ impl Module {
 impl Modules {
     /// Lists the modules of a target; none is analysed yet.
     pub fn of(target: &Target) -> Result<Self, Error> {
-        let entry = target.aux(AT_ENTRY).map(Avma);
-        let files = target.files().map_err(|e| Error::process(target.pid(), e))?;
-        let files = files
-            .into_iter()
-            .map(|file| {
-                let is_program = entry.is_some_and(|e| file.mappings.iter().any(|m| m.range.contains(&e)));
-                let names = names_of(target, &file, is_program);
-                ModuleFile { name: names[0].clone(), names, file, is_program, loaded: OnceLock::new() }
-            })
-            .collect();
-        Ok(Modules {
+        let mut modules = Modules {
             pid: target.pid(),
             machine: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             flavors: vec!["linux".to_owned(), "unix".to_owned()],
-            files,
-        })
+            files: Vec::new(),
+        };
+        modules.refresh(target)?;
+        Ok(modules)
+    }
+
+    /// Adds the files that were mapped since. Those that are gone keep their numbers. Returns whether there are new ones.
+    pub fn refresh(&mut self, target: &Target) -> Result<bool, Error> {
+        let entry = target.aux(AT_ENTRY).map(Avma);
+        let before = self.files.len();
+        for file in target.files().map_err(|e| Error::process(target.pid(), e))? {
+            let known =
+                |k: &ModuleFile| (k.file.base, k.file.inode, k.file.device) == (file.base, file.inode, file.device);
+            if self.files.iter().any(known) {
+                continue;
+            }
+            let is_program = entry.is_some_and(|e| file.mappings.iter().any(|m| m.range.contains(&e)));
+            let names = names_of(target, &file, is_program);
+            self.files.push(ModuleFile { name: names[0].clone(), names, file, is_program, loaded: OnceLock::new() });
+        }
+        Ok(self.files.len() > before)
     }
 
     /// Device and inode of the program's file.

@@ -21,8 +21,17 @@ pub struct Wanted {
     pub instrumentation: Instrumentation,
 }
 
+/// What happens with names that nothing in the target has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// The request fails.
+    Fails,
+    /// They may come with a module that is loaded later.
+    MayCome,
+}
+
 /// The functions that patterns mean, each once, in the order of the patterns and of their addresses.
-pub fn resolve_patterns(modules: &Modules, patterns: &[String]) -> Result<Vec<FunctionRef>, Error> {
+pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing) -> Result<Vec<FunctionRef>, Error> {
     let mut seen = HashSet::new();
     let mut out = Vec::new();
     for text in patterns {
@@ -40,7 +49,7 @@ pub fn resolve_patterns(modules: &Modules, patterns: &[String]) -> Result<Vec<Fu
         if pattern.is_bare_name() {
             found = prefer_program(modules, text, found)?;
         }
-        if found.is_empty() {
+        if found.is_empty() && missing == Missing::Fails {
             return Err(no_match(modules, text, &pattern));
         }
         out.extend(found.into_iter().filter(|f| seen.insert(*f)));
@@ -94,15 +103,20 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
 }
 
 /// Evaluates everything that a request asks for. All errors of all pairs are collected.
-pub fn evaluate_request(library: &Library, modules: &Modules, request: &EnableRequest) -> Result<Vec<Wanted>, Error> {
-    let functions = resolve_patterns(modules, &request.functions)?;
+pub fn evaluate_request(
+    library: &Library,
+    modules: &Modules,
+    request: &EnableRequest,
+    missing: Missing,
+) -> Result<Vec<Wanted>, Error> {
+    let functions = resolve_patterns(modules, &request.functions, missing)?;
     let named = functions.into_iter().filter_map(|f| {
         let (module, name) = modules.focus_name(f)?;
         let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
         Some((MetricFocus { metric: request.function_metric.clone(), focus }, Some(f)))
     });
     let pairs: Vec<_> = request.pairs.iter().cloned().map(|p| (p, None)).chain(named).collect();
-    if pairs.is_empty() {
+    if pairs.is_empty() && request.functions.is_empty() {
         return Err(Error::new(
             ErrorKind::Usage,
             "nothing_asked",

@@ -4,7 +4,7 @@ use super::*;
 
 impl Session {
     /// Goes on with the measurements that a dead engine was to keep; `None` if there were none and the rest was removed.
-    pub fn adopt(context: Context, target: Arc<Target>, library: &Library) -> Result<Option<Self>, Error> {
+    pub fn adopt(context: Context, target: Arc<Target>, library: &Arc<Library>) -> Result<Option<Self>, Error> {
         let pid = target.pid();
         let failed = |e| Error::process(pid, e);
         let lock = lock_target(&context, pid)?;
@@ -40,7 +40,9 @@ impl Session {
                 ..Shared::default()
             };
             for kept in contents.kept {
-                control.measurements.insert(MeasurementId(kept.id), adopted(library, kept.definitions, kept.pairs));
+                control
+                    .measurements
+                    .insert(MeasurementId(kept.id), adopted(pid, library, kept.definitions, kept.pairs));
             }
             control.attached = Some(Attached {
                 env: Environment { data: area.layout(), identity, shadow_stack },
@@ -55,7 +57,7 @@ impl Session {
 }
 
 /// A kept measurement as a new engine sees it: its metric by name, its counters where they were.
-fn adopted(library: &Library, definitions: Vec<(String, String)>, pairs: Vec<KeptPair>) -> Measurement {
+fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>, pairs: Vec<KeptPair>) -> Measurement {
     let unknown = |name: &str| MetricInfo {
         name: name.to_owned(),
         unit: String::new(),
@@ -88,5 +90,13 @@ fn adopted(library: &Library, definitions: Vec<(String, String)>, pairs: Vec<Kep
             exact_since_ns: None,
         });
     }
-    Measurement { views: Arc::new(views), pairs: Arc::new(infos), definitions, keep: true }
+    let request = EnableRequest {
+        target: TargetSpec::Pid(pid),
+        pairs: Vec::new(),
+        functions: Vec::new(),
+        function_metric: String::new(),
+        definitions,
+        keep: true,
+    };
+    Measurement { views: Arc::new(views), pairs: Arc::new(infos), request, library: Arc::clone(library), keep: true }
 }

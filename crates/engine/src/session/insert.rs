@@ -40,26 +40,29 @@ impl Session {
             }
         };
         for ((key, instrumentation, counters), minis) in bound.into_iter().zip(minis) {
-            let functions: HashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
-            let mut refused: Vec<_> = functions
-                .into_iter()
-                .filter_map(|f| {
-                    Some(RefusedFunction {
-                        function: function_ref(&control.modules, f)?,
-                        reason: refused.get(&f)?.clone(),
-                    })
-                })
-                .collect();
-            refused.sort_by_key(|r| (r.function.module.clone(), r.function.offset));
-            let pair = Pair {
-                metric: instrumentation.metric,
-                counters,
-                minis,
-                refused,
-                thread: instrumentation.thread,
-                users: 0,
-            };
-            control.pairs.insert(key, pair);
+            let (refused, unwoven) = refused_of(control, &instrumentation, &refused);
+            let (metric, thread) = (instrumentation.metric, instrumentation.thread);
+            control.pairs.insert(key, Pair { metric, counters, minis, refused, unwoven, thread, users: 0 });
+        }
+        Ok(stopped)
+    }
+
+    /// Weaves more points for pairs that are there.
+    pub(super) fn extend(
+        &self,
+        control: &mut Control,
+        more: Vec<(PairKey, Instrumentation, Vec<u32>)>,
+    ) -> Result<Duration, Error> {
+        if more.is_empty() {
+            return Ok(Duration::ZERO);
+        }
+        let (refused, minis, stopped) = self.weave_and_apply(control, &more)?;
+        for ((key, instrumentation, _), minis) in more.into_iter().zip(minis) {
+            let (mut refused, mut unwoven) = refused_of(control, &instrumentation, &refused);
+            let Some(pair) = control.pairs.get_mut(&key) else { continue };
+            pair.minis.extend(minis);
+            pair.refused.append(&mut refused);
+            pair.unwoven.append(&mut unwoven);
         }
         Ok(stopped)
     }
@@ -248,4 +251,19 @@ fn give_back(control: &mut Control, bound: &[(PairKey, Instrumentation, Vec<u32>
     for counter in bound.iter().flat_map(|(_, _, counters)| counters) {
         control.counters.give_back(*counter);
     }
+}
+
+/// The functions of an instrumentation that could not be woven.
+fn refused_of(
+    control: &Control,
+    instrumentation: &Instrumentation,
+    refused: &HashMap<MdlFunction, Refusal>,
+) -> (Vec<RefusedFunction>, Vec<MdlFunction>) {
+    let functions: HashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
+    let mut unwoven: Vec<MdlFunction> = functions.into_iter().filter(|f| refused.contains_key(f)).collect();
+    unwoven.sort_unstable();
+    let told = unwoven.iter().filter_map(|f| {
+        Some(RefusedFunction { function: function_ref(&control.modules, *f)?, reason: refused.get(f)?.clone() })
+    });
+    (told.collect(), unwoven)
 }

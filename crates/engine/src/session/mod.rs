@@ -26,7 +26,7 @@ use crate::images::ImageStore;
 use crate::journal::{self, Head, Journal, Kept, KeptPair, Record};
 use crate::leftover;
 use crate::modules::Modules;
-use crate::request::{self, Wanted};
+use crate::request::{self, Missing, Wanted};
 use crate::restore;
 use crate::state_dir::StateDir;
 use crate::values::{Columns, CounterAllocator, EndedThreads, Shards};
@@ -66,6 +66,8 @@ struct Pair {
     /// Snippets by number, with the functions at whose entries they stand.
     minis: Vec<(MdlFunction, u64)>,
     refused: Vec<RefusedFunction>,
+    /// The functions of `refused`.
+    unwoven: Vec<MdlFunction>,
     /// The only thread that counts.
     thread: Option<Tid>,
     users: u32,
@@ -86,7 +88,8 @@ struct View {
 struct Measurement {
     views: Arc<Vec<View>>,
     pairs: Arc<Vec<PairInfo>>,
-    definitions: Vec<(String, String)>,
+    request: EnableRequest,
+    library: Arc<Library>,
     keep: bool,
 }
 
@@ -165,6 +168,11 @@ impl Session {
         Ok(Session { context, target, control: Mutex::new(control), shared: RwLock::default(), ended: OnceLock::new() })
     }
 
+    /// Asks something about the modules.
+    pub fn check_names(&self, ask: impl FnOnce(&Modules) -> Result<(), Error>) -> Result<(), Error> {
+        ask(&self.control().modules)
+    }
+
     /// Whether nothing of this session is in the target any more, and nothing will come.
     pub fn is_over(&self) -> bool {
         let control = self.control();
@@ -188,12 +196,13 @@ impl Session {
         Error::process(self.pid(), e)
     }
 
-    /// Inserts a measurement.
+    /// Inserts a measurement. With [`Missing::MayCome`] it begins with what is there and grows by [`Session::grow`].
     pub fn enable(
         &self,
         id: MeasurementId,
-        library: &Library,
+        library: &Arc<Library>,
         request: &EnableRequest,
+        missing: Missing,
         begin: Instant,
         progress: &dyn Fn(&str),
     ) -> Result<Enabled, Error> {
@@ -210,32 +219,44 @@ impl Session {
         warnings.extend(
             from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
         );
-        let wanted = request::evaluate_request(library, &control.modules, request)?;
+        let wanted = request::evaluate_request(library, &control.modules, request, missing)?;
         for w in &wanted {
             warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
         }
-        let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
-        let mut fresh = Vec::new();
-        let mut seen = HashSet::new();
-        for (w, (key, _)) in wanted.into_iter().zip(&keys) {
-            if !control.pairs.contains_key(key) && seen.insert(key.clone()) {
-                fresh.push((key.clone(), w.instrumentation));
-            }
+        let (keys, stopped) = self.insert_wanted(control, wanted)?;
+        let measurement = Measurement {
+            views: Arc::new(self.views(control, &keys)),
+            pairs: Arc::new(pair_infos(control, &keys)),
+            request: request.clone(),
+            library: Arc::clone(library),
+            keep: false,
+        };
+        control.add_users(&keys);
+        let enabled = self.enabled(control, id, &measurement, !attached_before, begin, stopped, warnings);
+        control.measurements.insert(id, measurement);
+        if request.keep {
+            self.keep_locked(control, id, true)?;
         }
-        let stopped = self.insert(control, fresh)?;
-        let views = self.views(control, &keys);
-        let pairs = Arc::new(pair_infos(control, &keys));
-        for (key, _) in &keys {
-            if let Some(pair) = control.pairs.get_mut(key) {
-                pair.users += 1;
-            }
-        }
-        let refused: Vec<RefusedFunction> =
-            pairs.iter().filter(|p| p.points == 0 && p.function.is_some()).flat_map(|p| p.refused.clone()).collect();
-        let enabled = Enabled {
+        Ok(enabled)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an answer with as many facts")]
+    fn enabled(
+        &self,
+        control: &Control,
+        id: MeasurementId,
+        measurement: &Measurement,
+        attached: bool,
+        begin: Instant,
+        stopped: Duration,
+        warnings: Vec<String>,
+    ) -> Enabled {
+        let pairs = &measurement.pairs;
+        let unwoven = pairs.iter().filter(|p| p.points == 0 && p.function.is_some());
+        Enabled {
             id,
             pid: self.pid(),
-            attached: !attached_before,
+            attached,
             threads: self.target.threads().map_or(0, |t| t.len() as u32),
             modules: control.modules.files().len() as u32,
             functions: control.modules.loaded().map(|(_, _, m)| m.image.functions().len() as u32).sum(),
@@ -243,17 +264,105 @@ impl Session {
             attach_time: begin.elapsed(),
             stopped,
             pairs: pairs.to_vec(),
-            refused,
+            refused: unwoven.flat_map(|p| p.refused.clone()).collect(),
             warnings,
-        };
-        control.measurements.insert(
-            id,
-            Measurement { views: Arc::new(views), pairs, definitions: request.definitions.clone(), keep: false },
-        );
-        if request.keep {
-            self.keep_locked(control, id, true)?;
         }
-        Ok(enabled)
+    }
+
+    /// Weaves what is wanted and not there yet. Returns the keys of all that is wanted.
+    #[expect(clippy::type_complexity, reason = "a list with its time")]
+    fn insert_wanted(
+        &self,
+        control: &mut Control,
+        wanted: Vec<Wanted>,
+    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, Duration), Error> {
+        let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
+        let mut fresh = Vec::new();
+        let mut more = Vec::new();
+        let mut seen = HashSet::new();
+        for (w, (key, _)) in wanted.into_iter().zip(&keys) {
+            if !seen.insert(key.clone()) {
+                continue;
+            }
+            let mut instrumentation = w.instrumentation;
+            let Some(pair) = control.pairs.get(key) else {
+                fresh.push((key.clone(), instrumentation));
+                continue;
+            };
+            // A pair that is there grows by the functions of modules that were loaded since.
+            let known: HashSet<MdlFunction> =
+                pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().copied()).collect();
+            instrumentation.insertions.retain(|i| !known.contains(&i.function));
+            if !instrumentation.insertions.is_empty() {
+                more.push((key.clone(), instrumentation, pair.counters.clone()));
+            }
+        }
+        let stopped = self.insert(control, fresh)?;
+        Ok((keys, stopped.max(self.extend(control, more)?)))
+    }
+
+    /// Looks for modules that were loaded since, and measures in them what was asked for. `exact` says that none of their code
+    /// has run yet. Returns the answer as it would be now.
+    pub fn grow(&self, id: MeasurementId, exact: bool, begin: Instant) -> Result<Option<Enabled>, Error> {
+        let mut control = self.control();
+        if !control.modules.refresh(&self.target)? {
+            return Ok(None);
+        }
+        self.grow_locked(&mut control, id, exact, begin)
+    }
+
+    /// Looks for libraries that were loaded while nobody held the target.
+    pub fn notice_modules(&self) {
+        let mut control = self.control();
+        if control.attached.is_none() || !control.modules.refresh(&self.target).unwrap_or(false) {
+            return;
+        }
+        for id in control.measurements.keys().copied().collect::<Vec<_>>() {
+            if let Err(error) = self.grow_locked(&mut control, id, false, Instant::now()) {
+                tracing::warn!(%error, "a library that was loaded is not measured");
+            }
+        }
+    }
+
+    fn grow_locked(
+        &self,
+        control: &mut Control,
+        id: MeasurementId,
+        exact: bool,
+        begin: Instant,
+    ) -> Result<Option<Enabled>, Error> {
+        let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
+        let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
+        let before = Arc::clone(&measurement.pairs);
+        control.modules.load(&self.target, &self.context.images, &request::modules_of(&request), &|_| ());
+        let wanted = request::evaluate_request(&library, &control.modules, &request, Missing::MayCome)?;
+        let (keys, stopped) = self.insert_wanted(control, wanted)?;
+        let mut pairs = pair_infos(control, &keys);
+        if !exact {
+            let now = now_ns();
+            for pair in &mut pairs {
+                let known = before.iter().find(|b| b.pair == pair.pair);
+                pair.exact_since_ns = match known {
+                    Some(known) if known.points == pair.points => known.exact_since_ns,
+                    _ => Some(now),
+                };
+            }
+        }
+        let old: HashSet<PairKey> = match control.measurements.get(&id) {
+            Some(m) => m.views.iter().map(|v| v.key.clone()).collect(),
+            None => return Ok(None),
+        };
+        let new: Vec<_> = keys.iter().filter(|(key, _)| !old.contains(key)).cloned().collect();
+        let views = self.views(control, &keys);
+        control.add_users(&new);
+        let Some(measurement) = control.measurements.get_mut(&id) else { return Ok(None) };
+        // Views that were there keep what they began with.
+        let mut kept: HashMap<PairKey, View> = measurement.views.iter().map(|v| (v.key.clone(), v.clone())).collect();
+        let views = views.into_iter().map(|v| kept.remove(&v.key).unwrap_or(v)).collect();
+        measurement.views = Arc::new(views);
+        measurement.pairs = Arc::new(pairs);
+        let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
+        Ok(Some(self.enabled(control, id, measurement, true, begin, stopped, Vec::new())))
     }
 
     /// What a measurement measures.
@@ -280,7 +389,7 @@ impl Session {
                 .zip(measurement.views.iter())
                 .map(|(info, view)| kept_pair(info, view))
                 .collect();
-            Record::Kept(Kept { id: id.0, definitions: measurement.definitions.clone(), pairs })
+            Record::Kept(Kept { id: id.0, definitions: measurement.request.definitions.clone(), pairs })
         } else {
             Record::KeptGone(id.0)
         };
@@ -311,6 +420,16 @@ impl Session {
     /// The measurements here.
     pub fn measurements(&self) -> Vec<MeasurementId> {
         self.control().measurements.keys().copied().collect()
+    }
+}
+
+impl Control {
+    fn add_users(&mut self, keys: &[(PairKey, Option<MdlFunction>)]) {
+        for (key, _) in keys {
+            if let Some(pair) = self.pairs.get_mut(key) {
+                pair.users += 1;
+            }
+        }
     }
 }
 

@@ -110,7 +110,7 @@ impl Shared {
     fn columns(&self) -> Option<Columns<'_>> {
         let area = self.area.as_deref()?;
         let by_id = matches!(self.identity, Some(ThreadIdentity::FsOffset(_)));
-        let tid = |identity: u64| self.tids.get(&identity).copied().or_else(|| by_id.then(|| Tid(identity as i32)));
+        let tid = |identity: u64| self.tids.get(&identity).copied().or(by_id.then_some(Tid(identity as i32)));
         Some(Columns::new(area, &self.ended, &tid))
     }
 
