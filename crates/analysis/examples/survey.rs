@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ingraft_analysis::{Function, FunctionKind, Image};
+use ingraft_analysis::{Elf, Function, FunctionKind, Image};
 use ingraft_model::{EntrySite, Refusal};
 use rayon::prelude::*;
 
@@ -27,6 +27,12 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
     let start = Instant::now();
     let sites: Vec<Result<EntrySite, Refusal>> = counted.par_iter().map(|f| image.entry_site(f)).collect();
     let asked = start.elapsed();
+
+    let cache = image.to_cache();
+    let start = Instant::now();
+    let again = Image::from_cache(Elf::parse(bytes)?, &cache).ok_or("a cache that cannot be read")?;
+    let loaded = start.elapsed();
+    drop(again);
 
     let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let (mut in_place, mut padded, mut island, mut scratch, mut flags, mut back) = (0, 0, 0, 0, 0, 0);
@@ -71,6 +77,7 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
         per_second(code as f64 / 1e6),
         per_second(counted.len() as f64),
     );
+    println!("  cache of {} kB, loaded in {loaded:.1?}", cache.len() / 1000);
     for (why, names) in &reasons {
         let shown = if verbose { names.len() } else { 3 };
         println!("  {why}: {} ({})", names.len(), names[..names.len().min(shown)].join(", "));

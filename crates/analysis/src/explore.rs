@@ -31,7 +31,7 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
     let mut jumps: Vec<u64> = Vec::new();
     // Tables within tables within tables are the work of an enemy.
     let mut rounds = 16;
-    let whole = [start..limit];
+    let whole = start..limit;
     loop {
         while let Some(mut at) = work.pop() {
             while (start..limit).contains(&at) && seen.insert(at) {
@@ -70,7 +70,7 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
         rounds -= 1;
         code.sort_unstable_by_key(|i| i.ip());
         let mut budget = 16 * code.len() + 256;
-        let resolver = Resolver { image, pointers, code: &code, inside: &whole };
+        let resolver = Resolver { image, pointers, code: &code, inside: std::slice::from_ref(&whole) };
         for jump in jumps.drain(..) {
             let Ok(index) = code.binary_search_by_key(&jump, |i| i.ip()) else { continue };
             if let Resolved::Table(targets) = resolver.resolve(index, &mut budget) {

@@ -272,8 +272,8 @@ impl Sweep<'_> {
 
     fn indirect_jumps(&self, unit: &Unit, code: &[Instruction], indirect: &[usize], out: &mut Swept) {
         let (image, pointers) = (self.image, self.pointers);
-        let inside = [unit.start..unit.end];
-        let resolver = Resolver { image, pointers, code, inside: &inside };
+        let whole = unit.start..unit.end;
+        let resolver = Resolver { image, pointers, code, inside: std::slice::from_ref(&whole) };
         // Honest functions have more bytes than distinct cases; hostile ones must not cost more than their size.
         let mut budget = 16 * (unit.end - unit.start) as usize + 256;
         let (mut calls_out, mut first_unresolved) = (false, None);

@@ -1,11 +1,9 @@
 //! Entry sites of small hand-written functions: every field, and every refusal.
 
-mod support;
-
+use crate::support::{FUNC, IFUNC, RODATA, TEXT, TestElf, find};
 use iced_x86::code_asm::*;
 use ingraft_analysis::{EdgeKind, FunctionKind};
 use ingraft_model::{EntrySite, Gpr, PointKind, Refusal, Svma};
-use support::{FUNC, IFUNC, RODATA, TEXT, TestElf, find};
 
 const RAX: Gpr = Gpr(0);
 const RCX: Gpr = Gpr(1);

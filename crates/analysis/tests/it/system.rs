@@ -150,7 +150,7 @@ fn this_program_is_known() {
     let image = Image::parse(read(&path).unwrap()).unwrap();
     assert_eq!(image.kind(), ImageKind::Pie);
     assert!(image.interpreter().is_some());
-    let me = find(&image, "system::share_of_sites");
+    let me = find(&image, "it::system::share_of_sites");
     assert!(image.entry_site(me).is_ok());
     assert!(share_of_sites(&image) > 0.99, "{}", share_of_sites(&image));
     let starts: BTreeSet<u64> = image

@@ -1,14 +1,12 @@
 //! Damaged and hostile files: whatever the bytes say, there is an answer, soon, and no panic.
 
-mod support;
-
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::support::{FUNC, RODATA, TEXT, TestElf};
 use iced_x86::code_asm::*;
 use ingraft_analysis::{Elf, Image};
 use proptest::prelude::*;
-use support::{FUNC, RODATA, TEXT, TestElf};
 
 /// Asks everything that can be asked.
 fn exercise(bytes: Arc<[u8]>) {
