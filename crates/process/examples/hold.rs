@@ -23,8 +23,7 @@ fn main() {
     for (threads, kind) in
         [("1", "busy"), ("8", "idle"), ("8", "busy"), ("64", "idle"), ("64", "busy"), ("512", "idle"), ("512", "busy")]
     {
-        let program = common::compile_to(&std::env::temp_dir(), "proc_threads");
-        let mutatee = Mutatee::start_program(&program, &[threads, kind]);
+        let mutatee = Mutatee::start("proc_threads", &[threads, kind]);
         let target = mutatee.target();
         let counted = mutatee.address("counted");
         let pages = mutatee.address("pages");
@@ -51,8 +50,7 @@ fn main() {
             target.read(at, &mut old).expect("read");
             plan.text.push(TextWrite { at, len: 8, old, new: [0xcc; 8] });
         }
-        let mut back = PatchPlan::default();
-        back.text = plan.text.iter().map(TextWrite::inverse).collect();
+        let back = PatchPlan { text: plan.text.iter().map(TextWrite::inverse).collect(), ..PatchPlan::default() };
         let mut all = Vec::new();
         for _ in 0..11 {
             all.push(target.apply(&plan, &Options::default()).expect("all").held);

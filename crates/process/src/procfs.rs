@@ -253,16 +253,26 @@ pub(crate) fn status(pid: Pid) -> Result<Status, Error> {
     Ok(Status::parse(&read(pid, "status")?))
 }
 
-pub(crate) fn thread_stat(pid: Pid, tid: Tid) -> Option<Stat> {
-    Stat::parse(&read(pid, &format!("task/{tid}/stat")).ok()?)
+pub(crate) fn thread_stat(tid: Tid) -> Option<Stat> {
+    Stat::parse(&fs::read(format!("/proc/{tid}/task/{tid}/stat")).ok()?)
+}
+
+/// Child processes of a thread.
+pub(crate) fn children(tid: Tid) -> Vec<Tid> {
+    let text = fs::read_to_string(format!("/proc/{tid}/task/{tid}/children")).unwrap_or_default();
+    text.split_ascii_whitespace().filter_map(|w| w.parse().ok().map(Tid)).collect()
+}
+
+pub(crate) fn is_thread_of(pid: Pid, tid: Tid) -> bool {
+    Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
 }
 
 pub(crate) fn thread_status(pid: Pid, tid: Tid) -> Result<Status, Error> {
     Ok(Status::parse(&read(pid, &format!("task/{tid}/status"))?))
 }
 
-pub(crate) fn in_kernel(pid: Pid, tid: Tid) -> Option<InKernel> {
-    InKernel::parse(&String::from_utf8_lossy(&read(pid, &format!("task/{tid}/syscall")).ok()?))
+pub(crate) fn in_kernel(tid: Tid) -> Option<InKernel> {
+    InKernel::parse(&fs::read_to_string(format!("/proc/{tid}/task/{tid}/syscall")).ok()?)
 }
 
 pub(crate) fn maps(pid: Pid) -> Result<Vec<Mapping>, Error> {

@@ -286,7 +286,6 @@ impl<'a> Remote<'a> {
         let begin = Instant::now();
         for tries in 0.. {
             match sys::try_wait(self.tid) {
-                Ok(Some(Status::Exited(_) | Status::Killed(_))) => return Err(Error::Gone(self.target.pid())),
                 Ok(Some(status)) => return Ok(status),
                 Ok(None) if begin.elapsed() > CALL_WAIT => {
                     return Err(Error::Unstoppable {
@@ -365,7 +364,7 @@ fn candidates(target: &Target, maps: &[Mapping]) -> Result<Candidates, Error> {
     let mut running = Vec::new();
     let mut rated: Vec<(u8, Tid)> = Vec::new();
     for tid in target.threads()?.into_iter().take(CANDIDATES) {
-        let rating = match procfs::in_kernel(target.pid(), tid) {
+        let rating = match procfs::in_kernel(tid) {
             Some(InKernel::Asleep { sp, .. }) if usable_stack(maps, sp).is_none() => 3,
             Some(InKernel::Asleep { nr, .. }) if has_timeout(nr) => 2,
             Some(InKernel::Asleep { .. }) => 0,
@@ -400,7 +399,7 @@ fn usable_stack(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
             .and_then(|j| maps.get(j))
             .is_some_and(|g| g.range.end == m.range.start && !g.read && !g.write && !g.exec)
     };
-    (m.path.as_os_str() == "[stack]" || (!m.is_file() && guard())).then(|| m.range.start.0..m.range.end.0)
+    (m.path.as_os_str() == "[stack]" || (!m.is_file() && guard())).then_some(m.range.start.0..m.range.end.0)
 }
 
 /// Whether a thread is in a restartable sequence: the kernel would forget it while the thread is elsewhere.

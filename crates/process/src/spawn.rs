@@ -104,15 +104,15 @@ fn follow(
     tracer.threads.push(Tracee { tid: main, state: State::Running, regs: None });
     loop {
         match wait(&tracer, main)? {
+            // gone: the start itself tells why
             Status::Event(_) => break,
-            Status::Exited(_) | Status::Killed(_) => return Err(Error::Gone(pid)), // the start itself tells why
             Status::Signal(s) => tracer.check("CONT", main, sys::cont(main, s as usize))?,
             _ => tracer.check("CONT", main, sys::cont(main, 0))?,
         }
     }
     let target = Arc::new(Target::open_unchecked(pid)?);
     let mut follower = Follower { target, tracer, main, code: Vec::new() };
-    match follower.to_the_end(&mut on_stop) {
+    match follower.run(&mut on_stop) {
         // it may do what it likes, also end
         Ok(()) | Err(Error::Gone(_)) => Ok(follower.target),
         Err(e) => Err(e),
@@ -139,7 +139,7 @@ struct Follower {
 }
 
 impl Follower {
-    fn to_the_end(&mut self, on_stop: &mut (impl FnMut(&Arc<Target>, Start) + Send)) -> Result<(), Error> {
+    fn run(&mut self, on_stop: &mut (impl FnMut(&Arc<Target>, Start) + Send)) -> Result<(), Error> {
         self.new_code()?;
         self.hold_and_call(0, Start::Begun, on_stop)?;
         let loader = self.target.aux(AT_BASE).filter(|&base| base != 0);
@@ -152,7 +152,6 @@ impl Follower {
             signal = 0;
             match wait(&self.tracer, self.main)? {
                 Status::Syscall => {}
-                Status::Exited(_) | Status::Killed(_) => return Err(Error::Gone(self.target.pid())),
                 Status::Signal(s) => {
                     signal = s as usize;
                     continue;
@@ -188,7 +187,6 @@ impl Follower {
                     self.tracer.threads[0].state = State::Stopped(s);
                     break;
                 }
-                Status::Exited(_) | Status::Killed(_) => return Err(Error::Gone(self.target.pid())),
                 Status::Signal(s) => signal = s as usize,
                 _ => signal = 0,
             }
@@ -197,9 +195,8 @@ impl Follower {
         let target = Arc::clone(&self.target);
         while_held(&mut self.tracer, || on_stop(&target, why));
         self.tracer.repair_all()?;
-        // threads that it has started meanwhile were seized with it: they go on
-        while self.tracer.threads.len() > 1 {
-            let i = self.tracer.threads.iter().position(|t| t.tid != self.main).unwrap_or(0);
+        // threads that it has started meanwhile were held with it: they go on
+        for i in (1..self.tracer.threads.len()).rev() {
             self.tracer.release(i)?;
         }
         self.tracer.threads.iter_mut().for_each(|t| t.regs = None);

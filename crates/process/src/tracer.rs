@@ -126,10 +126,8 @@ impl Tracer {
     }
 
     fn error(&self, request: &'static str, tid: Tid, source: io::Error) -> Error {
-        if source.raw_os_error() == Some(libc::ESRCH) && procfs::stat(self.pid).is_ok_and(|s| s.is_dead()) {
-            return Error::Gone(self.pid);
-        }
-        if source.raw_os_error() == Some(libc::ESRCH) && procfs::stat(self.pid).is_err() {
+        let ended = matches!(source.raw_os_error(), Some(libc::ESRCH | libc::ECHILD));
+        if ended && procfs::stat(self.pid).map_or(true, |s| s.is_dead()) {
             return Error::Gone(self.pid);
         }
         Error::Ptrace { request, tid, source }
@@ -154,7 +152,7 @@ impl Tracer {
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
             Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
                 // a thread that has ended but is not yet reaped says EPERM too
-                match procfs::thread_stat(self.pid, tid) {
+                match procfs::thread_stat(tid) {
                     None => Ok(None),
                     Some(s) if s.is_dead() => Ok(None),
                     Some(_) if unfiltered && sys::seize(tid, sys::TRACE_SYS_GOOD).is_ok() => {
@@ -169,7 +167,8 @@ impl Tracer {
         }
     }
 
-    /// Starts tracing all threads, without stopping any. Returns how many are new.
+    /// Starts tracing all threads, without stopping any, and children that run in the same memory (vfork) while a thread waits for them.
+    /// Returns how many are new.
     pub(crate) fn seize_all(&mut self) -> Result<usize, Error> {
         let mut new = 0;
         for tid in procfs::threads(self.pid)? {
@@ -177,7 +176,32 @@ impl Tracer {
                 new += 1;
             }
         }
+        let waiting: Vec<Tid> =
+            self.threads.iter().filter(|t| matches!(t.state, State::Asleep { .. })).map(|t| t.tid).collect();
+        for child in waiting.into_iter().flat_map(procfs::children) {
+            if self.index_of(child).is_none()
+                && sys::same_memory(self.pid, child)
+                && self.seize(child, false)?.is_some()
+            {
+                new += 1;
+            }
+        }
         Ok(new)
+    }
+
+    /// Lets go of children that run a program of their own by now.
+    fn release_strangers(&mut self) -> Result<(), Error> {
+        let mut i = 0;
+        while i < self.threads.len() {
+            let thread = &self.threads[i];
+            let held = matches!(thread.state, State::Stopped(_));
+            if held && !procfs::is_thread_of(self.pid, thread.tid) && !sys::same_memory(self.pid, thread.tid) {
+                self.release(i)?;
+            } else {
+                i += 1;
+            }
+        }
+        Ok(())
     }
 
     /// Sets the patience of the `attempt`-th attempt (1 is the first).
@@ -200,6 +224,9 @@ impl Tracer {
         for _ in 0..ROUNDS {
             self.stop_traced()?;
             if self.seize_all()? == 0 {
+                if self.threads.iter().any(|t| matches!(t.state, State::Asleep { .. })) {
+                    self.release_strangers()?;
+                }
                 return if self.threads.iter().all(|t| t.state == State::Gone) {
                     Err(Error::Gone(self.pid))
                 } else {
@@ -239,10 +266,6 @@ impl Tracer {
             Ok(None) => Ok(false),
             Ok(Some(Status::EventStop(sig))) => {
                 self.threads[i].state = State::Stopped(sig);
-                Ok(true)
-            }
-            Ok(Some(Status::Exited(_) | Status::Killed(_))) => {
-                self.threads[i].state = State::Gone;
                 Ok(true)
             }
             Ok(Some(Status::Signal(sig))) => {
@@ -300,18 +323,18 @@ impl Tracer {
 
     /// Whether a thread sleeps uninterruptibly in the kernel.
     fn is_sleeper(&self, i: usize) -> bool {
-        procfs::thread_stat(self.pid, self.threads[i].tid).is_some_and(|s| s.state == b'D')
+        procfs::thread_stat(self.threads[i].tid).is_some_and(|s| s.state == b'D')
     }
 
     /// Where the user space of a thread stands that did not stop.
     fn where_asleep(&self, i: usize) -> Result<State, Error> {
         let tid = self.threads[i].tid;
-        match procfs::thread_stat(self.pid, tid) {
+        match procfs::thread_stat(tid) {
             None => return Ok(State::Gone),
             Some(s) if s.is_dead() => return Ok(State::Gone),
             Some(_) => {}
         }
-        match procfs::in_kernel(self.pid, tid) {
+        match procfs::in_kernel(tid) {
             Some(InKernel::Asleep { sp, pc, .. }) => Ok(State::Asleep { pc: Avma(pc), sp: Avma(sp) }),
             _ => Err(Error::Unstoppable { tid, pc: None, waited: self.patience }),
         }
@@ -361,8 +384,11 @@ impl Tracer {
         self.stop(i)
     }
 
-    /// Gives one held thread back, its interrupted system call repaired.
+    /// Gives one held thread back, its interrupted system call repaired. One that did not stop stays ours until the tracer ends.
     pub(crate) fn release(&mut self, i: usize) -> Result<(), Error> {
+        if matches!(self.threads[i].state, State::Asleep { .. } | State::Running) {
+            return Ok(());
+        }
         self.repair(i)?;
         let thread = self.threads.swap_remove(i);
         if matches!(thread.state, State::Stopped(_))

@@ -9,7 +9,7 @@ use ingraft_model::{Avma, ThreadIdentity, layout};
 use ingraft_process::{DataAreaRequest, Options};
 
 fn maps_of(target: &ingraft_process::Target) -> Vec<String> {
-    let maps = target.maps().unwrap();
+    let maps = target.maps().expect("maps");
     maps.iter().filter(|m| !m.path.as_os_str().is_empty()).map(|m| format!("{:?} {:?}", m.range, m.path)).collect()
 }
 

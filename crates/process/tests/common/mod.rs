@@ -18,17 +18,17 @@ pub struct Mutatee {
     pub ready: String,
 }
 
-pub fn compile(name: &str) -> PathBuf {
-    compile_to(Path::new(option_env!("CARGO_TARGET_TMPDIR").expect("a test")), name)
+fn scratch() -> PathBuf {
+    option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from)
 }
 
-pub fn compile_to(dir: &Path, name: &str) -> PathBuf {
-    build(dir, "cc", name, &["-mavx2"])
+pub fn compile(name: &str) -> PathBuf {
+    build(&scratch(), "cc", name, &["-mavx2"])
 }
 
 /// With another compiler, or more flags.
 pub fn compile_with(compiler: &str, name: &str, flags: &[&str]) -> PathBuf {
-    build(Path::new(option_env!("CARGO_TARGET_TMPDIR").expect("a test")), compiler, name, flags)
+    build(&scratch(), compiler, name, flags)
 }
 
 fn build(dir: &Path, compiler: &str, name: &str, flags: &[&str]) -> PathBuf {
