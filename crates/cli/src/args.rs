@@ -445,3 +445,6 @@ fn pair(text: &str) -> Result<Pair, String> {
     let focus = Focus::parse(focus).map_err(|e| e.to_string())?;
     Ok(Pair { metric: metric.to_owned(), focus })
 }
+
+#[cfg(test)]
+mod tests;

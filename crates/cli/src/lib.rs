@@ -129,3 +129,6 @@ fn asked_format(words: &[OsString]) -> Format {
     let json = words.contains(&"--format=json") || words.windows(2).any(|pair| pair == ["--format", "json"]);
     if json { Format::Json } else { Format::Table }
 }
+
+#[cfg(test)]
+mod tests;

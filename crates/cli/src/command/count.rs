@@ -107,11 +107,12 @@ fn names(site: &Site, pair: usize, several: bool) -> Vec<Cell> {
 /// What changes while it counts: the busiest functions that fit on the screen.
 fn live(sites: &[Site], width: Option<usize>, height: usize) -> String {
     let (table, several) = table(sites);
-    let mut table = table.right("CALLS/S").right("CALLS");
+    let mut table = table.right("CALLS").right("CALLS/S");
     let mut order: Vec<_> = rows(sites).collect();
     let room = height.saturating_sub(3).max(1);
     let all = order.len();
     if all > room {
+        order.retain(|&(site, pair)| value(site, pair) != 0);
         order.sort_by(|a, b| {
             let key = |&(site, pair): &(&Site, usize)| (site.rate(pair).unwrap_or(0.0), value(site, pair));
             let ((rate_a, calls_a), (rate_b, calls_b)) = (key(a), key(b));
@@ -119,15 +120,16 @@ fn live(sites: &[Site], width: Option<usize>, height: usize) -> String {
         });
         order.truncate(room);
     }
+    let quieter = all - order.len();
     for (site, pair) in order {
         let mut cells = names(site, pair, several);
-        cells.push(site.rate(pair).map(rate).unwrap_or_default().into());
         cells.push(grouped(value(site, pair)).into());
+        cells.push(site.rate(pair).map(rate).unwrap_or_default().into());
         table.row(cells);
     }
     let mut text = table.render(width);
-    if all > room {
-        text += &format!("{DIM}and {}{DIM:#}\n", plural((all - room) as u64, "quieter function", "quieter functions"));
+    if quieter > 0 {
+        text += &format!("{DIM}and {}{DIM:#}\n", plural(quieter as u64, "quieter function", "quieter functions"));
     }
     text
 }

@@ -146,7 +146,7 @@ impl Stage<'_> {
         let request = Request {
             target: Target::Pid(self.server.pid()),
             pairs: Vec::new(),
-            functions: FUNCTIONS.iter().map(|f| format!("*demo::server::{f}*")).collect(),
+            functions: FUNCTIONS.iter().map(|f| format!("*demo::server::{f}")).collect(),
             definitions: Vec::new(),
             keep: false,
         };
@@ -265,7 +265,7 @@ fn order(enabled: &Enabled) -> Result<[usize; FUNCTIONS.len()], Stop> {
     let mut order = [usize::MAX; FUNCTIONS.len()];
     for (pair, info) in enabled.pairs.iter().enumerate() {
         let name = info.function.as_ref().map_or("", |f| f.function.as_str());
-        if let Some(i) = FUNCTIONS.iter().position(|f| name.contains(f)) {
+        if let Some(i) = FUNCTIONS.iter().position(|f| name.ends_with(f)) {
             order[i] = pair;
         }
     }

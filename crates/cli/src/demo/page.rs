@@ -78,7 +78,7 @@ impl<'a> Page<'a> {
     ) -> Result<(), Stop> {
         let Some(before) = before.filter(|_| self.out.live()) else { return Ok(()) };
         let seconds = reading.time_ns.saturating_sub(before.time_ns).max(1) as f64 / 1e9;
-        let mut table = Table::new().left("FUNCTION").right("CALLS/S").right("CALLS").left("");
+        let mut table = Table::new().left("FUNCTION").right("CALLS").right("CALLS/S").left("");
         let value = |reading: &Reading, pair: usize| reading.values.get(pair).map_or(0, |v| v.value);
         let rates = order.map(|pair| (value(reading, pair) - value(before, pair)) as f64 / seconds);
         let most = rates.iter().copied().fold(1.0, f64::max);
@@ -86,8 +86,8 @@ impl<'a> Page<'a> {
             let bar = "▇".repeat((rates[i].max(0.0) / most * 24.0).round() as usize);
             table.row(vec![
                 FUNCTIONS[i].into(),
-                rate(rates[i]).into(),
                 grouped(value(reading, pair)).into(),
+                rate(rates[i]).into(),
                 Cell::styled(bar, GOOD),
             ]);
         }
@@ -132,7 +132,7 @@ impl<'a> Page<'a> {
     }
 
     fn count_object(&mut self, function: usize, calls: i64, counted: &Tallies) -> Result<(), Stop> {
-        let Some(f) = self.functions.iter().find(|f| f.function.contains(FUNCTIONS[function])) else { return Ok(()) };
+        let Some(f) = self.functions.iter().find(|f| f.function.ends_with(FUNCTIONS[function])) else { return Ok(()) };
         let mut threads: Vec<_> = counted
             .iter()
             .map(|(&tid, calls)| ThreadCount { tid: (tid != 0).then_some(tid), calls: calls[function].cast_signed() })
@@ -197,7 +197,7 @@ impl<'a> Page<'a> {
         self.out.text("\n")?;
         for check in std::mem::take(&mut self.checks) {
             let mark = if check.ok { format!("{GOOD}✓{GOOD:#}") } else { format!("{BAD}✗{BAD:#}") };
-            self.out.text(&format!("  {mark} {:<8}{}\n", check.check, check.text))?;
+            self.out.text(&format!("  {mark} {:<9}{}\n", check.check, check.text))?;
             self.out.object(&Object::Check(check.clone()))?;
             self.checks.push(check);
         }

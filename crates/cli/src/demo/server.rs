@@ -29,14 +29,16 @@ struct Tally {
 }
 
 impl Tally {
-    const NONE: Tally = Tally { tid: AtomicI32::new(0), calls: [const { AtomicU64::new(0) }; FUNCTIONS.len()] };
+    const fn new() -> Self {
+        Tally { tid: AtomicI32::new(0), calls: [const { AtomicU64::new(0) }; FUNCTIONS.len()] }
+    }
 
     fn count(&self, function: usize) {
         self.calls[function].fetch_add(1, Ordering::Relaxed);
     }
 }
 
-static TALLIES: [Tally; MOST] = [Tally::NONE; MOST];
+static TALLIES: [Tally; MOST] = [const { Tally::new() }; MOST];
 static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
 
 type Store = RwLock<HashMap<u64, u64>>;
@@ -185,7 +187,7 @@ mod tests {
 
     #[test]
     fn requests_are_answered_and_tallied() {
-        static TALLY: Tally = Tally::NONE;
+        static TALLY: Tally = Tally::new();
         let store = Store::default();
         let mut answers = String::new();
         for line in ["GET 1", "SET 1 7", "GET 1", "SET 1 8", "GET", "SET x 1", ""] {

@@ -28,7 +28,7 @@ pub(crate) fn rate(r: f64) -> String {
     let magnitude = r.abs();
     if magnitude >= 99.95 {
         grouped(r.round() as i64)
-    } else if magnitude >= 9.995 || magnitude < 0.005 {
+    } else if !(0.005..9.995).contains(&magnitude) {
         trim(format!("{r:.1}"))
     } else {
         trim(format!("{r:.2}"))

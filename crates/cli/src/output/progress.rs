@@ -60,7 +60,10 @@ impl Progress {
     pub(crate) fn show(&mut self) {
         match self.how {
             How::Terminal => {
-                to_stderr(&format!("\r\x1b[K{DIM}{}…{DIM:#}", self.latest));
+                // One line: what does not fit would stay on the screen.
+                let room = super::screen().0.saturating_sub(2);
+                let text: String = self.latest.chars().filter(|c| !c.is_control()).take(room).collect();
+                to_stderr(&format!("\r\x1b[K{DIM}{text}…{DIM:#}"));
                 self.on_screen = true;
                 self.next = Instant::now() + PATIENCE / 5;
             }

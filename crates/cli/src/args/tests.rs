@@ -1,0 +1,99 @@
+use clap::CommandFactory;
+use expect_test::expect_file;
+
+use super::*;
+
+#[test]
+fn the_definition_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn durations() {
+    for (text, expected) in [
+        ("10s", Ok(Duration::from_secs(10))),
+        ("500ms", Ok(Duration::from_millis(500))),
+        ("0.5s", Ok(Duration::from_millis(500))),
+        ("1min 30s", Ok(Duration::from_secs(90))),
+        ("0s", Err("must be longer than nothing")),
+        ("2years", Err("longer than a year")),
+        ("10", Err("not a duration; write a number with its unit, such as 10s, 500ms or 2min")),
+        ("soon", Err("not a duration; write a number with its unit, such as 10s, 500ms or 2min")),
+        ("-1s", Err("not a duration; write a number with its unit, such as 10s, 500ms or 2min")),
+    ] {
+        assert_eq!(duration(text), expected.map_err(str::to_owned), "{text}");
+    }
+    assert_eq!(interval("1us"), Err("shorter than 1ms".to_owned()));
+    assert_eq!(interval("2h"), Err("longer than an hour".to_owned()));
+    assert_eq!(interval("100ms"), Ok(Duration::from_millis(100)));
+}
+
+#[test]
+fn percentages() {
+    assert_eq!(percent("5"), Ok(5.0));
+    assert_eq!(percent("0.5%"), Ok(0.5));
+    assert!(percent("0").is_err() && percent("NaN").is_err() && percent("much").is_err());
+}
+
+#[test]
+fn pairs() {
+    let text = |p: Pair| format!("{} at {}", p.metric, p.focus);
+    assert_eq!(pair("calls").map(text), Ok("calls at ".to_owned()));
+    assert_eq!(pair("calls@/Code/m/f").map(text), Ok("calls at /Code/m/f".to_owned()));
+    // A symbol version has an @ too; only the first one splits.
+    assert_eq!(pair("calls@/Code/m/f@@V1").map(text), Ok("calls at /Code/m/f@@V1".to_owned()));
+    assert_eq!(pair("@/Code/m").map(text), Err("no metric before the `@`".to_owned()));
+    assert!(pair("calls@Code/m").is_err());
+}
+
+#[test]
+fn a_command_and_its_own_flags_are_left_alone() {
+    let words = ["ingraft", "count", "malloc", "--until-exit", "--", "ls", "-l", "--format", "json"];
+    let cli = Cli::try_parse_from(words).unwrap();
+    assert_eq!(cli.common.format, Format::Table);
+    let Command::Count(args) = cli.command else { panic!("another command") };
+    assert_eq!(args.functions, ["malloc"]);
+    assert_eq!(args.target.command, ["ls", "-l", "--format", "json"]);
+}
+
+#[test]
+fn flags_of_all_commands_stand_on_either_side() {
+    let before = ["ingraft", "--daemon", "unix:/a", "--format", "json", "status"];
+    let after = ["ingraft", "status", "--daemon", "unix:/a", "--format", "json"];
+    for words in [before, after] {
+        let cli = Cli::try_parse_from(words).unwrap();
+        assert_eq!((cli.common.daemons, cli.common.format), (vec!["unix:/a".to_owned()], Format::Json));
+    }
+    let two = ["ingraft", "status", "--daemon", "unix:/a", "--daemon", "unix:/b"];
+    assert_eq!(Cli::try_parse_from(two).unwrap().common.daemons, ["unix:/a", "unix:/b"]);
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let check = |words: &str| {
+        let cli = Cli::try_parse_from(words.split(' ')).unwrap();
+        cli.check().map_err(|failure| failure.what)
+    };
+    assert_eq!(check("ingraft count f"), Err("no target".to_owned()));
+    assert_eq!(check("ingraft detach"), Err("no target".to_owned()));
+    assert_eq!(check("ingraft detach --all"), Ok(()));
+    assert_eq!(check("ingraft count f -- ls"), Ok(()));
+    assert_eq!(check("ingraft functions -n x"), Ok(()));
+    let kept = check("ingraft watch calls -p 1 --no-remove");
+    assert_eq!(kept, Err("--no-remove needs a daemon that keeps the measurement".to_owned()));
+    assert_eq!(check("ingraft watch calls -p 1 --no-remove --daemon unix:/a"), Ok(()));
+}
+
+/// Every `--help`, so that a change of the interface is seen. UPDATE_EXPECT=1 writes it anew.
+#[test]
+fn help() {
+    let mut command = Cli::command().term_width(100);
+    command.build();
+    let mut text = command.render_help().to_string();
+    for sub in command.get_subcommands_mut().filter(|sub| sub.get_name() != "help") {
+        let name = sub.get_name().to_owned();
+        text += &format!("\n==== {name}\n\n{}", sub.render_help());
+    }
+    let text: String = text.lines().map(|line| line.trim_end().to_owned() + "\n").collect();
+    expect_file!["help.txt"].assert_eq(&text);
+}
