@@ -136,6 +136,9 @@ impl Session {
             }
         }
         let Some((function, refusal)) = reason else { return Ok(()) };
+        if !self.target.is_alive() {
+            return Err(self.failed(ingraft_process::Error::Gone(self.pid())));
+        }
         let name = function_ref(modules, function).map_or_else(String::new, |f| f.function);
         let what = match requests.len() {
             1 => format!("`{name}` cannot be instrumented: {refusal}"),
