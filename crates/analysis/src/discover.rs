@@ -52,8 +52,9 @@ enum MaybePart {
     Likely,
 }
 
-/// `push rbp; mov rbp, rsp`.
-const PUSH_FRAME: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
+/// How functions begin that are told from data by nothing else: `push rbp; mov rbp, rsp`, and Go's comparison of the stack
+/// pointer with the end of the stack.
+const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x49, 0x3b, 0x66, 0x10]];
 
 type Drafts = BTreeMap<u64, Draft>;
 
@@ -230,7 +231,8 @@ fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64,
         // What only a pointer leads to may be data: it must look like a function.
         let mut at = from;
         while let Some(addressed) = sweep.addressed.first(at, until) {
-            if sweep.begins_with_endbr(addressed) || image.data_at(addressed, 4) == Some(&PUSH_FRAME) {
+            let head = image.data_at(addressed, 4);
+            if sweep.begins_with_endbr(addressed) || head.is_some_and(|h| PROLOGUES.iter().any(|p| p == h)) {
                 starts.insert(addressed);
             }
             at = addressed + 1;
@@ -252,7 +254,7 @@ fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64,
         let next_start = starts.range(start + 1..).next().copied().unwrap_or(u64::MAX);
         let limit = next_tabled.min(next_start).min(image.text[region].end());
         let reached = explore::reach(image, sweep.pointers, start, limit);
-        let Some(left) = budget.checked_sub(reached.end - start) else { break };
+        let Some(left) = budget.checked_sub(1 + reached.decoded as u64) else { break };
         budget = left;
         if reached.end == start {
             continue;
@@ -261,7 +263,7 @@ fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64,
             *end = start.min(*end);
         }
         found.insert(start, reached.end);
-        for called in reached.calls {
+        for called in reached.leads_to {
             if starts.insert(called) {
                 work.push(called);
             }

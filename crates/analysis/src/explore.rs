@@ -11,10 +11,12 @@ use crate::relocs::Pointers;
 /// What can be reached from a start.
 #[derive(Debug)]
 pub(crate) struct Reached {
-    /// Behind the last instruction that can be reached.
+    /// Behind the last instruction that can be reached without a hole in between.
     pub end: u64,
-    /// Direct call targets.
-    pub calls: Vec<u64>,
+    /// Targets of direct calls, and of jumps beyond the end.
+    pub leads_to: Vec<u64>,
+    /// How many instructions were decoded.
+    pub decoded: usize,
     /// A place that control reaches where the bytes are no instruction that the decoder knows.
     pub invalid: Option<u64>,
     /// Whether an instruction on the way uses the gs base.
@@ -27,8 +29,9 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
     let mut seen: FxHashSet<u64> = FxHashSet::default();
     let mut code: Vec<Instruction> = Vec::new();
     let mut work = vec![start];
-    let mut out = Reached { end: start, calls: Vec::new(), invalid: None, uses_gs: false };
+    let mut out = Reached { end: start, leads_to: Vec::new(), decoded: 0, invalid: None, uses_gs: false };
     let mut jumps: Vec<u64> = Vec::new();
+    let mut tails: Vec<u64> = Vec::new();
     // Tables within tables within tables are the work of an enemy.
     let mut rounds = 16;
     let whole = start..limit;
@@ -44,15 +47,15 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
                     break;
                 }
                 out.uses_gs |= uses_gs(&i);
-                out.end = out.end.max(i.next_ip());
                 at = i.next_ip();
                 match i.flow_control() {
                     FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => work.push(i.near_branch_target()),
                     FlowControl::UnconditionalBranch => {
                         work.push(i.near_branch_target());
+                        tails.push(i.near_branch_target());
                         at = limit;
                     }
-                    FlowControl::Call if i.is_call_near() => out.calls.push(i.near_branch_target()),
+                    FlowControl::Call if i.is_call_near() => out.leads_to.push(i.near_branch_target()),
                     FlowControl::IndirectBranch => {
                         jumps.push(i.ip());
                         at = limit;
@@ -78,8 +81,19 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
             }
         }
     }
-    out.calls.sort_unstable();
-    out.calls.dedup();
+    code.sort_unstable_by_key(|i| i.ip());
+    for i in &code {
+        let hole = i.ip().saturating_sub(out.end);
+        let filler = bytes.get((out.end - start) as usize..(i.ip().max(out.end) - start) as usize).unwrap_or_default();
+        if hole > 0 && decode::padding(filler, false) < filler.len() {
+            break;
+        }
+        out.end = out.end.max(i.next_ip());
+    }
+    out.decoded = code.len();
+    out.leads_to.extend(tails.into_iter().filter(|at| !(start..out.end).contains(at)));
+    out.leads_to.sort_unstable();
+    out.leads_to.dedup();
     out
 }
 

@@ -16,6 +16,7 @@ mod entry;
 mod error;
 mod explore;
 mod function;
+mod go;
 mod image;
 mod jump_table;
 mod liveness;

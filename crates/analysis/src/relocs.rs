@@ -24,8 +24,11 @@ impl Pointers {
 /// Collects the words that point into text.
 pub(crate) fn read(image: &Elf) -> Pointers {
     let mut entries = Vec::new();
+    let low = image.text.first().map_or(0, |r| r.svma);
+    let span = image.text.last().map_or(0, |r| r.end() - low);
     let mut add = |place: u64, target: u64| {
-        if image.text_index(target).is_some() {
+        // Nearly every word of data fails the first comparison.
+        if target.wrapping_sub(low) < span && image.text_index(target).is_some() {
             entries.push((place, target));
         }
     };

@@ -4,6 +4,7 @@ use object::elf;
 use rustc_hash::FxHashMap;
 
 use crate::elf::{Elf, c_string, u16_at, u32_at, u64_at};
+use crate::go;
 use crate::name::{Binding, Name, Version};
 
 /// Longest name that is read.
@@ -54,6 +55,10 @@ pub(crate) fn read(image: &Elf, debug: Option<&Elf>) -> Symbols {
                 Table { symbols: &file.bytes()[section.file.clone()], strings: &file.bytes()[strings], versions: None };
             read_table(image, &table, &mut budget, &mut out);
         }
+    }
+    // Where there are symbols, they are the same.
+    if image.is_go() && out.functions.is_empty() {
+        out.functions = go::functions(image);
     }
     out
 }

@@ -1,5 +1,7 @@
 //! Tests of the whole crate, in one program.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod hostile;
 mod sites;
 mod support;

@@ -31,7 +31,7 @@ impl TestElf {
 
     /// Appends code at the next multiple of 16, filled up with `nop`s, and gives it a symbol. Returns where it begins.
     pub fn function(mut self, name: &str, code: &[u8]) -> Self {
-        while self.text.len() % 16 != 0 {
+        while !self.text.len().is_multiple_of(16) {
             self.text.push(0x90);
         }
         let start = TEXT + self.text.len() as u64;

@@ -242,6 +242,32 @@ fn stripped_programs_keep_their_functions() {
 }
 
 #[test]
+fn stripped_go_programs_keep_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("main.go");
+    std::fs::write(&file, "package main\n//go:noinline\nfunc work(n int) int { if n < 2 { return n }; return work(n-1) + work(n-2) }\nfunc main() { println(work(20)) }\n").unwrap();
+    let build = |name: &str, flags: &str| {
+        let program = dir.path().join(name);
+        let mut go = Command::new("go");
+        go.env("GOCACHE", dir.path().join("cache")).env("GOFLAGS", "-mod=mod").env("GOPROXY", "off");
+        go.args(["build", "-ldflags", flags, "-o"]).arg(&program).arg(&file);
+        go.output().is_ok_and(|o| o.status.success()).then_some(program)
+    };
+    let (Some(full), Some(stripped)) = (build("full", ""), build("stripped", "-s -w")) else {
+        eprintln!("skipped: no Go here");
+        return;
+    };
+    for program in [full, stripped] {
+        let image = Image::parse(read(&program).unwrap()).unwrap();
+        assert!(image.elf().is_go());
+        assert!(image.functions().len() > 1000, "{}", image.functions().len());
+        let site = image.entry_site(find(&image, "main.work")).unwrap();
+        assert_eq!(site.back_branches.len(), 1, "growing the stack begins anew");
+        assert!(share_of_sites(&image) > 0.99);
+    }
+}
+
+#[test]
 fn debug_files_give_names() {
     let Some((dir, program)) = compile(SWITCH, "gcc", &["-O2", "-g", "-Wl,--build-id"]) else { return };
     let (stripped, debug) = (dir.path().join("stripped"), dir.path().join("a.debug"));
