@@ -41,8 +41,12 @@ impl Session {
         };
         for ((key, instrumentation, counters), minis) in bound.into_iter().zip(minis) {
             let (refused, unwoven) = refused_of(control, &instrumentation, &refused);
+            let counts_hits =
+                instrumentation.insertions.iter().all(|i| i.snippet.as_increment() == Some(VariableId(0)));
             let (metric, thread) = (instrumentation.metric, instrumentation.thread);
-            control.pairs.insert(key, Pair { metric, counters, minis, refused, unwoven, thread, users: 0 });
+            control
+                .pairs
+                .insert(key, Pair { metric, counters, minis, refused, unwoven, thread, counts_hits, users: 0 });
         }
         Ok(stopped)
     }

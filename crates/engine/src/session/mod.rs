@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use ingraft_codegen::{Environment, RemovalRecord};
 use ingraft_mdl::{FunctionRef as MdlFunction, Instrumentation, Library, ModuleRef, Order};
 use ingraft_model::{
-    Aggregate, Avma, DataArea, Focus, MetricInfo, Pid, Refusal, Style, Svma, ThreadIdentity, Tid, UnitsType,
+    Aggregate, Avma, DataArea, Focus, MetricInfo, Pid, Refusal, Style, Svma, ThreadIdentity, Tid, UnitsType, VariableId,
 };
 use ingraft_process::{DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase};
 
@@ -70,6 +70,8 @@ struct Pair {
     unwoven: Vec<MdlFunction>,
     /// The only thread that counts.
     thread: Option<Tid>,
+    /// Its value is the number of its hits.
+    counts_hits: bool,
     users: u32,
 }
 
@@ -134,6 +136,11 @@ pub struct Session {
     shared: RwLock<Shared>,
     ended: OnceLock<Ended>,
 }
+
+/// What a count costs, in nanoseconds (docs/architecture.md, "What a hit costs"): two jumps, the check of the shard, the increment.
+const HIT_NS: f64 = 1.1;
+/// The same with `lock`, uncontended.
+const LOCKED_HIT_NS: f64 = 5.0;
 
 /// Unix time in nanoseconds.
 pub fn now_ns() -> u64 {
@@ -411,10 +418,26 @@ impl Session {
             code_bytes: attached.woven.code_bytes(),
             since_ns: attached.since_ns,
             identity: describe(attached.env.identity),
-            cost_ns_per_s: None,
+            cost_ns_per_s: self.cost(&control, attached),
             measurements: control.measurements.keys().copied().collect(),
             kept: control.measurements.values().filter(|m| m.keep).count() as u32,
         })
+    }
+
+    /// What the hits so far have cost, per second since the attachment; `None` if the values do not tell how many hits there were.
+    fn cost(&self, control: &Control, attached: &Attached) -> Option<f64> {
+        let shared = self.shared();
+        let columns = shared.columns()?;
+        let mut hits = 0i64;
+        for pair in control.pairs.values() {
+            if !pair.counts_hits {
+                return None;
+            }
+            hits = hits.saturating_add(columns.sum(*pair.counters.first()?));
+        }
+        let seconds = now_ns().saturating_sub(attached.since_ns) as f64 / 1e9;
+        let each = if attached.env.identity == ThreadIdentity::Locked { LOCKED_HIT_NS } else { HIT_NS };
+        (seconds > 0.0).then(|| hits as f64 * each / seconds)
     }
 
     /// The measurements here.

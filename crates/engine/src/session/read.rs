@@ -107,7 +107,7 @@ impl Session {
 }
 
 impl Shared {
-    fn columns(&self) -> Option<Columns<'_>> {
+    pub(super) fn columns(&self) -> Option<Columns<'_>> {
         let area = self.area.as_deref()?;
         let by_id = matches!(self.identity, Some(ThreadIdentity::FsOffset(_)));
         let tid = |identity: u64| self.tids.get(&identity).copied().or(by_id.then_some(Tid(identity as i32)));
