@@ -6,6 +6,9 @@ use ingraft_model::{Avma, AvmaRange, Gpr, PcMove, TextWrite};
 /// Bytes of a page: what a kill of the writer can fall between.
 pub(crate) const PAGE: u64 = 4096;
 
+/// Beyond the last address of user space (47 bits): below it, sums of addresses and lengths cannot overflow.
+pub(crate) const USER_END: u64 = 1 << 47;
+
 /// Whether `len` bytes at `at` lie on two pages.
 pub(crate) fn straddles(at: u64, len: u64) -> bool {
     len > 0 && (at & (PAGE - 1)) + len > PAGE

@@ -2,7 +2,7 @@
 
 use ingraft_model::{EntrySite, Refusal};
 
-use crate::block::{jmp_bytes, straddles};
+use crate::block::{USER_END, jmp_bytes, straddles};
 use crate::environment::Environment;
 use crate::relocate::{Displaced, decode};
 use crate::text::{Island, TextSpace};
@@ -10,9 +10,6 @@ use crate::weave::EntryRequest;
 
 /// Farthest that displacing is extended in order to take a function's own branch along.
 const EXTEND_MAX: u64 = 32;
-
-/// Beyond the last address of user space (47 bits), so that sums of addresses and lengths cannot overflow.
-pub(crate) const USER_END: u64 = 1 << 47;
 
 /// `mov $15, %rax; syscall`, in the two encodings that C libraries use.
 const SIGNAL_RETURNS: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
@@ -95,8 +92,11 @@ impl<'a> Place<'a> {
         let bytes = &self.site.bytes;
         let own = usize::from(self.site.own).min(bytes.len());
         if let Some(offset) = self.landing_within(needed) {
-            let offset = (self.at + offset).wrapping_sub(self.function) as u32;
-            return Err(Refusal::BranchIntoSpringboard { offset });
+            return Err(if offset >= own as u64 {
+                Refusal::TooShort { available: offset as u32, next: "the end of the function" }
+            } else {
+                Refusal::BranchIntoSpringboard { offset: (self.at + offset).wrapping_sub(self.function) as u32 }
+            });
         }
         let mut displaced = Vec::with_capacity(4);
         let mut covered = 0usize;
@@ -107,9 +107,8 @@ impl<'a> Place<'a> {
                 return Ok(displaced);
             }
             if ended || covered >= own {
-                // what follows the last instruction of the head is reached in a way that only the padding rule would excuse
-                let available = if ended && covered < own { own } else { bytes.len().max(covered) } as u32;
-                return Err(Refusal::TooShort { available, next: "the end of the function" });
+                let next = if covered < own { "code that something else may reach" } else { "the end of the function" };
+                return Err(Refusal::TooShort { available: covered as u32, next });
             }
             let d = decode(&bytes[covered..own], at, self.function, env.shadow_stack)?;
             covered += d.bytes().len();
@@ -176,8 +175,8 @@ fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name
 /// displaced copy of the branch goes to the tail and is not counted.
 fn extend(env: &Environment, place: &Place<'_>, head: Head) -> Head {
     let ends = place.site.back_branches.iter().filter_map(|b| {
-        let end = b.at.0.checked_sub(place.site.at.0)? + 2;
-        (place.at + end > head.home() && end <= EXTEND_MAX).then_some(end)
+        let end = b.at.0.checked_sub(place.site.at.0)?.checked_add(2).filter(|end| *end <= EXTEND_MAX)?;
+        (place.at + end > head.home()).then_some(end)
     });
     let mut best = head.displaced.clone();
     for end in ends {

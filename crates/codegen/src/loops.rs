@@ -3,9 +3,9 @@
 use ingraft_model::point::BackBranch;
 use ingraft_model::{Avma, Bias, Refusal};
 
-use crate::block::straddles;
+use crate::block::{USER_END, straddles};
 use crate::environment::Environment;
-use crate::head::{Head, USER_END};
+use crate::head::Head;
 use crate::relocate::{Displaced, decode};
 use crate::text::{Island, TextSpace};
 

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use ingraft_model::point::Padding;
 use ingraft_model::{Avma, AvmaRange, Bias};
 
-use crate::block::{PAGE, straddles};
+use crate::block::{PAGE, USER_END, straddles};
+use crate::weave::WovenPoint;
 
 /// Length of an island: one `jmp rel32`.
 pub(crate) const ISLAND: u64 = 5;
@@ -35,7 +36,10 @@ impl TextSpace {
     /// Adds the padding of a module that was loaded with `bias`.
     pub fn add_padding(&mut self, bias: Bias, padding: &[Padding]) {
         for p in padding.iter().filter(|p| p.bytes.len() as u64 >= ISLAND) {
-            self.padding.insert(p.range.start.to_avma(bias).0, p.bytes.clone());
+            let start = p.range.start.to_avma(bias).0;
+            if start < USER_END {
+                self.padding.insert(start, p.bytes.clone());
+            }
         }
     }
 
@@ -64,6 +68,13 @@ impl TextSpace {
                 self.taken.insert(start, (end, name.to_owned()));
                 Ok(())
             }
+        }
+    }
+
+    /// Gives back all text that a point had taken, once its removal is done.
+    pub fn release_point(&mut self, point: &WovenPoint) {
+        for w in &point.removal.text {
+            self.release(&(w.at..w.at.offset(i64::from(w.len))));
         }
     }
 

@@ -102,7 +102,10 @@ impl WovenPoint {
 }
 
 /// Weaves entries: chooses springboards, takes text and arena, writes the code. Points that cannot be woven are refused one
-/// by one; an error concerns the request as a whole and leaves `arena` and `text` as they were.
+/// by one; an error concerns the request as a whole.
+///
+/// `arena` and `text` hold afterwards what the plan takes, shared slow routines included. After an error, and when the plan was not
+/// applied in the end, go on with clones from before.
 pub fn weave_entries(
     env: &Environment,
     arena: &mut Arena,

@@ -3,9 +3,13 @@
 mod support;
 
 use expect_test::expect_file;
-use ingraft_codegen::remove_points;
-use ingraft_codegen::verify::verify_removal;
-use ingraft_model::{Gpr, Svma, ThreadIdentity};
+use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed};
+use ingraft_codegen::{
+    Arena, EntryRequest, MiniRequest, TextSpace, add_mini, remove_mini, remove_points, weave_entries,
+};
+use ingraft_model::{
+    Avma, Bias, BinaryOp, EntrySite, Expr, Gpr, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId,
+};
 use support::*;
 
 /// mov rax,[rdi]; add rax,rsi; ret
@@ -67,4 +71,294 @@ fn short_function_hops_over_an_island() {
     let mut s = site(&[0x89, 0xf8, 0xc3]);
     s.landings = vec![Svma(0x401003)];
     golden("island", &weave(GLIBC, s, &[padding(0x401040, &[0xcc; 8])], &[count()]));
+}
+
+/// Only what a displaced head becomes: with locked counters nothing else is in the listing.
+fn relocated(name: &str, bytes: &[u8]) {
+    golden(name, &weave(ThreadIdentity::Locked, site(bytes), &[], &[count()]));
+}
+
+#[test]
+fn relocation() {
+    // lea rax,[rip+0x10]; ret
+    relocated("relocate_rip", &[0x48, 0x8d, 0x05, 0x10, 0, 0, 0, 0xc3]);
+    // cmp dword [rip+0x10],7; ret
+    relocated("relocate_rip_immediate", &[0x83, 0x3d, 0x10, 0, 0, 0, 7, 0xc3]);
+    // test rdi,rdi; je +0x20; ret
+    relocated("relocate_jcc", &[0x48, 0x85, 0xff, 0x74, 0x20, 0xc3]);
+    // jrcxz +0x20; mov eax,edi; nop; ret
+    relocated("relocate_jrcxz", &[0xe3, 0x20, 0x89, 0xf8, 0x90, 0xc3]);
+    // jecxz +0x20; mov eax,edi; ret
+    relocated("relocate_jecxz", &[0x67, 0xe3, 0x20, 0x89, 0xf8, 0xc3]);
+    // loopne +0x20; mov eax,edi; nop
+    relocated("relocate_loop", &[0xe0, 0x20, 0x89, 0xf8, 0x90]);
+    // push rbx; call +0x100: the original return address is pushed
+    relocated("relocate_call", &[0x53, 0xe8, 0, 1, 0, 0]);
+    // call [rip+0x100]
+    relocated("relocate_call_memory", &[0xff, 0x15, 0, 1, 0, 0]);
+    // mov ebx,ecx; sub esp,8; call r15
+    relocated("relocate_call_register", &[0x89, 0xcb, 0x48, 0x83, 0xec, 0x08, 0x41, 0xff, 0xd7]);
+    // jmp +0x100 (a thunk)
+    relocated("relocate_jmp", &[0xe9, 0, 1, 0, 0]);
+    // jmp [rip+0x100]
+    relocated("relocate_jmp_memory", &[0xff, 0x25, 0, 1, 0, 0]);
+    // mov eax,39; syscall; ret
+    relocated("relocate_syscall", &[0xb8, 39, 0, 0, 0, 0x0f, 0x05, 0xc3]);
+    // xor eax,eax; syscall; ret
+    relocated("relocate_syscall_displaced", &[0x31, 0xc0, 0x0f, 0x05, 0x90, 0xc3]);
+    // inc qword gs:[0x10012100]; ret: would look like a snippet to the slow routine
+    let gs = [0x65, 0x48, 0xff, 0x04, 0x25, 0, 0x21, 0x01, 0x10, 0xc3];
+    golden("tail_like_a_snippet", &weave(GLIBC, site(&gs), &[], &[count()]));
+}
+
+#[test]
+fn a_call_far_up_gets_its_whole_return_address() {
+    let env = environment(ThreadIdentity::Locked);
+    // push rbx; call +0x100
+    let site = site(&[0x53, 0xe8, 0, 1, 0, 0]);
+    let bias = Bias(0x5555_5555_4000);
+    let base = 0x5555_5600_0000;
+    let (mut arena, mut text) = (Arena::new(Avma(base)..Avma(base + 0x10000)), TextSpace::new());
+    let snippet = count();
+    let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
+    let requests = [EntryRequest { site: &site, bias, name: "f", minis: &minis }];
+    let weave = weave_entries(&env, &mut arena, &mut text, &requests).expect("woven");
+    ingraft_codegen::verify::verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
+    golden("relocate_call_high", &Woven { env, arena, text, site: site.clone(), weave });
+}
+
+/// A head of 7 bytes and a loop of some length back to it.
+fn looping(name: &str, change: impl FnOnce(&mut EntrySite)) {
+    let mut s = site(&PLAIN[..6]);
+    s.landings = vec![Svma(0x401006)];
+    change(&mut s);
+    golden(name, &weave(ThreadIdentity::Locked, s, &[padding(0x401060, &[0xcc; 8])], &[count()]));
+}
+
+#[test]
+fn own_branches_back_to_the_entry() {
+    // jne -0x106 (rel32) at 0x401100
+    looping("loop_retarget", |s| {
+        s.back_branches = vec![back_branch(0x401100, 0x401100, 0x401106, &[0x0f, 0x85, 0xfa, 0xfe, 0xff, 0xff])]
+    });
+    // dec ecx; lea eax,[rsi+5]; jne at 0x401035
+    looping("loop_stretch", |s| {
+        s.back_branches = vec![back_branch(0x401035, 0x401030, 0x401037, &[0xff, 0xc9, 0x8d, 0x46, 0x05, 0x75, 0xc9])];
+    });
+    // jmp at 0x401030, dead padding behind
+    looping("loop_stretch_padding", |s| {
+        s.back_branches = vec![back_branch(0x401030, 0x401030, 0x401036, &[0xeb, 0xce, 0xcc, 0xcc, 0xcc, 0xcc])];
+    });
+    // only the branch: over an island
+    looping("loop_hop", |s| s.back_branches = vec![back_branch(0x401030, 0x401030, 0x401032, &[0x75, 0xce])]);
+    // dec ecx; jne to the entry right behind the springboard: taken along
+    let bytes = [0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xff, 0xc9, 0x75, 0xf6, 0xc3];
+    let mut s = site(&bytes);
+    s.back_branches = vec![back_branch(0x401008, 0x401008, 0x40100a, &[0x75, 0xf6])];
+    golden("loop_extend", &weave(ThreadIdentity::Locked, s, &[], &[count()]));
+    // the branch is displaced anyway, and leads to the endbr64: dec ecx; jne -8; nop; ret behind endbr64
+    let mut s = site(&[0xff, 0xc9, 0x75, 0xf8, 0x90, 0xc3]);
+    s.at = Svma(0x401004);
+    s.back_branches = vec![back_branch(0x401006, 0x401006, 0x401008, &[0x75, 0xf8])];
+    golden("loop_displaced", &weave(ThreadIdentity::Locked, s, &[], &[count()]));
+}
+
+fn v(n: u32) -> VariableId {
+    VariableId(n)
+}
+
+fn op(op: BinaryOp, a: Expr, b: Expr) -> Expr {
+    Expr::Binary(op, Box::new(a), Box::new(b))
+}
+
+#[test]
+fn snippets() {
+    use BinaryOp as B;
+    use Expr::{Arg, Const, Variable};
+    let mut listing = String::new();
+    let shift = op(B::ShiftLeft, Const(1), op(B::And, Arg(3), Const(7)));
+    let range = op(B::LogicalAnd, op(B::GreaterOrEqual, Arg(1), Const(16)), op(B::Less, Arg(1), Const(4096)));
+    for (identity, stmts) in [
+        (GLIBC, vec![Stmt::Add(v(0), Arg(1))]),
+        (GLIBC, vec![Stmt::Add(v(0), Const(1)), Stmt::Add(v(1), Const(-3))]),
+        (GLIBC, vec![Stmt::Set(v(0), Const(1 << 40))]),
+        (GLIBC, vec![Stmt::If(range, vec![Stmt::Add(v(0), Const(1))])]),
+        (GLIBC, vec![Stmt::Add(v(0), op(B::Divide, Arg(2), Arg(7)))]),
+        (
+            GLIBC,
+            vec![Stmt::Set(
+                v(0),
+                op(B::Multiply, op(B::Add, Variable(v(1)), Arg(0)), op(B::Subtract, Arg(4), Const(1))),
+            )],
+        ),
+        (GLIBC, vec![Stmt::Add(v(0), shift)]),
+        (GLIBC, vec![Stmt::Add(v(0), op(B::Add, Const(2), Expr::Unary(UnaryOp::Negate, Box::new(Const(2)))))]),
+        (ThreadIdentity::Locked, vec![Stmt::If(op(B::Equal, Arg(0), Const(0)), vec![Stmt::Add(v(0), Arg(6))])]),
+    ] {
+        let snippet = Snippet { stmts };
+        let w = weave(identity, site(&PLAIN), &[], std::slice::from_ref(&snippet));
+        let mini = &w.point().minis[0];
+        listing += &format!("{snippet}\n{}\n", list_range(&w.weave.plan, &w.weave.woven, &mini.range));
+    }
+    let path = format!("{}/../../tests/golden/codegen/snippets.txt", env!("CARGO_MANIFEST_DIR"));
+    expect_file![path].assert_eq(&listing);
+}
+
+#[test]
+fn chains() {
+    let mut w = weave(GLIBC, site(&PLAIN), &[], &[count()]);
+    let mut point = w.point().clone();
+    let snippet = Snippet { stmts: vec![Stmt::Add(v(0), Expr::Arg(1))] };
+    let mut listing = String::new();
+    for id in [7, 8] {
+        let request = MiniRequest { id, snippet: if id == 7 { &snippet } else { &count() }, counters: &[5] };
+        let plan = add_mini(&w.env, &mut w.arena, &mut point, &request).expect("there is room");
+        verify_added(&w.env, &w.arena, &plan, &point).expect("right");
+        listing += &format!("add {id}\n{}\n", list(&plan, &[Ok(point.clone())]));
+    }
+    for id in [7, 0, 8] {
+        let before = point.clone();
+        let plan = remove_mini(&w.arena, &mut point, id).expect("it is there");
+        verify_removed(&plan, &before, &point).expect("right");
+        listing += &format!("remove {id}\n{}\n", list_removal(&plan));
+    }
+    let path = format!("{}/../../tests/golden/codegen/chains.txt", env!("CARGO_MANIFEST_DIR"));
+    expect_file![path].assert_eq(&listing);
+}
+
+#[test]
+fn refusals_say_why() {
+    let short = |n: usize| EntrySite { landings: vec![Svma(0x401000 + n as u64)], ..site(&PLAIN[..n]) };
+    let with = |bytes: &[u8]| site(bytes);
+    let mut shadow = site(&PLAIN[..6]);
+    shadow.landings = vec![Svma(0x401006)];
+    shadow.back_branches = vec![back_branch(0x401030, 0x401030, 0x401032, &[0x75, 0xce])];
+    let straddling = EntrySite { at: Svma(0x401ffd), ..site(&PLAIN) };
+    for (site, expected) in [
+        (short(3), "too short: 3 bytes before the end of the function, and no padding or island within reach"),
+        (
+            EntrySite { landings: vec![Svma(0x401003)], ..site(&PLAIN) },
+            "a branch lands at +0x3, inside the bytes that a springboard needs",
+        ),
+        (straddling, "the springboard would straddle two pages"),
+        (with(&[0x06, 0x90, 0x90, 0x90, 0x90]), "an unknown instruction at +0x0"),
+        (
+            with(&[0x90, 0xcc, 0x90, 0x90, 0x90]),
+            "the instruction at +0x1 cannot be displaced: an interrupt or breakpoint",
+        ),
+        (
+            with(&[0x0f, 0x0b, 0x90, 0x90, 0x90]),
+            "the instruction at +0x0 cannot be displaced: it faults on purpose, and a handler may look at where",
+        ),
+        (with(&[0xc7, 0xf8, 0, 0, 0, 0]), "the instruction at +0x0 cannot be displaced: a hardware transaction"),
+        (with(&[0xf4, 0x90, 0x90, 0x90, 0x90]), "the instruction at +0x0 cannot be displaced: it is privileged"),
+        (
+            with(&[0xff, 0x54, 0x24, 0x08, 0x90]),
+            "the instruction at +0x0 cannot be displaced: a call through the stack pointer",
+        ),
+        (
+            with(&[0x67, 0x8b, 0x05, 0, 0, 0, 0]),
+            "the instruction at +0x0 cannot be displaced: an operand relative to eip",
+        ),
+        (
+            with(&[0xeb, 0x01, 0x90, 0x90, 0x90, 0x90]),
+            "too short: 2 bytes before code that something else may reach, and no padding or island within reach",
+        ),
+        (
+            with(&[0x90, 0x90, 0x90, 0x75, 0xfc, 0xc3]),
+            "a branch lands at +0x1, inside the bytes that a springboard needs",
+        ),
+        (shadow, "its own branch at +0x30 back to the entry cannot be told from a call"),
+        (
+            with(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]),
+            "not a function body: the way back from signal handlers, which unwinders know by its bytes",
+        ),
+        (EntrySite { at: Svma(u64::MAX - 3), ..site(&PLAIN) }, "not a function body: an address beyond user space"),
+    ] {
+        assert_eq!(refusal(site, &[]), expected);
+    }
+}
+
+#[test]
+fn a_shadow_stack_forbids_displaced_calls() {
+    let env = ingraft_codegen::Environment { shadow_stack: true, ..environment(GLIBC) };
+    let site = site(&[0x53, 0xe8, 0, 1, 0, 0]);
+    let requests = [EntryRequest { site: &site, bias: Bias(0), name: "f", minis: &[] }];
+    let weave = weave_entries(&env, &mut arena(), &mut TextSpace::new(), &requests).expect("the request makes sense");
+    let refusal = weave.woven[0].as_ref().expect_err("refused").to_string();
+    assert!(refusal.contains("shadow stack"), "{refusal}");
+}
+
+#[test]
+fn two_functions_cannot_share_bytes() {
+    let (first, mut second) = (site(&PLAIN), site(&PLAIN));
+    second.at = Svma(0x401003);
+    let request = |site, name| EntryRequest { site, bias: Bias(0), name, minis: &[] };
+    let requests = [request(&first, "one"), request(&second, "two")];
+    let weave = weave_entries(&environment(GLIBC), &mut arena(), &mut TextSpace::new(), &requests).expect("woven");
+    let refusal = weave.woven[1].as_ref().expect_err("refused").to_string();
+    assert_eq!(refusal, "overlaps the springboard of one");
+}
+
+#[test]
+fn a_full_arena_refuses_the_rest_and_gives_their_text_back() {
+    let sites: Vec<_> = (0..20)
+        .map(|i| EntrySite { at: Svma(0x401000 + 16 * i), function: Svma(0x401000 + 16 * i), ..site(&PLAIN) })
+        .collect();
+    let snippet = count();
+    let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
+    let requests: Vec<_> =
+        sites.iter().map(|site| EntryRequest { site, bias: Bias(0), name: "f", minis: &minis }).collect();
+    let env = environment(GLIBC);
+    let mut text = TextSpace::new();
+    let mut small = Arena::new(Avma(0x500000)..Avma(0x500400));
+    let weave = weave_entries(&env, &mut small, &mut text, &requests).expect("woven");
+    let woven = weave.woven.iter().filter(|w| w.is_ok()).count();
+    assert!((5..20).contains(&woven), "{woven}");
+    assert_eq!(weave.woven[19], Err(ingraft_model::Refusal::NoRoomNearby));
+    let rest = weave_entries(&env, &mut arena(), &mut text, &requests[woven..]).expect("woven");
+    assert!(rest.woven.iter().all(Result::is_ok));
+}
+
+#[test]
+fn what_was_removed_can_be_woven_again_in_the_same_place() {
+    let mut w = weave(GLIBC, site(&PLAIN), &[], &[count()]);
+    let point = w.point().clone();
+    let used = w.arena.used();
+    let snippet = count();
+    let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
+    let requests = [EntryRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis }];
+    let again = weave_entries(&w.env, &mut w.arena, &mut w.text, &requests).expect("the request makes sense");
+    assert!(again.woven[0].is_err(), "its bytes are taken");
+    for range in &remove_points([&point]).retired {
+        w.arena.release(range);
+    }
+    w.text.release_point(&point);
+    let again = weave_entries(&w.env, &mut w.arena, &mut w.text, &requests).expect("the request makes sense");
+    assert_eq!(again.woven[0].as_ref(), Ok(&point));
+    assert_eq!(w.arena.used(), used);
+    assert_eq!(again.plan.code.len(), 1, "the slow routine is there already");
+}
+
+#[test]
+fn senseless_requests_are_errors() {
+    let site = site(&PLAIN);
+    let weave = |snippet: &Snippet, counters: &[u32], env| {
+        let minis = [MiniRequest { id: 0, snippet, counters }];
+        let requests = [EntryRequest { site: &site, bias: Bias(0), name: "f", minis: &minis }];
+        let result = weave_entries(&env, &mut arena(), &mut TextSpace::new(), &requests);
+        result.map(|_| ()).expect_err("refused").to_string()
+    };
+    let env = environment(GLIBC);
+    assert_eq!(weave(&count(), &[], env), "variable v0 of a snippet is bound to no counter");
+    assert_eq!(weave(&count(), &[500_000], env), "counter 500000 does not fit: a shard holds 121848");
+    let deep = (0..100).fold(Expr::Arg(0), |e, _| Expr::Unary(UnaryOp::Negate, Box::new(e)));
+    let deep = Snippet { stmts: vec![Stmt::Add(v(0), deep)] };
+    assert_eq!(weave(&deep, &[0], env), "a snippet is nested more than 64 levels deep");
+    let mut high = env;
+    high.data.base = Avma(0x7fff_0000);
+    assert_eq!(
+        weave(&count(), &[0], high),
+        "the data area at 0x7fff0000 is unusable: shards 0 and 1 are not below 2 GiB"
+    );
 }

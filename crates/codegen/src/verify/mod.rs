@@ -13,6 +13,7 @@
 mod change;
 mod lockstep;
 mod memory;
+mod rules;
 mod walk;
 
 use ingraft_model::{Avma, EntrySite, PcMove, TextWrite};

@@ -1,14 +1,12 @@
 //! Abstract execution of generated code: which registers still hold what they held at the point, and what lies on its own part of the
 //! stack. Where paths meet, what is not sure is given up.
 
-use iced_x86::{
-    Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, Register,
-    UsedMemory,
-};
-use ingraft_model::layout::{COUNTERS, OWNER};
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Register};
+use ingraft_model::layout::OWNER;
 use ingraft_model::{AvmaRange, EntrySite, Gpr, ThreadIdentity};
 
 use super::memory::Memory;
+use super::rules::{may_read, may_write, number_of, permitted, writes};
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
 use crate::environment::Environment;
@@ -53,8 +51,9 @@ impl State {
     }
 }
 
+/// Which generated code is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+pub(super) enum Mode {
     Point,
     /// The code that a mini runs on shard 0; it ends by walking on from this jump.
     Twin(u64),
@@ -74,7 +73,8 @@ enum Visit {
 
 pub(super) struct Walk<'a> {
     env: &'a Environment,
-    arena: &'a Arena,
+    /// The slow routines by register.
+    slow: Vec<(u8, &'a SlowRoutine)>,
     memory: &'a Memory<'a>,
     info: InstructionInfoFactory,
     /// One per instruction of the plan, and which of them belong to the current proof.
@@ -98,7 +98,7 @@ impl<'a> Walk<'a> {
     pub fn new(env: &'a Environment, arena: &'a Arena, memory: &'a Memory<'a>) -> Self {
         Walk {
             env,
-            arena,
+            slow: arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))).collect(),
             memory,
             info: InstructionInfoFactory::new(),
             visits: vec![Visit::Never; memory.len()],
@@ -276,7 +276,7 @@ impl<'a> Walk<'a> {
     fn enters_slow_routine(&self, at: u64, r: Gpr) -> Result<bool, VerifyError> {
         let lea = self.memory.decode(at)?;
         let jump = self.memory.decode(lea.next_ip())?;
-        let routine = self.arena.slow(r).map(|s| s.range.start.0);
+        let routine = self.slow.iter().find(|(s, _)| *s == r.0).map(|(_, s)| s.range.start.0);
         Ok(lea.code() == Code::Lea_r64_m
             && lea.ip_rel_memory_address() == self.slot
             && jump.code() == Code::Jmp_rel32_64
@@ -405,8 +405,7 @@ impl<'a> Walk<'a> {
             return if *next == target { Ok(()) } else { fail(at, Flaw::Astray) };
         }
         let guard = (self.base..self.slot).contains(&at);
-        let slow =
-            |target: u64| self.arena.slow.iter().flatten().any(|s| s.range.start.0 == target || s.walk.0 == target);
+        let slow = |target: u64| self.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
         let right = matches!(mode, Mode::Slow(_)) || target > at || target == self.tail || guard || slow(target);
         if right { Ok(()) } else { fail(at, Flaw::Astray) }
     }
@@ -423,13 +422,13 @@ impl<'a> Walk<'a> {
                 _ => fail(at, Flaw::Stack),
             };
         }
-        for (r, routine) in self.arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))) {
+        for (r, routine) in &self.slow {
             let (entry, place) = match mode {
                 Mode::Twin(jump) => (routine.walk.0, jump),
                 _ => (routine.range.start.0, self.slot),
             };
             if at == entry {
-                return if state.pointer == Some((r, place)) { Ok(true) } else { fail(at, Flaw::Astray) };
+                return if state.pointer == Some((*r, place)) { Ok(true) } else { fail(at, Flaw::Astray) };
             }
         }
         Ok(false)
@@ -528,98 +527,4 @@ fn mode_register(mode: Mode) -> Option<u8> {
         Mode::Slow(r) => Some(r),
         Mode::Point | Mode::Twin(_) => None,
     }
-}
-
-/// Number of the general purpose register that this one is or is part of.
-fn number_of(r: Register) -> Option<u8> {
-    let full = r.full_register();
-    full.is_gpr64().then(|| full.number() as u8)
-}
-
-fn writes(access: OpAccess) -> bool {
-    !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess)
-}
-
-/// Counters through gs; counters of shard 0, with `lock` unless they are set; in the slow routine also the header, claims and owners.
-fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory, mode: Mode) -> bool {
-    let (base, end) = (env.data.base.0, env.data.base.0 + env.data.stride);
-    let counters = base + u64::from(COUNTERS)..end;
-    let place = memory.displacement();
-    let absolute = memory.base() == Register::None && memory.index() == Register::None;
-    let shared = i.has_lock_prefix() || i.mnemonic() == Mnemonic::Mov;
-    match mode {
-        Mode::Point | Mode::Twin(_) => {
-            let own = memory.segment() == Register::GS && mode == Mode::Point && env.identity != ThreadIdentity::Locked;
-            let common = memory.segment() == Register::DS && shared;
-            absolute && counters.contains(&place) && (own || common)
-        }
-        Mode::Slow(_) => {
-            let area = memory.segment() == Register::DS && (base..end + env.data.stride).contains(&place);
-            // shard 0's counter whose address the slow routine has read from the plain count
-            let count =
-                i.code() == Code::Inc_rm64 && i.has_lock_prefix() && place == 0 && memory.index() == Register::None;
-            area || count
-        }
-    }
-}
-
-/// The thread's identity, owners, counters, the `alive` word, the stack (arguments and saved words); in the slow routine also the data area's
-/// head and the chain of snippets at its register. All of it is mapped.
-fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, mode: Mode) -> bool {
-    let data = &env.data;
-    let place = memory.displacement();
-    let counter =
-        place >= u64::from(data.counter(0)) && place < data.base.0 + data.stride && place % 8 == data.base.0 % 8;
-    let absolute = memory.base() == Register::None && memory.index() == Register::None;
-    let slow = matches!(mode, Mode::Slow(_));
-    match memory.segment() {
-        _ if i.mnemonic() == Mnemonic::Lea => true,
-        Register::FS => {
-            absolute && env.identity == ThreadIdentity::FsOffset(place as u32) && place <= u64::from(u32::MAX)
-        }
-        Register::GS => absolute && !slow && (counter || place == u64::from(data.displacement(OWNER))),
-        Register::SS => {
-            memory.base() == Register::RSP && memory.index() == Register::None && (0..4096).contains(&place)
-        }
-        Register::DS if slow => !absolute || (data.base.0..data.base.0 + 2 * data.stride).contains(&place),
-        Register::DS => absolute && (counter || place == u64::from(data.alive())),
-        _ => false,
-    }
-}
-
-fn permitted(mnemonic: Mnemonic) -> bool {
-    use Mnemonic as M;
-    matches!(
-        mnemonic,
-        M::Mov
-            | M::Movsxd
-            | M::Movzx
-            | M::Lea
-            | M::Add
-            | M::Sub
-            | M::Inc
-            | M::Dec
-            | M::Neg
-            | M::Not
-            | M::And
-            | M::Or
-            | M::Xor
-            | M::Cmp
-            | M::Test
-            | M::Imul
-            | M::Idiv
-            | M::Cqo
-            | M::Shl
-            | M::Sar
-            | M::Sete
-            | M::Setne
-            | M::Setl
-            | M::Setle
-            | M::Setg
-            | M::Setge
-            | M::Xadd
-            | M::Cmpxchg
-            | M::Rdfsbase
-            | M::Rdgsbase
-    )
 }

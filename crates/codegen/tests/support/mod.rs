@@ -11,7 +11,7 @@ use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, EntryRequest, Environment, MiniRequest, TextSpace, Weave, WovenPoint, weave_entries};
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
-    Avma, Bias, DataArea, EntrySite, Gpr, PatchPlan, Refusal, Snippet, Svma, ThreadIdentity, VariableId,
+    Avma, AvmaRange, Bias, DataArea, EntrySite, Gpr, PatchPlan, Refusal, Snippet, Svma, ThreadIdentity, VariableId,
 };
 
 /// Few cases as an ordinary test; `PROPTEST_CASES` asks for more.
@@ -146,6 +146,15 @@ pub fn list(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>]) -> String {
         let _ = writeln!(out, "move {:#x} -> {:#x}", m.from.0, m.to.0);
     }
     out
+}
+
+/// A part of a plan's code as text.
+pub fn list_range(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>], range: &AvmaRange) -> String {
+    let inside = |line: &&str| {
+        let address = line.split("0x").nth(1).and_then(|l| u64::from_str_radix(l.get(..6)?, 16).ok());
+        line.starts_with("  ") && address.is_some_and(|a| range.contains(&Avma(a)))
+    };
+    list(plan, woven).lines().filter(inside).map(|l| l.to_owned() + "\n").collect()
 }
 
 /// A removal as text.

@@ -1,0 +1,102 @@
+//! What instructions of generated code may touch, outside of the displaced ones.
+
+use iced_x86::{Code, Instruction, Mnemonic, OpAccess, Register, UsedMemory};
+use ingraft_model::ThreadIdentity;
+use ingraft_model::layout::{COUNTERS, OWNER};
+
+use super::walk::Mode;
+use crate::environment::Environment;
+
+/// Number of the general purpose register that this one is or is part of.
+pub(super) fn number_of(r: Register) -> Option<u8> {
+    let full = r.full_register();
+    full.is_gpr64().then(|| full.number() as u8)
+}
+
+pub(super) fn writes(access: OpAccess) -> bool {
+    !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess)
+}
+
+/// Counters through gs; counters of shard 0, with `lock` unless they are set; in the slow routine also the header, claims and owners.
+pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory, mode: Mode) -> bool {
+    let (base, end) = (env.data.base.0, env.data.base.0 + env.data.stride);
+    let counters = base + u64::from(COUNTERS)..end;
+    let place = memory.displacement();
+    let absolute = memory.base() == Register::None && memory.index() == Register::None;
+    let shared = i.has_lock_prefix() || i.mnemonic() == Mnemonic::Mov;
+    match mode {
+        Mode::Point | Mode::Twin(_) => {
+            let own = memory.segment() == Register::GS && mode == Mode::Point && env.identity != ThreadIdentity::Locked;
+            let common = memory.segment() == Register::DS && shared;
+            absolute && counters.contains(&place) && (own || common)
+        }
+        Mode::Slow(_) => {
+            let area = memory.segment() == Register::DS && (base..end + env.data.stride).contains(&place);
+            // shard 0's counter whose address the slow routine has read from the plain count
+            let count =
+                i.code() == Code::Inc_rm64 && i.has_lock_prefix() && place == 0 && memory.index() == Register::None;
+            area || count
+        }
+    }
+}
+
+/// The thread's identity, owners, counters, the `alive` word, the stack (arguments and saved words); in the slow routine also the data area's
+/// head and the chain of snippets at its register. All of it is mapped.
+pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, mode: Mode) -> bool {
+    let data = &env.data;
+    let place = memory.displacement();
+    let counter =
+        place >= u64::from(data.counter(0)) && place < data.base.0 + data.stride && place % 8 == data.base.0 % 8;
+    let absolute = memory.base() == Register::None && memory.index() == Register::None;
+    let slow = matches!(mode, Mode::Slow(_));
+    match memory.segment() {
+        _ if i.mnemonic() == Mnemonic::Lea => true,
+        Register::FS => {
+            absolute && env.identity == ThreadIdentity::FsOffset(place as u32) && place <= u64::from(u32::MAX)
+        }
+        Register::GS => absolute && !slow && (counter || place == u64::from(data.displacement(OWNER))),
+        Register::SS => {
+            memory.base() == Register::RSP && memory.index() == Register::None && (0..4096).contains(&place)
+        }
+        Register::DS if slow => !absolute || (data.base.0..data.base.0 + 2 * data.stride).contains(&place),
+        Register::DS => absolute && (counter || place == u64::from(data.alive())),
+        _ => false,
+    }
+}
+
+pub(super) fn permitted(mnemonic: Mnemonic) -> bool {
+    use Mnemonic as M;
+    matches!(
+        mnemonic,
+        M::Mov
+            | M::Movsxd
+            | M::Movzx
+            | M::Lea
+            | M::Add
+            | M::Sub
+            | M::Inc
+            | M::Dec
+            | M::Neg
+            | M::Not
+            | M::And
+            | M::Or
+            | M::Xor
+            | M::Cmp
+            | M::Test
+            | M::Imul
+            | M::Idiv
+            | M::Cqo
+            | M::Shl
+            | M::Sar
+            | M::Sete
+            | M::Setne
+            | M::Setl
+            | M::Setle
+            | M::Setg
+            | M::Setge
+            | M::Xadd
+            | M::Cmpxchg
+            | M::Rdfsbase
+            | M::Rdgsbase
+    )
+}
