@@ -186,7 +186,7 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     pub(crate) interval: Option<Duration>,
 
-    /// How much of a processor's time the measurement may take, in percent [default: 5]
+    /// Warn when the counters take more than this of a processor's time, in percent [default: 5]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) max_overhead: Option<f64>,
 

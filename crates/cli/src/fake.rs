@@ -162,13 +162,15 @@ impl Instrumentation for Script {
             text_restored: !self.text_differs,
             ..Default::default()
         };
-        let last = sample(self.readings.len(), &self.last, false);
+        let last = sample(self.readings.len(), &self.last, true);
         let events = [Event::Removed(removed), Event::Last(last)];
         Ok(answer(events.into_iter().map(|e| Ok(v1::RemoveResponse { event: Some(e) })).collect()))
     }
 
     async fn list(&self, _: Request<v1::ListInsertedRequest>) -> Result<Response<Self::ListStream>, Status> {
-        Ok(answer(Vec::new()))
+        let cost_ns_per_s = Some(3_000_000.0);
+        let inserted = v1::Inserted { pid: 7, measurements: vec![107], cost_ns_per_s, ..Default::default() };
+        Ok(answer(vec![Ok(v1::ListInsertedResponse { inserted: vec![inserted] })]))
     }
 
     async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<Self::DescribeStream>, Status> {

@@ -12,11 +12,13 @@ use tokio::time::{Instant, sleep_until};
 use crate::args::{self, Common, Format};
 use crate::conn::{Client, Enabled, Ended, Engines, Event, Reading, Request, Source, Target};
 use crate::exit::{Failure, Kind, Stop};
-use crate::objects::{self, Object, hex, millis};
+use crate::objects::{self, Cost, Object, hex, millis};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
 
+/// What a measurement may cost, in percent of a processor, unless told otherwise.
+const MAX_OVERHEAD: f64 = 5.0;
 /// How often a reader that went away is looked for.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -191,14 +193,21 @@ impl Session<'_> {
         let mut farewells = Vec::new();
         let format = self.format();
         for site in &mut self.sites {
+            if counted && let Some(cost) = site.cost().await {
+                let limit = self.plan.measure.max_overhead.unwrap_or(MAX_OVERHEAD);
+                if cost.percent > limit {
+                    output::warn(&words::too_dear(&cost, limit), format);
+                }
+                farewells.push((site.ended, Object::Cost(cost)));
+            }
             let left = match site.leave(&self.plan.measure, format, out).await {
                 Ok(Object::Removed(removed)) => {
                     let differs = (!removed.text_restored).then(|| words::not_restored(&removed));
-                    farewells.push(Object::Removed(removed));
+                    farewells.push((site.ended, Object::Removed(removed)));
                     differs.map_or(Ok(()), |failure| Err(failure.into()))
                 }
                 Ok(farewell) => {
-                    farewells.push(farewell);
+                    farewells.push((site.ended, farewell));
                     Ok(())
                 }
                 Err(stop) => Err(stop),
@@ -217,8 +226,10 @@ impl Session<'_> {
             return result;
         }
         let presented = view.last(&self.sites, out).and_then(|()| {
-            farewells.iter().try_for_each(|farewell| {
-                out.text(&words::farewell(farewell))?;
+            farewells.iter().try_for_each(|(ended, farewell)| {
+                // That it ended has been said; people need not hear that nothing is in it.
+                let text = if *ended { String::new() } else { words::farewell(farewell) };
+                out.text(&text)?;
                 out.object(farewell)
             })
         });
@@ -305,6 +316,20 @@ impl Site {
         }
     }
 
+    /// What the measurement costs its target; none if that is not known (any more).
+    async fn cost(&self) -> Option<Cost> {
+        let pid = self.enabled.pid;
+        if self.ended || self.lost.is_some() {
+            return None;
+        }
+        let mut progress = Progress::new("reading the cost", Format::Json);
+        let inserted = self.client.inserted(&mut progress).await.ok()?;
+        let ns_per_s =
+            inserted.into_iter().find(|i| i.pid == pid && i.measurements.contains(&self.enabled.measurement));
+        let ns_per_s = ns_per_s?.cost_ns_per_s?;
+        Some(Cost { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
+    }
+
     /// Removes the measurement, or leaves it in if that was asked for; the last values are in `reading` then.
     async fn leave(&mut self, measure: &args::Measure, format: Format, out: &mut Output) -> Result<Object, Stop> {
         let (id, pairs, pid, host) =
@@ -314,10 +339,8 @@ impl Site {
             self.take(reading);
             return Ok(Object::Kept(objects::Kept { host, pid, measurement: id }));
         }
-        // By thread: the values of the removal's stop where they come so, otherwise those read just before.
-        let by_thread = self.client.read(id, pairs).await.ok();
         let (removed, last, ended) = self.client.remove(id, pairs).await?;
-        if let Some(reading) = last.map(|last| with_threads(last, by_thread.as_ref())).or(by_thread) {
+        if let Some(reading) = last {
             self.take(reading);
         }
         if let Some(ended) = ended {
@@ -328,22 +351,6 @@ impl Site {
         }
         Ok(Object::Removed(removed))
     }
-}
-
-/// The last values by thread. What came after the reading by thread cannot be told apart.
-fn with_threads(mut last: Reading, by_thread: Option<&Reading>) -> Reading {
-    for (i, value) in last.values.iter_mut().enumerate() {
-        if value.value == 0 || !value.threads.is_empty() {
-            continue;
-        }
-        let earlier = by_thread.and_then(|r| r.values.get(i));
-        value.threads = earlier.map(|v| v.threads.clone()).unwrap_or_default();
-        let rest = value.value - value.threads.iter().map(|t| t.1).sum::<i64>();
-        if rest != 0 {
-            value.threads.push((None, rest));
-        }
-    }
-    last
 }
 
 /// The targets that the flags name.

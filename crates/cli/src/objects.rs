@@ -22,6 +22,7 @@ pub(crate) enum Object {
     Ended(Ended),
     Removed(Removed),
     Kept(Kept),
+    Cost(Cost),
     Check(Check),
     Warning(Warning),
     Error(Error),
@@ -244,6 +245,18 @@ pub(crate) struct Kept {
     pub(crate) host: Host,
     pub(crate) pid: i32,
     pub(crate) measurement: u64,
+}
+
+/// What a measurement cost its target.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Cost {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    /// Nanoseconds of processor time in a second, predicted from how often its points were reached.
+    pub(crate) ns_per_s: f64,
+    /// The same as a share of one processor.
+    pub(crate) percent: f64,
 }
 
 /// One of the things that `demo` proves.

@@ -66,8 +66,8 @@ async fn count_for_scripts() {
         expect![[r#"
             {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107}
             {"type":"ended","pid":7,"status":0,"signal":null}
-            {"type":"count","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","calls":1000,"threads":[{"tid":7,"calls":600},{"tid":null,"calls":400}]}
-            {"type":"count","pid":7,"module":"server","function":"call","offset":"0x5c1b0","calls":1500,"threads":[{"tid":7,"calls":1200},{"tid":null,"calls":300}]}
+            {"type":"count","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","calls":1000,"threads":[{"tid":7,"calls":1000}]}
+            {"type":"count","pid":7,"module":"server","function":"call","offset":"0x5c1b0","calls":1500,"threads":[{"tid":7,"calls":1500}]}
             {"type":"removed","pid":7,"stopped_ms":0.6,"text_restored":true,"children_left":[],"corrections":{"late_start":0,"early_end":0}}
         "#]],
     )
@@ -84,6 +84,7 @@ async fn watch_for_scripts() {
             {"type":"sample","pid":7,"time_ns":1000000000,"metric":"calls","focus":"/Code/server/call","value":0,"rate":null,"unit":"calls"}
             {"type":"sample","pid":7,"time_ns":1500000000,"metric":"calls","focus":"/Code/server/call","value":600,"rate":1200.0,"unit":"calls"}
             {"type":"sample","pid":7,"time_ns":2000000000,"metric":"calls","focus":"/Code/server/call","value":900,"rate":600.0,"unit":"calls"}
+            {"type":"cost","pid":7,"ns_per_s":3000000.0,"percent":0.3}
             {"type":"removed","pid":7,"stopped_ms":0.6,"text_restored":true,"children_left":[],"corrections":{"late_start":0,"early_end":0}}
         "#]],
     )
@@ -101,6 +102,7 @@ async fn watch_for_people() {
             0.000 s  calls@/Code/server/call  0 calls
             0.500 s  calls@/Code/server/call  600 calls  1,200 calls/s
             1.000 s  calls@/Code/server/call  900 calls  600 calls/s
+        process 7: cost about 0.3 % of one processor
         process 7: removed, held for 0.60 ms; its code is as it was"#]]
     .assert_eq(&lines.join("\n"));
 }
@@ -114,8 +116,9 @@ async fn count_for_people() {
     let lines: Vec<&str> = text.lines().skip(1).collect();
     expect![[r#"
         FUNCTION        MODULE  CALLS  CALLS/S  THREADS
-        processCommand  server  1,000    1,000        2
-        call            server  1,500    1,500        2
+        processCommand  server  1,000    1,000        1
+        call            server  1,500    1,500        1
+        process 7: cost about 0.3 % of one processor
         process 7: removed, held for 0.60 ms; its code is as it was"#]]
     .assert_eq(&lines.join("\n"));
 }

@@ -1,11 +1,11 @@
 //! Sentences for people about a measurement.
 
-use super::number::{grouped_u64, millis, plural};
+use super::number::{grouped_u64, millis, percent, plural};
 use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
 use crate::conn::{Enabled, RefusedFunction};
 use crate::exit::Failure;
-use crate::objects::{Ended, Host, Object, Removed};
+use crate::objects::{Cost, Ended, Host, Object, Removed};
 
 /// Functions that a warning for people names before it counts the rest; scripts get all names.
 const NAMED: usize = 8;
@@ -73,8 +73,20 @@ pub(crate) fn farewell(object: &Object) -> String {
                 k.measurement, k.pid
             )
         }
+        Object::Cost(c) => {
+            format!("{DIM}{}: cost about {} of one processor{DIM:#}\n", at(c.pid, &c.host), percent(c.percent))
+        }
         _ => String::new(),
     }
+}
+
+/// A measurement that costs more than it may. Counts are exact whatever they cost: they are reported, not taken out.
+pub(crate) fn too_dear(c: &Cost, limit: f64) -> String {
+    let cost = percent(c.percent);
+    format!(
+        "counting costs {cost} of one processor, more than --max-overhead {limit}; count fewer functions of {}",
+        c.pid
+    )
 }
 
 /// A removal.
