@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
+use crate::decode;
 use crate::elf::{Elf, u32_at, u64_at};
 use crate::relocs::Pointers;
 
@@ -237,7 +238,7 @@ impl Resolver<'_> {
             // A conditional branch taken to get here, or not taken, decides which way the comparison bounds.
             let i = &self.code[next];
             if i.is_jcc_short_or_near() {
-                let taken = next + 1 != at;
+                let taken = i.near_branch_target() == self.code[at].ip();
                 above = match (i.mnemonic(), taken) {
                     (Mnemonic::Ja, false) | (Mnemonic::Jbe, true) => Some(1),
                     (Mnemonic::Jae, false) | (Mnemonic::Jb, true) => Some(0),
@@ -296,11 +297,13 @@ impl Resolver<'_> {
     /// leads to it.
     fn before(&self, at: usize) -> Option<usize> {
         let here = &self.code[at];
-        if let Some(i) = at.checked_sub(1) {
+        // Filling in front of a loop or a case is run through at most.
+        let is_code = |i: &usize| !decode::is_nop(&self.code[*i]);
+        if let Some(i) = (at.saturating_sub(8)..at).rev().find(is_code) {
             let flow = self.code[i].flow_control();
             let ends =
                 matches!(flow, FlowControl::UnconditionalBranch | FlowControl::IndirectBranch | FlowControl::Return);
-            if !ends && self.code[i].next_ip() == here.ip() {
+            if !ends && self.code[i..at].iter().zip(&self.code[i + 1..=at]).all(|(a, b)| a.next_ip() == b.ip()) {
                 return Some(i);
             }
         }
