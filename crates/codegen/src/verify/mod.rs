@@ -4,8 +4,8 @@
 //! A plan passes if
 //! - text writes are sorted, disjoint, at most 8 bytes, on one page, and expect the original bytes;
 //! - springboards lead to a base trampoline, and nothing can land inside them;
-//! - what runs before the tail changes only dead registers, dead flags, counters and its own words on the stack ([`walk`]);
-//! - the tail does what the displaced instructions did ([`lockstep`]), and control goes home;
+//! - what runs before the tail changes only dead registers, dead flags, counters and its own words on the stack (`walk`);
+//! - the tail does what the displaced instructions did (`lockstep`), and control goes home;
 //! - no call instruction is in an arena and no address of it is pushed;
 //! - every byte of new code belongs to an instruction that was proven, and no jump leads into the middle of one;
 //! - from every instruction of code that will be taken away a thread has a way home.
