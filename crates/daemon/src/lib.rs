@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod auth;
+pub mod authority;
 pub mod backlog;
 pub mod config;
 pub mod core;

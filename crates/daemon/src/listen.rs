@@ -13,6 +13,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
+use crate::authority::Lenient;
+
 /// An address to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -216,9 +218,9 @@ pub trait Accept: Send + 'static {
 }
 
 impl Accept for tokio::net::UnixListener {
-    type Connection = tokio::net::UnixStream;
+    type Connection = Lenient;
     async fn next(&self) -> io::Result<Self::Connection> {
-        Ok(self.accept().await?.0)
+        Ok(Lenient::new(self.accept().await?.0))
     }
 }
 

@@ -201,11 +201,8 @@ async fn the_end_of_the_target_ends_the_stream_with_its_last_values() {
         truth
     });
     let truth = truth.await.unwrap();
-    loop {
-        match next(&mut stream).await {
-            stream_response::Event::Sample(sample) => assert_eq!(snapshot.apply(sample), Ok(true)),
-            stream_response::Event::Ended(_) => break,
-        }
+    while let stream_response::Event::Sample(sample) = next(&mut stream).await {
+        assert_eq!(snapshot.apply(sample), Ok(true));
     }
     assert_eq!(snapshot.values[0].value, i64::try_from(truth).unwrap());
     assert!(stream.message().await.unwrap().is_none(), "nothing follows");

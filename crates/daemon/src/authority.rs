@@ -1,0 +1,299 @@
+//! Unix sockets as clients built on grpc-core (Python, C++, Ruby) and on netty (Java) speak over them: they send the socket's path as
+//! `:authority`, percent-encoded or plain. Neither is a valid authority of a URI, and h2 resets such a request without a word to us
+//! (hyperium/h2 #487, grpc/grpc #38142). On a Unix socket the authority means nothing, so its invalid characters are replaced
+//! before h2 sees them.
+//!
+//! Only header fragments are looked at, only a plain (not Huffman coded) value is changed, and no length changes: the HPACK tables of
+//! both sides stay in step. What cannot be understood is passed on as it is, for h2 to judge.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+use tonic::transport::server::{Connected, UdsConnectInfo};
+
+const PREFACE: usize = 24;
+const FRAME_HEADER: usize = 9;
+const HEADERS: u8 = 1;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+/// Largest frame that a server which did not offer more accepts (RFC 9113, section 4.2).
+const FRAME_MAX: usize = 16 << 10;
+
+/// What a client sends, frame by frame.
+#[derive(Debug)]
+struct Frames {
+    /// Bytes of the current frame that are passed on as they come.
+    pass: usize,
+    /// Bytes of a frame that must be there as a whole, so many of them.
+    held: Vec<u8>,
+    hold: usize,
+}
+
+impl Frames {
+    fn new() -> Self {
+        Frames { pass: PREFACE, held: Vec::new(), hold: FRAME_HEADER }
+    }
+
+    /// Takes bytes in and adds to `out` what may be passed on.
+    fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>) {
+        while !input.is_empty() {
+            let wanted = if self.pass > 0 { self.pass } else { self.hold - self.held.len() };
+            let (now, later) = input.split_at(wanted.min(input.len()));
+            input = later;
+            if self.pass > 0 {
+                out.extend_from_slice(now);
+                self.pass -= now.len();
+                continue;
+            }
+            self.held.extend_from_slice(now);
+            if self.held.len() == self.hold {
+                self.complete(out);
+            }
+        }
+    }
+
+    /// What was waited for is there: the header of a frame, or a frame of headers.
+    fn complete(&mut self, out: &mut Vec<u8>) {
+        let &[a, b, c, kind, flags, ..] = self.held.as_slice() else { return };
+        let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+        if self.hold == FRAME_HEADER {
+            if kind == HEADERS && (1..=FRAME_MAX).contains(&length) {
+                self.hold += length;
+                return;
+            }
+            self.pass = length;
+        } else if let Some(block) = fragment(&mut self.held[FRAME_HEADER..], flags) {
+            // Nothing to do when it cannot be understood.
+            let _ = clean(block);
+        }
+        out.append(&mut self.held);
+        self.hold = FRAME_HEADER;
+    }
+}
+
+/// The header block fragment of a HEADERS frame (RFC 9113, section 6.2).
+fn fragment(payload: &mut [u8], flags: u8) -> Option<&mut [u8]> {
+    let (mut start, mut end) = (0, payload.len());
+    if flags & PADDED != 0 {
+        end = end.checked_sub(usize::from(*payload.first()?))?;
+        start += 1;
+    }
+    if flags & PRIORITY != 0 {
+        start += 5;
+    }
+    payload.get_mut(start..end)
+}
+
+/// Finds the authority in a header block (RFC 7541, section 6) and replaces what no authority may hold.
+fn clean(block: &mut [u8]) -> Option<()> {
+    let mut at = 0;
+    loop {
+        let first = *block.get(at)?;
+        let (prefix, literal) = match first {
+            0x80.. => (7, false),
+            0x40.. => (6, true),
+            0x20.. => (5, false),
+            _ => (4, true),
+        };
+        let (index, next) = integer(block, at, prefix)?;
+        at = next;
+        if !literal {
+            continue;
+        }
+        // 1 is `:authority` in the static table, 0 a name that is spelt out.
+        let mut found = index == 1;
+        if index == 0 {
+            let name = string(block, at)?;
+            found = !name.coded && block.get(name.start..name.end)? == b":authority";
+            at = name.end;
+        }
+        let value = string(block, at)?;
+        at = value.end;
+        if found {
+            let text = block.get_mut(value.start..value.end).filter(|_| !value.coded)?;
+            if text.iter().any(|b| matches!(b, b'/' | b'%')) {
+                text.iter_mut().filter(|b| !b.is_ascii_alphanumeric()).for_each(|b| *b = b'-');
+            }
+            return Some(());
+        }
+    }
+}
+
+/// A number and where the next thing begins (RFC 7541, section 5.1).
+fn integer(block: &[u8], at: usize, prefix: u32) -> Option<(usize, usize)> {
+    let mask = (1_usize << prefix) - 1;
+    let mut value = usize::from(*block.get(at)?) & mask;
+    let mut at = at + 1;
+    if value < mask {
+        return Some((value, at));
+    }
+    for shift in [0, 7, 14] {
+        let byte = usize::from(*block.get(at)?);
+        at += 1;
+        value += (byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some((value, at));
+        }
+    }
+    None
+}
+
+struct Text {
+    coded: bool,
+    start: usize,
+    end: usize,
+}
+
+/// Where a string lies and whether it is Huffman coded (RFC 7541, section 5.2).
+fn string(block: &[u8], at: usize) -> Option<Text> {
+    let coded = *block.get(at)? & 0x80 != 0;
+    let (length, start) = integer(block, at, 7)?;
+    let end = start + length;
+    (end <= block.len()).then_some(Text { coded, start, end })
+}
+
+/// A connection over a Unix socket whose client may send the path as authority.
+#[derive(Debug)]
+pub struct Lenient {
+    stream: UnixStream,
+    frames: Frames,
+    /// What has been looked at, and how much of it was read.
+    passed: Vec<u8>,
+    at: usize,
+}
+
+impl Lenient {
+    /// Around an accepted connection.
+    pub fn new(stream: UnixStream) -> Self {
+        Lenient { stream, frames: Frames::new(), passed: Vec::new(), at: 0 }
+    }
+}
+
+impl Connected for Lenient {
+    type ConnectInfo = UdsConnectInfo;
+
+    fn connect_info(&self) -> UdsConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Lenient {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        while this.at == this.passed.len() {
+            this.passed.clear();
+            this.at = 0;
+            let mut chunk = [0; 8 << 10];
+            let mut read = ReadBuf::new(&mut chunk);
+            ready!(Pin::new(&mut this.stream).poll_read(cx, &mut read))?;
+            if read.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            this.frames.feed(read.filled(), &mut this.passed);
+        }
+        let rest = this.passed.get(this.at..).unwrap_or_default();
+        let now = rest.len().min(buf.remaining());
+        buf.put_slice(rest.get(..now).unwrap_or_default());
+        this.at += now;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Lenient {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
+    }
+
+    fn text(text: &str) -> Vec<u8> {
+        [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat()
+    }
+
+    fn passed(frames: &[Vec<u8>], step: usize) -> Vec<u8> {
+        let input = [&[b'P'; PREFACE][..], &frames.concat()].concat();
+        let (mut state, mut out) = (Frames::new(), Vec::new());
+        for part in input.chunks(step) {
+            state.feed(part, &mut out);
+        }
+        assert_eq!(out.len(), input.len());
+        out.split_off(PREFACE)
+    }
+
+    /// As grpc-core sends it (the name spelt out, indexed), and with the static name.
+    fn blocks(authority: &str) -> [Vec<u8>; 2] {
+        let path = [&[0x83, 0x44][..], &text("/ingraft.v1.Daemon/Version")].concat();
+        [
+            [&path[..], &[0x40], &text(":authority"), &text(authority), &[0x40], &text("te"), &text("/%")].concat(),
+            [&path[..], &[0x41], &text(authority)].concat(),
+        ]
+    }
+
+    #[test]
+    fn a_path_becomes_a_name_of_the_same_length() {
+        for (sent, expected) in [
+            ("%2Frun%2Fa.sock", "-2Frun-2Fa-sock"),
+            ("/run/a.sock", "-run-a-sock"),
+            ("localhost:7440", "localhost:7440"),
+            ("", ""),
+        ] {
+            for (block, clean) in blocks(sent).iter().zip(&blocks(expected)) {
+                let priority = [&[0; 5][..], block].concat();
+                let padded = [&[3][..], block, &[0; 3]].concat();
+                for (flags, payload) in [(0, block), (PRIORITY, &priority), (PADDED, &padded)] {
+                    let frames = [frame(4, 0, &[0; 6]), frame(HEADERS, flags, payload), frame(0, 1, b":authority /%")];
+                    let wanted = frames.concat();
+                    for step in [1, 7, 1000] {
+                        let out = passed(&frames, step);
+                        let at = out.windows(clean.len()).position(|w| w == clean);
+                        assert!(at.is_some(), "{sent} {flags}");
+                        assert_eq!(out.last_chunk::<13>(), wanted.last_chunk(), "data is left alone");
+                    }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_whatever_comes(input in proptest::collection::vec(any::<u8>(), 0..300), step in 1_usize..50) {
+            passed(&[input.clone(), frame(9, 0, &input), frame(HEADERS, 0, &input), frame(HEADERS, PADDED, &input)][1..], step);
+            let (mut state, mut out) = (Frames::new(), Vec::new());
+            state.feed(&input, &mut out);
+            prop_assert!(out.len() + state.held.len() == input.len());
+        }
+    }
+}
