@@ -18,6 +18,52 @@ use crate::weave::WovenPoint;
 const FLAGS: u8 = 16;
 const OTHER: u8 = 17;
 
+/// Most words that generated code may push: a snippet's levels and what is saved around it.
+const STACK_MAX: usize = 80;
+
+/// The words that generated code has pushed; no heap, because there is one per instruction.
+#[derive(Clone, Copy, Debug)]
+struct Stack {
+    words: [u8; STACK_MAX],
+    len: u8,
+}
+
+impl Default for Stack {
+    fn default() -> Self {
+        Stack { words: [OTHER; STACK_MAX], len: 0 }
+    }
+}
+
+impl PartialEq for Stack {
+    fn eq(&self, other: &Self) -> bool {
+        self.words() == other.words()
+    }
+}
+
+impl Eq for Stack {}
+
+impl Stack {
+    fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    fn words(&self) -> &[u8] {
+        self.words.get(..self.len()).unwrap_or_default()
+    }
+
+    fn push(&mut self, at: u64, word: u8) -> Result<(), VerifyError> {
+        let Some(place) = self.words.get_mut(usize::from(self.len)) else { return fail(at, Flaw::Stack) };
+        *place = word;
+        self.len += 1;
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Option<u8> {
+        self.len = self.len.checked_sub(1)?;
+        self.words.get(self.len()).copied()
+    }
+}
+
 /// What is known at one instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct State {
@@ -26,13 +72,13 @@ pub(super) struct State {
     flags_kept: bool,
     /// A register that holds this address.
     pointer: Option<(u8, u64)>,
-    stack: Vec<u8>,
+    stack: Stack,
 }
 
 impl State {
     /// Nothing has happened yet.
     pub fn entry() -> Self {
-        State { kept: u16::MAX, flags_kept: true, pointer: None, stack: Vec::new() }
+        State { kept: u16::MAX, flags_kept: true, pointer: None, stack: Stack::default() }
     }
 
     fn lose(&mut self, r: u8) {
@@ -167,7 +213,7 @@ impl<'a> Walk<'a> {
     /// Whether only dead registers and flags have changed.
     pub fn harmless(&self, state: &State) -> bool {
         state.stack.len() == self.pushed
-            && state.stack.iter().all(|w| *w == OTHER)
+            && state.stack.words().iter().all(|w| *w == OTHER)
             && !state.kept & !self.scratch == 0
             && (state.flags_kept || self.flags_dead)
     }
@@ -299,8 +345,11 @@ impl<'a> Walk<'a> {
 
     /// Executes an added snippet from its first instruction on.
     pub fn added(&mut self, at: u64) -> Result<(), VerifyError> {
-        let stack = vec![OTHER; self.pushed];
-        self.execute(at, State { stack, ..State::entry() }, Mode::Point)
+        let mut state = State::entry();
+        for _ in 0..self.pushed {
+            state.stack.push(at, OTHER)?;
+        }
+        self.execute(at, state, Mode::Point)
     }
 
     /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
@@ -440,7 +489,7 @@ impl<'a> Walk<'a> {
         if i.op0_kind() != iced_x86::OpKind::Register || number_of(i.op0_register()) != Some(r) {
             return fail(i.ip(), Flaw::Forbidden);
         }
-        if !state.stack.is_empty() {
+        if state.stack.len() != 0 {
             return fail(i.ip(), Flaw::Stack);
         }
         if !state.kept & !(1 << r) == 0 { Ok(()) } else { fail(i.ip(), Flaw::Lost) }
@@ -455,12 +504,10 @@ impl<'a> Walk<'a> {
                 if state.pointer.is_some_and(|(p, _)| Some(p) == r) || mode_register(mode) == r {
                     return fail(at, Flaw::Forbidden);
                 }
-                state.stack.push(r.filter(|r| state.kept & 1 << r != 0).unwrap_or(OTHER));
-                return Ok(());
+                return state.stack.push(at, r.filter(|r| state.kept & 1 << r != 0).unwrap_or(OTHER));
             }
             Code::Pushfq => {
-                state.stack.push(if state.flags_kept { FLAGS } else { OTHER });
-                return Ok(());
+                return state.stack.push(at, if state.flags_kept { FLAGS } else { OTHER });
             }
             Code::Pop_r64 if state.stack.len() <= self.pushed => return fail(at, Flaw::Stack),
             Code::Pop_r64 => {
