@@ -47,10 +47,10 @@ pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -
         _ => open_area(state, target, range)?,
     };
     let layout = found.area.layout();
-    let children = found.area.children().map(|c| c.pids).unwrap_or_default();
+    let file = area_file(target, layout);
     let (points, arenas) = found.journal.map_or_else(Default::default, |j| (j.points, j.arenas));
     let restored = restore(target, &points, &mapped(target, &arenas)?, Some(layout))?;
-    let children_left = restore_children(target, &points, &arenas, layout, &children);
+    let children_left = restore_children(target, &points, &arenas, layout, file);
     if restored.text_restored && restored.unmapped {
         let identity = target.identity();
         // It may lie in another engine's directory, or be gone with its own.
@@ -84,20 +84,27 @@ fn mapped(target: &Target, arenas: &[AvmaRange]) -> Result<Vec<AvmaRange>, Error
     Ok(arenas.iter().filter(|a| there(a)).cloned().collect())
 }
 
+/// The file behind a target's data area, by which its fork children are known: addresses are alike in many targets.
+pub fn area_file(target: &Target, area: DataArea) -> Option<u64> {
+    let maps = target.maps().ok()?;
+    maps.iter().find(|m| m.shared && m.range.start == area.base).map(|m| m.inode)
+}
+
 /// Restores the fork children that inherited the code: those that entered themselves, and every other process that maps the
-/// same data area. Returns those that could not be restored.
+/// same data area (`file`). Returns those that could not be restored.
 pub fn restore_children(
     parent: &Target,
     records: &[RemovalRecord],
     arenas: &[AvmaRange],
     area: DataArea,
-    entered: &[Pid],
+    file: Option<u64>,
 ) -> Vec<Pid> {
+    let Some(file) = file else { return Vec::new() };
     let mut left = Vec::new();
     let mut done = vec![parent.pid()];
     // A child may fork while its siblings are restored.
     loop {
-        let new: Vec<Pid> = heirs(area, entered).into_iter().filter(|pid| !done.contains(pid)).collect();
+        let new: Vec<Pid> = heirs(area, file).into_iter().filter(|pid| !done.contains(pid)).collect();
         if new.is_empty() {
             return left;
         }
@@ -116,18 +123,16 @@ pub fn restore_children(
     }
 }
 
-/// Processes that have a data area of ours at this place.
-fn heirs(area: DataArea, entered: &[Pid]) -> Vec<Pid> {
-    let start = format!("{:x}-", area.base.0);
-    let maps_it = |pid: Pid| {
+/// Processes that map this data area at its place. (The engine maps it too, elsewhere.)
+fn heirs(area: DataArea, file: u64) -> Vec<Pid> {
+    let (start, inode) = (format!("{:x}-", area.base.0), file.to_string());
+    let maps_it = |pid: &Pid| {
         fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
-            maps.lines().any(|line| line.starts_with(&start) && line.contains(ingraft_process::MAPS_NAME))
+            maps.lines().any(|line| line.starts_with(&start) && line.split_ascii_whitespace().nth(4) == Some(&inode))
         })
     };
-    let mut found: Vec<Pid> = all_pids().into_iter().filter(|&pid| maps_it(pid)).collect();
-    found.extend(entered.iter().copied().filter(|&pid| maps_it(pid)));
+    let mut found: Vec<Pid> = all_pids().into_iter().filter(maps_it).collect();
     found.sort();
-    found.dedup();
     found
 }
 

@@ -254,7 +254,8 @@ fn areas_in(maps: &[Mapping]) -> Vec<AvmaRange> {
             Some((inode, range)) if ours && *inode == m.inode && m.offset == m.range.start.0 - range.start.0 => {
                 range.end = m.range.end
             }
-            _ if ours && m.offset == 0 => areas.push((m.inode, m.range.clone())),
+            // an engine maps them too, wherever there is room
+            _ if ours && m.offset == 0 && m.range.start.0 < TWO_GIB => areas.push((m.inode, m.range.clone())),
             _ => {}
         }
     }

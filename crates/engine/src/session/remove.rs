@@ -82,7 +82,7 @@ impl Session {
         let records = still_mapped(&self.target, &control.modules, &attached.woven)?;
         let arenas = attached.woven.arenas();
         let layout = attached.area.layout();
-        let children = attached.area.children().map(|c| c.pids).unwrap_or_default();
+        let file = leftover::area_file(&self.target, layout);
         let restored = match restore::restore(&self.target, &records, &arenas, Some(layout)) {
             Ok(restored) => restored,
             Err(e) if e.kind == ErrorKind::Gone => {
@@ -94,7 +94,7 @@ impl Session {
         self.shared_mut().remember(&restored.threads, attached.env.identity);
         let text_restored =
             restored.text_restored && control.modules.agree_with_memory(&self.target, attached.woven.text_at());
-        let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, &children);
+        let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
         if text_restored && restored.unmapped {
             self.discard(control);
         } else {
