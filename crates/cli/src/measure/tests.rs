@@ -102,7 +102,7 @@ async fn watch_for_people() {
             0.000 s  calls@/Code/server/call  0 calls
             0.500 s  calls@/Code/server/call  600 calls  1,200 calls/s
             1.000 s  calls@/Code/server/call  900 calls  600 calls/s
-        process 7: cost about 0.3 % of one processor
+        process 7: cost 0.3 % of one processor
         process 7: removed, held for 0.60 ms; its code is as it was"#]]
     .assert_eq(&lines.join("\n"));
 }
@@ -118,7 +118,7 @@ async fn count_for_people() {
         FUNCTION        MODULE  CALLS  CALLS/S  THREADS
         processCommand  server  1,000    1,000        1
         call            server  1,500    1,500        1
-        process 7: cost about 0.3 % of one processor
+        process 7: cost 0.3 % of one processor
         process 7: removed, held for 0.60 ms; its code is as it was"#]]
     .assert_eq(&lines.join("\n"));
 }

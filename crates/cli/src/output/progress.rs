@@ -1,4 +1,5 @@
-//! What is being done, for people who wait: on standard error, and only when something takes longer than half a second.
+//! What is being done, for people who wait: on standard error, and only when something takes longer than half a second
+//! (five seconds where nobody watches).
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -10,8 +11,8 @@ use crate::args::Format;
 
 /// What takes less is not worth a word.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Time between two lines where lines stay.
-const PAUSE: Duration = Duration::from_secs(2);
+/// Where lines stay, in a log or a pipe, they are worth more: time before the first one and between two.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// Shows the latest line of progress.
 pub(crate) struct Progress {
@@ -40,7 +41,8 @@ impl Progress {
             (false, Format::Table) => How::Lines,
             (false, Format::Json) => How::Silent,
         };
-        Progress { how, latest: what.to_owned(), next: Instant::now() + PATIENCE, on_screen: false }
+        let first = if how == How::Lines { PAUSE } else { PATIENCE };
+        Progress { how, latest: what.to_owned(), next: Instant::now() + first, on_screen: false }
     }
 
     /// There is something more precise to say.

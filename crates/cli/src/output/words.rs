@@ -74,7 +74,7 @@ pub(crate) fn farewell(object: &Object) -> String {
             )
         }
         Object::Cost(c) => {
-            format!("{DIM}{}: cost about {} of one processor{DIM:#}\n", at(c.pid, &c.host), percent(c.percent))
+            format!("{DIM}{}: cost {} of one processor{DIM:#}\n", at(c.pid, &c.host), percent(c.percent))
         }
         _ => String::new(),
     }
