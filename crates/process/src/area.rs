@@ -47,12 +47,11 @@ pub struct Children {
 }
 
 impl SharedArea {
-    /// Maps a data area here. `memfd` is its file.
-    pub(crate) fn map(layout: DataArea, memfd: &OwnedFd) -> Result<Self, Error> {
+    /// Maps a data area here. `memfd` is its file, `lock` the same opened once more.
+    pub(crate) fn map(layout: DataArea, memfd: &OwnedFd, lock: Option<OwnedFd>) -> Result<Self, Error> {
         let own = |source| Error::Own { what: "map the data area", source };
         let len = usize::try_from(layout.len()).map_err(|_| Error::Outside(layout.len()))?;
         let map = memmap2::MmapOptions::new().len(len).no_reserve_swap().map_raw(memfd).map_err(own)?;
-        let lock = reopen(memfd).ok();
         Ok(SharedArea { layout, access: Access::Mapped { map, lock } })
     }
 
@@ -70,13 +69,11 @@ impl SharedArea {
         matches!(self.access, Access::Mapped { .. })
     }
 
-    /// Takes the lock that only one engine holds; it ends with the engine. None: this way of access knows no lock, and
+    /// Takes the lock that only one engine holds; it ends with the engine. Whoever makes an area has it already. None: this way of access knows no lock, and
     /// only the holder in the header tells.
     pub fn try_lock(&self) -> Option<bool> {
         match &self.access {
-            Access::Mapped { lock: Some(fd), .. } => {
-                Some(rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive).is_ok())
-            }
+            Access::Mapped { lock: Some(file), .. } => Some(lock_file(file)),
             _ => None,
         }
     }
@@ -334,9 +331,14 @@ impl SharedArea {
 }
 
 /// Opens a memfd once more, for a lock that is ours alone: the target's mapping keeps the other one open.
-fn reopen(memfd: &OwnedFd) -> std::io::Result<OwnedFd> {
+pub(crate) fn reopen(memfd: &OwnedFd) -> std::io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     Ok(File::options().read(true).write(true).open(format!("/proc/self/fd/{}", memfd.as_fd().as_raw_fd()))?.into())
+}
+
+/// Takes the lock of an area's file. False: somebody else has it.
+pub(crate) fn lock_file(file: &OwnedFd) -> bool {
+    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
 /// What the header of an area at `range` says, read with `read(offset, buffer)`.

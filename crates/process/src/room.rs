@@ -10,7 +10,7 @@ use ingraft_model::layout;
 use ingraft_model::{Avma, AvmaRange, DataArea, Pid, ThreadIdentity};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
-use crate::area::{SharedArea, parse_header};
+use crate::area::{SharedArea, lock_file, parse_header, reopen};
 use crate::error::Error;
 use crate::gap;
 use crate::procfs::Mapping;
@@ -136,6 +136,8 @@ impl Target {
         let number = i32::try_from(fd).unwrap_or(-1);
         let memfd: OwnedFd =
             pidfd_getfd(self.pidfd(), number, PidfdGetfdFlags::empty()).map_err(own("pidfd_getfd of the data area"))?;
+        // before it can be seen in the target's mappings: nobody takes a half-made area for a dead engine's
+        let lock = reopen(&memfd).ok().filter(lock_file);
         // by us, not by the target: its RLIMIT_FSIZE would kill it
         rustix::fs::ftruncate(&memfd, layout.len()).map_err(own("grow the data area"))?;
         let (base, len, stride) = (layout.base.0, layout.len(), layout.stride);
@@ -160,7 +162,7 @@ impl Target {
                 [own_shard, stride, advice(libc::MADV_WIPEONFORK), 0, 0, 0],
             )?;
             remote.syscall("madvise", libc::SYS_madvise, [base, len, advice(libc::MADV_DONTDUMP), 0, 0, 0])?;
-            SharedArea::map(*layout, &memfd)
+            SharedArea::map(*layout, &memfd, lock)
         };
         rest(remote).inspect_err(|_| {
             let _ = remote.munmap(&(Avma(at)..Avma(at + len))); // the first error is the one to tell
@@ -182,7 +184,10 @@ impl Target {
             self.maps()?.into_iter().find(|m| m.range.start == range.start).ok_or(no_area("it is not mapped"))?;
         let link = format!("/proc/{}/map_files/{:x}-{:x}", self.pid(), first.range.start.0, first.range.end.0);
         match fs::File::options().read(true).write(true).open(link) {
-            Ok(file) => SharedArea::map(layout, &file.into()),
+            Ok(file) => {
+                let file = file.into();
+                SharedArea::map(layout, &file, reopen(&file).ok())
+            }
             Err(_) => Ok(SharedArea::through(layout, Arc::clone(self))),
         }
     }

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::procfs::Mapping;
 use crate::sys::{self, Regs, Status};
 use crate::target::{AT_BASE, AT_ENTRY, Target};
-use crate::tracer::{State, Tracee, Tracer, on_own_thread, pause, while_held};
+use crate::tracer::{State, Tracer, on_own_thread, pause, while_held};
 
 /// How far the stack is searched for a return address into the program.
 const STACK_SEARCH: usize = 64 * 1024;
@@ -101,7 +101,7 @@ fn follow(
     tracer.check("SEIZE", main, sys::seize(main, sys::TRACE_EXEC | sys::TRACE_SYS_GOOD))?;
     go.write_all(&[1]).map_err(own)?;
     drop(go);
-    tracer.threads.push(Tracee { tid: main, state: State::Running, regs: None });
+    tracer.add(main, State::Running);
     loop {
         match wait(&tracer, main)? {
             // gone: the start itself tells why

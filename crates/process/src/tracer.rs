@@ -2,6 +2,7 @@
 //! when that thread ends, the kernel lets all of them go at once.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +19,10 @@ pub(crate) const STOP_WAIT: Duration = Duration::from_millis(50);
 const STOP_WAIT_MAX: Duration = Duration::from_millis(500);
 /// After this, a thread that sleeps uninterruptibly is not waited for: it cannot reach user space before our release.
 const SLEEPER_WAIT: Duration = Duration::from_millis(2);
+/// Name of a tracer's thread.
+const THREAD_NAME: &str = "ingraft-tracer";
+/// How long a thread is waited for that another operation holds.
+const OTHERS_WAIT: Duration = Duration::from_millis(500);
 /// New threads may keep appearing while others are stopped; so many rounds are more than any program needs.
 const ROUNDS: usize = 100;
 
@@ -48,6 +53,7 @@ pub(crate) struct Tracee {
 pub(crate) struct Tracer {
     pub(crate) pid: Pid,
     pub(crate) threads: Vec<Tracee>,
+    known: HashSet<Tid>,
     patience: Duration,
     /// When the first of the threads that are held now was interrupted.
     began: Option<Instant>,
@@ -96,7 +102,7 @@ pub(crate) fn while_held<R>(tracer: &mut Tracer, work: impl FnOnce() -> R) -> R 
 pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R, Error> {
     let own = |source| Error::Own { what: "start a thread", source };
     thread::scope(|scope| {
-        let builder = thread::Builder::new().name("ingraft-tracer".into());
+        let builder = thread::Builder::new().name(THREAD_NAME.into());
         let handle = builder.spawn_scoped(scope, || (sys::own_tid(), work())).map_err(own)?;
         match handle.join() {
             Ok((tid, result)) => {
@@ -108,17 +114,24 @@ pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<
     })
 }
 
-/// Between two looks at a thread that is to stop. It needs a processor for that, so sleep: yielding counts as having used one's share, and at
-/// raised priority yields to nobody.
+/// Between two looks at a thread that is to stop. It stops within microseconds where a processor is free, hence some looks at once; else it needs
+/// ours, hence sleep: yielding counts as having used one's share, and at raised priority yields to nobody.
 pub(crate) fn pause(tries: u32) {
-    if tries > 2 {
+    if tries > 25 {
         thread::sleep(Duration::from_micros(10));
     }
 }
 
 impl Tracer {
     pub(crate) fn new(pid: Pid) -> Self {
-        Tracer { pid, threads: Vec::new(), patience: STOP_WAIT, began: None, longest_hold: Duration::ZERO }
+        Tracer {
+            pid,
+            threads: Vec::new(),
+            known: HashSet::new(),
+            patience: STOP_WAIT,
+            began: None,
+            longest_hold: Duration::ZERO,
+        }
     }
 
     pub(crate) fn index_of(&self, tid: Tid) -> Option<usize> {
@@ -140,31 +153,42 @@ impl Tracer {
 
     /// Starts tracing a thread; it runs on. None if it has ended. `unfiltered`: with its system call filter suspended.
     pub(crate) fn seize(&mut self, tid: Tid, unfiltered: bool) -> Result<Option<usize>, Error> {
-        if let Some(i) = self.index_of(tid) {
-            return Ok(Some(i));
+        if self.known.contains(&tid) {
+            return Ok(self.index_of(tid));
         }
         let options = sys::TRACE_SYS_GOOD | if unfiltered { sys::SUSPEND_SECCOMP } else { 0 };
-        match sys::seize(tid, options) {
-            Ok(()) => {
-                self.threads.push(Tracee { tid, state: State::Running, regs: None });
-                Ok(Some(self.threads.len() - 1))
+        let begin = Instant::now();
+        loop {
+            match sys::seize(tid, options) {
+                Ok(()) => return Ok(Some(self.add(tid, State::Running))),
+                Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
+                Err(e) if e.raw_os_error() == Some(libc::EPERM) => {}
+                Err(source) => return Err(self.error("SEIZE", tid, source)),
             }
-            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
-            Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
-                // a thread that has ended but is not yet reaped says EPERM too
-                match procfs::thread_stat(tid) {
-                    None => Ok(None),
-                    Some(s) if s.is_dead() => Ok(None),
-                    Some(_) if unfiltered && sys::seize(tid, sys::TRACE_SYS_GOOD).is_ok() => {
-                        self.threads.push(Tracee { tid, state: State::Running, regs: None });
-                        Err(Error::Seccomp)
-                    }
-                    Some(_) => Err(crate::access::explain(self.pid)
-                        .map_or_else(|| Error::Denied(Denial::Forbidden(self.pid)), Error::Denied)),
-                }
+            // a thread that has ended but is not yet reaped says EPERM too
+            if procfs::thread_stat(tid).is_none_or(|s| s.is_dead()) {
+                return Ok(None);
             }
-            Err(source) => Err(self.error("SEIZE", tid, source)),
+            let tracer = procfs::thread_status(self.pid, tid).map_or(0, |s| s.tracer);
+            if tracer == 0 && unfiltered && sys::seize(tid, sys::TRACE_SYS_GOOD).is_ok() {
+                self.add(tid, State::Running);
+                return Err(Error::Seccomp);
+            }
+            // another operation of ours, or of another engine that looks at this target: over in a moment
+            let passes = tracer != 0 && procfs::comm(Pid(tracer)).is_none_or(|name| name == THREAD_NAME);
+            if !passes || begin.elapsed() > OTHERS_WAIT {
+                let why = crate::access::explain(self.pid);
+                return Err(why.unwrap_or(Denial::Forbidden(self.pid)).into());
+            }
+            thread::sleep(Duration::from_micros(200));
         }
+    }
+
+    /// Takes in a thread that is being traced.
+    pub(crate) fn add(&mut self, tid: Tid, state: State) -> usize {
+        self.known.insert(tid);
+        self.threads.push(Tracee { tid, state, regs: None });
+        self.threads.len() - 1
     }
 
     /// Starts tracing all threads, without stopping any, and children that run in the same memory (vfork) while a thread waits for them.
@@ -172,7 +196,7 @@ impl Tracer {
     pub(crate) fn seize_all(&mut self) -> Result<usize, Error> {
         let mut new = 0;
         for tid in procfs::threads(self.pid)? {
-            if self.index_of(tid).is_none() && self.seize(tid, false)?.is_some() {
+            if !self.known.contains(&tid) && self.seize(tid, false)?.is_some() {
                 new += 1;
             }
         }
@@ -391,6 +415,7 @@ impl Tracer {
         }
         self.repair(i)?;
         let thread = self.threads.swap_remove(i);
+        self.known.remove(&thread.tid);
         if matches!(thread.state, State::Stopped(_))
             && let Err(e) = sys::detach(thread.tid, 0)
             && e.raw_os_error() != Some(libc::ESRCH)
