@@ -45,7 +45,7 @@ fn dies_at(mutatee: &Mutatee, counted: Avma, step: u64) -> bool {
         return false;
     }
     use std::os::unix::process::ExitStatusExt;
-    assert_eq!(output.status.signal(), Some(9), "step {step}: {}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(output.status.signal(), Some(9), "step {step}: {}", String::from_utf8_lossy(&output.stderr));
     true
 }
 
