@@ -7,7 +7,6 @@ use hyper_util::rt::TokioIo;
 use ingraft_engine::{Engine, Removed};
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
-use tonic::service::InterceptorLayer;
 use tonic::transport::{Channel, Endpoint, Server};
 
 use crate::auth::Access;
@@ -43,8 +42,7 @@ pub async fn embedded(engine: Engine) -> Result<Embedded, EmbeddedError> {
     let core = Core::new(engine, Host::CommandLine);
     core.start_keeper();
     let (ours, theirs) = tokio::io::duplex(BUFFER);
-    let routes = rpc::routes(&core).await?;
-    let server = Server::builder().layer(InterceptorLayer::new(Access::Embedded)).add_routes(routes);
+    let server = Server::builder().add_routes(rpc::routes(&core, &Access::Embedded).await?);
     // The stream of connections must not end: that would be taken for the end of the server.
     let connections = tokio_stream::once(Ok::<_, io::Error>(theirs)).chain(tokio_stream::pending());
     let mut closing = core.closing();

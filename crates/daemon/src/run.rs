@@ -10,7 +10,6 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
-use tonic::service::InterceptorLayer;
 use tonic::transport::server::Connected;
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tracing_subscriber::EnvFilter;
@@ -236,8 +235,7 @@ impl Servers<'_> {
         let server = server
             .http2_keepalive_interval(Some(KEEPALIVE))
             .http2_keepalive_timeout(Some(KEEPALIVE))
-            .layer(InterceptorLayer::new(access))
-            .add_routes(rpc::routes(self.core).await?);
+            .add_routes(rpc::routes(self.core, &access).await?);
         let mut closing = self.core.closing();
         let until = async move { closing.wait().await };
         let serving = server.serve_with_incoming_shutdown(connections(listener), until);

@@ -155,6 +155,10 @@ async fn loopback_needs_the_token_which_can_be_changed() {
     assert_eq!(reason(&wrong), (FailureKind::Unauthenticated, "token_wrong".into()));
     assert!(client.version(bearing(ask(), SECRET)).await.is_ok());
 
+    // Probes and generic clients cannot send one.
+    let mut health = tonic_health::pb::health_client::HealthClient::new(connect(&daemon.addresses[0]).await);
+    assert!(health.check(tonic_health::pb::HealthCheckRequest::default()).await.is_ok());
+
     secret(dir.path(), "another-secret-of-mine");
     daemon.signal(Signal::SIGHUP);
     let start = Instant::now();

@@ -9,7 +9,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Response, Status};
 
-use crate::auth::check_version;
+use crate::auth::{Access, Gate};
 use crate::core::Core;
 
 mod code;
@@ -48,8 +48,9 @@ impl<T> Progress<T> {
     }
 }
 
-/// Registers all services, reflection and health.
-pub async fn routes(core: &Core) -> Result<Routes, tonic_reflection::server::Error> {
+/// Registers all services for the callers of one listener. Reflection and health are open to whoever reaches the address: they say what
+/// this project publishes anyway and that the daemon runs, and neither generic clients nor probes know how to send a token.
+pub async fn routes(core: &Core, access: &Access) -> Result<Routes, tonic_reflection::server::Error> {
     use tonic_reflection::server::Builder;
     use v1::code_server::CodeServer;
     use v1::daemon_server::DaemonServer;
@@ -69,17 +70,21 @@ pub async fn routes(core: &Core) -> Result<Routes, tonic_reflection::server::Err
     health.set_serving::<InstrumentationServer<instrumentation::Service>>().await;
     health.set_serving::<DaemonServer<daemon::Service>>().await;
 
+    let gate = || Gate { access: access.clone(), any_version: false };
     let mut routes = RoutesBuilder::default();
     routes
-        .add_service(InterceptedService::new(ProcessesServer::new(processes::Service(core.clone())), check_version))
-        .add_service(InterceptedService::new(CodeServer::new(code::Service(core.clone())), check_version))
-        .add_service(InterceptedService::new(MetricsServer::new(metrics::Service(core.clone())), check_version))
+        .add_service(InterceptedService::new(ProcessesServer::new(processes::Service(core.clone())), gate()))
+        .add_service(InterceptedService::new(CodeServer::new(code::Service(core.clone())), gate()))
+        .add_service(InterceptedService::new(MetricsServer::new(metrics::Service(core.clone())), gate()))
         .add_service(InterceptedService::new(
             InstrumentationServer::new(instrumentation::Service(core.clone())),
-            check_version,
+            gate(),
         ))
         // Answers whatever version asks: that is how a client learns ours.
-        .add_service(DaemonServer::new(daemon::Service(core.clone())))
+        .add_service(InterceptedService::new(
+            DaemonServer::new(daemon::Service(core.clone())),
+            Gate { any_version: true, ..gate() },
+        ))
         .add_service(health_service)
         .add_service(reflection().build_v1()?)
         .add_service(reflection().build_v1alpha()?);
