@@ -1,6 +1,6 @@
 //! What is asked and what comes back, as plain values, and the way between them and the wire.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 
 use ingraft_wire::{FailureKind, Snapshot, v1};
@@ -176,6 +176,10 @@ impl Collector {
         if self.pairs.len() != usize::try_from(e.pair_count).ok()? {
             return None;
         }
+        // A function may be refused as a match and again in the focus of a pair.
+        let mut seen = HashSet::new();
+        let mut refused: Vec<_> = self.refused.into_iter().map(refused_function).collect();
+        refused.retain(|r| seen.insert((r.function.module.clone(), r.function.offset)));
         let metrics: HashMap<&str, &v1::Metric> = e.metrics.iter().map(|m| (m.name.as_str(), m)).collect();
         Some(Enabled {
             measurement: e.measurement,
@@ -187,7 +191,7 @@ impl Collector {
             points: e.points,
             stopped_ns: e.stopped_ns,
             pairs: self.pairs.into_iter().map(|p| pair_info(p, &metrics)).collect(),
-            refused: self.refused.into_iter().map(refused_function).collect(),
+            refused,
             warnings: e.warnings.clone(),
         })
     }
