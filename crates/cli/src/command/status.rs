@@ -48,11 +48,20 @@ fn render(inserted: &[Inserted], now: Duration, width: Option<usize>) -> String 
             bytes(i.bytes).into(),
             ago(since).into(),
             i.cost_ns_per_s.map(|ns| percent(ns / 1e7)).unwrap_or_default().into(),
-            if i.kept > 0 { format!("{} of {}", i.kept, i.measurements.len()) } else { String::new() }.into(),
+            kept(i).into(),
             Cell::styled(i.identity.as_str(), DIM),
         ]);
     }
     table.render(width)
+}
+
+/// How many measurements stay without a client; of how many is only known of the answering engine's own.
+fn kept(i: &Inserted) -> String {
+    match (i.kept, i.measurements.len()) {
+        (0, _) => String::new(),
+        (kept, 0) => kept.to_string(),
+        (kept, all) => format!("{kept} of {all}"),
+    }
 }
 
 #[cfg(test)]
