@@ -34,7 +34,7 @@ pub struct NewMini<'a> {
 }
 
 /// The generated code of one target.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Woven {
     arenas: Vec<Arena>,
     /// Text taken, and padding for islands, per module.
@@ -47,7 +47,7 @@ pub struct Woven {
     adopted_arenas: Vec<AvmaRange>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Point {
     woven: WovenPoint,
     arena: usize,
@@ -293,9 +293,7 @@ impl Woven {
                 gone.extend(point.woven.removal.text.first().map(|w| w.at));
                 append(&mut plan, removed);
                 if let Some(text) = self.texts.get_mut(&function.module.0) {
-                    for write in &point.woven.removal.text {
-                        text.release(&(write.at..write.at.offset(i64::from(write.len))));
-                    }
+                    text.release_point(&point.woven);
                 }
                 self.points.remove(&function);
                 continue;
@@ -324,17 +322,11 @@ impl Woven {
         }
     }
 
-    /// Forgets the points of a plan that was not applied.
-    pub fn forget(&mut self, change: &Change) {
-        self.release(&change.new_points.iter().map(|(_, record)| record.code.clone()).collect::<Vec<_>>());
-        for (function, record) in &change.new_points {
-            self.points.remove(function);
-            if let Some(text) = self.texts.get_mut(&function.module.0) {
-                for write in &record.text {
-                    text.release(&(write.at..write.at.offset(i64::from(write.len))));
-                }
-            }
-        }
+    /// Goes back to what was before a weaving that failed or was not applied. The arenas that were mapped for it stay, empty.
+    pub fn go_back_to(&mut self, before: Woven) {
+        let failed = std::mem::replace(self, before);
+        let new = failed.arenas.iter().skip(self.arenas.len()).map(|a| Arena::new(a.range()));
+        self.arenas.extend(new);
     }
 }
 

@@ -208,7 +208,15 @@ impl Session {
         requests: &[(MdlFunction, Vec<NewMini<'_>>)],
     ) -> Result<(HashMap<MdlFunction, Refusal>, Duration), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok((HashMap::new(), Duration::ZERO)) };
-        let change = attached.woven.weave(&self.target, &control.modules, &attached.env, requests)?;
+        // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
+        let before = attached.woven.clone();
+        let change = match attached.woven.weave(&self.target, &control.modules, &attached.env, requests) {
+            Ok(change) => change,
+            Err(e) => {
+                attached.woven.go_back_to(before);
+                return Err(e);
+            }
+        };
         let arenas = change.new_arenas.iter().cloned().map(Record::Arena);
         let points = change.new_points.iter().map(|(_, record)| Record::Point(record.clone()));
         let counters = std::iter::once(Record::Counters(control.counters.used()));
@@ -227,7 +235,7 @@ impl Session {
                     .iter()
                     .filter_map(|(_, record)| Some(Record::PointGone(record.text.first()?.at)))
                     .collect();
-                attached.woven.forget(&change);
+                attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
                 let _ = self.write_journal(attached, &gone);
                 Err(e)
