@@ -20,9 +20,12 @@ fn main() {
         "{:>8} {:>5} | held: insert remove {:>10} | whole call | survey (longest hold) | area",
         "threads", "", "all 13,900"
     );
-    for (threads, kind) in
-        [("1", "busy"), ("8", "idle"), ("8", "busy"), ("64", "idle"), ("64", "busy"), ("512", "idle"), ("512", "busy")]
-    {
+    let all =
+        [("1", "busy"), ("8", "idle"), ("8", "busy"), ("64", "idle"), ("64", "busy"), ("512", "idle"), ("512", "busy")];
+    // arguments choose, as in `hold 8 busy`
+    let given: Vec<String> = std::env::args().skip(1).collect();
+    let chosen = |word: &str| given.is_empty() || given.iter().any(|g| g == word);
+    for (threads, kind) in all.into_iter().filter(|(threads, kind)| chosen(threads) && chosen(kind)) {
         let mutatee = Mutatee::start("proc_threads", &[threads, kind]);
         let target = mutatee.target();
         let counted = mutatee.address("counted");

@@ -85,7 +85,8 @@ fn read_same(path: &PathBuf, mapping: &Mapping) -> std::io::Result<Option<Vec<u8
 
 fn group(maps: &[Mapping]) -> Vec<MappedFile> {
     let mut files: Vec<MappedFile> = Vec::new();
-    for m in maps.iter().filter(|m| m.is_file() && !m.shared) {
+    // code that is mapped shared has to be seen to be refused by name
+    for m in maps.iter().filter(|m| m.is_file() && (!m.shared || m.exec)) {
         let known = files.iter_mut().rev().find(|f| f.inode == m.inode && f.device == m.device);
         match known {
             // a second mapping of the first byte that is not part of the same load begins another one

@@ -192,22 +192,29 @@ impl Target {
         }
     }
 
-    /// Maps an arena for code, readable and executable, that reaches all of `near` and is reached from it. Only for whole pages.
-    pub fn map_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
+    /// Where an arena for code fits that reaches all of `near` and is reached from it. Whole pages.
+    pub fn find_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
         let len = bytes.next_multiple_of(PAGE);
         let text = near.start.0..near.end.0;
+        let used = gap::used_ranges(&self.maps()?);
+        let bases = gap::bases_near(&text, len);
+        let low = (*bases.start()).max(lowest_address());
+        let base = gap::find(&used, len, PAGE, low..=*bases.end(), text.start.saturating_sub(len))
+            .ok_or(Error::NoRoom { len, place: "within 2 GiB of the module" })?;
+        Ok(Avma(base)..Avma(base + len))
+    }
+
+    /// Maps an arena for code, readable and executable, at a place that [`Target::find_arena`] found. `false`: somebody was faster.
+    pub fn map_arena(&self, arena: &AvmaRange) -> Result<bool, Error> {
+        let (base, len) = (arena.start.0, arena.end.0 - arena.start.0);
         self.remote(|remote| {
-            let used = gap::used_ranges(&self.maps()?);
-            let bases = gap::bases_near(&text, len);
-            let low = (*bases.start()).max(lowest_address());
-            let base = gap::find(&used, len, PAGE, low..=*bases.end(), text.start.saturating_sub(len))
-                .ok_or(Error::NoRoom { len, place: "within 2 GiB of the module" })?;
-            let at = remote.syscall("mmap of an arena", libc::SYS_mmap, [base, len, PROT_RX, MAP_ARENA, NO_FILE, 0])?;
-            if at != base {
-                remote.munmap(&(Avma(at)..Avma(at + len)))?;
-                return Err(Error::NoRoom { len, place: "within 2 GiB of the module" });
+            let args = [base, len, PROT_RX, MAP_ARENA, NO_FILE, 0];
+            match remote.syscall("mmap of an arena", libc::SYS_mmap, args) {
+                Ok(at) if at == base => Ok(true),
+                Ok(at) => remote.munmap(&(Avma(at)..Avma(at + len))).map(|()| false), // a kernel without NOREPLACE
+                Err(Error::Call { source, .. }) if source.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+                Err(e) => Err(e),
             }
-            Ok(Avma(at)..Avma(at + len))
         })
     }
 
