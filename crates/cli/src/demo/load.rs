@@ -162,7 +162,9 @@ fn work(mut connection: BufReader<TcpStream>, client: u64, shared: &Shared) -> i
         connection.get_mut().write_all(requests.as_bytes())?;
         for _ in 0..BATCH {
             answer.clear();
-            connection.read_line(&mut answer)?;
+            if connection.read_line(&mut answer)? == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
+            }
             if !(answer.starts_with("VALUE ") || answer == "NONE\n") {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,

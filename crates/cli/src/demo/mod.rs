@@ -45,7 +45,7 @@ pub(crate) async fn run(args: DemoArgs, context: Context<'_>, out: &mut Output) 
         return Err(Failure::failed("no engine", "run the demo without --daemon").into());
     };
     let mut signals = Signals::take()?;
-    let server = Server::start().await.map_err(|e| trouble("the server did not start", &e))?;
+    let mut server = Server::start().await.map_err(|e| trouble("the server did not start", &e))?;
     let load = Load::start(server.address).map_err(|e| trouble("the clients did not start", &e))?;
     let mut page = Page::new(out);
     let stage = Stage { client, server: &server, load: &load, context: &context };
@@ -55,6 +55,9 @@ pub(crate) async fn run(args: DemoArgs, context: Context<'_>, out: &mut Output) 
     // From here on the measurement is removed whatever happens.
     let counted = stage.count(&enabled, args.duration, &mut signals, &mut page).await;
     let removed = stage.remove(&enabled, &before, &mut page).await;
+    if let Ok(Some(status)) = server.child.try_wait() {
+        return Err(trouble("the server ended", &io::Error::other(status.to_string())));
+    }
     if let Some(failure) = load.failure() {
         return Err(trouble("a client failed", &io::Error::other(failure)));
     }
