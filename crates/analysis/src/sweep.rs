@@ -13,6 +13,8 @@ use crate::explore;
 use crate::jump_table::{Resolved, Resolver, constant_address};
 use crate::relocs::Pointers;
 
+/// Number of `arch_prctl`.
+const SYS_ARCH_PRCTL: u32 = 158;
 /// `ARCH_SET_GS` of `arch_prctl`.
 const ARCH_SET_GS: u32 = 0x1001;
 /// How many instructions after its argument a system call may come.
@@ -124,6 +126,7 @@ impl Sweep<'_> {
         let is_part = self.part_starts.get(unit.start);
         let mut indirect: Vec<usize> = Vec::new();
         let mut set_gs_at = None;
+        let mut arch_prctl_at = None;
         let mut function = 0;
         for (index, i) in code.iter().enumerate() {
             while unit.functions.get(function + 1).is_some_and(|f| f.0 <= i.ip()) {
@@ -137,7 +140,12 @@ impl Sweep<'_> {
                 }
             }
             match i.flow_control() {
-                FlowControl::Next => self.address(i, fixed, index, &mut set_gs_at, &mut out),
+                FlowControl::Next => {
+                    if i.code() == Code::Mov_r32_imm32 && i.immediate32() == SYS_ARCH_PRCTL {
+                        arch_prctl_at = Some(index);
+                    }
+                    self.address(i, fixed, index, &mut set_gs_at, &mut out);
+                }
                 FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch | FlowControl::XbeginXabortXend => {
                     self.branch(i, unit, is_part, facts, &mut out.back_branches, &mut out.to_parts, &mut out.from_part);
                 }
@@ -149,7 +157,9 @@ impl Sweep<'_> {
                         self.arrivals.set(target);
                         self.calls.set(target);
                         facts.calls_out |= self.leaves(target);
-                        out.sets_gs |= set_gs && Some(target) == self.arch_prctl;
+                        // by name, or by number through `syscall`
+                        let by_number = arch_prctl_at.take_if(|at| index - *at <= GS_DISTANCE).is_some();
+                        out.sets_gs |= set_gs && (by_number || Some(target) == self.arch_prctl);
                     } else {
                         // `syscall`: its number is in rax, its first argument tells what arch_prctl sets.
                         out.sets_gs |= set_gs;

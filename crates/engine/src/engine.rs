@@ -337,10 +337,12 @@ impl Engine {
         };
         let pid = lock(&self.inner.measurements).get(&id).copied().ok_or_else(missing)?;
         let session = lock(&self.inner.sessions).get(&pid).cloned().ok_or_else(missing)?;
-        if session.target().is_alive() {
-            permit(pid, caller)?;
+        match caller {
+            Caller::Uid(uid) if uid != 0 && uid != session.owner() => Err(missing()),
+            // After its end there is nothing left to protect but its values, which are its owner's.
+            _ if !session.target().is_alive() => Ok(session),
+            _ => permit(pid, caller).map(|()| session),
         }
-        Ok(session)
     }
 
     /// What is measured by a measurement, in the order of its values.

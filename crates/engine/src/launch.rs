@@ -21,32 +21,29 @@ pub fn start(
     begin: Instant,
     progress: &dyn Fn(&str),
 ) -> Result<(Session, Enabled), Error> {
-    let mut launch = Launch { context, id, request, library, begin, session: None, outcome: None };
+    let mut launch = Launch { context, id, request, library, begin, session: None, answer: Ok(None) };
     progress("starting the program");
     let spawned = spawn(&request.command, |target, why| {
-        if !matches!(launch.outcome, Some(Err(_))) {
-            let step = launch.step(target, why);
-            if step.is_err() {
-                end(target);
-            }
-            launch.outcome = Some(step);
+        if launch.answer.is_ok()
+            && let Err(e) = launch.step(target, why)
+        {
+            end(target);
+            launch.answer = Err(e);
         }
     });
-    match (launch.outcome, launch.session, spawned) {
-        (Some(Ok(enabled)), Some(session), Ok(_)) => Ok((session, enabled)),
-        (Some(Err(e)), ..) => Err(e),
-        (_, _, Err(e)) => Err(Error::new(
-            if e.is_gone() { ErrorKind::Gone } else { ErrorKind::NotFound },
-            if e.is_gone() { "target_ended" } else { "cannot_start" },
-            e.to_string(),
-            e.hint(),
-        )),
-        _ => Err(Error::new(
-            ErrorKind::Gone,
-            "target_ended",
-            "the program ended before it was loaded",
-            "start it by hand to see why",
-        )),
+    match (launch.answer?, launch.session, spawned) {
+        (Some(enabled), Some(session), Ok(_)) => Ok((session, enabled)),
+        (_, _, Err(e)) => {
+            let (kind, reason) = match e.is_gone() {
+                true => (ErrorKind::Gone, "target_ended"),
+                false => (ErrorKind::NotFound, "cannot_start"),
+            };
+            Err(Error::new(kind, reason, e.to_string(), e.hint()))
+        }
+        _ => {
+            let what = "the program ended before it was loaded";
+            Err(Error::new(ErrorKind::Gone, "target_ended", what, "start it by hand to see why"))
+        }
     }
 }
 
@@ -57,44 +54,38 @@ struct Launch<'a> {
     library: &'a Arc<Library>,
     begin: Instant,
     session: Option<Session>,
-    outcome: Option<Result<Enabled, Error>>,
+    /// What is measured so far.
+    answer: Result<Option<Enabled>, Error>,
 }
 
 impl Launch<'_> {
-    fn step(&mut self, target: &Arc<Target>, why: Start) -> Result<Enabled, Error> {
-        let enabled = match self.session.take() {
-            None => {
-                let session = Session::open(self.context.clone(), Arc::clone(target))?;
-                let enable = &self.request.enable;
-                let enabled = session.enable(self.id, self.library, enable, Missing::MayCome, self.begin, &|_| ());
-                self.session = Some(session);
-                enabled?
-            }
-            Some(session) => {
-                let grown = session.grow(self.id, true, self.begin);
-                self.session = Some(session);
-                match (grown?, self.outcome.take()) {
-                    (Some(enabled), _) | (None, Some(Ok(enabled))) => enabled,
-                    (None, _) => {
-                        return Err(Error::new(
-                            ErrorKind::Failed,
-                            "launch",
-                            "the measurement was lost",
-                            "this is a defect of ingraft",
-                        ));
-                    }
-                }
-            }
+    fn step(&mut self, target: &Arc<Target>, why: Start) -> Result<(), Error> {
+        let session = match self.session.take() {
+            Some(session) => session,
+            None => Session::open(self.context.clone(), Arc::clone(target))?,
         };
-        if why == Start::Loaded
-            && let Some(session) = &self.session
-        {
-            // Now everything is there that the program names: what is missing is missing.
-            session.check_names(|modules| {
-                resolve_patterns(modules, &self.request.enable.functions, Missing::Fails).map(drop)
-            })?;
+        let session = self.session.insert(session);
+        let begun = matches!(self.answer, Ok(Some(_)));
+        if begun {
+            if let Some(enabled) = session.grow(self.id, true, self.begin)? {
+                self.answer = Ok(Some(enabled));
+            }
+        } else {
+            session.refresh()?;
+            let enable = &self.request.enable;
+            match session.enable(self.id, self.library, enable, Missing::MayCome, self.begin, &|_| ()) {
+                Ok(enabled) => self.answer = Ok(Some(enabled)),
+                // The code that carries system calls may come with the C library; until then only the loader runs.
+                Err(e) if e.reason == "no_carrier" && why != Start::Loaded => {}
+                Err(e) => return Err(e),
+            }
         }
-        Ok(enabled)
+        if why == Start::Loaded {
+            // Now everything is there that the program names: what is missing is missing.
+            let names = &self.request.enable.functions;
+            session.check_names(|modules| resolve_patterns(modules, names, Missing::Fails).map(drop))?;
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ingraft_codegen::RemovalRecord;
 use ingraft_model::{AvmaRange, DataArea, Pid};
-use ingraft_process::{SharedArea, Target};
+use ingraft_process::{Mapping, SharedArea, Target};
 
 use crate::api::{Inserted, Removed};
 use crate::error::{Error, ErrorKind};
@@ -14,6 +14,7 @@ use crate::journal::{self, Contents};
 use crate::restore::{Restored, restore};
 use crate::session::describe;
 use crate::state_dir::StateDir;
+use crate::weaving::SIGNATURE;
 
 /// A data area of ours in a target, whoever made it.
 pub struct Found {
@@ -75,11 +76,18 @@ fn removed(pid: Pid, restored: &Restored, children_left: Vec<Pid>) -> Removed {
     Removed { stopped: restored.stopped, text_restored: restored.text_restored, children_left, ..untouched(pid) }
 }
 
-/// The arenas that are really there: a kill may have come before a mapping was made, or after it was gone.
+/// The arenas that are really there and ours: a kill may have come before a mapping was made, or after it was gone. One that
+/// was mapped and not yet signed is still empty, and nobody else maps executable zeros at a place that we had chosen.
 fn mapped(target: &Target, arenas: &[AvmaRange]) -> Result<Vec<AvmaRange>, Error> {
     let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
     let there = |range: &AvmaRange| {
-        maps.iter().any(|m| m.exec && !m.is_file() && m.range.start <= range.start && range.end <= m.range.end)
+        let covers = |m: &Mapping| {
+            m.exec && !m.write && !m.is_file() && m.range.start <= range.start && range.end <= m.range.end
+        };
+        let mut bytes = vec![0; usize::try_from(range.end.0.saturating_sub(range.start.0)).unwrap_or(0)];
+        maps.iter().any(covers)
+            && target.read(range.start, &mut bytes).is_ok()
+            && (bytes.starts_with(SIGNATURE) || bytes.iter().all(|b| *b == 0))
     };
     Ok(arenas.iter().filter(|a| there(a)).cloned().collect())
 }
@@ -161,7 +169,7 @@ pub fn inserted_by_others(state: &StateDir, pid: Pid) -> Result<Option<Inserted>
     let holder = found.area.holder().map_err(failed)?;
     let own_pid = target.status().map_err(failed)?.own_id;
     let made_for = found.journal.as_ref().map_or(own_pid, |j| j.head.pid.0);
-    let name = found.journal.as_ref().map_or_else(|| format!("ingraft {}", holder.pid), |j| j.head.holder.clone());
+    let name = found.journal.as_ref().map_or_else(|| format!("process {}", holder.pid), |j| j.head.holder.clone());
     let state = if made_for != pid.0 {
         " (inherited by fork)"
     } else if holder.is_alive() {
@@ -201,15 +209,20 @@ pub fn refuse_held(target: &Arc<Target>, range: &AvmaRange) -> Result<(), Error>
     // A fork child has its parent's area; the holder does not care for it.
     let inherited =
         area.read_u32(u64::from(ingraft_model::layout::header::TARGET_PID)).map_err(failed)? != own_id as u32;
-    if holder.is_alive() && !inherited { Err(held(target.pid(), &format!("ingraft {}", holder.pid))) } else { Ok(()) }
+    if inherited || (!holder.is_alive() && area.try_lock() != Some(false)) {
+        return Ok(());
+    }
+    let journal = area.read_journal().ok().and_then(|bytes| journal::decode(&bytes));
+    Err(held(target.pid(), &journal.map_or_else(|| format!("process {}", holder.pid), |j| j.head.holder)))
 }
 
 /// Restores a target that somebody left who is dead.
 pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Error> {
+    let areas = target.find_areas().map_err(|e| Error::process(target.pid(), e))?;
+    areas.iter().try_for_each(|range| refuse_held(target, range))?;
     let lock = state.lock_target(target.pid()).ok().flatten().ok_or_else(|| held(target.pid(), "another ingraft"))?;
     let mut last = None;
-    for range in target.find_areas().map_err(|e| Error::process(target.pid(), e))? {
-        refuse_held(target, &range)?;
+    for range in areas {
         last = Some(restore_area(state, target, &range)?);
     }
     state.forget_lock(target.pid(), lock);

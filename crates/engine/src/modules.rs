@@ -251,7 +251,7 @@ impl Modules {
 
     /// The shown name that is closest to one that does not exist.
     pub fn nearest(&self, name: &str) -> Option<String> {
-        let limit = (name.len() / 3).clamp(1, 4);
+        let limit = (name.len() / 3).clamp(2, 4);
         let mut best: Option<(usize, String)> = None;
         for (_, file, module) in self.loaded() {
             for function in module.image.functions() {

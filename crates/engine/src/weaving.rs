@@ -9,6 +9,7 @@ use ingraft_codegen::{
     weave_entries,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
+use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, AvmaRange, DataArea, EntrySite, PatchPlan, Refusal, Snippet, ThreadIdentity, VariableId};
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -20,6 +21,16 @@ use crate::modules::Modules;
 
 /// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
 const REACH: u64 = (1 << 31) - (1 << 20);
+
+/// First bytes of an arena, by which one that a dead engine left is told from anything else.
+pub const SIGNATURE: &[u8; 16] = b"ingraft's arena\0";
+/// Bytes at the start of an arena that hold no code.
+const SIGNATURE_ROOM: u64 = SIGNATURE.len() as u64;
+
+fn whole_arena(arena: &Arena) -> AvmaRange {
+    let range = arena.range();
+    range.start.offset(-(SIGNATURE_ROOM as i64))..range.end
+}
 
 /// A snippet for the entry of a function.
 pub struct NewMini<'a> {
@@ -62,8 +73,6 @@ pub struct Change {
     pub new_points: Vec<(FunctionRef, RemovalRecord)>,
     /// Functions that cannot be woven.
     pub refused: HashMap<FunctionRef, Refusal>,
-    /// Arenas that were mapped for it.
-    pub new_arenas: Vec<AvmaRange>,
 }
 
 /// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
@@ -132,7 +141,7 @@ impl Woven {
 
     /// Arenas that are mapped.
     pub fn arenas(&self) -> Vec<AvmaRange> {
-        self.arenas.iter().map(Arena::range).chain(self.adopted_arenas.iter().cloned()).collect()
+        self.arenas.iter().map(whole_arena).chain(self.adopted_arenas.iter().cloned()).collect()
     }
 
     /// Bytes of code in use.
@@ -157,17 +166,19 @@ impl Woven {
         self.points.iter().flat_map(|(f, p)| p.woven.removal.text.iter().map(move |w| (f.module, w.at)))
     }
 
-    /// Chooses springboards and writes code for snippets at entries. The target is not changed, except that arenas are mapped.
+    /// Chooses springboards and writes code for snippets at entries. The target is not changed, except that arenas are mapped;
+    /// `record` is told of each before.
     pub fn weave(
         &mut self,
         target: &Target,
         modules: &Modules,
         env: &Environment,
         requests: &[(FunctionRef, Vec<NewMini<'_>>)],
+        record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     ) -> Result<Change, Error> {
         let mut change = Change::default();
         let (old, new): (Vec<_>, Vec<_>) = requests.iter().partition(|(f, _)| self.points.contains_key(f));
-        self.weave_new(target, modules, env, &new, &mut change)?;
+        self.weave_new(target, modules, env, &new, &mut change, record)?;
         for (function, minis) in old {
             let Some(point) = self.points.get_mut(function) else { continue };
             let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
@@ -190,6 +201,7 @@ impl Woven {
         env: &Environment,
         requests: &[&(FunctionRef, Vec<NewMini<'_>>)],
         change: &mut Change,
+        record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let functions: Vec<FunctionRef> = requests.iter().map(|(f, _)| *f).collect();
         let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| entry_site(target, modules, *f)).collect());
@@ -206,7 +218,7 @@ impl Woven {
         modules_in_order.sort_unstable_by_key(|(m, _)| *m);
         for (number, members) in modules_in_order {
             let Some((file, module)) = modules.module(ModuleRef(number)) else { continue };
-            let arena_index = self.arena_for(target, &file.text(), members.len(), change)?;
+            let arena_index = self.arena_for(target, &file.text(), members.len(), change, record)?;
             let text = self.texts.entry(number).or_insert_with(|| {
                 let mut text = TextSpace::new();
                 text.add_padding(module.bias, module.image.padding());
@@ -261,6 +273,7 @@ impl Woven {
         text: &AvmaRange,
         points: usize,
         change: &mut Change,
+        record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     ) -> Result<usize, Error> {
         let bytes = Arena::estimate_bytes(points);
         let reaches = |range: &AvmaRange| {
@@ -270,10 +283,17 @@ impl Woven {
         if let Some(i) = self.arenas.iter().position(|a| reaches(&a.range()) && room(a)) {
             return Ok(i);
         }
-        let range = target.map_arena(text, bytes).map_err(|e| Error::process(target.pid(), e))?;
-        change.new_arenas.push(range.clone());
-        self.arenas.push(Arena::new(range));
-        Ok(self.arenas.len() - 1)
+        let failed = |e| Error::process(target.pid(), e);
+        loop {
+            let range = target.find_arena(text, bytes + SIGNATURE_ROOM).map_err(failed)?;
+            // Recorded before it is there: should we die in between, whoever comes next knows where to look for it.
+            record(&range)?;
+            if target.map_arena_at(&range).map_err(failed)? {
+                change.plan.code.push(ArenaCode { at: range.start, bytes: SIGNATURE.to_vec() });
+                self.arenas.push(Arena::new(range.start.offset(SIGNATURE_ROOM as i64)..range.end));
+                return Ok(self.arenas.len() - 1);
+            }
+        }
     }
 
     /// Takes snippets out of points; points without snippets go altogether. Returns the plan and the points that go.

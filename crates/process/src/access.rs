@@ -82,7 +82,8 @@ pub(crate) fn explain(pid: Pid) -> Option<Denial> {
     }
     let status = procfs::status(pid).ok()?;
     if status.tracer != 0 {
-        let tracer_pid = Pid(status.tracer);
+        // the kernel names the thread that traces
+        let tracer_pid = procfs::status(Pid(status.tracer)).map_or(Pid(status.tracer), |s| Pid(s.group));
         let tracer = procfs::comm(tracer_pid).unwrap_or_else(|| "another program".into());
         return Some(Denial::Traced { pid, tracer, tracer_pid });
     }

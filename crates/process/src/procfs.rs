@@ -165,7 +165,9 @@ pub struct Status {
     pub uid: u32,
     /// Effective user id.
     pub euid: u32,
-    /// Process id of the tracer, 0 without one.
+    /// Id of the process (for a thread: of the one that it belongs to).
+    pub group: i32,
+    /// Thread id of the tracer, 0 without one.
     pub tracer: i32,
     /// Mode of the system call filter, 0 without one.
     pub seccomp: u32,
@@ -190,6 +192,7 @@ impl Status {
                     s.uid = words.next().and_then(|w| w.parse().ok()).unwrap_or(u32::MAX);
                     s.euid = words.next().and_then(|w| w.parse().ok()).unwrap_or(u32::MAX);
                 }
+                b"Tgid" => s.group = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 b"TracerPid" => s.tracer = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 b"Seccomp" => s.seccomp = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 b"NSpid" => s.own_id = words.next_back().and_then(|w| w.parse().ok()).unwrap_or(0),
@@ -350,7 +353,17 @@ mod tests {
         let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
         assert_eq!(
             s,
-            Status { state: 'S', uid: 5, euid: 6, tracer: 9, seccomp: 2, own_id: 7, locked_kib: 4, shadow_stack: true }
+            Status {
+                state: 'S',
+                uid: 5,
+                euid: 6,
+                group: 3,
+                tracer: 9,
+                seccomp: 2,
+                own_id: 7,
+                locked_kib: 4,
+                shadow_stack: true
+            }
         );
     }
 

@@ -204,8 +204,19 @@ impl Target {
         Ok(Avma(base)..Avma(base + len))
     }
 
-    /// Maps an arena for code, readable and executable, at a place that [`Target::find_arena`] found. `false`: somebody was faster.
-    pub fn map_arena(&self, arena: &AvmaRange) -> Result<bool, Error> {
+    /// Finds a place for an arena and maps it there.
+    pub fn map_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
+        loop {
+            let arena = self.find_arena(near, bytes)?;
+            if self.map_arena_at(&arena)? {
+                return Ok(arena);
+            }
+        }
+    }
+
+    /// Maps an arena for code, readable and executable, at a place that [`Target::find_arena`] found: who has to record it does
+    /// so before. `false`: somebody was faster.
+    pub fn map_arena_at(&self, arena: &AvmaRange) -> Result<bool, Error> {
         let (base, len) = (arena.start.0, arena.end.0 - arena.start.0);
         self.remote(|remote| {
             let args = [base, len, PROT_RX, MAP_ARENA, NO_FILE, 0];

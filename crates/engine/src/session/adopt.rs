@@ -7,15 +7,16 @@ impl Session {
     pub fn adopt(context: Context, target: Arc<Target>, library: &Arc<Library>) -> Result<Option<Self>, Error> {
         let pid = target.pid();
         let failed = |e| Error::process(pid, e);
+        let areas = target.find_areas().map_err(failed)?;
+        areas.iter().try_for_each(|range| leftover::refuse_held(&target, range))?;
         let lock = lock_target(&context, pid)?;
         let path = context.state.journal_path(pid, target.identity().start_time);
-        let Some(range) = target.find_areas().map_err(failed)?.into_iter().next() else {
+        let Some(range) = areas.into_iter().next() else {
             // It died between the journal's beginning and the target, or after it had removed everything.
             let _ = std::fs::remove_file(path);
             context.state.forget_lock(pid, lock);
             return Ok(None);
         };
-        leftover::refuse_held(&target, &range)?;
         let found = leftover::open_area(&context.state, &target, &range)?;
         let Some(contents) = found.journal.filter(|j| !j.kept.is_empty()) else {
             leftover::restore_area(&context.state, &target, &range)?;
@@ -23,6 +24,9 @@ impl Session {
             return Ok(None);
         };
         let area = Arc::new(found.area);
+        if area.try_lock() == Some(false) {
+            return Err(leftover::held(pid, "another ingraft"));
+        }
         let text = journal::encode(&contents);
         let journal = Journal::replace(path, &text).map_err(|e| journal_error(pid, &e))?;
         area.write_journal(&text).map_err(failed)?;

@@ -210,18 +210,20 @@ impl Session {
         let Some(attached) = control.attached.as_mut() else { return Ok((HashMap::new(), Duration::ZERO)) };
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
-        let change = match attached.woven.weave(&self.target, &control.modules, &attached.env, requests) {
+        let (journal, area) = (&mut attached.journal, &attached.area);
+        let mut record = |arena: &AvmaRange| self.write_journal(journal, area, &[Record::Arena(arena.clone())]);
+        let woven = attached.woven.weave(&self.target, &control.modules, &attached.env, requests, &mut record);
+        let change = match woven {
             Ok(change) => change,
             Err(e) => {
                 attached.woven.go_back_to(before);
                 return Err(e);
             }
         };
-        let arenas = change.new_arenas.iter().cloned().map(Record::Arena);
         let points = change.new_points.iter().map(|(_, record)| Record::Point(record.clone()));
         let counters = std::iter::once(Record::Counters(control.counters.used()));
-        let records: Vec<_> = counters.chain(arenas).chain(points).collect();
-        let applied = self.write_journal(attached, &records).and_then(|()| {
+        let records: Vec<_> = counters.chain(points).collect();
+        let applied = self.write_journal(&mut attached.journal, &attached.area, &records).and_then(|()| {
             self.target.apply(&change.plan, &ApplyOptions::default()).map_err(|e| Error::apply(self.pid(), e))
         });
         match applied {
@@ -237,23 +239,28 @@ impl Session {
                     .collect();
                 attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
-                let _ = self.write_journal(attached, &gone);
+                let _ = self.write_journal(&mut attached.journal, &attached.area, &gone);
                 Err(e)
             }
         }
     }
 
-    pub(super) fn write_journal(&self, attached: &mut Attached, records: &[Record]) -> Result<(), Error> {
+    pub(super) fn write_journal(
+        &self,
+        journal: &mut Journal,
+        area: &SharedArea,
+        records: &[Record],
+    ) -> Result<(), Error> {
         if records.is_empty() {
             return Ok(());
         }
-        let bytes = attached.journal.append(records).map_err(|e| journal_error(self.pid(), &e))?;
-        if attached.journal.len() <= attached.area.layout().journal_bytes {
-            return attached.area.append_journal(&bytes).map_err(|e| self.failed(e));
+        let bytes = journal.append(records).map_err(|e| journal_error(self.pid(), &e))?;
+        if journal.len() <= area.layout().journal_bytes {
+            return area.append_journal(&bytes).map_err(|e| self.failed(e));
         }
         // What was and is gone again fills the copy: begin it anew with what is.
-        let text = attached.journal.compact().map_err(|e| journal_error(self.pid(), &e))?;
-        attached.area.write_journal(&text).map_err(|e| self.failed(e))
+        let text = journal.compact().map_err(|e| journal_error(self.pid(), &e))?;
+        area.write_journal(&text).map_err(|e| self.failed(e))
     }
 }
 

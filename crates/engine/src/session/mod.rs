@@ -16,7 +16,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use ingraft_codegen::{Environment, RemovalRecord};
 use ingraft_mdl::{FunctionRef as MdlFunction, Instrumentation, Library, ModuleRef, Order};
 use ingraft_model::{
-    Aggregate, Avma, DataArea, Focus, MetricInfo, Pid, Refusal, Style, Svma, ThreadIdentity, Tid, UnitsType, VariableId,
+    Aggregate, Avma, AvmaRange, DataArea, Focus, MetricInfo, Pid, Refusal, Style, Svma, ThreadIdentity, Tid, UnitsType,
+    VariableId,
 };
 use ingraft_process::{DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase};
 
@@ -132,6 +133,7 @@ struct Shared {
 pub struct Session {
     context: Context,
     target: Arc<Target>,
+    owner: u32,
     control: Mutex<Control>,
     shared: RwLock<Shared>,
     ended: OnceLock<Ended>,
@@ -152,9 +154,10 @@ impl Session {
     /// Opens a session; the target is not touched yet, unless a dead engine left something in it: that is removed.
     pub fn open(context: Context, target: Arc<Target>) -> Result<Self, Error> {
         let failed = |e| Error::process(target.pid(), e);
+        let areas = target.find_areas().map_err(failed)?;
+        areas.iter().try_for_each(|range| leftover::refuse_held(&target, range))?;
         let lock = lock_target(&context, target.pid())?;
-        for range in target.find_areas().map_err(failed)? {
-            leftover::refuse_held(&target, &range)?;
+        for range in areas {
             leftover::restore_area(&context.state, &target, &range)?;
         }
         Session::with_modules(context, target, lock)
@@ -162,6 +165,7 @@ impl Session {
 
     fn with_modules(context: Context, target: Arc<Target>, lock: File) -> Result<Self, Error> {
         let modules = Modules::of(&target)?;
+        let owner = target.status().map_err(|e| Error::process(target.pid(), e))?.uid;
         let control = Control {
             modules,
             attached: None,
@@ -172,7 +176,19 @@ impl Session {
             lock: Some(lock),
             held: Duration::ZERO,
         };
-        Ok(Session { context, target, control: Mutex::new(control), shared: RwLock::default(), ended: OnceLock::new() })
+        Ok(Session {
+            context,
+            target,
+            owner,
+            control: Mutex::new(control),
+            shared: RwLock::default(),
+            ended: OnceLock::new(),
+        })
+    }
+
+    /// Looks for modules that were mapped since.
+    pub fn refresh(&self) -> Result<(), Error> {
+        self.control().modules.refresh(&self.target).map(drop)
     }
 
     /// Asks something about the modules.
@@ -189,6 +205,11 @@ impl Session {
     /// The target.
     pub fn target(&self) -> &Arc<Target> {
         &self.target
+    }
+
+    /// Whose the target is or was (real user id).
+    pub fn owner(&self) -> u32 {
+        self.owner
     }
 
     fn pid(&self) -> Pid {
@@ -401,7 +422,7 @@ impl Session {
             Record::KeptGone(id.0)
         };
         match control.attached.as_mut() {
-            Some(attached) => self.write_journal(attached, &[record]),
+            Some(attached) => self.write_journal(&mut attached.journal, &attached.area, &[record]),
             None => Ok(()),
         }
     }

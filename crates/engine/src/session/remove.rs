@@ -20,7 +20,7 @@ impl Session {
             && !last
             && let Some(attached) = control.attached.as_mut()
         {
-            self.write_journal(attached, &[Record::KeptGone(id.0)])?;
+            self.write_journal(&mut attached.journal, &attached.area, &[Record::KeptGone(id.0)])?;
         }
         control.measurements.remove(&id);
         self.drop_users(control, &views);
@@ -49,7 +49,7 @@ impl Session {
             attached.woven.release(&plan.retired);
         }
         let records: Vec<_> = gone.into_iter().map(Record::PointGone).collect();
-        self.write_journal(attached, &records)?;
+        self.write_journal(&mut attached.journal, &attached.area, &records)?;
         Ok(Removed { stopped: applied.held, ..leftover::untouched(self.pid()) })
     }
 
