@@ -15,7 +15,7 @@ COUNTED long fib(long n) { return n < 2 ? n : fib(n - 1) + fib(n - 2); }
 COUNTED int even(int n);
 COUNTED int odd(int n) { return n == 0 ? 0 : even(n - 1); }
 COUNTED int even(int n) { return n == 0 ? 1 : odd(n - 1); }
-COUNTED void early(void) { __asm__ volatile(""); }
+COUNTED void early(void) { __asm__ volatile("nopl 0(%rax,%rax,1)"); }
 __attribute__((constructor)) static void at_start(void) { early(); }
 __attribute__((destructor)) static void at_end(void) { early(); }
 

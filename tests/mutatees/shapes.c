@@ -10,6 +10,9 @@ struct state {
 };
 void shapes_check(const struct state *in, struct state *out, void *function);
 
+/* r11 is nobody's across a call of unknown code: a function that leaves by one keeps it for no caller. */
+static int leaves_for_unknown_code(const char *name) { return !strcmp(name, "rip_jump") || !strcmp(name, "call_memory"); }
+
 /* name, times it is entered per call, calls of shapes_target per call */
 #define SHAPES \
     S(exact5, 1, 0) S(only_ret, 1, 0) S(short_padded, 1, 0) S(short_crowded, 1, 0) S(after_crowded, 1, 0) S(short_nops, 1, 0) \
@@ -55,6 +58,7 @@ int main(void) {
                     shapes_check(&inputs[k], &out, shapes[i].function);
                     /* flags are the function's to lose, except where it returns them in a register */
                     out.flags = expected[i][k].flags;
+                    if (leaves_for_unknown_code(shapes[i].name)) out.r8_15[3] = expected[i][k].r8_15[3];
                     if (memcmp(&out, &expected[i][k], sizeof out))
                         for (size_t w = 0; w < sizeof out / 8; w++)
                             if (((uint64_t *)&out)[w] != ((uint64_t *)&expected[i][k])[w])

@@ -10,6 +10,8 @@ use crate::tool;
 
 /// After a death: alive, right, not traced; and clean after `detach`.
 fn assert_recovers(tool: &Tool, target: &mut Mutatee, before: &Text, when: &str) {
+    // Said first, so that whatever fails below says when.
+    eprintln!("{when}");
     assert!(target.alive(), "{when}: the target died");
     wait_until("nobody traces the target", || target::tracer(target.pid()) == 0);
     assert!(!matches!(target::state(target.pid()), 'T' | 't'), "{when}: the target is stopped");
@@ -74,15 +76,14 @@ fn while_it_counts() {
     before.assert_not_in(target.pid());
     target.ask("go 1000").assert_right();
     // Its remains are listed, with a holder that is named as dead.
-    let status = tool.run(["status"]).assert_code(0);
-    let inserted = status.one("inserted");
-    assert_eq!(inserted["pid"], target.pid());
+    let listed = tool.inserted(target.pid());
+    let [inserted] = listed.as_slice() else { panic!("listed once: {listed:?}") };
     assert!(inserted["holder"].as_str().is_some_and(|holder| holder.contains("dead")), "{inserted}");
     let outcome = tool.detach(target.pid()).assert_removed();
     assert_eq!(outcome.one("removed")["pid"], target.pid());
     target::assert_clean(target.pid(), &before);
     target.ask("go 1000").assert_right();
-    assert!(tool.run(["status"]).assert_code(0).all("inserted").is_empty());
+    assert!(tool.inserted(target.pid()).is_empty());
 }
 
 #[test]
@@ -122,8 +123,12 @@ fn detach_all() {
     for target in &targets {
         tool.count(target.pid(), &["threads:work_*"]).kill();
     }
+    // A later engine with the same state directory may have restored the first ones already.
     let outcome = tool.run(["detach", "--all"]).assert_code(0);
-    assert_eq!(outcome.all("removed").len(), 3, "{outcome:#?}");
+    assert!(!outcome.all("removed").is_empty(), "{outcome:#?}");
+    for removed in outcome.all("removed") {
+        assert!(targets.iter().any(|target| removed["pid"] == target.pid()), "not ours: {outcome:#?}");
+    }
     for (target, before) in targets.iter_mut().zip(&before) {
         target::assert_clean(target.pid(), before);
         target.ask("go 100").assert_right();

@@ -128,7 +128,12 @@ fn what_cannot_be_started() {
 fn interrupted_it_lets_the_program_go_on() {
     let directory = ingraft_testing::open_directory();
     let marker = directory.path().join("done");
-    let script = format!("while [ ! -e {0}.go ]; do :; done; : > {0}", marker.display());
+    // Ends at the latest with the directory.
+    let script = format!(
+        "while [ ! -e {0}.go ] && [ -d {1} ]; do :; done; : > {0}",
+        marker.display(),
+        directory.path().display()
+    );
     let mut session = tool().start(["count", "libc:*", "--", "/bin/sh", "-c", &script]);
     let attached = session.wait_for("attached");
     let pid = i32::try_from(attached["pid"].as_i64().expect("a process id")).expect("a process id");

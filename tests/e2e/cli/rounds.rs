@@ -30,6 +30,15 @@ fn round(
     outcome
 }
 
+/// Ends a load when it goes, also when the test fails.
+struct Until<'a>(&'a AtomicBool);
+
+impl Drop for Until<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Panics when a process grew from one size to another by more than a busy server may by itself.
 fn assert_no_growth(first: Size, last: Size, resident: u64) {
     assert!(last.maps <= first.maps, "mappings: {first:?} grew to {last:?}");
@@ -68,15 +77,16 @@ fn redis_under_load() {
         Err(why) => skip!("{why}"),
     };
     let (tool, pid) = (tool(), redis.pid());
-    redis.load(&["-n", "20000", "-q", "-t", "set,get"]);
+    redis.load(&["-n", "20000", "-q", "-P", "8", "-t", "set,get"]);
     let before = Text::of(pid);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                redis.load(&["-n", "20000", "-q", "-c", "20", "-t", "set,get,lpush"]);
+                redis.load(&["-n", "20000", "-q", "-c", "20", "-P", "8", "-t", "set,get,lpush"]);
             }
         });
+        let until = Until(&done);
         let mut size = None;
         for index in 0..total() {
             let calls = || redis.command_calls();
@@ -89,7 +99,7 @@ fn redis_under_load() {
                 size = Some(Size::of(pid));
             }
         }
-        done.store(true, Ordering::Relaxed);
+        drop(until);
         load.join().expect("no client error");
         assert_no_growth(size.expect("five rounds"), Size::of(pid), 16 << 10);
     });
@@ -111,6 +121,7 @@ fn nginx_under_load() {
                 nginx.request(200);
             }
         });
+        let until = Until(&done);
         let mut size = None;
         for index in 0..total() {
             let which = usize::try_from(index).expect("small") % workers.len();
@@ -119,7 +130,7 @@ fn nginx_under_load() {
                 size = Some(Size::of(workers[0]));
             }
         }
-        done.store(true, Ordering::Relaxed);
+        drop(until);
         load.join().expect("no client error");
         assert_no_growth(size.expect("five rounds"), Size::of(workers[0]), 8 << 10);
     });
@@ -148,11 +159,11 @@ fn postgres_under_load() {
     for index in 0..total() {
         let which = usize::try_from(index).expect("small") % backends.len();
         let pid = backends[which];
-        let session = tool.count(pid, &["postgres:exec_*", "postgres:heap_*", "postgres:pg_plan_query"]);
+        let session = tool.count(pid, &["postgres:Exec*", "postgres:heap_*", "PortalRun"]);
         let used = target::processor_seconds(pid);
         wait_until("statements are executed", || target::processor_seconds(pid) > used);
         let outcome = session.interrupt().assert_code(0).assert_removed();
-        assert!(outcome.calls("exec_simple_query") > 0, "statements were counted");
+        assert!(outcome.calls("PortalRun") > 0, "statements were counted");
         target::assert_clean(pid, &before[which]);
         if index == 4 {
             size = Some(Size::of(backends[0]));

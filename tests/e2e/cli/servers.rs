@@ -36,12 +36,13 @@ fn redis_counts_equal_its_own_statistics() {
         session = tool().count(pid, &["call", "processCommand"]);
         earlier
     };
-    let commands = scaled(100_000, 1_000_000).to_string();
-    redis.load(&["-n", &commands, "-c", "25", "-q", "-t", "set"]);
-    redis.load(&["-n", &commands, "-c", "25", "-P", "8", "-q", "-t", "get"]);
+    // Enough clients that the I/O threads take part; they spin, so that a machine with few processors serves single commands slowly.
+    let (piped, single) = (scaled(200_000, 1_000_000), scaled(10_000, 200_000));
+    redis.load(&["-n", &piped.to_string(), "-c", "25", "-P", "16", "-q", "-t", "set"]);
+    redis.load(&["-n", &single.to_string(), "-c", "25", "-q", "-t", "get"]);
     let served = redis.command_calls() - earlier;
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    assert!(served >= 2 * scaled(100_000, 1_000_000));
+    assert!(served >= piped + single);
     assert_eq!(outcome.calls("call"), served);
     assert_eq!(outcome.calls("processCommand"), served);
     target::assert_clean(pid, &before);
@@ -115,7 +116,7 @@ fn all_functions_of_a_postgres_backend() {
         assert_eq!(sql.ask(question), answer, "a counted backend answers the same");
     }
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    assert_eq!(outcome.calls("exec_simple_query"), statements);
+    assert_eq!(outcome.calls("pg_parse_query"), statements);
     assert_eq!(outcome.calls("PortalRun"), statements);
     assert!(outcome.counts().len() > 10_000);
     target::assert_clean(sql.pid, &before);
@@ -154,7 +155,7 @@ fn all_functions_of_postgres_under_pgbench() {
         "{text}"
     );
     assert_eq!(outcome.all("ended").len(), 1);
-    assert!(outcome.calls("exec_simple_query") > 0);
+    assert!(outcome.calls("PortalRun") > 0);
 }
 
 #[test]

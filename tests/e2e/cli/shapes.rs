@@ -103,8 +103,9 @@ fn all_at_once() {
             assert_eq!(counts.get(&name).copied(), Some(tally - earlier[&name]), "{name}");
         }
     }
-    // Reached only by falling through from the function around it: no call.
-    assert_eq!(counts.get("entry_inner").copied().unwrap_or(0), 0);
+    // Reached only by falling through from the function around it: an arrival or none, but nothing in between.
+    let inner = counts.get("entry_inner").copied().unwrap_or(0);
+    assert!(inner == 0 || inner == told.tally("entry_outer") - earlier["entry_outer"], "entry_inner: {inner}");
     target::assert_clean(target.pid(), &before);
     assert_right(&target.ask("run 100").lines);
 }

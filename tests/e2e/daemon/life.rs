@@ -69,9 +69,8 @@ fn a_measurement_that_is_to_stay_stays() {
         tool.run(["count", "-p", &target.pid_text(), "work_0", "--for", "10ms", "--no-remove"]).assert_code(0);
     assert!(outcome.all("removed").is_empty(), "{outcome:#?}");
     before.assert_not_in(target.pid());
-    let status = tool.run(["status"]).assert_code(0);
-    assert_eq!(status.one("inserted")["pid"], target.pid());
-    assert!(status.one("inserted")["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{status:#?}");
+    let listed = tool.inserted(target.pid());
+    assert!(listed.len() == 1 && listed[0]["bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{listed:?}");
     target.ask("go 100").assert_right();
     let _ = tool.detach(target.pid()).assert_removed();
     target::assert_clean(target.pid(), &before);
@@ -97,7 +96,7 @@ fn ended_by_sigterm_it_keeps_what_is_to_stay_and_removes_the_rest() {
     // A successor finds and lists it, and can remove it.
     let second = daemon(directory.path(), &[]);
     let tool = client(&second);
-    assert_eq!(tool.run(["status"]).assert_code(0).one("inserted")["pid"], kept.pid());
+    assert_eq!(tool.inserted(kept.pid()).len(), 1);
     let _ = tool.detach(kept.pid()).assert_removed();
     target::assert_clean(kept.pid(), &before[0]);
 }
@@ -120,7 +119,7 @@ fn its_successor_restores_what_a_crash_left() {
     wait_until("its arenas are gone", || target::arenas(target.pid()) == 0);
     target::assert_clean(target.pid(), &before);
     target.ask("go 1000").assert_right();
-    assert!(client(&second).run(["status"]).assert_code(0).all("inserted").is_empty());
+    assert!(client(&second).inserted(target.pid()).is_empty());
 }
 
 #[test]

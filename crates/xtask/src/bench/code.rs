@@ -73,11 +73,10 @@ fn countable(pid: i32, module: &str) -> Row {
 fn memory(pid: i32) -> Vec<Row> {
     let tool = tool();
     let session = tool.count(pid, &["postgres:*"]);
-    let status = tool.run(["status"]).assert_code(0);
-    let inserted = status.one("inserted").clone();
+    let inserted = tool.inserted(pid);
     let outcome = session.interrupt().assert_code(0);
     let functions = outcome.all("count").len() as f64;
-    let bytes = inserted["bytes"].as_f64().unwrap_or(f64::NAN);
+    let bytes = inserted[0]["bytes"].as_f64().unwrap_or(f64::NAN);
     vec![Row::at_most(
         "code in the target, a function",
         bytes / functions,
