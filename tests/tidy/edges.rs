@@ -8,12 +8,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("analysis", &["model"]),
     ("mdl", &["model"]),
     ("process", &["model"]),
-    ("profile", &["model"]),
     ("codegen", &["model", "analysis"]),
-    ("engine", &["model", "analysis", "mdl", "process", "profile", "codegen"]),
-    ("wire", &["model", "profile"]),
+    ("engine", &["model", "analysis", "mdl", "process", "codegen"]),
+    ("wire", &["model"]),
     ("daemon", &["engine", "wire", "model"]),
-    ("cli", &["daemon", "wire", "model", "profile", "mdl"]),
+    ("cli", &["daemon", "wire", "model", "mdl"]),
 ];
 
 /// Crates that are no part of the product and what of the product they may link.
@@ -76,7 +75,7 @@ fn every_crate_is_described() {
 #[test]
 fn pure_crates_know_no_system() {
     // Bytes and values in, values out: no file, no clock, no process.
-    const PURE: &[&str] = &["model", "analysis", "mdl", "codegen", "profile"];
+    const PURE: &[&str] = &["model", "analysis", "mdl", "codegen"];
     const SYSTEM: &[&str] = &[
         "std::fs",
         "std::process",

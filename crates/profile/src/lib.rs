@@ -1,3 +1,0 @@
-//! Profiling algorithms as pure functions on graphs.
-
-#![forbid(unsafe_code)]
