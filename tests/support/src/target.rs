@@ -177,11 +177,11 @@ pub fn assert_clean(pid: i32, before: &Text) {
     );
 }
 
-/// Processor time a process has used, in seconds.
+/// Processor time a process has used, in seconds; 0 when it is gone.
 pub fn processor_seconds(pid: i32) -> f64 {
-    let text =
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_else(|error| panic!("stat of {pid}: {error}"));
-    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("ticks")).sum();
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Fields 14 and 15, counted behind the name, which may hold anything.
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+    let ticks: u64 = fields.filter_map(|field| field.parse::<u64>().ok()).sum();
     ticks as f64 / 100.0
 }
