@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use crate::{BOUND, NOBODY, is_root};
 /// The `ingraft` program with a state directory of its own.
 pub struct Tool {
     program: PathBuf,
-    state: tempfile::TempDir,
+    state: Arc<tempfile::TempDir>,
     daemon: Option<(String, Option<PathBuf>)>,
     unprivileged: bool,
 }
@@ -25,7 +26,7 @@ pub struct Tool {
 impl Tool {
     /// The program at a path, usually `env!("CARGO_BIN_EXE_ingraft")` or [`crate::sibling`].
     pub fn new(program: impl AsRef<Path>) -> Tool {
-        let state = crate::open_directory();
+        let state = Arc::new(crate::open_directory());
         Tool { program: program.as_ref().to_owned(), state, daemon: None, unprivileged: false }
     }
 
@@ -85,7 +86,9 @@ impl Tool {
 
     /// Starts it.
     pub fn start<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Session {
-        Session::start(self.command(arguments).stdin(Stdio::null()))
+        let mut session = Session::start(self.command(arguments).stdin(Stdio::null()));
+        session.state = Some(Arc::clone(&self.state));
+        session
     }
 
     /// Starts it and waits for its end.
@@ -122,6 +125,8 @@ pub struct Session {
     lines: Receiver<(bool, String)>,
     stderr: String,
     description: String,
+    /// Its state directory lives as long as it does.
+    state: Option<Arc<tempfile::TempDir>>,
 }
 
 impl Session {
@@ -138,7 +143,16 @@ impl Session {
         std::thread::spawn(move || {
             stderr.lines().map_while(Result::ok).try_for_each(|line| err_sender.send((false, line)))
         });
-        Session { child, objects: Vec::new(), other: Vec::new(), taken: 0, lines, stderr: String::new(), description }
+        Session {
+            child,
+            objects: Vec::new(),
+            other: Vec::new(),
+            taken: 0,
+            lines,
+            stderr: String::new(),
+            description,
+            state: None,
+        }
     }
 
     /// Its process id.
