@@ -137,14 +137,14 @@ fn all_functions_of_postgres_under_pgbench() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("start pgbench");
-    // Its first connection only asks for the scale and goes again: the one that works is meant.
-    let mut busy = None;
-    ingraft_testing::wait_until("the client is served", || {
-        let worked = |pid: &i32| target::processor_seconds(*pid) > 0.05;
-        busy = postgres.backends().into_iter().find(worked);
-        busy.is_some() || load.try_wait().is_ok_and(|status| status.is_some())
+    // Its first connection only asks for the scale and goes again: the one that has written something is meant.
+    let mut sql = postgres.session();
+    ingraft_testing::wait_until("the client has written", || {
+        sql.ask("select count(*) > 0 from pgbench_history;") == "t"
     });
-    let Some(pid) = busy else { panic!("pgbench ended before it was measured") };
+    let Some(pid) = postgres.backends().into_iter().find(|&pid| pid != sql.pid) else {
+        panic!("pgbench ended before it was measured: {:?}", load.try_wait())
+    };
     let session = tool().count(pid, &["postgres:*"]);
     // The session ends with its client, and the measurement with it.
     let outcome = session.finish().assert_code(0);
