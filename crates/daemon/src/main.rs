@@ -1,5 +1,7 @@
 //! The daemon.
 
+#![forbid(unsafe_code)]
+
 fn main() -> std::process::ExitCode {
     ingraft_daemon::run::main()
 }
