@@ -103,7 +103,8 @@ pub fn text_image(data: &[u8]) -> Option<Image> {
     let count = usize::from(count % 16) + 1;
     let (offsets, text) = rest.split_at_checked(count * 2)?;
     let length = u16::try_from(text.len().min(4096)).ok()?.max(1);
-    let functions: Vec<u16> = offsets.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]) % length).collect();
+    let functions: Vec<u16> =
+        offsets.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]) % length).collect();
     Image::parse(Arc::from(image(&text[..text.len().min(4096)], &functions, &[]))).ok()
 }
 
@@ -130,7 +131,9 @@ pub fn weave(image: &Image, sites: Vec<EntrySite>, identity: ThreadIdentity) -> 
     text.add_padding(Bias(0), image.padding());
     let snippet = Snippet::increment(VariableId(0));
     let counters: Vec<u32> = (0..64).collect();
-    let minis: Vec<_> = (0..sites.len()).map(|i| [MiniRequest { id: i as u64, snippet: &snippet, counters: &counters[i % 32..] }]).collect();
+    let minis: Vec<_> = (0..sites.len())
+        .map(|i| [MiniRequest { id: i as u64, snippet: &snippet, counters: &counters[i % 32..] }])
+        .collect();
     let requests: Vec<_> =
         sites.iter().zip(&minis).map(|(site, minis)| EntryRequest { site, bias: Bias(0), name: "f", minis }).collect();
     let weave = weave_entries(&environment, &mut arena, &mut text, &requests).ok()?;
@@ -141,9 +144,14 @@ pub fn weave(image: &Image, sites: Vec<EntrySite>, identity: ThreadIdentity) -> 
 pub fn proven(woven: &Woven, weave: &Weave) -> bool {
     let snippet = Snippet::increment(VariableId(0));
     let counters: Vec<u32> = (0..64).collect();
-    let minis: Vec<_> =
-        (0..woven.sites.len()).map(|i| [MiniRequest { id: i as u64, snippet: &snippet, counters: &counters[i % 32..] }]).collect();
-    let requests: Vec<_> =
-        woven.sites.iter().zip(&minis).map(|(site, minis)| EntryRequest { site, bias: Bias(0), name: "f", minis }).collect();
+    let minis: Vec<_> = (0..woven.sites.len())
+        .map(|i| [MiniRequest { id: i as u64, snippet: &snippet, counters: &counters[i % 32..] }])
+        .collect();
+    let requests: Vec<_> = woven
+        .sites
+        .iter()
+        .zip(&minis)
+        .map(|(site, minis)| EntryRequest { site, bias: Bias(0), name: "f", minis })
+        .collect();
     verify_weave(&woven.environment, &woven.arena, &woven.text, &requests, weave).is_ok()
 }

@@ -102,7 +102,11 @@ pub fn run(names: &[&str]) -> Result<()> {
     let mut rows = Vec::new();
     for (name, measure) in GROUPS.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
         eprintln!("measuring {name}");
-        rows.extend(measure());
+        // One group that fails must not hide what the others measured; the panic has said why.
+        match std::panic::catch_unwind(measure) {
+            Ok(measured) => rows.extend(measured),
+            Err(_) => rows.push(Row { reached: Some(false), ..Row::skipped(*name, "failed, see above") }),
+        }
     }
     print(&rows);
     let missed = rows.iter().filter(|row| row.reached == Some(false)).count();
