@@ -6,14 +6,13 @@ use std::process::Command;
 use ingraft_testing::server::Postgres;
 use ingraft_testing::{Mutatee, NOBODY, Tool, exposed, is_root, open_directory, program, sibling};
 
-use super::{Row, median, short, tool};
+use super::{Row, guarded, median, short, tool};
 
 pub fn rows() -> Vec<Row> {
-    let mut rows = vec![];
-    rows.extend(threads(8, true, true, 31, 1.0));
-    rows.extend(threads(512, false, false, 15, 15.0));
-    rows.extend(threads(512, true, false, 15, 30.0));
-    rows.extend(postgres());
+    let mut rows = guarded("held, 8 busy threads", || threads(8, true, true, 31, 1.0));
+    rows.extend(guarded("held, 512 idle threads", || threads(512, false, false, 15, 15.0)));
+    rows.extend(guarded("held, 512 busy threads", || threads(512, true, false, 15, 30.0)));
+    rows.extend(guarded("held, PostgreSQL", postgres));
     rows
 }
 

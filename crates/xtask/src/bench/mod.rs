@@ -102,16 +102,18 @@ pub fn run(names: &[&str]) -> Result<()> {
     let mut rows = Vec::new();
     for (name, measure) in GROUPS.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
         eprintln!("measuring {name}");
-        // One group that fails must not hide what the others measured; the panic has said why.
-        match std::panic::catch_unwind(measure) {
-            Ok(measured) => rows.extend(measured),
-            Err(_) => rows.push(Row { reached: Some(false), ..Row::skipped(*name, "failed, see above") }),
-        }
+        rows.extend(guarded(name, measure));
     }
     print(&rows);
     let missed = rows.iter().filter(|row| row.reached == Some(false)).count();
     ensure!(missed == 0, "{missed} of {} limits are not kept on this machine", rows.len());
     Ok(())
+}
+
+/// One measurement that fails must not hide what others measured; its panic has said why.
+fn guarded(what: &str, measure: impl FnOnce() -> Vec<Row> + std::panic::UnwindSafe) -> Vec<Row> {
+    let failed = || vec![Row { reached: Some(false), ..Row::skipped(what, "failed, see above") }];
+    std::panic::catch_unwind(measure).unwrap_or_else(|_| failed())
 }
 
 fn print(rows: &[Row]) {
