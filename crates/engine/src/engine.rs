@@ -42,8 +42,8 @@ struct Inner {
     sources: RwLock<Vec<(String, String)>>,
     library: RwLock<Arc<Library>>,
     sessions: Mutex<BTreeMap<Pid, Arc<Session>>>,
-    /// Held while a session is opened: two requests for one target must not both open one.
-    opening: Mutex<()>,
+    /// Held while a session is opened: two requests for one target must not both open one. Whether the engine has ended: then none is.
+    opening: Mutex<bool>,
     measurements: Mutex<HashMap<MeasurementId, Pid>>,
     next_id: AtomicU64,
 }
@@ -263,7 +263,10 @@ impl Engine {
 
     /// The session with a target; whether it was opened by this call.
     fn session(&self, pid: Pid) -> Result<(Arc<Session>, bool), Error> {
-        let _opening = lock(&self.inner.opening);
+        let ended = lock(&self.inner.opening);
+        if *ended {
+            return Err(crate::session::ending(pid));
+        }
         if let Some(session) = lock(&self.inner.sessions).get(&pid)
             && session.target().is_alive()
         {
@@ -322,7 +325,13 @@ impl Engine {
         let started = crate::launch::start(self.inner.context.clone(), id, request, &library, begin, progress)?;
         let (session, enabled) = started;
         let session = Arc::new(session);
+        let ended = lock(&self.inner.opening);
+        if *ended {
+            session.detach()?;
+            return Err(crate::session::ending(session.target().pid()));
+        }
         lock(&self.inner.sessions).insert(session.target().pid(), Arc::clone(&session));
+        drop(ended);
         self.enter(&session, true, id, Ok(enabled))
     }
 
@@ -409,8 +418,11 @@ impl Engine {
 
     /// Ends: removes every measurement that is not to be kept; kept ones stay in their targets.
     pub fn shutdown(&self) -> Vec<Result<Removed, Error>> {
+        let mut ended = lock(&self.inner.opening);
+        *ended = true;
         let sessions: Vec<_> = std::mem::take(&mut *lock(&self.inner.sessions)).into_values().collect();
         lock(&self.inner.measurements).clear();
+        drop(ended);
         sessions.iter().filter_map(|s| s.shut_down().transpose()).collect()
     }
 }

@@ -303,15 +303,17 @@ fn contains_wrgsbase(bytes: &[u8]) -> bool {
     })
 }
 
-/// What the loader added: an executable mapping shows it, whatever the first segment looks like.
+/// What the loader added: an executable mapping shows it, whatever the first segment looks like, and also if somebody mapped the
+/// whole file by hand.
 fn bias_of(file: &MappedFile, image: &Image) -> Option<Bias> {
     file.mappings.iter().filter(|m| m.exec).find_map(|mapping| {
-        let segment = image.segments().iter().find(|s| {
-            let first = s.file_offset & !(PAGE - 1);
-            s.flags.execute && first <= mapping.offset && mapping.offset < s.file_offset + s.file_size
-        })?;
-        let svma = segment.svma.0.wrapping_sub(segment.file_offset).wrapping_add(mapping.offset);
-        Some(Bias(mapping.range.start.0.wrapping_sub(svma)))
+        image.segments().iter().filter(|s| s.flags.execute).find_map(|segment| {
+            let first = (segment.file_offset & !(PAGE - 1)).max(mapping.offset);
+            let in_both = first < segment.file_offset + segment.file_size && first - mapping.offset < mapping.len();
+            let svma = segment.svma.0.wrapping_sub(segment.file_offset).wrapping_add(first);
+            let avma = mapping.range.start.0.wrapping_add(first - mapping.offset);
+            in_both.then(|| Bias(avma.wrapping_sub(svma)))
+        })
     })
 }
 

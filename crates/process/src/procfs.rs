@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn status_fields() {
-        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
+        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
         assert_eq!(
             s,
             Status {

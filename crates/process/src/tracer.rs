@@ -17,6 +17,8 @@ use crate::sys::{self, Regs, Status};
 /// get a processor in time.
 pub(crate) const STOP_WAIT: Duration = Duration::from_millis(50);
 const STOP_WAIT_MAX: Duration = Duration::from_millis(500);
+/// Longest that a thread is waited for at the end that did not stop in time, to set its system call right.
+const LATE_WAIT: Duration = Duration::from_secs(5);
 /// After this, a thread that sleeps uninterruptibly is not waited for: it cannot reach user space before our release.
 const SLEEPER_WAIT: Duration = Duration::from_millis(2);
 /// Name of a tracer's thread.
@@ -46,6 +48,8 @@ pub(crate) struct Tracee {
     pub(crate) state: State,
     /// Its registers, once read in this stop.
     pub(crate) regs: Option<Regs>,
+    /// It was asked to stop.
+    interrupted: bool,
 }
 
 /// The threads of one process that the calling thread traces.
@@ -82,6 +86,7 @@ pub(crate) fn with_tracer<R: Send>(
         sys::raise_priority();
         let mut tracer = Tracer::new(pid);
         let result = work(&mut tracer);
+        tracer.settle();
         tracer.end_of_hold();
         (result, tracer.longest_hold)
     })
@@ -187,7 +192,7 @@ impl Tracer {
     /// Takes in a thread that is being traced.
     pub(crate) fn add(&mut self, tid: Tid, state: State) -> usize {
         self.known.insert(tid);
-        self.threads.push(Tracee { tid, state, regs: None });
+        self.threads.push(Tracee { tid, state, regs: None, interrupted: false });
         self.threads.len() - 1
     }
 
@@ -272,6 +277,7 @@ impl Tracer {
 
     fn interrupt(&mut self, i: usize) -> Result<(), Error> {
         self.began.get_or_insert_with(Instant::now);
+        self.threads[i].interrupted = true;
         let tid = self.threads[i].tid;
         match sys::interrupt(tid) {
             Ok(()) => Ok(()),
@@ -308,6 +314,38 @@ impl Tracer {
                 Ok(true)
             }
             Err(source) => Err(self.error("wait", tid, source)),
+        }
+    }
+
+    /// Before the end, also of an operation that failed: no thread leaves its system call early because it was asked to stop.
+    /// One that waits for a processor stops late; meanwhile the others go on.
+    fn settle(&mut self) {
+        for i in 0..self.threads.len() {
+            let _ = self.repair(i); // a thread that is gone needs nothing
+        }
+        let is_late = |t: &Tracee| t.interrupted && matches!(t.state, State::Running | State::Asleep { .. });
+        if !self.threads.iter().any(is_late) {
+            return;
+        }
+        let mut i = 0;
+        while i < self.threads.len() {
+            // what cannot be released now is when we end
+            if !matches!(self.threads[i].state, State::Stopped(_)) || self.release(i).is_err() {
+                i += 1;
+            }
+        }
+        let begin = Instant::now();
+        let mut tries = 0;
+        while begin.elapsed() < LATE_WAIT && self.threads.iter().any(is_late) {
+            for i in 0..self.threads.len() {
+                if is_late(&self.threads[i]) && (self.is_sleeper(i) || self.poll(i).unwrap_or(true)) {
+                    // an uninterruptible sleep does not end early
+                    self.threads[i].interrupted = false;
+                    let _ = self.repair(i);
+                }
+            }
+            pause(tries);
+            tries += 1;
         }
     }
 

@@ -113,6 +113,8 @@ struct Control {
     measurements: BTreeMap<MeasurementId, Measurement>,
     next_mini: u64,
     lock: Option<File>,
+    /// The engine ends: nothing new begins.
+    closed: bool,
     /// The longest hold by anything else than a change.
     held: Duration,
 }
@@ -174,6 +176,7 @@ impl Session {
             measurements: BTreeMap::new(),
             next_mini: 1,
             lock: Some(lock),
+            closed: false,
             held: Duration::ZERO,
         };
         Ok(Session {
@@ -236,6 +239,9 @@ impl Session {
     ) -> Result<Enabled, Error> {
         let mut guard = self.control();
         let control = &mut *guard;
+        if control.closed {
+            return Err(ending(self.pid()));
+        }
         let attached_before = control.attached.is_some();
         let mut warnings: Vec<String> = control
             .modules
@@ -531,6 +537,11 @@ pub fn describe(identity: ThreadIdentity) -> String {
         ThreadIdentity::FsBase => "by fs base".to_owned(),
         ThreadIdentity::Locked => "not at all: locked counters".to_owned(),
     }
+}
+
+/// The engine is on its way out.
+pub fn ending(pid: Pid) -> Error {
+    Error::new(ErrorKind::Failed, "ending", "the engine is ending", "start it again").about(pid)
 }
 
 fn lock_target(context: &Context, pid: Pid) -> Result<File, Error> {

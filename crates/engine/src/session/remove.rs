@@ -128,7 +128,10 @@ impl Session {
 
     /// Leaves what is to be kept in the target when the engine ends; removes the rest. `None`: something was kept.
     pub fn shut_down(&self) -> Result<Option<Removed>, Error> {
-        let ids: Vec<_> = self.control().measurements.iter().filter(|(_, m)| !m.keep).map(|(id, _)| *id).collect();
+        let mut control = self.control();
+        control.closed = true;
+        let ids: Vec<_> = control.measurements.iter().filter(|(_, m)| !m.keep).map(|(id, _)| *id).collect();
+        drop(control);
         let mut removed = None;
         for id in ids {
             removed = Some(self.remove(id)?.0);
