@@ -186,7 +186,8 @@ fn stops_and_continues_in_between_are_obeyed() {
         }
         let (at_end, mut lines) = reader.join().expect("reader");
         assert!(at_end.is_some(), "the parent failed");
-        assert!(all(&target, 'T'));
+        // let go by the last operation, each stops again as soon as it runs
+        while !all(&target, 'T') {}
         println!("{rounds} rounds");
         drop(parent.stdin.take());
         assert!(lines.any(|l| l.starts_with("said done")));
