@@ -98,7 +98,11 @@ impl Session {
         if text_restored && restored.unmapped {
             self.discard(control);
         } else {
-            // Whoever comes next finds the journal and finishes.
+            // Whoever comes next, ourselves included, finds the journal and finishes: from here on nobody holds the target.
+            let nobody = Identity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };
+            if let Err(error) = attached.area.set_holder(&nobody) {
+                tracing::warn!(%error, "the target stays marked as held");
+            }
             control.attached = None;
             control.lock = None;
         }
