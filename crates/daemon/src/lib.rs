@@ -1,5 +1,5 @@
 //! The gRPC services over the engine, and the daemon around them. The command line serves the same services on an in-memory
-//! channel ([`embedded`]), so that there is one way to the engine.
+//! channel ([`embedded()`]), so that there is one way to the engine.
 //!
 //! Threads: tokio for sockets and timers; every call of the engine runs on a blocking thread, because the engine blocks.
 
