@@ -152,7 +152,12 @@ fn postgres_under_load() {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .expect("start pgbench");
-    wait_until("both clients are served", || postgres.backends().len() == 2);
+    // Before its clients, pgbench opens a session of its own for a moment.
+    let works = |pid: &i32| target::processor_seconds(*pid) > 0.05;
+    wait_until("both clients are served", || {
+        let backends = postgres.backends();
+        backends.len() == 2 && backends.iter().all(works)
+    });
     let backends = postgres.backends();
     let before: Vec<Text> = backends.iter().map(|&pid| Text::of(pid)).collect();
     let mut size = None;
