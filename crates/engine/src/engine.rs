@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use ingraft_analysis::FunctionCode;
 use ingraft_mdl::{Diagnostic, Library};
 use ingraft_model::{How, MetricInfo, Pid, PointKind};
-use ingraft_process::Target;
+use ingraft_process::{Identity, Target};
 use rayon::prelude::*;
 
 use crate::api::*;
@@ -221,9 +221,17 @@ impl Engine {
         let begin = Instant::now();
         let library = self.library_with(&request.definitions)?;
         let pid = resolve(&request.target)?;
-        permit(pid, caller)?;
-        let (session, is_new) = self.session(pid)?;
-        self.enable_in(&session, is_new, &library, request, begin, progress)
+        let alive = Identity::of(pid).ok().filter(Identity::is_alive);
+        let enabled = permit(pid, caller)
+            .and_then(|()| self.session(pid))
+            .and_then(|(session, is_new)| self.enable_in(&session, is_new, &library, request, begin, progress));
+        enabled.map_err(|e| match alive {
+            // Whatever failed then failed because of that.
+            Some(known) if e.kind != ErrorKind::Usage && !known.is_alive() => {
+                Error::process(pid, ingraft_process::Error::Gone(pid))
+            }
+            _ => e,
+        })
     }
 
     fn enable_in(
