@@ -46,7 +46,7 @@ pub struct Applied {
     pub threads: usize,
     /// Program counters that were moved, those in signal frames included.
     pub moved: usize,
-    /// Nobody is in `check_quiet`, and no word of any stack points there. True if nothing was asked.
+    /// Nobody is in `check_quiet`, and no saved program counter on any stack points there. True if nothing was asked.
     pub quiet: bool,
     /// The threads as they were released.
     pub bases: Vec<ThreadBase>,
@@ -125,7 +125,7 @@ impl Target {
         }
     }
 
-    /// Whether nobody is in any of the sorted ranges, and no word of any stack points there.
+    /// Whether nobody is in any of the sorted ranges, and no saved program counter on any stack points there.
     pub fn quiet(&self, ranges: &[AvmaRange]) -> Result<bool, ApplyError> {
         let options = Options { check_quiet: ranges.to_vec(), ..Options::default() };
         Ok(self.apply(&PatchPlan::default(), &options)?.quiet)

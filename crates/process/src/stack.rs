@@ -105,12 +105,24 @@ impl Stacks {
         found
     }
 
-    /// Whether any word points into one of the sorted ranges.
+    /// Whether any saved program counter points into one of the sorted ranges, whoever restores it: in a signal frame it is
+    /// followed by the flags and by the code segment (`struct sigcontext`). Other words may be what is left of a scratch register.
     pub(crate) fn point_into(&self, ranges: &[AvmaRange]) -> bool {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return false };
         let hull = first.start.0..last.end.0;
-        self.words.iter().any(|&w| hull.contains(&w) && contains(ranges, Avma(w)))
+        let into = |w: u64| hull.contains(&w) && contains(ranges, Avma(w));
+        let mut words = self.words.iter().enumerate();
+        words.any(|(i, &w)| into(w) && is_saved_context(self.words.get(i + 1), self.words.get(i + 2)))
     }
+}
+
+/// Whether these can be the flags and segments behind a saved program counter; true if they were not read.
+fn is_saved_context(flags: Option<&u64>, segments: Option<&u64>) -> bool {
+    const ALWAYS_ONE: u64 = 1 << 1;
+    const HIGHEST: u32 = 22;
+    const CS_64: u64 = 0x33;
+    let (Some(flags), Some(segments)) = (flags, segments) else { return true };
+    flags & ALWAYS_ONE != 0 && flags >> HIGHEST == 0 && segments & 0xffff == CS_64
 }
 
 /// Whether an address lies in one of the sorted ranges.
