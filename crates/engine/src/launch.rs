@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingraft_mdl::Library;
-use ingraft_process::{Start, Target, spawn};
+use ingraft_process::{Start, Streams, Target, spawn};
 
 use crate::api::{Enabled, LaunchRequest, MeasurementId};
 use crate::error::{Error, ErrorKind};
@@ -23,7 +23,8 @@ pub fn start(
 ) -> Result<(Session, Enabled), Error> {
     let mut launch = Launch { context, id, request, library, begin, session: None, answer: Ok(None) };
     progress("starting the program");
-    let spawned = spawn(&request.command, |target, why| {
+    let streams = if request.inherit_streams { Streams::Inherited } else { Streams::Null };
+    let spawned = spawn(&request.command, streams, |target, why| {
         if launch.answer.is_ok()
             && let Err(e) = launch.step(target, why)
         {

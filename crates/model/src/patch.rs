@@ -65,10 +65,10 @@ pub struct PatchPlan {
     /// Where threads go that stand inside of what changes, sorted by `from`. A thread that stands inside a `text` write
     /// (not at its first byte) and has no move here makes the plan fail with nothing changed.
     pub moves: Vec<PcMove>,
-    /// Code from which there is no move: a thread inside is single-stepped until it stands outside, or at the `from` of a move.
+    /// Code from which there is no move: a thread inside runs on in short slices until it stands outside, or at the `from` of a move.
     /// Sorted. Used by removal, for the rare slow paths.
     pub step_out: Vec<AvmaRange>,
-    /// Ranges of arena code that nothing leads to after this plan: once no program counter and no word of any stack points inside, they
+    /// Ranges of arena code that nothing leads to after this plan: once no program counter, saved ones in signal frames included, points inside, they
     /// may be used again. Sorted.
     pub retired: Vec<AvmaRange>,
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
@@ -34,18 +34,34 @@ pub enum Start {
     Loaded,
 }
 
-/// Starts a program with the calling process's streams. `on_stop` is called, on another thread, whenever the program is held;
+/// Where a started program reads from and writes to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Streams {
+    /// The calling process's standard streams.
+    Inherited,
+    /// /dev/null, all three.
+    Null,
+}
+
+/// Starts a program. `on_stop` is called, on another thread, whenever the program is held;
 /// there, every operation on the target may be used, and from nowhere else. Afterwards the program runs on, untraced.
 ///
 /// The program is a child of the calling process, and its end is asked for by [`Target::wait_exit`]. Nothing else may wait for it (`waitpid`):
 /// while we hold threads, that would take their stops away.
-pub fn spawn(command: &[OsString], on_stop: impl FnMut(&Arc<Target>, Start) + Send) -> Result<Arc<Target>, Error> {
+pub fn spawn(
+    command: &[OsString],
+    streams: Streams,
+    on_stop: impl FnMut(&Arc<Target>, Start) + Send,
+) -> Result<Arc<Target>, Error> {
     let (program, arguments) =
         command.split_first().ok_or_else(|| start_error("", io::ErrorKind::InvalidInput.into()))?;
     let pipe = || io::pipe().map_err(|source| Error::Own { what: "pipe", source });
     let ((pid_reader, pid_writer), (go_reader, go_writer)) = (pipe()?, pipe()?);
     let mut child = Command::new(program);
     child.args(arguments);
+    if streams == Streams::Null {
+        child.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    }
     announce_and_wait(&mut child, &pid_writer, &go_reader, &go_writer);
 
     thread::scope(|scope| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{compile, hand_patch, within};
 use ingraft_model::{Bias, Svma};
-use ingraft_process::{AT_ENTRY, DataAreaRequest, Error, ExitStatus, Options, SharedArea, Start, spawn};
+use ingraft_process::{AT_ENTRY, DataAreaRequest, Error, ExitStatus, Options, SharedArea, Start, Streams, spawn};
 
 fn words(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
@@ -17,7 +17,7 @@ fn words(words: &[&str]) -> Vec<OsString> {
 fn stops_come_in_order_and_the_end_is_told() {
     within(Duration::from_secs(60), || {
         let mut stops = Vec::new();
-        let target = spawn(&words(&["sh", "-c", "exit 7"]), |target, start| {
+        let target = spawn(&words(&["sh", "-c", "exit 7"]), Streams::Inherited, |target, start| {
             let files = target.files().expect("files").len();
             stops.push((start, files));
         })
@@ -33,12 +33,13 @@ fn stops_come_in_order_and_the_end_is_told() {
 #[test]
 fn a_program_that_is_not_there() {
     within(Duration::from_secs(60), || {
-        let error = spawn(&words(&["/no/such/program"]), |_, _| panic!("nothing to hold")).expect_err("started");
+        let error = spawn(&words(&["/no/such/program"]), Streams::Inherited, |_, _| panic!("nothing to hold"))
+            .expect_err("started");
         assert!(
             matches!(&error, Error::Start { source, .. } if source.kind() == std::io::ErrorKind::NotFound),
             "{error}"
         );
-        assert!(spawn(&[], |_, _| ()).is_err());
+        assert!(spawn(&[], Streams::Inherited, |_, _| ()).is_err());
     });
 }
 
@@ -54,7 +55,7 @@ fn every_call_is_counted(flags: &[&str], compiler: &str) {
     let (counted, start) = (value("counted"), value("_start"));
     let mut area: Option<SharedArea> = None;
     let mut stops = Vec::new();
-    let target = spawn(&[program.into_os_string()], |target, stop| {
+    let target = spawn(&[program.into_os_string()], Streams::Inherited, |target, stop| {
         stops.push(stop);
         if area.is_some() {
             return;
@@ -100,12 +101,22 @@ fn a_musl_program_is_counted() {
 fn it_can_be_changed_later_as_well() {
     within(Duration::from_secs(60), || {
         let program = compile("proc_once");
-        let target = spawn(&[program.into_os_string(), "wait".into()], |_, _| ()).expect("spawn");
+        let target = spawn(&[program.into_os_string(), "wait".into()], Streams::Inherited, |_, _| ()).expect("spawn");
         assert_eq!(target.status().expect("status").tracer, 0);
         let area = target.create_area(&DataAreaRequest::default()).expect("area");
         target.unmap(&[area.layout().range()]).expect("unmap");
         assert_eq!(target.wait_exit(Duration::from_millis(1)), None);
         common::kill(target.pid(), libc::SIGTERM);
         assert_eq!(target.wait_exit(Duration::from_secs(10)), Some(ExitStatus::Signal(15)));
+    });
+}
+
+#[test]
+fn streams_that_lead_nowhere() {
+    within(Duration::from_secs(60), || {
+        // each stream must be the null device, or the program says so by its status
+        let script = "for fd in 0 1 2; do [ /proc/self/fd/$fd -ef /dev/null ] || exit 3; done; exit 9";
+        let target = spawn(&words(&["sh", "-c", script]), Streams::Null, |_, _| ()).expect("spawn");
+        assert_eq!(target.wait_exit(Duration::from_secs(30)), Some(ExitStatus::Code(9)));
     });
 }
