@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ingraft_analysis::{Elf, Function, FunctionKind, Image};
-use ingraft_model::{EntrySite, Refusal};
+use ingraft_model::{Refusal, Site};
 use rayon::prelude::*;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,7 +25,7 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
     let parsed = start.elapsed();
     let counted: Vec<&Function> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
     let start = Instant::now();
-    let sites: Vec<Result<EntrySite, Refusal>> = counted.par_iter().map(|f| image.entry_site(f)).collect();
+    let sites: Vec<Result<Site, Refusal>> = counted.par_iter().map(|f| image.entry_site(f)).collect();
     let asked = start.elapsed();
 
     let cache = image.to_cache();
@@ -93,7 +93,7 @@ enum Fit {
 }
 
 /// What a springboard of 5 bytes, or one of 2 bytes to an island, finds at a site.
-fn fit(image: &Image, site: &EntrySite) -> Fit {
+fn fit(image: &Image, site: &Site) -> Fit {
     let free = site.landings.first().map_or(site.bytes.len() as u64, |l| l.0 - site.at.0);
     let same_page = |len: u64| site.at.0 / 4096 == (site.at.0 + len - 1) / 4096;
     if free >= 5 && same_page(5) {

@@ -1,6 +1,6 @@
 //! The entry of a function as a site for a springboard.
 
-use ingraft_model::{BackBranch, EntrySite, Refusal, Svma};
+use ingraft_model::{BackBranch, PointKind, Refusal, Site, Svma};
 
 use crate::decode::{self, Cursor};
 use crate::explore;
@@ -18,7 +18,7 @@ const BOUNDARY_SEARCH: u64 = 4096;
 /// More branches back to one entry are the work of an enemy.
 const BACK_BRANCHES_MAX: usize = 256;
 
-pub(crate) fn site(image: &Image, function: &Function) -> Result<EntrySite, Refusal> {
+pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> {
     let elf = image.elf();
     let start = function.start;
     match function.kind {
@@ -66,7 +66,9 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<EntrySite, Refu
         return Err(Refusal::OwnBranchToEntry { offset: offset_of(branch) });
     }
     let back_branches = image.back_branches_to(start).filter_map(|b| back_branch(image, function, at, b)).collect();
-    Ok(EntrySite {
+    Ok(Site {
+        kind: PointKind::Entry,
+        point: 0,
         function: Svma(start),
         at: Svma(at),
         bytes,

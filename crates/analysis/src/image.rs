@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingraft_model::point::Padding;
-use ingraft_model::{EntrySite, Refusal, Svma, SvmaRange};
+use ingraft_model::{Refusal, Site, Svma, SvmaRange};
 
 use crate::bits::TextBits;
 use crate::cache;
@@ -150,7 +150,7 @@ impl Image {
     }
 
     /// Everything needed to weave the entry of a function, or why that cannot be.
-    pub fn entry_site(&self, function: &Function) -> Result<EntrySite, Refusal> {
+    pub fn entry_site(&self, function: &Function) -> Result<Site, Refusal> {
         entry::site(self, function)
     }
 

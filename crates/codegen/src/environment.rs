@@ -77,7 +77,7 @@ impl Environment {
     pub(crate) fn check(&self) -> Result<(), CodegenError> {
         let data = &self.data;
         let bad = |why| Err(CodegenError::BadDataArea { base: data.base.0, why });
-        if !data.stride.is_power_of_two() || data.stride < 2 * u64::from(OWNER) {
+        if !data.stride.is_power_of_two() || data.stride < 4 * u64::from(OWNER) {
             return bad("the distance between shards is no power of two or too small");
         }
         if data.base.0 == 0 || !data.base.0.is_multiple_of(4096) {

@@ -1,6 +1,6 @@
 //! Springboards: what of a function's head is overwritten, and which instructions that displaces.
 
-use ingraft_model::{EntrySite, Refusal};
+use ingraft_model::{Refusal, Site};
 
 use crate::block::{USER_END, jmp_bytes, straddles};
 use crate::environment::Environment;
@@ -68,7 +68,7 @@ impl Head {
 /// The site of a request with actual addresses.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
-    pub site: &'a EntrySite,
+    pub site: &'a Site,
     pub at: u64,
     pub function: u64,
 }

@@ -33,12 +33,16 @@ fn check_stmts(stmts: &[Stmt], bound: usize, depth: u32) -> Result<(), CodegenEr
     stmts.iter().try_for_each(|stmt| match stmt {
         Stmt::Add(v, e) | Stmt::Set(v, e) => check_variable(*v, bound).and_then(|()| check_expr(e, bound, depth)),
         Stmt::If(c, body) => check_expr(c, bound, depth).and_then(|()| check_stmts(body, bound, deeper(depth)?)),
+        Stmt::Open(..) | Stmt::Close(..) | Stmt::Start(_) | Stmt::Stop(_) | Stmt::Observe(..) => {
+            Err(CodegenError::TooDeep { limit: 0 })
+        }
     })
 }
 
 fn check_expr(e: &Expr, bound: usize, depth: u32) -> Result<(), CodegenError> {
     match e {
         Expr::Const(_) | Expr::Arg(_) => Ok(()),
+        Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => Err(CodegenError::TooDeep { limit: 0 }),
         Expr::Variable(v) => check_variable(*v, bound),
         Expr::Unary(_, e) => check_expr(e, bound, deeper(depth)?),
         Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
@@ -160,7 +164,7 @@ impl Generator<'_> {
             Expr::Const(c) => i32::try_from(*c).ok().map(Operand::Immediate),
             Expr::Arg(n) => Some(self.argument(*n)),
             Expr::Variable(v) => Some(Operand::Memory(self.variable(*v))),
-            Expr::Unary(..) | Expr::Binary(..) => None,
+            Expr::Unary(..) | Expr::Binary(..) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => None,
         }
     }
 
@@ -204,6 +208,7 @@ impl Generator<'_> {
                     self.place(&mut end)?;
                 }
             },
+            Stmt::Open(..) | Stmt::Close(..) | Stmt::Start(_) | Stmt::Stop(_) | Stmt::Observe(..) => {}
         }
         Ok(())
     }
@@ -246,6 +251,7 @@ impl Generator<'_> {
                 }
             }
             Expr::Binary(op, a, b) => self.binary(e, *op, a, b)?,
+            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => {}
         }
         Ok(())
     }
@@ -481,7 +487,9 @@ fn negate(op: BinaryOp) -> BinaryOp {
 /// Computes what is known already.
 fn fold(e: &Expr) -> Expr {
     match e {
-        Expr::Const(_) | Expr::Arg(_) | Expr::Variable(_) => e.clone(),
+        Expr::Const(_) | Expr::Arg(_) | Expr::Variable(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => {
+            e.clone()
+        }
         Expr::Unary(op, e) => match fold(e) {
             Expr::Const(c) => Expr::Const(unary(*op, c)),
             e => Expr::Unary(*op, Box::new(e)),

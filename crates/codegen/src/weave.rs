@@ -1,7 +1,7 @@
 //! Entry points: from facts about function heads to a plan that weaves them, and to what undoes it.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Bias, EntrySite, Gpr, PatchPlan, PcMove, Refusal, TextWrite, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Bias, Gpr, PatchPlan, PcMove, Refusal, Site, TextWrite, ThreadIdentity};
 
 use crate::arena::{Arena, SlowRoutine};
 use crate::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
@@ -23,7 +23,7 @@ const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
 #[derive(Clone, Copy, Debug)]
 pub struct EntryRequest<'a> {
     /// The facts about its head.
-    pub site: &'a EntrySite,
+    pub site: &'a Site,
     /// Where its module was loaded.
     pub bias: Bias,
     /// Its name, for other points that need the same bytes.

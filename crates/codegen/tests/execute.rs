@@ -153,7 +153,7 @@ fn snippets_come_and_go_in_any_order() {
     let third = (SCRATCH as i64 + 0x100) / 3;
     for identity in IDENTITIES {
         for (scratch, flags_dead) in [(vec![Gpr(0)], true), (vec![Gpr(11)], true), (vec![], true), (vec![], false)] {
-            let s = ingraft_model::EntrySite { scratch, flags_dead, ..site(&PLAIN) };
+            let s = ingraft_model::Site { scratch, flags_dead, ..site(&PLAIN) };
             let mut w = weave(identity, s, &[], &[count()]);
             let mut point = w.point().clone();
             let mut plans: Vec<PatchPlan> = Vec::new();

@@ -5,7 +5,7 @@ mod support;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, EntryRequest, MiniRequest, TextSpace, weave_entries};
 use ingraft_model::point::{BackBranch, Padding};
-use ingraft_model::{Avma, Bias, EntrySite, Gpr, Svma, ThreadIdentity};
+use ingraft_model::{Avma, Bias, Gpr, Site, Svma, ThreadIdentity};
 use proptest::prelude::*;
 use support::*;
 
@@ -37,14 +37,16 @@ fn back_branch() -> impl Strategy<Value = BackBranch> {
     })
 }
 
-fn any_site() -> impl Strategy<Value = EntrySite> {
+fn any_site() -> impl Strategy<Value = Site> {
     let landings = prop::collection::vec(address(), 0..3);
     let scratch = prop::collection::vec(0..20u8, 0..3);
     let branches = prop::collection::vec(back_branch(), 0..3);
     (address(), 0..8u64, bytes(24), any::<u8>(), landings, scratch, any::<bool>(), branches).prop_map(
         |(function, skip, bytes, own, mut landings, scratch, flags_dead, back_branches)| {
             landings.sort_unstable();
-            EntrySite {
+            Site {
+                kind: ingraft_model::PointKind::Entry,
+                point: 0,
                 function: Svma(function),
                 at: Svma(function.wrapping_add(if skip == 4 { 4 } else { 0 })),
                 own: if own & 1 == 0 { bytes.len() as u8 } else { own },

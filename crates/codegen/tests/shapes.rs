@@ -7,9 +7,7 @@ use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed};
 use ingraft_codegen::{
     Arena, EntryRequest, MiniRequest, TextSpace, add_mini, remove_mini, remove_points, weave_entries,
 };
-use ingraft_model::{
-    Avma, Bias, BinaryOp, EntrySite, Expr, Gpr, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId,
-};
+use ingraft_model::{Avma, Bias, BinaryOp, Expr, Gpr, Site, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId};
 use support::*;
 
 /// mov rax,[rdi]; add rax,rsi; ret
@@ -128,7 +126,7 @@ fn a_call_far_up_gets_its_whole_return_address() {
 }
 
 /// A head of 7 bytes and a loop of some length back to it.
-fn looping(name: &str, change: impl FnOnce(&mut EntrySite)) {
+fn looping(name: &str, change: impl FnOnce(&mut Site)) {
     let mut s = site(&PLAIN[..6]);
     s.landings = vec![Svma(0x401006)];
     change(&mut s);
@@ -228,16 +226,16 @@ fn chains() {
 
 #[test]
 fn refusals_say_why() {
-    let short = |n: usize| EntrySite { landings: vec![Svma(0x401000 + n as u64)], ..site(&PLAIN[..n]) };
+    let short = |n: usize| Site { landings: vec![Svma(0x401000 + n as u64)], ..site(&PLAIN[..n]) };
     let with = |bytes: &[u8]| site(bytes);
     let mut shadow = site(&PLAIN[..6]);
     shadow.landings = vec![Svma(0x401006)];
     shadow.back_branches = vec![back_branch(0x401030, 0x401030, 0x401032, &[0x75, 0xce])];
-    let straddling = EntrySite { at: Svma(0x401ffd), ..site(&PLAIN) };
+    let straddling = Site { at: Svma(0x401ffd), ..site(&PLAIN) };
     for (site, expected) in [
         (short(3), "too short: 3 bytes before the end of the function, and no padding or island within reach"),
         (
-            EntrySite { landings: vec![Svma(0x401003)], ..site(&PLAIN) },
+            Site { landings: vec![Svma(0x401003)], ..site(&PLAIN) },
             "a branch lands at +0x3, inside the bytes that a springboard needs",
         ),
         (straddling, "the springboard would straddle two pages"),
@@ -273,7 +271,7 @@ fn refusals_say_why() {
             with(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]),
             "not a function body: the way back from signal handlers, which unwinders know by its bytes",
         ),
-        (EntrySite { at: Svma(u64::MAX - 3), ..site(&PLAIN) }, "not a function body: an address beyond user space"),
+        (Site { at: Svma(u64::MAX - 3), ..site(&PLAIN) }, "not a function body: an address beyond user space"),
     ] {
         assert_eq!(refusal(site, &[]), expected);
     }
@@ -303,7 +301,7 @@ fn two_functions_cannot_share_bytes() {
 #[test]
 fn a_full_arena_refuses_the_rest_and_gives_their_text_back() {
     let sites: Vec<_> = (0..20)
-        .map(|i| EntrySite { at: Svma(0x401000 + 16 * i), function: Svma(0x401000 + 16 * i), ..site(&PLAIN) })
+        .map(|i| Site { at: Svma(0x401000 + 16 * i), function: Svma(0x401000 + 16 * i), ..site(&PLAIN) })
         .collect();
     let snippet = count();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use ingraft_codegen::verify::{verify_removal, verify_weave};
 use ingraft_codegen::{Arena, EntryRequest, MiniRequest, TextSpace, Weave, WovenPoint, remove_points, weave_entries};
-use ingraft_model::{Avma, Bias, EntrySite, Gpr, Snippet, Svma};
+use ingraft_model::{Avma, Bias, Gpr, Site, Snippet, Svma};
 use support::*;
 
 /// Heads as compilers write them.
@@ -19,14 +19,14 @@ const HEADS: [&[u8]; 6] = [
     &[0x48, 0x85, 0xff, 0x74, 0x20, 0x48, 0x8b, 0x07],
 ];
 
-fn sites(n: usize) -> Vec<EntrySite> {
+fn sites(n: usize) -> Vec<Site> {
     (0..n)
         .map(|i| {
             let at = Svma(0x401000 + 48 * i as u64);
             let bytes = HEADS[i % HEADS.len()].to_vec();
-            EntrySite { function: at, at, own: bytes.len() as u8, bytes, ..site(&[]) }
+            Site { function: at, at, own: bytes.len() as u8, bytes, ..site(&[]) }
         })
-        .map(|s| EntrySite { scratch: vec![Gpr(0), Gpr(10), Gpr(11)], ..s })
+        .map(|s| Site { scratch: vec![Gpr(0), Gpr(10), Gpr(11)], ..s })
         .collect()
 }
 
@@ -37,7 +37,7 @@ struct Run {
     ms: [f64; 4],
 }
 
-fn run(sites: &[EntrySite], snippet: &Snippet) -> Run {
+fn run(sites: &[Site], snippet: &Snippet) -> Run {
     let env = environment(GLIBC);
     let mut arena = Arena::new(Avma(0x800000)..Avma(0x800000 + Arena::estimate_bytes(sites.len())));
     let mut text = TextSpace::new();

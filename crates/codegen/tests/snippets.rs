@@ -4,7 +4,7 @@ mod support;
 
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{EntryRequest, MiniRequest, TextSpace, weave_entries};
-use ingraft_model::{Bias, BinaryOp, EntrySite, Expr, Gpr, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId};
+use ingraft_model::{Bias, BinaryOp, Expr, Gpr, Site, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId};
 use proptest::prelude::*;
 use support::image::{self, Program, STACK, Step, TEXT};
 use support::*;
@@ -139,11 +139,11 @@ impl Evaluator {
 }
 
 /// What a function's site leaves free: everything saved, rax free, another register free, flags live.
-fn site_of(kind: usize, at: u64) -> EntrySite {
+fn site_of(kind: usize, at: u64) -> Site {
     // lea rax,[rdx+rcx]; test rsi,rsi; ret
     let code = [0x48, 0x8d, 0x04, 0x0a, 0x48, 0x85, 0xf6, 0xc3];
     let scratch = [vec![], vec![Gpr(0)], vec![Gpr(11)], vec![]][kind].clone();
-    EntrySite { function: Svma(at), at: Svma(at), scratch, flags_dead: kind != 3, ..site(&code) }
+    Site { function: Svma(at), at: Svma(at), scratch, flags_dead: kind != 3, ..site(&code) }
 }
 
 fn check(snippets: &[Vec<Stmt>], arguments: [i64; 6], identity: ThreadIdentity, exhaust: bool) {

@@ -10,7 +10,7 @@ use ingraft_codegen::{
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, DataArea, EntrySite, PatchPlan, Refusal, Snippet, ThreadIdentity, VariableId};
+use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, Refusal, Site, Snippet, ThreadIdentity, VariableId};
 use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -76,7 +76,7 @@ pub struct Change {
 }
 
 /// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
-pub fn entry_site(target: &Target, modules: &Modules, function: FunctionRef) -> Result<EntrySite, Refusal> {
+pub fn entry_site(target: &Target, modules: &Modules, function: FunctionRef) -> Result<Site, Refusal> {
     let (file, module, f) = modules.resolve(function).ok_or(Refusal::NotAFunction { what: "no such function" })?;
     match f.kind() {
         FunctionKind::Normal => {}
@@ -107,7 +107,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
     let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(target, modules, *f))).collect());
     let mut refused = FxHashMap::default();
-    let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &EntrySite)>> = FxHashMap::default();
+    let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &Site)>> = FxHashMap::default();
     for (function, site) in &sites {
         match site {
             Ok(site) => by_module.entry(function.module).or_default().push((*function, site)),

@@ -18,7 +18,7 @@ use crate::addr::{Avma, AvmaRange};
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
 /// Version of everything that this module describes.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Offsets in the header (shard 0). All integers little-endian.
 pub mod header {
@@ -66,6 +66,9 @@ pub const CLAIMS: u32 = 0x2000;
 pub const SHARDS_MAX: u32 = 8192;
 /// Offset of the owner in every shard, u64: the identity of its thread. 0 in shard 0 for ever.
 pub const OWNER: u32 = CLAIMS + SHARDS_MAX * 8;
+/// Offset of the top of the activation records in every shard but 0, u64: the offset from [`DataArea::records`] at which the next record
+/// will lie; 0 in a shard that has had none, and for ever in shard 0.
+pub const TOP: u32 = OWNER + 0x08;
 /// Offset of counter 0 in every shard; counter i is a u64 (two's complement) at `COUNTERS + 8 * i`.
 pub const COUNTERS: u32 = OWNER + 0x40;
 /// Offset in shard 1 of the word that is 1 in the target and 0 in its fork children (MADV_WIPEONFORK), u32.
@@ -74,17 +77,38 @@ pub const ALIVE: u32 = 0x00;
 pub const CHILD_SHARD: u32 = 1;
 /// Index of the first shard that a thread can claim.
 pub const FIRST_SHARD: u32 = 2;
-/// Distance between shards that gives room for 122,872 counters; only touched pages take memory.
+/// Distance between shards that gives room for 106,488 counters; only touched pages take memory.
 pub const DEFAULT_STRIDE: u64 = 1 << 20;
 /// Bytes of address space for the journal's copy.
 pub const DEFAULT_JOURNAL: u64 = 64 << 20;
+
+/// An activation record: a cache line at a multiple of its size. The first of a shard is no call's and ends every search.
+pub mod record {
+    /// Bytes of one.
+    pub const SIZE: u32 = 64;
+    /// Bytes of all at the end of a shard: as many calls can be open at once in one thread.
+    pub const ROOM: u32 = 128 << 10;
+    /// The stack pointer at the function's entry, where the return address lies; at a call, before it is pushed. u64; of the first record
+    /// the highest number.
+    pub const SP: u32 = 0x00;
+    /// Offset in a shard of the first counter of its activations, u32: its name.
+    pub const NAME: u32 = 0x08;
+    /// Offset in a shard of the counter that goes back to `SAVED`, u32; bit 0: it is a timer's. 0: none does.
+    pub const RESTORE: u32 = 0x0c;
+    /// The value that goes back, u64.
+    pub const SAVED: u32 = 0x10;
+    /// The clock at the beginning in ticks, u64; from the exit on the time since.
+    pub const TIME: u32 = 0x18;
+    /// Arguments, u64 each.
+    pub const ARGS: u32 = 0x20;
+}
 
 /// Where the data area of a target lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataArea {
     /// A: `base + stride` is below 2 GiB.
     pub base: Avma,
-    /// Bytes from one shard to the next, a power of two, at least twice [`OWNER`].
+    /// Bytes from one shard to the next, a power of two, at least four times [`OWNER`].
     pub stride: u64,
     /// Number of shards, 0 and 1 included.
     pub shards: u32,
@@ -110,7 +134,12 @@ impl DataArea {
 
     /// Counters that fit into a shard.
     pub fn counters(&self) -> u32 {
-        u32::try_from((self.stride - u64::from(COUNTERS)) / 8).unwrap_or(u32::MAX)
+        u32::try_from((self.stride - u64::from(COUNTERS) - u64::from(record::ROOM)) / 8).unwrap_or(u32::MAX)
+    }
+
+    /// Offset of the activation records in a shard.
+    pub fn records(&self) -> u32 {
+        (self.stride - u64::from(record::ROOM)) as u32
     }
 
     /// The absolute address, below 2 GiB, that is right behind a `gs:` prefix and, without it, in shard 0.

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod addr;
+pub mod histogram;
 pub mod layout;
 pub mod metric;
 pub mod patch;
@@ -15,6 +16,6 @@ pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
 pub use layout::{DataArea, ThreadIdentity};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use patch::{PatchPlan, PcMove, TextWrite};
-pub use point::{BackBranch, EntrySite, Gpr, How, PointKind, Refusal};
+pub use point::{BackBranch, Gpr, How, PointKind, Refusal, Site};
 pub use resource::{Focus, FocusError, ResourcePath};
-pub use snippet::{BinaryOp, Expr, Snippet, Stmt, UnaryOp, VariableId};
+pub use snippet::{BinaryOp, Expr, Record, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId};

@@ -136,14 +136,20 @@ pub struct BackBranch {
     pub bytes: Vec<u8>,
 }
 
-/// Everything that the code generator needs to weave the entry of one function. Pure facts, as in the file.
+/// Everything that the code generator needs to weave one point of a function. Pure facts, as in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EntrySite {
+pub struct Site {
+    /// What kind of point it is.
+    pub kind: PointKind,
     /// The function's first byte (its `endbr64` if it has one).
     pub function: Svma,
-    /// First byte that may be overwritten: behind an `endbr64`, where indirect branches must keep landing.
+    /// First byte that may be overwritten. At an entry, behind an `endbr64`, where indirect branches must keep landing; elsewhere the first
+    /// of the whole instructions in front of the point that may be displaced with it.
     pub at: Svma,
-    /// The original bytes from `at` on: the function's contiguous head and the padding proven dead behind it, at most 64.
+    /// Offset from `at` of the point's instruction, before which snippets run: 0 at an entry.
+    pub point: u8,
+    /// The original bytes from `at` on, at most 64: at an entry the function's contiguous head, elsewhere up to the end of the point's
+    /// instruction; then the padding proven dead behind it.
     pub bytes: Vec<u8>,
     /// How many of `bytes` are the function's own; the rest is padding.
     pub own: u8,

@@ -3,10 +3,74 @@
 
 use std::fmt;
 
-/// A variable of a metric-focus pair: one slot in every shard. The number is local to its [`crate::snippet`] set until the
-/// engine binds it to a counter index.
+/// A variable of a metric-focus pair: as many neighbouring slots in every shard as its [`Shape`] says. The number is local to its
+/// [`crate::snippet`] set until the engine binds it to the index of its first counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VariableId(pub u32);
+
+/// What a variable is made of: the counters that it takes in every shard, all 0 at first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Shape {
+    /// One value.
+    #[default]
+    Counter,
+    /// How often it was started and not yet stopped; the clock when it was last started from 0; the sum of what was stopped. The latter two in
+    /// ticks of the clock.
+    Timer,
+    /// The sum, the largest and the complement of the smallest value; then one count per bucket (see [`crate::histogram`]).
+    Histogram,
+    /// What became of the activations of one [`Record`]: ended without passing their exit (exceptions, longjmp, the end of a thread), exits
+    /// whose entry was not seen, entries that could not be recorded.
+    Activations,
+}
+
+impl Shape {
+    /// Number of counters.
+    pub const fn slots(self) -> u32 {
+        match self {
+            Shape::Counter => 1,
+            Shape::Timer | Shape::Activations => 3,
+            Shape::Histogram => 3 + crate::histogram::BUCKETS,
+        }
+    }
+}
+
+/// Units of time in a snippet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TimeUnit {
+    /// Of the processor's time stamp counter: nothing is rounded.
+    Ticks,
+    /// Nanoseconds, rounded down.
+    Nanoseconds,
+}
+
+/// What a thread remembers of an active call, from its entry to its exit. The record holds the call's stack pointer, by which it is known
+/// when the call has ended without passing an exit.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Record {
+    /// Its [`Shape::Activations`]; two records never share one, so it names the record as well.
+    pub activations: VariableId,
+    /// Whether the clock is kept, for [`Expr::Elapsed`].
+    pub time: bool,
+    /// Which arguments are kept, for [`Expr::Saved`]; at most [`Record::ARGS_MAX`].
+    pub args: Vec<u8>,
+    /// What goes back to the value that it has now when the call ends without passing an exit.
+    pub restore: Option<Restore>,
+}
+
+impl Record {
+    /// Most arguments that a record holds.
+    pub const ARGS_MAX: usize = 4;
+}
+
+/// A variable that an unfinished call must not leave changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Restore {
+    /// A counter: a flag.
+    Value(VariableId),
+    /// How often a timer is started; it is stopped or goes on accordingly.
+    Timer(VariableId),
+}
 
 /// Operators of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +117,12 @@ pub enum Expr {
     /// The n-th integer argument of the function at whose entry the snippet stands, from 0 (System V: rdi, rsi, rdx, rcx,
     /// r8, r9, then the stack).
     Arg(u8),
+    /// The value that the function returns (rax): at an exit, and behind a call.
+    Return,
+    /// The n-th of the arguments that the record of the enclosing [`Stmt::Close`] has kept.
+    Saved(u8),
+    /// Time since the record of the enclosing [`Stmt::Close`] was opened.
+    Elapsed(TimeUnit),
     /// This thread's value of a variable.
     Variable(VariableId),
     /// An operator applied to one value.
@@ -70,6 +140,17 @@ pub enum Stmt {
     Set(VariableId, Expr),
     /// Do the statements if the value is not 0.
     If(Expr, Vec<Stmt>),
+    /// Open an activation record and do the statements; nothing of it if no record can be had, which is counted. At an entry or before a call.
+    Open(Record, Vec<Stmt>),
+    /// If the record of this call is open: do the statements and close it. If not, count that. At an exit or behind a call; records that were
+    /// opened later are closed before.
+    Close(Record, Vec<Stmt>),
+    /// Start a timer, or nest it one deeper.
+    Start(VariableId),
+    /// Undo one start of a timer; nothing if it does not run.
+    Stop(VariableId),
+    /// Enter a value into a histogram; negative ones as 0.
+    Observe(VariableId, Expr),
 }
 
 /// What one request does at one point.
@@ -125,6 +206,10 @@ impl fmt::Display for Expr {
         match self {
             Expr::Const(value) => write!(f, "{value}"),
             Expr::Arg(n) => write!(f, "$arg[{n}]"),
+            Expr::Return => f.write_str("$return"),
+            Expr::Saved(n) => write!(f, "saved[{n}]"),
+            Expr::Elapsed(TimeUnit::Ticks) => f.write_str("elapsed_ticks"),
+            Expr::Elapsed(TimeUnit::Nanoseconds) => f.write_str("$elapsed"),
             Expr::Variable(v) => write!(f, "v{}", v.0),
             Expr::Unary(op, e) => {
                 let symbol = match op {
@@ -139,19 +224,42 @@ impl fmt::Display for Expr {
     }
 }
 
+fn write_block(f: &mut fmt::Formatter<'_>, head: &dyn fmt::Display, body: &[Stmt]) -> fmt::Result {
+    write!(f, "{head} {{")?;
+    for s in body {
+        write!(f, " {s}")?;
+    }
+    f.write_str(" }")
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "r{}", self.activations.0)?;
+        if self.time {
+            f.write_str(" time")?;
+        }
+        for n in &self.args {
+            write!(f, " $arg[{n}]")?;
+        }
+        match self.restore {
+            Some(Restore::Value(v) | Restore::Timer(v)) => write!(f, " restore v{}", v.0),
+            None => Ok(()),
+        }
+    }
+}
+
 impl fmt::Display for Stmt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Stmt::Add(v, Expr::Const(1)) => write!(f, "v{}++;", v.0),
             Stmt::Add(v, e) => write!(f, "v{} += {e};", v.0),
             Stmt::Set(v, e) => write!(f, "v{} = {e};", v.0),
-            Stmt::If(c, body) => {
-                write!(f, "if ({c}) {{")?;
-                for s in body {
-                    write!(f, " {s}")?;
-                }
-                write!(f, " }}")
-            }
+            Stmt::If(c, body) => write_block(f, &format_args!("if ({c})"), body),
+            Stmt::Open(record, body) => write_block(f, &format_args!("open {record}"), body),
+            Stmt::Close(record, body) => write_block(f, &format_args!("close {record}"), body),
+            Stmt::Start(v) => write!(f, "start v{};", v.0),
+            Stmt::Stop(v) => write!(f, "stop v{};", v.0),
+            Stmt::Observe(v, e) => write!(f, "observe v{}, {e};", v.0),
         }
     }
 }

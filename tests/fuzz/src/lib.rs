@@ -7,13 +7,13 @@ use std::sync::Arc;
 use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, EntryRequest, Environment, MiniRequest, TextSpace, Weave, weave_entries};
-use ingraft_model::{Avma, Bias, DataArea, EntrySite, Snippet, ThreadIdentity, VariableId};
+use ingraft_model::{Avma, Bias, DataArea, Site, Snippet, ThreadIdentity, VariableId};
 
 /// Address of the text in images that [`image`] makes.
 pub const TEXT: u64 = 0x1000;
 
 /// Asks an image everything. Nothing may panic, and answers must be consistent with each other.
-pub fn survey(image: &Image) -> Vec<EntrySite> {
+pub fn survey(image: &Image) -> Vec<Site> {
     let _ = (image.build_id(), image.debuglink(), image.soname(), image.interpreter(), image.entry(), image.uses_gs());
     let mut sites = Vec::new();
     for function in image.functions() {
@@ -117,13 +117,13 @@ pub struct Woven {
     /// The text space after weaving.
     pub text: TextSpace,
     /// Sites of the requests, in order.
-    pub sites: Vec<EntrySite>,
+    pub sites: Vec<Site>,
     /// The plan and the points.
     pub weave: Weave,
 }
 
 /// Weaves a count into every entry.
-pub fn weave(image: &Image, sites: Vec<EntrySite>, identity: ThreadIdentity) -> Option<Woven> {
+pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
     let environment = Environment { data, identity, shadow_stack: false };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));

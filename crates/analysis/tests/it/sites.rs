@@ -3,18 +3,18 @@
 use crate::support::{FUNC, IFUNC, RODATA, TEXT, TestElf, find};
 use iced_x86::code_asm::*;
 use ingraft_analysis::{EdgeKind, FunctionKind};
-use ingraft_model::{EntrySite, Gpr, PointKind, Refusal, Svma};
+use ingraft_model::{Gpr, PointKind, Refusal, Site, Svma};
 
 const RAX: Gpr = Gpr(0);
 const RCX: Gpr = Gpr(1);
 const R10: Gpr = Gpr(10);
 
-fn site(elf: &TestElf, name: &str) -> Result<EntrySite, Refusal> {
+fn site(elf: &TestElf, name: &str) -> Result<Site, Refusal> {
     let image = elf.image();
     image.entry_site(find(&image, name))
 }
 
-fn offsets(site: &EntrySite) -> Vec<u64> {
+fn offsets(site: &Site) -> Vec<u64> {
     site.landings.iter().map(|l| l.0 - site.at.0).collect()
 }
 

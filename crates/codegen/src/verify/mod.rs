@@ -16,7 +16,7 @@ mod memory;
 mod rules;
 mod walk;
 
-use ingraft_model::{Avma, EntrySite, PcMove, TextWrite};
+use ingraft_model::{Avma, PcMove, Site, TextWrite};
 
 use crate::arena::Arena;
 use crate::environment::Environment;
@@ -185,7 +185,7 @@ struct Proof<'a> {
 }
 
 impl Proof<'_> {
-    fn site(&self) -> &EntrySite {
+    fn site(&self) -> &Site {
         self.request.site
     }
 

@@ -3,7 +3,7 @@
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Register};
 use ingraft_model::layout::OWNER;
-use ingraft_model::{AvmaRange, EntrySite, Gpr, ThreadIdentity};
+use ingraft_model::{AvmaRange, Gpr, Site, ThreadIdentity};
 
 use super::memory::Memory;
 use super::rules::{may_read, may_write, number_of, permitted, writes};
@@ -196,7 +196,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Starts the proof of a point.
-    pub fn begin(&mut self, site: &EntrySite, point: &WovenPoint) {
+    pub fn begin(&mut self, site: &Site, point: &WovenPoint) {
         self.restart();
         self.scratch = site.scratch.iter().filter(|r| r.0 < 16 && r.0 != 4).fold(0, |mask, r| mask | 1 << r.0);
         self.flags_dead = site.flags_dead;

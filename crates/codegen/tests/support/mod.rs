@@ -11,7 +11,7 @@ use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, EntryRequest, Environment, MiniRequest, TextSpace, Weave, WovenPoint, weave_entries};
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
-    Avma, AvmaRange, Bias, DataArea, EntrySite, Gpr, PatchPlan, Refusal, Snippet, Svma, ThreadIdentity, VariableId,
+    Avma, AvmaRange, Bias, DataArea, Gpr, PatchPlan, Refusal, Site, Snippet, Svma, ThreadIdentity, VariableId,
 };
 
 /// Few cases as an ordinary test; `PROPTEST_CASES` asks for more.
@@ -29,8 +29,10 @@ pub fn environment(identity: ThreadIdentity) -> Environment {
 pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
 
 /// A head at 0x401000 with everything of it the function's own.
-pub fn site(bytes: &[u8]) -> EntrySite {
-    EntrySite {
+pub fn site(bytes: &[u8]) -> Site {
+    Site {
+        kind: ingraft_model::PointKind::Entry,
+        point: 0,
         function: Svma(0x401000),
         at: Svma(0x401000),
         bytes: bytes.to_vec(),
@@ -63,7 +65,7 @@ pub struct Woven {
     pub env: Environment,
     pub arena: Arena,
     pub text: TextSpace,
-    pub site: EntrySite,
+    pub site: Site,
     pub weave: Weave,
 }
 
@@ -76,7 +78,7 @@ impl Woven {
     }
 }
 
-pub fn weave(identity: ThreadIdentity, site: EntrySite, paddings: &[Padding], snippets: &[Snippet]) -> Woven {
+pub fn weave(identity: ThreadIdentity, site: Site, paddings: &[Padding], snippets: &[Snippet]) -> Woven {
     let env = environment(identity);
     let (mut arena, mut text) = (arena(), TextSpace::new());
     text.add_padding(Bias(0), paddings);
@@ -94,7 +96,7 @@ pub fn weave(identity: ThreadIdentity, site: EntrySite, paddings: &[Padding], sn
     Woven { env, arena, text, site, weave }
 }
 
-pub fn refusal(site: EntrySite, paddings: &[Padding]) -> String {
+pub fn refusal(site: Site, paddings: &[Padding]) -> String {
     match &weave(GLIBC, site, paddings, &[count()]).weave.woven[0] {
         Ok(_) => "woven".to_owned(),
         Err(refusal) => refusal.to_string(),

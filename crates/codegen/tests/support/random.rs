@@ -3,7 +3,7 @@
 use ingraft_codegen::verify::{VerifyError, verify_weave};
 use ingraft_codegen::{Arena, EntryRequest, Environment, MiniRequest, TextSpace, Weave, weave_entries};
 use ingraft_model::point::Padding;
-use ingraft_model::{Bias, EntrySite, Gpr, PatchPlan, Snippet, Svma, ThreadIdentity};
+use ingraft_model::{Bias, Gpr, PatchPlan, Site, Snippet, Svma, ThreadIdentity};
 use proptest::prelude::*;
 
 use super::image::{HELPER, HELPER_POINTER, SCRATCH, TEXT};
@@ -135,7 +135,7 @@ fn instruction((kind, x, y, imm): Choice, at: u64, dead: Option<u8>) -> Instruct
 }
 
 /// The bytes of a function at `function`, and the facts that an analysis would find.
-fn build(f: &Function, function: u64) -> (Vec<u8>, EntrySite) {
+fn build(f: &Function, function: u64) -> (Vec<u8>, Site) {
     let mut bytes = if f.endbr { vec![0xf3, 0x0f, 0x1e, 0xfa] } else { Vec::new() };
     let at = function + bytes.len() as u64;
     let dead = match f.style {
@@ -225,7 +225,9 @@ fn build(f: &Function, function: u64) -> (Vec<u8>, EntrySite) {
         known.extend(std::iter::repeat_n(0xcc, gap.min(64 - own)));
     }
     landings.sort_unstable();
-    let site = EntrySite {
+    let site = Site {
+        kind: ingraft_model::PointKind::Entry,
+        point: 0,
         function: Svma(function),
         at: Svma(at),
         bytes: known,
@@ -239,7 +241,7 @@ fn build(f: &Function, function: u64) -> (Vec<u8>, EntrySite) {
 }
 
 /// Functions laid out in an image: its bytes, the facts, and the padding between them.
-pub fn lay_out(functions: &[Function]) -> (Vec<u8>, Vec<EntrySite>, Vec<Padding>) {
+pub fn lay_out(functions: &[Function]) -> (Vec<u8>, Vec<Site>, Vec<Padding>) {
     let mut image = vec![0xccu8; functions.len() * SLOT as usize];
     let mut sites = Vec::new();
     let mut paddings = Vec::new();
@@ -264,14 +266,14 @@ pub struct Field {
     pub env: Environment,
     pub arena: Arena,
     pub text: TextSpace,
-    pub sites: Vec<EntrySite>,
+    pub sites: Vec<Site>,
     pub weave: Weave,
     snippet: Snippet,
     counters: Vec<u32>,
 }
 
 impl Field {
-    pub fn new(identity: ThreadIdentity, sites: Vec<EntrySite>, paddings: &[Padding]) -> Self {
+    pub fn new(identity: ThreadIdentity, sites: Vec<Site>, paddings: &[Padding]) -> Self {
         let (mut arena, mut text) = (super::arena(), TextSpace::new());
         text.add_padding(Bias(0), paddings);
         let weave = Weave { plan: PatchPlan::default(), woven: Vec::new() };
