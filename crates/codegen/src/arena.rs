@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use ingraft_model::{Avma, AvmaRange, Gpr};
 
+use crate::routine::Routine;
+
 /// Bytes at the end of an arena that stay unused: the slow routine looks at up to five bytes of where a jump leads.
 const SLACK: u64 = 16;
 
@@ -16,6 +18,8 @@ pub struct Arena {
     free: BTreeMap<u64, u64>,
     /// The slow routines that lie here, by register number.
     pub(crate) slow: [Option<SlowRoutine>; 16],
+    /// The routines for activation records that lie here.
+    pub(crate) routines: [Option<AvmaRange>; Routine::ALL.len()],
 }
 
 /// A shared slow routine in an arena.
@@ -29,7 +33,13 @@ pub(crate) struct SlowRoutine {
 impl Arena {
     /// An arena that fills `range`.
     pub fn new(range: AvmaRange) -> Self {
-        Arena { cursor: range.start.0, range, free: BTreeMap::new(), slow: Default::default() }
+        Arena {
+            cursor: range.start.0,
+            range,
+            free: BTreeMap::new(),
+            slow: Default::default(),
+            routines: Default::default(),
+        }
     }
 
     /// All of it.
@@ -55,7 +65,12 @@ impl Arena {
 
     /// The ranges of shared routines: code that belongs to no single point and stays until the arena goes.
     pub fn shared(&self) -> Vec<AvmaRange> {
-        self.slow.iter().flatten().map(|s| s.range.clone()).collect()
+        self.slow.iter().flatten().map(|s| &s.range).chain(self.routines.iter().flatten()).cloned().collect()
+    }
+
+    /// Where a shared routine lies, if it has been needed.
+    pub(crate) fn routine(&self, routine: Routine) -> Option<&AvmaRange> {
+        self.routines.get(routine as usize)?.as_ref()
     }
 
     /// Takes back code that nothing leads to any more: the `retired` ranges of a plan, once no thread is inside.

@@ -9,27 +9,28 @@ use crate::environment::{CodegenError, Environment};
 use crate::mini::{self, MiniRequest, WovenMini};
 use crate::weave::{RemovalRecord, WovenPoint};
 
-/// Adds a snippet in front of the others at a woven point: the new code jumps to what was first, and the slot is rewritten.
+/// Adds a snippet to those at a woven point, as the `index`-th (behind all others if there are fewer). The live jump before it is rewritten.
 pub fn add_mini(
     env: &Environment,
     arena: &mut Arena,
     point: &mut WovenPoint,
     request: &MiniRequest<'_>,
+    index: usize,
 ) -> Result<PatchPlan, CodegenError> {
     env.check()?;
     mini::check(env, request)?;
     let frame = point.frame(arena)?;
-    let code = mini::compile(&env.data, &frame, request)?;
-    let next = point.minis.first().map_or(point.leave, |m| m.start).0;
+    let code = mini::compile(env, &frame, request)?;
+    let mut plan = PatchPlan::default();
+    code.routines(env, arena, &mut plan.code).map_err(no_room)?;
+    let index = index.min(point.minis.len());
+    let next = point.minis.get(index).map_or(point.leave, |m| m.start).0;
+    let before = index.checked_sub(1).and_then(|i| point.minis.get(i)).map_or(point.slot, |m| m.jump);
     let mut block = Block::default();
     let mut at = arena.place(0, |a| a).ok_or(CodegenError::ArenaFull)?;
-    let failed = |e| match e {
-        EmitError::OutOfReach => CodegenError::ArenaFull,
-        EmitError::Codegen(e) => e,
-    };
     let parts = loop {
         block.restart(at);
-        let parts = mini::emit(&frame, &code, next, &mut block).map_err(failed)?;
+        let parts = mini::emit(&frame, arena, &code, next, &mut block).map_err(no_room)?;
         let field = parts.jump + 1 - at;
         let adjust = |start: u64| if straddles(start + field, 4) { start + 4 } else { start };
         let place = arena.place(block.bytes.len() as u64, adjust).ok_or(CodegenError::ArenaFull)?;
@@ -38,18 +39,23 @@ pub fn add_mini(
         }
         at = place;
     };
-    let write = retarget(point.slot, next, parts.start).ok_or(CodegenError::ArenaFull)?;
+    let write = retarget(before, next, parts.start).ok_or(CodegenError::ArenaFull)?;
     arena.take(at, block.bytes.len() as u64);
     let range = Avma(at)..Avma(block.here());
     let (moves, step_out) = block.exits(at, block.here());
     let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: range.clone() };
     let woven = WovenMini { id: request.id, range, start: Avma(parts.start), jump: Avma(parts.jump), removal };
-    point.minis.insert(0, woven);
-    Ok(PatchPlan {
-        code: vec![ArenaCode { at: Avma(at), bytes: block.bytes }],
-        text: vec![write],
-        ..PatchPlan::default()
-    })
+    point.minis.insert(index, woven);
+    plan.code.push(ArenaCode { at: Avma(at), bytes: block.bytes });
+    plan.text.push(write);
+    Ok(plan)
+}
+
+fn no_room(e: EmitError) -> CodegenError {
+    match e {
+        EmitError::OutOfReach => CodegenError::ArenaFull,
+        EmitError::Codegen(e) => e,
+    }
 }
 
 /// Takes one snippet out of a point's chain; the others' code is not touched, only the jump before it.

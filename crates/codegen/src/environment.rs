@@ -12,6 +12,17 @@ pub struct Environment {
     pub identity: ThreadIdentity,
     /// Whether any thread runs with a shadow stack: a pushed return address without a call would then fault.
     pub shadow_stack: bool,
+    /// How ticks of the time stamp counter become nanoseconds.
+    pub ticks: TickScale,
+}
+
+/// Nanoseconds are `ticks * mult >> shift`, computed in 128 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TickScale {
+    /// The factor.
+    pub mult: u32,
+    /// The binary digits that are cut off, below 64.
+    pub shift: u8,
 }
 
 /// Why a request as a whole makes no sense; what is wrong with a single point is a [`ingraft_model::Refusal`].

@@ -1,12 +1,12 @@
 //! Springboards: what of a function's head is overwritten, and which instructions that displaces.
 
-use ingraft_model::{Refusal, Site};
+use ingraft_model::{PointKind, Refusal, Site};
 
 use crate::block::{USER_END, jmp_bytes, straddles};
 use crate::environment::Environment;
 use crate::relocate::{Displaced, decode};
 use crate::text::{Island, TextSpace};
-use crate::weave::EntryRequest;
+use crate::weave::PointRequest;
 
 /// Farthest that displacing is extended in order to take a function's own branch along.
 const EXTEND_MAX: u64 = 32;
@@ -51,9 +51,27 @@ pub(crate) struct Head {
     pub function: u64,
     pub form: Form,
     pub displaced: Vec<Displaced>,
+    /// Address of the point's instruction, before which snippets run.
+    pub point: u64,
 }
 
 impl Head {
+    /// The instructions that run before the snippets.
+    pub fn before(&self) -> &[Displaced] {
+        let n = self.displaced.iter().take_while(|d| d.at < self.point).count();
+        &self.displaced[..n]
+    }
+
+    /// The point's instruction and those behind it.
+    pub fn behind(&self) -> &[Displaced] {
+        &self.displaced[self.before().len()..]
+    }
+
+    /// Where a conditional jump out of the function leads, if the point is one.
+    pub fn leaves_if(&self, kind: PointKind) -> Option<(u8, u64)> {
+        self.behind().first().filter(|_| kind == PointKind::Exit)?.condition()
+    }
+
     /// First original byte that was not displaced.
     pub fn home(&self) -> u64 {
         self.displaced.last().map_or(self.at, Displaced::next)
@@ -74,9 +92,22 @@ pub(crate) struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    pub fn new(request: &EntryRequest<'a>) -> Self {
+    pub fn new(request: &PointRequest<'a>) -> Self {
         let site = request.site;
         Place { site, at: site.at.to_avma(request.bias).0, function: site.function.to_avma(request.bias).0 }
+    }
+
+    /// Bytes that are displaced at least: behind an entry what the springboard takes, elsewhere all up to the point.
+    fn least(&self, springboard: u64) -> u64 {
+        match self.site.kind {
+            PointKind::Entry => springboard,
+            _ => springboard.max(u64::from(self.site.own)),
+        }
+    }
+
+    fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
+        let point = self.at.wrapping_add(u64::from(self.site.point));
+        Head { at: self.at, function: self.function, form, displaced, point }
     }
 
     /// The first landing place in `at+1 .. at+len`, as offset from `at`.
@@ -127,7 +158,7 @@ impl<'a> Place<'a> {
 pub(crate) fn choose(
     env: &Environment,
     text: &mut TextSpace,
-    request: &EntryRequest<'_>,
+    request: &PointRequest<'_>,
     near_only: bool,
 ) -> Result<Head, Refusal> {
     let place = Place::new(request);
@@ -149,17 +180,17 @@ pub(crate) fn choose(
 
 fn choose_near(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
     let len = Form::Near.len();
-    let displaced = place.displace(env, len)?;
+    let displaced = place.displace(env, place.least(len))?;
     if straddles(place.at, len) {
         return Err(Refusal::StraddlesPages);
     }
     text.take(place.at, place.at + len, name).map_err(|other| Refusal::Overlap { other })?;
-    Ok(extend(env, place, Head { at: place.at, function: place.function, form: Form::Near, displaced }))
+    Ok(extend(env, place, place.head(Form::Near, displaced)))
 }
 
 fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
     let end = place.at + 2;
-    let displaced = place.displace(env, 2)?;
+    let displaced = place.displace(env, place.least(2))?;
     if straddles(place.at, 2) {
         return Err(Refusal::StraddlesPages);
     }
@@ -168,7 +199,7 @@ fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name
         text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
         return Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" });
     };
-    Ok(extend(env, place, Head { at: place.at, function: place.function, form: Form::Short(island), displaced }))
+    Ok(extend(env, place, place.head(Form::Short(island), displaced)))
 }
 
 /// Displaces more than the springboard needs where that takes along a short branch of the function back to its entry: the

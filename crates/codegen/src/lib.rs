@@ -14,12 +14,13 @@
 //!            jmp next mini, or leave
 //! ```
 //!
-//! Everything is a value: [`weave_entries`] makes a [`ingraft_model::PatchPlan`] and [`WovenPoint`]s, each with the
+//! Everything is a value: [`weave_points`] makes a [`ingraft_model::PatchPlan`] and [`WovenPoint`]s, each with the
 //! [`RemovalRecord`] that undoes it without this crate, and [`verify`] proves both from the bytes alone. No call instruction and no
 //! return address is ever in an arena, so only program counters have to be looked at when code comes and goes.
 
 #![forbid(unsafe_code)]
 
+mod activation;
 mod arena;
 mod block;
 mod change;
@@ -28,6 +29,7 @@ mod head;
 mod loops;
 mod mini;
 mod relocate;
+mod routine;
 mod slow;
 mod snippet;
 mod text;
@@ -36,7 +38,7 @@ mod weave;
 
 pub use arena::Arena;
 pub use change::{add_mini, remove_mini, remove_points};
-pub use environment::{CodegenError, Environment};
+pub use environment::{CodegenError, Environment, TickScale};
 pub use mini::{MiniRequest, WovenMini};
 pub use text::TextSpace;
-pub use weave::{EntryRequest, RemovalRecord, Weave, WovenPoint, weave_entries};
+pub use weave::{PointRequest, RemovalRecord, Weave, WovenPoint, weave_points};

@@ -1,12 +1,14 @@
 //! Mini trampolines: one snippet's code at one point, and the jump to the next.
 
-use ingraft_model::layout::DataArea;
+use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, AvmaRange, Gpr, Snippet};
 
+use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
 use crate::environment::{CodegenError, Environment};
+use crate::routine::{self, Routine};
 use crate::slow::{COUNT, MARKER};
-use crate::snippet::{self, Access};
+use crate::snippet::{self, Access, Code};
 use crate::weave::RemovalRecord;
 
 /// What to do at a point.
@@ -44,8 +46,10 @@ pub(crate) struct Frame {
     pub private: Option<(Gpr, u64)>,
     /// Whether rax may be overwritten.
     pub rax_free: bool,
-    /// Words that the base trampoline has pushed.
+    /// Words that the base trampoline has pushed. At an exit the first of them is rax, the function's result.
     pub pushed: u8,
+    /// Whether the last word before those is the return address of a call that is about to begin.
+    pub before_call: bool,
 }
 
 impl Frame {
@@ -61,7 +65,7 @@ pub(crate) enum Compiled {
     /// One increment of the counter at this displacement.
     Count(u32),
     /// Code for this thread's shard and for shard 0; only the latter with locked counters.
-    Code { own: Option<Vec<u8>>, shared: Vec<u8> },
+    Code { own: Option<Code>, shared: Code },
 }
 
 /// Checks that a request makes sense at any point.
@@ -70,15 +74,15 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
     if let Some(&index) = request.counters.iter().find(|&&index| index >= counters) {
         return Err(CodegenError::CounterOutOfRange { index, counters });
     }
-    snippet::check(request.snippet, request.counters.len())
+    snippet::check(request.snippet, request.counters, counters)
 }
 
 /// Compiles a request for a point.
-pub(crate) fn compile(data: &DataArea, frame: &Frame, request: &MiniRequest<'_>) -> Result<Compiled, CodegenError> {
+pub(crate) fn compile(env: &Environment, frame: &Frame, request: &MiniRequest<'_>) -> Result<Compiled, CodegenError> {
     if let Some(&index) = request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize)) {
-        return Ok(Compiled::Count(data.counter(index)));
+        return Ok(Compiled::Count(env.data.counter(index)));
     }
-    let code = |access| snippet::compile(request.snippet, request.counters, data, frame, access);
+    let code = |access| snippet::compile(request.snippet, request.counters, env, frame, access);
     let own = frame.private.map(|_| code(Access::Own)).transpose()?;
     Ok(Compiled::Code { own, shared: code(Access::Shared)? })
 }
@@ -91,8 +95,51 @@ pub(crate) struct Parts {
     pub jump: u64,
 }
 
+impl Compiled {
+    fn exits(&self) -> impl Iterator<Item = Routine> {
+        let own = match self {
+            Compiled::Code { own: Some(own), .. } => own.exits.as_slice(),
+            _ => &[],
+        };
+        own.iter().map(|(_, routine)| *routine)
+    }
+
+    /// Writes the shared routines that this code needs and the arena does not have yet.
+    pub fn routines(&self, env: &Environment, arena: &mut Arena, plan: &mut Vec<ArenaCode>) -> Result<(), EmitError> {
+        for routine in self.exits() {
+            if arena.routine(routine).is_some() {
+                continue;
+            }
+            let bytes = routine::assemble(env, routine)?;
+            let len = bytes.len() as u64;
+            let at = arena.place(len, |a| a.next_multiple_of(16)).ok_or(EmitError::OutOfReach)?;
+            arena.take(at, len);
+            arena.routines[routine as usize] = Some(Avma(at)..Avma(at + len));
+            plan.push(ArenaCode { at: Avma(at), bytes });
+        }
+        Ok(())
+    }
+}
+
+/// Writes compiled code, its jumps to routines set right.
+fn put(code: &Code, arena: &Arena, block: &mut Block) -> Result<(), EmitError> {
+    let start = block.here();
+    block.put_unit(&code.bytes);
+    for (end, routine) in &code.exits {
+        let target = arena.routine(*routine).ok_or(EmitError::OutOfReach)?;
+        block.patch_relative(start + u64::from(*end) - 4, target.start.0)?;
+    }
+    Ok(())
+}
+
 /// Writes a mini trampoline that goes on at `next`.
-pub(crate) fn emit(frame: &Frame, code: &Compiled, next: u64, block: &mut Block) -> Result<Parts, EmitError> {
+pub(crate) fn emit(
+    frame: &Frame,
+    arena: &Arena,
+    code: &Compiled,
+    next: u64,
+    block: &mut Block,
+) -> Result<Parts, EmitError> {
     let first = block.here();
     let back = frame.back();
     let mut start = first;
@@ -102,15 +149,15 @@ pub(crate) fn emit(frame: &Frame, code: &Compiled, next: u64, block: &mut Block)
         (Compiled::Code { own: Some(own), shared }, Some((r, walk))) => {
             // the twin goes on with the walk at this mini's jump, whose address follows from the lengths
             let tail_of_twin = 12;
-            start = first + shared.len() as u64 + tail_of_twin;
-            let jump = start + 8 + own.len() as u64;
-            block.put_unit(shared);
+            start = first + shared.bytes.len() as u64 + tail_of_twin;
+            let jump = start + 8 + own.bytes.len() as u64;
+            put(shared, arena, block)?;
             block.lea(r, jump, Back::StepOut)?;
             block.jmp(walk, Back::StepOut)?;
             block.put_relative(&MARKER, first, back)?;
-            block.put_unit(own);
+            put(own, arena, block)?;
         }
-        (Compiled::Code { shared, .. }, _) => block.put_unit(shared),
+        (Compiled::Code { shared, .. }, _) => put(shared, arena, block)?,
     }
     let jump = block.here();
     block.jmp(next, back)?;

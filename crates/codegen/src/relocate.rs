@@ -49,6 +49,14 @@ impl Displaced {
         }
     }
 
+    /// The condition, as the instruction set numbers it, and the target of a conditional jump.
+    pub fn condition(&self) -> Option<(u8, u64)> {
+        match self.kind {
+            Kind::Jcc(condition, target) => Some((condition, target)),
+            _ => None,
+        }
+    }
+
     /// Whether its displacement has 32 bits, the last four bytes.
     pub fn is_long_branch(&self) -> bool {
         self.branch_target().is_some() && self.len >= 5

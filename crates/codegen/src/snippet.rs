@@ -2,15 +2,17 @@
 //! register (rdx). What of these the snippet uses and the function may need is saved on the stack, which is free below rsp at a
 //! function's entry. No vector register, no call, no loop.
 
+use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, al, cl, eax, qword_ptr, r8, r9, rax, rcx, rdi, rdx, rsi,
     rsp,
 };
-use ingraft_model::layout::DataArea;
-use ingraft_model::{BinaryOp, Expr, Snippet, Stmt, UnaryOp, VariableId};
+use ingraft_model::layout::record;
+use ingraft_model::{BinaryOp, Expr, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId};
 
-use crate::environment::{Assembly, CodegenError};
+use crate::environment::{Assembly, CodegenError, Environment};
 use crate::mini::Frame;
+use crate::routine::Routine;
 
 /// Deepest nesting of a snippet: each level may push one word onto the target's stack.
 const DEPTH_MAX: u32 = 64;
@@ -24,26 +26,45 @@ pub(crate) enum Access {
     Shared,
 }
 
-/// Checks nesting and that every variable is bound.
-pub(crate) fn check(snippet: &Snippet, bound: usize) -> Result<(), CodegenError> {
-    check_stmts(&snippet.stmts, bound, 0)
+/// Checks nesting, and that every variable is bound to counters that exist.
+pub(crate) fn check(snippet: &Snippet, bound: &[u32], counters: u32) -> Result<(), CodegenError> {
+    check_stmts(
+        &snippet.stmts,
+        &|v: VariableId, shape: Shape| {
+            let index = bound.get(v.0 as usize).ok_or(CodegenError::Unbound { variable: v.0 })?;
+            let end = index.saturating_add(shape.slots());
+            if end <= counters { Ok(()) } else { Err(CodegenError::CounterOutOfRange { index: end - 1, counters }) }
+        },
+        0,
+    )
 }
 
-fn check_stmts(stmts: &[Stmt], bound: usize, depth: u32) -> Result<(), CodegenError> {
+/// Whether a variable of that shape is bound.
+type Bound<'a> = dyn Fn(VariableId, Shape) -> Result<(), CodegenError> + 'a;
+
+fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
     stmts.iter().try_for_each(|stmt| match stmt {
-        Stmt::Add(v, e) | Stmt::Set(v, e) => check_variable(*v, bound).and_then(|()| check_expr(e, bound, depth)),
+        Stmt::Add(v, e) | Stmt::Set(v, e) => bound(*v, Shape::Counter).and_then(|()| check_expr(e, bound, depth)),
         Stmt::If(c, body) => check_expr(c, bound, depth).and_then(|()| check_stmts(body, bound, deeper(depth)?)),
-        Stmt::Open(..) | Stmt::Close(..) | Stmt::Start(_) | Stmt::Stop(_) | Stmt::Observe(..) => {
-            Err(CodegenError::TooDeep { limit: 0 })
+        Stmt::Settle => Ok(()),
+        Stmt::Open(record, body) | Stmt::Close(record, body) => {
+            bound(record.activations, Shape::Activations)?;
+            match record.restore {
+                Some(Restore::Value(v)) => bound(v, Shape::Counter)?,
+                Some(Restore::Timer(v)) => bound(v, Shape::Timer)?,
+                None => {}
+            }
+            check_stmts(body, bound, deeper(depth)?)
         }
+        Stmt::Start(v) | Stmt::Stop(v) => bound(*v, Shape::Timer),
+        Stmt::Observe(v, e) => bound(*v, Shape::Histogram).and_then(|()| check_expr(e, bound, depth)),
     })
 }
 
-fn check_expr(e: &Expr, bound: usize, depth: u32) -> Result<(), CodegenError> {
+fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
     match e {
-        Expr::Const(_) | Expr::Arg(_) => Ok(()),
-        Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => Err(CodegenError::TooDeep { limit: 0 }),
-        Expr::Variable(v) => check_variable(*v, bound),
+        Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => Ok(()),
+        Expr::Variable(v) => bound(*v, Shape::Counter),
         Expr::Unary(_, e) => check_expr(e, bound, deeper(depth)?),
         Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
     }
@@ -53,31 +74,40 @@ fn deeper(depth: u32) -> Result<u32, CodegenError> {
     if depth < DEPTH_MAX { Ok(depth + 1) } else { Err(CodegenError::TooDeep { limit: DEPTH_MAX }) }
 }
 
-fn check_variable(v: VariableId, bound: usize) -> Result<(), CodegenError> {
-    if (v.0 as usize) < bound { Ok(()) } else { Err(CodegenError::Unbound { variable: v.0 }) }
+/// The code of a snippet: position-independent but for the jumps to shared routines.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Code {
+    pub bytes: Vec<u8>,
+    /// Offset behind each `jmp rel32` to a routine.
+    pub exits: Vec<(u32, Routine)>,
 }
 
 /// Compiles a snippet that [`check`] has accepted.
 pub(crate) fn compile(
     snippet: &Snippet,
     counters: &[u32],
-    data: &DataArea,
+    env: &Environment,
     frame: &Frame,
     access: Access,
-) -> Result<Vec<u8>, CodegenError> {
-    let generate = |saved: Vec<AsmRegister64>| -> Result<(Vec<u8>, [bool; 3]), Assembly> {
+) -> Result<Code, CodegenError> {
+    let generate = |saved: Vec<AsmRegister64>| -> Result<(Code, [bool; 3]), Assembly> {
         let mut g = Generator {
             a: CodeAssembler::new(64)?,
             counters,
-            data,
+            env,
             access,
             used: [false; 3],
             depth: i32::from(frame.pushed),
             below: i32::from(frame.pushed),
+            before_call: frame.before_call,
             saved,
+            exits: Vec::new(),
         };
         g.all(&snippet.stmts)?;
-        Ok((g.a.assemble(0)?, g.used))
+        let result = g.a.assemble_options(0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
+        let exit = |(label, routine): &(CodeLabel, Routine)| Ok((result.label_ip(label)? as u32, *routine));
+        let exits = g.exits.iter().map(exit).collect::<Result<_, Assembly>>()?;
+        Ok((Code { bytes: result.inner.code_buffer.clone(), exits }, g.used))
     };
     let compiled = (|| {
         // the first pass is made only to see which registers the second one must save
@@ -85,7 +115,7 @@ pub(crate) fn compile(
         let save = |(i, r): (usize, &AsmRegister64)| (used[i] && (i > 0 || !frame.rax_free)).then_some(*r);
         generate(WORK.iter().enumerate().filter_map(save).collect())
     })();
-    compiled.map(|(bytes, _)| bytes).map_err(|Assembly(why)| CodegenError::Assembler { what: "a snippet", why })
+    compiled.map(|(code, _)| code).map_err(|Assembly(why)| CodegenError::Assembler { what: "a snippet", why })
 }
 
 /// Accumulator, operand, and the upper half of a dividend.
@@ -94,22 +124,27 @@ const WORK: [AsmRegister64; 3] = [rax, rcx, rdx];
 const ARGUMENTS: [AsmRegister64; 6] = [rdi, rsi, rdx, rcx, r8, r9];
 
 /// A value that an instruction can take as it is.
-enum Operand {
+pub(crate) enum Operand {
     Immediate(i32),
     Register(AsmRegister64),
     Memory(AsmMemoryOperand),
 }
 
-struct Generator<'a> {
-    a: CodeAssembler,
+pub(crate) struct Generator<'a> {
+    pub a: CodeAssembler,
     counters: &'a [u32],
-    data: &'a DataArea,
-    access: Access,
-    used: [bool; 3],
+    pub env: &'a Environment,
+    pub access: Access,
+    /// Which of [`WORK`] are overwritten.
+    pub used: [bool; 3],
     saved: Vec<AsmRegister64>,
     /// Words pushed since the function was entered, and how many of them were there before this snippet.
-    depth: i32,
+    pub depth: i32,
     below: i32,
+    /// The last word pushed by the program is a call's return address.
+    pub before_call: bool,
+    /// Labels behind the jumps to shared routines.
+    pub exits: Vec<(CodeLabel, Routine)>,
 }
 
 impl Generator<'_> {
@@ -134,22 +169,26 @@ impl Generator<'_> {
         Ok(self.a.pop(r)?)
     }
 
-    fn place(&mut self, label: &mut CodeLabel) -> Result<(), Assembly> {
+    pub fn place(&mut self, label: &mut CodeLabel) -> Result<(), Assembly> {
         self.a.set_label(label)?;
         // two labels may meet, and one may be the last thing of all
         Ok(self.a.zero_bytes()?)
     }
 
+    /// Index of the first counter of a variable.
+    pub fn index(&self, v: VariableId) -> u32 {
+        self.counters.get(v.0 as usize).copied().unwrap_or_default()
+    }
+
     fn variable(&self, v: VariableId) -> AsmMemoryOperand {
-        let index = self.counters.get(v.0 as usize).copied().unwrap_or_default();
-        let slot = qword_ptr(u64::from(self.data.counter(index)));
+        let slot = qword_ptr(u64::from(self.env.data.counter(self.index(v))));
         match self.access {
             Access::Own => slot.gs(),
             Access::Shared => slot,
         }
     }
 
-    fn argument(&self, n: u8) -> Operand {
+    pub fn argument(&self, n: u8) -> Operand {
         match ARGUMENTS.get(usize::from(n)) {
             Some(r) => match self.saved.iter().position(|s| s == r) {
                 Some(i) => Operand::Memory(qword_ptr(rsp + 8 * (self.depth - self.below - 1 - i as i32))),
@@ -168,7 +207,7 @@ impl Generator<'_> {
         }
     }
 
-    fn stmts(&mut self, stmts: &[Stmt]) -> Result<(), Assembly> {
+    pub fn stmts(&mut self, stmts: &[Stmt]) -> Result<(), Assembly> {
         stmts.iter().try_for_each(|s| self.stmt(s))
     }
 
@@ -208,7 +247,12 @@ impl Generator<'_> {
                     self.place(&mut end)?;
                 }
             },
-            Stmt::Open(..) | Stmt::Close(..) | Stmt::Start(_) | Stmt::Stop(_) | Stmt::Observe(..) => {}
+            Stmt::Settle => self.settle()?,
+            Stmt::Open(record, body) => self.open(record, body)?,
+            Stmt::Close(record, body) => self.close(record, body)?,
+            Stmt::Start(v) => self.start(*v)?,
+            Stmt::Stop(v) => self.stop(*v)?,
+            Stmt::Observe(v, e) => self.observe(*v, &fold(e))?,
         }
         Ok(())
     }
@@ -225,7 +269,7 @@ impl Generator<'_> {
     }
 
     /// Computes a value in rax.
-    fn value(&mut self, e: &Expr) -> Result<(), Assembly> {
+    pub fn value(&mut self, e: &Expr) -> Result<(), Assembly> {
         self.used[0] = true;
         match e {
             Expr::Const(0) => self.a.xor(eax, eax)?,
@@ -251,7 +295,14 @@ impl Generator<'_> {
                 }
             }
             Expr::Binary(op, a, b) => self.binary(e, *op, a, b)?,
-            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => {}
+            Expr::Return => self.returned()?,
+            Expr::Saved(n) => self.field(record::ARGS + 8 * u32::from(*n))?,
+            Expr::Elapsed(unit) => {
+                self.field(record::TIME)?;
+                if *unit == TimeUnit::Nanoseconds {
+                    self.nanoseconds()?;
+                }
+            }
         }
         Ok(())
     }

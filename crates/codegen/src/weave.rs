@@ -1,7 +1,9 @@
-//! Entry points: from facts about function heads to a plan that weaves them, and to what undoes it.
+//! Points: from facts about their places to a plan that weaves them, and to what undoes it.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Bias, Gpr, PatchPlan, PcMove, Refusal, Site, TextWrite, ThreadIdentity};
+use ingraft_model::{
+    Avma, AvmaRange, Bias, Gpr, PatchPlan, PcMove, PointKind, Refusal, Site, TextWrite, ThreadIdentity,
+};
 
 use crate::arena::{Arena, SlowRoutine};
 use crate::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
@@ -19,14 +21,14 @@ const ALIGN_MAX: usize = 64;
 /// snippet asks for.
 const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
 
-/// One function's entry to weave.
+/// One point to weave.
 #[derive(Clone, Copy, Debug)]
-pub struct EntryRequest<'a> {
-    /// The facts about its head.
+pub struct PointRequest<'a> {
+    /// The facts about its place.
     pub site: &'a Site,
     /// Where its module was loaded.
     pub bias: Bias,
-    /// Its name, for other points that need the same bytes.
+    /// Its function's name, for other points that need the same bytes.
     pub name: &'a str,
     /// What to do there, in order.
     pub minis: &'a [MiniRequest<'a>],
@@ -45,9 +47,13 @@ pub struct RemovalRecord {
     pub code: AvmaRange,
 }
 
-/// An entry that is woven.
+/// A point that is woven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WovenPoint {
+    /// What kind of point it is.
+    pub kind: PointKind,
+    /// Where a thread may go on that has not changed anything since: the springboard of an entry, elsewhere the point's instruction.
+    pub resume: Avma,
     /// First byte of the springboard.
     pub at: Avma,
     /// First byte of the function.
@@ -92,7 +98,7 @@ impl WovenPoint {
                 None => return Err(CodegenError::OtherEnvironment { at: self.at.0 }),
             },
         };
-        Ok(Frame { at: self.at.0, private, rax_free: self.rax_free, pushed: self.pushed })
+        Ok(Frame { at: self.resume.0, private, rax_free: self.rax_free, pushed: self.pushed, before_call: false })
     }
 
     /// All records that removing the point needs, its snippets' included.
@@ -101,16 +107,16 @@ impl WovenPoint {
     }
 }
 
-/// Weaves entries: chooses springboards, takes text and arena, writes the code. Points that cannot be woven are refused one
+/// Weaves points: chooses springboards, takes text and arena, writes the code. Points that cannot be woven are refused one
 /// by one; an error concerns the request as a whole.
 ///
 /// `arena` and `text` hold afterwards what the plan takes, shared slow routines included. After an error, and when the plan was not
 /// applied in the end, go on with clones from before.
-pub fn weave_entries(
+pub fn weave_points(
     env: &Environment,
     arena: &mut Arena,
     text: &mut TextSpace,
-    requests: &[EntryRequest<'_>],
+    requests: &[PointRequest<'_>],
 ) -> Result<Weave, CodegenError> {
     env.check()?;
     requests.iter().flat_map(|r| r.minis).try_for_each(|m| mini::check(env, m))?;
@@ -160,7 +166,8 @@ struct Layout {
     /// First byte behind what belongs to the point itself.
     own_end: u64,
     stubs: Vec<u64>,
-    /// Displaced instructions that a thread may be about to execute: original address and copy.
+    /// Displaced instructions that a thread may be about to execute: original address and copy; for the point's own instruction the
+    /// beginning of what runs before it.
     copies: Vec<PcMove>,
     minis: Vec<Parts>,
 }
@@ -174,16 +181,31 @@ impl Layout {
 /// A point's decisions before any byte is written.
 struct Design<'a> {
     head: &'a Head,
+    kind: PointKind,
     detours: &'a [Detour],
     frame: Frame,
-    push_scratch: bool,
-    push_flags: bool,
+    save: Save,
     slow: Option<u64>,
     minis: &'a [Compiled],
 }
 
+/// What the base trampoline keeps on the stack.
+#[derive(Clone, Copy)]
+struct Save {
+    scratch: bool,
+    flags: bool,
+    /// rax and the flags, where rax is the function's result: by lahf and seto, a fifth of what pushf and popf take.
+    result: bool,
+}
+
+impl Save {
+    fn words(self) -> u8 {
+        u8::from(self.scratch) + u8::from(self.flags) + 2 * u8::from(self.result)
+    }
+}
+
 impl Weaver<'_> {
-    fn point(&mut self, head: Head, request: &EntryRequest<'_>) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
+    fn point(&mut self, head: Head, request: &PointRequest<'_>) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
         let detours =
             loops::detours(self.env, self.text, &head, &request.site.back_branches, request.bias, request.name);
         let detours = match detours {
@@ -214,24 +236,28 @@ impl Weaver<'_> {
         }
     }
 
-    fn build(&mut self, head: &Head, detours: &[Detour], request: &EntryRequest<'_>) -> Result<WovenPoint, EmitError> {
+    fn build(&mut self, head: &Head, detours: &[Detour], request: &PointRequest<'_>) -> Result<WovenPoint, EmitError> {
         let site = request.site;
         let spare = PREFERRED.into_iter().find(|r| site.scratch.contains(r));
         let private = self.env.identity != ThreadIdentity::Locked;
+        let save = match site.kind {
+            PointKind::Entry => Save { scratch: private && spare.is_none(), flags: !site.flags_dead, result: false },
+            _ => Save { scratch: false, flags: false, result: true },
+        };
         let r = private.then(|| spare.unwrap_or(Gpr(0)));
-        let push_scratch = private && spare.is_none();
-        let push_flags = !site.flags_dead;
         let slow = r.map(|r| self.slow(r)).transpose()?;
         let frame = Frame {
-            at: head.at,
+            at: if site.kind == PointKind::Entry { head.at } else { head.point },
             private: r.zip(slow.as_ref().map(|s| s.walk.0)),
-            rax_free: push_scratch || site.scratch.contains(&Gpr(0)),
-            pushed: u8::from(push_scratch) + u8::from(push_flags),
+            rax_free: save.scratch || save.result || site.scratch.contains(&Gpr(0)),
+            pushed: save.words(),
+            before_call: false,
         };
-        let compile = |m: &MiniRequest<'_>| mini::compile(&self.env.data, &frame, m);
+        let compile = |m: &MiniRequest<'_>| mini::compile(self.env, &frame, m);
         let minis = request.minis.iter().map(compile).collect::<Result<Vec<_>, _>>()?;
+        minis.iter().try_for_each(|m| m.routines(self.env, self.arena, &mut self.plan.code))?;
         let slow_at = slow.as_ref().map(|s| s.range.start.0);
-        let design = Design { head, detours, frame, push_scratch, push_flags, slow: slow_at, minis: &minis };
+        let design = Design { head, kind: site.kind, detours, frame, save, slow: slow_at, minis: &minis };
 
         let mut at = self.arena.place(0, |a| a).ok_or(EmitError::OutOfReach)?;
         let layout = loop {
@@ -310,12 +336,31 @@ impl Weaver<'_> {
         }
 
         let base = block.here();
-        let mut first = Back::To(d.head.at);
-        if d.push_flags {
+        let mut copies = Vec::with_capacity(d.head.displaced.len());
+        for displaced in d.head.before() {
+            copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
+            // nothing in front of a point leads anywhere but on
+            relocate::emit(displaced, |target| target, block)?;
+        }
+        let leaves_if = d.head.leaves_if(d.kind);
+        if d.kind != PointKind::Entry {
+            copies.push(PcMove { from: Avma(d.head.point), to: Avma(block.here()) });
+        }
+        let mut first = Back::To(d.frame.at);
+        if let Some((condition, _)) = leaves_if {
+            block.put_relative(&[0x0f, 0x80 | condition ^ 1], d.head.home(), first)?;
+        }
+        if d.save.flags {
             block.put(&[0x9c], std::mem::replace(&mut first, back));
         }
-        if d.push_scratch {
+        if d.save.scratch {
             block.push_pop(0x50, Gpr(0), first);
+        }
+        if d.save.result {
+            block.push_pop(0x50, Gpr(0), first);
+            block.put(&[0x9f], back);
+            block.put(&[0x0f, 0x90, 0xc0], back);
+            block.push_pop(0x50, Gpr(0), back);
         }
         match (self.env.identity, d.frame.private) {
             (ThreadIdentity::FsOffset(offset), Some((r, _))) => {
@@ -343,10 +388,16 @@ impl Weaver<'_> {
         }
 
         let leave = block.here();
-        if d.push_scratch {
+        if d.save.result {
+            block.push_pop(0x58, Gpr(0), back);
+            block.put(&[0x04, 0x7f], back);
+            block.put(&[0x9e], back);
             block.push_pop(0x58, Gpr(0), back);
         }
-        if d.push_flags {
+        if d.save.scratch {
+            block.push_pop(0x58, Gpr(0), back);
+        }
+        if d.save.flags {
             block.put(&[0x9d], back);
         }
         let tail_begins = |bytes: &[u8]| d.head.displaced.first().is_some_and(|first| first.bytes().starts_with(bytes));
@@ -355,13 +406,20 @@ impl Weaver<'_> {
             block.put(&[0x90], back);
         }
         let tail = block.here();
-        let resolve = |target: u64| if target == d.head.at || target == d.head.function { tail } else { target };
-        let mut copies = Vec::with_capacity(d.head.displaced.len());
-        for displaced in &d.head.displaced {
-            copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
-            relocate::emit(displaced, resolve, block)?;
+        let own = |target: u64| d.kind == PointKind::Entry && (target == d.head.at || target == d.head.function);
+        let resolve = |target: u64| if own(target) { tail } else { target };
+        for displaced in d.head.behind() {
+            match leaves_if {
+                Some((_, target)) => block.jmp(resolve(target), Back::To(target))?,
+                None => {
+                    if d.kind == PointKind::Entry {
+                        copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
+                    }
+                    relocate::emit(displaced, resolve, block)?;
+                }
+            }
         }
-        if !d.head.ends() {
+        if !d.head.ends() && leaves_if.is_none() {
             block.jmp(d.head.home(), Back::To(d.head.home()))?;
         }
         let mut stubs = Vec::new();
@@ -381,7 +439,7 @@ impl Weaver<'_> {
         let mut minis: Vec<Parts> = Vec::with_capacity(d.minis.len());
         let mut before = slot;
         for code in d.minis {
-            let parts = mini::emit(&d.frame, code, leave, block)?;
+            let parts = mini::emit(&d.frame, self.arena, code, leave, block)?;
             block.patch_relative(before + 1, parts.start)?;
             before = parts.jump;
             minis.push(parts);
@@ -394,7 +452,7 @@ impl Weaver<'_> {
         &mut self,
         head: &Head,
         detours: &[Detour],
-        request: &EntryRequest<'_>,
+        request: &PointRequest<'_>,
         design: &Design<'_>,
         layout: &Layout,
         slow: Option<AvmaRange>,
@@ -449,6 +507,8 @@ impl Weaver<'_> {
             code: Avma(block.at)..Avma(layout.own_end),
         };
         let point = WovenPoint {
+            kind: request.site.kind,
+            resume: Avma(design.frame.at),
             at: Avma(head.at),
             function: Avma(head.function),
             base: Avma(layout.base),

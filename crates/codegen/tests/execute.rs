@@ -165,8 +165,8 @@ fn snippets_come_and_go_in_any_order() {
             let snippets = [(1, complex()), (2, count()), (3, complex())];
             for (id, snippet) in &snippets {
                 let request = MiniRequest { id: *id, snippet, counters: &[*id as u32] };
-                let plan = add_mini(&w.env, &mut w.arena, &mut point, &request).expect("there is room");
-                verify_added(&w.env, &w.arena, &plan, &point).expect("right");
+                let plan = add_mini(&w.env, &mut w.arena, &mut point, &request, 0).expect("there is room");
+                verify_added(&w.env, &w.arena, &plan, &point, *id).expect("right");
                 plans.push(plan);
             }
             let out = all(&plans, vec![call(TEXT); 2]);

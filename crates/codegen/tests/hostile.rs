@@ -3,7 +3,7 @@
 mod support;
 
 use ingraft_codegen::verify::verify_weave;
-use ingraft_codegen::{Arena, EntryRequest, MiniRequest, TextSpace, weave_entries};
+use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{Avma, Bias, Gpr, Site, Svma, ThreadIdentity};
 use proptest::prelude::*;
@@ -82,8 +82,8 @@ proptest! {
         let snippet = count();
         let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
         let requests: Vec<_> =
-            sites.iter().map(|site| EntryRequest { site, bias: Bias(bias), name: "f", minis: &minis }).collect();
-        let weave = weave_entries(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+            sites.iter().map(|site| PointRequest { site, bias: Bias(bias), name: "f", minis: &minis }).collect();
+        let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         let proof = verify_weave(&env, &arena, &text, &requests, &weave);
         // facts that contradict each other (code that is padding too) may be woven; then it is the verifier that refuses
         let consistent = padding.is_empty() && sites.len() == 1 && sites[0].back_branches.is_empty();

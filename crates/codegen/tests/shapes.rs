@@ -5,7 +5,7 @@ mod support;
 use expect_test::expect_file;
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed};
 use ingraft_codegen::{
-    Arena, EntryRequest, MiniRequest, TextSpace, add_mini, remove_mini, remove_points, weave_entries,
+    Arena, MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points,
 };
 use ingraft_model::{Avma, Bias, BinaryOp, Expr, Gpr, Site, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId};
 use support::*;
@@ -119,8 +119,8 @@ fn a_call_far_up_gets_its_whole_return_address() {
     let (mut arena, mut text) = (Arena::new(Avma(base)..Avma(base + 0x10000)), TextSpace::new());
     let snippet = count();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-    let requests = [EntryRequest { site: &site, bias, name: "f", minis: &minis }];
-    let weave = weave_entries(&env, &mut arena, &mut text, &requests).expect("woven");
+    let requests = [PointRequest { site: &site, bias, name: "f", minis: &minis }];
+    let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
     ingraft_codegen::verify::verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
     golden("relocate_call_high", &Woven { env, arena, text, site: site.clone(), weave });
 }
@@ -210,8 +210,8 @@ fn chains() {
     let mut listing = String::new();
     for id in [7, 8] {
         let request = MiniRequest { id, snippet: if id == 7 { &snippet } else { &count() }, counters: &[5] };
-        let plan = add_mini(&w.env, &mut w.arena, &mut point, &request).expect("there is room");
-        verify_added(&w.env, &w.arena, &plan, &point).expect("right");
+        let plan = add_mini(&w.env, &mut w.arena, &mut point, &request, 0).expect("there is room");
+        verify_added(&w.env, &w.arena, &plan, &point, request.id).expect("right");
         listing += &format!("add {id}\n{}\n", list(&plan, &[Ok(point.clone())]));
     }
     for id in [7, 0, 8] {
@@ -281,8 +281,8 @@ fn refusals_say_why() {
 fn a_shadow_stack_forbids_displaced_calls() {
     let env = ingraft_codegen::Environment { shadow_stack: true, ..environment(GLIBC) };
     let site = site(&[0x53, 0xe8, 0, 1, 0, 0]);
-    let requests = [EntryRequest { site: &site, bias: Bias(0), name: "f", minis: &[] }];
-    let weave = weave_entries(&env, &mut arena(), &mut TextSpace::new(), &requests).expect("the request makes sense");
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &[] }];
+    let weave = weave_points(&env, &mut arena(), &mut TextSpace::new(), &requests).expect("the request makes sense");
     let refusal = weave.woven[0].as_ref().expect_err("refused").to_string();
     assert!(refusal.contains("shadow stack"), "{refusal}");
 }
@@ -291,9 +291,9 @@ fn a_shadow_stack_forbids_displaced_calls() {
 fn two_functions_cannot_share_bytes() {
     let (first, mut second) = (site(&PLAIN), site(&PLAIN));
     second.at = Svma(0x401003);
-    let request = |site, name| EntryRequest { site, bias: Bias(0), name, minis: &[] };
+    let request = |site, name| PointRequest { site, bias: Bias(0), name, minis: &[] };
     let requests = [request(&first, "one"), request(&second, "two")];
-    let weave = weave_entries(&environment(GLIBC), &mut arena(), &mut TextSpace::new(), &requests).expect("woven");
+    let weave = weave_points(&environment(GLIBC), &mut arena(), &mut TextSpace::new(), &requests).expect("woven");
     let refusal = weave.woven[1].as_ref().expect_err("refused").to_string();
     assert_eq!(refusal, "overlaps the springboard of one");
 }
@@ -306,15 +306,15 @@ fn a_full_arena_refuses_the_rest_and_gives_their_text_back() {
     let snippet = count();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
     let requests: Vec<_> =
-        sites.iter().map(|site| EntryRequest { site, bias: Bias(0), name: "f", minis: &minis }).collect();
+        sites.iter().map(|site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis }).collect();
     let env = environment(GLIBC);
     let mut text = TextSpace::new();
     let mut small = Arena::new(Avma(0x500000)..Avma(0x500400));
-    let weave = weave_entries(&env, &mut small, &mut text, &requests).expect("woven");
+    let weave = weave_points(&env, &mut small, &mut text, &requests).expect("woven");
     let woven = weave.woven.iter().filter(|w| w.is_ok()).count();
     assert!((5..20).contains(&woven), "{woven}");
     assert_eq!(weave.woven[19], Err(ingraft_model::Refusal::NoRoomNearby));
-    let rest = weave_entries(&env, &mut arena(), &mut text, &requests[woven..]).expect("woven");
+    let rest = weave_points(&env, &mut arena(), &mut text, &requests[woven..]).expect("woven");
     assert!(rest.woven.iter().all(Result::is_ok));
 }
 
@@ -325,14 +325,14 @@ fn what_was_removed_can_be_woven_again_in_the_same_place() {
     let used = w.arena.used();
     let snippet = count();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-    let requests = [EntryRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis }];
-    let again = weave_entries(&w.env, &mut w.arena, &mut w.text, &requests).expect("the request makes sense");
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis }];
+    let again = weave_points(&w.env, &mut w.arena, &mut w.text, &requests).expect("the request makes sense");
     assert!(again.woven[0].is_err(), "its bytes are taken");
     for range in &remove_points([&point]).retired {
         w.arena.release(range);
     }
     w.text.release_point(&point);
-    let again = weave_entries(&w.env, &mut w.arena, &mut w.text, &requests).expect("the request makes sense");
+    let again = weave_points(&w.env, &mut w.arena, &mut w.text, &requests).expect("the request makes sense");
     assert_eq!(again.woven[0].as_ref(), Ok(&point));
     assert_eq!(w.arena.used(), used);
     assert_eq!(again.plan.code.len(), 1, "the slow routine is there already");
@@ -343,13 +343,13 @@ fn senseless_requests_are_errors() {
     let site = site(&PLAIN);
     let weave = |snippet: &Snippet, counters: &[u32], env| {
         let minis = [MiniRequest { id: 0, snippet, counters }];
-        let requests = [EntryRequest { site: &site, bias: Bias(0), name: "f", minis: &minis }];
-        let result = weave_entries(&env, &mut arena(), &mut TextSpace::new(), &requests);
+        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis }];
+        let result = weave_points(&env, &mut arena(), &mut TextSpace::new(), &requests);
         result.map(|_| ()).expect_err("refused").to_string()
     };
     let env = environment(GLIBC);
     assert_eq!(weave(&count(), &[], env), "variable v0 of a snippet is bound to no counter");
-    assert_eq!(weave(&count(), &[500_000], env), "counter 500000 does not fit: a shard holds 121848");
+    assert_eq!(weave(&count(), &[500_000], env), "counter 500000 does not fit: a shard holds 105456");
     let deep = (0..100).fold(Expr::Arg(0), |e, _| Expr::Unary(UnaryOp::Negate, Box::new(e)));
     let deep = Snippet { stmts: vec![Stmt::Add(v(0), deep)] };
     assert_eq!(weave(&deep, &[0], env), "a snippet is nested more than 64 levels deep");

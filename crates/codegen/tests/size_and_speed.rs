@@ -5,7 +5,7 @@ mod support;
 use std::time::Instant;
 
 use ingraft_codegen::verify::{verify_removal, verify_weave};
-use ingraft_codegen::{Arena, EntryRequest, MiniRequest, TextSpace, Weave, WovenPoint, remove_points, weave_entries};
+use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, remove_points, weave_points};
 use ingraft_model::{Avma, Bias, Gpr, Site, Snippet, Svma};
 use support::*;
 
@@ -46,10 +46,10 @@ fn run(sites: &[Site], snippet: &Snippet) -> Run {
     let requests: Vec<_> = sites
         .iter()
         .zip(minis.chunks(1))
-        .map(|(site, minis)| EntryRequest { site, bias: Bias(0), name: "a_function_of_some_length", minis })
+        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "a_function_of_some_length", minis })
         .collect();
     let t = Instant::now();
-    let weave = weave_entries(&env, &mut arena, &mut text, &requests).expect("woven");
+    let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
     let woven = t.elapsed();
     let t = Instant::now();
     verify_weave(&env, &arena, &text, &requests, &weave).expect("right");

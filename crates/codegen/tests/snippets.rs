@@ -3,7 +3,7 @@
 mod support;
 
 use ingraft_codegen::verify::verify_weave;
-use ingraft_codegen::{EntryRequest, MiniRequest, TextSpace, weave_entries};
+use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::{Bias, BinaryOp, Expr, Gpr, Site, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId};
 use proptest::prelude::*;
 use support::image::{self, Program, STACK, Step, TEXT};
@@ -88,6 +88,7 @@ impl Evaluator {
         match e {
             Expr::Const(c) => *c,
             Expr::Arg(n) => self.arguments[usize::from(*n)],
+            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => unreachable!("not generated here"),
             Expr::Variable(v) => self.variables[v.0 as usize],
             Expr::Unary(UnaryOp::Negate, e) => 0i64.wrapping_sub(self.expr(e)),
             Expr::Unary(UnaryOp::Complement, e) => self.expr(e) ^ -1,
@@ -133,6 +134,7 @@ impl Evaluator {
                         self.stmts(body);
                     }
                 }
+                other => unreachable!("not generated here: {other}"),
             }
         }
     }
@@ -164,10 +166,10 @@ fn check(snippets: &[Vec<Stmt>], arguments: [i64; 6], identity: ThreadIdentity, 
     let requests: Vec<_> = sites
         .iter()
         .zip(minis.chunks(1))
-        .map(|(site, minis)| EntryRequest { site, bias: Bias(0), name: "f", minis })
+        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis })
         .collect();
     let (mut arena, mut text) = (arena(), TextSpace::new());
-    let weave = weave_entries(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+    let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
     let shown = || list(&weave.plan, &weave.woven);
     if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
         panic!("{e}\n{}", shown());

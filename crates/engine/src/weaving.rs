@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use ingraft_analysis::FunctionKind;
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_weave};
 use ingraft_codegen::{
-    Arena, EntryRequest, Environment, MiniRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
-    weave_entries,
+    Arena, Environment, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
+    weave_points,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
@@ -102,7 +102,7 @@ pub fn entry_site(target: &Target, modules: &Modules, function: FunctionRef) -> 
 /// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
 pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
-    let env = Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false };
+    let env = Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: TICKS };
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
     let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(target, modules, *f))).collect());
@@ -124,10 +124,10 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
         text.add_padding(module.bias, module.image.padding());
         let entries: Vec<_> = members
             .iter()
-            .map(|(_, site)| EntryRequest { site, bias: module.bias, name: "another function", minis: &minis })
+            .map(|(_, site)| PointRequest { site, bias: module.bias, name: "another function", minis: &minis })
             .collect();
         // A request as a whole fails only for reasons that this one does not have.
-        let Ok(weave) = weave_entries(&env, &mut arena, &mut text, &entries) else { continue };
+        let Ok(weave) = weave_points(&env, &mut arena, &mut text, &entries) else { continue };
         refused.extend(members.iter().zip(weave.woven).filter_map(|((f, _), woven)| Some((*f, woven.err()?))));
     }
     refused
@@ -238,16 +238,16 @@ impl Woven {
                     modules.resolve(requests[i].0).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned())
                 })
                 .collect();
-            let entries: Vec<EntryRequest<'_>> = members
+            let entries: Vec<PointRequest<'_>> = members
                 .iter()
                 .zip(&minis)
                 .zip(&names)
                 .filter_map(|((&i, minis), name)| {
                     let site = sites[i].as_ref().ok()?;
-                    Some(EntryRequest { site, bias: module.bias, name, minis })
+                    Some(PointRequest { site, bias: module.bias, name, minis })
                 })
                 .collect();
-            let weave = weave_entries(env, &mut self.arenas[arena_index], text, &entries).map_err(codegen_error)?;
+            let weave = weave_points(env, &mut self.arenas[arena_index], text, &entries).map_err(codegen_error)?;
             verify_weave(env, &self.arenas[arena_index], text, &entries, &weave).map_err(|e| defect(&e))?;
             for (&i, woven) in members.iter().zip(weave.woven) {
                 let function = requests[i].0;

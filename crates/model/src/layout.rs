@@ -77,7 +77,7 @@ pub const ALIVE: u32 = 0x00;
 pub const CHILD_SHARD: u32 = 1;
 /// Index of the first shard that a thread can claim.
 pub const FIRST_SHARD: u32 = 2;
-/// Distance between shards that gives room for 106,488 counters; only touched pages take memory.
+/// Distance between shards that gives room for 105,456 counters; only touched pages take memory.
 pub const DEFAULT_STRIDE: u64 = 1 << 20;
 /// Bytes of address space for the journal's copy.
 pub const DEFAULT_JOURNAL: u64 = 64 << 20;
@@ -134,7 +134,8 @@ impl DataArea {
 
     /// Counters that fit into a shard.
     pub fn counters(&self) -> u32 {
-        u32::try_from((self.stride - u64::from(COUNTERS) - u64::from(record::ROOM)) / 8).unwrap_or(u32::MAX)
+        u32::try_from((self.stride - u64::from(COUNTERS) - u64::from(record::ROOM + record::SIZE)) / 8)
+            .unwrap_or(u32::MAX)
     }
 
     /// Offset of the activation records in a shard.

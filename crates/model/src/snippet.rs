@@ -140,6 +140,9 @@ pub enum Stmt {
     Set(VariableId, Expr),
     /// Do the statements if the value is not 0.
     If(Expr, Vec<Stmt>),
+    /// Close the records of calls that have ended without passing an exit: once at an entry, before any record is opened there, because
+    /// what is open afterwards at this call's stack pointer belongs to this call.
+    Settle,
     /// Open an activation record and do the statements; nothing of it if no record can be had, which is counted. At an entry or before a call.
     Open(Record, Vec<Stmt>),
     /// If the record of this call is open: do the statements and close it. If not, count that. At an exit or behind a call; records that were
@@ -255,6 +258,7 @@ impl fmt::Display for Stmt {
             Stmt::Add(v, e) => write!(f, "v{} += {e};", v.0),
             Stmt::Set(v, e) => write!(f, "v{} = {e};", v.0),
             Stmt::If(c, body) => write_block(f, &format_args!("if ({c})"), body),
+            Stmt::Settle => f.write_str("settle;"),
             Stmt::Open(record, body) => write_block(f, &format_args!("open {record}"), body),
             Stmt::Close(record, body) => write_block(f, &format_args!("close {record}"), body),
             Stmt::Start(v) => write!(f, "start v{};", v.0),

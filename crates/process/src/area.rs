@@ -1,11 +1,12 @@
 //! The data area as the engine sees it: the same memory that the target counts in.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use ingraft_model::layout::{self, header};
+use ingraft_model::layout::{self, header, record};
 use ingraft_model::{Avma, AvmaRange, DataArea, Pid, ThreadIdentity};
 use memmap2::MmapRaw;
 use rustix::fs::FlockOperation;
@@ -273,19 +274,49 @@ impl SharedArea {
         Ok(())
     }
 
-    /// Takes back the shard of a thread that has ended: its first `counters` values, which are set to 0; then it is free.
+    /// Takes back the shard of a thread that has ended: its first `counters` values, which are set to 0; then it is free. Calls that were open
+    /// have ended without passing an exit, and are counted among these values.
     pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<u64>, Error> {
         if shard < layout::FIRST_SHARD || shard >= self.layout.shards {
             return Err(Error::Outside(self.layout.stride * u64::from(shard)));
         }
         let mut values = vec![0; counters as usize];
         self.counters(shard, &mut values)?;
+        let open = self.open_records(shard)?;
         for (i, _) in values.iter().enumerate().filter(|&(_, &v)| v != 0) {
             self.write_u64(self.counter_at(shard, i as u32), 0)?;
         }
-        self.write_u64(self.layout.stride * u64::from(shard) + u64::from(layout::OWNER), 0)?;
+        for (_, name) in open {
+            if let Some(left) = name.checked_sub(layout::COUNTERS).and_then(|at| values.get_mut(at as usize / 8)) {
+                *left += 1;
+            }
+        }
+        let start = self.layout.stride * u64::from(shard);
+        self.write_u64(start + u64::from(layout::TOP), 0)?;
+        self.write_u64(start + u64::from(layout::OWNER), 0)?;
         self.write_u64(u64::from(layout::CLAIMS) + 8 * u64::from(shard), 0)?;
         Ok(values)
+    }
+
+    /// The activation records that are open in a shard: where each lies in the area, and its name.
+    fn open_records(&self, shard: u32) -> Result<Vec<(u64, u32)>, Error> {
+        let start = self.layout.stride * u64::from(shard);
+        let top = self.read_u64(start + u64::from(layout::TOP))?.min(record::ROOM.into());
+        let first = start + u64::from(self.layout.records());
+        let at = (1..top / u64::from(record::SIZE)).map(|i| first + i * u64::from(record::SIZE));
+        at.map(|at| Ok((at, self.read_u32(at + u64::from(record::NAME))?))).collect()
+    }
+
+    /// Makes records of these names (offsets in a shard) nobody's: what they would restore or count belongs to something else from now on. No
+    /// code may be woven any more that opens or closes them.
+    pub fn forget_records(&self, shard: u32, names: &HashSet<u32>) -> Result<(), Error> {
+        for (at, name) in self.open_records(shard)? {
+            if names.contains(&name) {
+                self.write_u32(at + u64::from(record::RESTORE), 0)?;
+                self.write_u32(at + u64::from(record::NAME), 0)?;
+            }
+        }
+        Ok(())
     }
 
     /// The fork children that entered themselves.

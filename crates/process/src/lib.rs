@@ -10,6 +10,7 @@
 mod access;
 mod apply;
 mod area;
+mod clock;
 mod error;
 mod frame;
 mod gap;
@@ -27,6 +28,7 @@ mod tracer;
 pub use access::{ProcessInfo, attachable, find_by_name, processes};
 pub use apply::{Applied, Options, ThreadBase};
 pub use area::{Children, Claim, SharedArea};
+pub use clock::{ClockProblem, TickClock};
 pub use error::{ApplyError, Denial, Error};
 pub use module::{FileSource, MappedFile};
 pub use procfs::{Mapping, Status, boot_id};

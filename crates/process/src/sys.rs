@@ -202,6 +202,19 @@ pub(crate) fn precise_sleeps() {
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1usize, 0usize, 0usize, 0usize) };
 }
 
+/// The time stamp counter.
+pub(crate) fn ticks() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction, and Linux lets all programs use it.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+/// Whether the time stamp counter runs at one rate whatever the processor does (Intel SDM vol. 3B, 19.17.1).
+pub(crate) fn has_invariant_ticks() -> bool {
+    const POWER: u32 = 0x8000_0007;
+    let leaf = std::arch::x86_64::__cpuid;
+    leaf(0x8000_0000).eax >= POWER && leaf(POWER).edx & 1 << 8 != 0
+}
+
 /// Waits until a thread of ours has left the kernel's lists, so that all that it traced is free.
 pub(crate) fn wait_thread_gone(tid: Tid) {
     let pid = rustix::process::getpid().as_raw_nonzero().get();

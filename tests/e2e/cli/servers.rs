@@ -129,7 +129,7 @@ fn all_functions_of_postgres_under_pgbench() {
         Ok(postgres) => postgres,
         Err(why) => skip!("{why}"),
     };
-    let transactions = scaled(2000, 100_000);
+    let transactions = scaled(2000, 30_000);
     let mut load = postgres
         .client("pgbench")
         .args(["-n", "-c", "1", "-t", &transactions.to_string(), "-R", "400", "postgres"])

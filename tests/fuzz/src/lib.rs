@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
-use ingraft_codegen::{Arena, EntryRequest, Environment, MiniRequest, TextSpace, Weave, weave_entries};
+use ingraft_codegen::{Arena, PointRequest, Environment, MiniRequest, TextSpace, Weave, weave_points};
 use ingraft_model::{Avma, Bias, DataArea, Site, Snippet, ThreadIdentity, VariableId};
 
 /// Address of the text in images that [`image`] makes.
@@ -125,7 +125,7 @@ pub struct Woven {
 /// Weaves a count into every entry.
 pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    let environment = Environment { data, identity, shadow_stack: false };
+    let environment = Environment { data, identity, shadow_stack: false, ticks: ingraft_codegen::TickScale { mult: 1 << 31, shift: 32 } };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());
@@ -135,8 +135,8 @@ pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Optio
         .map(|i| [MiniRequest { id: i as u64, snippet: &snippet, counters: &counters[i % 32..] }])
         .collect();
     let requests: Vec<_> =
-        sites.iter().zip(&minis).map(|(site, minis)| EntryRequest { site, bias: Bias(0), name: "f", minis }).collect();
-    let weave = weave_entries(&environment, &mut arena, &mut text, &requests).ok()?;
+        sites.iter().zip(&minis).map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis }).collect();
+    let weave = weave_points(&environment, &mut arena, &mut text, &requests).ok()?;
     Some(Woven { environment, arena, text, sites, weave })
 }
 
@@ -151,7 +151,7 @@ pub fn proven(woven: &Woven, weave: &Weave) -> bool {
         .sites
         .iter()
         .zip(&minis)
-        .map(|(site, minis)| EntryRequest { site, bias: Bias(0), name: "f", minis })
+        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis })
         .collect();
     verify_weave(&woven.environment, &woven.arena, &woven.text, &requests, weave).is_ok()
 }

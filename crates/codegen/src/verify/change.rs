@@ -4,7 +4,7 @@ use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
 
 use super::memory::Memory;
 use super::walk::Walk;
-use super::{Flaw, VerifyError, check_writes, fail};
+use super::{Flaw, VerifyError, check_writes, fail, prove_routines};
 use crate::arena::Arena;
 use crate::environment::Environment;
 use crate::mini::WovenMini;
@@ -44,14 +44,23 @@ pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), Ver
     Ok(())
 }
 
-/// Proves the plan of [`crate::add_mini`]: `after` is the point as it will be, its first snippet the new one.
-pub fn verify_added(env: &Environment, arena: &Arena, plan: &PatchPlan, after: &WovenPoint) -> Result<(), VerifyError> {
+/// Proves the plan of [`crate::add_mini`]: `after` is the point as it will be, with the new snippet of number `id`.
+pub fn verify_added(
+    env: &Environment,
+    arena: &Arena,
+    plan: &PatchPlan,
+    after: &WovenPoint,
+    id: u64,
+) -> Result<(), VerifyError> {
     check_live_jump(plan, after)?;
-    let Some(mini) = after.minis.first() else { return fail(after.at.0, Flaw::Unmatched) };
+    let found = after.minis.iter().enumerate().find(|(_, m)| m.id == id);
+    let Some((index, mini)) = found else { return fail(after.at.0, Flaw::Unmatched) };
     let memory = Memory::new(&plan.code, &arena.range())?;
-    let next = after.minis.get(1).map_or(after.leave, |m| m.start).0;
+    let next = after.minis.get(index + 1).map_or(after.leave, |m| m.start).0;
     let mut walk = Walk::new(env, arena, &memory);
-    walk.begin_added(after, next);
+    let mut proven = vec![(mini.range.start.0, mini.range.end.0)];
+    prove_routines(&mut walk, arena, &memory, &mut proven)?;
+    walk.begin_added(after, mini, next);
     walk.added(mini.start.0)?;
     walk.twin(mini)?;
     walk.tile(&mini.range)?;
@@ -59,7 +68,7 @@ pub fn verify_added(env: &Environment, arena: &Arena, plan: &PatchPlan, after: &
     for (address, state) in walk.visited(&mini.range) {
         let harmless = after.pushed == 0 && state.is_some_and(|s| walk.harmless(s));
         match mini.removal.moves.iter().find(|m| m.from.0 == address) {
-            Some(m) if m.to == after.at && harmless => {}
+            Some(m) if m.to == after.resume && harmless => {}
             Some(_) => return fail(address, Flaw::BadMove),
             None if mini.removal.step_out.iter().any(|r| r.start.0 <= address && address < r.end.0) => {}
             None => return fail(address, Flaw::BadMove),
@@ -68,7 +77,7 @@ pub fn verify_added(env: &Environment, arena: &Arena, plan: &PatchPlan, after: &
     if mini.removal.code != mini.range || !plan.moves.is_empty() || !plan.retired.is_empty() {
         return fail(mini.start.0, Flaw::BadMove);
     }
-    memory.all_proven(&mut [(mini.range.start.0, mini.range.end.0)])
+    memory.all_proven(&mut proven)
 }
 
 /// Proves the plan of [`crate::remove_mini`]: `before` and `after` are the point as it was and as it will be.

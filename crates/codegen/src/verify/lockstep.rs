@@ -49,6 +49,49 @@ pub(super) fn run(
     }
 }
 
+/// Compares original `bytes` that only run on with the copy at `copy`; where the copy ends.
+pub(super) fn straight(
+    walk: &mut Walk<'_>,
+    bytes: &[u8],
+    at: u64,
+    copy: u64,
+    pairs: &mut Vec<Pair>,
+) -> Result<u64, VerifyError> {
+    let mut step = Step { walk, pairs, copy };
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let original = decode(rest, at + (bytes.len() - rest.len()) as u64)?;
+        if original.flow_control() != FlowControl::Next || !step.instruction(&original, &|target| target)? {
+            return fail(original.ip(), Flaw::NotEquivalent);
+        }
+        rest = rest.get(original.len()..).unwrap_or_default();
+    }
+    Ok(step.copy)
+}
+
+/// A conditional jump out of a function: at `copy` the opposite condition leads home, and at `tail` the jump itself follows. Where home is.
+pub(super) fn leaves_if(
+    walk: &mut Walk<'_>,
+    bytes: &[u8],
+    at: u64,
+    copy: u64,
+    tail: u64,
+    pairs: &mut Vec<Pair>,
+) -> Result<u64, VerifyError> {
+    let original = decode(bytes, at)?;
+    let (end, target) = (original.next_ip(), original.near_branch_target());
+    let mut opposite = original;
+    opposite.negate_condition_code();
+    let stays = Step { walk, pairs, copy }.part(at, end, Some(at))?;
+    let leaves = Step { walk, pairs, copy: tail }.part(at, end, Some(target))?;
+    let right = stays.is_jcc_short_or_near()
+        && stays.condition_code() == opposite.condition_code()
+        && stays.near_branch_target() == end
+        && leaves.is_jmp_short_or_near()
+        && leaves.near_branch_target() == target;
+    if right { Ok(end) } else { fail(copy, Flaw::NotEquivalent) }
+}
+
 struct Step<'a, 'w> {
     walk: &'a mut Walk<'w>,
     pairs: &'a mut Vec<Pair>,

@@ -16,12 +16,12 @@ mod memory;
 mod rules;
 mod walk;
 
-use ingraft_model::{Avma, PcMove, Site, TextWrite};
+use ingraft_model::{Avma, PcMove, PointKind, Site, TextWrite};
 
 use crate::arena::Arena;
 use crate::environment::Environment;
 use crate::text::TextSpace;
-use crate::weave::{EntryRequest, RemovalRecord, Weave, WovenPoint};
+use crate::weave::{PointRequest, RemovalRecord, Weave, WovenPoint};
 
 pub use change::{verify_added, verify_removal, verify_removed};
 use lockstep::Pair;
@@ -99,12 +99,12 @@ pub(crate) fn fail<T>(at: u64, flaw: Flaw) -> Result<T, VerifyError> {
     Err(VerifyError { at: Avma(at), flaw })
 }
 
-/// Proves a plan of [`crate::weave_entries`] and the removal records of its points.
+/// Proves a plan of [`crate::weave_points`] and the removal records of its points.
 pub fn verify_weave(
     env: &Environment,
     arena: &Arena,
     text: &TextSpace,
-    requests: &[EntryRequest<'_>],
+    requests: &[PointRequest<'_>],
     weave: &Weave,
 ) -> Result<(), VerifyError> {
     let plan = &weave.plan;
@@ -122,6 +122,7 @@ pub fn verify_weave(
             proven.push((routine.range.start.0, routine.range.end.0));
         }
     }
+    prove_routines(&mut walk, arena, &memory, &mut proven)?;
     let mut writes = Vec::with_capacity(plan.text.len());
     let mut expected = Vec::new();
     for (request, point) in requests.iter().zip(&weave.woven) {
@@ -137,6 +138,22 @@ pub fn verify_weave(
     }
     check_insertion_moves(&plan.moves, &plan.text, &mut expected)?;
     memory.all_proven(&mut proven)
+}
+
+/// The shared routines for activation records that this plan writes; others were proven then.
+fn prove_routines(
+    walk: &mut Walk<'_>,
+    arena: &Arena,
+    memory: &Memory<'_>,
+    proven: &mut Vec<(u64, u64)>,
+) -> Result<(), VerifyError> {
+    for range in arena.routines.iter().flatten().filter(|r| memory.holds(r.start.0)) {
+        walk.routine(range.start.0)?;
+        walk.tile(range)?;
+        walk.all_tiled()?;
+        proven.push((range.start.0, range.end.0));
+    }
+    Ok(())
 }
 
 fn check_writes(text: &[TextWrite]) -> Result<(), VerifyError> {
@@ -180,7 +197,7 @@ fn check_insertion_moves(moves: &[PcMove], text: &[TextWrite], expected: &mut [P
 /// The proof of one point.
 struct Proof<'a> {
     text: &'a TextSpace,
-    request: &'a EntryRequest<'a>,
+    request: &'a PointRequest<'a>,
     point: &'a WovenPoint,
 }
 
@@ -193,6 +210,10 @@ impl Proof<'_> {
         let (site, bias) = (self.site(), self.request.bias);
         let point = self.point;
         let at = site.at.to_avma(bias);
+        let entry = site.kind == PointKind::Entry;
+        if point.kind != site.kind || point.resume.0 != if entry { at.0 } else { self.point_at() } {
+            return fail(at.0, Flaw::Unmatched);
+        }
         if point.at != at || point.function != site.function.to_avma(bias) || point.leave.0 != point.slot.0 + 5 {
             return fail(at.0, Flaw::Astray);
         }
@@ -200,7 +221,7 @@ impl Proof<'_> {
 
         // what stands in the text afterwards, and where it leads
         let mut pairs: Vec<Pair> = Vec::new();
-        let resolve = |t: u64| if t == at.0 || t == point.function.0 { point.tail.0 } else { t };
+        let resolve = |t: u64| if entry && (t == at.0 || t == point.function.0) { point.tail.0 } else { t };
         let mut springboard = None;
         for w in &point.removal.text {
             if self.original(w.at.0, w.len).is_none_or(|old| old != w.new_bytes()) {
@@ -218,7 +239,8 @@ impl Proof<'_> {
         if site.landings.iter().any(inside) {
             return fail(at.0, Flaw::LandingInside);
         }
-        let home = lockstep::run(walk, &site.bytes, at.0, point.tail.0, &resolve, &mut pairs)?;
+        let begin = self.before(walk, &mut pairs)?;
+        let home = self.behind(walk, begin, &resolve, &mut pairs)?;
         let past_own = home.is_some_and(|h| h > at.0 + u64::from(site.own));
         if past_own || home.is_some_and(|h| h < at.0 + u64::from(springboard.len) || h != point.home.0) {
             return fail(at.0, Flaw::NotEquivalent);
@@ -235,10 +257,13 @@ impl Proof<'_> {
             self.detour(walk, branch, displaced_end, &resolve, &mut pairs)?;
         }
         let first_parts = pairs.iter().filter(|p| p.first && p.original != at.0);
-        expected.extend(first_parts.map(|p| PcMove { from: Avma(p.original), to: Avma(p.copy) }));
+        // a thread that has arrived at the point has not passed it
+        let arrival = |p: &Pair| if p.original == self.point_at() { begin } else { p.copy };
+        expected.extend(first_parts.map(|p| PcMove { from: Avma(p.original), to: Avma(arrival(p)) }));
 
         // what runs before the tail, from the base and from each live jump on
-        walk.from(point.base.0, State::entry())?;
+        let begin = self.past_condition(walk, begin)?;
+        walk.from(begin, State::entry())?;
         walk.guards(point)?;
         if point.minis.len() != self.request.minis.len() {
             return fail(at.0, Flaw::Unmatched);
@@ -256,6 +281,40 @@ impl Proof<'_> {
         }
         walk.all_tiled()?;
         self.islands_have_ways(&point.removal)
+    }
+
+    /// Address of the point's instruction.
+    fn point_at(&self) -> u64 {
+        self.site().at.to_avma(self.request.bias).0 + u64::from(self.site().point)
+    }
+
+    /// The instructions in front of the point run first, and straight on; where what follows them begins.
+    fn before(&self, walk: &mut Walk<'_>, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
+        let bytes = self.site().bytes.get(..usize::from(self.site().point)).unwrap_or_default();
+        lockstep::straight(walk, bytes, self.site().at.to_avma(self.request.bias).0, self.point.base.0, pairs)
+    }
+
+    /// The point's instruction and those behind it; where they go home, if they do.
+    fn behind(
+        &self,
+        walk: &mut Walk<'_>,
+        begin: u64,
+        resolve: &impl Fn(u64) -> u64,
+        pairs: &mut Vec<Pair>,
+    ) -> Result<Option<u64>, VerifyError> {
+        let (at, tail) = (self.point_at(), self.point.tail.0);
+        let bytes = self.site().bytes.get(usize::from(self.site().point)..).unwrap_or_default();
+        if self.site().kind == PointKind::Exit && memory::decode(bytes, at)?.is_jcc_short_or_near() {
+            return lockstep::leaves_if(walk, bytes, at, begin, tail, pairs).map(Some);
+        }
+        lockstep::run(walk, bytes, at, tail, resolve, pairs)
+    }
+
+    /// Behind the branch that keeps those away from a conditional exit who do not take it.
+    fn past_condition(&self, walk: &Walk<'_>, begin: u64) -> Result<u64, VerifyError> {
+        let i = walk.memory().decode(begin)?;
+        let conditional = self.site().kind == PointKind::Exit && i.is_jcc_short_or_near();
+        Ok(if conditional { i.next_ip() } else { begin })
     }
 
     /// The original bytes at an address, as the facts state them.
@@ -344,13 +403,12 @@ impl Proof<'_> {
 
     /// From every instruction there is a move that is an equivalence, or it is stepped out of.
     fn ways_home(&self, walk: &Walk<'_>, record: &RemovalRecord, pairs: &[Pair]) -> Result<(), VerifyError> {
-        let at = self.point.at.0;
         let mut used = 0;
         for (address, state) in walk.visited(&record.code) {
             let pair = pairs.iter().find(|p| p.copy == address);
             let allowed = match pair {
                 Some(pair) => pair.back,
-                None => state.is_some_and(|s| walk.harmless(s)).then_some(at),
+                None => state.is_some_and(|s| walk.harmless(s)).then_some(self.point.resume.0),
             };
             match record.moves.iter().find(|m| m.from.0 == address) {
                 Some(m) if Some(m.to.0) == allowed => used += 1,

@@ -2,9 +2,9 @@
 
 use iced_x86::{Code, Instruction, Mnemonic, OpAccess, Register, UsedMemory};
 use ingraft_model::ThreadIdentity;
-use ingraft_model::layout::{COUNTERS, OWNER};
+use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
 
-use super::walk::Mode;
+use super::walk::{Bound, Mode};
 use crate::environment::Environment;
 
 /// Number of the general purpose register that this one is or is part of.
@@ -18,13 +18,15 @@ pub(super) fn writes(access: OpAccess) -> bool {
 }
 
 /// Counters through gs; counters of shard 0, with `lock` unless they are set; in the slow routine also the header, claims and owners.
-pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory, mode: Mode) -> bool {
+pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound, mode: Mode) -> bool {
     let (base, end) = (env.data.base.0, env.data.base.0 + env.data.stride);
     let counters = base + u64::from(COUNTERS)..end;
     let place = memory.displacement();
     let absolute = memory.base() == Register::None && memory.index() == Register::None;
     let shared = i.has_lock_prefix() || i.mnemonic() == Mnemonic::Mov;
     match mode {
+        Mode::Point if is_record_or_bucket(env, memory, bound) => true,
+        Mode::Routine => routine_access(env, memory),
         Mode::Point | Mode::Twin(_) => {
             let own = memory.segment() == Register::GS && mode == Mode::Point && env.identity != ThreadIdentity::Locked;
             let common = memory.segment() == Register::DS && shared;
@@ -42,7 +44,13 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
 
 /// The thread's identity, owners, counters, the `alive` word, the stack (arguments and saved words); in the slow routine also the data area's
 /// head and the chain of snippets at its register. All of it is mapped.
-pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, mode: Mode) -> bool {
+pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound, mode: Mode) -> bool {
+    if mode == Mode::Point && is_record_or_bucket(env, memory, bound) {
+        return true;
+    }
+    if mode == Mode::Routine && memory.segment() == Register::GS {
+        return routine_access(env, memory);
+    }
     let data = &env.data;
     let place = memory.displacement();
     let counter =
@@ -62,6 +70,34 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
         Register::DS => absolute && (counter || place == u64::from(data.alive())),
         _ => false,
     }
+}
+
+/// Through gs: the top of the activation records, the record at the top and the one below it, and buckets whose number is bounded.
+fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: Bound) -> bool {
+    let data = &env.data;
+    let place = memory.displacement();
+    if memory.segment() != Register::GS || env.identity == ThreadIdentity::Locked {
+        return false;
+    }
+    let records = u64::from(data.displacement(data.records()));
+    match (number_of(memory.base()), number_of(memory.index()), bound) {
+        (None, None, _) => place == u64::from(data.displacement(TOP)),
+        (Some(r), None, Bound::Top(top)) => {
+            r == top && (records - u64::from(record::SIZE)..records + u64::from(record::SIZE)).contains(&place)
+        }
+        (None, Some(r), Bound::Most(bounded, most)) => {
+            let end = place + 8 * u64::from(most) + 8;
+            r == bounded && memory.scale() == 8 && place >= u64::from(data.counter(0)) && end <= records
+        }
+        _ => false,
+    }
+}
+
+/// What shared routines touch: this thread's shard.
+fn routine_access(env: &Environment, memory: &UsedMemory) -> bool {
+    let shard = env.data.base.0..env.data.base.0 + env.data.stride;
+    memory.segment() == Register::GS && memory.index() == Register::None && shard.contains(&memory.displacement())
+        || memory.segment() == Register::SS
 }
 
 pub(super) fn permitted(mnemonic: Mnemonic) -> bool {
@@ -96,6 +132,12 @@ pub(super) fn permitted(mnemonic: Mnemonic) -> bool {
             | M::Setge
             | M::Xadd
             | M::Cmpxchg
+            | M::Rdtsc
+            | M::Mul
+            | M::Shr
+            | M::Shrd
+            | M::Bsr
+            | M::Btr
             | M::Rdfsbase
             | M::Rdgsbase
     )

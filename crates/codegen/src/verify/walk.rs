@@ -1,8 +1,8 @@
 //! Abstract execution of generated code: which registers still hold what they held at the point, and what lies on its own part of the
 //! stack. Where paths meet, what is not sure is given up.
 
-use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Register};
-use ingraft_model::layout::OWNER;
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpKind, Register};
+use ingraft_model::layout::{OWNER, TOP};
 use ingraft_model::{AvmaRange, Gpr, Site, ThreadIdentity};
 
 use super::memory::Memory;
@@ -17,6 +17,11 @@ use crate::weave::WovenPoint;
 /// A word on the stack: the original value of a register by number, or these.
 const FLAGS: u8 = 16;
 const OTHER: u8 = 17;
+/// The flags as [`Image::Whole`].
+const IMAGE: u8 = 18;
+
+/// Stands for the address in rax with which a shared routine is entered: no address of an instruction.
+const WAY_BACK: u64 = u64::MAX;
 
 /// Most words that generated code may push: a snippet's levels and what is saved around it.
 const STACK_MAX: usize = 80;
@@ -64,6 +69,38 @@ impl Stack {
     }
 }
 
+/// How far the flags of the point are in ax, or from there on their way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Image {
+    None,
+    /// All but the overflow flag: behind lahf.
+    Low,
+    /// With the overflow flag: behind seto.
+    Whole,
+    /// The overflow flag is set right: what sahf takes completes it.
+    Overflow,
+}
+
+/// What is known of a register's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// Nothing.
+    None,
+    /// It is the top of this thread's activation records.
+    Top(u8),
+    /// It is at most this.
+    Most(u8, u32),
+}
+
+impl Bound {
+    fn register(self) -> Option<u8> {
+        match self {
+            Bound::None => None,
+            Bound::Top(r) | Bound::Most(r, _) => Some(r),
+        }
+    }
+}
+
 /// What is known at one instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct State {
@@ -72,19 +109,48 @@ pub(super) struct State {
     flags_kept: bool,
     /// A register that holds this address.
     pointer: Option<(u8, u64)>,
+    /// A register of which this is known.
+    bound: Bound,
+    image: Image,
     stack: Stack,
 }
 
 impl State {
     /// Nothing has happened yet.
     pub fn entry() -> Self {
-        State { kept: u16::MAX, flags_kept: true, pointer: None, stack: Stack::default() }
+        State {
+            kept: u16::MAX,
+            flags_kept: true,
+            pointer: None,
+            bound: Bound::None,
+            image: Image::None,
+            stack: Stack::default(),
+        }
     }
 
     fn lose(&mut self, r: u8) {
         self.kept &= !(1 << r);
         if self.pointer.is_some_and(|(p, _)| p == r) {
             self.pointer = None;
+        }
+        if self.bound.register() == Some(r) {
+            self.bound = Bound::None;
+        }
+        if r == 0 {
+            self.image = Image::None;
+        }
+    }
+
+    /// A move between registers in a shared routine: the way back, which comes in rax, may wait in another one.
+    fn moves(&mut self, i: &Instruction) {
+        let (Some(to), Some(from)) = (number_of(i.op0_register()), number_of(i.op1_register())) else { return };
+        let (waits, kept) = (self.pointer == Some((from, WAY_BACK)), self.kept & 1 != 0);
+        self.lose(to);
+        if from == 0 && kept {
+            self.pointer = Some((to, WAY_BACK));
+        }
+        if to == 0 && waits {
+            self.kept |= 1;
         }
     }
 
@@ -93,6 +159,12 @@ impl State {
         self.flags_kept &= other.flags_kept;
         if self.pointer != other.pointer {
             self.pointer = None;
+        }
+        if self.bound != other.bound {
+            self.bound = Bound::None;
+        }
+        if self.image != other.image {
+            self.image = Image::None;
         }
     }
 }
@@ -105,6 +177,8 @@ pub(super) enum Mode {
     Twin(u64),
     /// The slow routine of this register.
     Slow(u8),
+    /// A shared routine for activation records.
+    Routine,
 }
 
 /// What is known about one instruction of the plan.
@@ -121,6 +195,10 @@ pub(super) struct Walk<'a> {
     env: &'a Environment,
     /// The slow routines by register.
     slow: Vec<(u8, &'a SlowRoutine)>,
+    /// The entries of the routines for activation records.
+    routines: Vec<u64>,
+    /// Where they have come back to in the current proof.
+    answers: Vec<u64>,
     memory: &'a Memory<'a>,
     info: InstructionInfoFactory,
     /// One per instruction of the plan, and which of them belong to the current proof.
@@ -145,6 +223,8 @@ impl<'a> Walk<'a> {
         Walk {
             env,
             slow: arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))).collect(),
+            routines: arena.routines.iter().flatten().map(|r| r.start.0).collect(),
+            answers: Vec::new(),
             memory,
             info: InstructionInfoFactory::new(),
             visits: vec![Visit::Never; memory.len()],
@@ -173,6 +253,7 @@ impl<'a> Walk<'a> {
             }
         }
         self.states.clear();
+        self.answers.clear();
         self.tiled = 0;
     }
 
@@ -330,7 +411,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Starts the proof of a snippet that is added to a woven point, and ends generated code at `next`, where its chain goes on.
-    pub fn begin_added(&mut self, point: &WovenPoint, next: u64) {
+    pub fn begin_added(&mut self, point: &WovenPoint, mini: &WovenMini, next: u64) {
         self.restart();
         let free = point.scratch.map_or(0, |r| 1u16 << (r.0 & 15)) | u16::from(point.rax_free);
         self.scratch = free;
@@ -340,7 +421,7 @@ impl<'a> Walk<'a> {
         self.pushed = usize::from(point.pushed);
         self.base = self.slot;
         self.chain.clear();
-        self.chain.extend(point.minis.first().map(|m| (m.jump.0, next)));
+        self.chain.push((mini.jump.0, next));
     }
 
     /// Executes an added snippet from its first instruction on.
@@ -397,6 +478,12 @@ impl<'a> Walk<'a> {
         self.execute(routine.walk.0, state, Mode::Slow(r))
     }
 
+    /// Proves a shared routine for activation records.
+    pub fn routine(&mut self, at: u64) -> Result<(), VerifyError> {
+        self.restart();
+        self.execute(at, State::entry(), Mode::Routine)
+    }
+
     fn execute(&mut self, at: u64, state: State, mode: Mode) -> Result<(), VerifyError> {
         let mut todo = vec![(at, state)];
         while let Some((at, mut state)) = todo.pop() {
@@ -430,6 +517,12 @@ impl<'a> Walk<'a> {
                     self.effect(instruction, &mut state, mode)?;
                     todo.push((instruction.next_ip(), state));
                 }
+                FlowControl::UnconditionalBranch
+                    if instruction.is_jmp_short_or_near()
+                        && self.routines.contains(&instruction.near_branch_target()) =>
+                {
+                    todo.push(self.past_routine(at, state)?);
+                }
                 FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
                     self.forward(at, instruction.near_branch_target(), mode)?;
                     todo.push((instruction.near_branch_target(), state));
@@ -448,6 +541,16 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// Where a snippet goes on that has jumped to a shared routine, and what it finds there: the routine has changed rcx and the flags.
+    fn past_routine(&mut self, at: u64, mut state: State) -> Result<(u64, State), VerifyError> {
+        let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
+        self.answers.push(back);
+        state.lose(1);
+        state.flags_kept = false;
+        state.bound = Bound::Top(1);
+        Ok((back, state))
+    }
+
     /// Generated code runs in no circle: branches lead forwards, out of it, or along the chain of snippets.
     fn forward(&self, at: u64, target: u64, mode: Mode) -> Result<(), VerifyError> {
         if let Some((_, next)) = self.chain.iter().find(|(jump, _)| *jump == at) {
@@ -455,13 +558,20 @@ impl<'a> Walk<'a> {
         }
         let guard = (self.base..self.slot).contains(&at);
         let slow = |target: u64| self.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
-        let right = matches!(mode, Mode::Slow(_)) || target > at || target == self.tail || guard || slow(target);
+        // `test ecx, ecx` and back: behind the jump to the routine that gave the answer, which is not reached from there
+        let answered = self.answers.contains(&at.wrapping_sub(2));
+        let right = matches!(mode, Mode::Slow(_) | Mode::Routine)
+            || answered
+            || target > at
+            || target == self.tail
+            || guard
+            || slow(target);
         if right { Ok(()) } else { fail(at, Flaw::Astray) }
     }
 
     /// Whether control leaves generated code at `at`, which only a right state permits.
     fn leaves(&self, at: u64, state: &State, mode: Mode) -> Result<bool, VerifyError> {
-        if matches!(mode, Mode::Slow(_)) {
+        if matches!(mode, Mode::Slow(_) | Mode::Routine) {
             return Ok(false);
         }
         if at == self.tail {
@@ -483,16 +593,21 @@ impl<'a> Walk<'a> {
         Ok(false)
     }
 
-    /// The slow routine ends by a jump to its register, with everything else as it was.
+    /// A routine ends by a jump to its register, with everything else as it was.
     fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
-        let Mode::Slow(r) = mode else { return fail(i.ip(), Flaw::Forbidden) };
-        if i.op0_kind() != iced_x86::OpKind::Register || number_of(i.op0_register()) != Some(r) {
+        let (r, changed) = match mode {
+            Mode::Slow(r) => (r, 1 << r),
+            // the answer is in rcx
+            Mode::Routine => (0, 1 << 1),
+            Mode::Point | Mode::Twin(_) => return fail(i.ip(), Flaw::Forbidden),
+        };
+        if i.op0_kind() != OpKind::Register || number_of(i.op0_register()) != Some(r) {
             return fail(i.ip(), Flaw::Forbidden);
         }
         if state.stack.len() != 0 {
             return fail(i.ip(), Flaw::Stack);
         }
-        if !state.kept & !(1 << r) == 0 { Ok(()) } else { fail(i.ip(), Flaw::Lost) }
+        if !state.kept & !changed == 0 { Ok(()) } else { fail(i.ip(), Flaw::Lost) }
     }
 
     fn effect(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
@@ -503,6 +618,9 @@ impl<'a> Walk<'a> {
                 // addresses of the arena stay in registers
                 if state.pointer.is_some_and(|(p, _)| Some(p) == r) || mode_register(mode) == r {
                     return fail(at, Flaw::Forbidden);
+                }
+                if r == Some(0) && state.image == Image::Whole {
+                    return state.stack.push(at, IMAGE);
                 }
                 return state.stack.push(at, r.filter(|r| state.kept & 1 << r != 0).unwrap_or(OTHER));
             }
@@ -521,6 +639,9 @@ impl<'a> Walk<'a> {
                 if value == r {
                     state.kept |= 1 << r;
                 }
+                if (r, value) == (0, IMAGE) {
+                    state.image = Image::Whole;
+                }
                 return Ok(());
             }
             Code::Popfq => {
@@ -531,12 +652,40 @@ impl<'a> Walk<'a> {
                 state.flags_kept = true;
                 return Ok(());
             }
+            Code::Lahf => {
+                let kept = state.flags_kept;
+                state.lose(0);
+                state.image = if kept { Image::Low } else { Image::None };
+                return Ok(());
+            }
+            Code::Seto_rm8 if i.op0_register() == Register::AL && state.image == Image::Low => {
+                state.image = Image::Whole;
+                return Ok(());
+            }
+            // 1 + 0x7f overflows, 0 + 0x7f does not
+            Code::Add_AL_imm8 if i.immediate8() == 0x7f && state.image == Image::Whole => {
+                state.image = Image::Overflow;
+                state.flags_kept = false;
+                return Ok(());
+            }
+            Code::Sahf => {
+                state.flags_kept = state.image == Image::Overflow;
+                return if state.flags_kept { Ok(()) } else { fail(at, Flaw::Lost) };
+            }
+            // how the answer of a routine gets past the register that holds the way back
+            Code::Mov_rm64_r64 | Code::Mov_r64_rm64
+                if mode == Mode::Routine && i.op_kinds().all(|k| k == OpKind::Register) =>
+            {
+                state.moves(i);
+                return Ok(());
+            }
             Code::Wrgsbase_r64 if matches!(mode, Mode::Slow(_)) => return Ok(()),
             Code::Nop_rm32 | Code::Nopd => return Ok(()),
             _ if !permitted(i.mnemonic()) => return fail(at, Flaw::Forbidden),
             _ => {}
         }
         let env = self.env;
+        let bound = state.bound;
         let info = self.info.info_options(i, InstructionInfoOptions::NONE);
         for used in info.used_registers() {
             if !writes(used.access()) {
@@ -549,12 +698,24 @@ impl<'a> Walk<'a> {
             }
         }
         for memory in info.used_memory() {
-            if writes(memory.access()) && !may_write(env, i, memory, mode) {
+            if writes(memory.access()) && !may_write(env, i, memory, bound, mode) {
                 return fail(at, Flaw::ForeignWrite);
             }
-            if !may_read(env, i, memory, mode) {
+            if !may_read(env, i, memory, bound, mode) {
                 return fail(at, Flaw::ForeignRead);
             }
+        }
+        match i.code() {
+            Code::Mov_r64_rm64
+                if i.segment_prefix() == Register::GS
+                    && i.memory_base() == Register::None
+                    && i.memory_index() == Register::None
+                    && i.memory_displacement64() == u64::from(env.data.displacement(TOP)) =>
+            {
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Top);
+            }
+            Code::And_EAX_imm32 => state.bound = Bound::Most(0, i.immediate32()),
+            _ => {}
         }
         if i.rflags_modified() != 0 {
             state.flags_kept = false;
@@ -572,6 +733,7 @@ impl<'a> Walk<'a> {
 fn mode_register(mode: Mode) -> Option<u8> {
     match mode {
         Mode::Slow(r) => Some(r),
+        Mode::Routine => Some(0),
         Mode::Point | Mode::Twin(_) => None,
     }
 }

@@ -8,7 +8,9 @@ use std::fmt::Write as _;
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 use ingraft_codegen::verify::verify_weave;
-use ingraft_codegen::{Arena, EntryRequest, Environment, MiniRequest, TextSpace, Weave, WovenPoint, weave_entries};
+use ingraft_codegen::{
+    Arena, Environment, MiniRequest, PointRequest, TextSpace, TickScale, Weave, WovenPoint, weave_points,
+};
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
     Avma, AvmaRange, Bias, DataArea, Gpr, PatchPlan, Refusal, Site, Snippet, Svma, ThreadIdentity, VariableId,
@@ -23,10 +25,13 @@ pub fn property_config() -> proptest::test_runner::Config {
 /// The reference environment: glibc's thread id, a data area at 256 MiB.
 pub fn environment(identity: ThreadIdentity) -> Environment {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    Environment { data, identity, shadow_stack: false }
+    Environment { data, identity, shadow_stack: false, ticks: TICKS }
 }
 
 pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
+
+/// 3 GHz.
+pub const TICKS: TickScale = TickScale { mult: 1_431_655_765, shift: 32 };
 
 /// A head at 0x401000 with everything of it the function's own.
 pub fn site(bytes: &[u8]) -> Site {
@@ -41,6 +46,21 @@ pub fn site(bytes: &[u8]) -> Site {
         scratch: vec![Gpr(0)],
         flags_dead: true,
         back_branches: Vec::new(),
+    }
+}
+
+/// An exit: `bytes` at `at`, of which the last instruction, at `point`, is the exit; then padding.
+pub fn exit_site(function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
+    Site {
+        kind: ingraft_model::PointKind::Exit,
+        point: point as u8,
+        function: Svma(function),
+        at: Svma(at),
+        bytes: [bytes, padding].concat(),
+        own: bytes.len() as u8,
+        scratch: Vec::new(),
+        flags_dead: false,
+        ..site(&[])
     }
 }
 
@@ -88,8 +108,8 @@ pub fn weave(identity: ThreadIdentity, site: Site, paddings: &[Padding], snippet
         .enumerate()
         .map(|(i, s)| MiniRequest { id: i as u64, snippet: s, counters: &counters[i..] })
         .collect();
-    let requests = [EntryRequest { site: &site, bias: Bias(0), name: "f", minis: &minis }];
-    let weave = weave_entries(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis }];
+    let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
     if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
         panic!("{e}\n{}", list(&weave.plan, &weave.woven));
     }

@@ -1,7 +1,7 @@
 //! Random functions and the facts that an analysis would find about them.
 
 use ingraft_codegen::verify::{VerifyError, verify_weave};
-use ingraft_codegen::{Arena, EntryRequest, Environment, MiniRequest, TextSpace, Weave, weave_entries};
+use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
 use ingraft_model::point::Padding;
 use ingraft_model::{Bias, Gpr, PatchPlan, Site, Snippet, Svma, ThreadIdentity};
 use proptest::prelude::*;
@@ -282,21 +282,21 @@ impl Field {
         let mut field =
             Field { env, arena: arena.clone(), text: text.clone(), sites, weave, snippet: super::count(), counters };
         field.weave = field
-            .with_requests(|requests| weave_entries(&env, &mut arena, &mut text, requests))
+            .with_requests(|requests| weave_points(&env, &mut arena, &mut text, requests))
             .expect("the request makes sense");
         (field.arena, field.text) = (arena, text);
         field.verify(&field.weave).unwrap_or_else(|e| panic!("{e}\n{}", list(&field.weave.plan, &field.weave.woven)));
         field
     }
 
-    fn with_requests<R>(&self, f: impl FnOnce(&[EntryRequest<'_>]) -> R) -> R {
+    fn with_requests<R>(&self, f: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
         let minis: Vec<_> =
             self.counters.chunks(1).map(|counters| MiniRequest { id: 0, snippet: &self.snippet, counters }).collect();
         let requests: Vec<_> = self
             .sites
             .iter()
             .zip(minis.chunks(1))
-            .map(|(site, minis)| EntryRequest { site, bias: Bias(0), name: "f", minis })
+            .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis })
             .collect();
         f(&requests)
     }

@@ -185,7 +185,7 @@ impl Session {
             }
         };
         let status = self.target.status().map_err(failed)?;
-        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack };
+        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks: TICKS };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),

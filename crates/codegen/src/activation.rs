@@ -1,0 +1,289 @@
+//! Activation records, timers and histograms in a thread's own shard. Shard 0 has none of them: there the code only notes that a call
+//! could not be recorded.
+//!
+//! A record is written, then counted by moving the top, then its stack pointer is written again: a signal handler that comes in between finds
+//! either no record of this call or one with the right stack pointer, and what it puts above it is gone when it returns.
+
+use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
+use ingraft_model::histogram::{PER_OCTAVE, SUB_BITS, VALUE_BITS};
+use ingraft_model::layout::{COUNTERS, TOP, record};
+use ingraft_model::{Expr, Record, Restore, Stmt, TimeUnit, VariableId};
+
+use crate::environment::Assembly;
+use crate::routine::Routine;
+use crate::snippet::{Access, Generator, Operand};
+
+/// Counters of a timer: how often it is started, when it was, and what was stopped.
+const NEST: u32 = 0;
+const SINCE: u32 = 1;
+const TOTAL: u32 = 2;
+/// Counters of a record's activations.
+const UNSEEN: u32 = 1;
+const UNRECORDED: u32 = 2;
+/// Counters of a histogram.
+const SUM: u32 = 0;
+const LARGEST: u32 = 1;
+const SMALLEST: u32 = 2;
+const BUCKETS: u32 = 3;
+
+/// Covers every bucket number, so that the address is in the shard whatever the value.
+const BUCKET_MASK: i32 = (ingraft_model::histogram::BUCKETS.next_power_of_two() - 1) as i32;
+
+impl Generator<'_> {
+    /// Displacement of a field of the last record from the shard's [`TOP`].
+    fn last(&self, field: u32) -> u32 {
+        self.env.data.displacement(self.env.data.records() + field - record::SIZE)
+    }
+
+    fn slot(&self, v: VariableId, n: u32) -> AsmMemoryOperand {
+        qword_ptr(u64::from(self.env.data.counter(self.index(v) + n))).gs()
+    }
+
+    /// Offset in a shard of the first counter of a variable.
+    fn offset(&self, v: VariableId) -> u32 {
+        COUNTERS + 8 * self.index(v)
+    }
+
+    fn top(&self) -> AsmMemoryOperand {
+        qword_ptr(u64::from(self.env.data.displacement(TOP))).gs()
+    }
+
+    /// The stack pointer by which this call is known, in rdx.
+    fn call(&mut self) -> Result<(), Assembly> {
+        let below = 8 * (self.depth + i32::from(self.before_call));
+        Ok(self.a.lea(rdx, qword_ptr(rsp + below))?)
+    }
+
+    /// The clock in rax. It is not serialising: what stands around the call may overlap it by some nanoseconds.
+    fn clock(&mut self) -> Result<(), Assembly> {
+        self.a.rdtsc()?;
+        self.a.shl(rdx, 32)?;
+        Ok(self.a.or(rax, rdx)?)
+    }
+
+    /// The clock minus `since` in rax, and 0 if that is negative: a clock may differ between processors by less than a migration takes.
+    fn clock_since(&mut self, since: AsmMemoryOperand) -> Result<(), Assembly> {
+        let mut later = self.a.create_label();
+        self.clock()?;
+        self.a.sub(rax, since)?;
+        self.a.jae(later)?;
+        self.a.xor(eax, eax)?;
+        self.place(&mut later)
+    }
+
+    pub(crate) fn settle(&mut self) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(());
+        }
+        self.used = [true; 3];
+        let [mut stale, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.a.mov(rcx, self.top())?;
+        self.call()?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.jbe(stale)?;
+        self.a.jmp(end)?;
+        self.place(&mut stale)?;
+        self.routine(Routine::Settle, end)?;
+        self.place(&mut end)
+    }
+
+    pub(crate) fn open(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return self.unrecorded(r);
+        }
+        self.used = [true; 3];
+        let data = self.env.data;
+        let new = |field: u32| data.displacement(data.records() + field);
+        let [mut full, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.a.mov(rcx, self.top())?;
+        self.call()?;
+        // from the second record on: the first one ends every search
+        self.a.lea(eax, dword_ptr(rcx - record::SIZE as i32))?;
+        self.a.cmp(eax, (record::ROOM - record::SIZE) as i32)?;
+        self.a.jae(full)?;
+        self.a.mov(qword_ptr(rcx + new(record::SP)).gs(), rdx)?;
+        self.a.add(self.top(), record::SIZE as i32)?;
+        self.a.mov(qword_ptr(rcx + new(record::SP)).gs(), rdx)?;
+        self.a.mov(dword_ptr(rcx + new(record::NAME)).gs(), self.offset(r.activations) as i32)?;
+        let restore = match r.restore {
+            Some(Restore::Value(v)) => Some((v, self.offset(v))),
+            Some(Restore::Timer(v)) => Some((v, self.offset(v) | 1)),
+            None => None,
+        };
+        self.a.mov(dword_ptr(rcx + new(record::RESTORE)).gs(), restore.map_or(0, |(_, word)| word) as i32)?;
+        if let Some((v, _)) = restore {
+            self.a.mov(rax, self.slot(v, 0))?;
+            self.a.mov(qword_ptr(rcx + new(record::SAVED)).gs(), rax)?;
+        }
+        for (n, argument) in (0..).zip(r.args.iter().take(Record::ARGS_MAX)) {
+            let place = qword_ptr(rcx + new(record::ARGS + 8 * n)).gs();
+            match self.argument(*argument) {
+                Operand::Register(from) => self.a.mov(place, from)?,
+                Operand::Memory(from) => {
+                    self.a.mov(rax, from)?;
+                    self.a.mov(place, rax)?;
+                }
+                Operand::Immediate(_) => {}
+            }
+        }
+        if r.time {
+            self.clock()?;
+            self.a.mov(qword_ptr(rcx + new(record::TIME)).gs(), rax)?;
+        }
+        self.stmts(body)?;
+        self.a.jmp(end)?;
+        self.place(&mut full)?;
+        self.unrecorded(r)?;
+        self.place(&mut end)
+    }
+
+    pub(crate) fn close(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return self.unrecorded(r);
+        }
+        self.used = [true; 3];
+        let name = self.offset(r.activations) as i32;
+        let [mut search, mut found, mut answer, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.a.mov(rcx, self.top())?;
+        self.call()?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.jne(search)?;
+        self.a.cmp(dword_ptr(rcx + self.last(record::NAME)).gs(), name)?;
+        self.a.jne(search)?;
+        self.place(&mut found)?;
+        if r.time {
+            let time = qword_ptr(rcx + self.last(record::TIME)).gs();
+            self.clock_since(time)?;
+            self.a.mov(time, rax)?;
+        }
+        self.stmts(body)?;
+        self.a.sub(self.top(), record::SIZE as i32)?;
+        self.a.jmp(end)?;
+        self.place(&mut search)?;
+        self.a.mov(ecx, name)?;
+        self.routine(Routine::Find, answer)?;
+        self.place(&mut answer)?;
+        self.a.test(ecx, ecx)?;
+        self.a.jne(found)?;
+        self.a.inc(self.slot(r.activations, UNSEEN))?;
+        self.place(&mut end)
+    }
+
+    /// Notes a call that has no record.
+    fn unrecorded(&mut self, r: &Record) -> Result<(), Assembly> {
+        let slot = self.slot(r.activations, UNRECORDED);
+        match self.access {
+            Access::Own => self.a.inc(slot)?,
+            Access::Shared => {
+                let absolute = u64::from(self.env.data.counter(self.index(r.activations) + UNRECORDED));
+                self.a.lock().inc(qword_ptr(absolute))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A field of the record that the enclosing statement closes, in rax.
+    pub(crate) fn field(&mut self, field: u32) -> Result<(), Assembly> {
+        self.used[1] = true;
+        self.a.mov(rcx, self.top())?;
+        Ok(self.a.mov(rax, qword_ptr(rcx + self.last(field)).gs())?)
+    }
+
+    /// Ticks in rax to nanoseconds.
+    pub(crate) fn nanoseconds(&mut self) -> Result<(), Assembly> {
+        self.used[2] = true;
+        self.a.mov(edx, self.env.ticks.mult)?;
+        self.a.mul(rdx)?;
+        Ok(self.a.shrd(rax, rdx, u32::from(self.env.ticks.shift))?)
+    }
+
+    /// What the function returns, in rax: the first word that the base trampoline has pushed.
+    pub(crate) fn returned(&mut self) -> Result<(), Assembly> {
+        Ok(self.a.mov(rax, qword_ptr(rsp + 8 * (self.depth - 1)))?)
+    }
+
+    pub(crate) fn start(&mut self, timer: VariableId) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(());
+        }
+        self.used = [true, self.used[1], true];
+        let mut runs = self.a.create_label();
+        self.a.cmp(self.slot(timer, NEST), 0)?;
+        self.a.jne(runs)?;
+        self.clock()?;
+        self.a.mov(self.slot(timer, SINCE), rax)?;
+        self.place(&mut runs)?;
+        Ok(self.a.inc(self.slot(timer, NEST))?)
+    }
+
+    pub(crate) fn stop(&mut self, timer: VariableId) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(());
+        }
+        self.used = [true, self.used[1], true];
+        let [mut nested, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.a.cmp(self.slot(timer, NEST), 1)?;
+        self.a.jl(end)?;
+        self.a.jne(nested)?;
+        self.clock_since(self.slot(timer, SINCE))?;
+        // a reader in between sees too little for a moment, never too much
+        self.a.mov(self.slot(timer, NEST), 0)?;
+        self.a.add(self.slot(timer, TOTAL), rax)?;
+        self.a.jmp(end)?;
+        self.place(&mut nested)?;
+        self.a.dec(self.slot(timer, NEST))?;
+        self.place(&mut end)
+    }
+
+    pub(crate) fn observe(&mut self, histogram: VariableId, e: &Expr) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(());
+        }
+        self.used = [true; 3];
+        self.value(e)?;
+        let [mut positive, mut smaller, mut larger, mut fits] = std::array::from_fn(|_| self.a.create_label());
+        if !matches!(e, Expr::Elapsed(TimeUnit::Ticks)) {
+            self.a.test(rax, rax)?;
+            self.a.jns(positive)?;
+            self.a.xor(eax, eax)?;
+            self.place(&mut positive)?;
+        }
+        self.a.add(self.slot(histogram, SUM), rax)?;
+        self.a.cmp(self.slot(histogram, LARGEST), rax)?;
+        self.a.jae(smaller)?;
+        self.a.mov(self.slot(histogram, LARGEST), rax)?;
+        self.place(&mut smaller)?;
+        self.a.mov(rdx, rax)?;
+        self.a.not(rdx)?;
+        self.a.cmp(self.slot(histogram, SMALLEST), rdx)?;
+        self.a.jae(larger)?;
+        self.a.mov(self.slot(histogram, SMALLEST), rdx)?;
+        self.place(&mut larger)?;
+        // the bucket, as `histogram::bucket_of` says
+        self.a.mov(rdx, rax)?;
+        self.a.shr(rdx, VALUE_BITS)?;
+        self.a.je(fits)?;
+        self.a.mov(rax, (1i64 << VALUE_BITS) - 1)?;
+        self.place(&mut fits)?;
+        self.a.mov(rcx, rax)?;
+        self.a.or(rcx, PER_OCTAVE as i32)?;
+        self.a.bsr(rcx, rcx)?;
+        self.a.sub(ecx, SUB_BITS as i32)?;
+        self.a.shr(rax, cl)?;
+        self.a.shl(ecx, SUB_BITS)?;
+        self.a.add(eax, ecx)?;
+        self.a.and(eax, BUCKET_MASK)?;
+        let first = u64::from(self.env.data.counter(self.index(histogram) + BUCKETS));
+        Ok(self.a.inc(qword_ptr(rax * 8 + first).gs())?)
+    }
+
+    /// Goes to a shared routine that comes back to `label`.
+    fn routine(&mut self, routine: Routine, label: iced_x86::code_asm::CodeLabel) -> Result<(), Assembly> {
+        self.a.lea(rax, iced_x86::code_asm::ptr(label))?;
+        self.a.jmp(crate::routine::FAR)?;
+        let mut behind = self.a.create_label();
+        self.place(&mut behind)?;
+        self.exits.push((behind, routine));
+        Ok(())
+    }
+}

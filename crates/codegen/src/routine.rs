@@ -1,0 +1,199 @@
+//! Shared routines for activation records: what is rare or needs a loop. A snippet enters one by a jump with the address where it goes on
+//! in rax and its call's stack pointer in rdx; the routine answers in rcx, keeps rdx and every other register, and leaves by `jmp rax`.
+
+use iced_x86::BlockEncoderOptions;
+use iced_x86::code_asm::{
+    AsmMemoryOperand, CodeAssembler, CodeLabel, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rcx, rdx,
+};
+use ingraft_model::layout::{TOP, record};
+
+use crate::environment::{Assembly, CodegenError, Environment};
+
+/// Stands for a routine's address while a snippet is assembled at 0: far enough for a jump of five bytes.
+pub(crate) const FAR: u64 = 0x1000_0000;
+
+/// What a routine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Routine {
+    /// Before a record is opened: takes away the records of calls that have ended without passing an exit. Answers the top.
+    Settle,
+    /// Before a record is closed: looks for the one of this call whose name is in ecx, and takes away those above it. Answers the top, or 0
+    /// if there is no such record.
+    Find,
+}
+
+impl Routine {
+    pub const ALL: [Routine; 2] = [Routine::Settle, Routine::Find];
+}
+
+/// Assembles a routine; it is position-independent.
+pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, CodegenError> {
+    let build = || -> Result<Vec<u8>, Assembly> {
+        let mut w = Writer { a: CodeAssembler::new(64)?, env };
+        match routine {
+            Routine::Settle => w.settle()?,
+            Routine::Find => w.find()?,
+        }
+        Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
+    };
+    build().map_err(|Assembly(why)| CodegenError::Assembler { what: "a shared routine", why })
+}
+
+struct Writer<'a> {
+    a: CodeAssembler,
+    env: &'a Environment,
+}
+
+impl Writer<'_> {
+    fn top(&self) -> AsmMemoryOperand {
+        qword_ptr(u64::from(self.env.data.displacement(TOP))).gs()
+    }
+
+    /// Displacement of a field of the last record from the top.
+    fn last(&self, field: u32) -> u32 {
+        self.env.data.displacement(self.env.data.records() + field - record::SIZE)
+    }
+
+    fn settle(&mut self) -> Result<(), Assembly> {
+        let [mut used, mut done] = std::array::from_fn(|_| self.a.create_label());
+        self.save()?;
+        self.a.mov(rcx, self.top())?;
+        self.a.test(ecx, ecx)?;
+        self.a.jne(used)?;
+        // the first record of this shard: the one that ends every search comes before it
+        let first = self.env.data.displacement(self.env.data.records());
+        self.a.mov(qword_ptr(u64::from(first + record::SP)).gs(), -1)?;
+        self.a.mov(qword_ptr(u64::from(first + record::NAME)).gs(), 0)?;
+        self.a.mov(self.top(), record::SIZE as i32)?;
+        self.a.mov(ecx, record::SIZE)?;
+        self.a.set_label(&mut used)?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.ja(done)?;
+        self.abandon()?;
+        self.a.jmp(used)?;
+        self.a.set_label(&mut done)?;
+        self.leave()
+    }
+
+    fn find(&mut self) -> Result<(), Assembly> {
+        let [mut scan, mut other, mut hit, mut pop, mut own, mut swap, mut none, mut done] =
+            std::array::from_fn(|_| self.a.create_label());
+        self.save()?;
+        self.a.mov(r8d, ecx)?;
+        self.a.mov(rcx, self.top())?;
+        self.a.test(ecx, ecx)?;
+        self.a.je(done)?;
+        self.a.set_label(&mut scan)?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.ja(none)?;
+        self.a.jb(other)?;
+        self.a.cmp(dword_ptr(rcx + self.last(record::NAME)).gs(), r8d)?;
+        self.a.je(hit)?;
+        self.a.set_label(&mut other)?;
+        self.a.sub(rcx, record::SIZE as i32)?;
+        self.a.jmp(scan)?;
+        self.a.set_label(&mut none)?;
+        self.a.xor(ecx, ecx)?;
+        self.a.jmp(done)?;
+        self.a.set_label(&mut hit)?;
+        // `abandon` leaves r8 alone
+        self.a.mov(r8, rcx)?;
+        self.a.mov(rcx, self.top())?;
+        self.a.set_label(&mut pop)?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.jae(own)?;
+        self.abandon()?;
+        self.a.jmp(pop)?;
+        // other records of this very call lie above it when its exits close them in another order: it trades places with each
+        self.a.set_label(&mut own)?;
+        self.a.cmp(r8, self.top())?;
+        self.a.mov(rcx, r8)?;
+        self.a.je(done)?;
+        self.a.add(r8, record::SIZE as i32)?;
+        self.a.set_label(&mut swap)?;
+        self.a.mov(r9, qword_ptr(rcx + self.last(0)).gs())?;
+        self.a.mov(r10, qword_ptr(rcx + self.last(record::SIZE)).gs())?;
+        self.a.mov(qword_ptr(rcx + self.last(0)).gs(), r10)?;
+        self.a.mov(qword_ptr(rcx + self.last(record::SIZE)).gs(), r9)?;
+        self.a.add(rcx, 8)?;
+        self.a.cmp(rcx, r8)?;
+        self.a.jne(swap)?;
+        self.a.jmp(own)?;
+        self.a.set_label(&mut done)?;
+        self.leave()
+    }
+
+    /// Takes the last record away: counts it as left, and gives what it restores back. rcx is the top before and afterwards.
+    fn abandon(&mut self) -> Result<(), Assembly> {
+        let [mut restored, mut plain, mut stopped, mut goes, mut counted] =
+            std::array::from_fn(|_| self.a.create_label());
+        let base = self.env.data.displacement(0);
+        // behind a timer's first word: when it was started, and what was stopped
+        let word = |n: u32| base + 8 * n;
+        self.a.mov(r9d, dword_ptr(rcx + self.last(record::RESTORE)).gs())?;
+        self.a.test(r9d, r9d)?;
+        self.a.je(restored)?;
+        self.a.mov(r10, qword_ptr(rcx + self.last(record::SAVED)).gs())?;
+        self.a.btr(r9d, 0)?;
+        self.a.jae(plain)?;
+        self.a.cmp(qword_ptr(r9 + word(0)).gs(), 0)?;
+        self.a.je(stopped)?;
+        self.a.test(r10, r10)?;
+        self.a.jne(plain)?;
+        self.clock()?;
+        self.a.sub(rax, qword_ptr(r9 + word(1)).gs())?;
+        self.a.jb(plain)?;
+        self.a.mov(qword_ptr(r9 + word(0)).gs(), r10)?;
+        self.a.add(qword_ptr(r9 + word(2)).gs(), rax)?;
+        self.a.jmp(restored)?;
+        self.a.set_label(&mut stopped)?;
+        self.a.test(r10, r10)?;
+        self.a.je(goes)?;
+        self.clock()?;
+        self.a.mov(qword_ptr(r9 + word(1)).gs(), rax)?;
+        self.place(&mut goes)?;
+        self.a.set_label(&mut plain)?;
+        self.a.mov(qword_ptr(r9 + word(0)).gs(), r10)?;
+        self.a.set_label(&mut restored)?;
+        // a record whose measurement is gone has no name
+        self.a.mov(r9d, dword_ptr(rcx + self.last(record::NAME)).gs())?;
+        self.a.test(r9d, r9d)?;
+        self.a.je(counted)?;
+        self.a.inc(qword_ptr(r9 + word(0)).gs())?;
+        self.a.set_label(&mut counted)?;
+        self.a.sub(self.top(), record::SIZE as i32)?;
+        Ok(self.a.mov(rcx, self.top())?)
+    }
+
+    /// The clock in rax; rdx, the call's stack pointer, stays.
+    fn clock(&mut self) -> Result<(), Assembly> {
+        self.a.push(rdx)?;
+        self.a.rdtsc()?;
+        self.a.shl(rdx, 32)?;
+        self.a.or(rax, rdx)?;
+        Ok(self.a.pop(rdx)?)
+    }
+
+    /// Addresses of an arena stay in registers, hence r11 for the way back.
+    fn save(&mut self) -> Result<(), Assembly> {
+        for r in SAVED {
+            self.a.push(r)?;
+        }
+        Ok(self.a.mov(iced_x86::code_asm::r11, rax)?)
+    }
+
+    fn leave(&mut self) -> Result<(), Assembly> {
+        self.a.mov(rax, iced_x86::code_asm::r11)?;
+        for r in SAVED.into_iter().rev() {
+            self.a.pop(r)?;
+        }
+        Ok(self.a.jmp(rax)?)
+    }
+
+    fn place(&mut self, label: &mut CodeLabel) -> Result<(), Assembly> {
+        self.a.set_label(label)?;
+        Ok(self.a.zero_bytes()?)
+    }
+}
+
+const SAVED: [iced_x86::code_asm::AsmRegister64; 4] = [r8, r9, r10, iced_x86::code_asm::r11];

@@ -1,0 +1,355 @@
+//! Exits, and what belongs to a call from its entry to its exit, on the processor.
+
+mod support;
+
+use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, verify_weave};
+use ingraft_codegen::{
+    Environment, MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points,
+};
+use ingraft_model::histogram;
+use ingraft_model::layout::{COUNTERS, TOP, record};
+use ingraft_model::{
+    Bias, BinaryOp, Expr, PatchPlan, PointKind, Record, Restore, Shape, Site, Snippet, Stmt, Svma, ThreadIdentity,
+    TimeUnit, VariableId,
+};
+use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
+use support::*;
+
+const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
+
+fn v(n: u32) -> VariableId {
+    VariableId(n)
+}
+
+fn snippet(stmts: Vec<Stmt>) -> Snippet {
+    Snippet { stmts }
+}
+
+/// A function's code, and where in it the stretch with its exit begins and the exit lies.
+struct End {
+    text: Vec<u8>,
+    from: usize,
+    point: usize,
+    padding: usize,
+}
+
+/// Ends of functions: what runs before the exit, `ret` in all its forms, tail jumps near, through memory and conditional.
+fn shapes() -> Vec<End> {
+    let jump = |opcode: &[u8], at: u64| {
+        let end = TEXT + at + opcode.len() as u64 + 4;
+        [opcode, &(HELPER.wrapping_sub(end) as u32).to_le_bytes()].concat()
+    };
+    let shape = |parts: &[&[u8]], padding: usize, first: usize| {
+        let lengths: Vec<usize> = parts.iter().map(|p| p.len()).collect();
+        let from = lengths[..first].iter().sum();
+        let point = lengths[first..lengths.len() - 1].iter().sum();
+        let mut text = parts.concat();
+        text.extend(vec![0x90; padding]);
+        End { text, from, point, padding }
+    };
+    let lea: &[u8] = &[0x48, 0x8d, 0x04, 0x37];
+    let conditional = |condition: u8| jump(&[0x0f, 0x80 | condition], 7);
+    vec![
+        // lea rax,[rdi+rsi]; push rbx; add rax,rdx; pop rbx; ret
+        shape(&[lea, &[0x53], &[0x48, 0x01, 0xd0], &[0x5b], &[0xc3]], 0, 2),
+        // the same with the `ret` alone before padding
+        shape(&[lea, &[0x48, 0x01, 0xd0], &[0xc3]], 8, 2),
+        // sub rsp,24; mov [rsp],rdi; add rsp,24; ret 0
+        shape(&[&[0x48, 0x83, 0xec, 0x18], &[0x48, 0x89, 0x3c, 0x24], &[0x48, 0x83, 0xc4, 0x18], &[0xc2, 0, 0]], 0, 2),
+        // lea rax; jmp helper
+        shape(&[lea, &jump(&[0xe9], 4)], 0, 1),
+        // lea rax; jmp [HELPER_POINTER]
+        shape(&[lea, &[0xff, 0x24, 0x25, 0xf8, 0x07, 0x70, 0x00]], 0, 1),
+        // lea rax; cmp rdi,rsi; ja helper; mov eax,7; ret: taken and not taken
+        shape(&[lea, &[0x48, 0x39, 0xf7], &conditional(7)], 0, 2),
+        shape(&[lea, &[0x48, 0x39, 0xf7], &conditional(6)], 0, 2),
+    ]
+    .into_iter()
+    .map(|mut s| {
+        if s.text[s.from + s.point] == 0x0f {
+            s.text.extend([0xb8, 7, 0, 0, 0, 0xc3]);
+        }
+        s
+    })
+    .collect()
+}
+
+impl End {
+    fn site(&self) -> Site {
+        let conditional = self.text[self.from + self.point] == 0x0f;
+        let end = if conditional { self.from + self.point + 6 } else { self.text.len() - self.padding };
+        let (bytes, padding) = (&self.text[self.from..end], if conditional { &[][..] } else { &self.text[end..] });
+        exit_site(TEXT, TEXT + self.from as u64, self.point, bytes, padding)
+    }
+
+    fn run(&self, env: &Environment, plans: Vec<&PatchPlan>, steps: Vec<Step>) -> Outcome {
+        Program { env, text: self.text.clone(), plans, steps, counters: 4 }.run()
+    }
+}
+
+#[test]
+fn exits_of_every_shape_are_counted_and_change_nothing() {
+    let returned = snippet(vec![Stmt::Set(v(0), Expr::Return)]);
+    for identity in IDENTITIES {
+        for (n, shape) in shapes().iter().enumerate() {
+            let mut w = weave(identity, shape.site(), &[], &[count(), returned.clone()]);
+            let steps: Vec<_> = [0x246, 0xad7, 0x202, 0x897]
+                .map(|flags| Step::Call { target: TEXT, registers: vec![], flags })
+                .to_vec();
+            let plain = shape.run(&w.env, vec![], steps.clone());
+            let out = shape.run(&w.env, vec![&w.weave.plan], steps.clone());
+            assert_eq!(plain.calls, out.calls, "{identity:?} {n}");
+            // the scratch memory but for what lies below the stack pointer
+            assert_eq!(plain.scratch, out.scratch);
+            let own = &out.shards[if identity == ThreadIdentity::Locked { 0 } else { 2 }];
+            let passes = if n == 6 { 0 } else { 4 };
+            let result =
+                if passes == 0 { 0 } else { SCRATCH as i64 * 2 + 0x300 + if n < 2 { initial_rdx() } else { 0 } };
+            let result = if n == 2 { image_rax() } else { result };
+            assert_eq!(own[..2], [passes, result], "{identity:?} {n}");
+
+            // one more behind those, then everything away again
+            let mut point = w.point().clone();
+            let request = MiniRequest { id: 9, snippet: &count(), counters: &[3] };
+            let added = add_mini(&w.env, &mut w.arena, &mut point, &request, 9).expect("there is room");
+            verify_added(&w.env, &w.arena, &added, &point, 9).expect("right");
+            assert_eq!(point.minis.last().map(|m| m.id), Some(9));
+            let out = shape.run(&w.env, vec![&w.weave.plan, &added], steps.clone());
+            assert_eq!(plain.calls, out.calls);
+            let own = if identity == ThreadIdentity::Locked { 0 } else { 2 };
+            assert_eq!(out.shards[own][3], passes);
+            let before = point.clone();
+            let removed = remove_mini(&w.arena, &mut point, 0).expect("it is there");
+            verify_removed(&removed, &before, &point).expect("right");
+            let gone = remove_points([&point]);
+            verify_removal(&gone, &[point]).expect("right");
+            let out = shape.run(&w.env, vec![&w.weave.plan, &added, &removed, &gone], steps);
+            assert_eq!((plain.calls, [0; 4].as_slice()), (out.calls, out.shards[own].as_slice()));
+        }
+    }
+}
+
+fn initial_rdx() -> i64 {
+    image::initial(2).cast_signed()
+}
+
+fn image_rax() -> i64 {
+    image::initial(0).cast_signed()
+}
+
+/// `outer` calls `middle` calls `inner`, which returns, or leaves both by going back to where `outer` came from (rbx is not 0).
+struct Nest {
+    text: Vec<u8>,
+    outer: u64,
+    middle: (u64, Site),
+    inner: (u64, Site),
+}
+
+fn nest() -> Nest {
+    use iced_x86::IcedError;
+    use iced_x86::code_asm::*;
+    let build = || -> Result<Vec<u8>, IcedError> {
+        let mut a = CodeAssembler::new(64)?;
+        let at = |a: &mut CodeAssembler, offset: usize| -> Result<(), IcedError> {
+            let now = a.assemble(TEXT)?.len();
+            a.db(&vec![0x90; offset - now])
+        };
+        // outer
+        a.push(rbp)?;
+        a.mov(rbp, rsp)?;
+        a.call(TEXT + 0x40)?;
+        a.pop(rbp)?;
+        a.ret()?;
+        at(&mut a, 0x40)?;
+        // middle
+        a.nop_1(dword_ptr(rax))?;
+        a.sub(rsp, 24)?;
+        a.call(TEXT + 0x80)?;
+        a.add(rsp, 24)?;
+        a.ret()?;
+        at(&mut a, 0x80)?;
+        // inner
+        let mut stays = a.create_label();
+        a.test(rbx, rbx)?;
+        a.nop_1(dword_ptr(rax))?;
+        a.je(stays)?;
+        a.mov(rsp, rbp)?;
+        a.pop(rbp)?;
+        a.ret()?;
+        a.set_label(&mut stays)?;
+        a.lea(rax, qword_ptr(rdi + 5))?;
+        a.ret()?;
+        at(&mut a, 0xc0)?;
+        a.assemble(TEXT)
+    };
+    let text = build().expect("it assembles");
+    let place = |bytes: &[u8]| text.windows(bytes.len()).position(|w| w == bytes).expect("there");
+    let (add, lea) = (place(&[0x48, 0x83, 0xc4, 0x18, 0xc3]), place(&[0x48, 0x8d, 0x47, 0x05, 0xc3]));
+    let exit = |function: u64, at: usize| exit_site(function, TEXT + at as u64, 4, &text[at..at + 5], &[]);
+    let (middle, inner) = (TEXT + 0x40, TEXT + 0x80);
+    Nest { outer: TEXT, middle: (middle, exit(middle, add)), inner: (inner, exit(inner, lea)), text }
+}
+
+/// Enough counters for three variables of any shape, and the top.
+const PLACES: [u32; 4] = [4, 8, 12, 20];
+
+impl Nest {
+    fn entry(&self, function: u64) -> Site {
+        let offset = (function - TEXT) as usize;
+        let bytes = &self.text[offset..offset + 7];
+        Site { function: Svma(function), at: Svma(function), scratch: vec![], ..site(bytes) }
+    }
+
+    /// Entry and exit snippets for middle and inner; runs calls of outer with these values of rbx.
+    fn run(&self, identity: ThreadIdentity, middle: [&Snippet; 2], inner: [&Snippet; 2], rbx: &[u64]) -> Outcome {
+        let env = environment(identity);
+        let (mut arena, mut text) = (arena(), TextSpace::new());
+        let sites = [self.entry(self.middle.0), self.middle.1.clone(), self.entry(self.inner.0), self.inner.1.clone()];
+        let snippets = [middle[0], middle[1], inner[0], inner[1]];
+        let settle = snippet(vec![Stmt::Settle]);
+        let mini = |id, snippet| MiniRequest { id, snippet, counters: &PLACES };
+        let minis: Vec<_> = snippets.map(|s| [mini(1, &settle), mini(2, s)]).into();
+        let requests: Vec<_> = sites
+            .iter()
+            .zip(&minis)
+            .map(|(site, minis)| {
+                // what has ended otherwise is looked for at entries
+                let minis = if site.kind == PointKind::Entry { &minis[..] } else { &minis[1..] };
+                PointRequest { site, bias: Bias(0), name: "f", minis }
+            })
+            .collect();
+        let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+        if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
+            panic!("{e}\n{}", list(&weave.plan, &weave.woven));
+        }
+        assert!(weave.woven.iter().all(Result::is_ok), "{:?}", weave.woven);
+        let steps: Vec<_> =
+            rbx.iter().map(|&rbx| Step::Call { target: self.outer, registers: vec![(3, rbx)], flags: 0x246 }).collect();
+        let counters = 20 + Shape::Histogram.slots() as usize;
+        let program = |plans| Program { env: &env, text: self.text.clone(), plans, steps: steps.clone(), counters };
+        let (plain, out) = (program(vec![]).run(), program(vec![&weave.plan]).run());
+        assert_eq!(plain.calls, out.calls);
+        out
+    }
+}
+
+fn record(activations: u32) -> Record {
+    Record { activations: v(activations), time: false, args: vec![], restore: None }
+}
+
+#[test]
+fn a_histogram_of_times_is_exact() {
+    let nest = nest();
+    // places: activations of middle, of inner; a counter; the histogram
+    let timed = |n| Record { time: true, ..record(n) };
+    let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
+    let close = |n| snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Expr::Elapsed(TimeUnit::Ticks))])]);
+    let out = nest.run(GLIBC, [&open(0), &close(0)], [&open(1), &close(1)], &[0; 50]);
+    let own = &out.shards[2];
+    let histogram = &own[20..];
+    assert_eq!(histogram[3..].iter().sum::<i64>(), 100);
+    assert_eq!((&own[4..7], &own[8..11]), (&[0; 3][..], &[0; 3][..]));
+    let (sum, max, min) = (histogram[0] as u64, histogram[1] as u64, !(histogram[2] as u64));
+    assert!(min > 0 && min <= max && sum >= 50 * min && sum <= 100 * max, "{sum} {min} {max}");
+    let used: Vec<u32> = (0..histogram::BUCKETS).filter(|b| histogram[3 + *b as usize] != 0).collect();
+    assert_eq!((used.first(), used.last()), (Some(&histogram::bucket_of(min)), Some(&histogram::bucket_of(max))));
+}
+
+#[test]
+fn values_fall_into_their_buckets() {
+    let nest = nest();
+    let nothing = snippet(vec![]);
+    for value in [0, 1, 31, 32, 33, 1000, 12345678, (1 << 44) - 1, 1 << 44, i64::MAX, -5] {
+        let observe = snippet(vec![Stmt::Observe(v(3), Expr::Const(value))]);
+        let out = nest.run(GLIBC, [&nothing, &nothing], [&observe, &nothing], &[0, 0]);
+        let histogram = &out.shards[2][20..];
+        let value = value.max(0) as u64;
+        assert_eq!(histogram[0] as u64, value.wrapping_mul(2));
+        assert_eq!((histogram[1] as u64, !histogram[2] as u64), (value, value));
+        let bucket = histogram::bucket_of(value) as usize;
+        assert!(histogram[3..].iter().enumerate().all(|(i, n)| *n == if i == bucket { 2 } else { 0 }), "{value}");
+    }
+}
+
+#[test]
+fn calls_that_are_left_otherwise_are_found_and_undone() {
+    let nest = nest();
+    // middle runs a timer, inner a flag; 2 of 5 calls go past both exits
+    let timer = Record { restore: Some(Restore::Timer(v(2))), ..record(0) };
+    let flag = Record { restore: Some(Restore::Value(v(3))), ..record(1) };
+    let start = snippet(vec![Stmt::Open(timer.clone(), vec![Stmt::Start(v(2))])]);
+    let stop = snippet(vec![Stmt::Close(timer, vec![Stmt::Stop(v(2))])]);
+    let up = snippet(vec![Stmt::Open(flag.clone(), vec![Stmt::Add(v(3), Expr::Const(1))])]);
+    let down = snippet(vec![Stmt::Close(flag, vec![Stmt::Add(v(3), Expr::Const(-1))])]);
+    let out = nest.run(GLIBC, [&start, &stop], [&up, &down], &[0, 1, 0, 1, 0]);
+    let own = &out.shards[2];
+    assert_eq!((&own[4..7], &own[8..11]), (&[2, 0, 0][..], &[2, 0, 0][..]));
+    assert_eq!((own[12], own[20]), (0, 0), "the timer stands, the flag is down");
+    assert!(own[14] > 0);
+    // one that is still open is stopped by nobody
+    let out = nest.run(GLIBC, [&start, &stop], [&up, &down], &[0, 1]);
+    assert_eq!((out.shards[2][12], out.shards[2][20]), (1, 1));
+}
+
+#[test]
+fn an_exit_without_its_entry_does_nothing() {
+    let nest = nest();
+    let nothing = snippet(vec![]);
+    let close = snippet(vec![Stmt::Close(record(0), vec![Stmt::Add(v(2), Expr::Const(1))])]);
+    for identity in [GLIBC, ThreadIdentity::FsBase] {
+        let out = nest.run(identity, [&nothing, &close], [&nothing, &nothing], &[0, 0, 0]);
+        assert_eq!((&out.shards[2][4..7], out.shards[2][12]), (&[0, 3, 0][..], 0));
+    }
+}
+
+#[test]
+fn arguments_and_results_meet_at_the_exit() {
+    let nest = nest();
+    let kept = Record { args: vec![0, 3, 2], ..record(0) };
+    let sum = |a, b| Expr::Binary(BinaryOp::Add, Box::new(a), Box::new(b));
+    let open = snippet(vec![Stmt::Open(kept.clone(), vec![])]);
+    let close = snippet(vec![Stmt::Close(
+        kept,
+        vec![Stmt::Add(v(2), sum(sum(Expr::Saved(0), Expr::Saved(1)), Expr::Saved(2))), Stmt::Set(v(3), Expr::Return)],
+    )]);
+    let nothing = snippet(vec![]);
+    let out = nest.run(GLIBC, [&open, &close], [&nothing, &nothing], &[0]);
+    let argument = |r: u8| image::initial(r).cast_signed();
+    assert_eq!(out.shards[2][12], argument(7).wrapping_add(argument(1)).wrapping_add(argument(2)));
+    assert_eq!(out.shards[2][20], argument(7) + 5);
+}
+
+#[test]
+fn without_a_shard_of_its_own_a_call_is_only_noted() {
+    let nest = nest();
+    let timed = Record { time: true, restore: Some(Restore::Timer(v(2))), ..record(0) };
+    let open = snippet(vec![Stmt::Open(timed.clone(), vec![Stmt::Start(v(2))])]);
+    let close = snippet(vec![Stmt::Close(timed, vec![Stmt::Stop(v(2))])]);
+    let nothing = snippet(vec![]);
+    let out = nest.run(ThreadIdentity::Locked, [&open, &close], [&nothing, &nothing], &[0, 0]);
+    assert_eq!((&out.shards[0][4..7], &out.shards[0][12..15]), (&[0, 0, 4][..], &[0, 0, 0][..]));
+}
+
+#[test]
+fn the_layout_has_room() {
+    let data = environment(GLIBC).data;
+    assert!(TOP + 8 <= COUNTERS && COUNTERS + 8 * data.counters() <= data.records() - record::SIZE);
+    assert_eq!(u64::from(data.records() + record::ROOM), data.stride);
+}
+
+#[test]
+fn records_of_one_call_may_close_in_any_order() {
+    let nest = nest();
+    let flag = |n: u32, v: u32| Record { restore: Some(Restore::Value(self::v(v))), ..record(n) };
+    let (one, two) = (flag(0, 2), flag(1, 3));
+    let up = |r: &Record, body| Stmt::Open(r.clone(), body);
+    let step = |n, by| Stmt::Add(v(n), Expr::Const(by));
+    let open = snippet(vec![up(&one, vec![step(2, 1), up(&two, vec![step(3, 1)])])]);
+    let close = snippet(vec![Stmt::Close(one, vec![step(2, 9)]), Stmt::Close(two, vec![step(3, 19)])]);
+    let nothing = snippet(vec![]);
+    let out = nest.run(GLIBC, [&open, &close], [&nothing, &nothing], &[0, 1, 0, 0]);
+    let own = &out.shards[2];
+    // the second call leaves both records behind, which gives back what they found
+    assert_eq!((&own[4..7], &own[8..11]), (&[1, 0, 0][..], &[1, 0, 0][..]));
+    assert_eq!((own[12], own[20]), (30, 60));
+}
