@@ -42,7 +42,7 @@ fn check_stmts(stmts: &[Stmt], bound: usize, depth: u32) -> Result<(), CodegenEr
 fn check_expr(e: &Expr, bound: usize, depth: u32) -> Result<(), CodegenError> {
     match e {
         Expr::Const(_) | Expr::Arg(_) => Ok(()),
-        Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => Err(CodegenError::TooDeep { limit: 0 }),
+        Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => Err(CodegenError::TooDeep { limit: 0 }),
         Expr::Variable(v) => check_variable(*v, bound),
         Expr::Unary(_, e) => check_expr(e, bound, deeper(depth)?),
         Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
@@ -164,7 +164,9 @@ impl Generator<'_> {
             Expr::Const(c) => i32::try_from(*c).ok().map(Operand::Immediate),
             Expr::Arg(n) => Some(self.argument(*n)),
             Expr::Variable(v) => Some(Operand::Memory(self.variable(*v))),
-            Expr::Unary(..) | Expr::Binary(..) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => None,
+            Expr::Unary(..) | Expr::Binary(..) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => {
+                None
+            }
         }
     }
 
@@ -251,7 +253,7 @@ impl Generator<'_> {
                 }
             }
             Expr::Binary(op, a, b) => self.binary(e, *op, a, b)?,
-            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => {}
+            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => {}
         }
         Ok(())
     }
@@ -487,9 +489,13 @@ fn negate(op: BinaryOp) -> BinaryOp {
 /// Computes what is known already.
 fn fold(e: &Expr) -> Expr {
     match e {
-        Expr::Const(_) | Expr::Arg(_) | Expr::Variable(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => {
-            e.clone()
-        }
+        Expr::Const(_)
+        | Expr::Arg(_)
+        | Expr::Variable(_)
+        | Expr::Return
+        | Expr::Saved(_)
+        | Expr::Elapsed(_)
+        | Expr::Restored => e.clone(),
         Expr::Unary(op, e) => match fold(e) {
             Expr::Const(c) => Expr::Const(unary(*op, c)),
             e => Expr::Unary(*op, Box::new(e)),
