@@ -2,6 +2,7 @@
 
 mod docs;
 mod evaluate;
+mod frames;
 mod golden;
 mod paradyn;
 mod print;
