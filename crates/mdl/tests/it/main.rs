@@ -8,5 +8,6 @@ mod paradyn;
 mod print;
 mod samples;
 mod shipped;
+mod sound;
 mod soup;
 mod support;
