@@ -63,7 +63,7 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
 
 fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
     match e {
-        Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => Ok(()),
+        Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => Ok(()),
         Expr::Variable(v) => bound(*v, Shape::Counter),
         Expr::Unary(_, e) => check_expr(e, bound, deeper(depth)?),
         Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
@@ -203,7 +203,9 @@ impl Generator<'_> {
             Expr::Const(c) => i32::try_from(*c).ok().map(Operand::Immediate),
             Expr::Arg(n) => Some(self.argument(*n)),
             Expr::Variable(v) => Some(Operand::Memory(self.variable(*v))),
-            Expr::Unary(..) | Expr::Binary(..) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => None,
+            Expr::Unary(..) | Expr::Binary(..) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => {
+                None
+            }
         }
     }
 
@@ -296,6 +298,7 @@ impl Generator<'_> {
             }
             Expr::Binary(op, a, b) => self.binary(e, *op, a, b)?,
             Expr::Return => self.returned()?,
+            Expr::Restored => self.field(record::SAVED)?,
             Expr::Saved(n) => self.field(record::ARGS + 8 * u32::from(*n))?,
             Expr::Elapsed(unit) => {
                 self.field(record::TIME)?;
@@ -538,9 +541,13 @@ fn negate(op: BinaryOp) -> BinaryOp {
 /// Computes what is known already.
 fn fold(e: &Expr) -> Expr {
     match e {
-        Expr::Const(_) | Expr::Arg(_) | Expr::Variable(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) => {
-            e.clone()
-        }
+        Expr::Const(_)
+        | Expr::Arg(_)
+        | Expr::Variable(_)
+        | Expr::Return
+        | Expr::Saved(_)
+        | Expr::Elapsed(_)
+        | Expr::Restored => e.clone(),
         Expr::Unary(op, e) => match fold(e) {
             Expr::Const(c) => Expr::Const(unary(*op, c)),
             e => Expr::Unary(*op, Box::new(e)),

@@ -123,6 +123,8 @@ pub enum Expr {
     Saved(u8),
     /// Time since the record of the enclosing [`Stmt::Close`] was opened.
     Elapsed(TimeUnit),
+    /// What the record of the enclosing [`Stmt::Close`] would put back, see [`Restore::Value`]: the value when it was opened.
+    Restored,
     /// This thread's value of a variable.
     Variable(VariableId),
     /// An operator applied to one value.
@@ -213,6 +215,7 @@ impl fmt::Display for Expr {
             Expr::Saved(n) => write!(f, "saved[{n}]"),
             Expr::Elapsed(TimeUnit::Ticks) => f.write_str("elapsed_ticks"),
             Expr::Elapsed(TimeUnit::Nanoseconds) => f.write_str("$elapsed"),
+            Expr::Restored => f.write_str("restored"),
             Expr::Variable(v) => write!(f, "v{}", v.0),
             Expr::Unary(op, e) => {
                 let symbol = match op {

@@ -1,10 +1,14 @@
-//! The code language: statements that the program executes, to snippets.
+//! The code language: statements that the program executes, to snippets. `$arg[n]` at the end of a call stays what it is at its beginning
+//! until the code of both ends is joined.
 
-use ingraft_model::{BinaryOp, Expr as Out, Stmt, UnaryOp, VariableId};
+use ingraft_model::{BinaryOp, Expr as Out, PointKind, Shape, Stmt, TimeUnit, UnaryOp, VariableId};
 
-use super::VariableKind;
+use super::insert::Place;
 use super::meta::{Binding, Evaluation, Value, binary, unary};
+use super::{ValueUnit, VariableKind};
 use crate::ast::{AssignOp, Callee, Code, CodeKind, Expr, ExprKind};
+use crate::diagnostic::codes;
+use crate::source::Span;
 
 /// Functions of Paradyn's run-time library that are plain arithmetic.
 fn helper(name: &str, args: usize) -> Option<BinaryOp> {
@@ -40,7 +44,7 @@ impl<'a> Evaluation<'a> {
                     Some(condition) if no.is_empty() => out.push(Stmt::If(condition, yes)),
                     Some(condition) => {
                         // the first branch may change what the condition looks at
-                        let decided = self.variable("else", VariableKind::Scratch, false);
+                        let decided = self.decision(code.span);
                         out.push(Stmt::Set(decided, condition));
                         out.push(Stmt::If(Out::Variable(decided), yes));
                         out.push(Stmt::If(Out::Unary(UnaryOp::Not, Box::new(Out::Variable(decided))), no));
@@ -49,6 +53,17 @@ impl<'a> Evaluation<'a> {
                 }
             }
         }
+    }
+
+    /// Where the condition at a place of the text is kept, in all functions the same.
+    fn decision(&mut self, span: Span) -> VariableId {
+        let key = (self.source, span);
+        if let Some(known) = self.decisions.get(&key) {
+            return *known;
+        }
+        let new = self.variable("else", VariableKind::Scratch, Shape::Counter);
+        self.decisions.insert(key, new);
+        new
     }
 
     /// An expression for its effect.
@@ -75,11 +90,54 @@ impl<'a> Evaluation<'a> {
                     out.push(Stmt::Add(target, Out::Const(if *up { 1 } else { -1 })));
                 }
             }
+            ExprKind::Call(callee, args) if !callee.quoted => match (callee.name.as_str(), args.as_slice()) {
+                ("startWallTimer" | "startProcessTimer", [timer]) => {
+                    out.extend(self.accumulator(timer, Shape::Timer, "a timer").map(Stmt::Start));
+                }
+                ("stopWallTimer" | "stopProcessTimer", [timer]) => {
+                    out.extend(self.accumulator(timer, Shape::Timer, "a timer").map(Stmt::Stop));
+                }
+                ("observe", [histogram, value]) => {
+                    let histogram = self.accumulator(histogram, Shape::Histogram, "a histogram");
+                    let value = self.observed(value);
+                    if let (Some(histogram), Some((value, unit))) = (histogram, value) {
+                        self.variables[histogram.0 as usize].unit = unit;
+                        out.push(Stmt::Observe(histogram, value));
+                    }
+                }
+                _ => {
+                    self.value(expr);
+                }
+            },
             // a value that nobody uses; only its findings matter
             _ => {
                 self.value(expr);
             }
         }
+    }
+
+    /// The variable that a start, stop or observation acts on.
+    fn accumulator(&mut self, expr: &'a Expr, shape: Shape, wanted: &str) -> Option<VariableId> {
+        let found = self.target(expr).filter(|v| self.variables[v.0 as usize].shape == shape);
+        if found.is_none() {
+            self.error(codes::KIND, expr.span, format!("this is not {wanted}"), "");
+        }
+        found
+    }
+
+    /// A value for the histogram: the time of the call alone as it is measured, anything else in its own unit.
+    fn observed(&mut self, expr: &'a Expr) -> Option<(Out, ValueUnit)> {
+        let (value, unit) = match &expr.bare().kind {
+            ExprKind::Elapsed => (self.elapsed(expr, TimeUnit::Ticks), ValueUnit::Ticks),
+            _ => (self.value(expr), ValueUnit::Plain),
+        };
+        if *self.observed.get_or_insert(unit) != unit {
+            let message = format!("`{}` observes `$elapsed` alone and other values", self.metric.info.name);
+            let help = "a histogram holds one or the other: observe `$elapsed` alone everywhere, or nowhere";
+            self.error(codes::TYPE, expr.span, message, help);
+            return None;
+        }
+        value.map(|value| (value, unit))
     }
 
     fn target(&mut self, expr: &'a Expr) -> Option<VariableId> {
@@ -122,13 +180,42 @@ impl<'a> Evaluation<'a> {
             }
             ExprKind::Call(callee, args) => self.call(expr, callee, args),
             ExprKind::Text(_) => self.refuse(expr, "strings in code"),
-            ExprKind::Return => self.refuse(expr, "`$return`"),
+            ExprKind::Return => self.at_end(expr, "`$return` is only known at returns and behind calls", Out::Return),
             ExprKind::GlobalId => self.refuse(expr, "`$globalId`"),
-            ExprKind::Elapsed => self.refuse(expr, "`$elapsed`"),
-            ExprKind::SelfTime => self.refuse(expr, "`$self`"),
+            ExprKind::Elapsed => self.elapsed(expr, TimeUnit::Nanoseconds),
+            ExprKind::SelfTime => {
+                let all = self.elapsed(expr, TimeUnit::Nanoseconds)?;
+                let callees = Out::Variable(self.time_in_callees());
+                Some(Out::Binary(BinaryOp::Subtract, Box::new(all), Box::new(callees)))
+            }
             ExprKind::Address(_) => self.refuse(expr, "addresses of variables"),
             ExprKind::Field(..) | ExprKind::Assign(..) | ExprKind::Step(..) => self.refuse(expr, "this as a value"),
         }
+    }
+
+    fn elapsed(&mut self, expr: &Expr, unit: TimeUnit) -> Option<Out> {
+        self.at_end(expr, "the time of a call is only known at its return", Out::Elapsed(unit))
+    }
+
+    /// A value that exists only at the end of a call.
+    fn at_end(&mut self, expr: &Expr, otherwise: &str, value: Out) -> Option<Out> {
+        match self.place {
+            None | Some(Place { point: PointKind::Exit, .. } | Place::BEHIND_CALL) => Some(value),
+            Some(_) => {
+                self.error(codes::PLACE, expr.span, otherwise.to_owned(), "");
+                None
+            }
+        }
+    }
+
+    fn time_in_callees(&mut self) -> VariableId {
+        if let Some(known) = self.callees {
+            return known;
+        }
+        let name = format!("{}.callees", self.definition);
+        let new = self.variable(&name, VariableKind::Scratch, Shape::Counter);
+        self.callees = Some(new);
+        new
     }
 
     fn call(&mut self, expr: &Expr, callee: &Callee, args: &'a [Expr]) -> Option<Out> {

@@ -1,13 +1,16 @@
 //! The meta language: statements and expressions that the tool executes.
 
 use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use ingraft_model::{Focus, PointKind, ResourcePath, Snippet, Stmt, VariableId};
+use ingraft_model::{Focus, PointKind, ResourcePath, Shape, Snippet, VariableId};
 
+use super::frame::KnownRecord;
+use super::insert::{Draft, Place};
 use super::select::{Selection, parse_number};
-use super::{Insertion, Order, Role, Variable, VariableKind};
-use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, Insert, List, Meta, MetaKind, UnaryOp};
+use super::{Insertion, ValueUnit, Variable, VariableKind};
+use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp};
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::library::{Library, MetricEntry};
 use crate::program::{FunctionRef, ModuleRef, Program};
@@ -30,8 +33,8 @@ pub(super) enum Value<'a> {
     ModuleList(Vec<ModuleRef>),
     /// A list of the text.
     List(&'a List),
-    /// The entries of these functions.
-    Entries(Vec<FunctionRef>),
+    /// The points of a kind of these functions.
+    Points(PointKind, Vec<FunctionRef>),
     /// What was reported as an error or as not woven yet; whatever is done with it is not reported again.
     Refused,
 }
@@ -48,7 +51,16 @@ pub(super) struct Body<'a> {
 /// A flag that the focus calls for.
 pub(super) struct Flag<'a> {
     pub(super) name: &'a str,
-    pub(super) body: Body<'a>,
+    pub(super) code: FlagCode<'a>,
+}
+
+/// How a flag is maintained.
+pub(super) enum FlagCode<'a> {
+    /// As the statements say.
+    Written(Body<'a>),
+    /// By a word that stands at a place of a source, for these functions.
+    Inclusive(Vec<FunctionRef>, usize, Span),
+    Exclusive(Vec<FunctionRef>, usize, Span),
 }
 
 /// What a name of the text stands for.
@@ -72,13 +84,29 @@ pub(super) struct Evaluation<'a> {
     pub(super) names: Vec<(&'a str, Binding<'a>)>,
     pub(super) chain: Vec<Value<'a>>,
     /// The flags that constrained code tests, outermost first.
-    flags: Vec<VariableId>,
-    /// The flag whose code is being evaluated.
-    flag: Option<VariableId>,
+    pub(super) flags: Vec<VariableId>,
+    /// The functions that the request measures through its lists.
+    pub(super) measured: Arc<[FunctionRef]>,
     /// Rounds of all foreach so far.
     rounds: u32,
-    /// The snippet made last, so that equal ones are one.
-    last: Option<Arc<Snippet>>,
+    /// All snippets, so that equal ones are one.
+    pub(super) snippets: HashSet<Arc<Snippet>>,
+    /// Conditions with an else by their source and place, and where they are kept.
+    pub(super) decisions: HashMap<(usize, Span), VariableId>,
+    /// In what the histogram's values are observed.
+    pub(super) observed: Option<ValueUnit>,
+    // what follows is about the definition whose code is being evaluated
+    /// Its name and number.
+    pub(super) definition: &'a str,
+    pub(super) group: u32,
+    /// Its flag, if it is a constraint.
+    pub(super) flag: Option<VariableId>,
+    /// Where the code at hand will run; unknown after a finding.
+    pub(super) place: Option<Place>,
+    pub(super) drafts: Vec<Draft>,
+    pub(super) records: Vec<KnownRecord>,
+    /// Time in instrumented callees, for `$self`.
+    pub(super) callees: Option<VariableId>,
 }
 
 impl<'a> Evaluation<'a> {
@@ -94,9 +122,18 @@ impl<'a> Evaluation<'a> {
             names: Vec::new(),
             chain: Vec::new(),
             flags: Vec::new(),
-            flag: None,
+            measured: Arc::from([]),
             rounds: 0,
-            last: None,
+            snippets: HashSet::new(),
+            decisions: HashMap::new(),
+            observed: None,
+            definition: &metric.node.ident.name,
+            group: 0,
+            flag: None,
+            place: None,
+            drafts: Vec::new(),
+            records: Vec::new(),
+            callees: None,
         }
     }
 
@@ -110,7 +147,7 @@ impl<'a> Evaluation<'a> {
         }
         let Some(base) = node.base() else { return };
         let kind = base.kind;
-        if !matches!(kind, Accumulator::Counter | Accumulator::Void) {
+        if matches!(kind, Accumulator::ProcessTimer | Accumulator::HwTimer | Accumulator::HwCounter) {
             let span =
                 node.fields.iter().rev().find(|f| matches!(&f.kind, crate::ast::FieldKind::Base(_))).map(|f| f.span);
             let head = span.map_or(node.ident.span, |s| Span { start: s.start, end: s.start + 4 });
@@ -120,28 +157,66 @@ impl<'a> Evaluation<'a> {
             self.not_woven(node.ident.span, "vectors are not woven yet".to_owned());
         }
         let Selection { replacement, flags } = self.select(focus);
-        self.declare(&node.ident.name, VariableKind::Counter, kind != Accumulator::Void);
+        self.declare(&node.ident.name, VariableKind::Counter, shape(kind));
+        self.variables[0].sampled = kind != Accumulator::Void;
         for scratch in node.scratch() {
-            self.declare(&scratch.name, VariableKind::Scratch, false);
+            self.declare(&scratch.name, VariableKind::Scratch, Shape::Counter);
         }
         for flag in &flags {
-            let id = self.variable(flag.name, VariableKind::Flag, false);
+            let id = self.variable(flag.name, VariableKind::Flag, Shape::Counter);
             self.flags.push(id);
         }
         let base_body = Body { statements: &base.body, source: self.metric.source, chain: Vec::new() };
         let body = replacement.unwrap_or(base_body);
         let empty = body.statements.is_empty();
+        self.measured = self.all_listed(&body, &flags);
         self.body(body);
+        self.place_drafts();
         if self.insertions.is_empty() && !self.diagnostics.iter().any(Diagnostic::is_error) {
             self.counts_nothing(empty);
         }
         let ids = std::mem::take(&mut self.flags);
         for (flag, id) in flags.into_iter().zip(ids) {
-            self.names.push((flag.name, Binding::Variable(id)));
-            self.flag = Some(id);
-            self.body(flag.body);
-            self.names.pop();
+            self.maintain(flag, id);
         }
+    }
+
+    fn all_listed(&self, body: &Body<'a>, flags: &[Flag<'a>]) -> Arc<[FunctionRef]> {
+        let mut found = Vec::new();
+        self.listed(body.statements, &mut found);
+        for flag in flags {
+            if let FlagCode::Written(body) = &flag.code {
+                self.listed(body.statements, &mut found);
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        found.into()
+    }
+
+    /// The code of a flag.
+    fn maintain(&mut self, flag: Flag<'a>, id: VariableId) {
+        self.definition = flag.name;
+        self.group += 1;
+        self.flag = Some(id);
+        self.records.clear();
+        self.callees = None;
+        match flag.code {
+            FlagCode::Written(body) => {
+                self.names.push((flag.name, Binding::Variable(id)));
+                self.body(body);
+                self.names.pop();
+            }
+            FlagCode::Inclusive(functions, source, span) => {
+                self.source = source;
+                self.inclusive(id, &functions, span);
+            }
+            FlagCode::Exclusive(functions, source, span) => {
+                self.source = source;
+                self.exclusive(id, &functions, span);
+            }
+        }
+        self.place_drafts();
     }
 
     /// Legal, but hardly what was wanted.
@@ -159,14 +234,15 @@ impl<'a> Evaluation<'a> {
         self.diagnostics.push(Diagnostic::at(codes::NOT_FOUND, Severity::Warning, source, span, message).help(help));
     }
 
-    fn declare(&mut self, name: &'a str, kind: VariableKind, sampled: bool) {
-        let id = self.variable(name, kind, sampled);
+    fn declare(&mut self, name: &'a str, kind: VariableKind, shape: Shape) {
+        let id = self.variable(name, kind, shape);
         self.names.push((name, Binding::Variable(id)));
     }
 
-    pub(super) fn variable(&mut self, name: &str, kind: VariableKind, sampled: bool) -> VariableId {
+    pub(super) fn variable(&mut self, name: &str, kind: VariableKind, shape: Shape) -> VariableId {
         let id = VariableId(self.variables.len() as u32);
-        self.variables.push(Variable { name: name.to_owned(), kind, sampled });
+        let unit = if shape == Shape::Timer { ValueUnit::Ticks } else { ValueUnit::Plain };
+        self.variables.push(Variable { name: name.to_owned(), kind, shape, unit, sampled: false });
         id
     }
 
@@ -220,7 +296,8 @@ impl<'a> Evaluation<'a> {
             }
             Value::ModuleList(modules) => modules.into_iter().map(Value::Module).collect(),
             Value::List(list) => self.elements(list),
-            Value::Refused => vec![Value::Refused],
+            // every call site gets the same code
+            Value::Points(..) | Value::Refused => vec![list],
             _ => return self.wrong(expr, "a list"),
         };
         for value in values {
@@ -244,8 +321,16 @@ impl<'a> Evaluation<'a> {
         true
     }
 
+    /// The functions of a list of procedures, if the expression is the name of one.
+    pub(super) fn functions_of_list(&self, expr: &Expr) -> Vec<FunctionRef> {
+        let ExprKind::Name(name) = &expr.bare().kind else { return Vec::new() };
+        let Some(list) = self.library.lists.get(name) else { return Vec::new() };
+        let functions = |value| if let Value::Functions(functions) = value { functions } else { Vec::new() };
+        self.elements(&list.node).into_iter().flat_map(functions).collect()
+    }
+
     /// What the items of a list are in this program. Functions that it does not have are skipped, none comes twice.
-    fn elements(&mut self, list: &'a List) -> Vec<Value<'a>> {
+    fn elements(&self, list: &'a List) -> Vec<Value<'a>> {
         let mut seen: Vec<FunctionRef> = Vec::new();
         let mut values = Vec::with_capacity(list.items.len());
         for item in &list.items {
@@ -271,58 +356,6 @@ impl<'a> Evaluation<'a> {
             }
         }
         values
-    }
-
-    fn insert(&mut self, insert: &'a Insert) {
-        let points = self.expr(&insert.points);
-        let functions = match points {
-            Value::Entries(functions) => Some(functions),
-            Value::Refused => None,
-            _ => {
-                self.wrong(&insert.points, "points");
-                None
-            }
-        };
-        if functions.is_some() && insert.after {
-            self.not_woven(insert.points.span, "`postInsn` at an entry is not woven yet".to_owned());
-        }
-        let mut stmts = Vec::new();
-        self.block(&insert.code, &mut stmts);
-        let Some(functions) = functions else { return };
-        if stmts.is_empty() {
-            return;
-        }
-        let role = self.role(insert, &stmts);
-        if insert.constrained {
-            for flag in self.flags.iter().rev() {
-                stmts = vec![Stmt::If(ingraft_model::Expr::Variable(*flag), stmts)];
-            }
-        }
-        let snippet = match &self.last {
-            Some(last) if last.stmts == stmts => Arc::clone(last),
-            _ => Arc::new(Snippet { stmts }),
-        };
-        self.last = Some(Arc::clone(&snippet));
-        let order = if insert.prepend { Order::Prepend } else { Order::Append };
-        self.insertions.extend(functions.into_iter().map(|function| Insertion {
-            function,
-            point: PointKind::Entry,
-            after: insert.after,
-            order,
-            role,
-            snippet: Arc::clone(&snippet),
-        }));
-    }
-
-    /// A constraint's code lowers its flag if it sets it to 0 or subtracts, and raises it otherwise.
-    fn role(&self, insert: &Insert, stmts: &[Stmt]) -> Role {
-        let Some(flag) = self.flag else { return Role::Metric };
-        match change(stmts, flag) {
-            Some(true) => Role::FlagSet,
-            Some(false) => Role::FlagClear,
-            None if insert.prepend => Role::FlagSet,
-            None => Role::FlagClear,
-        }
     }
 
     /// A value of the meta language.
@@ -435,7 +468,9 @@ impl<'a> Evaluation<'a> {
     fn field(&mut self, expr: &Expr, of: Value<'a>, field: &str) -> Value<'a> {
         match (of, field) {
             (Value::Refused, _) => Value::Refused,
-            (Value::Functions(functions), "entry") => Value::Entries(functions),
+            (Value::Functions(functions), "entry") => Value::Points(PointKind::Entry, functions),
+            (Value::Functions(functions), "return") => Value::Points(PointKind::Exit, functions),
+            (Value::Functions(functions), "calls") => Value::Points(PointKind::Call, functions),
             (Value::Functions(functions), "name") => {
                 let name = functions.first().map_or("", |f| self.program.function_name(*f));
                 Value::Text(Cow::Borrowed(name))
@@ -444,7 +479,7 @@ impl<'a> Evaluation<'a> {
                 let tagged = functions.iter().any(|f| self.is_library(self.program.function_name(*f)));
                 Value::Int(tagged.into())
             }
-            (Value::Functions(_), "return" | "calls" | "blocks" | "edges" | "loops") => {
+            (Value::Functions(_), "blocks" | "edges" | "loops") => {
                 self.not_woven(expr.span, format!("`.{field}` points are not woven yet"));
                 Value::Refused
             }
@@ -468,7 +503,7 @@ impl<'a> Evaluation<'a> {
         modules
     }
 
-    fn included_functions(&self, module: ModuleRef) -> Vec<FunctionRef> {
+    pub(super) fn included_functions(&self, module: ModuleRef) -> Vec<FunctionRef> {
         let mut functions = self.program.functions_of(module);
         let exclusions = &self.library.exclusions;
         if !exclusions.is_empty() {
@@ -489,7 +524,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn wrong(&mut self, expr: &Expr, wanted: &str) {
+    pub(super) fn wrong(&mut self, expr: &Expr, wanted: &str) {
         self.error(codes::TYPE, expr.span, format!("this is not {wanted}"), "");
     }
 
@@ -505,28 +540,13 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// Whether statements raise (true) or lower a flag; `None` if they do both or neither.
-fn change(stmts: &[Stmt], flag: VariableId) -> Option<bool> {
-    let (mut up, mut down) = (false, false);
-    let mut open: Vec<&[Stmt]> = vec![stmts];
-    while let Some(stmts) = open.pop() {
-        for stmt in stmts {
-            match stmt {
-                Stmt::Set(v, value) if *v == flag => match value {
-                    ingraft_model::Expr::Const(0) => down = true,
-                    _ => up = true,
-                },
-                Stmt::Add(v, value) if *v == flag => match value {
-                    ingraft_model::Expr::Const(c) if *c < 0 => down = true,
-                    ingraft_model::Expr::Unary(UnaryOp::Negate, _) => down = true,
-                    _ => up = true,
-                },
-                Stmt::If(_, inner) => open.push(inner),
-                _ => {}
-            }
-        }
+/// What the values of an accumulator are made of.
+fn shape(kind: Accumulator) -> Shape {
+    match kind {
+        Accumulator::Counter | Accumulator::HwCounter | Accumulator::Void => Shape::Counter,
+        Accumulator::WallTimer | Accumulator::ProcessTimer | Accumulator::HwTimer => Shape::Timer,
+        Accumulator::Histogram => Shape::Histogram,
     }
-    (up != down).then_some(up)
 }
 
 pub(super) fn unary(op: UnaryOp, value: i64) -> i64 {

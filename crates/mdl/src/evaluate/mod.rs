@@ -1,12 +1,15 @@
 //! The request stage: a metric, a focus and a program to points and snippets.
 
 mod code;
+mod frame;
+mod insert;
 mod meta;
 mod select;
+mod walk;
 
 use std::sync::Arc;
 
-use ingraft_model::{Focus, MetricInfo, PointKind, Snippet, Tid};
+use ingraft_model::{Focus, MetricInfo, PointKind, Shape, Snippet, Tid};
 
 pub(crate) use self::select::parse_number;
 use crate::diagnostic::{Diagnostic, codes};
@@ -36,8 +39,22 @@ pub struct Variable {
     pub name: String,
     /// What it is for.
     pub kind: VariableKind,
-    /// Whether its value is what the user asked for.
+    /// What it is made of.
+    pub shape: Shape,
+    /// In what its values are recorded.
+    pub unit: ValueUnit,
+    /// Whether it is shown: the metric's own value, and what became of the calls that it measures.
     pub sampled: bool,
+}
+
+/// In what values are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum ValueUnit {
+    /// In the unit of the metric.
+    #[default]
+    Plain,
+    /// Ticks of the processor's time stamp counter, to be shown as nanoseconds.
+    Ticks,
 }
 
 /// What a variable is for.
@@ -49,6 +66,8 @@ pub enum VariableKind {
     Scratch,
     /// Whether this thread is inside what the focus selects.
     Flag,
+    /// What became of the calls that the code follows from their entry to their exit.
+    Activations,
 }
 
 /// When code runs among the code of one point: flags go up, metrics look at them, flags go down.
@@ -62,6 +81,17 @@ pub enum Role {
     FlagClear,
 }
 
+impl Role {
+    /// The role at the other end of a call: what began first ends last.
+    fn mirrored(self) -> Role {
+        match self {
+            Role::FlagSet => Role::FlagClear,
+            Role::Metric => Role::Metric,
+            Role::FlagClear => Role::FlagSet,
+        }
+    }
+}
+
 /// Where code goes among the code of its role at one point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
@@ -69,6 +99,16 @@ pub enum Order {
     Append,
     /// Before what is there.
     Prepend,
+}
+
+impl Order {
+    /// The order at the other end of a call: what began first ends last.
+    fn mirrored(self) -> Order {
+        match self {
+            Order::Append => Order::Prepend,
+            Order::Prepend => Order::Append,
+        }
+    }
 }
 
 /// Code for one point.
@@ -86,6 +126,12 @@ pub struct Insertion {
     pub role: Role,
     /// What runs there; shared by points that do the same.
     pub snippet: Arc<Snippet>,
+    /// The code of one definition, the metric's (0) or a constraint's, has one number. What a group has in one function is woven all or not at
+    /// all: an exit undoes what the entry did.
+    pub group: u32,
+    /// At calls: functions that the request measures through its lists. Call sites that name one of them as their target stay without this
+    /// code, so that the callee's time is its caller's (paradyn.md A.9).
+    pub except: Arc<[FunctionRef]>,
 }
 
 /// Evaluates a request. Errors are complete: every reason why the request fails is among them.

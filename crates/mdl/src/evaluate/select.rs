@@ -2,9 +2,11 @@
 
 use ingraft_model::{Focus, ResourcePath, Tid};
 
-use super::meta::{Body, Evaluation, Flag, Value};
+use super::meta::{Body, Evaluation, Flag, FlagCode, Value};
 use crate::ast::{Constraint, ConstraintBody, FieldKind};
 use crate::diagnostic::{Diagnostic, Severity, codes};
+use crate::program::FunctionRef;
+use crate::source::Span;
 
 /// The hierarchies that constraints restrict, in the order in which their flags are tested.
 pub(super) const HIERARCHIES: [&str; 2] = ["Code", "SyncObject"];
@@ -61,26 +63,35 @@ impl<'a> Evaluation<'a> {
     }
 
     fn take(&mut self, selection: &mut Selection<'a>, constraint: &'a Constraint, source: usize, part: &ResourcePath) {
-        let body = match &constraint.body {
+        let (name, span) = (&constraint.name.name, constraint.name.span);
+        let chain = self.constraint_values(constraint, source, part);
+        let code = match &constraint.body {
             ConstraintBody::Default => return,
-            ConstraintBody::Inclusive | ConstraintBody::Exclusive => {
-                self.source = source;
-                let message = format!("the constraint `{}` needs exit points", constraint.name.name);
-                self.not_woven(constraint.name.span, message);
+            ConstraintBody::Flag(body) => FlagCode::Written(Body { statements: body, source, chain }),
+            ConstraintBody::Inclusive => FlagCode::Inclusive(self.code_of(chain), source, span),
+            ConstraintBody::Exclusive => FlagCode::Exclusive(self.code_of(chain), source, span),
+            ConstraintBody::Replace(_, body) => {
+                self.replace(selection, Body { statements: body, source, chain }, span);
                 return;
             }
-            ConstraintBody::Flag(body) | ConstraintBody::Replace(_, body) => body,
         };
-        let chain = self.constraint_values(constraint, source, part);
-        let body = Body { statements: body, source, chain };
-        if matches!(constraint.body, ConstraintBody::Flag(_)) {
-            selection.flags.push(Flag { name: &constraint.name.name, body });
-            return;
+        selection.flags.push(Flag { name, code });
+    }
+
+    /// The functions that a focus of /Code means.
+    fn code_of(&self, chain: Vec<Value<'a>>) -> Vec<FunctionRef> {
+        match chain.into_iter().next() {
+            Some(Value::Functions(functions)) => functions,
+            Some(Value::Module(module)) => self.included_functions(module),
+            _ => Vec::new(),
         }
+    }
+
+    fn replace(&mut self, selection: &mut Selection<'a>, body: Body<'a>, span: Span) {
         if selection.replacement.is_some() {
-            self.source = source;
+            self.source = body.source;
             let message = format!("two replacements of `{}` match the focus", self.metric.info.name);
-            self.error(codes::TWO_REPLACEMENTS, constraint.name.span, message, "request one hierarchy at a time");
+            self.error(codes::TWO_REPLACEMENTS, span, message, "request one hierarchy at a time");
         }
         selection.replacement = Some(body);
     }
@@ -190,13 +201,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// An error at a place of the current source; said once per place.
-    pub(super) fn error(
-        &mut self,
-        code: &'static str,
-        span: crate::source::Span,
-        message: String,
-        help: impl Into<String>,
-    ) {
+    pub(super) fn error(&mut self, code: &'static str, span: Span, message: String, help: impl Into<String>) {
         let source = &self.library.sources[self.source];
         let known =
             |d: &Diagnostic| d.code == code && d.span == span && d.file == source.name() && d.message == message;

@@ -1,39 +1,8 @@
 //! The request stage against a program that is a table.
 
-use crate::support::{self, Table};
-use ingraft_mdl::{Library, Options, Program, evaluate, shipped};
+use crate::support::{self, Table, library, show};
+use ingraft_mdl::{Library, Options, evaluate, shipped};
 use ingraft_model::Focus;
-
-fn library(texts: &[&str]) -> Library {
-    let mut library = Library::new(Options::default());
-    for (i, text) in texts.iter().enumerate() {
-        let findings = library.load(&format!("{i}.mdl"), text);
-        assert!(!findings.iter().any(ingraft_mdl::Diagnostic::is_error), "{findings:#?}");
-    }
-    library
-}
-
-/// One line per insertion, or the findings.
-fn show(library: &Library, metric: &str, focus: &str) -> String {
-    let program = Table::server();
-    let focus = Focus::parse(focus).expect("focus");
-    match evaluate(library, metric, &focus, &program) {
-        Err(findings) => findings.iter().map(|d| format!("{d}\n")).collect(),
-        Ok(done) => {
-            let mut out: String = done.thread.map(|t| format!("thread {t}\n")).unwrap_or_default();
-            for insertion in &done.insertions {
-                out += &format!(
-                    "{} {:?} {:?}: {}\n",
-                    program.function_name(insertion.function),
-                    insertion.role,
-                    insertion.order,
-                    insertion.snippet
-                );
-            }
-            out
-        }
-    }
-}
 
 #[test]
 fn calls_of_a_function_a_module_and_everything() {
@@ -162,24 +131,25 @@ fn a_replacement_of_a_lock_takes_the_address_from_the_focus() {
 
 #[test]
 fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
-    let body = "append preInsn $start.entry (* m = readSymbol(\"v\") + $return; Call(\"f\", &tmp); *) \
+    let body = "append preInsn $start.entry (* m = readSymbol(\"v\"); Call(\"f\", &tmp); *) \
                 foreach c in $start.calls append preInsn c (* m += $globalId; *) \
+                append preInsn $start.blocks (* m++; *) append preInsn $start.edges (* m++; *) \
+                foreach l in $start.loops append preInsn l.enter (* m++; *) \
                 prepend preInsn $start.return constrained (* m++; *)";
-    let library = with(&format!("counter tmp; constraint inside; base is wallTimer {{ }} {}", base(body)));
+    let library = with(&format!("counter tmp; constraint inside; {}", base(body)));
     let shown = show(&library, "m", "/Code/server/call");
     let reasons: Vec<&str> =
         shown.lines().filter_map(|l| l.split_once("cannot be enabled: ").map(|(_, r)| r)).collect();
     assert_eq!(
         reasons,
         [
-            "the constraint `inside` needs exit points",
             "the call of `readSymbol` is not woven yet",
-            "`$return` is not woven yet",
             "addresses of variables are not woven yet",
             "the call of `f` is not woven yet",
-            "`.calls` points are not woven yet",
             "`$globalId` is not woven yet",
-            "`.return` points are not woven yet",
+            "`.blocks` points are not woven yet",
+            "`.edges` points are not woven yet",
+            "`.loops` points are not woven yet",
         ]
     );
     assert!(
@@ -187,8 +157,12 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
     );
     for (fields, fragment) in [
         (
-            "base is wallTimer { append preInsn $start.entry (* startWallTimer(m); *) }",
-            "`wallTimer` accumulators are not woven yet",
+            "base is processTimer { append preInsn $start.entry (* startProcessTimer(m); *) }",
+            "`processTimer` accumulators are not woven yet",
+        ),
+        (
+            "base is hwTimer(\"cycles\") { append preInsn $start.entry (* startHwTimer(m); *) }",
+            "`hwTimer` accumulators are not woven yet",
         ),
         (
             "vector over list heap; base is counter { foreach f in heap append preInsn f.entry (* m[0]++; *) }",

@@ -2,10 +2,12 @@
 
 mod docs;
 mod evaluate;
+mod frames;
 mod golden;
 mod paradyn;
 mod print;
 mod samples;
 mod shipped;
+mod sound;
 mod soup;
 mod support;

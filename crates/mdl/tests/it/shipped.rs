@@ -3,7 +3,7 @@
 use ingraft_mdl::{Library, Look, Options, evaluate, shipped};
 use ingraft_model::Focus;
 
-use crate::support::Table;
+use crate::support::{Table, show};
 
 #[test]
 fn every_shipped_file_loads_without_a_finding() {
@@ -46,21 +46,31 @@ fn every_metric_is_enabled_or_refused_by_name() {
             }
         }
     }
-    let expected = [
-        "cpu",
-        "cpu_inclusive",
-        "cpu_time",
-        "exec_time",
-        "exec_time_inclusive",
-        "io_bytes",
-        "io_wait",
-        "io_wait_inclusive",
-        "latency",
-        "lock_wait",
-        "self_latency",
-        "sync_wait",
-        "sync_wait_inclusive",
-        "wall_time",
-    ];
-    assert_eq!(refused, expected);
+    assert_eq!(refused, ["cpu", "cpu_inclusive", "cpu_time"]);
+}
+
+#[test]
+fn times_of_functions_and_modules() {
+    let library = shipped::library(Options::default());
+    for (metric, shown) in [
+        ("returns", "call.return Metric Append: v0++;\n"),
+        (
+            "wall_time",
+            "call Metric Append: open r1 restore v0 { start v0; }\n\
+             call.return Metric Prepend: close r1 restore v0 { stop v0; }\n",
+        ),
+        (
+            "latency",
+            "call Metric Append: open r1 time { }\n\
+             call.return Metric Prepend: close r1 time { observe v0, elapsed_ticks; }\n",
+        ),
+        (
+            "self_latency",
+            "call Metric Append: open r2 time restore v1 { v1 = 0; }\n\
+             call.return Metric Prepend: close r2 time restore v1 { observe v0, ($elapsed - v1); v1 = (restored + $elapsed); }\n",
+        ),
+    ] {
+        assert_eq!(show(&library, metric, "/Code/server/call"), shown);
+        assert_eq!(show(&library, metric, "/Code/server").lines().count(), 5 * shown.lines().count());
+    }
 }

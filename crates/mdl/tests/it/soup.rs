@@ -4,6 +4,7 @@ use ingraft_mdl::{Library, Look, Options, evaluate, format};
 use ingraft_model::Focus;
 use proptest::prelude::*;
 
+use crate::sound::assert_sound;
 use crate::support::Table;
 
 const WORDS: &[&str] = &[
@@ -120,8 +121,9 @@ fn all(text: &str) {
                 ["", "/Code/server", "/Code/server/call", "/Code/server/call/l", "/SyncObject/Mutex/7,/Code/server"]
             {
                 let focus = Focus::parse(focus).expect("focus");
-                if let Err(findings) = evaluate(&library, &metric.name, &focus, &program) {
-                    library.render(&findings, Look::Plain);
+                match evaluate(&library, &metric.name, &focus, &program) {
+                    Ok(done) => assert_sound(&done),
+                    Err(findings) => drop(library.render(&findings, Look::Plain)),
                 }
             }
         }

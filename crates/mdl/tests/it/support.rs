@@ -1,7 +1,46 @@
 //! A program as a table, for tests of the request stage.
 
-use ingraft_mdl::{FunctionRef, ModuleRef, Program};
-use ingraft_model::Pid;
+use ingraft_mdl::{FunctionRef, Library, ModuleRef, Options, Program, evaluate};
+use ingraft_model::{Focus, Pid, PointKind};
+
+/// These texts, which have no error.
+pub fn library(texts: &[&str]) -> Library {
+    let mut library = Library::new(Options::default());
+    for (i, text) in texts.iter().enumerate() {
+        let findings = library.load(&format!("{i}.mdl"), text);
+        assert!(!findings.iter().any(ingraft_mdl::Diagnostic::is_error), "{findings:#?}");
+    }
+    library
+}
+
+/// One line per insertion, at other points than entries with the point; or the findings.
+pub fn show(library: &Library, metric: &str, focus: &str) -> String {
+    let program = Table::server();
+    let focus = Focus::parse(focus).expect("focus");
+    match evaluate(library, metric, &focus, &program) {
+        Err(findings) => findings.iter().map(|d| format!("{d}\n")).collect(),
+        Ok(done) => {
+            let mut out: String = done.thread.map(|t| format!("thread {t}\n")).unwrap_or_default();
+            for insertion in &done.insertions {
+                let point = match (insertion.point, insertion.after) {
+                    (PointKind::Entry, false) => "",
+                    (PointKind::Exit, false) => ".return",
+                    (PointKind::Call, false) => ".calls",
+                    (PointKind::Call, true) => ".calls after",
+                    other => panic!("{other:?}"),
+                };
+                out += &format!(
+                    "{}{point} {:?} {:?}: {}\n",
+                    program.function_name(insertion.function),
+                    insertion.role,
+                    insertion.order,
+                    insertion.snippet
+                );
+            }
+            out
+        }
+    }
+}
 
 /// Modules with the names of their functions.
 pub struct Table {

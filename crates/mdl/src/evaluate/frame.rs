@@ -1,0 +1,222 @@
+//! Calls from their beginning to their end: code at an entry and at the exits of a function, or before and behind a call, that belongs
+//! together. What it must remember in between, and what an exception or longjmp must not leave changed, goes into activation records.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use ingraft_model::snippet::{BinaryOp, Record, Restore, TimeUnit};
+use ingraft_model::{Expr, PointKind, Shape, Stmt, Style, VariableId};
+
+use super::insert::{Change, Draft, Place};
+use super::meta::Evaluation;
+use super::walk::{each_expr, each_stmt};
+use super::{Order, VariableKind};
+use crate::diagnostic::codes;
+use crate::program::FunctionRef;
+
+/// What has a beginning and an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Frame {
+    /// A call of the function, from its entry to its exit.
+    Function,
+    /// A call that the function makes, from before to behind the instruction.
+    Call,
+}
+
+impl Frame {
+    fn of(place: Place) -> Frame {
+        if place.point == PointKind::Call { Frame::Call } else { Frame::Function }
+    }
+
+    fn opening(self) -> Place {
+        match self {
+            Frame::Function => Place::ENTRY,
+            Frame::Call => Place::BEFORE_CALL,
+        }
+    }
+
+    fn closing(self) -> Place {
+        match self {
+            Frame::Function => Place::EXIT,
+            Frame::Call => Place::BEHIND_CALL,
+        }
+    }
+}
+
+/// The code at both ends of a frame, each in the order in which it runs.
+#[derive(Default)]
+struct Ends {
+    opening: Vec<Draft>,
+    closing: Vec<Draft>,
+}
+
+impl Ends {
+    fn add(&mut self, draft: &Draft, frame: Frame) {
+        let end = if draft.place == frame.closing() { &mut self.closing } else { &mut self.opening };
+        match draft.order {
+            Order::Append => end.push(draft.clone()),
+            Order::Prepend => end.insert(0, draft.clone()),
+        }
+    }
+}
+
+fn code(drafts: &[Draft]) -> Vec<Stmt> {
+    drafts.iter().flat_map(|d| &d.snippet.stmts).cloned().collect()
+}
+
+/// A record that the definition's code has, so that all its functions use the same.
+#[derive(Clone, Debug)]
+pub(super) struct KnownRecord {
+    frame: Frame,
+    innermost: bool,
+    record: Record,
+}
+
+impl Evaluation<'_> {
+    /// Joins the code at both ends of every frame that needs a record, and puts it into the record. What is opened first is closed last,
+    /// whatever order the text asks for at the exit.
+    pub(super) fn with_records(&mut self, drafts: Vec<Draft>) -> Vec<Draft> {
+        if !drafts.iter().any(|d| d.place == Frame::of(d.place).closing()) {
+            return drafts;
+        }
+        let mut frames: HashMap<(FunctionRef, Frame), Ends> = HashMap::new();
+        for draft in &drafts {
+            let frame = Frame::of(draft.place);
+            frames.entry((draft.function, frame)).or_default().add(draft, frame);
+        }
+        let mut out = Vec::with_capacity(drafts.len());
+        let mut joined = HashSet::new();
+        for draft in drafts {
+            let frame = Frame::of(draft.place);
+            let key = (draft.function, frame);
+            if let Some(ends) = frames.remove(&key)
+                && let Some(pair) = self.join(frame, &ends)
+            {
+                joined.insert(key);
+                out.extend(pair);
+            }
+            if !joined.contains(&key) {
+                out.push(draft);
+            }
+        }
+        out
+    }
+
+    /// The code at both ends of a frame with its records; `None` if it needs none.
+    fn join(&mut self, frame: Frame, ends: &Ends) -> Option<[Draft; 2]> {
+        let last = ends.closing.last()?;
+        let mut opening = code(&ends.opening);
+        let mut closing = code(&ends.closing);
+        let (mut args, mut time, mut own_time) = (BTreeSet::new(), false, false);
+        each_expr(&mut closing, &mut |expr| match expr {
+            Expr::Arg(n) => {
+                args.insert(*n);
+            }
+            Expr::Elapsed(_) => time = true,
+            Expr::Variable(v) => own_time |= self.callees == Some(*v),
+            _ => {}
+        });
+        let mut restored = self.changed_by_both(&opening, &closing);
+        restored.extend(self.callees.filter(|_| own_time).map(Restore::Value));
+        if restored.is_empty() && args.is_empty() && !time {
+            return None;
+        }
+        if args.len() > Record::ARGS_MAX {
+            let message = format!("the code at the end of a call uses {} of its arguments", args.len());
+            let help = format!("at most {} are kept; keep others in counters", Record::ARGS_MAX);
+            self.error(codes::TOO_LARGE, last.span, message, help);
+            return None;
+        }
+        let args: Vec<u8> = args.into_iter().collect();
+        each_expr(&mut closing, &mut |expr| {
+            if let Expr::Arg(n) = expr
+                && let Some(i) = args.iter().position(|a| a == n)
+            {
+                *expr = Expr::Saved(i as u8);
+            }
+        });
+        let first = ends.opening.first();
+        let order = first.map_or_else(|| last.order.mirrored(), |d| d.order);
+        let role = if first.is_some() { self.role(order, &opening) } else { last.role.mirrored() };
+        if let Some(callees) = self.callees.filter(|_| own_time) {
+            opening.insert(0, Stmt::Set(callees, Expr::Const(0)));
+            let elapsed = Expr::Elapsed(TimeUnit::Nanoseconds);
+            let sum = Expr::Binary(BinaryOp::Add, Box::new(Expr::Restored), Box::new(elapsed));
+            closing.push(Stmt::Set(callees, sum));
+        }
+        let (outer, innermost) = self.records(frame, &restored, time, args);
+        let mut begin = vec![Stmt::Open(innermost.clone(), opening)];
+        let mut end = vec![Stmt::Close(innermost, closing)];
+        for record in outer.into_iter().rev() {
+            begin = vec![Stmt::Open(record.clone(), begin)];
+            end.push(Stmt::Close(record, Vec::new()));
+        }
+        let (function, span) = (last.function, last.span);
+        let begin = Draft { function, place: frame.opening(), order, role, snippet: self.shared(begin), span };
+        let (order, role) = (order.mirrored(), role.mirrored());
+        let end = Draft { function, place: frame.closing(), order, role, snippet: self.shared(end), span };
+        Some([begin, end])
+    }
+
+    /// What the code changes at the beginning and again at the end, and an unfinished call must not leave changed: timers, flags, and a metric
+    /// that is a level. Events that are counted stay counted.
+    fn changed_by_both(&self, opening: &[Stmt], closing: &[Stmt]) -> Vec<Restore> {
+        let mut found = Vec::new();
+        let ends = changed(closing);
+        for v in changed(opening).into_iter().filter(|v| ends.contains(v)) {
+            let Some(variable) = self.variables.get(v.0 as usize) else { continue };
+            match (variable.shape, variable.kind) {
+                (Shape::Timer, _) => found.push(Restore::Timer(v)),
+                (_, VariableKind::Flag) => found.push(Restore::Value(v)),
+                (_, VariableKind::Counter) if self.is_level(v, opening) || self.is_level(v, closing) => {
+                    found.push(Restore::Value(v));
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    fn is_level(&self, v: VariableId, stmts: &[Stmt]) -> bool {
+        let change = Change::of(stmts, v);
+        self.metric.info.style == Style::SampledFunction || change.set || change.down
+    }
+
+    /// One record for each variable that is restored, at least one; the last one, whose code is innermost, keeps time and arguments.
+    fn records(&mut self, frame: Frame, restored: &[Restore], time: bool, args: Vec<u8>) -> (Vec<Record>, Record) {
+        let (innermost, outer) = restored.split_last().map_or((None, restored), |(last, outer)| (Some(*last), outer));
+        let outer = outer.iter().map(|v| self.record(frame, false, false, Vec::new(), Some(*v))).collect();
+        (outer, self.record(frame, true, time, args, innermost))
+    }
+
+    /// A record: an equal one of the same definition, or a new one. Records of functions and of call sites have names of their own, as both may
+    /// have the same stack pointer.
+    fn record(&mut self, frame: Frame, innermost: bool, time: bool, args: Vec<u8>, restore: Option<Restore>) -> Record {
+        let same = |known: &&KnownRecord| {
+            let record = &known.record;
+            (known.frame, known.innermost, record.time, &record.args, record.restore)
+                == (frame, innermost, time, &args, restore)
+        };
+        if let Some(known) = self.records.iter().find(same) {
+            return known.record.clone();
+        }
+        let name = format!("{}.calls{}", self.definition, self.records.len());
+        let activations = self.variable(&name, VariableKind::Activations, Shape::Activations);
+        self.variables[activations.0 as usize].sampled = self.group == 0 && frame == Frame::Function && innermost;
+        let record = Record { activations, time, args, restore };
+        self.records.push(KnownRecord { frame, innermost, record: record.clone() });
+        record
+    }
+}
+
+/// The variables that statements change, each once, in order.
+fn changed(stmts: &[Stmt]) -> Vec<VariableId> {
+    let mut found = Vec::new();
+    each_stmt(stmts, &mut |stmt| {
+        if let Stmt::Add(v, _) | Stmt::Set(v, _) | Stmt::Start(v) | Stmt::Stop(v) = stmt
+            && !found.contains(v)
+        {
+            found.push(*v);
+        }
+    });
+    found
+}

@@ -1,0 +1,192 @@
+//! Code at points: which definition it belongs to, where it goes, and when it runs among the rest.
+
+use std::sync::Arc;
+
+use ingraft_model::{Expr as Out, PointKind, Snippet, Stmt, UnaryOp, VariableId};
+
+use super::meta::{Evaluation, Value};
+use super::walk::each_stmt;
+use super::{Insertion, Order, Role};
+use crate::ast::{Insert, Meta, MetaKind};
+use crate::program::FunctionRef;
+use crate::source::Span;
+
+/// A kind of point, before or behind its instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) point: PointKind,
+    pub(super) after: bool,
+}
+
+impl Place {
+    pub(super) const ENTRY: Place = Place { point: PointKind::Entry, after: false };
+    pub(super) const EXIT: Place = Place { point: PointKind::Exit, after: false };
+    pub(super) const BEFORE_CALL: Place = Place { point: PointKind::Call, after: false };
+    pub(super) const BEHIND_CALL: Place = Place { point: PointKind::Call, after: true };
+}
+
+/// Code of one definition at one place of one function, before it is known what belongs to it elsewhere.
+#[derive(Clone, Debug)]
+pub(super) struct Draft {
+    pub(super) function: FunctionRef,
+    pub(super) place: Place,
+    pub(super) order: Order,
+    pub(super) role: Role,
+    pub(super) snippet: Arc<Snippet>,
+    /// The code in the text.
+    pub(super) span: Span,
+}
+
+impl<'a> Evaluation<'a> {
+    pub(super) fn insert(&mut self, insert: &'a Insert) {
+        let target = match self.expr(&insert.points) {
+            Value::Points(point, functions) => Some((Place { point, after: insert.after }, functions)),
+            Value::Refused => None,
+            _ => {
+                self.wrong(&insert.points, "points");
+                None
+            }
+        };
+        self.place = target.as_ref().map(|(place, _)| *place);
+        if self.place == Some(Place { after: true, ..Place::ENTRY }) {
+            self.not_woven(insert.points.span, "`postInsn` at an entry is not woven yet".to_owned());
+        }
+        let mut stmts = Vec::new();
+        self.block(&insert.code, &mut stmts);
+        let Some((place, functions)) = target else { return };
+        if insert.constrained && !stmts.is_empty() {
+            for flag in self.flags.iter().rev() {
+                stmts = vec![Stmt::If(Out::Variable(*flag), stmts)];
+            }
+        }
+        let order = if insert.prepend { Order::Prepend } else { Order::Append };
+        self.draft(&functions, place, order, stmts, insert.code_span);
+    }
+
+    /// Code for one kind of point of several functions.
+    fn draft(&mut self, functions: &[FunctionRef], place: Place, order: Order, stmts: Vec<Stmt>, span: Span) {
+        if stmts.is_empty() {
+            return;
+        }
+        let role = self.role(order, &stmts);
+        let snippet = self.shared(stmts);
+        let drafts = functions.iter().map(|&function| {
+            let snippet = Arc::clone(&snippet);
+            Draft { function, place, order, role, snippet, span }
+        });
+        self.drafts.extend(drafts);
+    }
+
+    /// The one snippet of these statements.
+    pub(super) fn shared(&mut self, stmts: Vec<Stmt>) -> Arc<Snippet> {
+        let snippet = Snippet { stmts };
+        if let Some(known) = self.snippets.get(&snippet) {
+            return Arc::clone(known);
+        }
+        let snippet = Arc::new(snippet);
+        self.snippets.insert(Arc::clone(&snippet));
+        snippet
+    }
+
+    /// A constraint's code lowers its flag if it sets it to 0 or subtracts, and raises it otherwise.
+    pub(super) fn role(&self, order: Order, stmts: &[Stmt]) -> Role {
+        let Some(flag) = self.flag else { return Role::Metric };
+        let change = Change::of(stmts, flag);
+        match (change.up, change.down, order) {
+            (true, false, _) => Role::FlagSet,
+            (false, true, _) => Role::FlagClear,
+            (_, _, Order::Prepend) => Role::FlagSet,
+            (_, _, Order::Append) => Role::FlagClear,
+        }
+    }
+
+    /// The code of `inclusive`: how many of the functions are on the thread's stack.
+    pub(super) fn inclusive(&mut self, flag: VariableId, functions: &[FunctionRef], span: Span) {
+        let add = |n| vec![Stmt::Add(flag, Out::Const(n))];
+        self.draft(functions, Place::ENTRY, Order::Prepend, add(1), span);
+        self.draft(functions, Place::EXIT, Order::Append, add(-1), span);
+    }
+
+    /// The code of `exclusive`: whether one of the functions itself executes.
+    pub(super) fn exclusive(&mut self, flag: VariableId, functions: &[FunctionRef], span: Span) {
+        let set = |n| vec![Stmt::Set(flag, Out::Const(n))];
+        self.draft(functions, Place::ENTRY, Order::Prepend, set(1), span);
+        self.draft(functions, Place::EXIT, Order::Append, set(0), span);
+        self.draft(functions, Place::BEFORE_CALL, Order::Append, set(0), span);
+        self.draft(functions, Place::BEHIND_CALL, Order::Prepend, set(1), span);
+    }
+
+    /// What one definition has put at points becomes final.
+    pub(super) fn place_drafts(&mut self) {
+        let drafts = std::mem::take(&mut self.drafts);
+        let drafts = self.with_records(drafts);
+        let (group, nothing) = (self.group, Arc::from([]));
+        self.insertions.extend(drafts.into_iter().map(|draft| Insertion {
+            function: draft.function,
+            point: draft.place.point,
+            after: draft.place.after,
+            order: draft.order,
+            role: draft.role,
+            snippet: draft.snippet,
+            group,
+            except: Arc::clone(if draft.place.point == PointKind::Call { &self.measured } else { &nothing }),
+        }));
+    }
+
+    /// The functions that statements go through by the name of a list.
+    pub(super) fn listed(&self, statements: &'a [Meta], found: &mut Vec<FunctionRef>) {
+        for statement in statements {
+            match &statement.kind {
+                MetaKind::Block(inner) => self.listed(inner, found),
+                MetaKind::If(_, then, otherwise) => {
+                    self.listed(std::slice::from_ref(then), found);
+                    self.listed(otherwise.as_deref().map_or(&[], std::slice::from_ref), found);
+                }
+                MetaKind::Foreach(_, list, inner) => {
+                    found.extend(self.functions_of_list(list));
+                    self.listed(std::slice::from_ref(inner), found);
+                }
+                MetaKind::Insert(_) => {}
+            }
+        }
+    }
+}
+
+/// What statements do to a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) struct Change {
+    /// They set it to something else than 0, or add to it.
+    pub(super) up: bool,
+    /// They set it to 0, or subtract from it.
+    pub(super) down: bool,
+    /// They set it.
+    pub(super) set: bool,
+}
+
+impl Change {
+    pub(super) fn of(stmts: &[Stmt], variable: VariableId) -> Change {
+        let mut change = Change::default();
+        each_stmt(stmts, &mut |stmt| {
+            let (value, set) = match stmt {
+                Stmt::Set(v, value) if *v == variable => (value, true),
+                Stmt::Add(v, value) if *v == variable => (value, false),
+                _ => return,
+            };
+            let down = match value {
+                Out::Const(c) => {
+                    if set {
+                        *c == 0
+                    } else {
+                        *c < 0
+                    }
+                }
+                Out::Unary(UnaryOp::Negate, _) => !set,
+                _ => false,
+            };
+            change.set |= set;
+            change.up |= !down;
+            change.down |= down;
+        });
+        change
+    }
+}
