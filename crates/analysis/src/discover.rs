@@ -232,7 +232,7 @@ fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64,
         let mut at = from;
         while let Some(addressed) = sweep.addressed.first(at, until) {
             let head = image.data_at(addressed, 4);
-            if sweep.begins_with_endbr(addressed) || head.is_some_and(|h| PROLOGUES.iter().any(|p| p == h)) {
+            if sweep.image.begins_with_endbr(addressed) || head.is_some_and(|h| PROLOGUES.iter().any(|p| p == h)) {
                 starts.insert(addressed);
             }
             at = addressed + 1;
@@ -344,7 +344,7 @@ fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) 
         let (range, facts) = (pieces[part].range(), pieces[part].facts);
         let owner = &mut pieces[owner];
         for &(at, target) in leaving.get(&range.start.0).copied().unwrap_or_default() {
-            let behind_endbr = target == owner.start + 4 && sweep.begins_with_endbr(owner.start);
+            let behind_endbr = target == owner.start + 4 && sweep.image.begins_with_endbr(owner.start);
             if target == owner.start || behind_endbr {
                 back_branches.push((owner.start, at));
             }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod bits;
+mod body;
 mod cache;
 mod cfg;
 mod decode;
@@ -14,7 +15,9 @@ mod discover;
 mod elf;
 mod entry;
 mod error;
+mod exit;
 mod explore;
+mod flow;
 mod function;
 mod go;
 mod image;

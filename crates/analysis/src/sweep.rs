@@ -234,7 +234,7 @@ impl Sweep<'_> {
             // Four bytes before the target: the function may begin with an endbr64.
             for start in [target, target.wrapping_sub(4)] {
                 if let Ok(at) = unit.functions.binary_search_by_key(&start, |f| f.0)
-                    && (start == target || self.begins_with_endbr(start))
+                    && (start == target || self.image.begins_with_endbr(start))
                     && (start..unit.functions[at].1).contains(&i.ip())
                 {
                     back_branches.push((start, i.ip()));
@@ -250,10 +250,6 @@ impl Sweep<'_> {
         if is_part {
             from_part.push((i.ip(), target));
         }
-    }
-
-    pub fn begins_with_endbr(&self, svma: u64) -> bool {
-        self.image.data_at(svma, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa])
     }
 
     /// Notes addresses of code that an instruction makes, and uses of the gs base.

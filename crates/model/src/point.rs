@@ -77,6 +77,16 @@ pub enum Refusal {
         /// Offset of the jump from the function's first byte.
         offset: u32,
     },
+    /// Control runs off the end of the function into what lies behind, so not all its exits are instructions of its own.
+    #[error("it runs on into the code behind it at +{offset:#x}")]
+    RunsOn {
+        /// Offset of the first byte behind it from the function's first byte.
+        offset: u32,
+    },
+    /// Its language moves calls in progress between threads, and their stacks in memory (Go), so an exit cannot be told to belong to an
+    /// entry.
+    #[error("its calls move between threads, so entry and exit cannot be paired")]
+    MovingCalls,
     /// A symbol of an IFUNC: the code there chooses an implementation and is not the function that callers reach.
     #[error("an IFUNC resolver; count the implementations that it chooses from instead")]
     IfuncResolver,
