@@ -59,9 +59,10 @@ impl<'a> Body<'a> {
         self.code.binary_search_by_key(&at, |i| i.ip()).ok()
     }
 
-    /// Entries of jump tables that one function is worth: honest ones have more bytes than distinct cases.
-    pub fn table_budget(&self) -> usize {
-        16 * self.code.len() + 256
+    /// How much one function is worth, in entries of jump tables and bytes of others' code: honest ones have more bytes than distinct
+    /// cases.
+    pub fn budget(&self) -> usize {
+        16 * self.code.len() + 4096
     }
 
     /// Where the indirect jump at an index leads, reading at most `budget` entries of tables.

@@ -134,7 +134,7 @@ impl Builder<'_> {
     }
 
     fn edges(&mut self) {
-        let mut budget = self.body.table_budget();
+        let mut budget = self.body.budget();
         for from in 0..self.out.blocks.len() {
             let end = self.out.blocks[from].range.end.0;
             let Some(last) = self.last_instruction(from) else { continue };

@@ -1,6 +1,11 @@
 //! The exits of a function as sites for springboards: its returns, and its jumps to other functions.
+//!
+//! An exit is often shorter than a springboard, so it is displaced together with instructions in front of it that control only runs
+//! straight through, and with dead padding behind it. What the entry's springboard displaces is left to the entry where it can be. A
+//! stretch that has to reach into it begins at the entry's first byte, if control runs straight from there, so that one springboard may
+//! serve both; else it overlaps the entry's springboard, and only one of the two points can be woven.
 
-use iced_x86::{Code, FlowControl, Instruction};
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic};
 use ingraft_model::{PointKind, Refusal, Site, Svma};
 
 use crate::body::Body;
@@ -26,6 +31,9 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
     }
     let body = Body::new(image, function);
     let flow = flow::follow(&body)?;
+    if let Some(behind) = flow.runs_on {
+        return Err(Refusal::RunsOn { offset: function.offset_of(behind) });
+    }
     let first = entry::first_byte(image, function);
     let mut exits = Exits { body: &body, flow: &flow, entry: first, home: home(&body, first), floor: 0 };
     Ok(flow.exits.iter().map(|&exit| exits.site(exit)).collect())
@@ -58,8 +66,12 @@ impl Exits<'_> {
         let (image, function) = (self.body.image, self.body.function);
         let i = &self.body.code[exit];
         let (point, end) = (i.ip(), i.next_ip());
+        let offset = function.offset_of(point);
+        if i.flow_control() == FlowControl::Return && i.mnemonic() != Mnemonic::Ret {
+            return Err(Refusal::NotDisplaceable { offset, why: "a return to other privileges or another segment" });
+        }
         if self.lands_within(point, end) {
-            return Err(Refusal::BranchIntoSpringboard { offset: function.offset_of(point) });
+            return Err(Refusal::BranchIntoSpringboard { offset });
         }
         let padding = match i.flow_control() {
             FlowControl::ConditionalBranch => 0,
@@ -111,8 +123,7 @@ impl Exits<'_> {
     }
 
     /// The start of the shortest stretch that a springboard fits into, else of the longest that holds a jump to an island; `until` is the
-    /// end of the padding behind the exit. What the springboard of the entry displaces is left to it if that can be; else a stretch that
-    /// reaches back to the entry begins there, so that one springboard may serve both.
+    /// end of the padding behind the exit.
     fn choose(&self, starts: &[u64], until: u64) -> Result<u64, Refusal> {
         let fits = |start: u64, len: u64| until - start >= len && start / PAGE == (start + len - 1) / PAGE;
         let best = |starts: &[u64]| {

@@ -1,9 +1,10 @@
 //! What control can reach in one function, and where it leaves.
 
-use iced_x86::{Code, FlowControl, Instruction};
-use ingraft_model::Refusal;
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic};
+use ingraft_model::{Refusal, Svma};
 
 use crate::body::{Body, Indirect, is_direct_branch};
+use crate::sweep;
 
 /// The way of control through a function.
 pub(crate) struct Flow {
@@ -13,15 +14,17 @@ pub(crate) struct Flow {
     pub exits: Vec<usize>,
     /// Where its own jumps land, sorted.
     pub joins: Vec<u64>,
+    /// The first byte behind it, if control runs off its end.
+    pub runs_on: Option<u64>,
 }
 
-/// Follows control from the entry and the landing pads. Fails unless every way out is known.
+/// Follows control from the entry and the landing pads, on behind calls as if all returned. Fails unless it is known where every jump leads.
 pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
     let mut walk = Walk {
         body,
-        budget: body.table_budget(),
+        budget: body.budget(),
         work: vec![body.function.start],
-        flow: Flow { reached: vec![false; body.code.len()], exits: Vec::new(), joins: Vec::new() },
+        flow: Flow { reached: vec![false; body.code.len()], exits: Vec::new(), joins: Vec::new(), runs_on: None },
     };
     for range in &body.inside {
         walk.work.extend(body.image.landing_pads_in(range));
@@ -48,10 +51,9 @@ impl Walk<'_> {
     /// Straight on from an address until control goes elsewhere or has been there.
     fn path(&mut self, mut at: u64) -> Result<(), Refusal> {
         let body = self.body;
-        let offset_of = |at| body.function.offset_of(at);
         let mut next = body.index_of(at);
         loop {
-            let index = next.ok_or_else(|| Refusal::UnknownInstruction { offset: offset_of(at) })?;
+            let index = next.ok_or_else(|| Refusal::UnknownInstruction { offset: body.function.offset_of(at) })?;
             if std::mem::replace(&mut self.flow.reached[index], true) {
                 return Ok(());
             }
@@ -77,7 +79,8 @@ impl Walk<'_> {
             if next.is_none() && !body.contains(at) {
                 // What a call at the end calls does not return.
                 let calls = matches!(i.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
-                return if calls { Ok(()) } else { Err(Refusal::RunsOn { offset: offset_of(at) }) };
+                self.flow.runs_on = self.flow.runs_on.or((!calls).then_some(at));
+                return Ok(());
             }
         }
     }
@@ -85,12 +88,32 @@ impl Walk<'_> {
     fn branch(&mut self, index: usize, target: u64) -> Result<(), Refusal> {
         if self.body.contains(target) {
             self.work.push(target);
-        } else if self.body.image.is_tail_target(target) {
-            self.flow.exits.push(index);
-        } else {
+            return Ok(());
+        }
+        // Behind a call that never returns, compilers leave jumps to the end of the function: never taken, and no harm as an exit.
+        let ends = self.body.inside.iter().any(|range| range.end == target);
+        if !ends && !self.body.image.is_tail_target(target) && self.may_come_back(target) {
             return Err(self.unresolved(index));
         }
+        self.flow.exits.push(index);
         Ok(())
+    }
+
+    /// Whether a jump into the middle of another function may lead back into this one, as a jump to a part would. Hand-written functions
+    /// that share their ends do not.
+    fn may_come_back(&mut self, target: u64) -> bool {
+        let body = self.body;
+        let Some(other) = body.image.function_containing(Svma(target)) else { return true };
+        let Some(left) = self.budget.checked_sub(other.size as usize) else { return true };
+        self.budget = left;
+        let comes_back = |i: &Instruction| {
+            let target = i.near_branch_target();
+            is_direct_branch(i)
+                && i.mnemonic() != Mnemonic::Call
+                && target != body.function.start
+                && body.contains(target)
+        };
+        sweep::instructions(body.image.elf(), other.start, other.start + other.size).iter().any(comes_back)
     }
 
     fn indirect(&mut self, index: usize) -> Result<(), Refusal> {

@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ingraft_model::point::Padding;
-use ingraft_model::{Refusal, Site, Svma, SvmaRange};
+use ingraft_model::{CallSite, Refusal, Site, Svma, SvmaRange};
 
 use crate::bits::TextBits;
 use crate::cache;
+use crate::call;
 use crate::cfg::{self, FunctionCode};
 use crate::discover::{self, Discovered};
 use crate::elf::{Elf, ImageKind, Segment};
@@ -160,6 +161,11 @@ impl Image {
     /// jumps to other functions. An error if it is not certain that these are all.
     pub fn exit_sites(&self, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
         exit::sites(self, function)
+    }
+
+    /// The calls of a function that control can reach, in order of address. An error if it is not certain that these are all.
+    pub fn call_sites(&self, function: &Function) -> Result<Vec<CallSite>, Refusal> {
+        call::sites(self, function)
     }
 
     /// The control flow of a function: blocks, edges and points.

@@ -175,6 +175,28 @@ pub struct Site {
     pub back_branches: Vec<BackBranch>,
 }
 
+/// Whom a call instruction calls, as far as the file tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Callee {
+    /// The code at an address (`call rel32`): a function, or a stub of the linker.
+    Direct(Svma),
+    /// What the pointer at an address points to when the call is made (`call *x(%rip)`, mostly a slot of the global offset table).
+    Slot(Svma),
+    /// What a register, or memory that a register addresses, points to.
+    Computed,
+}
+
+/// A call instruction of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallSite {
+    /// Its first byte.
+    pub at: Svma,
+    /// Its length in bytes; `at` and the length give the return address.
+    pub len: u8,
+    /// Whom it calls.
+    pub callee: Callee,
+}
+
 /// A stretch of padding between functions, proven to be reached by nothing; islands may lie there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Padding {
