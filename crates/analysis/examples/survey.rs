@@ -50,7 +50,7 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
                 }
                 continue;
             }
-            Err(refusal) => format!("{refusal:?}").split(['{', ' ']).next().unwrap_or_default().to_owned(),
+            Err(refusal) => variant(refusal),
         };
         reasons.entry(why).or_default().push(format!("{} ({:?})", function.display_name(), site.as_ref().err()));
     }
@@ -78,11 +78,58 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
         per_second(counted.len() as f64),
     );
     println!("  cache of {} kB, loaded in {loaded:.1?}", cache.len() / 1000);
-    for (why, names) in &reasons {
+    print_reasons(&reasons, verbose);
+    exits(&image, &counted, verbose);
+    Ok(())
+}
+
+/// How many functions have exits that can all be woven, and why the others have not.
+fn exits(image: &Image, counted: &[&Function], verbose: bool) {
+    let start = Instant::now();
+    let sites: Vec<_> = counted.par_iter().map(|f| image.exit_sites(f)).collect();
+    let asked = start.elapsed();
+    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let (mut all, mut near, mut island) = (0, 0, 0);
+    for (function, sites) in counted.iter().zip(&sites) {
+        let why = match sites {
+            Ok(sites) => sites.iter().find_map(|site| match site {
+                Ok(site) => {
+                    let fit = fit(image, site);
+                    near += usize::from(matches!(fit, Fit::Own | Fit::Padding));
+                    island += usize::from(matches!(fit, Fit::Island));
+                    match fit {
+                        Fit::No(why) => Some((why, site.at.0.wrapping_sub(site.function.0))),
+                        _ => None,
+                    }
+                }
+                Err(refusal) => Some((variant(refusal), 0)),
+            }),
+            Err(refusal) => Some((format!("all: {}", variant(refusal)), 0)),
+        };
+        match why {
+            None => all += 1,
+            Some((why, offset)) => {
+                reasons.entry(why).or_default().push(format!("{}+{offset:#x}", function.display_name()));
+            }
+        }
+    }
+    println!(
+        "  exits of {:.2} % of the functions can all be woven ({near} exits at once, {island} by an island), in {asked:.1?}",
+        100.0 * all as f64 / counted.len().max(1) as f64,
+    );
+    print_reasons(&reasons, verbose);
+}
+
+/// The name of a refusal's variant.
+fn variant(refusal: &Refusal) -> String {
+    format!("{refusal:?}").split(['{', ' ']).next().unwrap_or_default().to_owned()
+}
+
+fn print_reasons(reasons: &BTreeMap<String, Vec<String>>, verbose: bool) {
+    for (why, names) in reasons {
         let shown = if verbose { names.len() } else { 3 };
         println!("  {why}: {} ({})", names.len(), names[..names.len().min(shown)].join(", "));
     }
-    Ok(())
 }
 
 enum Fit {

@@ -1,15 +1,13 @@
 //! The control flow of one function: basic blocks, edges and points, computed when somebody asks.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind};
 use ingraft_model::{PointKind, Refusal, Svma, SvmaRange};
 
+use crate::body::{Body, Indirect};
 use crate::function::Function;
 use crate::image::Image;
-use crate::jump_table::{Resolved, Resolver, constant_address};
-use crate::sweep;
 
 /// A stretch of instructions that is entered only at its first and left only at its last.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,52 +91,27 @@ impl FunctionCode {
 }
 
 struct Builder<'a> {
-    image: &'a Image,
-    function: &'a Function,
-    code: Vec<Instruction>,
-    /// Head and parts.
-    inside: Vec<Range<u64>>,
+    body: Body<'a>,
     /// Index of the block that begins at an address.
     starts: BTreeMap<u64, usize>,
-    /// Whether the address of a place inside the function is taken; not known before somebody asks.
-    takes_labels: Option<bool>,
     out: FunctionCode,
 }
 
 pub(crate) fn analyse(image: &Image, function: &Function) -> FunctionCode {
-    let head = function.range();
-    let inside: Vec<Range<u64>> = std::iter::once(&head).chain(function.parts()).map(|r| r.start.0..r.end.0).collect();
-    let mut code = Vec::new();
-    for range in &inside {
-        code.extend(sweep::instructions(image.elf(), range.start, range.end));
-    }
-    code.sort_by_key(|i| i.ip());
-    code.dedup_by_key(|i| i.ip());
-    let mut builder = Builder {
-        image,
-        function,
-        code,
-        inside,
-        starts: BTreeMap::new(),
-        takes_labels: None,
-        out: FunctionCode::default(),
-    };
+    let body = Body::new(image, function);
+    let mut builder = Builder { body, starts: BTreeMap::new(), out: FunctionCode::default() };
     builder.blocks();
     builder.edges();
     builder.finish()
 }
 
 impl Builder<'_> {
-    fn index_of(&self, at: u64) -> Option<usize> {
-        self.code.binary_search_by_key(&at, |i| i.ip()).ok()
-    }
-
     /// Blocks begin at the entry, where control arrives, and behind conditional branches; they end with a transfer or in front of
     /// the next block.
     fn blocks(&mut self) {
         let mut behind_branch = false;
-        for i in &self.code {
-            if i.ip() == self.function.start || behind_branch || self.image.arrivals().get(i.ip()) {
+        for i in &self.body.code {
+            if i.ip() == self.body.function.start || behind_branch || self.body.image.arrivals().get(i.ip()) {
                 self.starts.insert(i.ip(), 0);
             }
             behind_branch = i.flow_control() == FlowControl::ConditionalBranch;
@@ -146,8 +119,8 @@ impl Builder<'_> {
         let starts: Vec<u64> = self.starts.keys().copied().collect();
         for start in starts {
             let (mut end, mut instructions) = (start, 0);
-            while let Some(index) = self.index_of(end) {
-                let i = &self.code[index];
+            while let Some(index) = self.body.index_of(end) {
+                let i = &self.body.code[index];
                 end = i.next_ip();
                 instructions += 1;
                 if ends_block(i) || self.starts.contains_key(&end) {
@@ -155,17 +128,17 @@ impl Builder<'_> {
                 }
             }
             self.starts.insert(start, self.out.blocks.len());
-            let landing_pad = self.image.is_landing_pad(start);
+            let landing_pad = self.body.image.is_landing_pad(start);
             self.out.blocks.push(Block { range: Svma(start)..Svma(end), instructions, landing_pad });
         }
     }
 
     fn edges(&mut self) {
-        let mut budget = 16 * self.code.len() + 256;
+        let mut budget = self.body.budget();
         for from in 0..self.out.blocks.len() {
             let end = self.out.blocks[from].range.end.0;
             let Some(last) = self.last_instruction(from) else { continue };
-            let i = self.code[last];
+            let i = self.body.code[last];
             let next = self.starts.get(&end).map(|b| EdgeTarget::Block(*b));
             let mut edge = |to, kind| self.out.edges.push(Edge { from, to, kind });
             match i.flow_control() {
@@ -210,42 +183,26 @@ impl Builder<'_> {
 
     fn last_instruction(&self, block: usize) -> Option<usize> {
         let range = &self.out.blocks[block].range;
-        let after = self.code.partition_point(|i| i.ip() < range.end.0);
-        (0..after).rev().take(16).find(|i| self.code[*i].next_ip() == range.end.0)
+        let after = self.body.code.partition_point(|i| i.ip() < range.end.0);
+        (0..after).rev().take(16).find(|i| self.body.code[*i].next_ip() == range.end.0)
     }
 
     fn indirect(&mut self, from: usize, jump: usize, budget: &mut usize) {
-        let i = self.code[jump];
-        let (image, pointers) = (self.image.elf(), self.image.pointers());
-        let resolver = Resolver { image, pointers, code: &self.code, inside: &self.inside };
-        let resolved = resolver.resolve(jump, budget);
-        match resolved {
-            Resolved::Table(mut targets) => {
-                targets.sort_unstable();
-                targets.dedup();
+        let i = self.body.code[jump];
+        match self.body.indirect(jump, budget) {
+            Indirect::Table(targets) => {
                 for target in targets {
                     let block = self.starts.get(&target).map(|b| EdgeTarget::Block(*b));
                     let to = block.unwrap_or(EdgeTarget::Outside(Svma(target)));
                     self.out.edges.push(Edge { from, to, kind: EdgeKind::JumpTable });
                 }
             }
-            // Without a label whose address is taken, a pointer can only lead to another function.
-            Resolved::Pointer if !self.takes_addresses_of_labels() => {
+            Indirect::Leaves => {
                 self.out.edges.push(Edge { from, to: EdgeTarget::Dynamic, kind: EdgeKind::TailJump });
                 self.point(PointKind::Exit, &i);
             }
-            Resolved::Pointer | Resolved::Distances(_) => self.out.unresolved.push(Svma(i.ip())),
+            Indirect::Unknown => self.out.unresolved.push(Svma(i.ip())),
         }
-    }
-
-    fn takes_addresses_of_labels(&mut self) -> bool {
-        if let Some(known) = self.takes_labels {
-            return known;
-        }
-        let inside = |at: u64| at != self.function.start && self.function.contains(Svma(at));
-        let made = |i: &Instruction| i.code() == Code::Lea_r64_m && constant_address(i).is_some_and(inside);
-        let takes = self.image.pointers().entries.iter().any(|e| inside(e.1)) || self.code.iter().any(made);
-        *self.takes_labels.insert(takes)
     }
 
     fn point(&mut self, kind: PointKind, i: &Instruction) {
@@ -255,8 +212,8 @@ impl Builder<'_> {
     }
 
     fn finish(mut self) -> FunctionCode {
-        let refusal = self.image.entry_site(self.function).err();
-        self.out.points.push(Point { kind: PointKind::Entry, at: self.function.start(), refusal });
+        let refusal = self.body.image.entry_site(self.body.function).err();
+        self.out.points.push(Point { kind: PointKind::Entry, at: self.body.function.start(), refusal });
         self.out.points.sort_by_key(|p| (p.at, p.kind));
         self.out.points.dedup_by_key(|p| (p.at, p.kind));
         self.out.edges.sort_unstable();

@@ -2,6 +2,7 @@
 //! last, what no code reaches: padding. Pieces that only begin in the middle of a frame become parts of the function that
 //! jumps to them.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_model::Svma;
@@ -69,17 +70,14 @@ pub(crate) fn discover(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers:
         addressed.set(*target);
     }
     let mut drafts = drafts(image, symbols, unwind, pointers);
-    let part_starts = TextBits::new(image);
-    for (start, draft) in &drafts {
-        arrivals.set(*start);
-        if draft.part != MaybePart::No {
-            part_starts.set(*start);
-        }
-    }
-    let calls = TextBits::new(image);
-    let sweep = Sweep { image, pointers, arrivals, calls, addressed, part_starts, arch_prctl };
-
+    drafts.keys().for_each(|start| arrivals.set(*start));
     let mut units = units(image, &mut drafts);
+    let parts =
+        drafts.iter().filter(|(_, d)| d.part != MaybePart::No).map(|(start, d)| (*start, start + d.size.max(1)));
+    let parts = parts.collect();
+    let calls = TextBits::new(image);
+    let sweep = Sweep { image, pointers, arrivals, calls, addressed, parts, arch_prctl };
+
     let mut swept = sweep_all(&sweep, &units);
     let found = explore_gaps(&sweep, &units, &drafts);
     for (start, end) in &found {
@@ -232,7 +230,7 @@ fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64,
         let mut at = from;
         while let Some(addressed) = sweep.addressed.first(at, until) {
             let head = image.data_at(addressed, 4);
-            if sweep.begins_with_endbr(addressed) || head.is_some_and(|h| PROLOGUES.iter().any(|p| p == h)) {
+            if sweep.image.begins_with_endbr(addressed) || head.is_some_and(|h| PROLOGUES.iter().any(|p| p == h)) {
                 starts.insert(addressed);
             }
             at = addressed + 1;
@@ -319,13 +317,17 @@ fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) 
     let mut candidates = Vec::new();
     // A size of 0 is left where a table's entry point leads to nothing that could be decoded.
     for (start, draft) in drafts.into_iter().filter(|d| d.1.size > 0) {
-        if draft.part != MaybePart::No && !sweep.calls.get(start) && !sweep.addressed.get(start) {
+        let kind = kind(sweep.image, start, &draft);
+        let called = sweep.calls.first(start, start + draft.size).is_some();
+        // In the middle of a frame only a table of the same function can lead to an address.
+        let addressed = draft.part == MaybePart::Nameless && sweep.addressed.get(start);
+        if draft.part != MaybePart::No && kind == FunctionKind::Normal && !called && !addressed {
             candidates.push((pieces.len(), draft.part));
         }
         pieces.push(Function {
             start,
             size: draft.size,
-            kind: kind(sweep.image, start, &draft),
+            kind,
             names: draft.names,
             parts: Vec::new(),
             facts: facts.get(&start).copied().unwrap_or_default(),
@@ -344,7 +346,7 @@ fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) 
         let (range, facts) = (pieces[part].range(), pieces[part].facts);
         let owner = &mut pieces[owner];
         for &(at, target) in leaving.get(&range.start.0).copied().unwrap_or_default() {
-            let behind_endbr = target == owner.start + 4 && sweep.begins_with_endbr(owner.start);
+            let behind_endbr = target == owner.start + 4 && sweep.image.begins_with_endbr(owner.start);
             if target == owner.start || behind_endbr {
                 back_branches.push((owner.start, at));
             }
@@ -365,7 +367,7 @@ fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) 
 fn owners(pieces: &[Function], candidates: &[(usize, MaybePart)], jumps: &[PartJump]) -> BTreeMap<usize, usize> {
     let mut owners: BTreeMap<usize, usize> = BTreeMap::new();
     let mut open: Vec<(usize, MaybePart)> = candidates.to_vec();
-    for _ in 0..4 {
+    for _ in 0..8 {
         let undecided: FxHashSet<usize> = open.iter().map(|c| c.0).collect();
         let before = open.len();
         open.retain(|&(index, likely)| {
@@ -379,7 +381,7 @@ fn owners(pieces: &[Function], candidates: &[(usize, MaybePart)], jumps: &[PartJ
                 (inside && !undecided.contains(&piece)).then_some(piece)
             });
             let owner = if likely == MaybePart::Likely {
-                likely_owner(pieces, part, from.flatten())
+                likely_owner(pieces, part, from.zip(jumps.clone()).filter_map(|(f, j)| Some((f?, j.conditional))))
             } else {
                 let mut from = from;
                 let first = from.next().flatten();
@@ -391,23 +393,24 @@ fn owners(pieces: &[Function], candidates: &[(usize, MaybePart)], jumps: &[PartJ
             })
         });
         if open.len() == before {
-            break;
+            // What is left of the nameless pieces are functions; their own parts may be open still.
+            open.retain(|c| c.1 == MaybePart::Likely);
+            if open.len() == before {
+                break;
+            }
         }
     }
     owners
 }
 
-/// Of the functions that jump to a part, one with the right name, or else the first.
-fn likely_owner(pieces: &[Function], part: &Function, from: impl Iterator<Item = usize>) -> Option<usize> {
+/// Of the functions that jump to a part, each with whether the jump is conditional, one with the right name; else the first that may
+/// jump. An unconditional jump may be what is left behind a call that never returns: to the end of another part.
+fn likely_owner(pieces: &[Function], part: &Function, from: impl Iterator<Item = (usize, bool)>) -> Option<usize> {
     let bases: FxHashSet<&str> = part.names.iter().filter_map(|n| cold_of(n.mangled())).collect();
-    let mut first = None;
-    for index in from {
-        if pieces[index].names.iter().any(|n| bases.contains(n.mangled())) {
-            return Some(index);
-        }
-        first = first.or(Some(index));
-    }
-    first
+    let named = |index: usize| pieces[index].names.iter().any(|n| bases.contains(n.mangled()));
+    // The first of those that rank highest.
+    let rank = |&(n, (index, conditional)): &(usize, (usize, bool))| (named(index), conditional, Reverse(n));
+    from.enumerate().max_by_key(rank).map(|(_, (index, _))| index)
 }
 
 fn kind(image: &Elf, start: u64, draft: &Draft) -> FunctionKind {

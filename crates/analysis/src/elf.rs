@@ -471,6 +471,11 @@ impl Elf {
         self.go
     }
 
+    /// Whether an `endbr64` lies at an address.
+    pub(crate) fn begins_with_endbr(&self, svma: u64) -> bool {
+        self.data_at(svma, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa])
+    }
+
     /// `len` bytes of the file as they are mapped at an address.
     pub fn bytes_at(&self, svma: Svma, len: usize) -> Option<&[u8]> {
         self.data_at(svma.0, len as u64)

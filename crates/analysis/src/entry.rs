@@ -9,9 +9,9 @@ use crate::image::Image;
 use crate::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 
 /// Bytes that a site describes.
-const SITE_MAX: u64 = 64;
+pub(crate) const SITE_MAX: u64 = 64;
 /// The longest springboard that is written at once.
-const SPRINGBOARD: u64 = 5;
+pub(crate) const SPRINGBOARD: u64 = 5;
 /// How far back an instruction boundary is looked for.
 const BOUNDARY_SEARCH: u64 = 4096;
 
@@ -21,12 +21,8 @@ const BACK_BRANCHES_MAX: usize = 256;
 pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> {
     let elf = image.elf();
     let start = function.start;
-    match function.kind {
-        FunctionKind::Normal => {}
-        FunctionKind::IfuncResolver => return Err(Refusal::IfuncResolver),
-        FunctionKind::Stub => return Err(Refusal::NotAFunction { what: "a stub of the linker" }),
-    }
-    let offset_of = |at: u64| u32::try_from(at.wrapping_sub(start)).unwrap_or(u32::MAX);
+    check_kind(function)?;
+    let offset_of = |at| function.offset_of(at);
     if let Some(at) = function.facts.unresolved {
         return Err(Refusal::UnresolvedJump { offset: offset_of(at) });
     }
@@ -36,8 +32,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     {
         return Err(Refusal::UnknownInstruction { offset: offset_of(at) });
     }
-    let endbr = elf.data_at(start, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa]);
-    let at = if endbr { start + 4 } else { start };
+    let at = first_byte(image, function);
     let end = start + function.size;
     let too_short = Refusal::TooShort { available: 0, next: "the end of the function" };
     let room = end.checked_sub(at).filter(|n| *n > 0).ok_or(too_short)?;
@@ -47,12 +42,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     }
     let padding = if own == room { image.padding_behind(end) } else { 0 };
     let len = (own + padding).min(SITE_MAX);
-    let in_sequence = |s: &(Svma, Svma, Svma)| {
-        // The kernel demands a signature in the four bytes before the abort handler.
-        let abort = s.2.0.wrapping_sub(4)..s.2.0.wrapping_add(1);
-        s.0.0 < at + len && at < s.1.0 || abort.start < at + len && at < abort.end
-    };
-    if image.restartable().iter().any(in_sequence) {
+    if image.in_restartable_sequence(at, len) {
         return Err(Refusal::RestartableSequence);
     }
     let bytes = elf.data_at(at, len).unwrap_or_default().to_vec();
@@ -78,6 +68,20 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
         flags_dead: dead.flags,
         back_branches,
     })
+}
+
+/// Refuses what callers do not reach.
+pub(crate) fn check_kind(function: &Function) -> Result<(), Refusal> {
+    match function.kind {
+        FunctionKind::Normal => Ok(()),
+        FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
+        FunctionKind::Stub => Err(Refusal::NotAFunction { what: "a stub of the linker" }),
+    }
+}
+
+/// The first byte that may be overwritten: indirect branches must keep landing on an `endbr64`.
+pub(crate) fn first_byte(image: &Image, function: &Function) -> u64 {
+    function.start + if image.elf().begins_with_endbr(function.start) { 4 } else { 0 }
 }
 
 /// How many of the first `len` bytes are whole known instructions, or the beginning of one that ends behind a site's reach.
@@ -118,13 +122,10 @@ fn back_branch(image: &Image, function: &Function, entry: u64, branch: u64) -> O
 }
 
 /// Filling bytes behind an unconditional branch that nothing lands in.
-fn dead_padding(image: &Image, function: &Function, at: u64) -> u64 {
-    if at == function.start + function.size {
-        return image.padding_behind(at).min(16);
-    }
+pub(crate) fn dead_padding(image: &Image, function: &Function, at: u64) -> u64 {
     let Some(end) = [function.range()].iter().chain(function.parts()).find(|r| r.contains(&Svma(at))).map(|r| r.end.0)
     else {
-        return 0;
+        return image.padding_behind(at).min(16);
     };
     let end = end.min(at + 16);
     let end = image.arrivals().first(at, end).unwrap_or(end);

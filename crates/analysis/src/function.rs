@@ -55,6 +55,11 @@ impl Function {
         self.range().contains(&at) || self.parts.iter().any(|p| p.contains(&at))
     }
 
+    /// How far an address lies behind its first byte, as refusals state it.
+    pub(crate) fn offset_of(&self, at: u64) -> u32 {
+        u32::try_from(at.wrapping_sub(self.start)).unwrap_or(u32::MAX)
+    }
+
     /// All its names, aliases and versions included; the first is the one to show. Empty if it has none.
     pub fn names(&self) -> &[Name] {
         &self.names

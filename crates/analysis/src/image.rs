@@ -1,17 +1,20 @@
 //! An analysed image: its outline, its functions, and the questions that the engine asks.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ingraft_model::point::Padding;
-use ingraft_model::{Refusal, Site, Svma, SvmaRange};
+use ingraft_model::{CallSite, Refusal, Site, Svma, SvmaRange};
 
 use crate::bits::TextBits;
 use crate::cache;
+use crate::call;
 use crate::cfg::{self, FunctionCode};
 use crate::discover::{self, Discovered};
 use crate::elf::{Elf, ImageKind, Segment};
 use crate::entry;
 use crate::error::ImageError;
+use crate::exit;
 use crate::function::Function;
 use crate::relocs::{self, Pointers};
 use crate::{symbols, unwind};
@@ -154,6 +157,17 @@ impl Image {
         entry::site(self, function)
     }
 
+    /// Everything needed to weave the exits of a function, each in order of address or why that one cannot be: its returns, and its
+    /// jumps to other functions. An error if it is not certain that these are all.
+    pub fn exit_sites(&self, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
+        exit::sites(self, function)
+    }
+
+    /// The calls of a function that control can reach, in order of address. An error if it is not certain that these are all.
+    pub fn call_sites(&self, function: &Function) -> Result<Vec<CallSite>, Refusal> {
+        call::sites(self, function)
+    }
+
     /// The control flow of a function: blocks, edges and points.
     pub fn analyse(&self, function: &Function) -> FunctionCode {
         cfg::analyse(self, function)
@@ -172,12 +186,31 @@ impl Image {
         &self.found.arrivals
     }
 
+    /// Whether a jump to an address calls a function: its first byte, the one behind its `endbr64`, or other images.
+    pub(crate) fn is_tail_target(&self, at: u64) -> bool {
+        let Some(region) = self.elf.text_index(at) else { return true };
+        let starts = |start: u64| self.function_at(Svma(start)).is_some();
+        let behind_endbr = at.checked_sub(4).is_some_and(|start| starts(start) && self.elf.begins_with_endbr(start));
+        self.elf.text[region].stubs || starts(at) || behind_endbr
+    }
+
+    /// Where exceptions land in a range.
+    pub(crate) fn landing_pads_in(&self, range: &Range<u64>) -> &[u64] {
+        let index = |at| self.landing_pads.partition_point(|pad| *pad < at);
+        &self.landing_pads[index(range.start)..index(range.end)]
+    }
+
     pub(crate) fn is_landing_pad(&self, at: u64) -> bool {
         self.landing_pads.binary_search(&at).is_ok()
     }
 
-    pub(crate) fn restartable(&self) -> &[(Svma, Svma, Svma)] {
-        &self.restartable
+    /// Whether bytes belong to a restartable sequence or to what the kernel demands in front of its abort handler.
+    pub(crate) fn in_restartable_sequence(&self, at: u64, len: u64) -> bool {
+        self.restartable.iter().any(|s| {
+            // A signature in the four bytes before the abort handler.
+            let abort = s.2.0.wrapping_sub(4)..s.2.0.wrapping_add(1);
+            s.0.0 < at + len && at < s.1.0 || abort.start < at + len && at < abort.end
+        })
     }
 
     /// Length of the proven padding that begins at an address.

@@ -1,20 +1,25 @@
 //! ELF images to functions, control flow and points.
 //!
 //! [`Image::parse`] reads an image's tables and decodes its text once, in parallel; afterwards every question about one function
-//! is cheap: [`Image::entry_site`] says what a springboard at its entry must know, [`Image::analyse`] gives blocks, edges and points. Pure: bytes in, values out. Hostile files give
-//! an error or fewer facts, never a panic, and cost time and memory in proportion to their size.
+//! is cheap: [`Image::entry_site`] says what a springboard at its entry must know, [`Image::exit_sites`] the same of its exits,
+//! [`Image::call_sites`] lists its calls, [`Image::analyse`] gives blocks, edges and points. Pure: bytes in, values out. Hostile files
+//! give an error or fewer facts, never a panic, and cost time and memory in proportion to their size.
 
 #![forbid(unsafe_code)]
 
 mod bits;
+mod body;
 mod cache;
+mod call;
 mod cfg;
 mod decode;
 mod discover;
 mod elf;
 mod entry;
 mod error;
+mod exit;
 mod explore;
+mod flow;
 mod function;
 mod go;
 mod image;

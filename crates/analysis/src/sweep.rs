@@ -30,8 +30,8 @@ pub(crate) struct Sweep<'a> {
     pub calls: TextBits,
     /// Places whose address is held by data or made by an instruction.
     pub addressed: TextBits,
-    /// Starts of pieces that may be parts of other functions.
-    pub part_starts: TextBits,
+    /// Start and end of each piece that may be a part of another function, sorted.
+    pub parts: Vec<(u64, u64)>,
     /// Where `arch_prctl` itself lies, if the image defines it.
     pub arch_prctl: Option<u64>,
 }
@@ -65,7 +65,7 @@ pub(crate) struct Swept {
     pub facts: Vec<Facts>,
     /// (function, branch): own branches back to a function's first byte or the one behind its `endbr64`.
     pub back_branches: Vec<(u64, u64)>,
-    /// Jumps out of the unit to the start of a possible part.
+    /// Jumps out of the unit into a possible part.
     pub to_parts: Vec<PartJump>,
     /// (branch, target): jumps out of the unit, if the unit is itself a possible part.
     pub from_part: Vec<(u64, u64)>,
@@ -75,7 +75,7 @@ pub(crate) struct Swept {
     pub uses_gs: bool,
 }
 
-/// A jump to the start of a possible part.
+/// A jump into the possible part that begins at `part`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PartJump {
     pub part: u64,
@@ -123,7 +123,7 @@ impl Sweep<'_> {
         let invalid = decode_all(self.image, unit.start, unit.end, scratch);
         let code = std::mem::take(&mut scratch.code);
         let fixed = self.image.kind() == ImageKind::Executable;
-        let is_part = self.part_starts.get(unit.start);
+        let is_part = self.part_with(unit.start).is_some();
         let mut indirect: Vec<usize> = Vec::new();
         let mut set_gs_at = None;
         let mut arch_prctl_at = None;
@@ -234,7 +234,7 @@ impl Sweep<'_> {
             // Four bytes before the target: the function may begin with an endbr64.
             for start in [target, target.wrapping_sub(4)] {
                 if let Ok(at) = unit.functions.binary_search_by_key(&start, |f| f.0)
-                    && (start == target || self.begins_with_endbr(start))
+                    && (start == target || self.image.begins_with_endbr(start))
                     && (start..unit.functions[at].1).contains(&i.ip())
                 {
                     back_branches.push((start, i.ip()));
@@ -243,17 +243,20 @@ impl Sweep<'_> {
             return;
         }
         facts.calls_out |= self.leaves(target);
-        if self.part_starts.get(target) {
+        if let Some(part) = self.part_with(target) {
             let conditional = i.flow_control() == FlowControl::ConditionalBranch;
-            to_parts.push(PartJump { part: target, from: i.ip(), conditional });
+            to_parts.push(PartJump { part, from: i.ip(), conditional });
         }
         if is_part {
             from_part.push((i.ip(), target));
         }
     }
 
-    pub fn begins_with_endbr(&self, svma: u64) -> bool {
-        self.image.data_at(svma, 4) == Some(&[0xf3, 0x0f, 0x1e, 0xfa])
+    /// Start of the possible part that holds an address.
+    fn part_with(&self, at: u64) -> Option<u64> {
+        let after = self.parts.partition_point(|part| part.0 <= at);
+        let (start, end) = *self.parts.get(after.checked_sub(1)?)?;
+        (at < end).then_some(start)
     }
 
     /// Notes addresses of code that an instruction makes, and uses of the gs base.
@@ -290,7 +293,11 @@ impl Sweep<'_> {
         for &jump in indirect {
             let mut unresolved = false;
             match resolver.resolve(jump, &mut budget) {
-                Resolved::Table(targets) => targets.iter().for_each(|t| self.arrivals.set(*t)),
+                Resolved::Table(targets) => {
+                    targets.iter().for_each(|t| self.arrivals.set(*t));
+                    let cases = targets.iter().filter(|t| !whole.contains(*t)).filter_map(|t| self.part_with(*t));
+                    out.to_parts.extend(cases.map(|part| PartJump { part, from: code[jump].ip(), conditional: true }));
+                }
                 Resolved::Pointer => calls_out = true,
                 Resolved::Distances(tables) => {
                     unresolved = true;

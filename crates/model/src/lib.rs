@@ -16,6 +16,6 @@ pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
 pub use layout::{DataArea, ThreadIdentity};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use patch::{PatchPlan, PcMove, TextWrite};
-pub use point::{BackBranch, Gpr, How, PointKind, Refusal, Site};
+pub use point::{BackBranch, CallSite, Callee, Gpr, How, PointKind, Refusal, Site};
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{BinaryOp, Expr, Record, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId};

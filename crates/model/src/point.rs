@@ -77,6 +77,16 @@ pub enum Refusal {
         /// Offset of the jump from the function's first byte.
         offset: u32,
     },
+    /// Control runs off the end of the function into what lies behind, so not all its exits are instructions of its own.
+    #[error("it runs on into the code behind it at +{offset:#x}")]
+    RunsOn {
+        /// Offset of the first byte behind it from the function's first byte.
+        offset: u32,
+    },
+    /// Its language moves calls in progress between threads, and their stacks in memory (Go), so an exit cannot be told to belong to an
+    /// entry.
+    #[error("its calls move between threads, so entry and exit cannot be paired")]
+    MovingCalls,
     /// A symbol of an IFUNC: the code there chooses an implementation and is not the function that callers reach.
     #[error("an IFUNC resolver; count the implementations that it chooses from instead")]
     IfuncResolver,
@@ -163,6 +173,28 @@ pub struct Site {
     pub flags_dead: bool,
     /// The function's own branches to `at` or to `function`.
     pub back_branches: Vec<BackBranch>,
+}
+
+/// Whom a call instruction calls, as far as the file tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Callee {
+    /// The code at an address (`call rel32`): a function, or a stub of the linker.
+    Direct(Svma),
+    /// What the pointer at an address points to when the call is made (`call *x(%rip)`, mostly a slot of the global offset table).
+    Slot(Svma),
+    /// What a register, or memory that a register addresses, points to.
+    Computed,
+}
+
+/// A call instruction of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallSite {
+    /// Its first byte.
+    pub at: Svma,
+    /// Its length in bytes; `at` and the length give the return address.
+    pub len: u8,
+    /// Whom it calls.
+    pub callee: Callee,
 }
 
 /// A stretch of padding between functions, proven to be reached by nothing; islands may lie there.

@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All words that [`reason`] answers, in the order of docs/protocol.md.
-pub const REASONS: [&str; 16] = [
+pub const REASONS: [&str; 18] = [
     "too_short",
     "branch_into_springboard",
     "straddles_pages",
@@ -13,6 +13,8 @@ pub const REASONS: [&str; 16] = [
     "not_displaceable",
     "own_branch_to_entry",
     "unresolved_jump",
+    "runs_on",
+    "moving_calls",
     "ifunc_resolver",
     "not_a_function",
     "restartable_sequence",
@@ -34,6 +36,8 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::NotDisplaceable { .. } => "not_displaceable",
         Refusal::OwnBranchToEntry { .. } => "own_branch_to_entry",
         Refusal::UnresolvedJump { .. } => "unresolved_jump",
+        Refusal::RunsOn { .. } => "runs_on",
+        Refusal::MovingCalls => "moving_calls",
         Refusal::IfuncResolver => "ifunc_resolver",
         Refusal::NotAFunction { .. } => "not_a_function",
         Refusal::RestartableSequence => "restartable_sequence",

@@ -1,0 +1,96 @@
+//! The instructions of one function, and where its indirect jumps lead.
+
+use std::cell::OnceCell;
+use std::ops::Range;
+
+use iced_x86::{Code, Instruction, OpKind};
+
+use crate::function::Function;
+use crate::image::Image;
+use crate::jump_table::{Resolved, Resolver, constant_address};
+use crate::sweep;
+
+/// Head and parts of a function, decoded.
+pub(crate) struct Body<'a> {
+    pub image: &'a Image,
+    pub function: &'a Function,
+    /// Sorted by address. Bytes that nothing reaches are decoded too.
+    pub code: Vec<Instruction>,
+    /// Head and parts.
+    pub inside: Vec<Range<u64>>,
+    /// Whether the address of a place inside the function is taken; not known before somebody asks.
+    takes_labels: OnceCell<bool>,
+}
+
+/// Where an indirect jump leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Indirect {
+    /// To one of these places, through a table.
+    Table(Vec<u64>),
+    /// To another function.
+    Leaves,
+    /// It cannot be told.
+    Unknown,
+}
+
+impl<'a> Body<'a> {
+    pub fn new(image: &'a Image, function: &'a Function) -> Self {
+        let head = function.range();
+        let inside: Vec<Range<u64>> =
+            std::iter::once(&head).chain(function.parts()).map(|r| r.start.0..r.end.0).collect();
+        let mut code = Vec::new();
+        for range in &inside {
+            code.extend(sweep::instructions(image.elf(), range.start, range.end));
+        }
+        if inside.len() > 1 {
+            code.sort_by_key(|i| i.ip());
+            code.dedup_by_key(|i| i.ip());
+        }
+        Body { image, function, code, inside, takes_labels: OnceCell::new() }
+    }
+
+    /// Whether an address lies in the function.
+    pub fn contains(&self, at: u64) -> bool {
+        self.inside.iter().any(|range| range.contains(&at))
+    }
+
+    /// Index of the instruction at an address.
+    pub fn index_of(&self, at: u64) -> Option<usize> {
+        self.code.binary_search_by_key(&at, |i| i.ip()).ok()
+    }
+
+    /// How much one function is worth, in entries of jump tables and bytes of others' code: honest ones have more bytes than distinct
+    /// cases.
+    pub fn budget(&self) -> usize {
+        16 * self.code.len() + 4096
+    }
+
+    /// Where the indirect jump at an index leads, reading at most `budget` entries of tables.
+    pub fn indirect(&self, jump: usize, budget: &mut usize) -> Indirect {
+        let (image, pointers) = (self.image.elf(), self.image.pointers());
+        let resolver = Resolver { image, pointers, code: &self.code, inside: &self.inside };
+        match resolver.resolve(jump, budget) {
+            Resolved::Table(mut targets) => {
+                targets.sort_unstable();
+                targets.dedup();
+                Indirect::Table(targets)
+            }
+            // Without a label whose address is taken, a pointer can only lead to another function.
+            Resolved::Pointer if !self.takes_addresses_of_labels() => Indirect::Leaves,
+            Resolved::Pointer | Resolved::Distances(_) => Indirect::Unknown,
+        }
+    }
+
+    fn takes_addresses_of_labels(&self) -> bool {
+        *self.takes_labels.get_or_init(|| {
+            let inside = |at: u64| at != self.function.start && self.contains(at);
+            let made = |i: &Instruction| i.code() == Code::Lea_r64_m && constant_address(i).is_some_and(inside);
+            self.image.pointers().entries.iter().any(|e| inside(e.1)) || self.code.iter().any(made)
+        })
+    }
+}
+
+/// Whether an instruction is a branch whose target it states itself.
+pub(crate) fn is_direct_branch(i: &Instruction) -> bool {
+    i.op0_kind() == OpKind::NearBranch64
+}

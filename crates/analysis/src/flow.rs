@@ -1,0 +1,145 @@
+//! What control can reach in one function, and where it leaves.
+
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic};
+use ingraft_model::{Refusal, Svma};
+
+use crate::body::{Body, Indirect, is_direct_branch};
+use crate::sweep;
+
+/// The way of control through a function.
+pub(crate) struct Flow {
+    /// For each instruction of the body, whether control reaches it.
+    pub reached: Vec<bool>,
+    /// Instructions that leave the function: returns and jumps to other functions. Sorted.
+    pub exits: Vec<usize>,
+    /// Where its own jumps land, sorted.
+    pub joins: Vec<u64>,
+    /// The first byte behind it, if control runs off its end.
+    pub runs_on: Option<u64>,
+}
+
+/// Follows control from the entry and the landing pads, on behind calls as if all returned. Fails unless it is known where every jump leads.
+pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
+    let mut walk = Walk {
+        body,
+        budget: body.budget(),
+        work: vec![body.function.start],
+        flow: Flow { reached: vec![false; body.code.len()], exits: Vec::new(), joins: Vec::new(), runs_on: None },
+    };
+    for range in &body.inside {
+        walk.work.extend(body.image.landing_pads_in(range));
+    }
+    while let Some(at) = walk.work.pop() {
+        walk.flow.joins.push(at);
+        walk.path(at)?;
+    }
+    let mut flow = walk.flow;
+    flow.joins.sort_unstable();
+    flow.joins.dedup();
+    flow.exits.sort_unstable();
+    Ok(flow)
+}
+
+struct Walk<'a> {
+    body: &'a Body<'a>,
+    budget: usize,
+    work: Vec<u64>,
+    flow: Flow,
+}
+
+impl Walk<'_> {
+    /// Straight on from an address until control goes elsewhere or has been there.
+    fn path(&mut self, mut at: u64) -> Result<(), Refusal> {
+        let body = self.body;
+        let mut next = body.index_of(at);
+        loop {
+            let index = next.ok_or_else(|| Refusal::UnknownInstruction { offset: body.function.offset_of(at) })?;
+            if std::mem::replace(&mut self.flow.reached[index], true) {
+                return Ok(());
+            }
+            let i = &body.code[index];
+            match i.flow_control() {
+                FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend if is_direct_branch(i) => {
+                    self.branch(index, i.near_branch_target())?;
+                }
+                FlowControl::UnconditionalBranch if is_direct_branch(i) => {
+                    return self.branch(index, i.near_branch_target());
+                }
+                FlowControl::IndirectBranch => return self.indirect(index),
+                FlowControl::Return => {
+                    self.flow.exits.push(index);
+                    return Ok(());
+                }
+                FlowControl::Exception | FlowControl::UnconditionalBranch => return Ok(()),
+                _ if matches!(i.code(), Code::Int3 | Code::Hlt) => return Ok(()),
+                _ => {}
+            }
+            at = i.next_ip();
+            next = body.code.get(index + 1).filter(|i| i.ip() == at).map(|_| index + 1).or_else(|| body.index_of(at));
+            if next.is_none() && !body.contains(at) {
+                // What a call at the end calls does not return.
+                let calls = matches!(i.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
+                self.flow.runs_on = self.flow.runs_on.or((!calls).then_some(at));
+                return Ok(());
+            }
+        }
+    }
+
+    fn branch(&mut self, index: usize, target: u64) -> Result<(), Refusal> {
+        if self.body.contains(target) {
+            self.work.push(target);
+            return Ok(());
+        }
+        // Behind a call that never returns, compilers leave jumps to the end of the function: never taken, and no harm as an exit.
+        let ends = self.body.inside.iter().any(|range| range.end == target);
+        if !ends && !self.body.image.is_tail_target(target) && self.may_come_back(target) {
+            return Err(self.unresolved(index));
+        }
+        self.flow.exits.push(index);
+        Ok(())
+    }
+
+    /// Whether a jump into the middle of another function may lead back into this one, as a jump to a part would. Hand-written functions
+    /// that share their ends do not.
+    fn may_come_back(&mut self, target: u64) -> bool {
+        let body = self.body;
+        let Some(other) = body.image.function_containing(Svma(target)) else { return true };
+        let Some(left) = self.budget.checked_sub(other.size as usize) else { return true };
+        self.budget = left;
+        let comes_back = |i: &Instruction| {
+            let target = i.near_branch_target();
+            is_direct_branch(i)
+                && i.mnemonic() != Mnemonic::Call
+                && target != body.function.start
+                && body.contains(target)
+        };
+        sweep::instructions(body.image.elf(), other.start, other.start + other.size).iter().any(comes_back)
+    }
+
+    fn indirect(&mut self, index: usize) -> Result<(), Refusal> {
+        let i: &Instruction = &self.body.code[index];
+        if i.is_ip_rel_memory_operand() {
+            self.flow.exits.push(index);
+            return Ok(());
+        }
+        match self.body.indirect(index, &mut self.budget) {
+            Indirect::Table(targets) => {
+                let inside = targets.iter().filter(|t| self.body.contains(**t)).count();
+                if inside == targets.len() {
+                    self.work.extend(targets);
+                } else if inside == 0 {
+                    self.flow.exits.push(index);
+                } else {
+                    return Err(self.unresolved(index));
+                }
+            }
+            Indirect::Leaves => self.flow.exits.push(index),
+            Indirect::Unknown => return Err(self.unresolved(index)),
+        }
+        Ok(())
+    }
+
+    fn unresolved(&self, index: usize) -> Refusal {
+        Refusal::UnresolvedJump { offset: self.body.function.offset_of(self.body.code[index].ip()) }
+    }
+}
