@@ -7,7 +7,7 @@ pub struct Activations {
     pub left: u64,
     /// Exits whose entry was not seen: of calls that had begun before the measurement.
     pub unseen: u64,
-    /// Entries that could not be recorded: nested too deep.
+    /// Calls that could not be recorded, because there was no room for what has to be remembered of them.
     pub unrecorded: u64,
 }
 
