@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use hyper_util::rt::TokioIo;
+use ingraft_model::{Activations, Distribution, Scale, Shape, histogram};
 use ingraft_wire::v1;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -29,11 +30,27 @@ pub(crate) struct Script {
     pub(crate) breaks: bool,
     /// Values in the stop of the removal.
     pub(crate) last: Vec<i64>,
+    /// Makes the metric a histogram: its distribution when it has so many values.
+    pub(crate) distribution: Option<fn(i64) -> Distribution>,
+    /// Calls whose values are missing, of every function.
+    pub(crate) missing: Activations,
     /// What insertions fail with, by target.
     pub(crate) failure: Option<(i32, ingraft_wire::Failure)>,
     pub(crate) text_differs: bool,
     /// Measurements that were removed.
     pub(crate) removed: Arc<Mutex<Vec<u64>>>,
+}
+
+/// What a histogram makes of these values.
+pub(crate) fn distribution(values: impl IntoIterator<Item = u64>) -> Distribution {
+    let mut slots = vec![0; Shape::Histogram.slots() as usize];
+    for value in values {
+        slots[0] += value;
+        slots[1] = slots[1].max(value);
+        slots[2] = slots[2].max(!value);
+        slots[3 + histogram::bucket_of(value) as usize] += 1;
+    }
+    Distribution::from_slots(&slots, Scale::ONE)
 }
 
 /// Serves a script.
@@ -84,14 +101,18 @@ fn answer<T: Send + 'static>(items: Vec<Result<T, Status>>) -> Response<Answer<T
     Response::new(Box::pin(tokio_stream::iter(items)))
 }
 
-fn sample(sequence: usize, values: &[i64], threads: bool) -> v1::Sample {
-    let values = values.iter().enumerate().map(|(pair, &value)| v1::PairValue {
-        pair: pair as u32,
-        value,
-        threads: if threads { vec![v1::ThreadValue { tid: Some(7), value }] } else { Vec::new() },
-    });
-    let time_ns = 1_000_000_000 + sequence as u64 * 500_000_000;
-    v1::Sample { sequence: sequence as u64, time_ns, dropped: 0, values: values.collect(), more: false }
+impl Script {
+    fn sample(&self, sequence: usize, values: &[i64], threads: bool) -> v1::Sample {
+        let activations = Some(self.missing.into());
+        let values = values.iter().enumerate().map(|(pair, &value)| {
+            let distribution = self.distribution.map(|of| v1::Distribution::from(&of(value)));
+            let thread = v1::ThreadValue { tid: Some(7), value, distribution: distribution.clone(), activations };
+            let threads = if threads { vec![thread] } else { Vec::new() };
+            v1::PairValue { pair: pair as u32, value, threads, distribution, activations }
+        });
+        let time_ns = 1_000_000_000 + sequence as u64 * 500_000_000;
+        v1::Sample { sequence: sequence as u64, time_ns, dropped: 0, values: values.collect(), more: false }
+    }
 }
 
 fn function(name: &str) -> v1::FunctionRef {
@@ -107,7 +128,10 @@ impl Instrumentation for Script {
 
     async fn enable(&self, request: Request<v1::EnableRequest>) -> Result<Response<Self::EnableStream>, Status> {
         use v1::enable_response::Event;
-        let target = request.into_inner().target.and_then(|t| t.which);
+        let v1::EnableRequest { target, measure } = request.into_inner();
+        let target = target.and_then(|t| t.which);
+        let v1::Measure { function_metric, pairs, .. } = measure.unwrap_or_default();
+        let metric = pairs.into_iter().next().map_or(function_metric, |pair| pair.metric);
         let Some(v1::target::Which::Pid(pid)) = target else { return Err(Status::invalid_argument("a pid")) };
         if let Some((bad, failure)) = &self.failure
             && *bad == pid
@@ -127,15 +151,15 @@ impl Instrumentation for Script {
             pair_count: self.functions.len() as u32,
             refused_count: self.refused.len() as u32,
             metrics: vec![v1::Metric {
-                name: "calls".to_owned(),
-                unit: "calls".to_owned(),
+                name: metric.clone(),
+                unit: if self.distribution.is_some() { "nanoseconds" } else { "calls" }.to_owned(),
                 style: v1::Style::EventCounter.into(),
                 ..Default::default()
             }],
             warnings: Vec::new(),
         };
         let pair = |name: &&str| v1::Pair {
-            pair: Some(v1::MetricFocus { metric: "calls".to_owned(), focus: format!("/Code/server/{name}") }),
+            pair: Some(v1::MetricFocus { metric: metric.clone(), focus: format!("/Code/server/{name}") }),
             function: Some(function(name)),
             points: 1,
             ..Default::default()
@@ -162,7 +186,7 @@ impl Instrumentation for Script {
             text_restored: !self.text_differs,
             ..Default::default()
         };
-        let last = sample(self.readings.len(), &self.last, true);
+        let last = self.sample(self.readings.len(), &self.last, true);
         let events = [Event::Removed(removed), Event::Last(last)];
         Ok(answer(events.into_iter().map(|e| Ok(v1::RemoveResponse { event: Some(e) })).collect()))
     }
@@ -197,7 +221,7 @@ impl Metrics for Script {
         use v1::stream_response::Event;
         let (sender, receiver) = mpsc::channel(64);
         for (i, values) in self.readings.iter().enumerate() {
-            let event = Some(Event::Sample(sample(i, values, false)));
+            let event = Some(Event::Sample(self.sample(i, values, false)));
             sender.send(Ok(v1::StreamResponse { event })).await.unwrap();
         }
         if let Some(ended) = self.ends {
@@ -214,7 +238,7 @@ impl Metrics for Script {
     async fn read(&self, _: Request<v1::ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
         use v1::read_response::Event;
         let values = self.readings.last().cloned().unwrap_or_default();
-        let event = Some(Event::Sample(sample(self.readings.len(), &values, true)));
+        let event = Some(Event::Sample(self.sample(self.readings.len(), &values, true)));
         Ok(answer(vec![Ok(v1::ReadResponse { event })]))
     }
 

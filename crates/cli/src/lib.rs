@@ -68,6 +68,7 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
         Command::Ps(args) => command::ps::run(args, &engines, common, out).await,
         Command::Functions(args) => command::functions::run(args, &engines, common, out).await,
         Command::Count(args) => command::count::run(args, context, out).await,
+        Command::Latency(args) => command::latency::run(args, context, out).await,
         Command::Watch(args) => command::watch::run(args, context, out).await,
         Command::Metrics(args) => command::metrics::run(args, &engines, common, out).await,
         Command::Status(_) => command::status::run(&engines, common, out).await,

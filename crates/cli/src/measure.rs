@@ -1,4 +1,4 @@
-//! A measurement from insertion to removal: what `count` and `watch` have in common.
+//! A measurement from insertion to removal: what `count`, `latency` and `watch` have in common.
 //!
 //! Invariant "nothing stays in": whatever ends the command (time, a signal, the end of the target, an error, a closed
 //! pipe), every measurement that was inserted is removed before the command ends, unless it was asked to stay.
@@ -17,6 +17,8 @@ use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
 
+/// Time between two readings unless told otherwise.
+const INTERVAL: Duration = Duration::from_secs(1);
 /// What a measurement may cost, in percent of a processor, unless told otherwise.
 const MAX_OVERHEAD: f64 = 5.0;
 /// How often a reader that went away is looked for.
@@ -25,11 +27,31 @@ const LOOK: Duration = Duration::from_millis(200);
 /// What to measure, where, and for how long.
 pub(crate) struct Plan {
     /// One for each target.
-    pub(crate) requests: Vec<Request>,
+    requests: Vec<Request>,
     /// The flags.
-    pub(crate) measure: args::Measure,
+    measure: args::Measure,
     /// Time between two readings.
-    pub(crate) interval: Duration,
+    interval: Duration,
+}
+
+impl Plan {
+    /// A request for each target that the flags name. A started command writes to the same screen.
+    pub(crate) fn new(
+        measure: &args::Measure,
+        target: &args::Target,
+        request: impl Fn(Target) -> Request,
+        out: &mut Output,
+    ) -> Self {
+        let targets = targets(target);
+        if targets.iter().any(|t| matches!(t, Target::Command(_))) {
+            out.shared();
+        }
+        Plan {
+            requests: targets.into_iter().map(request).collect(),
+            interval: measure.interval.unwrap_or(INTERVAL),
+            measure: measure.clone(),
+        }
+    }
 }
 
 /// A measurement in one target.
@@ -354,7 +376,7 @@ impl Site {
 }
 
 /// The targets that the flags name.
-pub(crate) fn targets(target: &args::Target) -> Vec<Target> {
+fn targets(target: &args::Target) -> Vec<Target> {
     if target.command.is_empty() { running(&target.running) } else { vec![Target::Command(target.command.clone())] }
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use ingraft_model::{Activations, Distribution};
 use serde::Serialize;
 
 /// One line of output.
@@ -17,6 +18,7 @@ pub(crate) enum Object {
     Diagnostic(Diagnostic),
     Sample(Sample),
     Count(Count),
+    Latency(Latency),
     Refused(Refused),
     Inserted(Inserted),
     Ended(Ended),
@@ -134,11 +136,15 @@ pub(crate) struct Sample {
     pub(crate) time_ns: u64,
     pub(crate) metric: String,
     pub(crate) focus: String,
-    /// Cumulative since the request.
+    /// Cumulative since the request; of a histogram: how many values it has.
     pub(crate) value: i64,
     /// Change per second since the sample before; null for the first one and for levels.
     pub(crate) rate: Option<f64>,
     pub(crate) unit: String,
+    #[serde(flatten)]
+    pub(crate) quantiles: Option<Quantiles>,
+    #[serde(flatten)]
+    pub(crate) missing: Missing,
     /// Samples lost before this one because they were not read in time.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) dropped: u64,
@@ -149,15 +155,68 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// The calls of one function.
+/// The values of a histogram in the metric's unit; null if there is none.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Count {
+pub(crate) struct Quantiles {
+    pub(crate) sum: Option<u64>,
+    pub(crate) min: Option<u64>,
+    pub(crate) p50: Option<u64>,
+    pub(crate) p90: Option<u64>,
+    pub(crate) p99: Option<u64>,
+    pub(crate) p999: Option<u64>,
+    pub(crate) max: Option<u64>,
+}
+
+impl From<&Distribution> for Quantiles {
+    fn from(d: &Distribution) -> Self {
+        Quantiles {
+            sum: (d.count > 0).then_some(d.sum),
+            min: d.quantile(0.0),
+            p50: d.quantile(0.5),
+            p90: d.quantile(0.9),
+            p99: d.quantile(0.99),
+            p999: d.quantile(0.999),
+            max: d.quantile(1.0),
+        }
+    }
+}
+
+/// Calls whose values are missing, by reason; left out when there are none.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Missing {
+    /// They ended without passing an exit: by an exception, by longjmp, with their thread.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) left: u64,
+    /// They had begun before the measurement.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) unseen: u64,
+    /// They could not be recorded.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) unrecorded: u64,
+}
+
+impl From<Activations> for Missing {
+    fn from(Activations { left, unseen, unrecorded }: Activations) -> Self {
+        Missing { left, unseen, unrecorded }
+    }
+}
+
+/// A function in a target.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct FunctionId {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
     pub(crate) module: String,
     pub(crate) function: String,
     pub(crate) offset: String,
+}
+
+/// The calls of one function.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Count {
+    #[serde(flatten)]
+    pub(crate) id: FunctionId,
     pub(crate) calls: i64,
     pub(crate) threads: Vec<ThreadCount>,
     /// Unix time from which on the number is exact, if that is later than `attached`.
@@ -171,6 +230,55 @@ pub(crate) struct ThreadCount {
     /// `null`: could not be told apart.
     pub(crate) tid: Option<i32>,
     pub(crate) calls: i64,
+}
+
+/// The time that the calls of one function took.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Latency {
+    #[serde(flatten)]
+    pub(crate) id: FunctionId,
+    /// `wall`: time that passed.
+    pub(crate) clock: &'static str,
+    #[serde(flatten)]
+    pub(crate) times: Times,
+    pub(crate) threads: Vec<ThreadLatency>,
+    #[serde(flatten)]
+    pub(crate) missing: Missing,
+    /// Unix time from which on every call is measured, if that is later than `attached`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) exact_since_ns: Option<u64>,
+}
+
+/// The same by one thread.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ThreadLatency {
+    /// `null`: could not be told apart.
+    pub(crate) tid: Option<i32>,
+    #[serde(flatten)]
+    pub(crate) times: Times,
+    #[serde(flatten)]
+    pub(crate) missing: Missing,
+}
+
+/// Times of calls that have ended; null if there was none.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Times {
+    pub(crate) calls: i64,
+    pub(crate) sum_ns: Option<u64>,
+    pub(crate) min_ns: Option<u64>,
+    pub(crate) p50_ns: Option<u64>,
+    pub(crate) p90_ns: Option<u64>,
+    pub(crate) p99_ns: Option<u64>,
+    pub(crate) p999_ns: Option<u64>,
+    pub(crate) max_ns: Option<u64>,
+}
+
+impl Times {
+    /// Of so many calls.
+    pub(crate) fn of(calls: i64, ns: Option<&Distribution>) -> Self {
+        let Quantiles { sum, min, p50, p90, p99, p999, max } = ns.unwrap_or(&Distribution::default()).into();
+        Times { calls, sum_ns: sum, min_ns: min, p50_ns: p50, p90_ns: p90, p99_ns: p99, p999_ns: p999, max_ns: max }
+    }
 }
 
 /// A function that was asked for and is not measured.

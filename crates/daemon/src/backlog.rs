@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use ingraft_engine::{Reading, Value};
+use ingraft_engine::{Reading, ThreadValue, Value};
+use ingraft_model::Activations;
 use ingraft_wire::v1;
 
 /// At most so many readings wait; one more drops the oldest.
@@ -89,17 +90,29 @@ fn pair_values<'a>(values: impl Iterator<Item = (usize, &'a Value)>) -> Vec<v1::
         .map(|(i, value)| v1::PairValue {
             pair: u32::try_from(i).unwrap_or(u32::MAX),
             value: value.value,
-            threads: value
-                .threads
-                .iter()
-                .map(|(tid, value)| v1::ThreadValue { tid: ingraft_wire::convert::tid(*tid), value: *value })
-                .collect(),
+            threads: value.threads.iter().map(thread_value).collect(),
+            distribution: value.distribution.as_deref().map(Into::into),
+            activations: activations(value.activations),
         })
         .collect()
 }
 
+fn thread_value(thread: &ThreadValue) -> v1::ThreadValue {
+    v1::ThreadValue {
+        tid: ingraft_wire::convert::tid(thread.tid),
+        value: thread.value,
+        distribution: thread.distribution.as_deref().map(Into::into),
+        activations: activations(thread.activations),
+    }
+}
+
+fn activations(activations: Activations) -> Option<v1::Activations> {
+    (activations != Activations::default()).then(|| activations.into())
+}
+
 #[cfg(test)]
 mod tests {
+    use ingraft_model::Distribution;
     use proptest::prelude::*;
 
     use super::*;
@@ -121,7 +134,7 @@ mod tests {
     }
 
     fn reading(values: &[i64]) -> Reading {
-        let values = values.iter().map(|v| Value { value: *v, threads: Vec::new() }).collect();
+        let values = values.iter().map(|v| Value { value: *v, ..Value::default() }).collect();
         Reading { time_ns: 7, values, ended: None }
     }
 
@@ -146,16 +159,31 @@ mod tests {
     #[test]
     fn a_thread_that_changed_brings_its_pair() {
         let mut delta = Delta::default();
-        let with = |tid| Reading {
-            time_ns: 1,
-            values: vec![Value { value: 5, threads: vec![(tid, 5)] }, Value { value: 1, threads: Vec::new() }],
-            ended: None,
+        let with = |tid| {
+            let threads = vec![ThreadValue { tid, value: 5, ..ThreadValue::default() }];
+            let values = vec![Value { value: 5, threads, ..Value::default() }, Value { value: 1, ..Value::default() }];
+            Reading { time_ns: 1, values, ended: None }
         };
         let taken = |item| Taken { sequence: 0, dropped: 0, item };
         assert_eq!(delta.sample(taken(with(None))).values.len(), 2);
         let second = delta.sample(taken(with(Some(ingraft_model::Tid(9)))));
         assert_eq!(second.values.len(), 1);
-        assert_eq!(second.values[0].threads, [v1::ThreadValue { tid: Some(9), value: 5 }]);
+        assert_eq!(second.values[0].threads, [v1::ThreadValue { tid: Some(9), value: 5, ..Default::default() }]);
         assert_eq!(whole(&with(None)).values.len(), 2);
+    }
+
+    #[test]
+    fn a_distribution_that_changed_brings_its_pair() {
+        let mut delta = Delta::default();
+        let mut sample = |max, left| {
+            let distribution = Some(Box::new(Distribution { max, ..Distribution::default() }));
+            let activations = Activations { left, ..Activations::default() };
+            let values = vec![Value { value: 5, distribution, activations, ..Value::default() }];
+            delta.sample(Taken { sequence: 0, dropped: 0, item: Reading { time_ns: 1, values, ended: None } })
+        };
+        assert_eq!(sample(7, 0).values[0].activations, None);
+        assert_eq!(sample(7, 0).values.len(), 0);
+        assert_eq!(sample(8, 0).values[0].distribution.as_ref().map(|d| d.max), Some(8));
+        assert_eq!(sample(8, 1).values[0].activations.map(|a| a.left), Some(1));
     }
 }

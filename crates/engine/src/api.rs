@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ingraft_model::{Focus, How, MetricInfo, Pid, PointKind, Refusal, Svma, Tid};
+use ingraft_model::{Activations, Distribution, Focus, How, MetricInfo, Pid, PointKind, Refusal, Svma, Tid};
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -191,12 +191,29 @@ pub struct Enabled {
 }
 
 /// The value of one pair.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Value {
-    /// Cumulative since the request.
+    /// Cumulative since the request; of a histogram: how many values it has.
     pub value: i64,
-    /// Per thread, ended ones too; `None`: could not be told apart. Empty unless asked for.
-    pub threads: Vec<(Option<Tid>, i64)>,
+    /// The values of a histogram, in the metric's unit.
+    pub distribution: Option<Box<Distribution>>,
+    /// Calls whose values are missing.
+    pub activations: Activations,
+    /// Per thread, ended ones too. Empty unless asked for.
+    pub threads: Vec<ThreadValue>,
+}
+
+/// The value of one pair in one thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThreadValue {
+    /// Which; `None`: could not be told apart.
+    pub tid: Option<Tid>,
+    /// Cumulative since the request; of a histogram: how many values it has.
+    pub value: i64,
+    /// The values of a histogram, in the metric's unit.
+    pub distribution: Option<Box<Distribution>>,
+    /// Calls whose values are missing.
+    pub activations: Activations,
 }
 
 /// The values of a measurement at one time, in the order of [`Enabled::pairs`].

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod activations;
 pub mod addr;
 pub mod histogram;
 pub mod layout;
@@ -12,7 +13,9 @@ pub mod point;
 pub mod resource;
 pub mod snippet;
 
+pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
+pub use histogram::{Bucket, Distribution, Scale};
 pub use layout::{DataArea, ThreadIdentity};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use patch::{PatchPlan, PcMove, TextWrite};

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use ingraft_model::{Aggregate, Focus, How, MetricInfo, Pid, PointKind, Style, Tid, UnitsType};
+use ingraft_model::{
+    Activations, Aggregate, Bucket, Distribution, Focus, How, MetricInfo, Pid, PointKind, Style, Tid, UnitsType,
+};
 
 use crate::failure::{Failure, FailureKind};
 use crate::v1;
@@ -135,9 +137,61 @@ impl TryFrom<v1::Metric> for MetricInfo {
     }
 }
 
+impl From<&Distribution> for v1::Distribution {
+    fn from(d: &Distribution) -> Self {
+        let bucket = |&Bucket { first, end, count }: &Bucket| v1::Bucket { first, end, count };
+        let buckets = d.buckets.iter().map(bucket).collect();
+        v1::Distribution { count: d.count, sum: d.sum, min: d.min, max: d.max, buckets }
+    }
+}
+
+impl TryFrom<v1::Distribution> for Distribution {
+    type Error = FieldError;
+
+    fn try_from(d: v1::Distribution) -> Result<Self, FieldError> {
+        let v1::Distribution { count, sum, min, max, buckets } = d;
+        let (mut out, mut previous) = (Distribution { count, sum, min, max, ..Distribution::default() }, None);
+        let mut total = Some(0_u64);
+        for (i, v1::Bucket { first, end, count }) in buckets.into_iter().enumerate() {
+            let wrong = |field, why| Err(FieldError::new(format!("buckets[{i}].{field}"), why));
+            if end <= first {
+                return wrong("end", "is not above `first`");
+            }
+            if previous.is_some_and(|previous| previous >= (first, end)) {
+                return wrong("first", "is out of order");
+            }
+            if count == 0 {
+                return wrong("count", "is 0");
+            }
+            previous = Some((first, end));
+            total = total.and_then(|total| total.checked_add(count));
+            out.buckets.push(Bucket { first, end, count });
+        }
+        if total != Some(count) {
+            return Err(FieldError::new("count", "is not the sum of the buckets' counts"));
+        }
+        if min > max {
+            return Err(FieldError::new("min", "is above `max`"));
+        }
+        Ok(out)
+    }
+}
+
+impl From<Activations> for v1::Activations {
+    fn from(Activations { left, unseen, unrecorded }: Activations) -> Self {
+        v1::Activations { left, unseen, unrecorded }
+    }
+}
+
+impl From<v1::Activations> for Activations {
+    fn from(v1::Activations { left, unseen, unrecorded }: v1::Activations) -> Self {
+        Activations { left, unseen, unrecorded }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use ingraft_model::ResourcePath;
+    use ingraft_model::{ResourcePath, Scale};
     use proptest::prelude::*;
 
     use super::*;
@@ -185,7 +239,29 @@ mod tests {
         )
     }
 
+    #[test]
+    fn distributions_that_make_no_sense_name_the_field() {
+        let bucket = |first, end, count| v1::Bucket { first, end, count };
+        let check = |min, count, buckets: &[v1::Bucket]| {
+            let d = v1::Distribution { count, sum: 0, min, max: 30, buckets: buckets.to_vec() };
+            Distribution::try_from(d).unwrap_err().to_string()
+        };
+        let good = bucket(10, 20, 2);
+        assert_eq!(check(10, 3, &[good, bucket(20, 20, 1)]), "buckets[1].end: is not above `first`");
+        assert_eq!(check(10, 3, &[good, bucket(10, 20, 1)]), "buckets[1].first: is out of order");
+        assert_eq!(check(10, 2, &[good, bucket(20, 40, 0)]), "buckets[1].count: is 0");
+        assert_eq!(check(10, 3, &[good]), "count: is not the sum of the buckets' counts");
+        assert_eq!(check(10, 1, &[good, bucket(20, 40, u64::MAX)]), "count: is not the sum of the buckets' counts");
+        assert_eq!(check(31, 2, &[good]), "min: is above `max`");
+    }
+
     proptest! {
+        #[test]
+        fn distributions_come_back(slots in proptest::collection::vec(0..u64::from(u32::MAX), 0..400), mult in any::<u32>()) {
+            let d = Distribution::from_slots(&slots, Scale { mult, shift: 24 });
+            prop_assert_eq!(Distribution::try_from(v1::Distribution::from(&d)), Ok(d));
+        }
+
         #[test]
         fn metrics_come_back(metric in metric()) {
             prop_assert_eq!(MetricInfo::try_from(v1::Metric::from(&metric)), Ok(metric));

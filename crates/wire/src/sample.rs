@@ -1,13 +1,19 @@
 //! Samples: split for the wire by the one side, put together again by the other.
 
+use ingraft_model::{Activations, Distribution};
+
 use crate::convert::FieldError;
-use crate::v1::{PairValue, Sample, ThreadValue};
-use crate::{PART_BYTES, parts};
+use crate::v1::{self, PairValue, Sample};
+use crate::{PART_BYTES, Parts, parts};
 
 /// What the fields of a [`Sample`] beside its values take at most.
 const HEAD_BYTES: usize = 64;
 
-/// Splits a sample into messages below [`PART_BYTES`]; at least one. A pair with very many threads may be split too.
+/// What a pair's length takes at most.
+const LENGTH_BYTES: usize = 10;
+
+/// Splits a sample into messages below [`PART_BYTES`]; at least one. A pair with very many threads may be split too: its distribution is
+/// in the first part.
 pub fn split(sample: Sample) -> Vec<Sample> {
     split_at(sample, PART_BYTES)
 }
@@ -35,19 +41,57 @@ fn split_threads(value: PairValue, limit: usize) -> Vec<PairValue> {
     if parts::in_list(&value) <= limit {
         return vec![value];
     }
-    // A thread takes at most 24 bytes: key and length, a key and ten bytes for each of its two numbers; the rest of the pair as much.
-    let per_part = (limit.saturating_sub(24) / 24).max(1);
-    let PairValue { pair, value, threads } = value;
-    threads.chunks(per_part).map(|threads| PairValue { pair, value, threads: threads.to_vec() }).collect()
+    let PairValue { pair, value, threads, distribution, activations } = value;
+    let rest = PairValue { pair, value, ..PairValue::default() };
+    let room = limit.saturating_sub(parts::in_list(&rest) + LENGTH_BYTES);
+    let first = PairValue { distribution, activations, ..rest.clone() };
+    let others = Parts::with_limit(threads, room).map(|threads| PairValue { threads, ..rest.clone() });
+    std::iter::once(first).chain(others).collect()
 }
 
 /// The value of one pair as a client keeps it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Value {
-    /// Cumulative since the request.
+    /// Cumulative since the request; of a histogram: how many values it has.
     pub value: i64,
-    /// The same by thread, if asked for: thread id (`None`: could not be told apart) and value.
-    pub threads: Vec<(Option<i32>, i64)>,
+    /// The values of a histogram, in the metric's unit.
+    pub distribution: Option<Box<Distribution>>,
+    /// Calls whose values are missing.
+    pub activations: Activations,
+    /// The same by thread, if asked for.
+    pub threads: Vec<ThreadValue>,
+}
+
+/// The value of one pair in one thread as a client keeps it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThreadValue {
+    /// Thread id; `None`: could not be told apart.
+    pub tid: Option<i32>,
+    /// Cumulative since the request; of a histogram: how many values it has.
+    pub value: i64,
+    /// The values of a histogram, in the metric's unit.
+    pub distribution: Option<Box<Distribution>>,
+    /// Calls whose values are missing.
+    pub activations: Activations,
+}
+
+impl TryFrom<v1::ThreadValue> for ThreadValue {
+    type Error = FieldError;
+
+    fn try_from(thread: v1::ThreadValue) -> Result<Self, FieldError> {
+        let v1::ThreadValue { tid, value, distribution: d, activations } = thread;
+        Ok(ThreadValue {
+            tid,
+            value,
+            distribution: distribution(d)?,
+            activations: activations.unwrap_or_default().into(),
+        })
+    }
+}
+
+fn distribution(message: Option<v1::Distribution>) -> Result<Option<Box<Distribution>>, FieldError> {
+    let checked = message.map(Distribution::try_from).transpose().map_err(|e| e.inside("distribution"))?;
+    Ok(checked.map(Box::new))
 }
 
 /// All values of a measurement, kept up to date from the samples of one stream or one reading.
@@ -93,11 +137,17 @@ impl Snapshot {
                 return Err(FieldError::new(format!("values[{i}].pair"), why));
             };
             let continued = self.last_pair.replace(value.pair) == Some(value.pair);
-            slot.value = value.value;
+            let inside = |e: FieldError| e.inside(format_args!("values[{i}]"));
             if !continued {
-                slot.threads.clear();
+                let activations = value.activations.unwrap_or_default().into();
+                let distribution = distribution(value.distribution).map_err(inside)?;
+                *slot = Value { value: value.value, distribution, activations, threads: Vec::new() };
             }
-            slot.threads.extend(value.threads.into_iter().map(|ThreadValue { tid, value }| (tid, value)));
+            for (j, thread) in value.threads.into_iter().enumerate() {
+                let thread =
+                    ThreadValue::try_from(thread).map_err(|e| inside(e.inside(format_args!("threads[{j}]"))))?;
+                slot.threads.push(thread);
+            }
         }
         Ok(!self.open)
     }
@@ -105,49 +155,112 @@ impl Snapshot {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_model::{Scale, Shape};
     use proptest::prelude::*;
     use prost::Message;
 
     use super::*;
 
-    fn sample() -> impl Strategy<Value = Sample> {
-        let thread =
-            (proptest::option::of(any::<i32>()), any::<i64>()).prop_map(|(tid, value)| ThreadValue { tid, value });
-        let threads = proptest::collection::vec(thread, 0..40);
-        let values = proptest::collection::vec((any::<i64>(), threads), 0..20);
-        (any::<u64>(), any::<u64>(), any::<u64>(), values).prop_map(|(sequence, time_ns, dropped, values)| Sample {
-            sequence,
-            time_ns,
-            dropped,
-            values: values
-                .into_iter()
-                .enumerate()
-                .map(|(i, (value, threads))| PairValue { pair: i as u32, value, threads })
-                .collect(),
-            more: false,
-        })
+    type Rest = (Option<Box<Distribution>>, Activations);
+
+    fn counter() -> impl Strategy<Value = Rest> {
+        Just((None, Activations::default()))
+    }
+
+    fn histogram() -> impl Strategy<Value = Rest> {
+        let slots = proptest::collection::vec(any::<u32>().prop_map(u64::from), 0..9);
+        let distribution = slots.prop_map(|slots| Box::new(Distribution::from_slots(&slots, Scale::ONE)));
+        let activations = (any::<u64>(), 0_u64..2, any::<u64>());
+        let activations = activations.prop_map(|(left, unseen, unrecorded)| Activations { left, unseen, unrecorded });
+        (distribution.prop_map(Some), activations)
+    }
+
+    fn values(rest: fn() -> BoxedStrategy<Rest>) -> impl Strategy<Value = Vec<Value>> {
+        let thread = (proptest::option::of(any::<i32>()), any::<i64>(), rest());
+        let thread = thread.prop_map(|(tid, value, (distribution, activations))| ThreadValue {
+            tid,
+            value,
+            distribution,
+            activations,
+        });
+        let pair = (any::<i64>(), rest(), proptest::collection::vec(thread, 0..40));
+        let pair = pair.prop_map(|(value, (distribution, activations), threads)| Value {
+            value,
+            distribution,
+            activations,
+            threads,
+        });
+        proptest::collection::vec(pair, 0..20)
+    }
+
+    /// Values and a limit that none of their parts exceeds.
+    fn values_and_limit() -> impl Strategy<Value = (Vec<Value>, usize)> {
+        prop_oneof![(values(|| counter().boxed()), 128_usize..1000), (values(|| histogram().boxed()), 600_usize..3000),]
+    }
+
+    fn to_wire((pair, value): (usize, &Value)) -> PairValue {
+        let thread = |t: &ThreadValue| v1::ThreadValue {
+            tid: t.tid,
+            value: t.value,
+            distribution: t.distribution.as_deref().map(Into::into),
+            activations: Some(t.activations.into()),
+        };
+        PairValue {
+            pair: pair as u32,
+            value: value.value,
+            threads: value.threads.iter().map(thread).collect(),
+            distribution: value.distribution.as_deref().map(Into::into),
+            activations: Some(value.activations.into()),
+        }
     }
 
     proptest! {
         #[test]
-        fn a_split_sample_comes_together_again(sample in sample(), limit in 128_usize..1000) {
-            let parts = split_at(sample.clone(), limit);
-            let mut snapshot = Snapshot::new(sample.values.len());
+        fn a_split_sample_comes_together_again(
+            (values, limit) in values_and_limit(),
+            (sequence, time_ns, dropped) in any::<(u64, u64, u64)>(),
+        ) {
+            let wire = values.iter().enumerate().map(to_wire).collect();
+            let parts = split_at(Sample { sequence, time_ns, dropped, values: wire, more: false }, limit);
+            let mut snapshot = Snapshot::new(values.len());
             for (i, part) in parts.iter().enumerate() {
                 prop_assert!(part.encoded_len() <= limit, "{} > {limit}", part.encoded_len());
                 prop_assert_eq!(snapshot.apply(part.clone()), Ok(i + 1 == parts.len()));
             }
-            prop_assert_eq!((snapshot.sequence, snapshot.time_ns, snapshot.dropped), (sample.sequence, sample.time_ns, sample.dropped));
-            for (got, sent) in snapshot.values.iter().zip(&sample.values) {
-                prop_assert_eq!(got.value, sent.value);
-                prop_assert_eq!(&got.threads, &sent.threads.iter().map(|t| (t.tid, t.value)).collect::<Vec<_>>());
-            }
+            prop_assert_eq!((snapshot.sequence, snapshot.time_ns, snapshot.dropped), (sequence, time_ns, dropped));
+            prop_assert_eq!(snapshot.values, values);
         }
     }
 
     #[test]
+    fn a_full_histogram_of_every_thread_is_split() {
+        let slots = vec![u64::from(u32::MAX); Shape::Histogram.slots() as usize];
+        let distribution = Some(Box::new(Distribution::from_slots(&slots, Scale::ONE)));
+        let thread = ThreadValue { distribution: distribution.clone(), ..ThreadValue::default() };
+        let value = Value { distribution, threads: vec![thread; 200], ..Value::default() };
+        let parts = split(Sample { values: vec![to_wire((0, &value))], ..Sample::default() });
+        let mut snapshot = Snapshot::new(1);
+        assert!(parts.len() > 1 && parts.iter().all(|part| part.encoded_len() <= PART_BYTES));
+        parts.into_iter().for_each(|part| assert!(snapshot.apply(part).is_ok()));
+        assert_eq!(snapshot.values, [value]);
+    }
+
+    #[test]
+    fn a_distribution_that_makes_no_sense_names_its_field() {
+        let bad = Some(v1::Distribution { count: 1, ..v1::Distribution::default() });
+        let apply = |value| {
+            let sample = Sample { values: vec![value], ..Sample::default() };
+            Snapshot::new(1).apply(sample).unwrap_err().path
+        };
+        let thread = v1::ThreadValue { distribution: bad.clone(), ..v1::ThreadValue::default() };
+        assert_eq!(apply(PairValue { distribution: bad, ..PairValue::default() }), "values[0].distribution.count");
+        let in_thread = apply(PairValue { threads: vec![thread], ..PairValue::default() });
+        assert_eq!(in_thread, "values[0].threads[0].distribution.count");
+    }
+
+    #[test]
     fn later_samples_change_what_they_name() {
-        let value = |pair, value| PairValue { pair, value, threads: Vec::new() };
+        let value = |pair, value| PairValue { pair, value, ..PairValue::default() };
         let mut s = Snapshot::new(2);
         assert_eq!(s.apply(Sample { values: vec![value(0, 5), value(1, 6)], ..Sample::default() }), Ok(true));
         let next = Sample { sequence: 3, dropped: 2, values: vec![value(1, 9)], ..Sample::default() };

@@ -121,12 +121,23 @@ fn help_has_examples_and_every_command_explains_itself() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let top = help(&["--help"]);
-    for word in
-        ["ps", "functions", "count", "watch", "metrics", "check", "status", "detach", "demo", "Examples", "Exit status"]
-    {
+    for word in [
+        "ps",
+        "functions",
+        "count",
+        "latency",
+        "watch",
+        "metrics",
+        "check",
+        "status",
+        "detach",
+        "demo",
+        "Examples",
+        "Exit status",
+    ] {
         assert!(top.contains(word), "--help does not mention {word}");
     }
-    for command in ["ps", "functions", "count", "watch", "metrics", "check", "status", "detach"] {
+    for command in ["ps", "functions", "count", "latency", "watch", "metrics", "check", "status", "detach"] {
         assert!(help(&[command, "--help"]).contains("Examples"), "{command} --help has no examples");
     }
     assert!(help(&["--version"]).starts_with("ingraft "));

@@ -22,6 +22,11 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
                     break;
                 }
             }
+            for distribution in snapshot.values.iter().filter_map(|value| value.distribution.as_deref()) {
+                assert_eq!(distribution.quantile(0.99).is_some(), distribution.count > 0);
+                assert!(distribution.count_below(distribution.sum) <= distribution.count);
+                assert_eq!(distribution.minus(distribution).count, 0);
+            }
         }
         2 => {
             if let Ok(whole) = v1::Sample::decode(data) {

@@ -3,9 +3,11 @@
 pub(crate) mod count;
 pub(crate) mod detach;
 pub(crate) mod functions;
+pub(crate) mod latency;
 pub(crate) mod manual;
 pub(crate) mod mdl;
 pub(crate) mod metrics;
 pub(crate) mod ps;
+mod rows;
 pub(crate) mod status;
 pub(crate) mod watch;

@@ -1,22 +1,17 @@
 //! `ingraft watch`: streams the values of metrics.
 
-use std::time::Duration;
-
 use crate::args::WatchArgs;
-use crate::conn::{Request, Target};
+use crate::conn::{PairInfo, Request, Value};
 use crate::exit::Stop;
 use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::{Object, Sample};
-use crate::output::number::{grouped, rate};
+use crate::output::histogram::QUANTILES;
+use crate::output::number::{grouped, quantity, short};
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, Output};
 
 /// Runs the command.
 pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
-    let targets = measure::targets(&args.target);
-    if targets.iter().any(|t| matches!(t, Target::Command(_))) {
-        out.shared();
-    }
     let definitions = measure::sources(&args.include.files)?;
     super::mdl::accept(&definitions, context.common.format)?;
     let pairs: Vec<_> = args.pairs.iter().map(|p| (p.metric.clone(), p.focus.to_string())).collect();
@@ -24,14 +19,11 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         target,
         pairs: pairs.clone(),
         functions: Vec::new(),
+        function_metric: "",
         definitions: definitions.clone(),
         keep: args.measure.no_remove,
     };
-    let plan = Plan {
-        requests: targets.into_iter().map(request).collect(),
-        interval: args.measure.interval.unwrap_or(Duration::from_secs(1)),
-        measure: args.measure,
-    };
+    let plan = Plan::new(&args.measure, &args.target, request, out);
     measure::run(plan, context, &mut WatchView::default(), out).await
 }
 
@@ -86,17 +78,32 @@ impl WatchView {
 /// The latest value of a pair as an object.
 pub(super) fn sample(site: &Site, pair: usize) -> Object {
     let info = &site.enabled.pairs[pair];
+    let value = site.reading.values.get(pair);
     Object::Sample(Sample {
         host: site.host(),
         pid: site.enabled.pid,
         time_ns: site.reading.time_ns,
         metric: info.metric.clone(),
         focus: info.focus.clone(),
-        value: site.reading.values.get(pair).map_or(0, |v| v.value),
+        value: value.map_or(0, |v| v.value),
         rate: if info.level { None } else { site.rate(pair) },
         unit: info.unit.clone(),
+        quantiles: value.and_then(|v| v.distribution.as_deref()).map(Into::into),
+        missing: value.map(|v| v.activations).unwrap_or_default().into(),
         dropped: site.reading.dropped,
     })
+}
+
+/// The unit of a value: a histogram's is the number of its values.
+fn unit<'a>(info: &'a PairInfo, value: Option<&Value>) -> &'a str {
+    if value.is_some_and(|v| v.distribution.is_some()) { "values" } else { &info.unit }
+}
+
+/// The quantiles of a histogram, as people are shown them; empty ones if there is no value, none if it is no histogram.
+fn quantiles(info: &PairInfo, value: Option<&Value>) -> Vec<String> {
+    let Some(distribution) = value.and_then(|v| v.distribution.as_deref()) else { return Vec::new() };
+    let text = |(_, q)| distribution.quantile(q).map(|v| quantity(v, &info.unit)).unwrap_or_default();
+    QUANTILES.map(text).to_vec()
 }
 
 /// The latest value of a pair as a line of its own.
@@ -106,12 +113,15 @@ fn line(site: &Site, pair: usize, several: bool, start_ns: u64) -> String {
     let host = site.host().map(|h| format!("{h}  ")).unwrap_or_default();
     let pid = if several { format!("{}  ", site.enabled.pid) } else { String::new() };
     let focus = if info.focus.is_empty() { String::new() } else { format!("@{}", info.focus) };
-    let value = grouped(site.reading.values.get(pair).map_or(0, |v| v.value));
+    let value = site.reading.values.get(pair);
+    let (unit, number) = (unit(info, value), grouped(value.map_or(0, |v| v.value)));
     let change = match site.rate(pair) {
-        Some(r) if !info.level => format!("  {} {}/s", rate(r), info.unit),
+        Some(r) if !info.level => format!("  {} {unit}/s", short(r)),
         _ => String::new(),
     };
-    format!("{seconds:>9.3} s  {host}{pid}{}{focus}  {value} {}{change}\n", info.metric, info.unit)
+    let named = QUANTILES.iter().zip(quantiles(info, value)).filter(|(_, text)| !text.is_empty());
+    let quantiles: String = named.map(|((name, _), text)| format!("  {name} {text}")).collect();
+    format!("{seconds:>9.3} s  {host}{pid}{}{focus}  {number} {unit}{change}{quantiles}\n", info.metric)
 }
 
 /// All latest values as a table.
@@ -124,19 +134,23 @@ fn frame(sites: &[Site], width: Option<usize>) -> String {
         .right("VALUE")
         .right("RATE")
         .left("UNIT");
+    table = QUANTILES.iter().fold(table, |table, (name, _)| table.right(&name.to_uppercase()));
     for site in sites {
         for (pair, info) in site.enabled.pairs.iter().enumerate() {
             let pid = if sites.len() > 1 { site.enabled.pid.to_string() } else { String::new() };
             let change = if info.level { None } else { site.rate(pair) };
-            table.row(vec![
+            let value = site.reading.values.get(pair);
+            let mut cells = vec![
                 site.host().unwrap_or_default().into(),
                 pid.into(),
                 info.metric.as_str().into(),
                 info.focus.as_str().into(),
-                grouped(site.reading.values.get(pair).map_or(0, |v| v.value)).into(),
-                change.map(|r| format!("{}/s", rate(r))).unwrap_or_default().into(),
-                Cell::styled(info.unit.as_str(), DIM),
-            ]);
+                grouped(value.map_or(0, |v| v.value)).into(),
+                change.map(|r| format!("{}/s", short(r))).unwrap_or_default().into(),
+                Cell::styled(unit(info, value), DIM),
+            ];
+            cells.extend(quantiles(info, value).into_iter().map(Cell::from));
+            table.row(cells);
         }
     }
     table.render(width)

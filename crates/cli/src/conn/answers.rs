@@ -35,8 +35,10 @@ pub(crate) struct Request {
     pub(crate) target: Target,
     /// Metric and focus as text.
     pub(crate) pairs: Vec<(String, String)>,
-    /// Functions whose calls are counted.
+    /// Functions that `function_metric` is measured at.
     pub(crate) functions: Vec<String>,
+    /// The metric of `functions`.
+    pub(crate) function_metric: &'static str,
     /// More definitions.
     pub(crate) definitions: Vec<Source>,
     /// Leave it in.
@@ -90,7 +92,7 @@ pub(crate) struct Enabled {
 }
 
 /// A value: the total, and by thread if it was asked for.
-pub(crate) use ingraft_wire::sample::Value;
+pub(crate) use ingraft_wire::sample::{ThreadValue, Value};
 
 /// All values of a measurement at one time.
 #[derive(Clone, Debug)]
@@ -142,7 +144,7 @@ impl Request {
         v1::Measure {
             pairs: self.pairs.iter().map(pair).collect(),
             functions: self.functions.clone(),
-            function_metric: String::new(),
+            function_metric: self.function_metric.to_owned(),
             definitions: self.definitions.iter().map(Source::to_wire).collect(),
             keep: self.keep,
         }

@@ -4,7 +4,9 @@
 mod answers;
 mod endpoint;
 
-pub(crate) use answers::{Enabled, Ended, Event, FunctionRef, Reading, RefusedFunction, Request, Source, Target};
+pub(crate) use answers::{
+    Enabled, Ended, Event, FunctionRef, PairInfo, Reading, RefusedFunction, Request, Source, Target, ThreadValue, Value,
+};
 
 use std::time::Duration;
 

@@ -150,6 +150,7 @@ impl Stage<'_> {
             target: Target::Pid(self.server.pid()),
             pairs: Vec::new(),
             functions: FUNCTIONS.iter().map(|f| format!("*demo::server::{f}")).collect(),
+            function_metric: "calls",
             definitions: Vec::new(),
             keep: false,
         };
@@ -285,8 +286,8 @@ fn by_thread(reading: &Reading, order: &[usize; FUNCTIONS.len()]) -> Tallies {
     let mut tallies = Tallies::new();
     for (i, &pair) in order.iter().enumerate() {
         let threads = reading.values.get(pair).map(|v| v.threads.as_slice()).unwrap_or_default();
-        for &(tid, calls) in threads {
-            tallies.entry(tid.unwrap_or(0)).or_default()[i] += u64::try_from(calls).unwrap_or(0);
+        for thread in threads {
+            tallies.entry(thread.tid.unwrap_or(0)).or_default()[i] += u64::try_from(thread.value).unwrap_or(0);
         }
     }
     tallies

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::server::{FUNCTIONS, Tallies};
 use crate::conn::{Enabled, Reading};
 use crate::exit::{Kind, Stop};
-use crate::objects::{Check, Object, Removed, ThreadCount, hex};
-use crate::output::number::{bytes, grouped, grouped_u64, millis, plural, rate};
+use crate::objects::{Check, FunctionId, Object, Removed, ThreadCount, hex};
+use crate::output::number::{bytes, grouped, grouped_u64, millis, plural, short};
 use crate::output::table::{Cell, Table};
 use crate::output::{BAD, DIM, GOOD, HEADING, Output};
 
@@ -87,7 +87,7 @@ impl<'a> Page<'a> {
             table.row(vec![
                 FUNCTIONS[i].into(),
                 grouped(value(reading, pair)).into(),
-                rate(rates[i]).into(),
+                short(rates[i]).into(),
                 Cell::styled(bar, GOOD),
             ]);
         }
@@ -140,17 +140,8 @@ impl<'a> Page<'a> {
             .collect();
         threads.sort_by_key(|t| t.tid);
         let (module, function, offset) = (f.module.clone(), f.function.clone(), hex(f.offset));
-        let (host, pid, exact_since_ns) = (None, self.pid, None);
-        self.out.object(&Object::Count(crate::objects::Count {
-            host,
-            pid,
-            module,
-            function,
-            offset,
-            calls,
-            threads,
-            exact_since_ns,
-        }))
+        let id = FunctionId { host: None, pid: self.pid, module, function, offset };
+        self.out.object(&Object::Count(crate::objects::Count { id, calls, threads, exact_since_ns: None }))
     }
 
     /// The counters are out.
@@ -214,7 +205,7 @@ impl<'a> Page<'a> {
 }
 
 fn traffic(per_second: f64, slowest: Duration) -> String {
-    format!("{} requests/s, slowest answer {}", rate(per_second), millis_of(slowest))
+    format!("{} requests/s, slowest answer {}", short(per_second), millis_of(slowest))
 }
 
 fn millis_of(d: Duration) -> String {

@@ -1,12 +1,13 @@
 //! Whole commands against an engine with a script.
 
 use expect_test::{Expect, expect};
+use ingraft_model::{Activations, Distribution};
 use ingraft_wire::{Failure as WireFailure, FailureKind, v1};
 
 use super::*;
 use crate::args::{Cli, Command};
 use crate::command;
-use crate::fake::{Paper, Script, serve};
+use crate::fake::{Paper, Script, distribution, serve};
 
 /// A signal reaches the whole process: the test that sends one runs alone.
 static QUIET: tokio::sync::RwLock<()> = tokio::sync::RwLock::const_new(());
@@ -24,6 +25,7 @@ async fn run_loud(words: &str, script: Script, paper: Paper) -> (String, Result<
     let mut out = Output::to_sink(cli.common.format, Box::new(paper.clone()));
     let result = match cli.command {
         Command::Count(args) => command::count::run(args, context, &mut out).await,
+        Command::Latency(args) => command::latency::run(args, context, &mut out).await,
         Command::Watch(args) => command::watch::run(args, context, &mut out).await,
         _ => panic!("no measurement"),
     };
@@ -120,6 +122,107 @@ async fn count_for_people() {
         call            server  1,500    1,500        1
         process 7: cost 0.3 % of one processor
         process 7: removed, held for 0.60 ms; its code is as it was"#]]
+    .assert_eq(&lines.join("\n"));
+}
+
+/// So many calls, one in a hundred of them slow.
+fn times(calls: i64) -> Distribution {
+    distribution((0..calls as u64).map(|i| if i % 100 == 99 { 3_000_000 + i } else { 1000 + i }))
+}
+
+fn latencies() -> Script {
+    Script {
+        readings: vec![vec![0, 0], vec![600, 0]],
+        last: vec![1000, 0],
+        distribution: Some(times),
+        ends: Some(v1::Ended { status: Some(0), signal: None, exec: false }),
+        ..script()
+    }
+}
+
+#[tokio::test]
+async fn latency_for_scripts() {
+    let missing = Activations { left: 3, ..Activations::default() };
+    check(
+        "ingraft latency -p 7 processCommand call --format json",
+        Script { missing, ..latencies() },
+        expect![[r#"
+        {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107}
+        {"type":"ended","pid":7,"status":0,"signal":null}
+        {"type":"latency","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","clock":"wall","calls":1000,"sum_ns":31489500,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"threads":[{"tid":7,"calls":1000,"sum_ns":31489500,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"left":3}],"left":3}
+        {"type":"latency","pid":7,"module":"server","function":"call","offset":"0x5c1b0","clock":"wall","calls":0,"sum_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"threads":[{"tid":7,"calls":0,"sum_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"left":3}],"left":3}
+        {"type":"removed","pid":7,"stopped_ms":0.6,"text_restored":true,"children_left":[],"corrections":{"late_start":0,"early_end":0}}
+    "#]],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn latency_for_people() {
+    let missing = Activations { left: 3, unseen: 1, unrecorded: 1200 };
+    let script = Script { missing, ..latencies() };
+    let (text, result) = run_command("ingraft latency -p 7 processCommand call", script, Paper::default()).await;
+    assert!(result.is_ok());
+    let lines: Vec<&str> = text.lines().skip(2).collect();
+    expect![[r#"
+        FUNCTION        MODULE  CALLS     MEAN     P50      P90      P99  P99.9   MAX
+        processCommand  server  1,000  31.5 µs  1.5 µs  1.91 µs  2.01 µs   3 ms  3 ms
+        call            server      0
+        6 calls ended by an exception, by longjmp or with its thread; their times are not in the table
+        2 calls had begun before the measurement; their times are not in the table
+        2,400 calls could not be recorded; their times are not in the table
+
+        processCommand: 1,000 calls
+          FROM      TO  CALLS   SHARE
+          1 µs  1.2 µs    198  19.8 %  ████████████████████████████████████████
+        1.2 µs  1.4 µs    198  19.8 %  ████████████████████████████████████████
+        1.4 µs  1.6 µs    198  19.8 %  ████████████████████████████████████████
+        1.6 µs  1.8 µs    198  19.8 %  ████████████████████████████████████████
+        1.8 µs    2 µs    190  19.0 %  ██████████████████████████████████████▍
+          2 µs  2.5 µs      8   0.8 %  █▋
+        2.5 µs  2.5 ms      0
+        2.5 ms    3 ms      7   0.7 %  █▍
+          3 ms  3.5 ms      3   0.3 %  ▋
+    "#]]
+    .assert_eq(&lines.join("\n"));
+}
+
+#[tokio::test]
+async fn histograms_of_many_functions_have_to_be_asked_for() {
+    let values = vec![10; 8];
+    let script = || Script {
+        functions: vec!["a", "b", "c", "d", "e", "f", "g", "h"],
+        readings: vec![values.clone()],
+        last: values.clone(),
+        ..latencies()
+    };
+    for (flags, expected) in [("", 0), (" --histogram", 8)] {
+        let words = format!("ingraft latency -p 7 ?{flags}");
+        let (text, result) = run_command(&words, script(), Paper::default()).await;
+        assert!(result.is_ok());
+        assert_eq!(text.lines().filter(|line| line.contains("SHARE")).count(), expected, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn histograms_are_watched() {
+    let script = Script { functions: vec!["call"], readings: vec![vec![0], vec![600]], last: vec![900], ..latencies() };
+    let words = "ingraft watch -p 7 latency@/Code/server/call";
+    let (text, result) = run_command(&format!("{words} --format json"), script.clone(), Paper::default()).await;
+    assert!(result.is_ok());
+    let samples: Vec<&str> = text.lines().filter(|line| line.contains("\"sample\"")).collect();
+    expect![[r#"
+        {"type":"sample","pid":7,"time_ns":1000000000,"metric":"latency","focus":"/Code/server/call","value":0,"rate":null,"unit":"nanoseconds","sum":null,"min":null,"p50":null,"p90":null,"p99":null,"p999":null,"max":null}
+        {"type":"sample","pid":7,"time_ns":1500000000,"metric":"latency","focus":"/Code/server/call","value":600,"rate":1200.0,"unit":"nanoseconds","sum":18773700,"min":1000,"p50":1302,"p90":1544,"p99":1599,"p999":3000599,"max":3000599}
+        {"type":"sample","pid":7,"time_ns":2000000000,"metric":"latency","focus":"/Code/server/call","value":900,"rate":600.0,"unit":"nanoseconds","sum":28295550,"min":1000,"p50":1453,"p90":1817,"p99":1918,"p999":3000899,"max":3000899}"#]]
+    .assert_eq(&samples.join("\n"));
+    let (text, result) = run_command(words, script, Paper::default()).await;
+    assert!(result.is_ok());
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains(" s  ")).map(str::trim_start).collect();
+    expect![[r#"
+            0.000 s  latency@/Code/server/call  0 values
+            0.500 s  latency@/Code/server/call  600 values  1,200 values/s  p50 1.3 µs  p90 1.54 µs  p99 1.6 µs  p99.9 3 ms  max 3 ms
+            1.000 s  latency@/Code/server/call  900 values  600 values/s  p50 1.45 µs  p90 1.82 µs  p99 1.92 µs  p99.9 3 ms  max 3 ms"#]]
     .assert_eq(&lines.join("\n"));
 }
 

@@ -23,16 +23,33 @@ pub(crate) fn grouped_u64(n: u64) -> String {
     grouped(i64::try_from(n).unwrap_or(i64::MAX))
 }
 
-/// A rate: whole numbers from 100 on, otherwise about three digits.
-pub(crate) fn rate(r: f64) -> String {
-    let magnitude = r.abs();
+/// A rate or another quantity that was not counted: whole numbers from 100 on, otherwise about three digits.
+pub(crate) fn short(x: f64) -> String {
+    let magnitude = x.abs();
     if magnitude >= 99.95 {
-        grouped(r.round() as i64)
+        grouped(x.round() as i64)
     } else if !(0.005..9.995).contains(&magnitude) {
-        trim(format!("{r:.1}"))
+        trim(format!("{x:.1}"))
     } else {
-        trim(format!("{r:.2}"))
+        trim(format!("{x:.2}"))
     }
+}
+
+/// Nanoseconds in about three digits: `7 ns`, `1.25 µs`, `31.4 ms`, `2.1 s`.
+pub(crate) fn time(ns: f64) -> String {
+    // A unit ends where its number would be rounded to 1,000.
+    let (number, unit) = match ns {
+        ns if ns < 999.5 => (ns, "ns"),
+        ns if ns < 999.5e3 => (ns / 1e3, "µs"),
+        ns if ns < 999.5e6 => (ns / 1e6, "ms"),
+        ns => (ns / 1e9, "s"),
+    };
+    format!("{} {unit}", short(number))
+}
+
+/// A value of a metric with its unit; of nanoseconds in the unit that fits.
+pub(crate) fn quantity(value: u64, unit: &str) -> String {
+    if unit == "nanoseconds" { time(value as f64) } else { format!("{} {unit}", grouped_u64(value)) }
 }
 
 fn trim(text: String) -> String {
@@ -121,7 +138,7 @@ mod tests {
             (-2.0, "-2"),
             (-0.001, "0"),
         ] {
-            assert_eq!(rate(r), expected, "{r}");
+            assert_eq!(short(r), expected, "{r}");
         }
     }
 
@@ -131,6 +148,9 @@ mod tests {
             [millis(0.0), millis(0.82), millis(1.26), millis(31.4), millis(2100.0)].join("|"),
             "0 ms|0.82 ms|1.3 ms|31 ms|2.1 s"
         );
+        let times = [0.0, 7.0, 999.4, 999.5, 1250.0, 31_415.9, 999_499.0, 999_500.0, 2.1e9, 5e12].map(time);
+        assert_eq!(times.join("|"), "0 ns|7 ns|999 ns|1 µs|1.25 µs|31.4 µs|999 µs|1 ms|2.1 s|5,000 s");
+        assert_eq!([quantity(1250, "nanoseconds"), quantity(1250, "bytes")].join("|"), "1.25 µs|1,250 bytes");
         assert_eq!([bytes(0), bytes(512), bytes(4096), bytes(1_572_864)].join("|"), "0 B|512 B|4 KiB|1.5 MiB");
         let s = Duration::from_secs;
         assert_eq!([ago(s(12)), ago(s(200)), ago(s(7200)), ago(s(200_000))].join("|"), "12 s|3 min|2 h|2 days");

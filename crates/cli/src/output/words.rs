@@ -1,5 +1,7 @@
 //! Sentences for people about a measurement.
 
+use ingraft_model::Activations;
+
 use super::number::{grouped_u64, millis, percent, plural};
 use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
@@ -80,11 +82,24 @@ pub(crate) fn farewell(object: &Object) -> String {
     }
 }
 
+/// Calls whose times are missing, a line for each reason.
+pub(crate) fn missing(missing: Activations) -> String {
+    let line = |calls: u64, why: &str| match calls {
+        0 => String::new(),
+        1 => format!("1 call {why}; its time is not in the table\n"),
+        calls => format!("{} calls {why}; their times are not in the table\n", grouped_u64(calls)),
+    };
+    let Activations { left, unseen, unrecorded } = missing;
+    line(left, "ended by an exception, by longjmp or with its thread")
+        + &line(unseen, "had begun before the measurement")
+        + &line(unrecorded, "could not be recorded")
+}
+
 /// A measurement that costs more than it may. Counts are exact whatever they cost: they are reported, not taken out.
 pub(crate) fn too_dear(c: &Cost, limit: f64) -> String {
     let cost = percent(c.percent);
     format!(
-        "counting costs {cost} of one processor, more than --max-overhead {limit}; count fewer functions of {}",
+        "the measurement costs {cost} of one processor, more than --max-overhead {limit}; measure fewer functions of {}",
         c.pid
     )
 }

@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_removal_ends_with_the_last_values() {
-        let value = Value { value: 9, threads: Vec::new() };
+        let value = Value { value: 9, ..Value::default() };
         let ended = ingraft_engine::Ended { status: Some(0), signal: None, exec: false };
         let removed = Removed {
             pid: Pid(7),

@@ -37,7 +37,7 @@ impl Session {
         let shared = self.shared();
         let values = match shared.columns() {
             Some(columns) => views.iter().map(|view| view.value(&columns, threads)).collect(),
-            None => views.iter().map(|_| Value { value: 0, threads: Vec::new() }).collect(),
+            None => views.iter().map(|_| Value::default()).collect(),
         };
         Reading { time_ns: now_ns(), values, ended }
     }
@@ -126,7 +126,7 @@ impl View {
     fn value(&self, columns: &Columns<'_>, threads: bool) -> Value {
         let alone = self.before.is_empty() && self.thread.is_none() && self.aggregate == Aggregate::Sum;
         if alone && !threads {
-            return Value { value: columns.sum(self.counter), threads: Vec::new() };
+            return Value { value: columns.sum(self.counter), ..Value::default() };
         }
         let mut all = columns.threads(self.counter);
         for (tid, value) in &mut all {
@@ -143,6 +143,7 @@ impl View {
                 values.fold(0, i64::wrapping_add) / n
             }
         };
-        Value { value, threads: if threads { all } else { Vec::new() } }
+        let all = all.into_iter().map(|(tid, value)| ThreadValue { tid, value, ..ThreadValue::default() });
+        Value { value, threads: if threads { all.collect() } else { Vec::new() }, ..Value::default() }
     }
 }

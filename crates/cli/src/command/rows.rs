@@ -1,0 +1,200 @@
+//! Functions as rows: what commands have in common that measure one metric at each function.
+
+use std::cmp::Reverse;
+
+use crate::args;
+use crate::conn::{Request, Value};
+use crate::exit::Stop;
+use crate::measure::{self, Context, Plan, Site, View};
+use crate::objects::{FunctionId, Object, hex};
+use crate::output::number::{grouped, plural};
+use crate::output::table::{Cell, Table};
+use crate::output::{DIM, Output};
+
+/// From so many rows on, functions without a call are summed up in one line.
+const FOLD: usize = 40;
+
+/// What a command asks for.
+pub(super) struct Asked {
+    pub(super) measure: args::Measure,
+    pub(super) target: args::Target,
+    pub(super) functions: Vec<String>,
+    /// The metric at each function; its value is the number of calls.
+    pub(super) metric: &'static str,
+}
+
+/// One function in one target.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    pub(super) site: &'a Site,
+    pub(super) pair: usize,
+}
+
+/// Which table a row is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// That redraws itself.
+    Live,
+    /// With the final values.
+    Last,
+}
+
+/// What a command shows of each function.
+pub(super) trait Presentation {
+    /// Titles of the columns behind the number of calls, all of numbers.
+    fn titles(&self, stage: Stage) -> &'static [&'static str];
+    /// As many cells.
+    fn cells(&self, row: Row<'_>, stage: Stage) -> Vec<Cell>;
+    /// The final values for scripts.
+    fn object(&self, row: Row<'_>) -> Object;
+    /// What people read below the final table.
+    fn below(&self, _rows: &[Row<'_>], _width: Option<usize>) -> String {
+        String::new()
+    }
+}
+
+/// Measures and presents.
+pub(super) async fn run(
+    asked: Asked,
+    presentation: impl Presentation,
+    context: Context<'_>,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    let request = |target| Request {
+        target,
+        pairs: Vec::new(),
+        functions: asked.functions.clone(),
+        function_metric: asked.metric,
+        definitions: Vec::new(),
+        keep: asked.measure.no_remove,
+    };
+    let plan = Plan::new(&asked.measure, &asked.target, request, out);
+    let samples = asked.measure.interval.is_some();
+    measure::run(plan, context, &mut RowsView { presentation, samples }, out).await
+}
+
+struct RowsView<P> {
+    presentation: P,
+    /// Whether scripts asked for intermediate values by giving an interval.
+    samples: bool,
+}
+
+impl<P: Presentation> View for RowsView<P> {
+    fn reading(&mut self, sites: &[Site], at: usize, out: &mut Output) -> Result<(), Stop> {
+        if self.samples && out.json() {
+            let Some(site) = sites.get(at) else { return Ok(()) };
+            for pair in 0..site.enabled.pairs.len() {
+                if site.before.is_none() || site.rate(pair).is_some_and(|r| r != 0.0) {
+                    out.object(&super::watch::sample(site, pair))?;
+                }
+            }
+        } else if out.live() {
+            let frame = self.live(sites, out.width(), out.height());
+            out.frame(&frame)?;
+        }
+        Ok(())
+    }
+
+    fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
+        let rows = rows(sites);
+        if out.json() {
+            return rows.into_iter().try_for_each(|row| out.object(&self.presentation.object(row)));
+        }
+        let below = self.presentation.below(&rows, out.width());
+        let text = self.summary(rows, sites.len() > 1, out.width());
+        out.text(&(text + &below))
+    }
+}
+
+impl<P: Presentation> RowsView<P> {
+    /// What changes while it counts: the busiest functions that fit on the screen.
+    fn live(&self, sites: &[Site], width: Option<usize>, height: usize) -> String {
+        let mut rows = rows(sites);
+        let room = height.saturating_sub(3).max(1);
+        let all = rows.len();
+        if all > room {
+            rows.retain(|row| row.calls() != 0);
+            rows.sort_by(|a, b| {
+                let key = |row: &Row<'_>| (row.site.rate(row.pair).unwrap_or(0.0), row.calls());
+                let ((rate_a, calls_a), (rate_b, calls_b)) = (key(a), key(b));
+                rate_b.total_cmp(&rate_a).then(calls_b.cmp(&calls_a))
+            });
+            rows.truncate(room);
+        }
+        let quieter = all - rows.len();
+        let mut text = self.table(&rows, Stage::Live, sites.len() > 1, width);
+        if quieter > 0 {
+            text += &format!("{DIM}and {}{DIM:#}\n", plural(quieter as u64, "quieter function", "quieter functions"));
+        }
+        text
+    }
+
+    /// The final table, most calls first when there are many.
+    fn summary(&self, mut rows: Vec<Row<'_>>, several: bool, width: Option<usize>) -> String {
+        let all = rows.len();
+        if all > FOLD {
+            rows.retain(|row| row.calls() != 0);
+            rows.sort_by_key(|row| Reverse(row.calls()));
+        }
+        let silent = all - rows.len();
+        let total: i64 = rows.iter().map(Row::calls).sum();
+        let mut text = self.table(&rows, Stage::Last, several, width);
+        if silent > 0 {
+            text += &format!("{DIM}{} without a call{DIM:#}\n", plural(silent as u64, "function", "functions"));
+        }
+        if all > FOLD {
+            text += &format!("{DIM}{} in all{DIM:#}\n", plural(u64::try_from(total).unwrap_or(0), "call", "calls"));
+        }
+        text
+    }
+
+    /// With the ids of targets if there are several.
+    fn table(&self, rows: &[Row<'_>], stage: Stage, several: bool, width: Option<usize>) -> String {
+        let calls = Table::new().shrinking("HOST").right("PID").shrinking("FUNCTION").left("MODULE").right("CALLS");
+        let mut table = self.presentation.titles(stage).iter().fold(calls, |table, title| table.right(title));
+        for row in rows {
+            let FunctionId { host, pid, module, function, .. } = row.id();
+            let pid = if several { pid.to_string() } else { String::new() };
+            let mut cells =
+                vec![host.unwrap_or_default().into(), pid.into(), function.into(), Cell::styled(module, DIM)];
+            cells.push(grouped(row.calls()).into());
+            cells.extend(self.presentation.cells(*row, stage));
+            table.row(cells);
+        }
+        table.render(width)
+    }
+}
+
+fn rows(sites: &[Site]) -> Vec<Row<'_>> {
+    sites.iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| Row { site, pair })).collect()
+}
+
+impl<'a> Row<'a> {
+    /// The latest value.
+    pub(super) fn value(&self) -> Option<&'a Value> {
+        self.site.reading.values.get(self.pair)
+    }
+
+    /// The number of calls.
+    pub(super) fn calls(&self) -> i64 {
+        self.value().map_or(0, |v| v.value)
+    }
+
+    /// Unix time from which on the value is exact, if that is later than the insertion.
+    pub(super) fn exact_since_ns(&self) -> Option<u64> {
+        self.site.enabled.pairs.get(self.pair)?.exact_since_ns
+    }
+
+    /// Which function in which target.
+    pub(super) fn id(&self) -> FunctionId {
+        let info = &self.site.enabled.pairs[self.pair];
+        let function = info.function.as_ref();
+        FunctionId {
+            host: self.site.host(),
+            pid: self.site.enabled.pid,
+            module: function.map(|f| f.module.clone()).unwrap_or_default(),
+            function: function.map_or_else(|| info.focus.clone(), |f| f.function.clone()),
+            offset: hex(function.map_or(0, |f| f.offset)),
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! What became of calls that a measurement could not follow from entry to exit (see [`crate::Record`]).
+
+/// Calls whose values are missing, by reason. The slots of a [`Shape::Activations`](crate::Shape::Activations), in their order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Activations {
+    /// Calls that ended without passing an exit: by an exception, by longjmp, with their thread.
+    pub left: u64,
+    /// Exits whose entry was not seen: of calls that had begun before the measurement.
+    pub unseen: u64,
+    /// Calls that could not be recorded, because there was no room for what has to be remembered of them.
+    pub unrecorded: u64,
+}
+
+impl Activations {
+    /// The sum with those of another thread or function.
+    #[must_use]
+    pub fn plus(self, other: Activations) -> Activations {
+        Activations {
+            left: self.left.saturating_add(other.left),
+            unseen: self.unseen.saturating_add(other.unseen),
+            unrecorded: self.unrecorded.saturating_add(other.unrecorded),
+        }
+    }
+}
