@@ -194,7 +194,7 @@ impl Generator<'_> {
         self.used[2] = true;
         self.a.mov(edx, self.env.ticks.mult)?;
         self.a.mul(rdx)?;
-        Ok(self.a.shrd(rax, rdx, u32::from(self.env.ticks.shift))?)
+        Ok(self.a.shrd(rax, rdx, self.env.ticks.shift.min(63))?)
     }
 
     /// What the function returns, in rax: the first word that the base trampoline has pushed.

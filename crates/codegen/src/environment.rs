@@ -1,6 +1,7 @@
 //! What generated code may rely on in one target.
 
 use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
+use ingraft_model::histogram::Scale;
 use ingraft_model::{DataArea, ThreadIdentity};
 
 /// Facts about a target that decide the shape of its trampolines.
@@ -13,16 +14,7 @@ pub struct Environment {
     /// Whether any thread runs with a shadow stack: a pushed return address without a call would then fault.
     pub shadow_stack: bool,
     /// How ticks of the time stamp counter become nanoseconds.
-    pub ticks: TickScale,
-}
-
-/// Nanoseconds are `ticks * mult >> shift`, computed in 128 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TickScale {
-    /// The factor.
-    pub mult: u32,
-    /// The binary digits that are cut off, below 64.
-    pub shift: u8,
+    pub ticks: Scale,
 }
 
 /// Why a request as a whole makes no sense; what is wrong with a single point is a [`ingraft_model::Refusal`].

@@ -38,7 +38,7 @@ mod weave;
 
 pub use arena::Arena;
 pub use change::{add_mini, remove_mini, remove_points};
-pub use environment::{CodegenError, Environment, TickScale};
+pub use environment::{CodegenError, Environment};
 pub use mini::{MiniRequest, WovenMini};
 pub use text::TextSpace;
 pub use weave::{PointRequest, RemovalRecord, Weave, WovenPoint, weave_points};

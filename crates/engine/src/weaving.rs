@@ -1,6 +1,6 @@
 //! Which code goes where in one target: arenas, text taken, woven points; from insertions to one verified plan.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use ingraft_analysis::FunctionKind;
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_weave};
@@ -32,12 +32,38 @@ fn whole_arena(arena: &Arena) -> AvmaRange {
     range.start.offset(-(SIGNATURE_ROOM as i64))..range.end
 }
 
-/// A snippet for the entry of a function.
+/// Number of the snippet that looks for calls that have ended otherwise. It is at every entry at which a record is opened, before all others.
+pub const SETTLE: u64 = 0;
+
+/// Where a point lies: what tells it from all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// Its function.
+    pub function: FunctionRef,
+    /// What kind of point it is.
+    pub kind: PointKind,
+    /// First byte that a springboard may overwrite.
+    pub at: Svma,
+}
+
+/// Snippets for all points of one kind of a function.
+pub struct Wanted<'a> {
+    /// The function.
+    pub function: FunctionRef,
+    /// Which of its points.
+    pub kind: PointKind,
+    /// The snippets in order.
+    pub minis: Vec<NewMini<'a>>,
+}
+
+/// A snippet for a kind of points of a function.
 pub struct NewMini<'a> {
-    /// Number, unique in the session.
+    /// Number, unique in the session but for [`SETTLE`].
     pub id: u64,
-    /// When it runs among the others.
-    pub role: Role,
+    /// Number of the pair in the request: what it has in one function is woven all or not at all.
+    pub pair: usize,
+    /// When it runs among the others; none: first of all.
+    pub role: Option<Role>,
     /// The code.
     pub snippet: &'a Snippet,
     /// Counter of each of its variables.
@@ -50,8 +76,8 @@ pub struct Woven {
     arenas: Vec<Arena>,
     /// Text taken, and padding for islands, per module.
     texts: FxHashMap<u32, TextSpace>,
-    /// Woven entries.
-    points: FxHashMap<FunctionRef, Point>,
+    /// What is woven, in order, so that the points of a function are neighbours.
+    points: BTreeMap<Place, Point>,
     /// What a dead engine wove; it can only go as a whole.
     adopted: Vec<RemovalRecord>,
     /// Its arenas: what in them is free is not known.
@@ -62,6 +88,8 @@ pub struct Woven {
 struct Point {
     woven: WovenPoint,
     arena: usize,
+    /// The role of each snippet, in the order of `woven.minis`.
+    roles: Vec<Option<Role>>,
 }
 
 /// What weaving a request gives.
@@ -69,15 +97,54 @@ struct Point {
 pub struct Change {
     /// To apply.
     pub plan: PatchPlan,
-    /// Points that are new, with what undoes them.
-    pub new_points: Vec<(FunctionRef, RemovalRecord)>,
-    /// Functions that cannot be woven.
-    pub refused: HashMap<FunctionRef, Refusal>,
+    /// What undoes the points that are new.
+    pub new_points: Vec<RemovalRecord>,
+    /// Functions that cannot be woven for a pair of the request.
+    pub refused: HashMap<(FunctionRef, usize), Refusal>,
+}
+
+/// The points of a kind that can be woven, as far as their bytes tell; all of them, or why one cannot.
+pub fn sites(
+    target: &Target,
+    modules: &Modules,
+    function: FunctionRef,
+    kind: PointKind,
+) -> Result<Vec<Site>, Refusal> {
+    match kind {
+        PointKind::Entry => entry_site(target, modules, function).map(|site| vec![site]),
+        PointKind::Exit => {
+            let (_, module, f) = modules.resolve(function).ok_or(NO_FUNCTION)?;
+            // what a function as a whole is refused for, its entry is refused for too
+            entry_site(target, modules, function)?;
+            let sites = module.image.exit_sites(f)?.into_iter().collect::<Result<Vec<_>, _>>()?;
+            sites.iter().try_for_each(|site| agrees(target, module, site))?;
+            Ok(sites)
+        }
+        PointKind::Call => Err(Refusal::NotYet { kind: "call" }),
+        PointKind::Block => Err(Refusal::NotYet { kind: "block" }),
+        PointKind::Edge => Err(Refusal::NotYet { kind: "edge" }),
+    }
+}
+
+const NO_FUNCTION: Refusal = Refusal::NotAFunction { what: "no such function" };
+
+/// Whether the target has the bytes of the file.
+fn agrees(target: &Target, module: &Module, site: &Site) -> Result<(), Refusal> {
+    let mut now = vec![0; site.bytes.len()];
+    let unreadable = Refusal::NotAFunction { what: "its memory cannot be read" };
+    target.read(site.at.to_avma(module.bias), &mut now).map_err(|_| unreadable)?;
+    match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(i) => {
+            let offset = site.at.0.wrapping_sub(site.function.0).wrapping_add(i as u64);
+            Err(Refusal::BytesDiffer { offset: u32::try_from(offset).unwrap_or(u32::MAX) })
+        }
+    }
 }
 
 /// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
 pub fn entry_site(target: &Target, modules: &Modules, function: FunctionRef) -> Result<Site, Refusal> {
-    let (file, module, f) = modules.resolve(function).ok_or(Refusal::NotAFunction { what: "no such function" })?;
+    let (file, module, f) = modules.resolve(function).ok_or(NO_FUNCTION)?;
     match f.kind() {
         FunctionKind::Normal => {}
         FunctionKind::IfuncResolver => return Err(Refusal::IfuncResolver),
@@ -87,22 +154,14 @@ pub fn entry_site(target: &Target, modules: &Modules, function: FunctionRef) -> 
         return Err(Refusal::SharedText);
     }
     let site = module.image.entry_site(f)?;
-    let mut now = vec![0; site.bytes.len()];
-    let unreadable = Refusal::NotAFunction { what: "its memory cannot be read" };
-    target.read(site.at.to_avma(module.bias), &mut now).map_err(|_| unreadable)?;
-    match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
-        None => Ok(site),
-        Some(i) => {
-            let offset = site.at.0 - site.function.0 + i as u64;
-            Err(Refusal::BytesDiffer { offset: u32::try_from(offset).unwrap_or(u32::MAX) })
-        }
-    }
+    agrees(target, module, &site)?;
+    Ok(site)
 }
 
 /// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
 pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
-    let env = Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: TICKS };
+    let env = Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: Scale::ONE };
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
     let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(target, modules, *f))).collect());
@@ -150,6 +209,11 @@ impl Woven {
         self.arenas.iter().map(Arena::used).chain(adopted).sum()
     }
 
+    fn places_of(&self, function: FunctionRef) -> impl Iterator<Item = Place> + '_ {
+        let first = Place { function, kind: PointKind::Entry, at: Svma(0) };
+        self.points.range(first..).map(|(place, _)| *place).take_while(move |place| place.function == function)
+    }
+
     /// Number of woven points.
     pub fn len(&self) -> usize {
         self.points.len() + self.adopted.len()
@@ -157,112 +221,159 @@ impl Woven {
 
     /// Everything that takes all points out, with the module of each if it is known.
     pub fn records(&self) -> impl Iterator<Item = (Option<ModuleRef>, &RemovalRecord)> {
-        let own = self.points.iter().flat_map(|(f, p)| p.woven.records().map(|r| (Some(f.module), r)));
+        let own = self.points.iter().flat_map(|(at, p)| p.woven.records().map(|r| (Some(at.function.module), r)));
         own.chain(self.adopted.iter().map(|r| (None, r)))
     }
 
     /// The pages of text that hold a springboard: module and address of one byte of each.
     pub fn text_at(&self) -> impl Iterator<Item = (ModuleRef, Avma)> {
-        self.points.iter().flat_map(|(f, p)| p.woven.removal.text.iter().map(move |w| (f.module, w.at)))
+        let module = |place: &Place| place.function.module;
+        self.points.iter().flat_map(move |(at, p)| p.woven.removal.text.iter().map(move |w| (module(at), w.at)))
     }
 
-    /// Chooses springboards and writes code for snippets at entries. The target is not changed, except that arenas are mapped;
-    /// `record` is told of each before.
+    /// Chooses springboards and writes code for snippets. The target is not changed, except that arenas are mapped; `record` is told of each
+    /// before. What a pair has in a function of which a point cannot be woven stays out.
     pub fn weave(
         &mut self,
         target: &Target,
         modules: &Modules,
         env: &Environment,
-        requests: &[(FunctionRef, Vec<NewMini<'_>>)],
+        wanted: &[Wanted<'_>],
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     ) -> Result<Change, Error> {
-        let mut change = Change::default();
-        let (old, new): (Vec<_>, Vec<_>) = requests.iter().partition(|(f, _)| self.points.contains_key(f));
-        self.weave_new(target, modules, env, &new, &mut change, record)?;
-        for (function, minis) in old {
-            let Some(point) = self.points.get_mut(function) else { continue };
-            let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
-            // Each goes in front of what is there; the last one added runs first.
-            for mini in minis.iter().rev() {
-                let request = MiniRequest { id: mini.id, snippet: mini.snippet, counters: mini.counters };
-                let plan = add_mini(env, arena, &mut point.woven, &request).map_err(codegen_error)?;
-                verify_added(env, arena, &plan, &point.woven).map_err(|e| defect(&e))?;
-                append(&mut change.plan, plan);
+        let mut signatures = Vec::new();
+        let sites: Vec<_> =
+            in_background(|| wanted.par_iter().map(|w| sites(target, modules, w.function, w.kind)).collect());
+        let mut refused: HashMap<(FunctionRef, usize), Refusal> = HashMap::new();
+        for (w, sites) in wanted.iter().zip(&sites) {
+            if let Err(refusal) = sites {
+                refused.extend(w.minis.iter().map(|m| ((w.function, m.pair), refusal.clone())));
             }
         }
-        sort(&mut change.plan);
-        Ok(change)
+        loop {
+            let before = self.clone();
+            let mut change = Change::default();
+            self.attempt(target, modules, env, wanted, &sites, &refused, &mut change, record, &mut signatures)?;
+            let several = |(function, pair): &(FunctionRef, usize)| {
+                let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
+                its.filter(|(w, _)| w.minis.iter().any(|m| m.pair == *pair))
+                    .map(|(_, sites)| sites.as_ref().map_or(0, Vec::len))
+                    .sum::<usize>()
+                    > 1
+            };
+            // other points of such a function were woven with this attempt
+            let again = change.refused.keys().any(several);
+            refused.extend(change.refused.drain());
+            if again {
+                self.go_back_to(before);
+                continue;
+            }
+            change.refused = refused;
+            change.plan.code.append(&mut signatures);
+            sort(&mut change.plan);
+            return Ok(change);
+        }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "one loop's body")]
+    fn attempt(
+        &mut self,
+        target: &Target,
+        modules: &Modules,
+        env: &Environment,
+        wanted: &[Wanted<'_>],
+        sites: &[Result<Vec<Site>, Refusal>],
+        refused: &HashMap<(FunctionRef, usize), Refusal>,
+        change: &mut Change,
+        record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
+        signatures: &mut Vec<ArenaCode>,
+    ) -> Result<(), Error> {
+        let mut new: BTreeMap<ModuleRef, Vec<NewPoint<'_>>> = BTreeMap::new();
+        for (w, sites) in wanted.iter().zip(sites) {
+            let Ok(sites) = sites else { continue };
+            let minis: Vec<&NewMini<'_>> =
+                w.minis.iter().filter(|m| !refused.contains_key(&(w.function, m.pair))).collect();
+            if minis.is_empty() {
+                continue;
+            }
+            for site in sites {
+                let place = Place { function: w.function, kind: w.kind, at: site.at };
+                match self.points.get_mut(&place) {
+                    Some(point) => {
+                        let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
+                        for mini in &minis {
+                            point.add(env, arena, w.kind, mini, &mut change.plan)?;
+                        }
+                    }
+                    None => {
+                        new.entry(w.function.module).or_default().push(NewPoint { place, site, minis: minis.clone() });
+                    }
+                }
+            }
+        }
+        for (module, points) in new {
+            self.weave_new(target, modules, env, module, &points, change, record, signatures)?;
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one loop's body")]
     fn weave_new(
         &mut self,
         target: &Target,
         modules: &Modules,
         env: &Environment,
-        requests: &[&(FunctionRef, Vec<NewMini<'_>>)],
+        number: ModuleRef,
+        points: &[NewPoint<'_>],
         change: &mut Change,
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
+        signatures: &mut Vec<ArenaCode>,
     ) -> Result<(), Error> {
-        let functions: Vec<FunctionRef> = requests.iter().map(|(f, _)| *f).collect();
-        let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| entry_site(target, modules, *f)).collect());
-        let mut by_module: FxHashMap<u32, Vec<usize>> = FxHashMap::default();
-        for (i, (request, site)) in requests.iter().zip(&sites).enumerate() {
-            match site {
-                Ok(_) => by_module.entry(request.0.module.0).or_default().push(i),
+        let Some((file, module)) = modules.module(number) else { return Ok(()) };
+        let code = points.iter().map(|p| if p.is_plain() { 1 } else { COMPILED }).sum();
+        let arena_index = self.arena_for(target, &file.text(), code, record, signatures)?;
+        let text = self.texts.entry(number.0).or_insert_with(|| {
+            let mut text = TextSpace::new();
+            text.add_padding(module.bias, module.image.padding());
+            text
+        });
+        let ordered: Vec<Vec<&NewMini<'_>>> = points
+            .iter()
+            .map(|p| {
+                let mut minis = p.minis.clone();
+                minis.sort_by_key(|m| m.role);
+                minis
+            })
+            .collect();
+        let minis: Vec<Vec<MiniRequest<'_>>> =
+            ordered.iter().map(|minis| minis.iter().map(|m| m.request()).collect()).collect();
+        let names: Vec<String> = points
+            .iter()
+            .map(|p| {
+                modules.resolve(p.place.function).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned())
+            })
+            .collect();
+        let requests: Vec<PointRequest<'_>> = points
+            .iter()
+            .zip(&minis)
+            .zip(&names)
+            .map(|((p, minis), name)| PointRequest { site: p.site, bias: module.bias, name, minis })
+            .collect();
+        let weave = weave_points(env, &mut self.arenas[arena_index], text, &requests).map_err(codegen_error)?;
+        verify_weave(env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
+        for ((p, minis), woven) in points.iter().zip(&ordered).zip(weave.woven) {
+            match woven {
+                Ok(woven) => {
+                    change.new_points.push(whole_record(&woven));
+                    let roles = minis.iter().map(|m| m.role).collect();
+                    self.points.insert(p.place, Point { woven, arena: arena_index, roles });
+                }
                 Err(refusal) => {
-                    change.refused.insert(request.0, refusal.clone());
+                    change.refused.extend(minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
                 }
             }
         }
-        let mut modules_in_order: Vec<_> = by_module.into_iter().collect();
-        modules_in_order.sort_unstable_by_key(|(m, _)| *m);
-        for (number, members) in modules_in_order {
-            let Some((file, module)) = modules.module(ModuleRef(number)) else { continue };
-            let arena_index = self.arena_for(target, &file.text(), members.len(), change, record)?;
-            let text = self.texts.entry(number).or_insert_with(|| {
-                let mut text = TextSpace::new();
-                text.add_padding(module.bias, module.image.padding());
-                text
-            });
-            let minis: Vec<Vec<MiniRequest<'_>>> = members
-                .iter()
-                .map(|&i| {
-                    let mut minis: Vec<_> = requests[i].1.iter().collect();
-                    minis.sort_by_key(|m| m.role);
-                    minis.iter().map(|m| MiniRequest { id: m.id, snippet: m.snippet, counters: m.counters }).collect()
-                })
-                .collect();
-            let names: Vec<String> = members
-                .iter()
-                .map(|&i| {
-                    modules.resolve(requests[i].0).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned())
-                })
-                .collect();
-            let entries: Vec<PointRequest<'_>> = members
-                .iter()
-                .zip(&minis)
-                .zip(&names)
-                .filter_map(|((&i, minis), name)| {
-                    let site = sites[i].as_ref().ok()?;
-                    Some(PointRequest { site, bias: module.bias, name, minis })
-                })
-                .collect();
-            let weave = weave_points(env, &mut self.arenas[arena_index], text, &entries).map_err(codegen_error)?;
-            verify_weave(env, &self.arenas[arena_index], text, &entries, &weave).map_err(|e| defect(&e))?;
-            for (&i, woven) in members.iter().zip(weave.woven) {
-                let function = requests[i].0;
-                match woven {
-                    Ok(woven) => {
-                        change.new_points.push((function, whole_record(&woven)));
-                        self.points.insert(function, Point { woven, arena: arena_index });
-                    }
-                    Err(refusal) => {
-                        change.refused.insert(function, refusal);
-                    }
-                }
-            }
-            append(&mut change.plan, weave.plan);
-        }
+        append(&mut change.plan, weave.plan);
         Ok(())
     }
 
@@ -272,8 +383,8 @@ impl Woven {
         target: &Target,
         text: &AvmaRange,
         points: usize,
-        change: &mut Change,
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
+        signatures: &mut Vec<ArenaCode>,
     ) -> Result<usize, Error> {
         let bytes = Arena::estimate_bytes(points);
         let reaches = |range: &AvmaRange| {
@@ -289,7 +400,7 @@ impl Woven {
             // Recorded before it is there: should we die in between, whoever comes next knows where to look for it.
             record(&range)?;
             if target.map_arena_at(&range).map_err(failed)? {
-                change.plan.code.push(ArenaCode { at: range.start, bytes: SIGNATURE.to_vec() });
+                signatures.push(ArenaCode { at: range.start, bytes: SIGNATURE.to_vec() });
                 self.arenas.push(Arena::new(range.start.offset(SIGNATURE_ROOM as i64)..range.end));
                 return Ok(self.arenas.len() - 1);
             }
@@ -307,23 +418,28 @@ impl Woven {
         let mut order: Vec<_> = left.into_iter().collect();
         order.sort_unstable_by_key(|(f, _)| *f);
         for (function, ids) in order {
-            let Some(point) = self.points.get_mut(&function) else { continue };
-            if point.woven.minis.iter().all(|m| ids.contains(&m.id)) {
-                let removed = RemovalRecord::combine(point.woven.records());
-                gone.extend(point.woven.removal.text.first().map(|w| w.at));
-                append(&mut plan, removed);
-                if let Some(text) = self.texts.get_mut(&function.module.0) {
-                    text.release_point(&point.woven);
+            let places: Vec<Place> = self.places_of(function).collect();
+            for place in places {
+                let Some(point) = self.points.get_mut(&place) else { continue };
+                if point.woven.minis.iter().all(|m| m.id == SETTLE || ids.contains(&m.id)) {
+                    let removed = RemovalRecord::combine(point.woven.records());
+                    gone.extend(point.woven.removal.text.first().map(|w| w.at));
+                    append(&mut plan, removed);
+                    if let Some(text) = self.texts.get_mut(&function.module.0) {
+                        text.release_point(&point.woven);
+                    }
+                    self.points.remove(&place);
+                    continue;
                 }
-                self.points.remove(&function);
-                continue;
-            }
-            for id in ids {
-                let arena = &self.arenas[point.arena];
-                let before = point.woven.clone();
-                let removed = remove_mini(arena, &mut point.woven, id).map_err(codegen_error)?;
-                verify_removed(&removed, &before, &point.woven).map_err(|e| defect(&e))?;
-                append(&mut plan, removed);
+                for id in &ids {
+                    let Some(index) = point.woven.minis.iter().position(|m| m.id == *id) else { continue };
+                    let arena = &self.arenas[point.arena];
+                    let before = point.woven.clone();
+                    let removed = remove_mini(arena, &mut point.woven, *id).map_err(codegen_error)?;
+                    verify_removed(&removed, &before, &point.woven).map_err(|e| defect(&e))?;
+                    point.roles.remove(index);
+                    append(&mut plan, removed);
+                }
             }
         }
         sort(&mut plan);
@@ -347,6 +463,54 @@ impl Woven {
         let failed = std::mem::replace(self, before);
         let new = failed.arenas.iter().skip(self.arenas.len()).map(|a| Arena::new(a.range()));
         self.arenas.extend(new);
+    }
+}
+
+/// Room that a point with compiled snippets takes, in points with a count.
+const COMPILED: usize = 8;
+
+/// A point that is to be woven.
+struct NewPoint<'a> {
+    place: Place,
+    site: &'a Site,
+    minis: Vec<&'a NewMini<'a>>,
+}
+
+impl NewPoint<'_> {
+    fn is_plain(&self) -> bool {
+        self.minis.iter().all(|m| m.snippet.as_increment().is_some())
+    }
+}
+
+impl NewMini<'_> {
+    fn request(&self) -> MiniRequest<'_> {
+        MiniRequest { id: self.id, snippet: self.snippet, counters: self.counters }
+    }
+}
+
+impl Point {
+    /// Adds a snippet among those of its role: in front of them at an entry, behind them elsewhere, so that what begins first ends last.
+    fn add(
+        &mut self,
+        env: &Environment,
+        arena: &mut Arena,
+        kind: PointKind,
+        mini: &NewMini<'_>,
+        plan: &mut PatchPlan,
+    ) -> Result<(), Error> {
+        if self.woven.minis.iter().any(|m| m.id == mini.id) {
+            return Ok(());
+        }
+        let before = |role: &&Option<Role>| match kind {
+            PointKind::Entry => **role < mini.role,
+            _ => **role <= mini.role,
+        };
+        let index = self.roles.iter().take_while(before).count();
+        let added = add_mini(env, arena, &mut self.woven, &mini.request(), index).map_err(codegen_error)?;
+        verify_added(env, arena, &added, &self.woven, mini.id).map_err(|e| defect(&e))?;
+        self.roles.insert(index, mini.role);
+        append(plan, added);
+        Ok(())
     }
 }
 

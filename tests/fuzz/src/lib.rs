@@ -125,7 +125,7 @@ pub struct Woven {
 /// Weaves a count into every entry.
 pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    let environment = Environment { data, identity, shadow_stack: false, ticks: ingraft_codegen::TickScale { mult: 1 << 31, shift: 32 } };
+    let environment = Environment { data, identity, shadow_stack: false, ticks: ingraft_model::histogram::Scale { mult: 1 << 31, shift: 32 } };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());

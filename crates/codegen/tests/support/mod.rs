@@ -9,8 +9,9 @@ use std::fmt::Write as _;
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{
-    Arena, Environment, MiniRequest, PointRequest, TextSpace, TickScale, Weave, WovenPoint, weave_points,
+    Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, weave_points,
 };
+use ingraft_model::histogram::Scale;
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
     Avma, AvmaRange, Bias, DataArea, Gpr, PatchPlan, Refusal, Site, Snippet, Svma, ThreadIdentity, VariableId,
@@ -31,7 +32,7 @@ pub fn environment(identity: ThreadIdentity) -> Environment {
 pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
 
 /// 3 GHz.
-pub const TICKS: TickScale = TickScale { mult: 1_431_655_765, shift: 32 };
+pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };
 
 /// A head at 0x401000 with everything of it the function's own.
 pub fn site(bytes: &[u8]) -> Site {
