@@ -63,6 +63,15 @@ fn code(drafts: &[Draft]) -> Vec<Stmt> {
     drafts.iter().flat_map(|d| &d.snippet.stmts).cloned().collect()
 }
 
+/// What is remembered from the beginning of a frame to its end.
+struct Kept {
+    /// Arguments, ascending.
+    args: Vec<u8>,
+    time: bool,
+    /// The time in callees, if the code asks for `$self`.
+    callees: Option<VariableId>,
+}
+
 /// A record that the definition's code has, so that all its functions use the same.
 #[derive(Clone, Debug)]
 pub(super) struct KnownRecord {
@@ -104,19 +113,12 @@ impl Evaluation<'_> {
     /// The code at both ends of a frame with its records; `None` if it needs none.
     fn join(&mut self, frame: Frame, ends: &Ends) -> Option<[Draft; 2]> {
         let last = ends.closing.last()?;
-        let mut opening = code(&ends.opening);
-        let mut closing = code(&ends.closing);
-        let (mut args, mut time, mut own_time) = (BTreeSet::new(), false, false);
-        each_expr(&mut closing, &mut |expr| match expr {
-            Expr::Arg(n) => {
-                args.insert(*n);
-            }
-            Expr::Elapsed(_) => time = true,
-            Expr::Variable(v) => own_time |= self.callees == Some(*v),
-            _ => {}
-        });
+        let (mut opening, mut closing) = (code(&ends.opening), code(&ends.closing));
+        let order = ends.opening.first().map_or_else(|| last.order.mirrored(), |first| first.order);
+        let role = if opening.is_empty() { last.role.mirrored() } else { self.role(order, &opening) };
+        let Kept { args, time, callees } = self.kept(&mut closing);
         let mut restored = self.changed_by_both(&opening, &closing);
-        restored.extend(self.callees.filter(|_| own_time).map(Restore::Value));
+        restored.extend(callees.map(Restore::Value));
         if restored.is_empty() && args.is_empty() && !time {
             return None;
         }
@@ -126,18 +128,7 @@ impl Evaluation<'_> {
             self.error(codes::TOO_LARGE, last.span, message, help);
             return None;
         }
-        let args: Vec<u8> = args.into_iter().collect();
-        each_expr(&mut closing, &mut |expr| {
-            if let Expr::Arg(n) = expr
-                && let Some(i) = args.iter().position(|a| a == n)
-            {
-                *expr = Expr::Saved(i as u8);
-            }
-        });
-        let first = ends.opening.first();
-        let order = first.map_or_else(|| last.order.mirrored(), |d| d.order);
-        let role = if first.is_some() { self.role(order, &opening) } else { last.role.mirrored() };
-        if let Some(callees) = self.callees.filter(|_| own_time) {
+        if let Some(callees) = callees {
             opening.insert(0, Stmt::Set(callees, Expr::Const(0)));
             let elapsed = Expr::Elapsed(TimeUnit::Nanoseconds);
             let sum = Expr::Binary(BinaryOp::Add, Box::new(Expr::Restored), Box::new(elapsed));
@@ -155,6 +146,25 @@ impl Evaluation<'_> {
         let (order, role) = (order.mirrored(), role.mirrored());
         let end = Draft { function, place: frame.closing(), order, role, snippet: self.shared(end), span };
         Some([begin, end])
+    }
+
+    /// What code at the end needs to know of the beginning. Its arguments become those that are kept.
+    fn kept(&self, closing: &mut [Stmt]) -> Kept {
+        let (mut args, mut time, mut callees) = (BTreeSet::new(), false, None);
+        each_expr(closing, &mut |expr| match expr {
+            Expr::Arg(n) => {
+                args.insert(*n);
+            }
+            Expr::Elapsed(_) => time = true,
+            Expr::Variable(v) if self.callees == Some(*v) => callees = self.callees,
+            _ => {}
+        });
+        each_expr(closing, &mut |expr| {
+            if let Expr::Arg(n) = *expr {
+                *expr = Expr::Saved(args.range(..n).count() as u8);
+            }
+        });
+        Kept { args: args.into_iter().collect(), time, callees }
     }
 
     /// What the code changes at the beginning and again at the end, and an unfinished call must not leave changed: timers, flags, and a metric

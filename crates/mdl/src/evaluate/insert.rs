@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ingraft_model::{Expr as Out, PointKind, Snippet, Stmt, UnaryOp, VariableId};
 
-use super::meta::{Evaluation, Value};
+use super::meta::{Evaluation, FlagWord, Value};
 use super::walk::each_stmt;
 use super::{Insertion, Order, Role};
 use crate::ast::{Insert, Meta, MetaKind};
@@ -100,20 +100,20 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// The code of `inclusive`: how many of the functions are on the thread's stack.
-    pub(super) fn inclusive(&mut self, flag: VariableId, functions: &[FunctionRef], span: Span) {
+    /// The code of a flag that counts the functions' activations on the thread's stack, or that is up while one of them itself executes.
+    pub(super) fn worded(&mut self, word: FlagWord, flag: VariableId, functions: &[FunctionRef], span: Span) {
         let add = |n| vec![Stmt::Add(flag, Out::Const(n))];
-        self.draft(functions, Place::ENTRY, Order::Prepend, add(1), span);
-        self.draft(functions, Place::EXIT, Order::Append, add(-1), span);
-    }
-
-    /// The code of `exclusive`: whether one of the functions itself executes.
-    pub(super) fn exclusive(&mut self, flag: VariableId, functions: &[FunctionRef], span: Span) {
         let set = |n| vec![Stmt::Set(flag, Out::Const(n))];
-        self.draft(functions, Place::ENTRY, Order::Prepend, set(1), span);
-        self.draft(functions, Place::EXIT, Order::Append, set(0), span);
-        self.draft(functions, Place::BEFORE_CALL, Order::Append, set(0), span);
-        self.draft(functions, Place::BEHIND_CALL, Order::Prepend, set(1), span);
+        let (up, down) = match word {
+            FlagWord::Inclusive => (add(1), add(-1)),
+            FlagWord::Exclusive => (set(1), set(0)),
+        };
+        self.draft(functions, Place::ENTRY, Order::Prepend, up, span);
+        self.draft(functions, Place::EXIT, Order::Append, down, span);
+        if word == FlagWord::Exclusive {
+            self.draft(functions, Place::BEFORE_CALL, Order::Append, set(0), span);
+            self.draft(functions, Place::BEHIND_CALL, Order::Prepend, set(1), span);
+        }
     }
 
     /// What one definition has put at points becomes final.
@@ -172,15 +172,10 @@ impl Change {
                 Stmt::Add(v, value) if *v == variable => (value, false),
                 _ => return,
             };
-            let down = match value {
-                Out::Const(c) => {
-                    if set {
-                        *c == 0
-                    } else {
-                        *c < 0
-                    }
-                }
-                Out::Unary(UnaryOp::Negate, _) => !set,
+            let down = match (value, set) {
+                (Out::Const(c), true) => *c == 0,
+                (Out::Const(c), false) => *c < 0,
+                (Out::Unary(UnaryOp::Negate, _), false) => true,
                 _ => false,
             };
             change.set |= set;

@@ -58,9 +58,15 @@ pub(super) struct Flag<'a> {
 pub(super) enum FlagCode<'a> {
     /// As the statements say.
     Written(Body<'a>),
-    /// By a word that stands at a place of a source, for these functions.
-    Inclusive(Vec<FunctionRef>, usize, Span),
-    Exclusive(Vec<FunctionRef>, usize, Span),
+    /// As a word says that stands at a place of a source, for these functions.
+    Word(FlagWord, Vec<FunctionRef>, usize, Span),
+}
+
+/// Flags that need no code of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FlagWord {
+    Inclusive,
+    Exclusive,
 }
 
 /// What a name of the text stands for.
@@ -207,13 +213,9 @@ impl<'a> Evaluation<'a> {
                 self.body(body);
                 self.names.pop();
             }
-            FlagCode::Inclusive(functions, source, span) => {
+            FlagCode::Word(word, functions, source, span) => {
                 self.source = source;
-                self.inclusive(id, &functions, span);
-            }
-            FlagCode::Exclusive(functions, source, span) => {
-                self.source = source;
-                self.exclusive(id, &functions, span);
+                self.worded(word, id, &functions, span);
             }
         }
         self.place_drafts();

@@ -24,7 +24,7 @@ pub struct Instrumentation {
     pub metric: Arc<MetricInfo>,
     /// Its variables; a [`ingraft_model::VariableId`] is an index into them. The first is the metric's own.
     pub variables: Vec<Variable>,
-    /// What goes where, in the order of the text.
+    /// What goes where, in the order of the text; code that shares an activation record comes together.
     pub insertions: Vec<Insertion>,
     /// The only thread that counts, if the focus names one.
     pub thread: Option<Tid>,

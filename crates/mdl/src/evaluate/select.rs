@@ -2,7 +2,7 @@
 
 use ingraft_model::{Focus, ResourcePath, Tid};
 
-use super::meta::{Body, Evaluation, Flag, FlagCode, Value};
+use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value};
 use crate::ast::{Constraint, ConstraintBody, FieldKind};
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::program::FunctionRef;
@@ -15,7 +15,7 @@ pub(super) const HIERARCHIES: [&str; 2] = ["Code", "SyncObject"];
 pub(super) struct Selection<'a> {
     /// The code that takes the place of the metric's own.
     pub(super) replacement: Option<Body<'a>>,
-    /// The flags under which constrained code runs, outermost first.
+    /// The flags under which constrained code runs, outermost first; to test one costs as much as another.
     pub(super) flags: Vec<Flag<'a>>,
 }
 
@@ -63,16 +63,19 @@ impl<'a> Evaluation<'a> {
     }
 
     fn take(&mut self, selection: &mut Selection<'a>, constraint: &'a Constraint, source: usize, part: &ResourcePath) {
+        if constraint.body == ConstraintBody::Default {
+            return;
+        }
         let (name, span) = (&constraint.name.name, constraint.name.span);
         let chain = self.constraint_values(constraint, source, part);
+        let word = |word, chain| FlagCode::Word(word, self.code_of(chain), source, span);
         let code = match &constraint.body {
             ConstraintBody::Default => return,
             ConstraintBody::Flag(body) => FlagCode::Written(Body { statements: body, source, chain }),
-            ConstraintBody::Inclusive => FlagCode::Inclusive(self.code_of(chain), source, span),
-            ConstraintBody::Exclusive => FlagCode::Exclusive(self.code_of(chain), source, span),
+            ConstraintBody::Inclusive => word(FlagWord::Inclusive, chain),
+            ConstraintBody::Exclusive => word(FlagWord::Exclusive, chain),
             ConstraintBody::Replace(_, body) => {
-                self.replace(selection, Body { statements: body, source, chain }, span);
-                return;
+                return self.replace(selection, Body { statements: body, source, chain }, span);
             }
         };
         selection.flags.push(Flag { name, code });

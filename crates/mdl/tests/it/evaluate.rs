@@ -30,6 +30,7 @@ fn with(fields: &str) -> Library {
            prepend preInsn $exit.entry (* entered = 0; *) }}\n\
          constraint inside /Code/* is inclusive;\n\
          constraint any /SyncObject is default;\n\
+         constraint mutex /SyncObject/Mutex is default;\n\
          metric m {{ name \"m\"; units u; aggregateOperator sum; style EventCounter; {fields} }}"
     )])
 }
@@ -116,6 +117,12 @@ fn every_restricted_hierarchy_needs_a_constraint() {
         assert!(shown.lines().count() == 1 && shown.contains(fragment), "{focus}: {shown}");
     }
     assert!(show(&library, "m", "/Machine/node17/server{4711}/thr_8{main}").starts_with("thread 8\n"));
+}
+
+#[test]
+fn what_is_allowed_without_a_flag_need_not_be_understood() {
+    let library = with(&format!("constraint mutex; {}", base("append preInsn $start.entry constrained (* m++; *)")));
+    assert_eq!(show(&library, "m", "/SyncObject/Mutex/here"), "main Metric Append: v0++;\n");
 }
 
 #[test]

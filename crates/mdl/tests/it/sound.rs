@@ -90,6 +90,7 @@ impl Check<'_> {
                     self.expr(condition, at, closed);
                     self.stmts(inner, at, closed);
                 }
+                Stmt::Settle => panic!("who puts the code of several requests together settles once"),
                 Stmt::Open(record, inner) => {
                     assert!(!is_end(at));
                     self.record(record);
