@@ -13,10 +13,9 @@ use crate::environment::Assembly;
 use crate::routine::Routine;
 use crate::snippet::{Access, Generator, Operand};
 
-/// Counters of a timer: how often it is started, when it was, and what was stopped.
+/// Counters of a timer.
 const NEST: u32 = 0;
-const SINCE: u32 = 1;
-const TOTAL: u32 = 2;
+const SUM_OF_STOPS: u32 = 1;
 /// Counters of a record's activations.
 const UNSEEN: u32 = 1;
 const UNRECORDED: u32 = 2;
@@ -211,7 +210,7 @@ impl Generator<'_> {
         self.a.cmp(self.slot(timer, NEST), 0)?;
         self.a.jne(runs)?;
         self.clock()?;
-        self.a.mov(self.slot(timer, SINCE), rax)?;
+        self.a.sub(self.slot(timer, SUM_OF_STOPS), rax)?;
         self.place(&mut runs)?;
         Ok(self.a.inc(self.slot(timer, NEST))?)
     }
@@ -221,15 +220,16 @@ impl Generator<'_> {
             return Ok(());
         }
         self.used = [true, self.used[1], true];
-        let [mut nested, mut end] = std::array::from_fn(|_| self.a.create_label());
+        let [mut nested, mut later, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.a.cmp(self.slot(timer, NEST), 1)?;
         self.a.jl(end)?;
         self.a.jne(nested)?;
-        self.clock_since(self.slot(timer, SINCE))?;
-        // a reader in between sees too little for a moment, never too much
-        self.a.mov(self.slot(timer, NEST), 0)?;
-        self.a.add(self.slot(timer, TOTAL), rax)?;
-        self.a.jmp(end)?;
+        self.clock()?;
+        self.a.add(self.slot(timer, SUM_OF_STOPS), rax)?;
+        // clocks of two processors may be some ticks apart, and a negative sum would say that the timer runs
+        self.a.jns(later)?;
+        self.a.mov(self.slot(timer, SUM_OF_STOPS), 0)?;
+        self.place(&mut later)?;
         self.place(&mut nested)?;
         self.a.dec(self.slot(timer, NEST))?;
         self.place(&mut end)

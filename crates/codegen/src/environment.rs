@@ -1,7 +1,7 @@
 //! What generated code may rely on in one target.
 
-use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
 use ingraft_model::histogram::Scale;
+use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
 use ingraft_model::{DataArea, ThreadIdentity};
 
 /// Facts about a target that decide the shape of its trampolines.

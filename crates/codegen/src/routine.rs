@@ -3,7 +3,7 @@
 
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
-    AsmMemoryOperand, CodeAssembler, CodeLabel, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rcx, rdx,
+    AsmMemoryOperand, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rcx, rdx,
 };
 use ingraft_model::layout::{TOP, record};
 
@@ -125,10 +125,8 @@ impl Writer<'_> {
 
     /// Takes the last record away: counts it as left, and gives what it restores back. rcx is the top before and afterwards.
     fn abandon(&mut self) -> Result<(), Assembly> {
-        let [mut restored, mut plain, mut stopped, mut goes, mut counted] =
-            std::array::from_fn(|_| self.a.create_label());
+        let [mut restored, mut plain, mut stopped, mut counted] = std::array::from_fn(|_| self.a.create_label());
         let base = self.env.data.displacement(0);
-        // behind a timer's first word: when it was started, and what was stopped
         let word = |n: u32| base + 8 * n;
         self.a.mov(r9d, dword_ptr(rcx + self.last(record::RESTORE)).gs())?;
         self.a.test(r9d, r9d)?;
@@ -141,17 +139,13 @@ impl Writer<'_> {
         self.a.test(r10, r10)?;
         self.a.jne(plain)?;
         self.clock()?;
-        self.a.sub(rax, qword_ptr(r9 + word(1)).gs())?;
-        self.a.jb(plain)?;
-        self.a.mov(qword_ptr(r9 + word(0)).gs(), r10)?;
-        self.a.add(qword_ptr(r9 + word(2)).gs(), rax)?;
-        self.a.jmp(restored)?;
+        self.a.add(qword_ptr(r9 + word(1)).gs(), rax)?;
+        self.a.jmp(plain)?;
         self.a.set_label(&mut stopped)?;
         self.a.test(r10, r10)?;
-        self.a.je(goes)?;
+        self.a.je(plain)?;
         self.clock()?;
-        self.a.mov(qword_ptr(r9 + word(1)).gs(), rax)?;
-        self.place(&mut goes)?;
+        self.a.sub(qword_ptr(r9 + word(1)).gs(), rax)?;
         self.a.set_label(&mut plain)?;
         self.a.mov(qword_ptr(r9 + word(0)).gs(), r10)?;
         self.a.set_label(&mut restored)?;
@@ -188,11 +182,6 @@ impl Writer<'_> {
             self.a.pop(r)?;
         }
         Ok(self.a.jmp(rax)?)
-    }
-
-    fn place(&mut self, label: &mut CodeLabel) -> Result<(), Assembly> {
-        self.a.set_label(label)?;
-        Ok(self.a.zero_bytes()?)
     }
 }
 

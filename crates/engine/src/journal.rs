@@ -10,7 +10,9 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, DataArea, PcMove, Pid, TextWrite};
+use ingraft_model::{Avma, AvmaRange, DataArea, PcMove, Pid, Shape, TextWrite};
+
+use crate::values::Slots;
 
 const MAGIC: [u8; 8] = *b"INGJRNL\x01";
 
@@ -40,8 +42,12 @@ pub struct KeptPair {
     pub metric: String,
     /// Focus, as text.
     pub focus: String,
-    /// Counter index of the value.
-    pub counter: u32,
+    /// Where the value lies.
+    pub value: Slots,
+    /// Whether it is in ticks of the clock.
+    pub ticks: bool,
+    /// Where it lies what became of the calls that it follows.
+    pub activations: Vec<u32>,
     /// Module, function and offset that the focus names, if it names one function.
     pub function: Option<(String, String, u64)>,
     /// Points woven.
@@ -265,7 +271,11 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
             for pair in pairs {
                 put_text(&mut p, &pair.metric);
                 put_text(&mut p, &pair.focus);
-                put(&mut p, u64::from(pair.counter));
+                put(&mut p, u64::from(pair.value.first));
+                p.push(shape_number(pair.value.shape));
+                p.push(u8::from(pair.ticks));
+                put(&mut p, pair.activations.len() as u64);
+                pair.activations.iter().for_each(|first| put(&mut p, u64::from(*first)));
                 put(&mut p, u64::from(pair.points));
                 p.push(u8::from(pair.function.is_some()));
                 if let Some((module, name, offset)) = &pair.function {
@@ -286,6 +296,17 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
         }
     };
     frame(kind, &p, out);
+}
+
+const SHAPES: [Shape; 4] = [Shape::Counter, Shape::Timer, Shape::Histogram, Shape::Activations];
+
+fn shape_number(shape: Shape) -> u8 {
+    match shape {
+        Shape::Counter => 0,
+        Shape::Timer => 1,
+        Shape::Histogram => 2,
+        Shape::Activations => 3,
+    }
 }
 
 fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
@@ -312,10 +333,15 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
             let definitions = p.list(|p| Some((p.text()?, p.text()?)))?;
             let pairs = p.list(|p| {
                 let (metric, focus) = (p.text()?, p.text()?);
-                let counter = u32::try_from(p.u64()?).ok()?;
+                let first = u32::try_from(p.u64()?).ok()?;
+                let number = p.take(1)?[0];
+                let shape = SHAPES.iter().copied().find(|s| shape_number(*s) == number)?;
+                let ticks = p.take(1)?[0] == 1;
+                let activations = p.list(|p| u32::try_from(p.u64()?).ok())?;
+                let value = Slots { first, shape };
                 let points = u32::try_from(p.u64()?).ok()?;
                 let function = if p.take(1)?[0] == 1 { Some((p.text()?, p.text()?, p.u64()?)) } else { None };
-                Some(KeptPair { metric, focus, counter, function, points })
+                Some(KeptPair { metric, focus, value, ticks, activations, function, points })
             })?;
             Some(Record::Kept(Kept { id, definitions, pairs }))
         }
@@ -431,7 +457,9 @@ mod tests {
         let kept = KeptPair {
             metric: "calls".into(),
             focus: "/Code/m/f".into(),
-            counter: 3,
+            value: Slots { first: 3, shape: Shape::Histogram },
+            ticks: true,
+            activations: vec![9, 12],
             function: Some(("m".into(), "f".into(), 1)),
             points: 1,
         };

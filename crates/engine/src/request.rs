@@ -161,12 +161,12 @@ pub fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
     out
 }
 
-/// What a metric asks of a kind of point that is not woven; MDL refuses these before, so this is a safety net.
+/// Why a metric cannot have code at a kind of point.
 pub fn point_refusal(point: PointKind, after: bool) -> Option<Refusal> {
     match (point, after) {
-        (PointKind::Entry, false) => None,
+        (PointKind::Entry | PointKind::Exit, false) => None,
         (PointKind::Entry, true) => Some(Refusal::NotYet { kind: "after-entry" }),
-        (PointKind::Exit, _) => Some(Refusal::NotYet { kind: "exit" }),
+        (PointKind::Exit, true) => Some(Refusal::NotYet { kind: "after-exit" }),
         (PointKind::Call, _) => Some(Refusal::NotYet { kind: "call" }),
         (PointKind::Block, _) => Some(Refusal::NotYet { kind: "block" }),
         (PointKind::Edge, _) => Some(Refusal::NotYet { kind: "edge" }),

@@ -1,9 +1,9 @@
 //! Values: the sum of what every thread has in its shard, of what ended threads left, and of the counters that all share.
 //! Read while the target runs; each slot has one writer, so a read is never torn and never too high.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use ingraft_model::Tid;
+use ingraft_model::{Activations, Distribution, Scale, Shape, Tid};
 use ingraft_process::SharedArea;
 
 /// The shards of a data area.
@@ -16,6 +16,8 @@ pub trait Shards {
     fn free(&self, shard: u32, counters: u32) -> Vec<i64>;
     /// Sets a counter to 0 in every shard. Nothing may count into it.
     fn clear(&self, counter: u32);
+    /// Makes the open records of these names nobody's.
+    fn forget(&self, names: &HashSet<u32>);
 }
 
 impl Shards for SharedArea {
@@ -38,6 +40,17 @@ impl Shards for SharedArea {
             tracing::debug!(%error, "a counter was not cleared");
         }
     }
+
+    fn forget(&self, names: &HashSet<u32>) {
+        if names.is_empty() {
+            return;
+        }
+        for (shard, _) in Shards::claims(self) {
+            if let Err(error) = self.forget_records(shard, names) {
+                tracing::debug!(%error, "open records keep the name of a measurement that is gone");
+            }
+        }
+    }
 }
 
 /// Most ended threads that are kept apart; what ends beyond that is added to the thread that could not be told.
@@ -51,12 +64,12 @@ pub struct EndedThreads {
 
 impl EndedThreads {
     /// Takes over what a thread that has ended left in its shard, and frees the shard. Only when the thread is certainly gone.
-    pub fn bury(&mut self, shards: &dyn Shards, shard: u32, tid: Option<Tid>, counters: u32) {
+    pub fn bury(&mut self, shards: &dyn Shards, shapes: &Shapes, shard: u32, tid: Option<Tid>, counters: u32) {
         let tid = if self.threads.len() < ENDED_MAX || self.threads.contains_key(&tid) { tid } else { None };
         let record = self.threads.entry(tid).or_default();
         for (counter, value) in (0..).zip(shards.free(shard, counters)).filter(|&(_, value)| value != 0) {
             let sum = record.entry(counter).or_default();
-            *sum = sum.wrapping_add(value);
+            *sum = shapes.combine(counter, *sum, value);
         }
     }
 
@@ -66,6 +79,128 @@ impl EndedThreads {
             record.remove(&counter);
         }
         shards.clear(counter);
+    }
+}
+
+/// Counters of variables that are more than one: the first counter and the shape of each.
+#[derive(Debug, Default)]
+pub struct Shapes(BTreeMap<u32, Shape>);
+
+impl Shapes {
+    /// Adds a variable.
+    pub fn insert(&mut self, first: u32, shape: Shape) {
+        if shape != Shape::Counter {
+            self.0.insert(first, shape);
+        }
+    }
+
+    /// Forgets a variable.
+    pub fn remove(&mut self, first: u32) {
+        self.0.remove(&first);
+    }
+
+    /// The offset in its variable and the variable's shape.
+    fn of(&self, counter: u32) -> (u32, Shape) {
+        match self.0.range(..=counter).next_back() {
+            Some((first, shape)) if counter - first < shape.slots() => (counter - first, *shape),
+            _ => (0, Shape::Counter),
+        }
+    }
+
+    /// What two threads together have in a counter.
+    fn combine(&self, counter: u32, a: i64, b: i64) -> i64 {
+        match self.of(counter) {
+            // the largest, and the complement of the smallest
+            (1 | 2, Shape::Histogram) => a.cast_unsigned().max(b.cast_unsigned()).cast_signed(),
+            // a timer that ran when its thread ended was started and never stopped: when it would have been is not known
+            (0, Shape::Timer) => 0,
+            (1, Shape::Timer) => a.max(0).saturating_add(b.max(0)),
+            _ => a.wrapping_add(b),
+        }
+    }
+}
+
+/// Where a variable lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Its first counter.
+    pub first: u32,
+    /// What it is made of.
+    pub shape: Shape,
+}
+
+/// How recorded values are read.
+#[derive(Clone, Copy, Debug)]
+pub struct Ruler {
+    /// From the recorded unit to the metric's.
+    pub scale: Scale,
+    /// The clock of the timers now.
+    pub now: u64,
+}
+
+/// What one thread, or several together, recorded.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Raw {
+    /// The value, or how many values a histogram has.
+    pub value: i64,
+    /// The values of a histogram.
+    pub distribution: Option<Box<Distribution>>,
+    /// Calls whose values are missing.
+    pub activations: Activations,
+}
+
+impl Raw {
+    fn read(slots: Slots, ruler: Ruler, load: impl Fn(u32) -> i64) -> Self {
+        let at = |n: u32| load(slots.first + n);
+        let mut raw = Raw::default();
+        match slots.shape {
+            Shape::Counter => raw.value = at(0),
+            Shape::Timer => {
+                let sum = at(1);
+                let ticks = if sum < 0 { sum.wrapping_add_unsigned(ruler.now).max(0) } else { sum };
+                raw.value = i64::try_from(ruler.scale.apply(ticks.cast_unsigned())).unwrap_or(i64::MAX);
+            }
+            Shape::Histogram => {
+                let recorded: Vec<u64> = (0..slots.shape.slots()).map(|n| at(n).cast_unsigned()).collect();
+                let distribution = Distribution::from_slots(&recorded, ruler.scale);
+                raw.value = i64::try_from(distribution.count).unwrap_or(i64::MAX);
+                raw.distribution = Some(Box::new(distribution));
+            }
+            Shape::Activations => {
+                let [left, unseen, unrecorded] = [0, 1, 2].map(|n| at(n).cast_unsigned());
+                raw.activations = Activations { left, unseen, unrecorded };
+            }
+        }
+        raw
+    }
+
+    /// Both together.
+    pub fn plus(mut self, other: Raw) -> Raw {
+        self.value = self.value.wrapping_add(other.value);
+        self.distribution = match (self.distribution, other.distribution) {
+            (Some(mut a), Some(b)) => {
+                a.merge(&b);
+                Some(a)
+            }
+            (a, b) => a.or(b),
+        };
+        self.activations = self.activations.plus(other.activations);
+        self
+    }
+
+    /// What came since.
+    pub fn minus(mut self, before: &Raw) -> Raw {
+        self.value = self.value.wrapping_sub(before.value);
+        if let (Some(now), Some(before)) = (&mut self.distribution, &before.distribution) {
+            **now = now.minus(before);
+        }
+        self.activations = self.activations.minus(before.activations);
+        self
+    }
+
+    /// Whether nothing was recorded.
+    pub fn is_nothing(&self) -> bool {
+        self.value == 0 && self.activations == Activations::default()
     }
 }
 
@@ -84,20 +219,22 @@ impl<'a> Columns<'a> {
         Columns { shards, ended, held }
     }
 
-    /// A counter's value in every thread that has one other than 0, sorted by thread, each thread once.
-    pub fn threads(&self, counter: u32) -> Vec<(Option<Tid>, i64)> {
-        let live = self.held.iter().map(|&(shard, tid)| (tid, self.shards.load(shard, counter)));
-        let ended = self.ended.threads.iter().map(|(&tid, record)| (tid, record.get(&counter).copied().unwrap_or(0)));
-        let mut all: Vec<_> = live.chain(ended).filter(|&(_, value)| value != 0).collect();
-        all.sort_by_key(|&(tid, _)| (tid.is_none(), tid));
-        all.dedup_by(|next, first| {
-            let same = next.0 == first.0;
-            if same {
-                first.1 = first.1.wrapping_add(next.1);
-            }
-            same
-        });
-        all
+    /// What a variable, and the activations of its calls, have in every thread that has recorded something: sorted by thread, each once.
+    pub fn threads(&self, slots: Slots, activations: &[u32], ruler: Ruler) -> Vec<(Option<Tid>, Raw)> {
+        let read = |load: &dyn Fn(u32) -> i64| {
+            let own = Raw::read(slots, ruler, load);
+            let shape = Shape::Activations;
+            activations.iter().fold(own, |raw, &first| raw.plus(Raw::read(Slots { first, shape }, ruler, load)))
+        };
+        let live = self.held.iter().map(|&(shard, tid)| (tid, read(&|n| self.shards.load(shard, n))));
+        let ended =
+            self.ended.threads.iter().map(|(&tid, record)| (tid, read(&|n| record.get(&n).copied().unwrap_or(0))));
+        let mut by_thread: BTreeMap<(bool, Option<Tid>), Raw> = BTreeMap::new();
+        for (tid, raw) in live.chain(ended).filter(|(_, raw)| !raw.is_nothing()) {
+            let place = by_thread.entry((tid.is_none(), tid)).or_default();
+            *place = std::mem::take(place).plus(raw);
+        }
+        by_thread.into_iter().map(|((_, tid), raw)| (tid, raw)).collect()
     }
 
     /// A counter's sum over all threads.
@@ -121,20 +258,28 @@ impl CounterAllocator {
         CounterAllocator { free: Default::default(), next }
     }
 
-    /// A free counter below `limit`.
-    pub fn take(&mut self, limit: u32) -> Option<u32> {
-        if let Some(index) = self.free.pop_first() {
-            return Some(index);
+    /// The first of `count` free counters that lie side by side, all below `limit`.
+    pub fn take(&mut self, count: u32, limit: u32) -> Option<u32> {
+        let mut run = 0;
+        let mut last = None;
+        for &index in &self.free {
+            run = if last.is_some_and(|l| l + 1 == index) { run + 1 } else { 1 };
+            last = Some(index);
+            if run == count {
+                let first = index + 1 - count;
+                (first..=index).for_each(|i| {
+                    self.free.remove(&i);
+                });
+                return Some(first);
+            }
         }
-        (self.next < limit).then(|| {
-            self.next += 1;
-            self.next - 1
-        })
+        let end = self.next.checked_add(count).filter(|end| *end <= limit)?;
+        Some(std::mem::replace(&mut self.next, end))
     }
 
-    /// Gives a counter back that was cleared.
-    pub fn give_back(&mut self, index: u32) {
-        self.free.insert(index);
+    /// Gives counters back that were cleared.
+    pub fn give_back(&mut self, first: u32, count: u32) {
+        self.free.extend(first..first.saturating_add(count));
     }
 
     /// One more than the highest counter ever used.
@@ -168,6 +313,7 @@ mod tests {
         fn clear(&self, counter: u32) {
             self.values.borrow_mut().retain(|k, _| k.1 != counter);
         }
+        fn forget(&self, _: &HashSet<u32>) {}
     }
 
     #[test]
@@ -181,23 +327,80 @@ mod tests {
         }
         shards.values.borrow_mut().insert((0, 1), 2);
         let expected = [(Some(Tid(70)), 6), (Some(Tid(71)), 7), (None, 2)];
-        assert_eq!(Columns::new(&shards, &ended, &tid).threads(1), expected);
-        ended.bury(&shards, 2, Some(Tid(70)), 4);
-        ended.bury(&shards, 4, Some(Tid(70)), 4);
+        let values = |columns: Columns<'_>| -> Vec<_> {
+            let slots = Slots { first: 1, shape: Shape::Counter };
+            columns.threads(slots, &[], RULER).into_iter().map(|(tid, raw)| (tid, raw.value)).collect()
+        };
+        assert_eq!(values(Columns::new(&shards, &ended, &tid)), expected);
+        ended.bury(&shards, &Shapes::default(), 2, Some(Tid(70)), 4);
+        ended.bury(&shards, &Shapes::default(), 4, Some(Tid(70)), 4);
+        assert_eq!(values(Columns::new(&shards, &ended, &tid)), expected);
         let columns = Columns::new(&shards, &ended, &tid);
-        assert_eq!(columns.threads(1), expected);
         assert_eq!(columns.sum(1), 15);
         assert_eq!(shards.claims(), [(3, 71)]);
         ended.clear(&shards, 1);
         assert_eq!(Columns::new(&shards, &ended, &tid).sum(1), 0);
     }
 
+    const RULER: Ruler = Ruler { scale: Scale { mult: 1, shift: 1 }, now: 1000 };
+
+    /// Puts the slots of a variable into a shard.
+    fn put(shards: &Fake, shard: u32, first: u32, values: &[i64]) {
+        let mut all = shards.values.borrow_mut();
+        all.extend((first..).zip(values).map(|(n, value)| ((shard, n), *value)));
+    }
+
+    #[test]
+    fn a_timer_is_read_while_it_runs_and_ends_with_its_thread() {
+        let (shards, mut ended) = (Fake::default(), EndedThreads::default());
+        let timer = Slots { first: 5, shape: Shape::Timer };
+        let mut shapes = Shapes::default();
+        shapes.insert(timer.first, timer.shape);
+        shards.claims.borrow_mut().extend([(2, 70), (3, 71)]);
+        put(&shards, 2, 5, &[0, 300]);
+        put(&shards, 3, 5, &[2, -400]);
+        let read = |ended: &EndedThreads| {
+            let columns = Columns::new(&shards, ended, &|id| Some(Tid(id as i32)));
+            columns.threads(timer, &[], RULER).into_iter().map(|(_, raw)| raw.value).collect::<Vec<_>>()
+        };
+        assert_eq!(read(&ended), [150, 300]);
+        ended.bury(&shards, &shapes, 2, Some(Tid(70)), 8);
+        ended.bury(&shards, &shapes, 3, Some(Tid(70)), 8);
+        assert_eq!(read(&ended), [150]);
+    }
+
+    #[test]
+    fn histograms_of_ended_threads_keep_their_extremes() {
+        let (shards, mut ended) = (Fake::default(), EndedThreads::default());
+        let histogram = Slots { first: 0, shape: Shape::Histogram };
+        let mut shapes = Shapes::default();
+        shapes.insert(0, Shape::Histogram);
+        for (shard, value) in [(2, 10), (3, 30), (4, 20)] {
+            shards.claims.borrow_mut().push((shard, 70));
+            put(&shards, shard, 0, &[value, value, !value]);
+            put(&shards, shard, 3 + value as u32, &[1]);
+        }
+        for shard in [2, 3, 4] {
+            ended.bury(&shards, &shapes, shard, Some(Tid(70)), Shape::Histogram.slots());
+        }
+        let columns = Columns::new(&shards, &ended, &|id| Some(Tid(id as i32)));
+        let [(tid, raw)] =
+            columns.threads(histogram, &[], Ruler { scale: Scale::ONE, now: 0 }).try_into().expect("one");
+        let d = raw.distribution.expect("a histogram");
+        assert_eq!((tid, d.count, d.sum, d.min, d.max), (Some(Tid(70)), 3, 60, 10, 30));
+    }
+
     #[test]
     fn counters_are_used_again() {
         let mut counters = CounterAllocator::default();
-        assert_eq!((counters.take(2), counters.take(2), counters.take(2)), (Some(0), Some(1), None));
-        counters.give_back(0);
-        assert_eq!(counters.take(2), Some(0));
+        assert_eq!((counters.take(1, 2), counters.take(1, 2), counters.take(1, 2)), (Some(0), Some(1), None));
+        counters.give_back(0, 1);
+        assert_eq!(counters.take(1, 2), Some(0));
         assert_eq!(counters.used(), 2);
+        assert_eq!(counters.take(3, 10), Some(2));
+        counters.give_back(0, 1);
+        counters.give_back(2, 3);
+        assert_eq!((counters.take(4, 10), counters.take(3, 10), counters.take(1, 10)), (Some(5), Some(2), Some(0)));
+        assert_eq!(counters.take(2, 10), None);
     }
 }

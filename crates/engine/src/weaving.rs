@@ -10,14 +10,16 @@ use ingraft_codegen::{
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, Refusal, Site, Snippet, ThreadIdentity, VariableId};
+use ingraft_model::{
+    Avma, AvmaRange, DataArea, PatchPlan, PointKind, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity, VariableId,
+};
 use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
-use crate::modules::Modules;
+use crate::modules::{Module, Modules};
 
 /// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
 const REACH: u64 = (1 << 31) - (1 << 20);
@@ -104,12 +106,7 @@ pub struct Change {
 }
 
 /// The points of a kind that can be woven, as far as their bytes tell; all of them, or why one cannot.
-pub fn sites(
-    target: &Target,
-    modules: &Modules,
-    function: FunctionRef,
-    kind: PointKind,
-) -> Result<Vec<Site>, Refusal> {
+pub fn sites(target: &Target, modules: &Modules, function: FunctionRef, kind: PointKind) -> Result<Vec<Site>, Refusal> {
     match kind {
         PointKind::Entry => entry_site(target, modules, function).map(|site| vec![site]),
         PointKind::Exit => {

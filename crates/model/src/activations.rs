@@ -12,6 +12,16 @@ pub struct Activations {
 }
 
 impl Activations {
+    /// Those that came since.
+    #[must_use]
+    pub fn minus(self, before: Activations) -> Activations {
+        Activations {
+            left: self.left.saturating_sub(before.left),
+            unseen: self.unseen.saturating_sub(before.unseen),
+            unrecorded: self.unrecorded.saturating_sub(before.unrecorded),
+        }
+    }
+
     /// The sum with those of another thread or function.
     #[must_use]
     pub fn plus(self, other: Activations) -> Activations {

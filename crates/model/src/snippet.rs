@@ -14,8 +14,8 @@ pub enum Shape {
     /// One value.
     #[default]
     Counter,
-    /// How often it was started and not yet stopped; the clock when it was last started from 0; the sum of what was stopped. The latter two in
-    /// ticks of the clock.
+    /// How often it was started and not yet stopped; the ticks of the clock at its stops less those at its starts. The latter is one word, so
+    /// that it can be read while the timer runs: negative then, and less than the time by the clock now.
     Timer,
     /// The sum, the largest and the complement of the smallest value; then one count per bucket (see [`crate::histogram`]).
     Histogram,
@@ -29,7 +29,8 @@ impl Shape {
     pub const fn slots(self) -> u32 {
         match self {
             Shape::Counter => 1,
-            Shape::Timer | Shape::Activations => 3,
+            Shape::Timer => 2,
+            Shape::Activations => 3,
             Shape::Histogram => 3 + crate::histogram::BUCKETS,
         }
     }
@@ -169,6 +170,18 @@ impl Snippet {
     /// `variable++`, the snippet of a count.
     pub fn increment(variable: VariableId) -> Self {
         Snippet { stmts: vec![Stmt::Add(variable, Expr::Const(1))] }
+    }
+
+    /// Whether a record is opened in it.
+    pub fn opens(&self) -> bool {
+        fn any(stmts: &[Stmt]) -> bool {
+            stmts.iter().any(|s| match s {
+                Stmt::Open(..) => true,
+                Stmt::If(_, body) | Stmt::Close(_, body) => any(body),
+                _ => false,
+            })
+        }
+        any(&self.stmts)
     }
 
     /// The variable if the snippet is nothing but one increment by 1: the case with the shortest code.

@@ -8,9 +8,7 @@ use std::fmt::Write as _;
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 use ingraft_codegen::verify::verify_weave;
-use ingraft_codegen::{
-    Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, weave_points,
-};
+use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, weave_points};
 use ingraft_model::histogram::Scale;
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{

@@ -43,13 +43,18 @@ impl Session {
                 used_counters: contents.counters,
                 ..Shared::default()
             };
+            for pair in contents.kept.iter().flat_map(|k| &k.pairs) {
+                let shapes = &mut session.shared_mut().shapes;
+                shapes.insert(pair.value.first, pair.value.shape);
+                pair.activations.iter().for_each(|first| shapes.insert(*first, Shape::Activations));
+            }
             for kept in contents.kept {
                 control
                     .measurements
                     .insert(MeasurementId(kept.id), adopted(pid, library, kept.definitions, kept.pairs));
             }
             control.attached = Some(Attached {
-                env: Environment { data: area.layout(), identity, shadow_stack },
+                env: Environment { data: area.layout(), identity, shadow_stack, ticks: Scale::ONE },
                 area,
                 journal,
                 woven: Woven::adopt(contents.points, contents.arenas),
@@ -80,7 +85,9 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         let focus = Focus::parse(&pair.focus).unwrap_or_default();
         let key = PairKey { text: String::new(), metric: pair.metric.clone(), focus: focus.clone() };
         let (aggregate, thread) = (metric.aggregate, None);
-        views.push(View { key, counter: pair.counter, aggregate, thread, before: HashMap::new() });
+        let (value, activations) = (pair.value, pair.activations);
+        let unit = if pair.ticks { ValueUnit::Ticks } else { ValueUnit::Plain };
+        views.push(View { key, value, activations, unit, aggregate, thread, before: HashMap::new() });
         infos.push(PairInfo {
             pair: MetricFocus { metric: pair.metric, focus },
             metric,

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Why a pair of a request, by its number, stays out of a function.
+type Refused = HashMap<(MdlFunction, usize), Refusal>;
+
 impl Session {
     /// Weaves what new pairs need, attaching to the target if nothing was woven there yet. On an error the target and the session
     /// are as before.
@@ -16,9 +19,7 @@ impl Session {
         let limit = control.attached.as_ref().map_or(default_counters(), |a| a.area.layout().counters());
         let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
         for (key, instrumentation) in fresh {
-            let counters: Option<Vec<u32>> =
-                instrumentation.variables.iter().map(|_| control.counters.take(limit)).collect();
-            let Some(counters) = counters else {
+            let Some(counters) = take(&mut control.counters, &instrumentation.variables, limit) else {
                 give_back(control, &bound);
                 return Err(Error::new(
                     ErrorKind::Failed,
@@ -39,14 +40,21 @@ impl Session {
                 return Err(e);
             }
         };
-        for ((key, instrumentation, counters), minis) in bound.into_iter().zip(minis) {
-            let (refused, unwoven) = refused_of(control, &instrumentation, &refused);
+        let mut shared = self.shared_mut();
+        for (_, instrumentation, counters) in &bound {
+            for (first, variable) in counters.iter().zip(&instrumentation.variables) {
+                shared.shapes.insert(*first, variable.shape);
+            }
+        }
+        drop(shared);
+        for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
+            let (refused, unwoven) = refused_of(control, &instrumentation, &refused, number);
             let counts_hits =
                 instrumentation.insertions.iter().all(|i| i.snippet.as_increment() == Some(VariableId(0)));
             let (metric, thread) = (instrumentation.metric, instrumentation.thread);
-            control
-                .pairs
-                .insert(key, Pair { metric, counters, minis, refused, unwoven, thread, counts_hits, users: 0 });
+            let variables = instrumentation.variables.into();
+            let pair = Pair { metric, variables, counters, minis, refused, unwoven, thread, counts_hits, users: 0 };
+            control.pairs.insert(key, pair);
         }
         Ok(stopped)
     }
@@ -61,8 +69,8 @@ impl Session {
             return Ok(Duration::ZERO);
         }
         let (refused, minis, stopped) = self.weave_and_apply(control, &more)?;
-        for ((key, instrumentation, _), minis) in more.into_iter().zip(minis) {
-            let (mut refused, mut unwoven) = refused_of(control, &instrumentation, &refused);
+        for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
+            let (mut refused, mut unwoven) = refused_of(control, &instrumentation, &refused, number);
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
             pair.minis.extend(minis);
             pair.refused.append(&mut refused);
@@ -77,37 +85,57 @@ impl Session {
         &self,
         control: &mut Control,
         bound: &[(PairKey, Instrumentation, Vec<u32>)],
-    ) -> Result<(HashMap<MdlFunction, Refusal>, Vec<Vec<(MdlFunction, u64)>>, Duration), Error> {
-        let mut by_function: BTreeMap<MdlFunction, Vec<NewMini<'_>>> = BTreeMap::new();
+    ) -> Result<(Refused, Vec<Vec<(MdlFunction, u64)>>, Duration), Error> {
+        let settle = Snippet { stmts: vec![Stmt::Settle] };
+        let mut points: BTreeMap<(MdlFunction, PointKind), Vec<NewMini<'_>>> = BTreeMap::new();
         let mut minis: Vec<Vec<(MdlFunction, u64)>> = Vec::with_capacity(bound.len());
-        let mut refused = HashMap::new();
-        for (_, instrumentation, counters) in bound {
+        let mut refused = Refused::new();
+        for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
             let mut own = Vec::new();
+            let mut lists: BTreeMap<(MdlFunction, PointKind), Vec<NewMini<'_>>> = BTreeMap::new();
             for insertion in &instrumentation.insertions {
                 if let Some(refusal) = request::point_refusal(insertion.point, insertion.after) {
-                    refused.insert(insertion.function, refusal);
+                    refused.insert((insertion.function, pair), refusal);
                     continue;
                 }
                 let id = control.next_mini;
                 control.next_mini += 1;
-                let list = by_function.entry(insertion.function).or_default();
-                let mini = NewMini { id, role: insertion.role, snippet: &insertion.snippet, counters };
+                let list = lists.entry((insertion.function, insertion.point)).or_default();
+                let mini = NewMini { id, pair, role: Some(insertion.role), snippet: &insertion.snippet, counters };
                 match insertion.order {
                     Order::Append => list.push(mini),
                     Order::Prepend => list.insert(0, mini),
                 }
                 own.push((insertion.function, id));
             }
+            for (point, list) in lists {
+                let all = points.entry(point).or_default();
+                // what begins first ends last, over all pairs
+                let at = if point.1 == PointKind::Entry { all.len() } else { 0 };
+                all.splice(at..at, list);
+            }
             minis.push(own);
         }
-        let requests: Vec<_> = by_function.into_iter().collect();
+        let wanted: Vec<_> = points
+            .into_iter()
+            .map(|((function, kind), mut minis)| {
+                minis.retain(|m| !refused.contains_key(&(function, m.pair)));
+                if let Some(opens) = minis.iter().find(|m| m.snippet.opens()).map(|m| m.pair) {
+                    minis.insert(0, NewMini { id: SETTLE, pair: opens, role: None, snippet: &settle, counters: &[] });
+                }
+                WantedPoints { function, kind, minis }
+            })
+            .filter(|w| !w.minis.is_empty())
+            .collect();
         let first = control.attached.is_none();
         if first {
             // Nothing is touched for a request of which nothing can be woven.
-            self.refuse_hopeless(&control.modules, &requests)?;
+            self.refuse_hopeless(&control.modules, &wanted, &refused)?;
             control.attached = Some(self.attach(control)?);
         }
-        let outcome = self.change(control, &requests);
+        let timed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter));
+        let ready = if timed { self.keep_time(control) } else { Ok(()) };
+        let outcome = ready.and_then(|()| self.change(control, &wanted));
         let (woven_refused, stopped) = match outcome {
             Ok(done) => done,
             Err(e) => {
@@ -118,33 +146,65 @@ impl Session {
             }
         };
         refused.extend(woven_refused);
-        for own in &mut minis {
-            own.retain(|(f, _)| !refused.contains_key(f));
+        for (pair, own) in minis.iter_mut().enumerate() {
+            own.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
         }
         Ok((refused, minis, stopped.max(std::mem::take(&mut control.held))))
+    }
+
+    /// What follows calls needs shards of the threads' own and a clock.
+    fn keep_time(&self, control: &mut Control) -> Result<(), Error> {
+        let Some(attached) = control.attached.as_mut() else { return Ok(()) };
+        let refuse =
+            |code, what: String, hint: &str| Err(Error::new(ErrorKind::Failed, code, what, hint).about(self.pid()));
+        if attached.env.identity == ThreadIdentity::Locked {
+            let what = "calls cannot be followed from entry to exit: the threads of this program cannot be told apart";
+            return refuse("no_shards", what.to_owned(), "counts work; a program that is running already may differ");
+        }
+        match self.clock {
+            Ok(clock) => {
+                attached.env.ticks = tick_scale(&clock);
+                Ok(())
+            }
+            Err(problem) => refuse("no_clock", format!("times cannot be measured here: {problem}"), "counts work"),
+        }
     }
 
     pub(super) fn refuse_hopeless(
         &self,
         modules: &Modules,
-        requests: &[(MdlFunction, Vec<NewMini<'_>>)],
+        wanted: &[WantedPoints<'_>],
+        refused: &Refused,
     ) -> Result<(), Error> {
-        if requests.is_empty() {
+        if wanted.is_empty() && refused.is_empty() {
             return Ok(());
         }
-        let mut reason = None;
-        for (function, _) in requests {
-            match entry_site(&self.target, modules, *function) {
-                Ok(_) => return Ok(()),
-                Err(refusal) => reason = reason.or(Some((*function, refusal))),
+        let mut reasons: Refused = refused.clone();
+        let mut hopeful: HashSet<(MdlFunction, usize)> = HashSet::new();
+        for w in wanted {
+            let pairs = w.minis.iter().map(|m| (w.function, m.pair));
+            // one entry that works is enough to know, where nothing else is asked of its function
+            match sites(&self.target, modules, w.function, w.kind) {
+                Ok(_) => {
+                    let alone = wanted.iter().filter(|o| o.function == w.function).count() == 1;
+                    if alone {
+                        return Ok(());
+                    }
+                    hopeful.extend(pairs);
+                }
+                Err(refusal) => reasons.extend(pairs.map(|p| (p, refusal.clone()))),
             }
         }
-        let Some((function, refusal)) = reason else { return Ok(()) };
+        if hopeful.iter().any(|p| !reasons.contains_key(p)) {
+            return Ok(());
+        }
+        let Some(((function, _), refusal)) = reasons.iter().min_by_key(|(p, _)| **p) else { return Ok(()) };
         if !self.target.is_alive() {
             return Err(self.failed(ingraft_process::Error::Gone(self.pid())));
         }
-        let name = function_ref(modules, function).map_or_else(String::new, |f| f.function);
-        let what = match requests.len() {
+        let name = function_ref(modules, *function).map_or_else(String::new, |f| f.function);
+        let functions: HashSet<MdlFunction> = reasons.keys().map(|(f, _)| *f).collect();
+        let what = match functions.len() {
             1 => format!("`{name}` cannot be instrumented: {refusal}"),
             n => format!("none of {n} functions can be instrumented; `{name}`: {refusal}"),
         };
@@ -185,7 +245,7 @@ impl Session {
             }
         };
         let status = self.target.status().map_err(failed)?;
-        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks: TICKS };
+        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks: Scale::ONE };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),
@@ -205,14 +265,14 @@ impl Session {
     pub(super) fn change(
         &self,
         control: &mut Control,
-        requests: &[(MdlFunction, Vec<NewMini<'_>>)],
-    ) -> Result<(HashMap<MdlFunction, Refusal>, Duration), Error> {
-        let Some(attached) = control.attached.as_mut() else { return Ok((HashMap::new(), Duration::ZERO)) };
+        wanted: &[WantedPoints<'_>],
+    ) -> Result<(Refused, Duration), Error> {
+        let Some(attached) = control.attached.as_mut() else { return Ok((Refused::new(), Duration::ZERO)) };
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
         let (journal, area) = (&mut attached.journal, &attached.area);
         let mut record = |arena: &AvmaRange| self.write_journal(journal, area, &[Record::Arena(arena.clone())]);
-        let woven = attached.woven.weave(&self.target, &control.modules, &attached.env, requests, &mut record);
+        let woven = attached.woven.weave(&self.target, &control.modules, &attached.env, wanted, &mut record);
         let change = match woven {
             Ok(change) => change,
             Err(e) => {
@@ -220,7 +280,7 @@ impl Session {
                 return Err(e);
             }
         };
-        let points = change.new_points.iter().map(|(_, record)| Record::Point(record.clone()));
+        let points = change.new_points.iter().map(|record| Record::Point(record.clone()));
         let counters = std::iter::once(Record::Counters(control.counters.used()));
         let records: Vec<_> = counters.chain(points).collect();
         let applied = self.write_journal(&mut attached.journal, &attached.area, &records).and_then(|()| {
@@ -235,7 +295,7 @@ impl Session {
                 let gone: Vec<_> = change
                     .new_points
                     .iter()
-                    .filter_map(|(_, record)| Some(Record::PointGone(record.text.first()?.at)))
+                    .filter_map(|record| Some(Record::PointGone(record.text.first()?.at)))
                     .collect();
                 attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
@@ -269,23 +329,52 @@ fn default_counters() -> u32 {
     DataArea { base: Avma(0), stride: request.stride, shards: request.shards, journal_bytes: 0 }.counters()
 }
 
-fn give_back(control: &mut Control, bound: &[(PairKey, Instrumentation, Vec<u32>)]) {
-    for counter in bound.iter().flat_map(|(_, _, counters)| counters) {
-        control.counters.give_back(*counter);
+/// Counters for all variables, or none of them.
+fn take(counters: &mut CounterAllocator, variables: &[Variable], limit: u32) -> Option<Vec<u32>> {
+    let mut taken = Vec::with_capacity(variables.len());
+    for variable in variables {
+        match counters.take(variable.shape.slots(), limit) {
+            Some(first) => taken.push(first),
+            None => {
+                let shapes = variables.iter().map(|v| v.shape);
+                taken.iter().zip(shapes).for_each(|(first, shape)| counters.give_back(*first, shape.slots()));
+                return None;
+            }
+        }
     }
+    Some(taken)
+}
+
+fn give_back(control: &mut Control, bound: &[(PairKey, Instrumentation, Vec<u32>)]) {
+    for (_, instrumentation, counters) in bound {
+        for (first, variable) in counters.iter().zip(&instrumentation.variables) {
+            control.counters.give_back(*first, variable.shape.slots());
+        }
+    }
+}
+
+/// Ticks to nanoseconds for generated code: 31 binary digits, so that a tick may last two nanoseconds.
+pub(super) fn tick_scale(clock: &TickClock) -> Scale {
+    const DIGITS: u32 = 31;
+    let mult = (clock.ns_per_tick() * f64::from(1u32 << DIGITS)).round();
+    Scale { mult: mult as u32, shift: DIGITS }
 }
 
 /// The functions of an instrumentation that could not be woven.
 fn refused_of(
     control: &Control,
     instrumentation: &Instrumentation,
-    refused: &HashMap<MdlFunction, Refusal>,
+    refused: &Refused,
+    pair: usize,
 ) -> (Vec<RefusedFunction>, Vec<MdlFunction>) {
     let functions: HashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
-    let mut unwoven: Vec<MdlFunction> = functions.into_iter().filter(|f| refused.contains_key(f)).collect();
+    let mut unwoven: Vec<MdlFunction> = functions.into_iter().filter(|f| refused.contains_key(&(*f, pair))).collect();
     unwoven.sort_unstable();
     let told = unwoven.iter().filter_map(|f| {
-        Some(RefusedFunction { function: function_ref(&control.modules, *f)?, reason: refused.get(f)?.clone() })
+        Some(RefusedFunction {
+            function: function_ref(&control.modules, *f)?,
+            reason: refused.get(&(*f, pair))?.clone(),
+        })
     });
     (told.collect(), unwoven)
 }

@@ -14,12 +14,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockRea
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ingraft_codegen::{Environment, RemovalRecord};
-use ingraft_mdl::{FunctionRef as MdlFunction, Instrumentation, Library, ModuleRef, Order};
-use ingraft_model::{
-    Aggregate, Avma, AvmaRange, DataArea, Focus, MetricInfo, Pid, Refusal, Style, Svma, ThreadIdentity, Tid, UnitsType,
-    VariableId,
+use ingraft_mdl::{
+    FunctionRef as MdlFunction, Instrumentation, Library, ModuleRef, Order, ValueUnit, Variable, VariableKind,
 };
-use ingraft_process::{DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase};
+use ingraft_model::layout::COUNTERS;
+use ingraft_model::{
+    Aggregate, Avma, AvmaRange, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape, Snippet, Stmt,
+    Style, Svma, ThreadIdentity, Tid, UnitsType, VariableId,
+};
+use ingraft_process::{
+    ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
+    TickClock,
+};
 
 use crate::api::*;
 use crate::error::{Error, ErrorKind};
@@ -30,8 +36,8 @@ use crate::modules::Modules;
 use crate::request::{self, Missing, Wanted};
 use crate::restore;
 use crate::state_dir::StateDir;
-use crate::values::{Columns, CounterAllocator, EndedThreads, Shards};
-use crate::weaving::{NewMini, Woven, entry_site};
+use crate::values::{Columns, CounterAllocator, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
+use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven, sites};
 
 mod adopt;
 mod insert;
@@ -62,9 +68,10 @@ struct PairKey {
 #[derive(Debug)]
 struct Pair {
     metric: Arc<MetricInfo>,
-    /// Counter of each variable; the first holds the value.
+    variables: Arc<[Variable]>,
+    /// The first counter of each variable; the first variable holds the value.
     counters: Vec<u32>,
-    /// Snippets by number, with the functions at whose entries they stand.
+    /// Snippets by number, with the functions at whose points they stand.
     minis: Vec<(MdlFunction, u64)>,
     refused: Vec<RefusedFunction>,
     /// The functions of `refused`.
@@ -80,11 +87,14 @@ struct Pair {
 #[derive(Debug, Clone)]
 struct View {
     key: PairKey,
-    counter: u32,
+    /// The metric's own variable, and what became of the calls that it follows.
+    value: Slots,
+    activations: Vec<u32>,
+    unit: ValueUnit,
     aggregate: Aggregate,
     thread: Option<Tid>,
-    /// What the counter stood at when the measurement began, per thread.
-    before: HashMap<Option<Tid>, i64>,
+    /// What it was when the measurement began, per thread.
+    before: HashMap<Option<Tid>, Raw>,
 }
 
 #[derive(Debug)]
@@ -127,6 +137,8 @@ struct Shared {
     ended: EndedThreads,
     /// Counters from 0 up to here may have been counted into.
     used_counters: u32,
+    /// What the counters belong to that are not variables of their own.
+    shapes: Shapes,
     /// Identities (as the target's threads see themselves, or fs bases) to thread ids as we see them.
     tids: HashMap<u64, Tid>,
 }
@@ -136,6 +148,7 @@ pub struct Session {
     context: Context,
     target: Arc<Target>,
     owner: u32,
+    clock: Result<TickClock, ClockProblem>,
     control: Mutex<Control>,
     shared: RwLock<Shared>,
     ended: OnceLock<Ended>,
@@ -183,6 +196,7 @@ impl Session {
             context,
             target,
             owner,
+            clock: TickClock::start(),
             control: Mutex::new(control),
             shared: RwLock::default(),
             ended: OnceLock::new(),
@@ -524,7 +538,9 @@ fn kept_pair(info: &PairInfo, view: &View) -> KeptPair {
     KeptPair {
         metric: info.pair.metric.clone(),
         focus: info.pair.focus.to_string(),
-        counter: view.counter,
+        value: view.value,
+        ticks: view.unit == ValueUnit::Ticks,
+        activations: view.activations.clone(),
         function: info.function.as_ref().map(|f| (f.module.clone(), f.function.clone(), f.offset.0)),
         points: info.points,
     }

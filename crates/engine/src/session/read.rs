@@ -10,18 +10,33 @@ impl Session {
         keys.iter()
             .filter_map(|(key, _)| {
                 let pair = control.pairs.get(key)?;
-                let counter = *pair.counters.first()?;
-                let joined = pair.users > 0;
-                let before = columns.as_ref().filter(|_| joined).map(|c| c.threads(counter).into_iter().collect());
+                let (first, own) = (*pair.counters.first()?, pair.variables.first()?);
+                let value = Slots { first, shape: own.shape };
+                let shown = |v: &Variable| v.kind == VariableKind::Activations && v.sampled;
+                let variables = pair.counters.iter().zip(pair.variables.iter());
+                let activations: Vec<u32> = variables.filter(|(_, v)| shown(v)).map(|(first, _)| *first).collect();
+                let joined = columns.as_ref().filter(|_| pair.users > 0);
+                let before = joined.map(|c| c.threads(value, &activations, self.ruler(own.unit)).into_iter().collect());
                 Some(View {
                     key: key.clone(),
-                    counter,
+                    value,
+                    activations,
+                    unit: own.unit,
                     aggregate: pair.metric.aggregate,
                     thread: pair.thread,
                     before: before.unwrap_or_default(),
                 })
             })
             .collect()
+    }
+
+    /// How values in a unit are read now.
+    fn ruler(&self, unit: ValueUnit) -> Ruler {
+        match (unit, &self.clock) {
+            (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: insert::tick_scale(clock), now: clock.ticks() },
+            // without a clock nothing is recorded in ticks
+            _ => Ruler { scale: Scale::ONE, now: 0 },
+        }
     }
 
     /// Reads the values of a measurement; the target goes on.
@@ -36,7 +51,13 @@ impl Session {
         let ended = self.ended.get().copied();
         let shared = self.shared();
         let values = match shared.columns() {
-            Some(columns) => views.iter().map(|view| view.value(&columns, threads)).collect(),
+            Some(columns) => {
+                let [plain, ticks] = [ValueUnit::Plain, ValueUnit::Ticks]
+                    .map(|unit| views.iter().any(|v| v.unit == unit).then(|| self.ruler(unit)));
+                let ruler = |view: &View| if view.unit == ValueUnit::Ticks { ticks } else { plain };
+                let value = |view: &View| ruler(view).map(|ruler| view.value(&columns, ruler, threads));
+                views.iter().map(|view| value(view).unwrap_or_default()).collect()
+            }
             None => views.iter().map(|_| Value::default()).collect(),
         };
         Reading { time_ns: now_ns(), values, ended }
@@ -91,7 +112,7 @@ impl Session {
         for (shard, identity) in claims {
             if !living.contains(&identity) {
                 let tid = shared.tids.get(&identity).copied().or(own_namespace.then_some(Tid(identity as i32)));
-                shared.ended.bury(&*area, shard, tid, used);
+                shared.ended.bury(&*area, &shared.shapes, shard, tid, used);
             }
         }
         shared.tids.retain(|id, _| living.contains(id));
@@ -123,17 +144,21 @@ impl Shared {
 }
 
 impl View {
-    fn value(&self, columns: &Columns<'_>, threads: bool) -> Value {
+    fn value(&self, columns: &Columns<'_>, ruler: Ruler, threads: bool) -> Value {
+        let plain = self.value.shape == Shape::Counter && self.activations.is_empty();
         let alone = self.before.is_empty() && self.thread.is_none() && self.aggregate == Aggregate::Sum;
-        if alone && !threads {
-            return Value { value: columns.sum(self.counter), ..Value::default() };
+        if plain && alone && !threads {
+            return Value { value: columns.sum(self.value.first), ..Value::default() };
         }
-        let mut all = columns.threads(self.counter);
-        for (tid, value) in &mut all {
-            *value = value.wrapping_sub(self.before.get(tid).copied().unwrap_or(0));
-        }
-        all.retain(|(tid, value)| *value != 0 && self.thread.is_none_or(|only| *tid == Some(only)));
-        let values = all.iter().map(|(_, v)| *v);
+        let since = |(tid, raw): (Option<Tid>, Raw)| match self.before.get(&tid) {
+            Some(before) => (tid, raw.minus(before)),
+            None => (tid, raw),
+        };
+        let wanted =
+            |(tid, raw): &(Option<Tid>, Raw)| !raw.is_nothing() && self.thread.is_none_or(|only| *tid == Some(only));
+        let all: Vec<_> =
+            columns.threads(self.value, &self.activations, ruler).into_iter().map(since).filter(wanted).collect();
+        let values = all.iter().map(|(_, raw)| raw.value);
         let value = match self.aggregate {
             Aggregate::Sum => values.fold(0, i64::wrapping_add),
             Aggregate::Min => values.min().unwrap_or(0),
@@ -143,7 +168,19 @@ impl View {
                 values.fold(0, i64::wrapping_add) / n
             }
         };
-        let all = all.into_iter().map(|(tid, value)| ThreadValue { tid, value, ..ThreadValue::default() });
-        Value { value, threads: if threads { all.collect() } else { Vec::new() }, ..Value::default() }
+        let together = all.iter().map(|(_, raw)| raw.clone()).fold(Raw::default(), Raw::plus);
+        let threads = if threads { all } else { Vec::new() };
+        let thread = |(tid, raw): (Option<Tid>, Raw)| ThreadValue {
+            tid,
+            value: raw.value,
+            distribution: raw.distribution,
+            activations: raw.activations,
+        };
+        Value {
+            value,
+            distribution: together.distribution,
+            activations: together.activations,
+            threads: threads.into_iter().map(thread).collect(),
+        }
     }
 }

@@ -63,11 +63,17 @@ impl Session {
             let Some(pair) = control.pairs.remove(&view.key) else { continue };
             let mut shared = self.shared_mut();
             let shared = &mut *shared;
-            for counter in pair.counters {
+            let variables = || pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape));
+            if let Some(area) = &shared.area {
+                let named = variables().filter(|(_, shape)| *shape == Shape::Activations);
+                area.forget(&named.map(|(first, _)| COUNTERS + 8 * first).collect());
+            }
+            for (first, shape) in variables() {
                 if let Some(area) = &shared.area {
-                    shared.ended.clear(&**area, counter);
+                    (first..first + shape.slots()).for_each(|counter| shared.ended.clear(&**area, counter));
                 }
-                control.counters.give_back(counter);
+                shared.shapes.remove(first);
+                control.counters.give_back(first, shape.slots());
             }
         }
     }
