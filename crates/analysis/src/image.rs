@@ -157,8 +157,9 @@ impl Image {
         entry::site(self, function)
     }
 
-    /// Everything needed to weave the exits of a function, each in order of address or why that one cannot be: its returns, and its
-    /// jumps to other functions. An error if it is not certain that these are all.
+    /// Everything needed to weave the exits of a function, in order of address: its returns, and its jumps to other functions; for each, or
+    /// why that one cannot be woven. An error if it is not certain that these are all. Sites of one function share no byte; one that
+    /// begins where the entry's does is for the same springboard.
     pub fn exit_sites(&self, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
         exit::sites(self, function)
     }

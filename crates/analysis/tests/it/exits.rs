@@ -1,0 +1,263 @@
+//! Exits and calls of small hand-written functions: which there are, and what may be displaced with them.
+
+use crate::support::{IFUNC, RODATA, TEXT, TestElf, find};
+use iced_x86::code_asm::*;
+use ingraft_model::{CallSite, Callee, PointKind, Refusal, Site, Svma};
+
+type Exits = Result<Vec<Result<Site, Refusal>>, Refusal>;
+
+fn exits(elf: &TestElf, name: &str) -> Exits {
+    let image = elf.image();
+    image.exit_sites(find(&image, name))
+}
+
+/// A return alone.
+const TOO_SHORT: Refusal = Refusal::TooShort { available: 1, next: "the next place where control can arrive" };
+
+/// (first byte, point, own bytes, all bytes) of each exit, from the beginning of the text.
+fn stretches(elf: &TestElf, name: &str) -> Vec<(u64, u8, u8, usize)> {
+    let sites = exits(elf, name).unwrap().into_iter().map(Result::unwrap);
+    sites.map(|s| (s.at.0.wrapping_sub(TEXT), s.point, s.own, s.bytes.len())).collect()
+}
+
+/// More than the springboard of an entry displaces, up to the return point of a call: nine bytes.
+fn begin(a: &mut CodeAssembler) {
+    a.push(rbp).unwrap();
+    a.mov(rbp, rsp).unwrap();
+    a.call(TEXT + 0x100).unwrap();
+}
+
+#[test]
+fn a_return_takes_what_runs_into_it() {
+    let elf = TestElf::new()
+        .assemble("f", |a| {
+            begin(a);
+            a.mov(edx, 2).unwrap();
+            a.mov(eax, 1).unwrap();
+            a.pop(rbp).unwrap();
+            a.ret().unwrap();
+        })
+        .function("g", &[0xc3]);
+    let image = elf.image();
+    let f = find(&image, "f");
+    let site = image.exit_sites(f).unwrap().remove(0).unwrap();
+    // The padding up to the next function is enough with the `pop` and the `ret`.
+    assert_eq!((site.at, site.point, site.own), (Svma(TEXT + 20), 0, 1));
+    assert_eq!((site.kind, site.function, site.bytes.len()), (PointKind::Exit, f.start(), 12));
+    assert_eq!(image.bytes_at(site.at, 12), Some(&site.bytes[..]));
+    assert!(site.landings.is_empty() && site.scratch.is_empty() && site.back_branches.is_empty() && !site.flags_dead);
+    // Without padding: the smallest stretch of five bytes.
+    let full = TestElf::new()
+        .assemble("f", |a| {
+            begin(a);
+            a.mov(eax, 1).unwrap();
+            a.pop(rbp).unwrap();
+            a.ret().unwrap();
+        })
+        .function("g", &[0xc3]);
+    assert_eq!(stretches(&full, "f"), [(9, 6, 7, 7)]);
+}
+
+#[test]
+fn nothing_may_land_in_a_stretch() {
+    let elf = TestElf::new()
+        .assemble("f", |a| {
+            let mut out = a.create_label();
+            begin(a);
+            a.test(edi, edi).unwrap();
+            a.je(out).unwrap();
+            a.xor(eax, eax).unwrap();
+            a.set_label(&mut out).unwrap();
+            a.pop(rbp).unwrap();
+            a.ret().unwrap();
+            a.nop().unwrap();
+        })
+        .function("g", &[0xc3]);
+    // What `je` leads to is all there is: with a `nop` behind it enough for a jump to an island.
+    let image = elf.image();
+    let site = image.exit_sites(find(&image, "f")).unwrap().remove(0).unwrap();
+    assert_eq!((site.at.0 - TEXT, site.point, site.own), (15, 1, 2));
+    // A call's return point, a landing place, and a branch end a stretch.
+    let alone = TestElf::new()
+        .assemble("f", |a| {
+            begin(a);
+            a.ret().unwrap();
+            a.call(TEXT).unwrap();
+        })
+        .function("g", &[0xc3]);
+    assert_eq!(exits(&alone, "f"), Ok(vec![Err(TOO_SHORT)]));
+}
+
+#[test]
+fn the_entry_keeps_what_it_displaces() {
+    // Room behind: the return is its own.
+    let apart = TestElf::new().function("f", &[0xb8, 1, 0, 0, 0, 0xc3]).function("g", &[0xc3]);
+    assert_eq!(stretches(&apart, "f"), [(5, 0, 1, 11)]);
+    // The return is among what the entry displaces: both begin at the same byte.
+    let shared = TestElf::new().function("f", &[0x89, 0xf8, 0xc3]).function("g", &[0xc3]);
+    assert_eq!(stretches(&shared, "f"), [(0, 2, 3, 16)]);
+    let behind_endbr = TestElf::new().function("f", &[0xf3, 0x0f, 0x1e, 0xfa, 0x89, 0xf8, 0xc3]).function("g", &[0xc3]);
+    assert_eq!(stretches(&behind_endbr, "f"), [(4, 2, 3, 12)]);
+    // A branch in front: the stretch cannot begin at the entry.
+    let overlaps = TestElf::new().function("f", &[0x85, 0xff, 0x74, 0x01, 0xc3, 0xc3]).function("g", &[0xc3]);
+    assert_eq!(
+        exits(&overlaps, "f").unwrap().into_iter().map(|s| s.map(|s| (s.at.0 - TEXT, s.own))).collect::<Vec<_>>(),
+        [Err(TOO_SHORT), Ok((5, 1))]
+    );
+}
+
+#[test]
+fn jumps_to_other_functions_are_exits() {
+    let elf = TestElf::new()
+        .assemble("f", |a| {
+            let mut start = a.create_label();
+            a.set_label(&mut start).unwrap();
+            begin(a);
+            a.test(eax, eax).unwrap();
+            a.je(start).unwrap();
+            a.cmp(eax, 7).unwrap();
+            a.je(TEXT + 0x100).unwrap();
+            a.cmp(eax, 8).unwrap();
+            a.je(TEXT + 0x80).unwrap();
+            a.cmp(eax, 9).unwrap();
+            a.je(TEXT + 0x60).unwrap();
+            a.jmp(qword_ptr(rdi + 16)).unwrap();
+        })
+        .raw(&[0x90; 0x60 - 52])
+        // jmp [rip + 0x1000]
+        .function("slot", &[0x31, 0xc0, 0x31, 0xd2, 0x31, 0xc9, 0xff, 0x25, 0, 0x10, 0, 0])
+        .raw(&[0x90; 20])
+        .assemble("f.cold", |a| {
+            a.call(TEXT + 0x100).unwrap();
+            a.xor(eax, eax).unwrap();
+            a.ret().unwrap();
+        })
+        .raw(&[0x90; 0x80 - 8])
+        .function("g", &[0xc3]);
+    let image = elf.image();
+    let f = find(&image, "f");
+    assert_eq!(f.parts(), [Svma(TEXT + 0x80)..Svma(TEXT + 0x88)]);
+    let points: Vec<_> = image.exit_sites(f).unwrap().into_iter().map(|s| s.unwrap()).collect();
+    let points: Vec<_> = points.iter().map(|s| (s.at.0 - TEXT + u64::from(s.point), s.own - s.point)).collect();
+    // To g, to the slot's function, through a pointer, and the return of the cold part; neither the loop nor the jump to that part.
+    assert_eq!(points, [(18, 6), (36, 2), (38, 3), (0x87, 1)]);
+    assert_eq!(stretches(&elf, "slot"), [(0x66, 0, 6, 22)]);
+}
+
+#[test]
+fn cases_of_a_table_are_followed() {
+    let first = TEXT + 14;
+    let elf = |third: u64| {
+        let table = [first, first + 6, third].map(u64::to_le_bytes).concat();
+        TestElf::new()
+            .assemble("f", |a| {
+                let mut default = a.create_label();
+                a.cmp(edi, 2).unwrap();
+                a.ja(default).unwrap();
+                a.mov(eax, edi).unwrap();
+                a.jmp(qword_ptr(rax * 8 + RODATA as i32)).unwrap();
+                for value in 1..4 {
+                    a.mov(eax, value).unwrap();
+                    a.ret().unwrap();
+                }
+                a.set_label(&mut default).unwrap();
+                a.xor(eax, eax).unwrap();
+                a.ret().unwrap();
+            })
+            .function("g", &[0xc3])
+            .rodata(&table)
+    };
+    assert_eq!(stretches(&elf(first + 12), "f"), [(14, 5, 6, 6), (20, 5, 6, 6), (26, 5, 6, 6), (34, 0, 1, 14)]);
+    // One case elsewhere, which may come back.
+    assert_eq!(exits(&elf(TEXT + 0x30), "f"), Err(Refusal::UnresolvedJump { offset: 7 }));
+}
+
+#[test]
+fn functions_whose_exits_are_not_known_are_refused() {
+    let computed = TestElf::new().assemble("f", |a| {
+        a.imul_3(rax, rdi, 16).unwrap();
+        a.add(rax, rsi).unwrap();
+        a.jmp(rax).unwrap();
+    });
+    assert_eq!(exits(&computed, "f"), Err(Refusal::UnresolvedJump { offset: 7 }));
+    let runs_on = TestElf::new().function("f", &[0x31, 0xc0]).function("g", &[0xc3]);
+    assert_eq!(exits(&runs_on, "f"), Err(Refusal::RunsOn { offset: 2 }));
+    let unknown = TestElf::new().function("f", &[0x31, 0xc0, 0x06, 0x06, 0xc3]);
+    assert_eq!(exits(&unknown, "f"), Err(Refusal::UnknownInstruction { offset: 2 }));
+    let chosen =
+        TestElf::new().function("f", &[0xc3]).raw(&[0xcc; 15]).raw(&[0xc3]).symbol("chosen", TEXT + 16, 1, IFUNC);
+    assert_eq!(exits(&chosen, "chosen"), Err(Refusal::IfuncResolver));
+    // Bytes behind a return are never reached, and a call at the end does not return.
+    let data = TestElf::new().function("f", &[0x31, 0xc0, 0xc3, 0x06, 0x06]).function("g", &[0xc3]);
+    assert_eq!(exits(&data, "f").unwrap().len(), 1);
+    let aborts = TestElf::new().assemble("f", begin).raw(&[0xcc; 0xf7]).function("g", &[0xc3]);
+    assert_eq!(exits(&aborts, "f"), Ok(vec![]));
+}
+
+#[test]
+fn jumps_into_the_middle_of_a_function_must_not_come_back() {
+    let elf = |last: &[u8]| {
+        TestElf::new()
+            .assemble("f", |a| {
+                a.mov(eax, 1).unwrap();
+                a.test(edi, edi).unwrap();
+                a.je(TEXT + 0x12).unwrap();
+                a.ret().unwrap();
+            })
+            .function("g", &[&[0x31, 0xc0, 0x31, 0xd2], last].concat())
+    };
+    // g ends by itself, or goes to the middle of f.
+    assert_eq!(stretches(&elf(&[0xc3]), "f").len(), 2);
+    assert_eq!(exits(&elf(&[0xeb, 0xef]), "f"), Err(Refusal::UnresolvedJump { offset: 7 }));
+}
+
+#[test]
+fn springboards_of_exits_keep_to_one_page() {
+    let elf =
+        |code: &[u8]| TestElf::new().raw(&[0x90; 0xff0]).function("f", code).raw(&[0x90; 16]).function("g", &[0xc3]);
+    // Enough padding behind the return, but on the next page.
+    let plain = [0x31, 0xc0, 0x31, 0xd2, 0x31, 0xc9, 0x31, 0xf6];
+    let end = elf(&[&[0xb8, 0, 0, 0, 0][..], &plain, &[0xc3]].concat());
+    let [(at, point, own, _)] = stretches(&end, "f")[..] else { panic!() };
+    assert_eq!((at, point, own), (0xffb, 2, 3));
+    // The return point of a call is the last byte of a page.
+    let last = elf(&[0xb8, 0, 0, 0, 0, 0xba, 0, 0, 0, 0, 0xe8, 0x11, 0, 0, 0, 0xc3]);
+    assert_eq!(exits(&last, "f"), Ok(vec![Err(Refusal::StraddlesPages)]));
+}
+
+#[test]
+fn restartable_exits_are_refused() {
+    let mut descriptor = [0u8; 32];
+    descriptor[8..16].copy_from_slice(&(TEXT + 5).to_le_bytes());
+    descriptor[16..24].copy_from_slice(&3u64.to_le_bytes());
+    descriptor[24..32].copy_from_slice(&(TEXT + 0x40).to_le_bytes());
+    let elf = TestElf::new().function("f", &[0xb8, 1, 0, 0, 0, 0x90, 0x90, 0xc3]).rodata(&descriptor);
+    assert_eq!(exits(&elf.rodata_name("__rseq_cs"), "f"), Ok(vec![Err(Refusal::RestartableSequence)]));
+}
+
+#[test]
+fn calls_are_listed() {
+    let elf = TestElf::new()
+        .assemble("f", |a| {
+            begin(a);
+            a.call(rax).unwrap();
+            // call [rip + 0x1000]
+            a.db(&[0xff, 0x15, 0, 0x10, 0, 0]).unwrap();
+            a.call(qword_ptr(rbx + 8)).unwrap();
+            a.ret().unwrap();
+            a.call(rcx).unwrap();
+        })
+        .raw(&[0x90; 0x100 - 23])
+        .function("g", &[0xc3]);
+    let image = elf.image();
+    let call = |at, len, callee| CallSite { at: Svma(TEXT + at), len, callee };
+    assert_eq!(
+        image.call_sites(find(&image, "f")).unwrap(),
+        [
+            call(4, 5, Callee::Direct(Svma(TEXT + 0x100))),
+            call(9, 2, Callee::Computed),
+            call(11, 6, Callee::Slot(Svma(TEXT + 0x1011))),
+            call(17, 3, Callee::Computed),
+        ]
+    );
+}
