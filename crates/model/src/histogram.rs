@@ -102,7 +102,7 @@ impl Distribution {
         let (head, counts) = slots.split_at(slots.len().min(3));
         let head = |slot: usize| head.get(slot).copied().unwrap_or(0);
         let held = || (0..BUCKETS).zip(counts.iter().copied()).filter(|&(_, count)| count != 0);
-        let (Some((lowest, _)), Some((highest, _))) = (held().next(), held().last()) else {
+        let (Some((lowest, _)), Some((highest, _))) = (held().next(), held().next_back()) else {
             return Distribution::default();
         };
         let last_value = |bucket| if bucket == BUCKETS - 1 { u64::MAX } else { bounds(bucket).1 - 1 };
@@ -190,7 +190,8 @@ impl Distribution {
     }
 
     /// The values since an earlier reading of the same slots. The slots keep only the smallest and the largest of all values, so `min` and
-    /// `max` are bounds here: no value is outside, and each is off by less than the width of its bucket.
+    /// `max` are bounds here: no value is outside, and each is off by less than the width of its bucket. The sum of scaled values may be off
+    /// by 1.
     #[must_use]
     pub fn minus(&self, earlier: &Distribution) -> Distribution {
         let mut out = Distribution { sum: self.sum.saturating_sub(earlier.sum), ..Self::default() };

@@ -1,5 +1,5 @@
 //! The shared words of ingraft as types: addresses, points, snippets, resources, foci, metrics, the data area in the
-//! target, and patch plans. Inert values only: no algorithm lives here, and no file, clock or process is known.
+//! target, and patch plans. Inert values only: no file, clock or process is known.
 
 #![forbid(unsafe_code)]
 

@@ -15,14 +15,24 @@ static QUIET: tokio::sync::RwLock<()> = tokio::sync::RwLock::const_new(());
 /// Runs a command; answers what it printed and how it ended.
 async fn run_command(words: &str, script: Script, paper: Paper) -> (String, Result<(), Stop>) {
     let _quiet = QUIET.read().await;
-    run_loud(words, script, paper).await
+    run_loud(words, script, paper, Output::to_sink).await
 }
 
-async fn run_loud(words: &str, script: Script, paper: Paper) -> (String, Result<(), Stop>) {
+/// The same before people.
+async fn run_on_screen(words: &str, script: Script) -> String {
+    let _quiet = QUIET.read().await;
+    let (text, result) = run_loud(words, script, Paper::default(), |_, sink| Output::to_screen(sink)).await;
+    assert!(result.is_ok(), "{result:?}");
+    text
+}
+
+type Open = fn(Format, Box<dyn std::io::Write + Send>) -> Output;
+
+async fn run_loud(words: &str, script: Script, paper: Paper, open: Open) -> (String, Result<(), Stop>) {
     let cli = <Cli as clap::Parser>::try_parse_from(words.split(' ')).unwrap();
     let engines = Engines::of_test(serve(script).await);
     let context = Context { engines: &engines, common: &cli.common, started: std::time::Instant::now() };
-    let mut out = Output::to_sink(cli.common.format, Box::new(paper.clone()));
+    let mut out = open(cli.common.format, Box::new(paper.clone()));
     let result = match cli.command {
         Command::Count(args) => command::count::run(args, context, &mut out).await,
         Command::Latency(args) => command::latency::run(args, context, &mut out).await,
@@ -220,10 +230,28 @@ async fn histograms_are_watched() {
     assert!(result.is_ok());
     let lines: Vec<&str> = text.lines().filter(|line| line.contains(" s  ")).map(str::trim_start).collect();
     expect![[r#"
-            0.000 s  latency@/Code/server/call  0 values
-            0.500 s  latency@/Code/server/call  600 values  1,200 values/s  p50 1.3 µs  p90 1.54 µs  p99 1.6 µs  p99.9 3 ms  max 3 ms
-            1.000 s  latency@/Code/server/call  900 values  600 values/s  p50 1.45 µs  p90 1.82 µs  p99 1.92 µs  p99.9 3 ms  max 3 ms"#]]
+        0.000 s  latency@/Code/server/call  0 values
+        0.500 s  latency@/Code/server/call  600 values  1,200 values/s  p50 1.3 µs  p90 1.54 µs  p99 1.6 µs  p99.9 3 ms  max 3 ms
+        1.000 s  latency@/Code/server/call  900 values  600 values/s  p50 1.45 µs  p90 1.82 µs  p99 1.92 µs  p99.9 3 ms  max 3 ms"#]]
     .assert_eq(&lines.join("\n"));
+}
+
+#[tokio::test]
+async fn tables_redraw_themselves() {
+    let words = |text: &str, line: usize| {
+        text.lines().nth(line).unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    // Lines of frames: the announcement, then each frame's heading and row.
+    let text = run_on_screen("ingraft count -p 7 call", Script { ends: latencies().ends, ..script() }).await;
+    assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS CALLS/S");
+    assert_eq!(words(&text, 5), "processCommand server 600 1,200");
+    let text = run_on_screen("ingraft latency -p 7 call", latencies()).await;
+    assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS MEAN P50 P90 P99 P99.9 MAX");
+    assert_eq!(words(&text, 5), "processCommand server 600 31.3 µs 1.3 µs 1.54 µs 1.6 µs 3 ms 3 ms");
+    let text = run_on_screen("ingraft watch -p 7 latency@/Code/server", latencies()).await;
+    assert_eq!(words(&text, 4), "METRIC FOCUS VALUE RATE UNIT P50 P90 P99 P99.9 MAX");
+    let row = words(&text, 5);
+    assert!(row.ends_with("600 1,200/s values 1.3 µs 1.54 µs 1.6 µs 3 ms 3 ms"), "{row}");
 }
 
 #[tokio::test]
@@ -285,7 +313,8 @@ async fn a_signal_ends_a_measurement_like_its_time() {
         let me = rustix::process::getpid();
         rustix::process::kill_process(me, rustix::process::Signal::HUP).unwrap();
     });
-    let (text, result) = run_loud("ingraft count -p 7 call --format json", script, Paper::default()).await;
+    let (text, result) =
+        run_loud("ingraft count -p 7 call --format json", script, Paper::default(), Output::to_sink).await;
     kill.await.unwrap();
     assert!(result.is_ok(), "{result:?}");
     assert!(text.contains("\"calls\":1000"), "{text}");

@@ -65,6 +65,12 @@ impl Output {
         Output { format, sink, name: "a test".to_owned(), terminal: false, drawn: 0 }
     }
 
+    /// The same as if it were a terminal.
+    #[cfg(test)]
+    pub(crate) fn to_screen(sink: Box<dyn Write + Send>) -> Self {
+        Output { terminal: true, ..Output::to_sink(Format::Table, sink) }
+    }
+
     /// Whether scripts read it.
     pub(crate) fn json(&self) -> bool {
         self.format == Format::Json

@@ -127,6 +127,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn missing_calls_are_told_by_reason() {
+        assert_eq!(missing(Activations::default()), "");
+        assert_eq!(
+            missing(Activations { left: 1, unseen: 0, unrecorded: 1200 }),
+            "1 call ended by an exception, by longjmp or with its thread; its time is not in the table\n\
+             1,200 calls could not be recorded; their times are not in the table\n"
+        );
+    }
+
+    #[test]
     fn ends_are_told_apart() {
         let ended_as = |status, signal, exec| ended(&Ended { host: None, pid: 7, status, signal, exec });
         assert_eq!(ended_as(Some(0), None, false), "process 7 ended\n");
