@@ -172,18 +172,6 @@ impl Snippet {
         Snippet { stmts: vec![Stmt::Add(variable, Expr::Const(1))] }
     }
 
-    /// Whether a record is opened in it.
-    pub fn opens(&self) -> bool {
-        fn any(stmts: &[Stmt]) -> bool {
-            stmts.iter().any(|s| match s {
-                Stmt::Open(..) => true,
-                Stmt::If(_, body) | Stmt::Close(_, body) => any(body),
-                _ => false,
-            })
-        }
-        any(&self.stmts)
-    }
-
     /// The variable if the snippet is nothing but one increment by 1: the case with the shortest code.
     pub fn as_increment(&self) -> Option<VariableId> {
         match self.stmts.as_slice() {

@@ -88,8 +88,13 @@ pub(crate) fn explain(pid: Pid) -> Option<Denial> {
         return Some(Denial::Traced { pid, tracer, tracer_pid });
     }
     // the kernel asks the same questions here as at an attach
-    if OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem")).is_err() {
-        return Some(why_forbidden(pid, &status));
+    match OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem")) {
+        Ok(_) => {}
+        // its memory is gone, and it will be in a moment
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => {
+            return Some(Denial::NoSuchProcess(pid));
+        }
+        Err(_) => return Some(why_forbidden(pid, &status)),
     }
     foreign_code(pid).map(|kind| Denial::NotX86_64 { pid, kind })
 }

@@ -30,18 +30,24 @@ fn before_every_touch_of_attach_insertion_and_removal() {
     let before = Text::of(target.pid());
     let tool = tool();
     target.ask("spin");
-    let arguments = ["count", "-p", &target.pid_text(), "threads:work_*", "noise", "--for", "50ms"];
+    for command in ["count", "latency"] {
+        before_every_touch_of(command, &tool, &mut target, &before);
+    }
+}
+
+fn before_every_touch_of(command: &str, tool: &Tool, target: &mut Mutatee, before: &Text) {
+    let arguments = [command, "-p", &target.pid_text(), "threads:work_*", "noise", "--for", "50ms"];
     let Fate::Ended(total) = kill_at(&mut tool.command(arguments), TOUCHING, u64::MAX, |_, _| {}) else {
         unreachable!("never reached")
     };
     assert!(total > 10, "only {total} system calls touch the target");
-    assert_recovers(&tool, &mut target, &before, "a run to the end");
+    assert_recovers(tool, target, before, "a run to the end");
     // In the short form every step of a stride that meets all phases over several runs of the suite.
     let stride = if full() { 1 } else { (total / 40).max(1) };
     let phase = u64::from(std::process::id()) % stride;
     for n in (phase..total).step_by(usize::try_from(stride).expect("small")) {
         kill_at(&mut tool.command(arguments), TOUCHING, n, |_, _| {});
-        assert_recovers(&tool, &mut target, &before, &format!("killed before touch {n} of {total}"));
+        assert_recovers(tool, target, before, &format!("{command}, killed before touch {n} of {total}"));
     }
 }
 

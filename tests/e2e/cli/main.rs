@@ -16,6 +16,7 @@ mod rounds;
 mod servers;
 mod shapes;
 mod stacks;
+mod times;
 mod waits;
 
 use ingraft_testing::Tool;

@@ -137,16 +137,60 @@ fn conditions_and_arguments() {
 }
 
 #[test]
+fn a_flag_restricts_a_metric_to_what_happens_inside_a_function() {
+    let mut target = Mutatee::start("times", &[]);
+    let before = Text::of(target.pid());
+    let name = file("inside.mdl");
+    let _ = tool().run(["check", &name]).assert_code(0);
+    let foci = ["/Code/times/around", "/Code/times/deep", "/Code/times/spin"];
+    let pairs = foci.map(|focus| format!("naps_inside@{focus}"));
+    let pid = target.pid_text();
+    let fixed = ["watch", "-p", &pid, "-I", &name, "naps_inside"];
+    let mut session = tool().start(fixed.into_iter().chain(pairs.iter().map(String::as_str)));
+    session.wait_for("attached");
+    target.ask("nap 7 1");
+    target.ask("nest 11 1");
+    target.ask("deep 5 1");
+    target.ask("nap 3 1");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let values = foci.map(|focus| last(&outcome, "naps_inside", focus));
+    assert_eq!(values, [11, 1, 0]);
+    assert_eq!(last(&outcome, "naps_inside", ""), 22);
+    target::assert_clean(target.pid(), &before);
+    target.ask("nest 1 1");
+}
+
+#[test]
 fn what_cannot_run_yet_is_refused_by_name() {
     let target = Mutatee::start("threads", &["1"]);
     let before = Text::of(target.pid());
-    let _ = tool().run(["check", &file("exits.mdl")]).assert_code(0);
-    let pid = target.pid_text();
-    let outcome =
-        tool().run(["watch", "-p", &pid, "calls_inside@/Code/threads/work_0", "-I", &file("exits.mdl"), "--for", "1s"]);
+    let outcome = tool().run(["watch", "-p", &target.pid_text(), "cpu_time@/Code/threads/work_0", "--for", "1s"]);
     assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
-    let text = outcome.stderr.to_lowercase();
-    assert!(text.contains("return") || text.contains("exit"), "{outcome:#?}");
+    assert!(outcome.stderr.to_lowercase().contains("process"), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn a_timer_tells_the_time_while_it_runs() {
+    let mut target = Mutatee::start("times", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let mut session = tool().start(["watch", "-p", &pid, "wall_time@/Code/times/deep", "--interval", "50ms"]);
+    session.wait_for("attached");
+    target.tell("deep 20 1500000");
+    let mut values = Vec::new();
+    while values.len() < 12 {
+        values.push(session.wait_for("sample")["value"].as_i64().expect("a number"));
+    }
+    let truth = target.reply();
+    assert!(values.is_sorted(), "never backwards: {values:?}");
+    assert!(values.iter().filter(|v| **v > 0).count() > 5, "it runs: {values:?}");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    // the outermost call takes all of the time, and `ns deep` has it once for each level
+    let all = last(&outcome, "wall_time", "/Code/times/deep");
+    let (ns, calls) = (truth.number("ns deep"), truth.tally("deep"));
+    let one = i64::try_from(ns / calls).expect("small");
+    assert!((all - one).abs() * 50 < one, "{all} {one}");
     target::assert_clean(target.pid(), &before);
 }
 

@@ -98,8 +98,13 @@ impl Tool {
 
     /// Starts a count of functions in a process and waits until it is attached.
     pub fn count(&self, pid: i32, functions: &[&str]) -> Session {
+        self.measure("count", pid, functions)
+    }
+
+    /// Starts a measurement of functions in a process by one of the commands for that and waits until it is attached.
+    pub fn measure(&self, command: &str, pid: i32, functions: &[&str]) -> Session {
         let pid = pid.to_string();
-        let mut session = self.start(["count", "-p", &pid].iter().chain(functions));
+        let mut session = self.start([command, "-p", &pid].iter().chain(functions));
         session.wait_for("attached");
         session
     }
@@ -114,6 +119,21 @@ impl Tool {
     pub fn detach(&self, pid: i32) -> Outcome {
         self.run(["detach", "-p", &pid.to_string()]).assert_code(0)
     }
+}
+
+/// What `latency` says of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the keys of the object")]
+pub struct Latency {
+    pub calls: u64,
+    pub sum_ns: u64,
+    pub min_ns: u64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+    pub max_ns: u64,
+    pub left: u64,
+    pub unseen: u64,
+    pub unrecorded: u64,
 }
 
 /// A running `ingraft`.
@@ -305,6 +325,27 @@ impl Outcome {
         let calls: Vec<u64> = of_name.map(|object| object["calls"].as_u64().expect("calls is a number")).collect();
         assert!(!calls.is_empty(), "no count of {function}: {self:#?}");
         calls.iter().sum()
+    }
+
+    /// The times of a function by its last name.
+    #[track_caller]
+    pub fn latency(&self, function: &str) -> Latency {
+        let all = self.all("latency");
+        let Some(object) = all.into_iter().find(|object| object["function"] == function) else {
+            panic!("no latency of {function}: {self:#?}")
+        };
+        let number = |key: &str| object[key].as_u64().unwrap_or(0);
+        Latency {
+            calls: number("calls"),
+            sum_ns: number("sum_ns"),
+            min_ns: number("min_ns"),
+            p50_ns: number("p50_ns"),
+            p99_ns: number("p99_ns"),
+            max_ns: number("max_ns"),
+            left: number("left"),
+            unseen: number("unseen"),
+            unrecorded: number("unrecorded"),
+        }
     }
 
     /// The calls of every function by name; the same names are added up.

@@ -120,8 +120,9 @@ impl Session {
             .into_iter()
             .map(|((function, kind), mut minis)| {
                 minis.retain(|m| !refused.contains_key(&(function, m.pair)));
-                if let Some(opens) = minis.iter().find(|m| m.snippet.opens()).map(|m| m.pair) {
-                    minis.insert(0, NewMini { id: SETTLE, pair: opens, role: None, snippet: &settle, counters: &[] });
+                let follower = minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1));
+                if let (Some(pair), PointKind::Entry) = (follower, kind) {
+                    minis.insert(0, NewMini { id: SETTLE, pair, role: None, snippet: &settle, counters: &[] });
                 }
                 WantedPoints { function, kind, minis }
             })
@@ -327,6 +328,11 @@ impl Session {
 fn default_counters() -> u32 {
     let request = DataAreaRequest::default();
     DataArea { base: Avma(0), stride: request.stride, shards: request.shards, journal_bytes: 0 }.counters()
+}
+
+/// Whether it follows calls from their entry to their exit: then what has ended otherwise is looked for at all its entries.
+fn follows(instrumentation: &Instrumentation) -> bool {
+    instrumentation.variables.iter().any(|v| v.shape == Shape::Activations)
 }
 
 /// Counters for all variables, or none of them.

@@ -15,6 +15,8 @@ impl Session {
         } else {
             self.unweave(control, &views)?
         };
+        // threads that ended with calls open have left them
+        self.bury_ended_threads();
         let reading = self.reading(&views, true);
         if keep
             && !last

@@ -1,0 +1,137 @@
+//! Times of calls: against the program's own clock, against servers' own statistics, and past calls that end in other ways.
+
+use ingraft_testing::server::Redis;
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, scaled, skip, wait_until};
+
+use crate::tool;
+
+/// Panics unless two times differ by at most `percent`.
+#[track_caller]
+fn assert_near(what: &str, measured: u64, truth: u64, percent: u64) {
+    let off = measured.abs_diff(truth);
+    assert!(off * 100 <= truth * percent, "{what}: {measured} ns, but {truth} ns by the other clock");
+}
+
+#[test]
+fn sleeping_computing_nested_and_recursive_calls() {
+    let mut target = Mutatee::start("times", &[]);
+    let before = Text::of(target.pid());
+    let session = tool().measure("latency", target.pid(), &["nap", "spin", "around", "deep"]);
+    let times = scaled(40, 400);
+    target.ask(&format!("nap {times} 5000"));
+    target.ask(&format!("spin {times} 2000"));
+    target.ask(&format!("nest {times} 3000"));
+    let truth = target.ask("deep 30 100000");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    for (function, calls) in truth.tallies() {
+        let seen = outcome.latency(&function);
+        // the deepest nap is not the program's to time
+        let inner = u64::from(function == "nap");
+        assert_eq!(seen.calls, calls + inner, "{function}");
+        assert_eq!((seen.left, seen.unseen, seen.unrecorded), (0, 0, 0), "{function}");
+        let own = truth.number(&format!("ns {function}"));
+        assert_near(&function, seen.sum_ns - inner * 100_000_000, own, 1);
+        assert!(seen.min_ns <= seen.p50_ns && seen.p50_ns <= seen.p99_ns && seen.p99_ns <= seen.max_ns, "{seen:?}");
+    }
+    let spin = outcome.latency("spin");
+    assert!(spin.min_ns >= 1_990_000, "{spin:?}");
+    target::assert_clean(target.pid(), &before);
+    target.ask("nap 1 1");
+}
+
+#[test]
+fn calls_that_began_before_and_that_have_not_ended() {
+    let mut target = Mutatee::start("times", &[]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    target.ask("block");
+    let session = tool.measure("latency", target.pid(), &["held"]);
+    target.ask("release");
+    let seen = session.interrupt().assert_code(0).assert_removed().latency("held");
+    assert_eq!((seen.calls, seen.unseen), (0, 1), "its entry was not seen");
+    let session = tool.measure("latency", target.pid(), &["held"]);
+    target.ask("block");
+    let seen = session.interrupt().assert_code(0).assert_removed().latency("held");
+    assert_eq!((seen.calls, seen.left, seen.unseen), (0, 0, 0), "it has not ended");
+    target::assert_clean(target.pid(), &before);
+    target.ask("release");
+}
+
+#[test]
+fn exceptions_jumps_and_cancellation_through_timed_functions() {
+    let mut target = Mutatee::start("throws", &[]);
+    let before = Text::of(target.pid());
+    let n = scaled(300, 20_000);
+    let functions = ["outer", "middle", "thrower", "jumper", "jump_middle", "wait_inside", "leave_inside"];
+    let session = tool().measure("latency", target.pid(), &functions);
+    target.ask(&format!("jump {n}")).assert_right();
+    target.ask(&format!("throw {n}")).assert_right();
+    let truth = target.ask("cancel 50");
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    for (function, tally) in truth.tallies().into_iter().filter(|(f, _)| f != "tracer") {
+        let seen = outcome.latency(&function);
+        assert_eq!(seen.calls + seen.left, tally, "{function}: {seen:?}");
+        assert_eq!((seen.unseen, seen.unrecorded), (0, 0), "{function}");
+        let returns = function == "outer";
+        assert_eq!(seen.calls, if returns { tally } else { 0 }, "{function}");
+    }
+    target::assert_clean(target.pid(), &before);
+    target.ask("throw 100").assert_right();
+}
+
+#[test]
+fn redis_times_agree_with_its_own_statistics() {
+    let redis = match Redis::start() {
+        Ok(redis) => redis,
+        Err(why) => skip!("{why}"),
+    };
+    let pid = redis.pid();
+    let before = Text::of(pid);
+    // long enough that what `call` does besides is little
+    redis.load(&["-n", "1000", "-q", "-t", "lpush", "-d", "20"]);
+    let session = tool().measure("latency", pid, &["call"]);
+    redis.ask(&["CONFIG RESETSTAT"]);
+    let n = scaled(3_000, 50_000);
+    redis.load(&["-n", &n.to_string(), "-c", "10", "-q", "-t", "lrange_600"]);
+    let statistics = redis.ask(&["INFO commandstats"]).remove(0);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let seen = outcome.latency("call");
+    let (mut calls, mut usec) = (0, 0);
+    for line in statistics.lines().filter(|line| line.starts_with("cmdstat_")) {
+        let field = |name: &str| -> u64 {
+            let text = line.split([':', ',']).find_map(|f| f.trim().strip_prefix(name)).unwrap_or_default();
+            text.parse().unwrap_or_else(|_| panic!("no {name} in {line}"))
+        };
+        calls += field("calls=");
+        usec += field("usec=");
+    }
+    // RESETSTAT and INFO are calls that the statistics do not show
+    assert_eq!(seen.calls, calls + 2);
+    assert_eq!((seen.left, seen.unseen, seen.unrecorded), (0, 0, 0));
+    assert_near("call", seen.sum_ns, usec * 1000, 3);
+    target::assert_clean(pid, &before);
+}
+
+#[test]
+fn threads_that_all_sit_in_a_timed_function() {
+    let mut target = Mutatee::start("spin", &["6"]);
+    let tool = tool();
+    let before = Text::of(target.pid());
+    for _ in 0..scaled(10, 100) {
+        let session = tool.measure("latency", target.pid(), &["sit"]);
+        assert_eq!(target::tracer(target.pid()), 0, "untraced while it measures");
+        let earlier = target.ask("beat").number("beats");
+        wait_until("the threads go round", || target.ask("beat").number("beats") > earlier);
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert_eq!(outcome.latency("sit").calls, 0);
+        target::assert_clean(target.pid(), &before);
+    }
+    let session = tool.measure("latency", target.pid(), &["sit"]);
+    target.ask("leave");
+    // each leaves a call that began before, and enters anew
+    let seen = session.interrupt().assert_code(0).assert_removed().latency("sit");
+    assert_eq!((seen.calls, seen.unseen), (0, 6), "{seen:?}");
+    target::assert_clean(target.pid(), &before);
+}
