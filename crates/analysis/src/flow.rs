@@ -4,6 +4,7 @@ use iced_x86::{Code, FlowControl, Instruction, Mnemonic};
 use ingraft_model::{Refusal, Svma};
 
 use crate::body::{Body, Indirect, is_direct_branch};
+use crate::decode;
 use crate::sweep;
 
 /// The way of control through a function.
@@ -45,6 +46,17 @@ pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
     };
     if body.code.iter().zip(&flow.reached).any(unexplained) {
         return Err(Refusal::NotAFunction { what: "control arrives in its middle, and not only from itself" });
+    }
+    // A jump through a register surely leaves the function only if no code is left inside that it could lead to.
+    let through_register = |i: &&usize| {
+        let i = &body.code[**i];
+        i.flow_control() == FlowControl::IndirectBranch && !i.is_ip_rel_memory_operand()
+    };
+    if let Some(jump) = flow.exits.iter().find(through_register) {
+        let left = |(i, reached): (&Instruction, &bool)| !reached && !decode::is_nop(i) && i.code() != Code::Int3;
+        if body.code.iter().zip(&flow.reached).any(left) {
+            return Err(Refusal::UnresolvedJump { offset: body.function.offset_of(body.code[*jump].ip()) });
+        }
     }
     flow.joins.sort_unstable();
     flow.joins.dedup();

@@ -189,6 +189,13 @@ fn tables_without_a_bound_are_not_trusted() {
 }
 
 #[test]
+fn jumps_through_pointers_leave_only_where_nothing_is_left() {
+    let elf = |behind: &[u8]| TestElf::new().function("f", &[&[0x48, 0x8b, 0x07, 0xff, 0xe0], behind].concat());
+    assert_eq!(exits(&elf(&[0x90, 0xcc]), "f").unwrap().len(), 1);
+    assert_eq!(exits(&elf(&[0x31, 0xc0, 0xc3]), "f"), Err(Refusal::UnresolvedJump { offset: 3 }));
+}
+
+#[test]
 fn ways_in_that_are_not_known_are_refused() {
     let elf = |held: u64| {
         TestElf::new()
