@@ -7,7 +7,7 @@ use iced_x86::{Code, Instruction, OpKind};
 
 use crate::function::Function;
 use crate::image::Image;
-use crate::jump_table::{Resolved, Resolver, constant_address};
+use crate::jump_table::{Resolved, Resolver, Targets, constant_address};
 use crate::sweep;
 
 /// Head and parts of a function, decoded.
@@ -26,7 +26,7 @@ pub(crate) struct Body<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Indirect {
     /// To one of these places, through a table.
-    Table(Vec<u64>),
+    Table(Targets),
     /// To another function.
     Leaves,
     /// It cannot be told.
@@ -71,8 +71,8 @@ impl<'a> Body<'a> {
         let resolver = Resolver { image, pointers, code: &self.code, inside: &self.inside };
         match resolver.resolve(jump, budget) {
             Resolved::Table(mut targets) => {
-                targets.sort_unstable();
-                targets.dedup();
+                targets.places.sort_unstable();
+                targets.places.dedup();
                 Indirect::Table(targets)
             }
             // Without a label whose address is taken, a pointer can only lead to another function.
@@ -83,9 +83,12 @@ impl<'a> Body<'a> {
 
     fn takes_addresses_of_labels(&self) -> bool {
         *self.takes_labels.get_or_init(|| {
-            let inside = |at: u64| at != self.function.start && self.contains(at);
-            let made = |i: &Instruction| i.code() == Code::Lea_r64_m && constant_address(i).is_some_and(inside);
-            self.image.pointers().entries.iter().any(|e| inside(e.1)) || self.code.iter().any(made)
+            let start = self.function.start;
+            let held = |range| self.image.pointers().targets_in(range).iter().any(|at| *at != start);
+            let made = |i: &Instruction| {
+                i.code() == Code::Lea_r64_m && constant_address(i).is_some_and(|at| at != start && self.contains(at))
+            };
+            self.inside.iter().any(held) || self.code.iter().any(made)
         })
     }
 }

@@ -191,7 +191,7 @@ impl Builder<'_> {
         let i = self.body.code[jump];
         match self.body.indirect(jump, budget) {
             Indirect::Table(targets) => {
-                for target in targets {
+                for target in targets.places {
                     let block = self.starts.get(&target).map(|b| EdgeTarget::Block(*b));
                     let to = block.unwrap_or(EdgeTarget::Outside(Svma(target)));
                     self.out.edges.push(Edge { from, to, kind: EdgeKind::JumpTable });

@@ -77,7 +77,7 @@ pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) ->
         for jump in jumps.drain(..) {
             let Ok(index) = code.binary_search_by_key(&jump, |i| i.ip()) else { continue };
             if let Resolved::Table(targets) = resolver.resolve(index, &mut budget) {
-                work.extend(targets);
+                work.extend(targets.places);
             }
         }
     }

@@ -4,6 +4,7 @@ use iced_x86::{Code, FlowControl, Instruction, Mnemonic};
 use ingraft_model::{Refusal, Svma};
 
 use crate::body::{Body, Indirect, is_direct_branch};
+use crate::decode;
 use crate::sweep;
 
 /// The way of control through a function.
@@ -34,6 +35,29 @@ pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
         walk.path(at)?;
     }
     let mut flow = walk.flow;
+    // Where control arrives by a way that is not known, it may leave by one that is not known either. The table of functions alone makes
+    // the first byte of a part such a place.
+    let elsewhere =
+        |at| body.image.function_containing(Svma(at)).is_some_and(|other| other.start != body.function.start);
+    let starts_part = |at| body.inside.iter().any(|range| range.start == at);
+    let unexplained = |(i, reached): (&Instruction, &bool)| {
+        let at = i.ip();
+        !reached && body.image.arrivals().get(at) && !starts_part(at) && !elsewhere(at)
+    };
+    if body.code.iter().zip(&flow.reached).any(unexplained) {
+        return Err(Refusal::NotAFunction { what: "control arrives in its middle, and not only from itself" });
+    }
+    // A jump through a register surely leaves the function only if no code is left inside that it could lead to.
+    let through_register = |i: &&usize| {
+        let i = &body.code[**i];
+        i.flow_control() == FlowControl::IndirectBranch && !i.is_ip_rel_memory_operand()
+    };
+    if let Some(jump) = flow.exits.iter().find(through_register) {
+        let left = |(i, reached): (&Instruction, &bool)| !reached && !decode::is_nop(i) && i.code() != Code::Int3;
+        if body.code.iter().zip(&flow.reached).any(left) {
+            return Err(Refusal::UnresolvedJump { offset: body.function.offset_of(body.code[*jump].ip()) });
+        }
+    }
     flow.joins.sort_unstable();
     flow.joins.dedup();
     flow.exits.sort_unstable();
@@ -117,24 +141,17 @@ impl Walk<'_> {
     }
 
     fn indirect(&mut self, index: usize) -> Result<(), Refusal> {
-        let i: &Instruction = &self.body.code[index];
-        if i.is_ip_rel_memory_operand() {
+        // Through a slot of the loader, or a pointer variable.
+        if self.body.code[index].is_ip_rel_memory_operand() {
             self.flow.exits.push(index);
             return Ok(());
         }
+        let inside = |at: &u64| self.body.contains(*at);
         match self.body.indirect(index, &mut self.budget) {
-            Indirect::Table(targets) => {
-                let inside = targets.iter().filter(|t| self.body.contains(**t)).count();
-                if inside == targets.len() {
-                    self.work.extend(targets);
-                } else if inside == 0 {
-                    self.flow.exits.push(index);
-                } else {
-                    return Err(self.unresolved(index));
-                }
-            }
+            Indirect::Table(t) if t.bounded && t.places.iter().all(inside) => self.work.extend(t.places),
+            Indirect::Table(t) if t.bounded && !t.places.iter().any(inside) => self.flow.exits.push(index),
             Indirect::Leaves => self.flow.exits.push(index),
-            Indirect::Unknown => return Err(self.unresolved(index)),
+            Indirect::Table(_) | Indirect::Unknown => return Err(self.unresolved(index)),
         }
         Ok(())
     }

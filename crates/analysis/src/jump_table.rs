@@ -19,13 +19,22 @@ const LOOK_BACK_TABLE: usize = 2000;
 /// What was found out about an indirect jump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Resolved {
-    /// All its targets, in the order of the table.
-    Table(Vec<u64>),
+    /// Its targets, in the order of the table.
+    Table(Targets),
     /// Through a pointer that was loaded or passed: a tail call, or a computed jump between places whose absolute
     /// addresses the file holds.
     Pointer,
     /// To an address computed from the table of distances at one of these places (or anywhere, if there is none).
     Distances(Vec<u64>),
+}
+
+/// What a table holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Targets {
+    /// In the order of the table.
+    pub places: Vec<u64>,
+    /// Whether these are all: the index is bounded. Otherwise entries were read while they point into the function.
+    pub bounded: bool,
 }
 
 /// Looks at the instructions of one function, sorted by address.
@@ -90,7 +99,8 @@ impl Resolver<'_> {
                     return table.map_or(Resolved::Pointer, Resolved::Table);
                 }
                 Mnemonic::Lea if constant_address(i).is_some() => {
-                    return Resolved::Table(constant_address(i).into_iter().collect());
+                    let places = constant_address(i).into_iter().collect();
+                    return Resolved::Table(Targets { places, bounded: true });
                 }
                 Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Push | Mnemonic::Bt => {}
                 Mnemonic::Pop | Mnemonic::Mov => return Resolved::Pointer,
@@ -181,7 +191,7 @@ impl Resolver<'_> {
     }
 
     /// Targets of a table; `None` if not even the first entry makes sense.
-    fn read(&self, table: &Table, budget: &mut usize) -> Option<Vec<u64>> {
+    fn read(&self, table: &Table, budget: &mut usize) -> Option<Targets> {
         let bound = self.bound(table.read_by, table.index);
         let size = if table.base.is_some() { 4 } else { 8 };
         let bytes = self.image.data_from(table.at)?;
@@ -202,7 +212,9 @@ impl Resolver<'_> {
             targets.push(target);
         }
         *budget -= targets.len();
-        (!targets.is_empty() && bound.is_none_or(|b| targets.len() == b || *budget == 0)).then_some(targets)
+        let all = bound == Some(targets.len());
+        let plausible = !targets.is_empty() && (all || bound.is_none() || *budget == 0);
+        plausible.then_some(Targets { places: targets, bounded: all })
     }
 
     fn contains(&self, target: u64) -> bool {

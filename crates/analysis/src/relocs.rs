@@ -1,6 +1,9 @@
 //! Absolute addresses that the file is known to hold: what relative relocations point to, or, in an image that is linked at
 //! a fixed address and so has none, every aligned word of its data that could be a code address.
 
+use std::ops::Range;
+use std::sync::OnceLock;
+
 use ingraft_model::Svma;
 use object::elf;
 
@@ -11,9 +14,23 @@ use crate::elf::{Elf, ImageKind, u64_at};
 pub(crate) struct Pointers {
     /// (place, address of code), sorted by place.
     pub entries: Vec<(u64, u64)>,
+    /// The addresses, sorted, once somebody has asked for them.
+    targets: OnceLock<Vec<u64>>,
 }
 
 impl Pointers {
+    /// The addresses in a range that some word points to, sorted.
+    pub fn targets_in(&self, range: &Range<u64>) -> &[u64] {
+        let targets = self.targets.get_or_init(|| {
+            let mut targets: Vec<u64> = self.entries.iter().map(|e| e.1).collect();
+            targets.sort_unstable();
+            targets.dedup();
+            targets
+        });
+        let index = |at| targets.partition_point(|target| *target < at);
+        &targets[index(range.start)..index(range.end)]
+    }
+
     /// What the word at a place points to.
     pub fn get(&self, place: u64) -> Option<u64> {
         let at = self.entries.binary_search_by_key(&place, |e| e.0).ok()?;
@@ -74,7 +91,7 @@ pub(crate) fn read(image: &Elf) -> Pointers {
     }
     entries.sort_unstable();
     entries.dedup_by_key(|e| e.0);
-    Pointers { entries }
+    Pointers { entries, targets: OnceLock::new() }
 }
 
 fn symbol_value(image: &Elf, index: u64) -> Option<u64> {

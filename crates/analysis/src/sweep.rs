@@ -10,7 +10,7 @@ use crate::bits::TextBits;
 use crate::decode;
 use crate::elf::{Elf, ImageKind};
 use crate::explore;
-use crate::jump_table::{Resolved, Resolver, constant_address};
+use crate::jump_table::{Resolved, Resolver, Targets, constant_address};
 use crate::relocs::Pointers;
 
 /// Number of `arch_prctl`.
@@ -293,7 +293,7 @@ impl Sweep<'_> {
         for &jump in indirect {
             let mut unresolved = false;
             match resolver.resolve(jump, &mut budget) {
-                Resolved::Table(targets) => {
+                Resolved::Table(Targets { places: targets, .. }) => {
                     targets.iter().for_each(|t| self.arrivals.set(*t));
                     let cases = targets.iter().filter(|t| !whole.contains(*t)).filter_map(|t| self.part_with(*t));
                     out.to_parts.extend(cases.map(|part| PartJump { part, from: code[jump].ip(), conditional: true }));

@@ -173,6 +173,41 @@ fn cases_of_a_table_are_followed() {
 }
 
 #[test]
+fn tables_without_a_bound_are_not_trusted() {
+    // The second case lies elsewhere, where reading stops; the third has the return.
+    let first = TEXT + 7;
+    let table = [first, TEXT + 0x30, first + 2].map(u64::to_le_bytes).concat();
+    let elf = TestElf::new()
+        .assemble("f", |a| {
+            a.jmp(qword_ptr(rax * 8 + RODATA as i32)).unwrap();
+            a.ud2().unwrap();
+            a.ret().unwrap();
+        })
+        .function("g", &[0xc3])
+        .rodata(&table);
+    assert_eq!(exits(&elf, "f"), Err(Refusal::UnresolvedJump { offset: 0 }));
+}
+
+#[test]
+fn jumps_through_pointers_leave_only_where_nothing_is_left() {
+    let elf = |behind: &[u8]| TestElf::new().function("f", &[&[0x48, 0x8b, 0x07, 0xff, 0xe0], behind].concat());
+    assert_eq!(exits(&elf(&[0x90, 0xcc]), "f").unwrap().len(), 1);
+    assert_eq!(exits(&elf(&[0x31, 0xc0, 0xc3]), "f"), Err(Refusal::UnresolvedJump { offset: 3 }));
+}
+
+#[test]
+fn ways_in_that_are_not_known_are_refused() {
+    let elf = |held: u64| {
+        TestElf::new()
+            .function("f", &[0x31, 0xc0, 0xc3, 0x31, 0xc0, 0xc3])
+            .function("g", &[0xc3])
+            .rodata(&held.to_le_bytes())
+    };
+    assert!(matches!(exits(&elf(TEXT + 3), "f"), Err(Refusal::NotAFunction { .. })));
+    assert_eq!(exits(&elf(TEXT), "f").unwrap().len(), 1);
+}
+
+#[test]
 fn functions_whose_exits_are_not_known_are_refused() {
     let computed = TestElf::new().assemble("f", |a| {
         a.imul_3(rax, rdi, 16).unwrap();
@@ -233,6 +268,26 @@ fn restartable_exits_are_refused() {
     descriptor[24..32].copy_from_slice(&(TEXT + 0x40).to_le_bytes());
     let elf = TestElf::new().function("f", &[0xb8, 1, 0, 0, 0, 0x90, 0x90, 0xc3]).rodata(&descriptor);
     assert_eq!(exits(&elf.rodata_name("__rseq_cs"), "f"), Ok(vec![Err(Refusal::RestartableSequence)]));
+}
+
+#[test]
+fn parts_are_known_by_jumps_into_their_middle() {
+    let elf = TestElf::new()
+        .assemble("f", |a| {
+            begin(a);
+            a.test(eax, eax).unwrap();
+            a.je(TEXT + 0x22).unwrap();
+            a.pop(rbp).unwrap();
+            a.ret().unwrap();
+        })
+        .raw(&[0x90; 17])
+        .function("f.cold", &[0x90, 0x90, 0x5d, 0xc3])
+        .raw(&[0x90; 0xdc])
+        .function("g", &[0xc3]);
+    let image = elf.image();
+    let f = find(&image, "f");
+    assert_eq!(f.parts(), [Svma(TEXT + 0x20)..Svma(TEXT + 0x24)]);
+    assert_eq!(image.exit_sites(f).unwrap().len(), 2);
 }
 
 #[test]
