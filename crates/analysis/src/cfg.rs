@@ -206,14 +206,31 @@ impl Builder<'_> {
     }
 
     fn point(&mut self, kind: PointKind, i: &Instruction) {
-        let words = if kind == PointKind::Call { "call" } else { "exit" };
-        let refusal = Some(Refusal::NotYet { kind: words });
+        let refusal = (kind == PointKind::Call).then_some(Refusal::NotYet { kind: "call" });
         self.out.points.push(Point { kind, at: Svma(i.ip()), refusal });
+    }
+
+    /// An exit without a site is refused for the reason of the first one that has none: those do not say where they are.
+    fn refuse_exits(&mut self) {
+        let sites = self.body.image.exit_sites(self.body.function);
+        let woven: Vec<Svma> = match &sites {
+            Ok(sites) => sites.iter().flatten().map(|s| Svma(s.at.0 + u64::from(s.point))).collect(),
+            Err(_) => Vec::new(),
+        };
+        let reason = match sites {
+            Ok(sites) => sites.into_iter().find_map(Result::err),
+            Err(refusal) => Some(refusal),
+        };
+        let Some(reason) = reason else { return };
+        for exit in self.out.points.iter_mut().filter(|p| p.kind == PointKind::Exit && !woven.contains(&p.at)) {
+            exit.refusal = Some(reason.clone());
+        }
     }
 
     fn finish(mut self) -> FunctionCode {
         let refusal = self.body.image.entry_site(self.body.function).err();
         self.out.points.push(Point { kind: PointKind::Entry, at: self.body.function.start(), refusal });
+        self.refuse_exits();
         self.out.points.sort_by_key(|p| (p.at, p.kind));
         self.out.points.dedup_by_key(|p| (p.at, p.kind));
         self.out.edges.sort_unstable();

@@ -123,7 +123,6 @@ impl Tool {
 
 /// What `latency` says of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the keys of the object")]
 pub struct Latency {
     pub calls: u64,
     pub sum_ns: u64,
