@@ -272,7 +272,6 @@ pub(crate) struct CountArgs {
     after_help = "Examples:
   ingraft latency -n redis-server processCommand 'redis-server:zset*' --for 10s
   ingraft latency -p 4711 'libc:fsync' 'libc:fdatasync' --histogram
-  ingraft latency --until-exit json_loads -- ./server
   ingraft latency -p 4711 call --for 10s --format json | jq 'select(.type == \"latency\") | .p99_ns'
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. The time of a call is what passes from
