@@ -1,8 +1,9 @@
 /* The limit and the product side by side: an empty function called as it is, with a patch made by hand (jump, plain
- * increment, jump back), and as whoever measures this program has woven it, in turns within one run.
+ * increment, jump back), with two readings of the clock and their difference added up, and as whoever measures this program has woven it, in
+ * turns within one run.
  *
  * measure N ROUNDS THREADS
- *     `time KIND THREADS NS` for every round, in nanoseconds per call: the slowest thread's; KIND is plain, hand, woven.
+ *     `time KIND THREADS NS` for every round, in nanoseconds per call: the slowest thread's; KIND is plain, hand, clock, woven.
  *     Every thread has a hand-made patch with a counter of its own, so that no cache line is shared: the strictest limit.
  */
 #include "mutatee.h"
@@ -15,6 +16,17 @@
 #define EMPTY(name) \
     ".p2align 6\n.globl " name "\n.type " name ",@function\n" name ":\n.byte 0x0f,0x1f,0x44,0,0\nret\n.size " name ",.-" name "\n"
 __asm__(".text\n" EMPTY("plain") EMPTY("woven") EMPTY("hand0") EMPTY("hand1") EMPTY("hand2") EMPTY("hand3"));
+/* The clock kept, an instruction, the clock again, the difference added up: what a timer must do at least. */
+#define CLOCK(name, place) \
+    ".p2align 6\n.globl " name "\n.type " name ",@function\n" name ":\n" \
+    "rdtsc\nshl $32,%rdx\nor %rdx,%rax\nmov %rax," place "(%rip)\n.byte 0x0f,0x1f,0x44,0,0\n" \
+    "rdtsc\nshl $32,%rdx\nor %rdx,%rax\nsub " place "(%rip),%rax\nadd %rax," place "+8(%rip)\nret\n.size " name ",.-" name "\n"
+__asm__(".bss\n.p2align 7\ntimes: .skip 512\n.text\n" CLOCK("clock0", "times") CLOCK("clock1", "times+128") CLOCK("clock2", "times+256")
+            CLOCK("clock3", "times+384"));
+void clock0(void);
+void clock1(void);
+void clock2(void);
+void clock3(void);
 void plain(void);
 void woven(void);
 void hand0(void);
@@ -22,6 +34,7 @@ void hand1(void);
 void hand2(void);
 void hand3(void);
 static void (*const hands[THREADS_MAX])(void) = {hand0, hand1, hand2, hand3};
+static void (*const clocks[THREADS_MAX])(void) = {clock0, clock1, clock2, clock3};
 static struct { uint64_t count; char pad[120]; } counters[THREADS_MAX] __attribute__((aligned(128)));
 
 /* call_many(function, n): a loop that is aligned and the same for all kinds */
@@ -80,7 +93,7 @@ static double round_of(int kind, int threads, long n) {
     double slowest = 0;
     pthread_barrier_init(&gate, NULL, (unsigned)threads);
     for (int i = 0; i < threads; i++) {
-        jobs[i] = (struct job){&gate, kind == 0 ? plain : kind == 1 ? hands[i] : woven, n, 0};
+        jobs[i] = (struct job){&gate, kind == 0 ? plain : kind == 1 ? hands[i] : kind == 2 ? clocks[i] : woven, n, 0};
         pthread_create(&ids[i], NULL, run, &jobs[i]);
     }
     for (int i = 0; i < threads; i++) {
@@ -92,7 +105,8 @@ static double round_of(int kind, int threads, long n) {
 }
 
 int main(void) {
-    static const char *const kinds[] = {"plain", "hand", "woven"};
+    enum { KINDS = 4 };
+    static const char *const kinds[KINDS] = {"plain", "hand", "clock", "woven"};
     long tally = 0;
     patch_by_hand();
     say_ready();
@@ -101,7 +115,7 @@ int main(void) {
         int rounds, threads;
         if (sscanf(line, "measure %ld %d %d", &n, &rounds, &threads) == 3 && threads >= 1 && threads <= THREADS_MAX) {
             for (int r = 0; r < rounds; r++)
-                for (int kind = 0; kind < 3; kind++) say("time %s %d %.4f", kinds[kind], threads, round_of(kind, threads, n));
+                for (int kind = 0; kind < KINDS; kind++) say("time %s %d %.4f", kinds[kind], threads, round_of(kind, threads, n));
             tally += (n + 1000) * rounds * threads;
             say("tally woven %ld", tally);
         } else {

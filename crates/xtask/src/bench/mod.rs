@@ -6,6 +6,7 @@ mod code;
 mod daemon;
 mod hold;
 mod start;
+mod times;
 
 use std::process::Command;
 
@@ -77,6 +78,7 @@ type Group = (&'static str, fn() -> Vec<Row>);
 
 const GROUPS: &[Group] = &[
     ("calls", calls::rows),
+    ("times", times::rows),
     ("hold", hold::rows),
     ("start", start::rows),
     ("code", code::rows),
@@ -96,7 +98,7 @@ pub fn run(names: &[&str]) -> Result<()> {
     for name in names {
         ensure!(
             GROUPS.iter().any(|(group, _)| group == name),
-            "no group {name}: there are calls, hold, start, code, daemon"
+            "no group {name}: there are calls, times, hold, start, code, daemon"
         );
     }
     let mut rows = Vec::new();

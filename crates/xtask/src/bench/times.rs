@@ -1,0 +1,52 @@
+//! What a timed call costs, beside two readings of the clock by hand.
+
+use ingraft_testing::Mutatee;
+
+use super::{Row, median, short, tool};
+
+const CALLS: u64 = 5_000_000;
+const ROUNDS: usize = 21;
+
+pub fn rows() -> Vec<Row> {
+    let timer = measured(&["watch", "wall_time@/Code/bench/woven"]);
+    let histogram = measured(&["latency", "woven"]);
+    let detail = |m: &Measured| {
+        format!(" ({} ns, by hand {} ns, unmeasured {} ns)", short(m.woven), short(m.clock), short(m.plain))
+    };
+    vec![
+        Row::at_most("a timed call of an empty function", timer.ratio, 1.3, "x", &detail(&timer)),
+        Row::at_most(
+            "a call in a histogram of times, beside a timed one",
+            histogram.ratio / timer.ratio,
+            1.5,
+            "x",
+            &detail(&histogram),
+        ),
+    ]
+}
+
+/// Nanoseconds a call, and the median of the ratios of woven to hand-made calls.
+struct Measured {
+    plain: f64,
+    clock: f64,
+    woven: f64,
+    ratio: f64,
+}
+
+fn measured(command: &[&str]) -> Measured {
+    let mut target = Mutatee::start("bench", &[]);
+    let pid = target.pid_text();
+    let [verb, what] = *command else { unreachable!("a verb and what it measures") };
+    let mut session = tool().start([verb, "-p", &pid, what]);
+    session.wait_for("attached");
+    let told = target.ask(&format!("measure {CALLS} {ROUNDS} 1"));
+    let _ = session.interrupt().assert_code(0).assert_removed();
+    let of_kind = |kind: &str| {
+        let begin = format!("time {kind} 1 ");
+        let values = told.lines.iter().filter_map(|line| line.strip_prefix(&begin)?.parse::<f64>().ok());
+        values.collect::<Vec<f64>>()
+    };
+    let (plain, clock, woven) = (of_kind("plain"), of_kind("clock"), of_kind("woven"));
+    let ratio = median(woven.iter().zip(&clock).map(|(woven, clock)| woven / clock));
+    Measured { plain: median(plain), clock: median(clock), woven: median(woven), ratio }
+}
