@@ -6,8 +6,11 @@ use std::sync::Arc;
 
 use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
-use ingraft_codegen::{Arena, PointRequest, Environment, MiniRequest, TextSpace, Weave, weave_points};
-use ingraft_model::{Avma, Bias, DataArea, Site, Snippet, ThreadIdentity, VariableId};
+use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
+use ingraft_model::{
+    Avma, Bias, DataArea, Expr, PointKind, Record, Restore, Scale, Site, Snippet, Stmt, ThreadIdentity, TimeUnit,
+    VariableId,
+};
 
 /// Address of the text in images that [`image`] makes.
 pub const TEXT: u64 = 0x1000;
@@ -25,6 +28,14 @@ pub fn survey(image: &Image) -> Vec<Site> {
             assert!(usize::from(site.own) <= site.bytes.len());
             assert_eq!(image.bytes_at(site.at, site.bytes.len()), Some(site.bytes.as_slice()));
             sites.push(site);
+        }
+        for exit in image.exit_sites(function).into_iter().flatten().flatten() {
+            assert!(exit.point < exit.own && usize::from(exit.own) <= exit.bytes.len());
+            assert_eq!(image.bytes_at(exit.at, exit.bytes.len()), Some(exit.bytes.as_slice()));
+            sites.push(exit);
+        }
+        for call in image.call_sites(function).into_iter().flatten() {
+            assert!(call.len > 0);
         }
     }
     for padding in image.padding() {
@@ -122,36 +133,41 @@ pub struct Woven {
     pub weave: Weave,
 }
 
-/// Weaves a count into every entry.
+/// Weaves counts and what follows calls into every point.
 pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    let environment = Environment { data, identity, shadow_stack: false, ticks: ingraft_model::histogram::Scale { mult: 1 << 31, shift: 32 } };
+    let environment = Environment { data, identity, shadow_stack: false, ticks: Scale { mult: 1 << 31, shift: 32 } };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());
-    let snippet = Snippet::increment(VariableId(0));
-    let counters: Vec<u32> = (0..64).collect();
-    let minis: Vec<_> = (0..sites.len())
-        .map(|i| [MiniRequest { id: i as u64, snippet: &snippet, counters: &counters[i % 32..] }])
-        .collect();
-    let requests: Vec<_> =
-        sites.iter().zip(&minis).map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis }).collect();
-    let weave = weave_points(&environment, &mut arena, &mut text, &requests).ok()?;
+    let weave = ask(&sites, |requests| weave_points(&environment, &mut arena, &mut text, requests)).ok()?;
     Some(Woven { environment, arena, text, sites, weave })
 }
 
 /// Whether the verifier accepts a plan for what was asked.
 pub fn proven(woven: &Woven, weave: &Weave) -> bool {
-    let snippet = Snippet::increment(VariableId(0));
-    let counters: Vec<u32> = (0..64).collect();
-    let minis: Vec<_> = (0..woven.sites.len())
-        .map(|i| [MiniRequest { id: i as u64, snippet: &snippet, counters: &counters[i % 32..] }])
-        .collect();
-    let requests: Vec<_> = woven
-        .sites
+    ask(&woven.sites, |requests| verify_weave(&woven.environment, &woven.arena, &woven.text, requests, weave)).is_ok()
+}
+
+/// The requests for these sites: every third point counts, the others run a timer from entry to exit.
+fn ask<R>(sites: &[Site], answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
+    let [activations, timer, histogram] = [0, 1, 2].map(VariableId);
+    let record = Record { activations, time: true, args: vec![0, 7], restore: Some(Restore::Timer(timer)) };
+    let count = Snippet::increment(VariableId(0));
+    let open = Snippet { stmts: vec![Stmt::Settle, Stmt::Open(record.clone(), vec![Stmt::Start(timer)])] };
+    let observe = Stmt::Observe(histogram, Expr::Elapsed(TimeUnit::Nanoseconds));
+    let close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer), observe])] };
+    let counters = [0, 3, 5];
+    let minis: Vec<_> = sites
         .iter()
-        .zip(&minis)
-        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis })
+        .enumerate()
+        .map(|(i, site)| {
+            let follower = if site.kind == PointKind::Entry { &open } else { &close };
+            let snippet = if i % 3 == 0 { &count } else { follower };
+            [MiniRequest { id: i as u64, snippet, counters: &counters }]
+        })
         .collect();
-    verify_weave(&woven.environment, &woven.arena, &woven.text, &requests, weave).is_ok()
+    let requests: Vec<_> =
+        sites.iter().zip(&minis).map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis }).collect();
+    answer(&requests)
 }
