@@ -278,12 +278,13 @@ impl Site {
         self.client.host()
     }
 
-    /// The change per second of a pair between the two latest readings.
+    /// The change per second of a pair between the two latest readings; of a time the change in seconds.
     pub(crate) fn rate(&self, pair: usize) -> Option<f64> {
         let before = self.before.as_ref()?;
         let seconds = self.reading.time_ns.checked_sub(before.time_ns).filter(|&ns| ns > 0)? as f64 / 1e9;
         let change = self.reading.values.get(pair)?.value.wrapping_sub(before.values.get(pair)?.value);
-        Some(change as f64 / seconds)
+        let unit = if self.enabled.pairs.get(pair).is_some_and(|p| p.time) { 1e-9 } else { 1.0 };
+        Some(change as f64 * unit / seconds)
     }
 
     /// The change per second of a pair since the first reading.

@@ -247,8 +247,10 @@ impl Woven {
                 refused.extend(w.minis.iter().map(|m| ((w.function, m.pair), refusal.clone())));
             }
         }
+        // only a function with several points can fail at one of them with others woven
+        let simple = wanted.iter().all(|w| w.kind == PointKind::Entry);
         loop {
-            let before = self.clone();
+            let before = (!simple).then(|| self.clone());
             let mut change = Change::default();
             self.attempt(target, modules, env, wanted, &sites, &refused, &mut change, record, &mut signatures)?;
             let several = |(function, pair): &(FunctionRef, usize)| {
@@ -261,7 +263,7 @@ impl Woven {
             // other points of such a function were woven with this attempt
             let again = change.refused.keys().any(several);
             refused.extend(change.refused.drain());
-            if again {
+            if let (true, Some(before)) = (again, before) {
                 self.go_back_to(before);
                 continue;
             }

@@ -27,7 +27,7 @@ pub enum Style {
 /// How rates and totals are labelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum UnitsType {
-    /// Time per time: rates in units, totals in unit seconds.
+    /// Time: values in nanoseconds, rates in units, time per time.
     Normalized,
     /// Events: rates in units per second, totals in units.
     #[default]

@@ -6,7 +6,7 @@ use crate::exit::Stop;
 use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::{Object, Sample};
 use crate::output::histogram::QUANTILES;
-use crate::output::number::{grouped, quantity, short};
+use crate::output::number::{grouped, quantity, short, time};
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, Output};
 
@@ -99,6 +99,12 @@ fn unit<'a>(info: &'a PairInfo, value: Option<&Value>) -> &'a str {
     if value.is_some_and(|v| v.distribution.is_some()) { "values" } else { &info.unit }
 }
 
+/// The value for people.
+fn number(info: &PairInfo, value: Option<&Value>) -> String {
+    let value = value.map_or(0, |v| v.value);
+    if info.time { time(value as f64) } else { grouped(value) }
+}
+
 /// The quantiles of a histogram, as people are shown them; empty ones if there is no value, none if it is no histogram.
 fn quantiles(info: &PairInfo, value: Option<&Value>) -> Vec<String> {
     let Some(distribution) = value.and_then(|v| v.distribution.as_deref()) else { return Vec::new() };
@@ -114,14 +120,16 @@ fn line(site: &Site, pair: usize, several: bool, start_ns: u64) -> String {
     let pid = if several { format!("{}  ", site.enabled.pid) } else { String::new() };
     let focus = if info.focus.is_empty() { String::new() } else { format!("@{}", info.focus) };
     let value = site.reading.values.get(pair);
-    let (unit, number) = (unit(info, value), grouped(value.map_or(0, |v| v.value)));
+    let number = number(info, value);
     let change = match site.rate(pair) {
-        Some(r) if !info.level => format!("  {} {unit}/s", short(r)),
+        Some(r) if info.time => format!("  {} {}", short(r), info.unit),
+        Some(r) if !info.level => format!("  {} {}/s", short(r), unit(info, value)),
         _ => String::new(),
     };
+    let unit = if info.time { String::new() } else { format!(" {}", unit(info, value)) };
     let named = QUANTILES.iter().zip(quantiles(info, value)).filter(|(_, text)| !text.is_empty());
     let quantiles: String = named.map(|((name, _), text)| format!("  {name} {text}")).collect();
-    format!("{seconds:>9.3} s  {host}{pid}{}{focus}  {number} {unit}{change}{quantiles}\n", info.metric)
+    format!("{seconds:>9.3} s  {host}{pid}{}{focus}  {number}{unit}{change}{quantiles}\n", info.metric)
 }
 
 /// All latest values as a table.
@@ -145,8 +153,8 @@ fn frame(sites: &[Site], width: Option<usize>) -> String {
                 pid.into(),
                 info.metric.as_str().into(),
                 info.focus.as_str().into(),
-                grouped(value.map_or(0, |v| v.value)).into(),
-                change.map(|r| format!("{}/s", short(r))).unwrap_or_default().into(),
+                number(info, value).into(),
+                change.map(|r| format!("{}{}", short(r), if info.time { "" } else { "/s" })).unwrap_or_default().into(),
                 Cell::styled(unit(info, value), DIM),
             ];
             cells.extend(quantiles(info, value).into_iter().map(Cell::from));

@@ -61,6 +61,8 @@ pub(crate) struct PairInfo {
     pub(crate) unit: String,
     /// Whether the value is a level rather than a count of events.
     pub(crate) level: bool,
+    /// Whether the value is a time in nanoseconds, so that its rate is time per time, in the unit.
+    pub(crate) time: bool,
     pub(crate) function: Option<FunctionRef>,
     pub(crate) exact_since_ns: Option<u64>,
 }
@@ -205,6 +207,7 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
     PairInfo {
         unit: info.map(|m| m.unit.clone()).unwrap_or_default(),
         level: info.is_some_and(|m| m.style() == v1::Style::SampledFunction),
+        time: info.is_some_and(|m| m.units_type() == v1::UnitsType::Normalized),
         metric,
         focus,
         function: pair.function.map(function_ref),
