@@ -268,7 +268,9 @@ impl Woven {
                 continue;
             }
             change.refused = refused;
-            change.plan.code.append(&mut signatures);
+            // by these a successor knows an arena, so they are written before anything else
+            signatures.append(&mut change.plan.code);
+            change.plan.code = signatures;
             sort(&mut change.plan);
             return Ok(change);
         }
