@@ -315,6 +315,11 @@ impl<'a> Remote<'a> {
         }
     }
 
+    /// Holds all other threads too, until this operation ends.
+    pub(crate) fn hold_all(&mut self) -> Result<(), Error> {
+        self.tracer.stop_all()
+    }
+
     /// Puts bytes where the target can read them, on the borrowed thread's stack; good until the thread is given back.
     pub fn scratch(&mut self, bytes: &[u8]) -> Result<Avma, Error> {
         let used = self.scratch_used + bytes.len() as u64;

@@ -67,10 +67,13 @@ impl Target {
         let mut shards = request.shards.clamp(SHARDS_MIN, layout::SHARDS_MAX);
         let locked = self.status()?.locked_kib != 0;
         let own_id = Pid(self.status()?.own_id);
-        let strays = self.stray_files()?;
         self.remote(|remote| {
-            for fd in strays {
-                remote.close(fd)?;
+            if !self.stray_files()?.is_empty() {
+                // The killed engine's own `close` may be under way: with all threads held it is over, and no number is used again.
+                remote.hold_all()?;
+                for fd in self.stray_files()? {
+                    remote.close(fd)?;
+                }
             }
             loop {
                 let made = self.try_area(remote, request, shards, locked).and_then(|area| {
