@@ -94,15 +94,14 @@ fn exits(image: &Image, counted: &[&Function], entries: &[Result<Site, Refusal>]
     for entry in entries.iter().flatten().filter(|s| !is_near(s)) {
         free.take(entry.at.0);
     }
-    let (mut whole, mut near, mut by_island, mut refused, mut shared) = (0, 0, 0, 0, 0);
+    let (mut whole, mut near, mut by_island, mut refused) = (0, 0, 0, 0);
     let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for ((function, entry), sites) in counted.iter().zip(entries).zip(&sites) {
         let mut why = None;
         let entry = entry.as_ref().map_or(0, |entry| entry.at.0);
         for site in sites.iter().flatten() {
-            shared += usize::from(site.as_ref().is_ok_and(|site| site.at.0 == entry));
             match site {
-                Ok(site) if (entry + 1..entry + 5).contains(&site.at.0) => {
+                Ok(site) if (entry..entry + 5).contains(&site.at.0) => {
                     refused += 1;
                     why = Some("overlaps the entry".to_owned());
                 }
@@ -123,7 +122,7 @@ fn exits(image: &Image, counted: &[&Function], entries: &[Result<Site, Refusal>]
     }
     println!(
         "  exits in {asked:.1?}: {:.2} % of the functions have exits that can all be woven ({near} at once, {by_island} by an island, \
-         {refused} not; {shared} begin where the entry does)",
+         {refused} not)",
         100.0 * whole as f64 / counted.len().max(1) as f64,
     );
     print_reasons(&reasons, verbose);

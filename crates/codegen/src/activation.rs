@@ -6,11 +6,11 @@
 
 use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
 use ingraft_model::histogram::{PER_OCTAVE, SUB_BITS, VALUE_BITS};
-use ingraft_model::layout::{COUNTERS, TOP, record};
+use ingraft_model::layout::{COUNTERS, record};
 use ingraft_model::{Expr, Record, Restore, Stmt, TimeUnit, VariableId};
 
 use crate::environment::Assembly;
-use crate::routine::Routine;
+use crate::routine::{self, Routine};
 use crate::snippet::{Access, Generator, Operand};
 
 /// Counters of a timer.
@@ -29,9 +29,12 @@ const BUCKETS: u32 = 3;
 const BUCKET_MASK: i32 = (ingraft_model::histogram::BUCKETS.next_power_of_two() - 1) as i32;
 
 impl Generator<'_> {
-    /// Displacement of a field of the last record from the shard's [`TOP`].
     fn last(&self, field: u32) -> u32 {
-        self.env.data.displacement(self.env.data.records() + field - record::SIZE)
+        routine::last(self.env, field)
+    }
+
+    fn top(&self) -> AsmMemoryOperand {
+        routine::top(self.env)
     }
 
     fn slot(&self, v: VariableId, n: u32) -> AsmMemoryOperand {
@@ -43,14 +46,9 @@ impl Generator<'_> {
         COUNTERS + 8 * self.index(v)
     }
 
-    fn top(&self) -> AsmMemoryOperand {
-        qword_ptr(u64::from(self.env.data.displacement(TOP))).gs()
-    }
-
     /// The stack pointer by which this call is known, in rdx.
     fn call(&mut self) -> Result<(), Assembly> {
-        let below = 8 * (self.depth + i32::from(self.before_call));
-        Ok(self.a.lea(rdx, qword_ptr(rsp + below))?)
+        Ok(self.a.lea(rdx, qword_ptr(rsp + 8 * self.depth))?)
     }
 
     /// The clock in rax. It is not serialising: what stands around the call may overlap it by some nanoseconds.
@@ -280,7 +278,7 @@ impl Generator<'_> {
     /// Goes to a shared routine that comes back to `label`.
     fn routine(&mut self, routine: Routine, label: iced_x86::code_asm::CodeLabel) -> Result<(), Assembly> {
         self.a.lea(rax, iced_x86::code_asm::ptr(label))?;
-        self.a.jmp(crate::routine::FAR)?;
+        self.a.jmp(routine::FAR)?;
         let mut behind = self.a.create_label();
         self.place(&mut behind)?;
         self.exits.push((behind, routine));

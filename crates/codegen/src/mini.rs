@@ -48,8 +48,6 @@ pub(crate) struct Frame {
     pub rax_free: bool,
     /// Words that the base trampoline has pushed. At an exit the first of them is rax, the function's result.
     pub pushed: u8,
-    /// Whether the last word before those is the return address of a call that is about to begin.
-    pub before_call: bool,
 }
 
 impl Frame {

@@ -15,7 +15,7 @@ pub(crate) const FAR: u64 = 0x1000_0000;
 /// What a routine does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Routine {
-    /// Before a record is opened: takes away the records of calls that have ended without passing an exit. Answers the top.
+    /// At an entry: takes away the records of calls that have ended without passing an exit.
     Settle,
     /// Before a record is closed: looks for the one of this call whose name is in ecx, and takes away those above it. Answers the top, or 0
     /// if there is no such record.
@@ -24,6 +24,16 @@ pub(crate) enum Routine {
 
 impl Routine {
     pub const ALL: [Routine; 2] = [Routine::Settle, Routine::Find];
+}
+
+/// The top of this thread's activation records.
+pub(crate) fn top(env: &Environment) -> AsmMemoryOperand {
+    qword_ptr(u64::from(env.data.displacement(TOP))).gs()
+}
+
+/// Displacement of a field of the last record from the top.
+pub(crate) fn last(env: &Environment, field: u32) -> u32 {
+    env.data.displacement(env.data.records() + field - record::SIZE)
 }
 
 /// Assembles a routine; it is position-independent.
@@ -46,12 +56,11 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn top(&self) -> AsmMemoryOperand {
-        qword_ptr(u64::from(self.env.data.displacement(TOP))).gs()
+        top(self.env)
     }
 
-    /// Displacement of a field of the last record from the top.
     fn last(&self, field: u32) -> u32 {
-        self.env.data.displacement(self.env.data.records() + field - record::SIZE)
+        last(self.env, field)
     }
 
     fn settle(&mut self) -> Result<(), Assembly> {

@@ -99,7 +99,6 @@ pub(crate) fn compile(
             used: [false; 3],
             depth: i32::from(frame.pushed),
             below: i32::from(frame.pushed),
-            before_call: frame.before_call,
             saved,
             exits: Vec::new(),
         };
@@ -141,8 +140,6 @@ pub(crate) struct Generator<'a> {
     /// Words pushed since the function was entered, and how many of them were there before this snippet.
     pub depth: i32,
     below: i32,
-    /// The last word pushed by the program is a call's return address.
-    pub before_call: bool,
     /// Labels behind the jumps to shared routines.
     pub exits: Vec<(CodeLabel, Routine)>,
 }

@@ -98,7 +98,7 @@ impl WovenPoint {
                 None => return Err(CodegenError::OtherEnvironment { at: self.at.0 }),
             },
         };
-        Ok(Frame { at: self.resume.0, private, rax_free: self.rax_free, pushed: self.pushed, before_call: false })
+        Ok(Frame { at: self.resume.0, private, rax_free: self.rax_free, pushed: self.pushed })
     }
 
     /// All records that removing the point needs, its snippets' included.
@@ -251,7 +251,6 @@ impl Weaver<'_> {
             private: r.zip(slow.as_ref().map(|s| s.walk.0)),
             rax_free: save.scratch || save.result || site.scratch.contains(&Gpr(0)),
             pushed: save.words(),
-            before_call: false,
         };
         let compile = |m: &MiniRequest<'_>| mini::compile(self.env, &frame, m);
         let minis = request.minis.iter().map(compile).collect::<Result<Vec<_>, _>>()?;

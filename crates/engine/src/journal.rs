@@ -14,7 +14,7 @@ use ingraft_model::{Avma, AvmaRange, DataArea, PcMove, Pid, Shape, TextWrite};
 
 use crate::values::Slots;
 
-const MAGIC: [u8; 8] = *b"INGJRNL\x01";
+const MAGIC: [u8; 8] = *b"INGJRNL\x02";
 
 /// Whose journal it is, and where the data area lies.
 #[derive(Clone, Debug, PartialEq, Eq)]

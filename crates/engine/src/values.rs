@@ -2,6 +2,7 @@
 //! Read while the target runs; each slot has one writer, so a read is never torn and never too high.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 
 use ingraft_model::{Activations, Distribution, Scale, Shape, Tid};
 use ingraft_process::SharedArea;
@@ -14,8 +15,8 @@ pub trait Shards {
     fn load(&self, shard: u32, counter: u32) -> i64;
     /// Frees the shard of a thread that has ended; its first `counters` values.
     fn free(&self, shard: u32, counters: u32) -> Vec<i64>;
-    /// Sets a counter to 0 in every shard. Nothing may count into it.
-    fn clear(&self, counter: u32);
+    /// Sets counters to 0 in every shard. Nothing may count into them.
+    fn clear(&self, counters: Range<u32>);
     /// Makes the open records of these names nobody's.
     fn forget(&self, names: &HashSet<u32>);
 }
@@ -35,9 +36,9 @@ impl Shards for SharedArea {
         self.free_shard(shard, counters).map_or_else(|_| Vec::new(), |v| v.into_iter().map(u64::cast_signed).collect())
     }
 
-    fn clear(&self, counter: u32) {
-        if let Err(error) = self.zero_counter(counter) {
-            tracing::debug!(%error, "a counter was not cleared");
+    fn clear(&self, counters: Range<u32>) {
+        if let Err(error) = self.zero_counters(counters) {
+            tracing::debug!(%error, "counters were not cleared");
         }
     }
 
@@ -73,12 +74,12 @@ impl EndedThreads {
         }
     }
 
-    /// Sets a counter back to 0 everywhere, before it is used for something else. Nothing may count it any more.
-    pub fn clear(&mut self, shards: &dyn Shards, counter: u32) {
+    /// Sets counters back to 0 everywhere, before they are used for something else. Nothing may count them any more.
+    pub fn clear(&mut self, shards: &dyn Shards, counters: Range<u32>) {
         for record in self.threads.values_mut() {
-            record.remove(&counter);
+            record.retain(|counter, _| !counters.contains(counter));
         }
-        shards.clear(counter);
+        shards.clear(counters);
     }
 }
 
@@ -160,6 +161,8 @@ impl Raw {
                 let ticks = if sum < 0 { sum.wrapping_add_unsigned(ruler.now).max(0) } else { sum };
                 raw.value = i64::try_from(ruler.scale.apply(ticks.cast_unsigned())).unwrap_or(i64::MAX);
             }
+            // Without a value there is no smallest one, and its pages are left alone: to look at them would make them.
+            Shape::Histogram if at(2) == 0 => raw.distribution = Some(Box::default()),
             Shape::Histogram => {
                 let recorded: Vec<u64> = (0..slots.shape.slots()).map(|n| at(n).cast_unsigned()).collect();
                 let distribution = Distribution::from_slots(&recorded, ruler.scale);
@@ -310,8 +313,8 @@ mod tests {
             self.claims.borrow_mut().retain(|c| c.0 != shard);
             (0..counters).map(|c| self.values.borrow_mut().remove(&(shard, c)).unwrap_or(0)).collect()
         }
-        fn clear(&self, counter: u32) {
-            self.values.borrow_mut().retain(|k, _| k.1 != counter);
+        fn clear(&self, counters: Range<u32>) {
+            self.values.borrow_mut().retain(|k, _| !counters.contains(&k.1));
         }
         fn forget(&self, _: &HashSet<u32>) {}
     }
@@ -338,7 +341,7 @@ mod tests {
         let columns = Columns::new(&shards, &ended, &tid);
         assert_eq!(columns.sum(1), 15);
         assert_eq!(shards.claims(), [(3, 71)]);
-        ended.clear(&shards, 1);
+        ended.clear(&shards, 1..2);
         assert_eq!(Columns::new(&shards, &ended, &tid).sum(1), 0);
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use ingraft_analysis::FunctionKind;
+use ingraft_analysis::{Function, FunctionKind};
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_weave};
 use ingraft_codegen::{
     Arena, Environment, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
@@ -110,9 +110,7 @@ pub fn sites(target: &Target, modules: &Modules, function: FunctionRef, kind: Po
     match kind {
         PointKind::Entry => entry_site(target, modules, function).map(|site| vec![site]),
         PointKind::Exit => {
-            let (_, module, f) = modules.resolve(function).ok_or(NO_FUNCTION)?;
-            // what a function as a whole is refused for, its entry is refused for too
-            entry_site(target, modules, function)?;
+            let (module, f) = body(modules, function)?;
             let sites = module.image.exit_sites(f)?.into_iter().collect::<Result<Vec<_>, _>>()?;
             sites.iter().try_for_each(|site| agrees(target, module, site))?;
             Ok(sites)
@@ -123,7 +121,16 @@ pub fn sites(target: &Target, modules: &Modules, function: FunctionRef, kind: Po
     }
 }
 
-const NO_FUNCTION: Refusal = Refusal::NotAFunction { what: "no such function" };
+/// A function whose code may be changed.
+fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function), Refusal> {
+    let (file, module, f) = modules.resolve(function).ok_or(Refusal::NotAFunction { what: "no such function" })?;
+    match f.kind() {
+        FunctionKind::Normal if file.is_shared() => Err(Refusal::SharedText),
+        FunctionKind::Normal => Ok((module, f)),
+        FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
+        FunctionKind::Stub => Err(Refusal::NotAFunction { what: "a stub of the linker" }),
+    }
+}
 
 /// Whether the target has the bytes of the file.
 fn agrees(target: &Target, module: &Module, site: &Site) -> Result<(), Refusal> {
@@ -141,15 +148,7 @@ fn agrees(target: &Target, module: &Module, site: &Site) -> Result<(), Refusal> 
 
 /// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
 pub fn entry_site(target: &Target, modules: &Modules, function: FunctionRef) -> Result<Site, Refusal> {
-    let (file, module, f) = modules.resolve(function).ok_or(NO_FUNCTION)?;
-    match f.kind() {
-        FunctionKind::Normal => {}
-        FunctionKind::IfuncResolver => return Err(Refusal::IfuncResolver),
-        FunctionKind::Stub => return Err(Refusal::NotAFunction { what: "a stub of the linker" }),
-    }
-    if file.is_shared() {
-        return Err(Refusal::SharedText);
-    }
+    let (module, f) = body(modules, function)?;
     let site = module.image.entry_site(f)?;
     agrees(target, module, &site)?;
     Ok(site)

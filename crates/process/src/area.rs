@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -265,11 +266,11 @@ impl SharedArea {
         self.read_words(self.counter_at(shard, 0), values)
     }
 
-    /// Sets one counter to 0 in shard 0 and in every claimed shard. Only while nothing counts into it.
-    pub fn zero_counter(&self, index: u32) -> Result<(), Error> {
-        self.write_u64(self.counter_at(0, index), 0)?;
-        for claim in self.claims()? {
-            self.write_u64(self.counter_at(claim.shard, index), 0)?;
+    /// Sets counters to 0 in shard 0 and in every claimed shard. Only while nothing counts into them.
+    pub fn zero_counters(&self, counters: Range<u32>) -> Result<(), Error> {
+        let shards = self.claims()?.into_iter().map(|claim| claim.shard);
+        for shard in std::iter::once(0).chain(shards) {
+            counters.clone().try_for_each(|index| self.write_u64(self.counter_at(shard, index), 0))?;
         }
         Ok(())
     }

@@ -1,15 +1,19 @@
 //! The time stamp counter as a clock: whether it may be one here, and how long a tick is.
 
 use std::path::Path;
+use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
+use ingraft_model::Scale;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::sys;
 
 /// Below this the length of a tick is not known well enough: two readings of both clocks are some 50 ns apart.
 const BASE: Duration = Duration::from_millis(20);
+/// Binary digits of the scale: a tick may last two nanoseconds.
+const DIGITS: u32 = 31;
 /// Readings of which the quickest counts.
 const TRIES: usize = 9;
 /// The clock sources that the kernel trusts; it takes `tsc` out when the counters of the processors disagree.
@@ -26,11 +30,11 @@ pub enum ClockProblem {
     NotTrusted,
 }
 
-/// Compares the time stamp counter with the kernel's monotonic clock, over the whole life of the value: the longer, the better. After a
-/// minute the error is below that of the kernel's own clock against real time.
-#[derive(Clone, Copy, Debug)]
+/// The time stamp counter beside the kernel's monotonic clock.
+#[derive(Debug)]
 pub struct TickClock {
     begin: Reading,
+    scale: OnceLock<Scale>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +54,7 @@ impl TickClock {
         if sources.is_ok_and(|s| !s.split_whitespace().any(|s| s == "tsc")) {
             return Err(ClockProblem::NotTrusted);
         }
-        Ok(TickClock { begin: Reading::take() })
+        Ok(TickClock { begin: Reading::take(), scale: OnceLock::new() })
     }
 
     /// The counter now, as a target reads it.
@@ -58,14 +62,23 @@ impl TickClock {
         sys::ticks()
     }
 
-    /// Nanoseconds of a tick. Waits until both clocks have been compared for 20 ms.
-    pub fn ns_per_tick(&self) -> f64 {
+    /// Ticks to nanoseconds, off by some millionths. Waits until both clocks have been compared for 20 ms. Always the same: a value that
+    /// is read again must not have become less, nor the bounds of a histogram others.
+    pub fn scale(&self) -> Scale {
+        *self.scale.get_or_init(|| self.measure())
+    }
+
+    fn measure(&self) -> Scale {
         loop {
             let now = Reading::take();
             let ns = now.ns.saturating_sub(self.begin.ns);
             match BASE.checked_sub(Duration::from_nanos(ns)) {
                 Some(rest) if !rest.is_zero() => thread::sleep(rest),
-                _ => return ns as f64 / now.ticks.wrapping_sub(self.begin.ticks).max(1) as f64,
+                _ => {
+                    let ticks = now.ticks.wrapping_sub(self.begin.ticks).max(1);
+                    let mult = (ns as f64 / ticks as f64 * f64::from(1u32 << DIGITS)).round();
+                    return Scale { mult: mult as u32, shift: DIGITS };
+                }
             }
         }
     }
@@ -97,12 +110,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_time() {
+    fn ticks_are_time_by_one_scale() {
         let Ok(clock) = TickClock::start() else { return };
+        let scale = clock.scale();
         let (first, begin) = (clock.ticks(), Reading::take());
         thread::sleep(Duration::from_millis(30));
         let (last, end) = (clock.ticks(), Reading::take());
-        let (measured, real) = ((last - first) as f64 * clock.ns_per_tick(), (end.ns - begin.ns) as f64);
+        assert_eq!(clock.scale(), scale);
+        let (measured, real) = (scale.apply(last - first) as f64, (end.ns - begin.ns) as f64);
         // what lies between the readings themselves, should the thread lose its processor there
         assert!((measured - real).abs() < 0.01 * real + 5e6, "{measured} {real}");
     }

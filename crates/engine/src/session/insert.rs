@@ -162,9 +162,9 @@ impl Session {
             let what = "calls cannot be followed from entry to exit: the threads of this program cannot be told apart";
             return refuse("no_shards", what.to_owned(), "counts work; a program that is running already may differ");
         }
-        match self.clock {
+        match &self.clock {
             Ok(clock) => {
-                attached.env.ticks = tick_scale(&clock);
+                attached.env.ticks = clock.scale();
                 Ok(())
             }
             Err(problem) => refuse("no_clock", format!("times cannot be measured here: {problem}"), "counts work"),
@@ -181,23 +181,17 @@ impl Session {
             return Ok(());
         }
         let mut reasons: Refused = refused.clone();
-        let mut hopeful: HashSet<(MdlFunction, usize)> = HashSet::new();
-        for w in wanted {
-            let pairs = w.minis.iter().map(|m| (w.function, m.pair));
-            // one entry that works is enough to know, where nothing else is asked of its function
-            match sites(&self.target, modules, w.function, w.kind) {
-                Ok(_) => {
-                    let alone = wanted.iter().filter(|o| o.function == w.function).count() == 1;
-                    if alone {
-                        return Ok(());
-                    }
-                    hopeful.extend(pairs);
+        // all that is wanted of a function stands together
+        for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
+            let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
+            for w in of_function {
+                if let Err(refusal) = sites(&self.target, modules, w.function, w.kind) {
+                    reasons.extend(w.minis.iter().map(|m| ((w.function, m.pair), refusal.clone())));
                 }
-                Err(refusal) => reasons.extend(pairs.map(|p| (p, refusal.clone()))),
             }
-        }
-        if hopeful.iter().any(|p| !reasons.contains_key(p)) {
-            return Ok(());
+            if pairs().any(|p| !reasons.contains_key(&p)) {
+                return Ok(());
+            }
         }
         let Some(((function, _), refusal)) = reasons.iter().min_by_key(|(p, _)| **p) else { return Ok(()) };
         if !self.target.is_alive() {
@@ -357,13 +351,6 @@ fn give_back(control: &mut Control, bound: &[(PairKey, Instrumentation, Vec<u32>
             control.counters.give_back(*first, variable.shape.slots());
         }
     }
-}
-
-/// Ticks to nanoseconds for generated code: 31 binary digits, so that a tick may last two nanoseconds.
-pub(super) fn tick_scale(clock: &TickClock) -> Scale {
-    const DIGITS: u32 = 31;
-    let mult = (clock.ns_per_tick() * f64::from(1u32 << DIGITS)).round();
-    Scale { mult: mult as u32, shift: DIGITS }
 }
 
 /// The functions of an instrumentation that could not be woven.

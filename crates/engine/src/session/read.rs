@@ -33,7 +33,7 @@ impl Session {
     /// How values in a unit are read now.
     fn ruler(&self, unit: ValueUnit) -> Ruler {
         match (unit, &self.clock) {
-            (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: insert::tick_scale(clock), now: clock.ticks() },
+            (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: clock.scale(), now: clock.ticks() },
             // without a clock nothing is recorded in ticks
             _ => Ruler { scale: Scale::ONE, now: 0 },
         }
@@ -51,13 +51,7 @@ impl Session {
         let ended = self.ended.get().copied();
         let shared = self.shared();
         let values = match shared.columns() {
-            Some(columns) => {
-                let [plain, ticks] = [ValueUnit::Plain, ValueUnit::Ticks]
-                    .map(|unit| views.iter().any(|v| v.unit == unit).then(|| self.ruler(unit)));
-                let ruler = |view: &View| if view.unit == ValueUnit::Ticks { ticks } else { plain };
-                let value = |view: &View| ruler(view).map(|ruler| view.value(&columns, ruler, threads));
-                views.iter().map(|view| value(view).unwrap_or_default()).collect()
-            }
+            Some(columns) => views.iter().map(|v| v.value(&columns, self.ruler(v.unit), threads)).collect(),
             None => views.iter().map(|_| Value::default()).collect(),
         };
         Reading { time_ns: now_ns(), values, ended }

@@ -72,7 +72,7 @@ impl Session {
             }
             for (first, shape) in variables() {
                 if let Some(area) = &shared.area {
-                    (first..first + shape.slots()).for_each(|counter| shared.ended.clear(&**area, counter));
+                    shared.ended.clear(&**area, first..first + shape.slots());
                 }
                 shared.shapes.remove(first);
                 control.counters.give_back(first, shape.slots());
