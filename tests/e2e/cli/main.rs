@@ -7,6 +7,7 @@
 mod bad_input;
 mod corners;
 mod counting;
+mod cpu_times;
 mod crashes;
 mod families;
 mod launches;
