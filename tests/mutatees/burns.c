@@ -62,7 +62,7 @@ COUNTED void both(long us) {
 }
 
 COUNTED __attribute__((optimize("no-optimize-sibling-calls"))) int dive(int n, long us) {
-    burn(us);
+    TIMED(BURN, burn(us));
     if (n == 0) return 0;
     int result;
     TIMED(DIVE, result = dive(n - 1, us));
@@ -110,7 +110,11 @@ int main(void) {
         } else if (sscanf(line, "crowd %ld %ld %ld", &t, &n, &us) == 3 && t <= 64) {
             pthread_t threads[64];
             struct work work = {n, us};
-            for (long i = 0; i < t; i++) pthread_create(&threads[i], NULL, member, &work);
+            /* small ones, so that libc keeps all of them, and with them the areas of ended threads, for the next */
+            pthread_attr_t small;
+            pthread_attr_init(&small);
+            pthread_attr_setstacksize(&small, 256 << 10);
+            for (long i = 0; i < t; i++) pthread_create(&threads[i], &small, member, &work);
             for (long i = 0; i < t; i++) pthread_join(threads[i], NULL);
         } else if (sscanf(line, "forks %ld %ld", &n, &us) == 2) {
             pid_t child = fork();
@@ -121,7 +125,10 @@ int main(void) {
             say("child %d", status);
         } else if (!strcmp(line, "long")) {
             go_on = 1;
-            pthread_create(&held, NULL, holder, NULL);
+            pthread_attr_t small;
+            pthread_attr_init(&small);
+            pthread_attr_setstacksize(&small, 256 << 10);
+            pthread_create(&held, &small, holder, NULL);
         } else if (!strcmp(line, "short")) {
             __atomic_store_n(&go_on, 0, __ATOMIC_RELAXED);
             pthread_join(held, NULL);

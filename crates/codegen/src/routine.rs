@@ -3,7 +3,8 @@
 
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rbx, rcx, rdx,
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rbx, rcx,
+    rdx,
 };
 use ingraft_model::CpuClock;
 use ingraft_model::layout::{TOP, record};
@@ -144,24 +145,28 @@ impl Writer<'_> {
 
     /// Takes the last record away: counts it as left, and gives what it restores back. rcx is the top before and afterwards.
     fn abandon(&mut self) -> Result<(), Assembly> {
-        let [mut restored, mut plain, mut stopped, mut counted, mut cpu, mut timer] = std::array::from_fn(|_| self.a.create_label());
+        let [mut restored, mut plain, mut stopped, mut counted, mut cpu, mut timer] =
+            std::array::from_fn(|_| self.a.create_label());
         let base = self.env.data.displacement(0);
         let word = |n: u32| base + 8 * n;
         self.a.mov(r9d, dword_ptr(rcx + self.last(record::RESTORE)).gs())?;
         self.a.test(r9d, r9d)?;
         self.a.je(restored)?;
         self.a.mov(r10, qword_ptr(rcx + self.last(record::SAVED)).gs())?;
-        self.a.btr(r9d, record::RESTORE_CPU.trailing_zeros())?;
-        self.a.jb(cpu)?;
+        let has_cpu = self.env.cpu != CpuClock::None;
+        if has_cpu {
+            self.a.btr(r9d, record::RESTORE_CPU.trailing_zeros())?;
+            self.a.jb(cpu)?;
+        }
         self.a.btr(r9d, record::RESTORE_WALL.trailing_zeros())?;
         self.a.jae(plain)?;
         self.clock()?;
-        self.a.jmp(timer)?;
-        self.a.set_label(&mut cpu)?;
-        if self.env.cpu != CpuClock::None {
+        if has_cpu {
+            self.a.jmp(timer)?;
+            self.a.set_label(&mut cpu)?;
             self.renew()?;
+            self.a.set_label(&mut timer)?;
         }
-        self.a.set_label(&mut timer)?;
         self.a.cmp(qword_ptr(r9 + word(0)).gs(), 0)?;
         self.a.je(stopped)?;
         self.a.test(r10, r10)?;

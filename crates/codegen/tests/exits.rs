@@ -9,8 +9,8 @@ use ingraft_codegen::{
 use ingraft_model::histogram;
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
-    Bias, BinaryOp, Clock, CpuClock, Expr, PatchPlan, PointKind, Record, Restore, Shape, Site, Snippet, Stmt, Svma, ThreadIdentity,
-    TimeUnit, VariableId,
+    Bias, BinaryOp, Clock, CpuClock, Expr, PatchPlan, PointKind, Record, Restore, Shape, Site, Snippet, Stmt, Svma,
+    ThreadIdentity, TimeUnit, VariableId,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -210,13 +210,7 @@ impl Nest {
         Step::Call { target: self.outer, registers: vec![(3, rbx)], flags: 0x246 }
     }
 
-    fn run_in(
-        &self,
-        env: &Environment,
-        middle: [&Snippet; 2],
-        inner: [&Snippet; 2],
-        steps: Vec<Step>,
-    ) -> Outcome {
+    fn run_in(&self, env: &Environment, middle: [&Snippet; 2], inner: [&Snippet; 2], steps: Vec<Step>) -> Outcome {
         let (mut arena, mut text) = (arena(), TextSpace::new());
         let sites = [self.entry(self.middle.0), self.middle.1.clone(), self.entry(self.inner.0), self.inner.1.clone()];
         let snippets = [middle[0], middle[1], inner[0], inner[1]];

@@ -249,8 +249,11 @@ impl<'a> Columns<'a> {
             let cpu = || self.shards.cpu_last(shard).max(tid.map_or(0, ruler.cpu));
             (tid, read(&|n| self.shards.load(shard, n), &cpu))
         });
-        let ended =
-            self.ended.threads.iter().map(|(&tid, record)| (tid, read(&|n| record.get(&n).copied().unwrap_or(0), &|| 0)));
+        let ended = self
+            .ended
+            .threads
+            .iter()
+            .map(|(&tid, record)| (tid, read(&|n| record.get(&n).copied().unwrap_or(0), &|| 0)));
         let mut by_thread: BTreeMap<(bool, Option<Tid>), Raw> = BTreeMap::new();
         for (tid, raw) in live.chain(ended).filter(|(_, raw)| !raw.is_nothing()) {
             let place = by_thread.entry((tid.is_none(), tid)).or_default();

@@ -29,7 +29,9 @@ impl Target {
         let listed = |i: u32| word(u64::from(header::SLOTS) + 8 * u64::from(i));
         slots.extend((0..count.min(header::SLOTS_MAX)).map(listed).collect::<Result<Vec<_>, _>>()?);
         let claims = self.words(area, layout::CLAIMS, area.shards)?;
-        for (shard, _) in (0u64..).zip(claims).filter(|&(shard, owner)| owner != 0 || shard == layout::CHILD_SHARD.into()) {
+        for (shard, _) in
+            (0u64..).zip(claims).filter(|&(shard, owner)| owner != 0 || shard == layout::CHILD_SHARD.into())
+        {
             slots.push(word(area.stride * shard + u64::from(layout::CPU_SLOT))?);
         }
         slots.sort_unstable();

@@ -14,7 +14,8 @@ pub(crate) fn are_seen() -> bool {
     static SEEN: OnceLock<bool> = OnceLock::new();
     *SEEN.get_or_init(|| {
         let tried = std::thread::Builder::new().name("rseq".to_owned()).spawn(|| {
-            (0..TRIES).all(|_| sys::section_is_cleared_by(|| std::thread::sleep(Duration::from_millis(1))) == Some(true))
+            (0..TRIES)
+                .all(|_| sys::section_is_cleared_by(|| std::thread::sleep(Duration::from_millis(1))) == Some(true))
         });
         tried.is_ok_and(|thread| thread.join().unwrap_or(false))
     })

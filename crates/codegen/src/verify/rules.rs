@@ -117,7 +117,7 @@ fn is_rseq(env: &Environment, place: u64, mode: Mode) -> bool {
     let at = |offset: i32| place == i64::from(offset).cast_unsigned();
     match mode {
         Mode::Point => at(slot),
-        Mode::Routine(_) => at(slot.wrapping_add(PROCESSOR)) || place == u64::from(SELF),
+        Mode::Routine(_) => at(slot) || at(slot.wrapping_add(PROCESSOR)) || place == u64::from(SELF),
         Mode::Twin(_) | Mode::Slow(_) => false,
     }
 }

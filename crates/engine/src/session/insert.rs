@@ -164,7 +164,9 @@ impl Session {
             return refuse("no_shards", what.to_owned(), "counts work; a program that is running already may differ");
         }
         let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
-        if cpu && (attached.env.cpu == CpuClock::None || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered))) {
+        if cpu
+            && (attached.env.cpu == CpuClock::None || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered)))
+        {
             let what = "processor time cannot be measured: a filter of system calls (seccomp) is active, and the clock needs one";
             return refuse("filtered", what.to_owned(), "wall times and counts work");
         }

@@ -19,8 +19,8 @@ use ingraft_mdl::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape, Snippet, Stmt,
-    Style, Svma, ThreadIdentity, Tid, UnitsType, VariableId,
+    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape,
+    Snippet, Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType, VariableId,
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,

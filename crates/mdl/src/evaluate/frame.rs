@@ -192,7 +192,13 @@ impl Evaluation<'_> {
     }
 
     /// One record for each variable that is restored, at least one; the last one, whose code is innermost, keeps time and arguments.
-    fn records(&mut self, frame: Frame, restored: &[Restore], time: Option<Clock>, args: Vec<u8>) -> (Vec<Record>, Record) {
+    fn records(
+        &mut self,
+        frame: Frame,
+        restored: &[Restore],
+        time: Option<Clock>,
+        args: Vec<u8>,
+    ) -> (Vec<Record>, Record) {
         let (innermost, outer) = restored.split_last().map_or((None, restored), |(last, outer)| (Some(*last), outer));
         let outer = outer.iter().map(|v| self.record(frame, false, None, Vec::new(), Some(*v))).collect();
         (outer, self.record(frame, true, time, args, innermost))
@@ -200,7 +206,14 @@ impl Evaluation<'_> {
 
     /// A record: an equal one of the same definition, or a new one. Records of functions and of call sites have names of their own, as both may
     /// have the same stack pointer.
-    fn record(&mut self, frame: Frame, innermost: bool, time: Option<Clock>, args: Vec<u8>, restore: Option<Restore>) -> Record {
+    fn record(
+        &mut self,
+        frame: Frame,
+        innermost: bool,
+        time: Option<Clock>,
+        args: Vec<u8>,
+        restore: Option<Restore>,
+    ) -> Record {
         let same = |known: &&KnownRecord| {
             let record = &known.record;
             (known.frame, known.innermost, record.time, &record.args, record.restore)
