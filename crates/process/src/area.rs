@@ -288,13 +288,6 @@ impl SharedArea {
         Ok(true)
     }
 
-    /// How often generated code has renewed a thread's processor time by a system call, over the shards in use.
-    pub fn renewals(&self) -> Result<u64, Error> {
-        let of =
-            |claim: Claim| self.read_u64(self.layout.stride * u64::from(claim.shard) + u64::from(layout::CPU_RENEWALS));
-        self.claims()?.into_iter().map(of).sum()
-    }
-
     /// How often no shard was free.
     pub fn exhausted(&self) -> Result<u32, Error> {
         self.read_u32(header::EXHAUSTED.into())
