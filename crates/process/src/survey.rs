@@ -221,4 +221,32 @@ mod tests {
         assert_eq!(identify(&[thread(0, 0, [false, false])], true, None).0, ThreadIdentity::Locked);
         assert_eq!(identify(&[], true, None).0, ThreadIdentity::Locked);
     }
+
+    #[test]
+    fn clocks_of_processor_time() {
+        let survey = |areas: &[Option<(u64, u32)>], filtered, unseen| Survey {
+            identity: ThreadIdentity::FsOffset(0x2d0),
+            why_locked: None,
+            cpu: CpuClock::None,
+            threads: areas
+                .iter()
+                .zip(1u64..)
+                .map(|(rseq, n)| ThreadFacts { rseq: *rseq, ..thread(n << 20, 0, [true, false]) })
+                .collect(),
+            unseen,
+            filtered,
+            longest_hold: Duration::ZERO,
+        };
+        let seen =
+            if switches::are_seen() { CpuClock::Rseq { slot: 0x928, signature: 7 } } else { CpuClock::SystemCall };
+        let (one, two) = (Some(((1 << 20) + 0x920, 7)), Some(((2 << 20) + 0x920, 7)));
+        assert_eq!(cpu_clock(&survey(&[one, two], false, vec![])), seen);
+        assert_eq!(cpu_clock(&survey(&[one, two], true, vec![])), CpuClock::None, "a filter");
+        let others = [None, Some(((2 << 20) + 0x940, 7)), Some(((2 << 20) + 0x920, 8)), Some((u64::MAX, 7))];
+        for other in others {
+            assert_eq!(cpu_clock(&survey(&[one, other], false, vec![])), CpuClock::SystemCall);
+        }
+        assert_eq!(cpu_clock(&survey(&[one, two], false, vec![Tid(9)])), CpuClock::SystemCall);
+        assert_eq!(cpu_clock(&survey(&[], false, vec![])), CpuClock::SystemCall);
+    }
 }

@@ -10,6 +10,8 @@ const FUNCTIONS: [&str; 6] = ["--cpu", "burn", "doze", "both", "dive", "hold"];
 /// the kernel's work of a switch is all that there is to measure, and a machine that takes time away shows in it.
 const EDGE_NS: u64 = 5_000;
 const SLEEP_NS: u64 = 25_000;
+/// What interrupts, which the kernel charges to nobody, may take within a slice of time before it is made good.
+const SLICE_NS: u64 = 4_000_000;
 
 /// Calls exactly, times within one percent.
 #[track_caller]
@@ -20,7 +22,10 @@ fn assert_agrees(outcome: &Outcome, truth: &Reply) {
         let own = truth.number(&format!("ns {function}"));
         let off = seen.sum_ns.abs_diff(own);
         let edge = if function == "doze" { SLEEP_NS } else { EDGE_NS };
-        assert!(off * 100 <= own + 100 * edge * calls, "{function}: {seen:?}, but {own} ns by the program's clock");
+        assert!(
+            off * 100 <= own + 100 * (edge * calls + SLICE_NS),
+            "{function}: {seen:?}, but {own} ns by the program's clock"
+        );
     }
     assert!(outcome.all("latency").iter().all(|o| o["clock"] == "cpu"));
 }
