@@ -426,8 +426,7 @@ mod tests {
             ended.bury(&shards, &shapes, shard, Some(Tid(70)), Shape::Histogram.slots());
         }
         let columns = Columns::new(&shards, &ended, &|id| Some(Tid(id as i32)));
-        let [(tid, raw)] =
-            columns.threads(histogram, &[], Ruler { scale: Scale::ONE, now: 0 }).try_into().expect("one");
+        let [(tid, raw)] = columns.threads(histogram, &[], Ruler::PLAIN).try_into().expect("one");
         let d = raw.distribution.expect("a histogram");
         assert_eq!((tid, d.count, d.sum, d.min, d.max), (Some(Tid(70)), 3, 60, 10, 30));
     }

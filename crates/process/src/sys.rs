@@ -145,6 +145,12 @@ pub(crate) fn rseq_area(tid: Tid) -> io::Result<(u64, u32)> {
     Ok((config[0], (config[1] >> 32) as u32))
 }
 
+/// Address of a symbol in this program, or null.
+fn symbol(name: &std::ffi::CStr) -> *mut libc::c_void {
+    // SAFETY: the name ends with a 0, and is only read.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
 /// Points the calling thread's rseq area to a section that nobody executes, does something, and tells whether the kernel has cleared the
 /// pointer. `None`: the thread has no area.
 pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
@@ -154,10 +160,10 @@ pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
     /// What glibc registers with on x86-64 (sys/rseq.h).
     const SIGNATURE: u64 = 0x5305_3053;
     static SECTION: Section = Section([const { AtomicU64::new(0) }; 5]);
-    // SAFETY: the name ends with a 0; the answer is null or the address of glibc's constant, which has this type (sys/rseq.h).
-    let offset = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()).cast::<isize>().as_ref() }?;
+    // SAFETY: null or the address of glibc's constant, which has this type (sys/rseq.h).
+    let offset = unsafe { symbol(c"__rseq_offset").cast::<isize>().as_ref() }?;
     // SAFETY: the same; 0 if glibc has registered no areas.
-    let size = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr()).cast::<u32>().as_ref() }?;
+    let size = unsafe { symbol(c"__rseq_size").cast::<u32>().as_ref() }?;
     if *size == 0 {
         return None;
     }
@@ -170,7 +176,7 @@ pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
     unsafe { std::arch::asm!("mov {}, fs:0", out(reg) thread_pointer, options(nostack, preserves_flags, readonly)) };
     // SAFETY: glibc's area of this thread lies at this offset from the thread pointer, as long as the thread lives; the pointer is its second
     // word, aligned, and only this thread and the kernel access it.
-    let slot = unsafe { AtomicU64::from_ptr(thread_pointer.offset(*offset).add(8).cast()) };
+    let slot = unsafe { AtomicU64::from_ptr(thread_pointer.wrapping_offset(*offset + 8).cast()) };
     slot.store(at(0), Ordering::SeqCst);
     something();
     let cleared = slot.load(Ordering::SeqCst) == 0;
