@@ -11,7 +11,7 @@ use ingraft_model::layout::record;
 use ingraft_model::{BinaryOp, Expr, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId};
 
 use crate::environment::{Assembly, CodegenError, Environment};
-use crate::mini::Frame;
+use crate::mini::{Frame, StackView};
 use crate::routine::Routine;
 
 /// Deepest nesting of a snippet: each level may push one word onto the target's stack.
@@ -96,6 +96,7 @@ pub(crate) fn compile(
             counters,
             env,
             access,
+            stack: frame.stack,
             used: [false; 3],
             depth: i32::from(frame.pushed),
             below: i32::from(frame.pushed),
@@ -134,10 +135,11 @@ pub(crate) struct Generator<'a> {
     counters: &'a [u32],
     pub env: &'a Environment,
     pub access: Access,
+    pub stack: StackView,
     /// Which of [`WORK`] are overwritten.
     pub used: [bool; 3],
     saved: Vec<AsmRegister64>,
-    /// Words pushed since the function was entered, and how many of them were there before this snippet.
+    /// Words pushed since the point was reached, and how many of them were there before this snippet.
     pub depth: i32,
     below: i32,
     /// Labels behind the jumps to shared routines.
@@ -191,7 +193,9 @@ impl Generator<'_> {
                 Some(i) => Operand::Memory(qword_ptr(rsp + 8 * (self.depth - self.below - 1 - i as i32))),
                 None => Operand::Register(*r),
             },
-            None => Operand::Memory(qword_ptr(rsp + 8 * (self.depth + 1 + i32::from(n) - 6))),
+            None => Operand::Memory(qword_ptr(
+                rsp + (8 * (self.depth + i32::from(n) - 6) + i32::from(self.stack.arguments)),
+            )),
         }
     }
 
