@@ -139,8 +139,10 @@ fn as_many_as_callgrind_sees() {
     };
     let directory = ingraft_testing::open_directory();
     let file = directory.path().join("out");
+    // bound at once: what the loader does at a first call would be calls of the caller
     let status = Command::new("valgrind")
         .args(["-q", "--tool=callgrind", &format!("--callgrind-out-file={}", file.display())])
+        .env("LD_BIND_NOW", "1")
         .arg(&program)
         .arg("500")
         .stdout(std::process::Stdio::null())
