@@ -48,7 +48,7 @@ impl Generator<'_> {
 
     /// The key by which this call is known, in rdx.
     fn call(&mut self) -> Result<(), Assembly> {
-        Ok(self.a.lea(rdx, qword_ptr(rsp + (8 * self.depth + i32::from(self.stack.key))))?)
+        Ok(self.a.lea(rdx, qword_ptr(rsp + (8 * self.depth + i32::from(self.frame.stack.key))))?)
     }
 
     /// The clock in rax. It is not serialising: what stands around the call may overlap it by some nanoseconds.

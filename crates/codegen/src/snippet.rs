@@ -11,7 +11,7 @@ use ingraft_model::layout::record;
 use ingraft_model::{BinaryOp, Expr, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId};
 
 use crate::environment::{Assembly, CodegenError, Environment};
-use crate::mini::{Frame, StackView};
+use crate::mini::Frame;
 use crate::routine::Routine;
 
 /// Deepest nesting of a snippet: each level may push one word onto the target's stack.
@@ -96,10 +96,9 @@ pub(crate) fn compile(
             counters,
             env,
             access,
-            stack: frame.stack,
             used: [false; 3],
             depth: i32::from(frame.pushed),
-            below: i32::from(frame.pushed),
+            frame: *frame,
             saved,
             exits: Vec::new(),
         };
@@ -135,13 +134,12 @@ pub(crate) struct Generator<'a> {
     counters: &'a [u32],
     pub env: &'a Environment,
     pub access: Access,
-    pub stack: StackView,
     /// Which of [`WORK`] are overwritten.
     pub used: [bool; 3],
     saved: Vec<AsmRegister64>,
-    /// Words pushed since the point was reached, and how many of them were there before this snippet.
+    /// Words pushed since the point was reached.
     pub depth: i32,
-    below: i32,
+    pub frame: Frame,
     /// Labels behind the jumps to shared routines.
     pub exits: Vec<(CodeLabel, Routine)>,
 }
@@ -188,14 +186,14 @@ impl Generator<'_> {
     }
 
     pub fn argument(&self, n: u8) -> Operand {
+        let stack = |words: i32| qword_ptr(rsp + (8 * (self.depth + words)));
+        let (pushed, returns) = (i32::from(self.frame.pushed), i32::from(self.frame.stack.arguments) / 8);
         match ARGUMENTS.get(usize::from(n)) {
             Some(r) => match self.saved.iter().position(|s| s == r) {
-                Some(i) => Operand::Memory(qword_ptr(rsp + 8 * (self.depth - self.below - 1 - i as i32))),
+                Some(i) => Operand::Memory(stack(-pushed - 1 - i as i32)),
                 None => Operand::Register(*r),
             },
-            None => Operand::Memory(qword_ptr(
-                rsp + (8 * (self.depth + i32::from(n) - 6) + i32::from(self.stack.arguments)),
-            )),
+            None => Operand::Memory(stack(returns + i32::from(n) - 6)),
         }
     }
 
