@@ -40,6 +40,7 @@ fn recipe(name: &str) -> Recipe {
         "corner" => ("gcc", C, &["corner.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),
+        "calls" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["calls.cpp"], false),
         "times" => ("gcc", C, &["times.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),
         "burns-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),
