@@ -41,6 +41,7 @@ fn recipe(name: &str) -> Recipe {
         "determ" => ("gcc", C, &["determ.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),
         "calls" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["calls.cpp"], false),
+        "tally" => ("gcc", &["-O2", "-g", "-pthread", "-fno-builtin", "-Wall", "-Wextra", "-Werror"], &["tally.c"], false),
         "times" => ("gcc", C, &["times.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),
         "burns-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),
