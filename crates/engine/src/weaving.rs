@@ -210,6 +210,27 @@ impl Woven {
         self.points.range(first..).map(|(place, _)| *place).take_while(move |place| place.function == function)
     }
 
+    /// The points of this engine.
+    pub fn points(&self) -> impl Iterator<Item = (&Place, &WovenPoint)> {
+        self.points.iter().map(|(place, point)| (place, &point.woven))
+    }
+
+    /// What removes the points of a dead engine.
+    pub fn adopted(&self) -> impl Iterator<Item = &RemovalRecord> {
+        self.adopted.iter()
+    }
+
+    /// How many snippets there are at a point.
+    pub fn snippets_at(&self, place: &Place) -> Option<usize> {
+        self.points.get(place).map(|p| p.woven.minis.len())
+    }
+
+    /// The springboard of a function's entry.
+    pub fn entry_of(&self, function: FunctionRef) -> Option<Avma> {
+        let place = self.places_of(function).find(|place| place.kind == PointKind::Entry)?;
+        self.points.get(&place).map(|p| p.woven.at)
+    }
+
     /// Number of woven points.
     pub fn len(&self) -> usize {
         self.points.len() + self.adopted.len()
