@@ -176,7 +176,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < count; i++) {
         Thread *t = &threads[i];
         t->seed = 77u * (unsigned)(i + 1);
-        t->spins = i % 4 == 1;
+        t->spins = !depth && i % 4 == 1;
         t->handles = i % 3 == 0;
         if (pthread_create(&t->id, nullptr, work, t)) abort();
     }

@@ -338,16 +338,8 @@ impl Site {
                 not_unwound,
             })
         } else {
-            let changed = objects::Changed {
-                host,
-                pid,
-                points,
-                attach_ms,
-                stopped_ms,
-                measurement,
-                caught_up,
-                not_unwound,
-            };
+            let changed =
+                objects::Changed { host, pid, points, attach_ms, stopped_ms, measurement, caught_up, not_unwound };
             Object::Changed(changed)
         }
     }

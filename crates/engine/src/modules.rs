@@ -122,7 +122,14 @@ impl Modules {
             }
             let is_program = entry.is_some_and(|e| file.mappings.iter().any(|m| m.range.contains(&e)));
             let names = names_of(target, &file, is_program);
-            self.files.push(ModuleFile { name: names[0].clone(), names, file, is_program, loaded: OnceLock::new(), frames: OnceLock::new() });
+            self.files.push(ModuleFile {
+                name: names[0].clone(),
+                names,
+                file,
+                is_program,
+                loaded: OnceLock::new(),
+                frames: OnceLock::new(),
+            });
         }
         Ok(self.files.len() > before)
     }

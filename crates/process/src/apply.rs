@@ -288,7 +288,8 @@ impl Target {
             stack_pointers.push((i, sp));
             quiet &= !contains(&options.check_quiet, pc);
             let asleep = matches!(tracer.threads[i].state, State::Asleep { .. });
-            if matches!(tracer.threads[i].state, State::Stopped(libc::SIGTRAP)) && visitor.is_some_and(|v| !v.knows(pc)) {
+            if matches!(tracer.threads[i].state, State::Stopped(libc::SIGTRAP)) && visitor.is_some_and(|v| !v.knows(pc))
+            {
                 return Ok(Look::Inside(i, pc));
             }
             match self.fate(plan, pc, restarts) {

@@ -53,13 +53,13 @@ pub struct CatchUp<'a> {
 
 impl<'a> CatchUp<'a> {
     /// Prepares for a change from `now` to `after`. `None`: no call in progress can matter to it.
-    pub fn prepare(
+    pub fn prepare<'v>(
         target: &Target,
         modules: &Modules,
         (now, after): (&Woven, &Woven),
         wanted: &'a [Wanted<'a>],
         refused: &HashMap<(FunctionRef, usize), Refusal>,
-        variables: &dyn Fn(usize) -> &'a [Variable],
+        variables: &dyn Fn(usize) -> &'v [Variable],
         counters: Counters<'a>,
     ) -> Option<Self> {
         let mut prepared = Vec::new();
@@ -77,7 +77,9 @@ impl<'a> CatchUp<'a> {
                 });
                 states.extend(number.map(|n| (n, m.counters)));
             }
-            let Some((_, module, function)) = modules.resolve(w.function).filter(|_| !states.is_empty()) else { continue };
+            let Some((_, module, function)) = modules.resolve(w.function).filter(|_| !states.is_empty()) else {
+                continue;
+            };
             let start = function.start().to_avma(module.bias);
             let Some(springboard) = after.entry_of(w.function) else { continue };
             for part in std::iter::once(&function.range()).chain(function.parts()) {
@@ -162,9 +164,10 @@ impl<'a> CatchUp<'a> {
                 None => done.calls += 1,
             }
         }
-        let written = state.writes().into_iter().try_for_each(|(at, word)| {
-            self.counters.area.write_u64(start + u64::from(at), word)
-        });
+        let written = state
+            .writes()
+            .into_iter()
+            .try_for_each(|(at, word)| self.counters.area.write_u64(start + u64::from(at), word));
         let own = written.and_then(|()| match is_new {
             true => held.set_gs_base(i, start).map(drop),
             false => Ok(()),

@@ -116,7 +116,8 @@ impl<'a> Shard<'a> {
     /// Looks into a shard; `now` is the clock. None: it is not in a state that this engine left.
     pub fn new(layout: &DataArea, now: u64, load: &'a dyn Fn(u32) -> Option<u64>) -> Option<Self> {
         let records_at = layout.records();
-        let top = u32::try_from(load(TOP)?).ok().filter(|top| *top <= record::ROOM && top.is_multiple_of(record::SIZE))?;
+        let top =
+            u32::try_from(load(TOP)?).ok().filter(|top| *top <= record::ROOM && top.is_multiple_of(record::SIZE))?;
         let word = |at: u32| load(records_at + 8 * at);
         let mut records = Vec::new();
         for first in (0..top / 8).step_by(WORDS) {
@@ -285,21 +286,18 @@ mod tests {
     use std::collections::HashMap;
 
     const LAYOUT: DataArea = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 8, journal_bytes: 0 };
-    const [VALUE, FLAG, CALLS, TIMER]: [VariableId; 4] = [VariableId(0), VariableId(1), VariableId(2), VariableId(3)];
+    const VALUE: VariableId = VariableId(0);
+    const FLAG: VariableId = VariableId(1);
+    const CALLS: VariableId = VariableId(2);
+    const TIMER: VariableId = VariableId(3);
     const COUNTERS_OF: [u32; 4] = [0, 1, 2, 5];
 
     fn variables() -> Vec<Variable> {
         use VariableKind as K;
         let kinds = [(K::Counter, Shape::Counter), (K::Flag, Shape::Counter), (K::Activations, Shape::Activations)];
         let all = kinds.into_iter().chain([(K::Counter, Shape::Timer)]);
-        all.map(|(kind, shape)| Variable {
-            name: String::new(),
-            kind,
-            shape,
-            unit: ValueUnit::Plain,
-            sampled: false,
-        })
-        .collect()
+        all.map(|(kind, shape)| Variable { name: String::new(), kind, shape, unit: ValueUnit::Plain, sampled: false })
+            .collect()
     }
 
     fn record(restore: Option<Restore>) -> Record {
@@ -341,7 +339,8 @@ mod tests {
 
     #[test]
     fn recursion_nests_a_flag_and_counts_no_event() {
-        let code = [nesting_flag(), vec![Stmt::If(Expr::Variable(FLAG), vec![Stmt::Add(VALUE, Expr::Const(1))])]].concat();
+        let code =
+            [nesting_flag(), vec![Stmt::If(Expr::Variable(FLAG), vec![Stmt::Add(VALUE, Expr::Const(1))])]].concat();
         let state = State::of(&code, &variables()).expect("known").expect("a state");
         let memory = Memory::default();
         let results = memory.replay(0, &[(&state, 900), (&state, 800), (&state, 700)]);
@@ -375,7 +374,10 @@ mod tests {
         let memory = Memory::default();
         memory.replay(1000, &[(&state, 900), (&state, 800)]);
         assert_eq!((memory.counter(5), memory.counter(6)), (2, -1000));
-        assert_eq!(memory.at(LAYOUT.records() + record::SIZE + record::RESTORE - 4) >> 32, u64::from(COUNTERS + 40 + 1));
+        assert_eq!(
+            memory.at(LAYOUT.records() + record::SIZE + record::RESTORE - 4) >> 32,
+            u64::from(COUNTERS + 40 + 1)
+        );
     }
 
     #[test]

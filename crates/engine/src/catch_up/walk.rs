@@ -137,7 +137,8 @@ impl Walker {
         let mut registers = Registers { pc: from.pc.0, general: from.general.map(Some) };
         let mut calls = false;
         while walk.frames.len() < FRAMES_MAX {
-            let place = if calls { Some(Place { at: Avma(registers.pc), past: None }) } else { places.of(Avma(registers.pc)) };
+            let place =
+                if calls { Some(Place { at: Avma(registers.pc), past: None }) } else { places.of(Avma(registers.pc)) };
             let Some(place) = place else { return walk };
             registers.pc = place.at.0;
             let at = if calls { place.at.offset(-1) } else { place.at };

@@ -34,11 +34,7 @@ impl Stop {
 impl Session {
     /// Weaves what new pairs need, attaching to the target if nothing was woven there yet. On an error the target and the session
     /// are as before.
-    pub(super) fn insert(
-        &self,
-        control: &mut Control,
-        fresh: Vec<(PairKey, Instrumentation)>,
-    ) -> Result<Stop, Error> {
+    pub(super) fn insert(&self, control: &mut Control, fresh: Vec<(PairKey, Instrumentation)>) -> Result<Stop, Error> {
         if fresh.is_empty() {
             return Ok(Stop::default());
         }
@@ -80,18 +76,8 @@ impl Session {
             let (metric, thread) = (instrumentation.metric, instrumentation.thread);
             let variables = instrumentation.variables.into();
             let Minis { points: minis, landings } = minis;
-            let pair = Pair {
-                metric,
-                variables,
-                counters,
-                minis,
-                landings,
-                refused,
-                unwoven,
-                thread,
-                counts_hits,
-                users: 0,
-            };
+            let pair =
+                Pair { metric, variables, counters, minis, landings, refused, unwoven, thread, counts_hits, users: 0 };
             control.pairs.insert(key, pair);
         }
         Ok(stopped)
@@ -328,11 +314,11 @@ impl Session {
     }
 
     /// Weaves, writes the journal, applies. `variables` are those of a pair.
-    pub(super) fn change<'w>(
+    pub(super) fn change<'v>(
         &self,
         control: &mut Control,
-        wanted: &'w [WantedPoints<'w>],
-        variables: &dyn Fn(usize) -> &'w [Variable],
+        wanted: &[WantedPoints<'_>],
+        variables: &dyn Fn(usize) -> &'v [Variable],
     ) -> Result<(Refused, Stop), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok((Refused::new(), Stop::default())) };
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
@@ -351,11 +337,8 @@ impl Session {
         let counters = std::iter::once(Record::Counters(control.counters.used()));
         let records: Vec<_> = counters.chain(points).collect();
         let area = Arc::clone(&attached.area);
-        let counters = Counters {
-            area: &area,
-            identity: attached.env.identity,
-            now: &|| self.clock.as_ref().map_or(0, TickClock::ticks),
-        };
+        let now = || self.clock.as_ref().map_or(0, TickClock::ticks);
+        let counters = Counters { area: &area, identity: attached.env.identity, now: &now };
         let versions = (&before, &attached.woven);
         let (target, modules) = (&self.target, &control.modules);
         let mut catch_up = CatchUp::prepare(target, modules, versions, wanted, &change.refused, variables, counters);
