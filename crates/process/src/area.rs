@@ -255,11 +255,11 @@ impl SharedArea {
     /// Takes a free shard for a thread, as the thread would do itself; none if there is no free one. Its gs base is still to be set, while the thread is
     /// held: then it finds the shard to be its own.
     pub fn claim(&self, identity: u64) -> Result<Option<u32>, Error> {
-        let mut owners = vec![0; self.layout.shards.min(layout::SHARDS_MAX) as usize];
-        self.read_words(layout::CLAIMS.into(), &mut owners)?;
-        let free = (0u32..).zip(owners).skip(layout::FIRST_SHARD as usize).filter(|&(_, owner)| owner == 0);
-        for (shard, _) in free {
+        for shard in layout::FIRST_SHARD..self.layout.shards.min(layout::SHARDS_MAX) {
             let claim = u64::from(layout::CLAIMS) + 8 * u64::from(shard);
+            if self.read_u64(claim)? != 0 {
+                continue;
+            }
             let won = match &self.access {
                 Access::Mapped { map, .. } => {
                     word64(map, claim).compare_exchange(0, identity, Ordering::AcqRel, Ordering::Acquire).is_ok()

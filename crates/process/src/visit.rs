@@ -29,6 +29,8 @@ pub struct HeldThread {
     pub registers: Option<HeldRegisters>,
     /// Whether the visitor knows its program counter and those that its signal frames keep.
     pub known: bool,
+    /// Its place among the tracer's.
+    index: usize,
 }
 
 /// The registers of a held thread.
@@ -61,8 +63,8 @@ impl Held<'_> {
 
     /// Eight bytes of the memory of a thread, by its place in [`Held::threads`]: its stack has been read already.
     pub fn word(&self, thread: usize, at: u64) -> Option<u64> {
-        let index = self.threads.get(thread).and_then(|t| self.tracer.index_of(t.tid));
-        index.and_then(|i| self.stacks.word(i, at)).or_else(|| self.target.read_u64(Avma(at)).ok())
+        let stack = self.threads.get(thread).and_then(|t| self.stacks.word(t.index, at));
+        stack.or_else(|| self.target.read_u64(Avma(at)).ok())
     }
 
     /// Reads memory.
@@ -72,7 +74,7 @@ impl Held<'_> {
 
     /// Sets the gs base of a thread that stopped. False if it was killed meanwhile.
     pub fn set_gs_base(&mut self, thread: usize, gs_base: u64) -> Result<bool, Error> {
-        let Some(i) = self.threads.get(thread).and_then(|t| self.tracer.index_of(t.tid)) else { return Ok(false) };
+        let Some(i) = self.threads.get(thread).map(|t| t.index) else { return Ok(false) };
         let Some(regs) = self.tracer.regs(i)? else { return Ok(false) };
         self.tracer.set_regs(i, &Regs { gs_base, ..regs })?;
         Ok(matches!(self.tracer.threads[i].state, State::Stopped(_)))
@@ -103,7 +105,7 @@ pub(crate) fn held_threads(tracer: &Tracer, known: &dyn Fn(usize, Avma) -> bool)
     alive
         .map(|(i, t)| {
             let registers = t.regs.filter(|_| own(t)).map(|r| HeldRegisters::of(&r));
-            HeldThread { tid: t.tid, registers, known: registers.is_some_and(|r| known(i, r.pc)) }
+            HeldThread { tid: t.tid, registers, known: registers.is_some_and(|r| known(i, r.pc)), index: i }
         })
         .collect()
 }

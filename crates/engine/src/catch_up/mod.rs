@@ -5,6 +5,7 @@ mod replay;
 mod walk;
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use ingraft_mdl::{FunctionRef, Variable};
 use ingraft_model::layout::{FIRST_SHARD, OWNER};
@@ -212,7 +213,7 @@ impl Visitor for CatchUp<'_> {
     }
 
     fn visit(&mut self, held: &mut Held<'_>) {
-        let mut done = CaughtUp::default();
+        let (mut done, begin) = (CaughtUp::default(), Instant::now());
         for (i, thread) in held.threads().to_vec().iter().enumerate() {
             let Some(registers) = thread.registers.filter(|_| thread.known) else {
                 done.not_unwound += 1;
@@ -222,6 +223,7 @@ impl Visitor for CatchUp<'_> {
             done.not_unwound += u32::from(!walk.whole);
             done.add(self.thread(held, i, &registers, &walk));
         }
+        tracing::debug!(elapsed = ?begin.elapsed(), calls = done.calls, "calls in progress are caught up");
         self.caught_up = done;
     }
 }
