@@ -114,7 +114,7 @@ fn many_deep_stacks() {
     let mut session = tool().start(["watch", "-p", &target.pid_text(), "wall_time@/Code/onstack/deep"]);
     let attached = session.wait_for("attached");
     assert_eq!((&attached["caught_up"], &attached["not_unwound"]), (&(50 * 30).into(), &0.into()));
-    session.interrupt().assert_code(0).assert_removed();
+    let _ = session.interrupt().assert_code(0).assert_removed();
     target::assert_clean(target.pid(), &before);
 }
 

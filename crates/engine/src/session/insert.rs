@@ -105,7 +105,6 @@ impl Session {
     }
 
     /// The part of an insertion that can fail: code, journal, stop.
-    #[expect(clippy::type_complexity, reason = "three results that only the caller takes apart")]
     pub(super) fn weave_and_apply(
         &self,
         control: &mut Control,

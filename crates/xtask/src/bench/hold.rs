@@ -62,7 +62,7 @@ fn deep() -> Vec<Row> {
         let attached = session.wait_for("attached");
         assert_eq!(attached["caught_up"], 200 * 30);
         inserted.push(attached["stopped_ms"].as_f64().unwrap_or(f64::NAN));
-        session.interrupt().assert_code(0).assert_removed();
+        let _ = session.interrupt().assert_code(0).assert_removed();
     }
     vec![Row::at_most("held to catch up 200 threads 30 calls deep", median(inserted), 20.0, " ms", "")]
 }
