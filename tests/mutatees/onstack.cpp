@@ -3,7 +3,7 @@
 // onstack COUNT [DEPTH]   with a depth all threads are halted at the bottom of that many calls of `deep`, and one more
 // halt              every thread stays where it is: some spin, some sleep, some of either in a signal handler
 // run NAPS          lets them run until they have called `nap` so many times more, then halts them
-// Each answer has, of all threads together: `tally nap`, `inside` (calls of nap while f was on the thread's stack), `ns` (time since the start with f on
+// Each answer has, of all threads together: `tally nap`, `inside` (calls of nap while f was on the thread's stack), `direct` (those by f itself), `ns` (time since the start with f on
 // the stack), `now` (by the clock of that time), `frames` (calls of f in progress) and `threads` (that have any).
 #include "mutatee.h"
 #include <atomic>
@@ -14,7 +14,7 @@ struct Thread {
     pthread_t id;
     unsigned seed;
     bool spins, handles;
-    volatile long frames, naps, inside, ns, begin;
+    volatile long frames, naps, inside, direct, ns, begin;
     char pad[64];
 };
 
@@ -84,6 +84,7 @@ COUNTED void f(Thread *t, int depth) {
     }
     walk(t, depth - 1);
     place(t);
+    t->direct = t->direct + 1;
     nap(t);
     if (buffer[3] != (char)depth) abort();
 }
@@ -143,14 +144,15 @@ static void *work(void *argument) {
 
 static void answer() {
     while (halted.load() < count) usleep(100);
-    long naps = 0, inside = 0, ns = 0, frames = 0, with = 0, at = now();
+    long naps = 0, inside = 0, direct = 0, ns = 0, frames = 0, with = 0, at = now();
     for (int i = 0; i < count; i++) {
         Thread *t = &threads[i];
-        naps += t->naps, inside += t->inside, frames += t->frames, with += t->frames > 0;
+        naps += t->naps, inside += t->inside, direct += t->direct, frames += t->frames, with += t->frames > 0;
         ns += t->ns + (t->frames ? at - t->begin : 0);
     }
     say("tally nap %ld", naps);
     say("inside %ld", inside);
+    say("direct %ld", direct);
     say("ns %ld", ns);
     say("now %ld", at);
     say("frames %ld", frames);

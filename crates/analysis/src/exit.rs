@@ -1,25 +1,17 @@
 //! The exits of a function as sites for springboards: its returns, and its jumps to other functions.
 //!
 //! An exit is often shorter than a springboard, so it is displaced together with instructions in front of it that control only runs
-//! straight through, and with dead padding behind it. What the entry's springboard displaces is left to the entry where it can be. A
-//! stretch that has to reach into it begins at the entry's first byte, if control runs straight from there, so that one springboard may
-//! serve both; else it overlaps the entry's springboard, and only one of the two points can be woven.
+//! straight through, and with dead padding behind it ([`Stretches`]).
 
-use iced_x86::{Code, FlowControl, Instruction, Mnemonic};
+use iced_x86::{FlowControl, Mnemonic};
 use ingraft_model::{PointKind, Refusal, Site, Svma};
 
 use crate::body::Body;
-use crate::entry::{self, SITE_MAX, SPRINGBOARD};
-use crate::flow::{self, Flow};
+use crate::entry::{self, SITE_MAX};
+use crate::flow;
 use crate::function::Function;
 use crate::image::Image;
-
-/// A jump with a distance of one byte, to an island.
-const SHORT: u64 = 2;
-/// Springboards lie on one page.
-const PAGE: u64 = 4096;
-/// The longest instruction.
-const INSTRUCTION_MAX: usize = 15;
+use crate::stretch::Stretches;
 
 pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
     entry::check_kind(function)?;
@@ -34,125 +26,42 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
     if let Some(behind) = flow.runs_on {
         return Err(Refusal::RunsOn { offset: function.offset_of(behind) });
     }
-    let first = entry::first_byte(image, function);
-    let mut exits = Exits { body: &body, flow: &flow, entry: first, home: home(&body, first), floor: 0 };
-    Ok(flow.exits.iter().map(|&exit| exits.site(exit)).collect())
+    let mut stretches = Stretches::new(&body, &flow);
+    Ok(flow.exits.iter().map(|&exit| site(&mut stretches, exit)).collect())
 }
 
-/// The first instruction that stays in place when a springboard at the entry displaces those before it.
-fn home(body: &Body<'_>, entry: u64) -> u64 {
-    let mut at = entry;
-    while at < entry + SPRINGBOARD
-        && let Some(index) = body.index_of(at)
-    {
-        at = body.code[index].next_ip();
+fn site(stretches: &mut Stretches<'_>, exit: usize) -> Result<Site, Refusal> {
+    let (image, function) = (stretches.body.image, stretches.body.function);
+    let i = &stretches.body.code[exit];
+    let (point, end) = (i.ip(), i.next_ip());
+    let offset = function.offset_of(point);
+    if i.flow_control() == FlowControl::Return && i.mnemonic() != Mnemonic::Ret {
+        return Err(Refusal::NotDisplaceable { offset, why: "a return to other privileges or another segment" });
     }
-    at
-}
-
-struct Exits<'a> {
-    body: &'a Body<'a>,
-    flow: &'a Flow,
-    /// First byte of the entry's springboard.
-    entry: u64,
-    /// First instruction that the entry's springboard leaves in place.
-    home: u64,
-    /// First byte that the sites so far have left.
-    floor: u64,
-}
-
-impl Exits<'_> {
-    fn site(&mut self, exit: usize) -> Result<Site, Refusal> {
-        let (image, function) = (self.body.image, self.body.function);
-        let i = &self.body.code[exit];
-        let (point, end) = (i.ip(), i.next_ip());
-        let offset = function.offset_of(point);
-        if i.flow_control() == FlowControl::Return && i.mnemonic() != Mnemonic::Ret {
-            return Err(Refusal::NotDisplaceable { offset, why: "a return to other privileges or another segment" });
-        }
-        if self.lands_within(point, end) {
-            return Err(Refusal::BranchIntoSpringboard { offset });
-        }
-        let padding = match i.flow_control() {
-            FlowControl::ConditionalBranch => 0,
-            _ => entry::dead_padding(image, function, end),
-        };
-        let at = self.choose(&self.starts(exit), end + padding)?;
-        self.floor = end + padding;
-        let len = (end + padding - at).min(SITE_MAX);
-        if image.in_restartable_sequence(at, len) {
-            return Err(Refusal::RestartableSequence);
-        }
-        Ok(Site {
-            kind: PointKind::Exit,
-            function: function.start(),
-            at: Svma(at),
-            point: (point - at) as u8,
-            bytes: image.elf().data_at(at, len).unwrap_or_default().to_vec(),
-            own: (end - at) as u8,
-            landings: Vec::new(),
-            scratch: Vec::new(),
-            flags_dead: false,
-            back_branches: Vec::new(),
-        })
+    if stretches.lands_within(point, end) {
+        return Err(Refusal::BranchIntoSpringboard { offset });
     }
-
-    /// Where the stretch of an exit may begin: at the exit itself, and at each instruction in front of it, nearest first, as long as
-    /// control only runs straight through.
-    fn starts(&self, exit: usize) -> Vec<u64> {
-        let code = &self.body.code;
-        let end = code[exit].next_ip();
-        let (mut index, mut starts) = (exit, vec![code[exit].ip()]);
-        while !self.lands(code[index].ip()) {
-            let runs_into = |before: &usize| {
-                let i = &code[*before];
-                i.next_ip() == code[index].ip()
-                    && self.flow.reached[*before]
-                    && is_plain(i)
-                    && !self.lands_within(i.ip(), i.next_ip())
-            };
-            let Some(before) = (index.saturating_sub(INSTRUCTION_MAX)..index).rev().find(runs_into) else { break };
-            let start = code[before].ip();
-            if start < self.floor || end - start > SITE_MAX {
-                break;
-            }
-            starts.push(start);
-            index = before;
-        }
-        starts
+    let padding = match i.flow_control() {
+        FlowControl::ConditionalBranch => 0,
+        _ => entry::dead_padding(image, function, end),
+    };
+    let at = stretches.choose(&stretches.starts(exit), &[end + padding])?;
+    stretches.floor = end + padding;
+    let len = (end + padding - at).min(SITE_MAX);
+    if image.in_restartable_sequence(at, len) {
+        return Err(Refusal::RestartableSequence);
     }
-
-    /// The start of the shortest stretch that a springboard fits into, else of the longest that holds a jump to an island; `until` is the
-    /// end of the padding behind the exit.
-    fn choose(&self, starts: &[u64], until: u64) -> Result<u64, Refusal> {
-        let fits = |start: u64, len: u64| until - start >= len && start / PAGE == (start + len - 1) / PAGE;
-        let best = |starts: &[u64]| {
-            let near = starts.iter().find(|start| fits(**start, SPRINGBOARD));
-            near.or_else(|| starts.iter().rev().find(|start| fits(**start, SHORT))).copied()
-        };
-        let at_entry = |start: &u64| (self.entry..self.home).contains(start);
-        let apart = starts.partition_point(|start| !at_entry(start));
-        let shared = || starts.last().copied().filter(|start| *start == self.entry && fits(*start, SHORT));
-        let longest = until - starts.last().copied().unwrap_or(until);
-        best(&starts[..apart]).or_else(shared).or_else(|| best(starts)).ok_or(if longest < SHORT {
-            Refusal::TooShort { available: longest as u32, next: "the next place where control can arrive" }
-        } else {
-            Refusal::StraddlesPages
-        })
-    }
-
-    fn lands(&self, at: u64) -> bool {
-        self.body.image.arrivals().get(at) || self.flow.joins.binary_search(&at).is_ok()
-    }
-
-    /// Whether control can arrive behind the first byte of a stretch.
-    fn lands_within(&self, start: u64, end: u64) -> bool {
-        (start + 1..end).any(|at| self.lands(at))
-    }
-}
-
-/// Whether an instruction only runs on to the next, and may be displaced together with it: indirect branches must keep landing on an
-/// `endbr64`.
-fn is_plain(i: &Instruction) -> bool {
-    i.flow_control() == FlowControl::Next && !matches!(i.code(), Code::Hlt | Code::Endbr64)
+    Ok(Site {
+        kind: PointKind::Exit,
+        after: false,
+        function: function.start(),
+        at: Svma(at),
+        point: (point - at) as u8,
+        bytes: image.elf().data_at(at, len).unwrap_or_default().to_vec(),
+        own: (end - at) as u8,
+        landings: Vec::new(),
+        scratch: Vec::new(),
+        flags_dead: false,
+        back_branches: Vec::new(),
+    })
 }

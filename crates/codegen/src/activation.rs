@@ -46,9 +46,9 @@ impl Generator<'_> {
         COUNTERS + 8 * self.index(v)
     }
 
-    /// The stack pointer by which this call is known, in rdx.
+    /// The key by which this call is known, in rdx.
     fn call(&mut self) -> Result<(), Assembly> {
-        Ok(self.a.lea(rdx, qword_ptr(rsp + 8 * self.depth))?)
+        Ok(self.a.lea(rdx, qword_ptr(rsp + (8 * self.depth + i32::from(self.frame.stack.key))))?)
     }
 
     /// The clock in rax. It is not serialising: what stands around the call may overlap it by some nanoseconds.

@@ -46,6 +46,7 @@ fn any_site() -> impl Strategy<Value = Site> {
             landings.sort_unstable();
             Site {
                 kind: ingraft_model::PointKind::Entry,
+                after: false,
                 point: 0,
                 function: Svma(function),
                 at: Svma(function.wrapping_add(if skip == 4 { 4 } else { 0 })),

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use ingraft_analysis::{Function, FunctionKind};
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_weave};
 use ingraft_codegen::{
     Arena, Environment, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
@@ -11,7 +10,7 @@ use ingraft_codegen::{
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, AvmaRange, DataArea, PatchPlan, PointKind, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity, VariableId,
+    Avma, AvmaRange, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity, VariableId,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -19,7 +18,8 @@ use rustc_hash::FxHashMap;
 
 use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
-use crate::modules::{Module, Modules};
+use crate::modules::Modules;
+use crate::sites::{Found, Originals, Spot, entry_site, sites};
 
 /// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
 const REACH: u64 = (1 << 31) - (1 << 20);
@@ -43,7 +43,7 @@ pub struct Place {
     /// Its function.
     pub function: FunctionRef,
     /// What kind of point it is.
-    pub kind: PointKind,
+    pub spot: Spot,
     /// First byte that a springboard may overwrite.
     pub at: Svma,
 }
@@ -53,7 +53,7 @@ pub struct Wanted<'a> {
     /// The function.
     pub function: FunctionRef,
     /// Which of its points.
-    pub kind: PointKind,
+    pub spot: Spot,
     /// The snippets in order.
     pub minis: Vec<NewMini<'a>>,
 }
@@ -70,6 +70,8 @@ pub struct NewMini<'a> {
     pub snippet: &'a Snippet,
     /// Counter of each of its variables.
     pub counters: &'a [u32],
+    /// Functions whose calls stay without it.
+    pub except: &'a [FunctionRef],
 }
 
 /// The generated code of one target.
@@ -105,62 +107,15 @@ pub struct Change {
     pub refused: HashMap<(FunctionRef, usize), Refusal>,
 }
 
-/// The points of a kind that can be woven, as far as their bytes tell; all of them, or why one cannot.
-pub fn sites(target: &Target, modules: &Modules, function: FunctionRef, kind: PointKind) -> Result<Vec<Site>, Refusal> {
-    match kind {
-        PointKind::Entry => entry_site(target, modules, function).map(|site| vec![site]),
-        PointKind::Exit => {
-            let (module, f) = body(modules, function)?;
-            let sites = module.image.exit_sites(f)?.into_iter().collect::<Result<Vec<_>, _>>()?;
-            sites.iter().try_for_each(|site| agrees(target, module, site))?;
-            Ok(sites)
-        }
-        PointKind::Call => Err(Refusal::NotYet { kind: "call" }),
-        PointKind::Block => Err(Refusal::NotYet { kind: "block" }),
-        PointKind::Edge => Err(Refusal::NotYet { kind: "edge" }),
-    }
-}
-
-/// A function whose code may be changed.
-fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function), Refusal> {
-    let (file, module, f) = modules.resolve(function).ok_or(Refusal::NotAFunction { what: "no such function" })?;
-    match f.kind() {
-        FunctionKind::Normal if file.is_shared() => Err(Refusal::SharedText),
-        FunctionKind::Normal => Ok((module, f)),
-        FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
-        FunctionKind::Stub => Err(Refusal::NotAFunction { what: "a stub of the linker" }),
-    }
-}
-
-/// Whether the target has the bytes of the file.
-fn agrees(target: &Target, module: &Module, site: &Site) -> Result<(), Refusal> {
-    let mut now = vec![0; site.bytes.len()];
-    let unreadable = Refusal::NotAFunction { what: "its memory cannot be read" };
-    target.read(site.at.to_avma(module.bias), &mut now).map_err(|_| unreadable)?;
-    match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
-        None => Ok(()),
-        Some(i) => {
-            let offset = site.at.0.wrapping_sub(site.function.0).wrapping_add(i as u64);
-            Err(Refusal::BytesDiffer { offset: u32::try_from(offset).unwrap_or(u32::MAX) })
-        }
-    }
-}
-
-/// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
-pub fn entry_site(target: &Target, modules: &Modules, function: FunctionRef) -> Result<Site, Refusal> {
-    let (module, f) = body(modules, function)?;
-    let site = module.image.entry_site(f)?;
-    agrees(target, module, &site)?;
-    Ok(site)
-}
-
 /// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
 pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
     let env = Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: Scale::ONE };
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-    let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(target, modules, *f))).collect());
+    let sites: Vec<_> = in_background(|| {
+        functions.par_iter().map(|f| (*f, entry_site(target, modules, *f, &Originals::default()))).collect()
+    });
     let mut refused = FxHashMap::default();
     let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &Site)>> = FxHashMap::default();
     for (function, site) in &sites {
@@ -206,13 +161,18 @@ impl Woven {
     }
 
     fn places_of(&self, function: FunctionRef) -> impl Iterator<Item = Place> + '_ {
-        let first = Place { function, kind: PointKind::Entry, at: Svma(0) };
+        let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
         self.points.range(first..).map(|(place, _)| *place).take_while(move |place| place.function == function)
     }
 
     /// The points of this engine.
     pub fn points(&self) -> impl Iterator<Item = (&Place, &WovenPoint)> {
         self.points.iter().map(|(place, point)| (place, &point.woven))
+    }
+
+    /// Those of a function.
+    pub fn points_of(&self, function: FunctionRef) -> impl Iterator<Item = (Place, &WovenPoint)> {
+        self.places_of(function).filter_map(|place| Some((place, &self.points.get(&place)?.woven)))
     }
 
     /// What removes the points of a dead engine.
@@ -227,7 +187,7 @@ impl Woven {
 
     /// The springboard of a function's entry.
     pub fn entry_of(&self, function: FunctionRef) -> Option<Avma> {
-        let place = self.places_of(function).find(|place| place.kind == PointKind::Entry)?;
+        let place = self.places_of(function).find(|place| place.spot == Spot::ENTRY)?;
         self.points.get(&place).map(|p| p.woven.at)
     }
 
@@ -259,16 +219,15 @@ impl Woven {
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     ) -> Result<Change, Error> {
         let mut signatures = Vec::new();
-        let sites: Vec<_> =
-            in_background(|| wanted.par_iter().map(|w| sites(target, modules, w.function, w.kind)).collect());
+        let originals = Originals::of(self.points.values().map(|p| &p.woven.removal));
+        let look = |w: &Wanted<'_>| sites(target, modules, w.function, w.spot, &originals);
+        let sites: Vec<_> = in_background(|| wanted.par_iter().map(look).collect());
         let mut refused: HashMap<(FunctionRef, usize), Refusal> = HashMap::new();
         for (w, sites) in wanted.iter().zip(&sites) {
-            if let Err(refusal) = sites {
-                refused.extend(w.minis.iter().map(|m| ((w.function, m.pair), refusal.clone())));
-            }
+            refused.extend(w.refused(sites));
         }
         // only a function with several points can fail at one of them with others woven
-        let simple = wanted.iter().all(|w| w.kind == PointKind::Entry);
+        let simple = wanted.iter().all(|w| w.spot == Spot::ENTRY);
         loop {
             let before = (!simple).then(|| self.clone());
             let mut change = Change::default();
@@ -303,7 +262,7 @@ impl Woven {
         modules: &Modules,
         env: &Environment,
         wanted: &[Wanted<'_>],
-        sites: &[Result<Vec<Site>, Refusal>],
+        sites: &[Result<Vec<Found>, Refusal>],
         refused: &HashMap<(FunctionRef, usize), Refusal>,
         change: &mut Change,
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
@@ -317,17 +276,22 @@ impl Woven {
             if minis.is_empty() {
                 continue;
             }
-            for site in sites {
-                let place = Place { function: w.function, kind: w.kind, at: site.at };
+            for found in sites {
+                let Ok(site) = &found.site else { continue };
+                let minis: Vec<&NewMini<'_>> = minis.iter().copied().filter(|m| found.is_for(m)).collect();
+                if minis.iter().all(|m| m.id == SETTLE) {
+                    continue;
+                }
+                let place = Place { function: w.function, spot: w.spot, at: site.at };
                 match self.points.get_mut(&place) {
                     Some(point) => {
                         let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
                         for mini in &minis {
-                            point.add(env, arena, w.kind, mini, &mut change.plan)?;
+                            point.add(env, arena, w.spot, mini, &mut change.plan)?;
                         }
                     }
                     None => {
-                        new.entry(w.function.module).or_default().push(NewPoint { place, site, minis: minis.clone() });
+                        new.entry(w.function.module).or_default().push(NewPoint { place, site, minis });
                     }
                 }
             }
@@ -503,6 +467,24 @@ impl NewPoint<'_> {
     }
 }
 
+impl Wanted<'_> {
+    /// The pairs that cannot have this, and why: with a point missing the rest would not be exact.
+    pub fn refused(&self, sites: &Result<Vec<Found>, Refusal>) -> Vec<((FunctionRef, usize), Refusal)> {
+        let pairs = |refusal: &Refusal, found: Option<&Found>| -> Vec<_> {
+            let its = self.minis.iter().filter(|m| m.id != SETTLE && found.is_none_or(|f| f.is_for(m)));
+            its.map(|m| ((self.function, m.pair), refusal.clone())).collect()
+        };
+        match sites {
+            Err(refusal) => pairs(refusal, None),
+            Ok(sites) => sites
+                .iter()
+                .filter_map(|f| Some((f, f.site.as_ref().err()?)))
+                .flat_map(|(f, r)| pairs(r, Some(f)))
+                .collect(),
+        }
+    }
+}
+
 impl NewMini<'_> {
     fn request(&self) -> MiniRequest<'_> {
         MiniRequest { id: self.id, snippet: self.snippet, counters: self.counters }
@@ -510,22 +492,20 @@ impl NewMini<'_> {
 }
 
 impl Point {
-    /// Adds a snippet among those of its role: in front of them at an entry, behind them elsewhere, so that what begins first ends last.
+    /// Adds a snippet among those of its role: in front of them where something begins, behind them elsewhere, so that what begins first ends
+    /// last.
     fn add(
         &mut self,
         env: &Environment,
         arena: &mut Arena,
-        kind: PointKind,
+        spot: Spot,
         mini: &NewMini<'_>,
         plan: &mut PatchPlan,
     ) -> Result<(), Error> {
         if self.woven.minis.iter().any(|m| m.id == mini.id) {
             return Ok(());
         }
-        let before = |role: &&Option<Role>| match kind {
-            PointKind::Entry => **role < mini.role,
-            _ => **role <= mini.role,
-        };
+        let before = |role: &&Option<Role>| if spot.opens() { **role < mini.role } else { **role <= mini.role };
         let index = self.roles.iter().take_while(before).count();
         let added = add_mini(env, arena, &mut self.woven, &mini.request(), index).map_err(codegen_error)?;
         verify_added(env, arena, &added, &self.woven, mini.id).map_err(|e| defect(&e))?;

@@ -115,7 +115,7 @@ pub enum BinaryOp {
 pub enum Expr {
     /// A constant.
     Const(i64),
-    /// The n-th integer argument of the function at whose entry the snippet stands, from 0 (System V: rdi, rsi, rdx, rcx,
+    /// The n-th integer argument of the function at whose entry the snippet stands, or before a call of the callee, from 0 (System V: rdi, rsi, rdx, rcx,
     /// r8, r9, then the stack).
     Arg(u8),
     /// The value that the function returns (rax): at an exit, and behind a call.
@@ -143,8 +143,8 @@ pub enum Stmt {
     Set(VariableId, Expr),
     /// Do the statements if the value is not 0.
     If(Expr, Vec<Stmt>),
-    /// Close the records of calls that have ended without passing an exit: once at an entry, before any record is opened there, because
-    /// what is open afterwards at this call's stack pointer belongs to this call.
+    /// Close the records of calls that have ended without passing an exit: once at an entry or before a call, before any record is opened
+    /// there, because what is open afterwards at this call's stack pointer belongs to this call.
     Settle,
     /// Open an activation record and do the statements; nothing of it if no record can be had, which is counted. At an entry or before a call.
     Open(Record, Vec<Stmt>),

@@ -108,6 +108,24 @@ fn flags_and_timers_of_threads_that_run() {
 }
 
 #[test]
+fn calls_that_functions_in_progress_make() {
+    let mut target = Mutatee::start("onstack", &["5"]);
+    let before = Text::of(target.pid());
+    let (pid, mdl, tool) = (target.pid_text(), inside(), tool());
+    for _ in 0..scaled(4, 50) {
+        let first = target.ask("halt");
+        let mut session = tool.start(["watch", "-p", &pid, "-I", &mdl, "naps_directly@/Code/onstack/f"]);
+        let attached = session.wait_for("attached");
+        assert_eq!((&attached["caught_up"], &attached["not_unwound"]), (&first.number("frames").into(), &0.into()));
+        let run = target.ask("run 200000");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        let last = outcome.all("sample").pop().expect("a sample")["value"].as_u64();
+        assert_eq!(last, Some(run.number("direct") - first.number("direct")));
+        target::assert_clean(target.pid(), &before);
+    }
+}
+
+#[test]
 fn many_deep_stacks() {
     let target = Mutatee::start("onstack", &["50", "29"]);
     let before = Text::of(target.pid());

@@ -37,6 +37,13 @@ pub fn survey(image: &Image) -> Vec<Site> {
         for call in image.call_sites(function).into_iter().flatten() {
             assert!(call.len > 0);
         }
+        for after in [false, true] {
+            for site in image.call_points(function, after).into_iter().flatten().filter_map(|p| p.site.ok()?) {
+                assert!(usize::from(site.point) <= usize::from(site.own) && usize::from(site.own) <= site.bytes.len());
+                assert_eq!(image.bytes_at(site.at, site.bytes.len()), Some(site.bytes.as_slice()));
+                sites.push(site);
+            }
+        }
     }
     for padding in image.padding() {
         assert_eq!(padding.range.end.0 - padding.range.start.0, padding.bytes.len() as u64);

@@ -41,6 +41,7 @@ fn recipe(name: &str) -> Recipe {
         "corner" => ("gcc", C, &["corner.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),
+        "calls" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["calls.cpp"], false),
         "times" => ("gcc", C, &["times.c"], false),
         "twin" => ("rustc", &["--edition=2024", "-O", "-g"] as &[_], &["twin.rs"], false),
         "gopher" => ("go", &["build"] as &[_], &["gopher.go"], false),

@@ -36,6 +36,7 @@ pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };
 pub fn site(bytes: &[u8]) -> Site {
     Site {
         kind: ingraft_model::PointKind::Entry,
+        after: false,
         point: 0,
         function: Svma(0x401000),
         at: Svma(0x401000),

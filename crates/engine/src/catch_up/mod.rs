@@ -17,18 +17,24 @@ use self::replay::{Shard, State};
 use self::walk::{Frame, Places, Walk, Walker};
 use crate::api::CaughtUp;
 use crate::modules::Modules;
+use crate::sites::Spot;
 use crate::weaving::{Wanted, Woven};
 
 /// What an entry's code would have left behind.
 type Prepared = Result<State, Uncaught>;
 
+/// What the snippets of a point do, in order, with their counters.
+type States<'a> = Vec<(usize, &'a [u32])>;
+
 /// A function with new code at its entry.
 struct Entry<'a> {
     /// Its first byte and its springboard: a thread that stands there, or in between, has not entered yet.
     unentered: std::ops::RangeInclusive<Avma>,
-    /// What its snippets do, in order, with their counters.
-    states: Vec<(usize, &'a [u32])>,
+    states: States<'a>,
 }
+
+/// The states of a call in progress, with the stack pointer by which its records are known: at its entry, and before the call that it makes.
+type Calls<'c, 'a> = Vec<Vec<(&'c States<'a>, u64)>>;
 
 /// Where the threads' counters are.
 pub struct Counters<'a> {
@@ -49,6 +55,8 @@ pub struct CatchUp<'a> {
     entries: Vec<Entry<'a>>,
     /// The code of these functions, sorted, and the number of the entry.
     code: Vec<(AvmaRange, usize)>,
+    /// By return address, what is new before the calls that functions make.
+    before_calls: HashMap<Avma, States<'a>>,
     caught_up: CaughtUp,
 }
 
@@ -65,18 +73,31 @@ impl<'a> CatchUp<'a> {
     ) -> Option<Self> {
         let mut prepared = Vec::new();
         let mut known: HashMap<(usize, *const Snippet), Option<usize>> = HashMap::new();
-        let (mut entries, mut code) = (Vec::new(), Vec::new());
-        for w in wanted.iter().filter(|w| w.kind == PointKind::Entry) {
+        let (mut entries, mut code, mut before_calls) = (Vec::new(), Vec::new(), HashMap::new());
+        for w in wanted.iter().filter(|w| w.spot.opens()) {
             let mut minis: Vec<_> = w.minis.iter().filter(|m| !refused.contains_key(&(w.function, m.pair))).collect();
             minis.sort_by_key(|m| m.role);
             let mut states = Vec::new();
+            let mut ids = Vec::new();
             for m in minis {
                 let number = known.entry((m.pair, std::ptr::from_ref(m.snippet))).or_insert_with(|| {
                     let state = State::of(&m.snippet.stmts, variables(m.pair)).transpose()?;
                     prepared.push(state);
                     Some(prepared.len() - 1)
                 });
-                states.extend(number.map(|n| (n, m.counters)));
+                if let Some(number) = *number {
+                    states.push((number, m.counters));
+                    ids.push(m.id);
+                }
+            }
+            if w.spot != Spot::ENTRY {
+                for (_, point) in after.points_of(w.function).filter(|(place, _)| place.spot == w.spot) {
+                    // not every call has all of them
+                    let there = |id: &u64| point.minis.iter().any(|m| m.id == *id);
+                    let its = states.iter().zip(&ids).filter(|(_, id)| there(id)).map(|(state, _)| *state);
+                    before_calls.insert(point.home, its.collect());
+                }
+                continue;
             }
             let Some((_, module, function)) = modules.resolve(w.function).filter(|_| !states.is_empty()) else {
                 continue;
@@ -93,7 +114,8 @@ impl<'a> CatchUp<'a> {
         }
         code.sort_unstable_by_key(|(range, _)| range.start);
         let (places, walker) = (Places::new(now, after), Walker::new(target, modules));
-        Some(CatchUp { counters, places, walker, prepared, entries, code, caught_up: CaughtUp::default() })
+        let caught_up = CaughtUp::default();
+        Some(CatchUp { counters, places, walker, prepared, entries, code, before_calls, caught_up })
     }
 
     /// What was done.
@@ -114,18 +136,22 @@ impl<'a> CatchUp<'a> {
     }
 
     /// The calls of a thread that matter, outermost first: those up to where the stack changes, and how many more there are.
-    fn calls(&self, walk: &Walk) -> (Vec<(Frame, &Entry<'a>)>, u64) {
-        let mut found: Vec<(Frame, &Entry<'a>)> = Vec::new();
+    fn calls(&self, walk: &Walk) -> (Calls<'_, 'a>, u64) {
+        let mut found = Calls::new();
         let (mut lowest, mut elsewhere) = (u64::MAX, 0);
         for frame in walk.frames.iter().rev() {
             let descends = frame.sp < lowest;
             if descends && elsewhere == 0 {
                 lowest = frame.sp;
             }
-            match self.active(frame) {
-                Some(entry) if descends && elsewhere == 0 => found.push((*frame, entry)),
-                Some(_) => elsewhere += 1,
-                None => {}
+            let entry = self.active(frame).map(|entry| (&entry.states, frame.sp));
+            let call = self.before_calls.get(&frame.at.offset(1)).filter(|_| frame.calls);
+            // a call that is made is known by an address between those of caller and callee
+            let states: Vec<_> = entry.into_iter().chain(call.map(|s| (s, frame.stack.wrapping_sub(1)))).collect();
+            match states.is_empty() {
+                true => {}
+                false if descends && elsewhere == 0 => found.push(states),
+                false => elsewhere += 1,
             }
         }
         (found, elsewhere)
@@ -150,11 +176,12 @@ impl<'a> CatchUp<'a> {
             done.missed(Uncaught::NoShard, all);
             return done;
         };
-        for (frame, entry) in &calls {
+        for call in &calls {
             let mut missed = None;
-            for (number, counters) in &entry.states {
+            let states = call.iter().flat_map(|(states, sp)| states.iter().map(|s| (s, *sp)));
+            for ((number, counters), sp) in states {
                 let outcome = match self.prepared.get(*number) {
-                    Some(Ok(prepared)) => state.replay(prepared, counters, frame.sp),
+                    Some(Ok(prepared)) => state.replay(prepared, counters, sp),
                     Some(Err(why)) => Err(*why),
                     None => Ok(()),
                 };

@@ -408,7 +408,7 @@ mod tests {
     fn no_more_records_than_fit() {
         let state = State::of(&nesting_flag(), &variables()).expect("known").expect("a state");
         let memory = Memory::default();
-        let calls: Vec<_> = (0..OPEN_MAX as u64 + 9).map(|i| (&state, 1 << 20 | (9_000 - i) * 8)).collect();
+        let calls: Vec<_> = (0..OPEN_MAX as u64 + 9).map(|i| (&state, 100_000 - i * 8)).collect();
         memory.replay(0, &calls);
         assert_eq!(memory.at(TOP), u64::from(record::ROOM));
         assert_eq!((memory.counter(1), memory.counter(4)), (OPEN_MAX as i64 - 1, 10));

@@ -73,6 +73,8 @@ pub struct Frame {
     pub past: Option<PointKind>,
     /// Where the return address lies.
     pub sp: u64,
+    /// The stack pointer there; in a caller, as it was before its call pushed anything.
+    pub stack: u64,
 }
 
 /// A thread's calls, innermost first.
@@ -145,10 +147,8 @@ impl Walker {
             let Some(Ok(unwound)) = self.rules(at).map(|rules| rules.apply(&registers, read)) else { return walk };
             // a stack grows downwards; the one that a signal interrupted may lie anywhere
             if !unwound.signal {
-                if registers.sp().is_none_or(|sp| unwound.cfa <= sp) {
-                    return walk;
-                }
-                walk.frames.push(Frame { at, calls, past: place.past, sp: unwound.cfa.wrapping_sub(8) });
+                let Some(stack) = registers.sp().filter(|sp| *sp < unwound.cfa) else { return walk };
+                walk.frames.push(Frame { at, calls, past: place.past, sp: unwound.cfa.wrapping_sub(8), stack });
             }
             let Some(caller) = unwound.caller else {
                 walk.whole = true;

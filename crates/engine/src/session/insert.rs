@@ -111,44 +111,42 @@ impl Session {
         bound: &[(PairKey, Instrumentation, Vec<u32>)],
     ) -> Result<(Refused, Vec<Minis>, Stop), Error> {
         let settle = Snippet { stmts: vec![Stmt::Settle] };
-        let mut points: BTreeMap<(MdlFunction, PointKind), Vec<NewMini<'_>>> = BTreeMap::new();
+        let mut points: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
         let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
         let mut refused = Refused::new();
         for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
             let mut own = Vec::new();
-            let mut lists: BTreeMap<(MdlFunction, PointKind), Vec<NewMini<'_>>> = BTreeMap::new();
+            let mut lists: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
             for insertion in &instrumentation.insertions {
-                if let Some(refusal) = request::point_refusal(insertion.point, insertion.after) {
-                    refused.insert((insertion.function, pair), refusal);
-                    continue;
-                }
                 let id = control.next_mini;
                 control.next_mini += 1;
-                let list = lists.entry((insertion.function, insertion.point)).or_default();
-                let mini = NewMini { id, pair, role: Some(insertion.role), snippet: &insertion.snippet, counters };
+                let spot = Spot { kind: insertion.point, after: insertion.after };
+                let list = lists.entry((insertion.function, spot)).or_default();
+                let (snippet, except) = (&insertion.snippet, &insertion.except);
+                let mini = NewMini { id, pair, role: Some(insertion.role), snippet, counters, except };
                 match insertion.order {
                     Order::Append => list.push(mini),
                     Order::Prepend => list.insert(0, mini),
                 }
                 own.push((insertion.function, id));
             }
-            for (point, list) in lists {
-                let all = points.entry(point).or_default();
+            for ((function, spot), list) in lists {
+                let all = points.entry((function, spot)).or_default();
                 // what begins first ends last, over all pairs
-                let at = if point.1 == PointKind::Entry { all.len() } else { 0 };
+                let at = if spot.opens() { all.len() } else { 0 };
                 all.splice(at..at, list);
             }
             minis.push(Minis { points: own, landings: Vec::new() });
         }
         let mut wanted: Vec<_> = points
             .into_iter()
-            .map(|((function, kind), mut minis)| {
-                minis.retain(|m| !refused.contains_key(&(function, m.pair)));
+            .map(|((function, spot), mut minis)| {
                 let follower = minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1));
-                if let (Some(pair), PointKind::Entry) = (follower, kind) {
-                    minis.insert(0, NewMini { id: SETTLE, pair, role: None, snippet: &settle, counters: &[] });
+                if let (Some(pair), true) = (follower, spot.opens()) {
+                    let first = NewMini { id: SETTLE, pair, role: None, snippet: &settle, counters: &[], except: &[] };
+                    minis.insert(0, first);
                 }
-                WantedPoints { function, kind, minis }
+                WantedPoints { function, spot, minis }
             })
             .filter(|w| !w.minis.is_empty())
             .collect();
@@ -198,11 +196,11 @@ impl Session {
                 let id = control.next_mini;
                 control.next_mini += 1;
                 own.landings.push((function, id));
-                let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[] };
-                match wanted.iter_mut().find(|w| (w.function, w.kind) == (function, PointKind::Entry)) {
+                let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[] };
+                match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, Spot::ENTRY)) {
                     Some(known) => known.minis.insert(0, mini),
                     None => {
-                        wanted.push(WantedPoints { function, kind: PointKind::Entry, minis: vec![mini] });
+                        wanted.push(WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] });
                     }
                 }
             }
@@ -241,9 +239,7 @@ impl Session {
         for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
             let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
             for w in of_function {
-                if let Err(refusal) = sites(&self.target, modules, w.function, w.kind) {
-                    reasons.extend(w.minis.iter().map(|m| ((w.function, m.pair), refusal.clone())));
-                }
+                reasons.extend(w.refused(&sites(&self.target, modules, w.function, w.spot, &Originals::default())));
             }
             if pairs().any(|p| !reasons.contains_key(&p)) {
                 return Ok(());
@@ -390,7 +386,7 @@ fn default_counters() -> u32 {
     DataArea { base: Avma(0), stride: request.stride, shards: request.shards, journal_bytes: 0 }.counters()
 }
 
-/// Whether it follows calls from their entry to their exit: then what has ended otherwise is looked for at all its entries.
+/// Whether it follows calls from their beginning to their end: then what has ended otherwise is looked for wherever one begins.
 fn follows(instrumentation: &Instrumentation) -> bool {
     instrumentation.variables.iter().any(|v| v.shape == Shape::Activations)
 }

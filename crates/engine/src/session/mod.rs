@@ -19,8 +19,8 @@ use ingraft_mdl::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Aggregate, Avma, AvmaRange, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape, Snippet, Stmt,
-    Style, Svma, ThreadIdentity, Tid, UnitsType, VariableId,
+    Aggregate, Avma, AvmaRange, DataArea, Focus, MetricInfo, Pid, Refusal, Scale, Shape, Snippet, Stmt, Style, Svma,
+    ThreadIdentity, Tid, UnitsType, VariableId,
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
@@ -36,9 +36,10 @@ use crate::leftover;
 use crate::modules::Modules;
 use crate::request::{self, Missing, Wanted};
 use crate::restore;
+use crate::sites::{Originals, Spot, sites};
 use crate::state_dir::StateDir;
 use crate::values::{Columns, CounterAllocator, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
-use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven, sites};
+use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
 use self::insert::Stop;
 
