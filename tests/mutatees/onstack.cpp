@@ -3,7 +3,7 @@
 // onstack COUNT [DEPTH]   with a depth all threads are halted at the bottom of that many calls of `deep`, and one more
 // halt              every thread stays where it is: some spin, some sleep, some of either in a signal handler
 // run NAPS          lets them run until they have called `nap` so many times more, then halts them
-// Each answer has, of all threads together: `tally nap`, `inside` (calls of nap while f was on the thread's stack), `direct` (those by f itself), `ns` (time since the start with f on
+// Each answer has, of all threads together: `tally nap`, `inside` (calls of nap while f was on the thread's stack), `direct` (those by `plain` itself), `plain` (calls of it in progress), `ns` (time since the start with f on
 // the stack), `now` (by the clock of that time), `frames` (calls of f in progress) and `threads` (that have any).
 #include "mutatee.h"
 #include <atomic>
@@ -14,7 +14,7 @@ struct Thread {
     pthread_t id;
     unsigned seed;
     bool spins, handles;
-    volatile long frames, naps, inside, direct, ns, begin;
+    volatile long frames, naps, inside, plain, direct, ns, begin;
     char pad[64];
 };
 
@@ -84,9 +84,23 @@ COUNTED void f(Thread *t, int depth) {
     }
     walk(t, depth - 1);
     place(t);
-    t->direct = t->direct + 1;
     nap(t);
     if (buffer[3] != (char)depth) abort();
+}
+
+// Room between its calls.
+#define ROOM __asm__ volatile("nopw 0x200(%rax,%rax,1)\n\tnopw 0x200(%rax,%rax,1)")
+
+COUNTED void plain(Thread *t, int depth) {
+    t->plain = t->plain + 1;
+    ROOM;
+    walk(t, depth - 1);
+    ROOM;
+    t->direct = t->direct + 1;
+    ROOM;
+    nap(t);
+    ROOM;
+    t->plain = t->plain - 1;
 }
 
 COUNTED void between(Thread *t, int depth) {
@@ -104,9 +118,10 @@ COUNTED void walk(Thread *t, int depth) {
     place(t);
     nap(t);
     if (depth <= 0) return;
-    switch (pick(t, 4)) {
+    switch (pick(t, 5)) {
     case 0: f(t, depth); break;
     case 1: between(t, depth); break;
+    case 3: plain(t, depth); break;
     case 2:
         if (t->handles) {
             raise(SIGUSR1);
@@ -144,14 +159,15 @@ static void *work(void *argument) {
 
 static void answer() {
     while (halted.load() < count) usleep(100);
-    long naps = 0, inside = 0, direct = 0, ns = 0, frames = 0, with = 0, at = now();
+    long naps = 0, inside = 0, plain = 0, direct = 0, ns = 0, frames = 0, with = 0, at = now();
     for (int i = 0; i < count; i++) {
         Thread *t = &threads[i];
-        naps += t->naps, inside += t->inside, direct += t->direct, frames += t->frames, with += t->frames > 0;
+        naps += t->naps, inside += t->inside, plain += t->plain, direct += t->direct, frames += t->frames, with += t->frames > 0;
         ns += t->ns + (t->frames ? at - t->begin : 0);
     }
     say("tally nap %ld", naps);
     say("inside %ld", inside);
+    say("plain %ld", plain);
     say("direct %ld", direct);
     say("ns %ld", ns);
     say("now %ld", at);

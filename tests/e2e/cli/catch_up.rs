@@ -114,9 +114,9 @@ fn calls_that_functions_in_progress_make() {
     let (pid, mdl, tool) = (target.pid_text(), inside(), tool());
     for _ in 0..scaled(4, 50) {
         let first = target.ask("halt");
-        let mut session = tool.start(["watch", "-p", &pid, "-I", &mdl, "naps_directly@/Code/onstack/f"]);
+        let mut session = tool.start(["watch", "-p", &pid, "-I", &mdl, "naps_directly@/Code/onstack/plain"]);
         let attached = session.wait_for("attached");
-        assert_eq!((&attached["caught_up"], &attached["not_unwound"]), (&first.number("frames").into(), &0.into()));
+        assert_eq!((&attached["caught_up"], &attached["not_unwound"]), (&first.number("plain").into(), &0.into()));
         let run = target.ask("run 200000");
         let outcome = session.interrupt().assert_code(0).assert_removed();
         let last = outcome.all("sample").pop().expect("a sample")["value"].as_u64();
