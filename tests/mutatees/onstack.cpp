@@ -152,7 +152,7 @@ static void *work(void *argument) {
     Thread *t = self = static_cast<Thread *>(argument);
     for (;;) {
         if (depth) deep(t, depth);
-        else walk(t, (int)pick(t, 40));
+        else walk(t, 20 + (int)pick(t, 20));
         place(t);
     }
 }

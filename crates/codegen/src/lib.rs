@@ -28,6 +28,7 @@ mod activation;
 mod arena;
 mod block;
 mod change;
+mod cpu;
 mod environment;
 mod head;
 mod loops;

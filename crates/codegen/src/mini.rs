@@ -1,7 +1,7 @@
 //! Mini trampolines: one snippet's code at one point, and the jump to the next.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Gpr, Snippet};
+use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet};
 
 use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
@@ -92,6 +92,9 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
     let counters = env.data.counters();
     if let Some(&index) = request.counters.iter().find(|&&index| index >= counters) {
         return Err(CodegenError::CounterOutOfRange { index, counters });
+    }
+    if env.cpu == CpuClock::None && request.snippet.reads(Clock::Cpu) {
+        return Err(CodegenError::NoCpuClock);
     }
     snippet::check(request.snippet, request.counters, counters)
 }

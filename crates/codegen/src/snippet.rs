@@ -51,12 +51,12 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
             bound(record.activations, Shape::Activations)?;
             match record.restore {
                 Some(Restore::Value(v)) => bound(v, Shape::Counter)?,
-                Some(Restore::Timer(v)) => bound(v, Shape::Timer)?,
+                Some(Restore::Timer(v, clock)) => bound(v, Shape::Timer(clock))?,
                 None => {}
             }
             check_stmts(body, bound, deeper(depth)?)
         }
-        Stmt::Start(v) | Stmt::Stop(v) => bound(*v, Shape::Timer),
+        Stmt::Start(v, clock) | Stmt::Stop(v, clock) => bound(*v, Shape::Timer(*clock)),
         Stmt::Observe(v, e) => bound(*v, Shape::Histogram).and_then(|()| check_expr(e, bound, depth)),
     })
 }
@@ -251,8 +251,8 @@ impl Generator<'_> {
             Stmt::Settle => self.settle()?,
             Stmt::Open(record, body) => self.open(record, body)?,
             Stmt::Close(record, body) => self.close(record, body)?,
-            Stmt::Start(v) => self.start(*v)?,
-            Stmt::Stop(v) => self.stop(*v)?,
+            Stmt::Start(v, clock) => self.start(*v, *clock)?,
+            Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
             Stmt::Observe(v, e) => self.observe(*v, &fold(e))?,
         }
         Ok(())

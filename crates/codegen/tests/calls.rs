@@ -5,7 +5,8 @@ mod support;
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, verify_weave};
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points};
 use ingraft_model::{
-    Bias, Expr, PatchPlan, PointKind, Record, Restore, Site, Snippet, Stmt, Svma, ThreadIdentity, TimeUnit, VariableId,
+    Bias, Clock, Expr, PatchPlan, PointKind, Record, Restore, Site, Snippet, Stmt, Svma, ThreadIdentity, TimeUnit,
+    VariableId,
 };
 use support::image::{self, HELPER, HELPER_POINTER, Outcome, Program, Step, TEXT};
 use support::*;
@@ -193,12 +194,19 @@ fn a_record_opened_before_a_call_is_closed_behind_it() {
     for shape in &shapes() {
         let env = environment(GLIBC);
         let (mut arena, mut text) = (arena(), TextSpace::new());
-        let record = Record { activations: v(0), time: true, args: vec![0], restore: Some(Restore::Timer(v(1))) };
+        let record = Record {
+            activations: v(0),
+            time: Some(Clock::Wall),
+            args: vec![0],
+            restore: Some(Restore::Timer(v(1), Clock::Wall)),
+        };
         let settle = snippet(vec![Stmt::Settle]);
-        let open = snippet(vec![Stmt::Open(record.clone(), vec![Stmt::Start(v(1))])]);
+        let open = snippet(vec![Stmt::Open(record.clone(), vec![Stmt::Start(v(1), Clock::Wall)])]);
         let elapsed = Stmt::Add(v(3), Expr::Elapsed(TimeUnit::Ticks));
-        let close =
-            snippet(vec![Stmt::Close(record, vec![Stmt::Stop(v(1)), Stmt::Set(v(2), Expr::Saved(0)), elapsed])]);
+        let close = snippet(vec![Stmt::Close(
+            record,
+            vec![Stmt::Stop(v(1), Clock::Wall), Stmt::Set(v(2), Expr::Saved(0)), elapsed],
+        )]);
         const PLACES: [u32; 4] = [4, 8, 10, 11];
         let mini = |id, snippet| MiniRequest { id, snippet, counters: &PLACES };
         let (before, after) = ([mini(1, &settle), mini(2, &open)], [mini(3, &close)]);

@@ -10,7 +10,7 @@ use ingraft_codegen::{
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, AvmaRange, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity, VariableId,
+    Avma, AvmaRange, CpuClock, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity, VariableId,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -110,7 +110,13 @@ pub struct Change {
 /// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
 pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
-    let env = Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: Scale::ONE };
+    let env = Environment {
+        data,
+        identity: ThreadIdentity::FsOffset(0x2d0),
+        shadow_stack: false,
+        ticks: Scale::ONE,
+        cpu: CpuClock::None,
+    };
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
     let sites: Vec<_> = in_background(|| {

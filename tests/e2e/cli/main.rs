@@ -9,6 +9,7 @@ mod calls;
 mod catch_up;
 mod corners;
 mod counting;
+mod cpu_times;
 mod crashes;
 mod families;
 mod launches;

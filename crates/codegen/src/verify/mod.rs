@@ -21,6 +21,7 @@ use ingraft_model::{Avma, PcMove, PointKind, Site, TextWrite};
 
 use crate::arena::Arena;
 use crate::environment::Environment;
+use crate::routine::Routine;
 use crate::text::TextSpace;
 use crate::weave::{PointRequest, RemovalRecord, Weave, WovenPoint};
 
@@ -141,15 +142,16 @@ pub fn verify_weave(
     memory.all_proven(&mut proven)
 }
 
-/// The shared routines for activation records that this plan writes; others were proven then.
+/// The shared routines that this plan writes; others were proven then.
 fn prove_routines(
     walk: &mut Walk<'_>,
     arena: &Arena,
     memory: &Memory<'_>,
     proven: &mut Vec<(u64, u64)>,
 ) -> Result<(), VerifyError> {
-    for range in arena.routines.iter().flatten().filter(|r| memory.holds(r.start.0)) {
-        walk.routine(range.start.0)?;
+    let known = Routine::ALL.iter().filter_map(|r| Some((*r, arena.routine(*r)?)));
+    for (routine, range) in known.filter(|(_, range)| memory.holds(range.start.0)) {
+        walk.routine(range.start.0, routine)?;
         walk.tile(range)?;
         walk.all_tiled()?;
         proven.push((range.start.0, range.end.0));

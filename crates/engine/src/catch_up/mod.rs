@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ingraft_mdl::{FunctionRef, Variable};
 use ingraft_model::layout::{FIRST_SHARD, OWNER};
-use ingraft_model::{Avma, AvmaRange, DataArea, PointKind, Refusal, Snippet, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PointKind, Refusal, Snippet, ThreadIdentity, Tid};
 use ingraft_process::{Held, HeldRegisters, SharedArea, Target, Visitor};
 
 pub use self::replay::Uncaught;
@@ -42,8 +42,8 @@ pub struct Counters<'a> {
     pub area: &'a SharedArea,
     /// How threads are told apart.
     pub identity: ThreadIdentity,
-    /// The clock of the timers.
-    pub now: &'a (dyn Fn() -> u64 + Sync),
+    /// The clocks of the timers, in ticks: the same for all threads, and each one's own.
+    pub now: &'a (dyn Fn(Clock, Tid) -> u64 + Sync),
 }
 
 /// All that is needed in the stop.
@@ -157,7 +157,7 @@ impl<'a> CatchUp<'a> {
         (found, elsewhere)
     }
 
-    fn thread(&self, held: &mut Held<'_>, i: usize, registers: &HeldRegisters, walk: &Walk) -> CaughtUp {
+    fn thread(&self, held: &mut Held<'_>, i: usize, tid: Tid, registers: &HeldRegisters, walk: &Walk) -> CaughtUp {
         let mut done = CaughtUp::default();
         let (calls, elsewhere) = self.calls(walk);
         done.missed(Uncaught::OtherStack, elsewhere);
@@ -172,7 +172,8 @@ impl<'a> CatchUp<'a> {
         let layout = self.counters.area.layout();
         let start = layout.stride * u64::from(shard);
         let load = |at: u32| self.counters.area.read_u64(start + u64::from(at)).ok();
-        let Some(mut state) = Shard::new(&layout, (self.counters.now)(), &load) else {
+        let now = |clock| (self.counters.now)(clock, tid);
+        let Some(mut state) = Shard::new(&layout, &now, &load) else {
             done.missed(Uncaught::NoShard, all);
             return done;
         };
@@ -248,7 +249,7 @@ impl Visitor for CatchUp<'_> {
             };
             let walk = self.walker.walk(&registers, &self.places, &mut |at| held.word(i, at));
             done.not_unwound += u32::from(!walk.whole);
-            done.add(self.thread(held, i, &registers, &walk));
+            done.add(self.thread(held, i, thread.tid, &registers, &walk));
         }
         tracing::debug!(elapsed = ?begin.elapsed(), calls = done.calls, "calls in progress are caught up");
         self.caught_up = done;

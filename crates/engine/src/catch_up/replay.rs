@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use ingraft_mdl::{Variable, VariableKind};
 use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
-use ingraft_model::{DataArea, Expr, Record, Restore, Stmt, VariableId};
+use ingraft_model::{Clock, DataArea, Expr, Record, Restore, Stmt, VariableId};
 
 /// Counters of a timer.
 const NEST: u32 = 0;
@@ -61,7 +61,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
                     kept.push(stmt.clone());
                 }
             }
-            Stmt::Start(_) | Stmt::Stop(_) => kept.push(stmt.clone()),
+            Stmt::Start(..) | Stmt::Stop(..) => kept.push(stmt.clone()),
             Stmt::If(condition, body) => {
                 let body = states(body, variables, restored)?;
                 if !body.is_empty() {
@@ -69,11 +69,11 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
                     kept.push(Stmt::If(condition.clone(), body));
                 }
             }
-            Stmt::Open(record, _) if record.time => return Err(Uncaught::Begin),
+            Stmt::Open(record, _) if record.time.is_some() => return Err(Uncaught::Begin),
             Stmt::Open(record, _) if !record.args.is_empty() => return Err(Uncaught::Arguments),
             Stmt::Open(record, body) => {
                 let restores = match record.restore {
-                    Some(Restore::Value(v) | Restore::Timer(v)) => Some(v),
+                    Some(Restore::Value(v) | Restore::Timer(v, _)) => Some(v),
                     None => None,
                 };
                 restored.extend(restores);
@@ -102,7 +102,7 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
 pub struct Shard<'a> {
     load: &'a dyn Fn(u32) -> Option<u64>,
     records_at: u32,
-    now: u64,
+    now: &'a dyn Fn(Clock) -> u64,
     /// The open records, the one that ends every search included, and how many there were.
     records: Vec<[u64; WORDS]>,
     before: usize,
@@ -113,8 +113,8 @@ pub struct Shard<'a> {
 }
 
 impl<'a> Shard<'a> {
-    /// Looks into a shard; `now` is the clock. None: it is not in a state that this engine left.
-    pub fn new(layout: &DataArea, now: u64, load: &'a dyn Fn(u32) -> Option<u64>) -> Option<Self> {
+    /// Looks into a shard; `now` reads a clock, in ticks. None: it is not in a state that this engine left.
+    pub fn new(layout: &DataArea, now: &'a dyn Fn(Clock) -> u64, load: &'a dyn Fn(u32) -> Option<u64>) -> Option<Self> {
         let records_at = layout.records();
         let top =
             u32::try_from(load(TOP)?).ok().filter(|top| *top <= record::ROOM && top.is_multiple_of(record::SIZE))?;
@@ -167,18 +167,18 @@ impl<'a> Shard<'a> {
                         self.run(body, counters, sp);
                     }
                 }
-                Stmt::Start(timer) => {
+                Stmt::Start(timer, clock) => {
                     let nest = self.variable(counters, *timer);
                     if nest == 0 {
                         let sum = self.at(counters, *timer, SUM_OF_STOPS);
-                        self.set(counters, *timer, SUM_OF_STOPS, sum.wrapping_sub_unsigned(self.now));
+                        self.set(counters, *timer, SUM_OF_STOPS, sum.wrapping_sub_unsigned((self.now)(*clock)));
                     }
                     self.set(counters, *timer, NEST, nest.wrapping_add(1));
                 }
-                Stmt::Stop(timer) => {
+                Stmt::Stop(timer, clock) => {
                     let nest = self.variable(counters, *timer);
                     if nest == 1 {
-                        let sum = self.at(counters, *timer, SUM_OF_STOPS).wrapping_add_unsigned(self.now);
+                        let sum = self.at(counters, *timer, SUM_OF_STOPS).wrapping_add_unsigned((self.now)(*clock));
                         self.set(counters, *timer, SUM_OF_STOPS, sum.max(0));
                     }
                     if nest >= 1 {
@@ -200,7 +200,10 @@ impl<'a> Shard<'a> {
         }
         let (restore, saved) = match r.restore {
             Some(Restore::Value(v)) => (offset(counters, v).unwrap_or(0), self.variable(counters, v)),
-            Some(Restore::Timer(v)) => (offset(counters, v).map_or(0, |o| o | 1), self.variable(counters, v)),
+            Some(Restore::Timer(v, clock)) => {
+                let kind = if clock == Clock::Cpu { record::RESTORE_CPU } else { record::RESTORE_WALL };
+                (offset(counters, v).map_or(0, |o| o | kind), self.variable(counters, v))
+            }
             None => (0, 0),
         };
         let place = self.records.iter().rposition(|r| r[0] >= sp).map_or(0, |i| i + 1);
@@ -295,13 +298,13 @@ mod tests {
     fn variables() -> Vec<Variable> {
         use VariableKind as K;
         let kinds = [(K::Counter, Shape::Counter), (K::Flag, Shape::Counter), (K::Activations, Shape::Activations)];
-        let all = kinds.into_iter().chain([(K::Counter, Shape::Timer)]);
+        let all = kinds.into_iter().chain([(K::Counter, Shape::Timer(Clock::Wall))]);
         all.map(|(kind, shape)| Variable { name: String::new(), kind, shape, unit: ValueUnit::Plain, sampled: false })
             .collect()
     }
 
     fn record(restore: Option<Restore>) -> Record {
-        Record { activations: CALLS, time: false, args: Vec::new(), restore }
+        Record { activations: CALLS, time: None, args: Vec::new(), restore }
     }
 
     fn nesting_flag() -> Vec<Stmt> {
@@ -314,7 +317,8 @@ mod tests {
     impl Memory {
         fn replay(&self, now: u64, states: &[(&State, u64)]) -> Vec<Result<(), Uncaught>> {
             let load = |at: u32| Some(self.0.borrow().get(&at).copied().unwrap_or(0));
-            let mut shard = Shard::new(&LAYOUT, now, &load).expect("a shard");
+            let now = |_| now;
+            let mut shard = Shard::new(&LAYOUT, &now, &load).expect("a shard");
             let results = states.iter().map(|(state, sp)| shard.replay(state, &COUNTERS_OF, *sp)).collect();
             let writes = shard.writes();
             self.0.borrow_mut().extend(writes);
@@ -369,7 +373,8 @@ mod tests {
 
     #[test]
     fn a_timer_starts_now_and_once() {
-        let code = [Stmt::Open(record(Some(Restore::Timer(TIMER))), vec![Stmt::Start(TIMER)])];
+        let code =
+            [Stmt::Open(record(Some(Restore::Timer(TIMER, Clock::Wall))), vec![Stmt::Start(TIMER, Clock::Wall)])];
         let state = State::of(&code, &variables()).expect("known").expect("a state");
         let memory = Memory::default();
         memory.replay(1000, &[(&state, 900), (&state, 800)]);
@@ -383,7 +388,7 @@ mod tests {
     #[test]
     fn what_cannot_be_known_is_refused() {
         let mut timed = record(None);
-        timed.time = true;
+        timed.time = Some(Clock::Wall);
         let mut kept = record(None);
         kept.args = vec![0];
         let argument = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Arg(0)), Box::new(Expr::Const(1)));
@@ -399,9 +404,9 @@ mod tests {
     fn a_damaged_shard_is_left_alone() {
         let top = |top: u64| move |at: u32| Some(if at == TOP { top } else { 0 });
         for bad in [7, u64::MAX, u64::from(record::ROOM) + 64] {
-            assert!(Shard::new(&LAYOUT, 0, &top(bad)).is_none());
+            assert!(Shard::new(&LAYOUT, &|_| 0, &top(bad)).is_none());
         }
-        assert!(Shard::new(&LAYOUT, 0, &|_| None).is_none());
+        assert!(Shard::new(&LAYOUT, &|_| 0, &|_| None).is_none());
     }
 
     #[test]

@@ -158,7 +158,8 @@ impl Session {
         }
         self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
         let timed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter));
-        let ready = if timed { self.keep_time(control) } else { Ok(()) };
+        let cpu = bound.iter().any(|(_, i, _)| reads_cpu(i));
+        let ready = if timed { self.keep_time(control, cpu) } else { Ok(()) };
         let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
         let (woven_refused, mut stopped) = match outcome {
             Ok(done) => done,
@@ -207,8 +208,8 @@ impl Session {
         }
     }
 
-    /// What follows calls needs shards of the threads' own and a clock.
-    fn keep_time(&self, control: &mut Control) -> Result<(), Error> {
+    /// What follows calls needs shards of the threads' own and a clock; `cpu`: the clock of processor time as well.
+    fn keep_time(&self, control: &mut Control, cpu: bool) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok(()) };
         let refuse =
             |code, what: String, hint: &str| Err(Error::new(ErrorKind::Failed, code, what, hint).about(self.pid()));
@@ -216,9 +217,19 @@ impl Session {
             let what = "calls cannot be followed from entry to exit: the threads of this program cannot be told apart";
             return refuse("no_shards", what.to_owned(), "counts work; a program that is running already may differ");
         }
+        let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
+        if cpu
+            && (attached.env.cpu == CpuClock::None || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered)))
+        {
+            let what = "processor time cannot be measured: a filter of system calls (seccomp) is active, and the clock needs one";
+            return refuse("filtered", what.to_owned(), "wall times and counts work");
+        }
         match &self.clock {
             Ok(clock) => {
                 attached.env.ticks = clock.scale();
+                // ticks of the thread's clock in this target are of one length for ever, whoever measures
+                let rate = attached.area.cpu_rate(clock.scale().inverse()).map_err(|e| self.failed(e))?;
+                self.cpu_rate.get_or_init(|| rate);
                 Ok(())
             }
             Err(problem) => refuse("no_clock", format!("times cannot be measured here: {problem}"), "counts work"),
@@ -266,7 +277,8 @@ impl Session {
         control.held = survey.longest_hold;
         let own_gs = control.modules.uses_gs(&self.target);
         let identity = if own_gs { ThreadIdentity::Locked } else { survey.identity };
-        let request = DataAreaRequest { identity, ..DataAreaRequest::default() };
+        let cpu = if own_gs { CpuClock::None } else { survey.cpu };
+        let request = DataAreaRequest { identity, cpu, ..DataAreaRequest::default() };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         let since_ns = now_ns();
         let known = self.target.identity();
@@ -292,7 +304,8 @@ impl Session {
             }
         };
         let status = self.target.status().map_err(failed)?;
-        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks: Scale::ONE };
+        let ticks = Scale::ONE;
+        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks, cpu };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),
@@ -332,7 +345,10 @@ impl Session {
         let counters = std::iter::once(Record::Counters(control.counters.used()));
         let records: Vec<_> = counters.chain(points).collect();
         let area = Arc::clone(&attached.area);
-        let now = || self.clock.as_ref().map_or(0, TickClock::ticks);
+        let now = |clock, tid| match clock {
+            Clock::Wall => self.clock.as_ref().map_or(0, TickClock::ticks),
+            Clock::Cpu => self.cpu_ticks(tid),
+        };
         let counters = Counters { area: &area, identity: attached.env.identity, now: &now };
         let versions = (&before, &attached.woven);
         let (target, modules) = (&self.target, &control.modules);
@@ -389,6 +405,11 @@ fn default_counters() -> u32 {
 /// Whether it follows calls from their beginning to their end: then what has ended otherwise is looked for wherever one begins.
 fn follows(instrumentation: &Instrumentation) -> bool {
     instrumentation.variables.iter().any(|v| v.shape == Shape::Activations)
+}
+
+/// Whether its code reads the processor time of a thread.
+pub(super) fn reads_cpu(instrumentation: &Instrumentation) -> bool {
+    instrumentation.insertions.iter().any(|i| i.snippet.reads(Clock::Cpu))
 }
 
 /// Counters for all variables, or none of them.

@@ -68,7 +68,7 @@ fn inserted(client: &Tool, pid: i32, functions: &[String]) -> Vec<Row> {
         let start = Instant::now();
         let outcome = session.interrupt().assert_code(0);
         out.push(start.elapsed().as_secs_f64() * 1e3);
-        held_out.push(number(&outcome.one("removed"), "stopped_ms"));
+        held_out.push(number(outcome.one("removed"), "stopped_ms"));
     }
     let _ = first.interrupt().assert_code(0);
     vec![
