@@ -1,23 +1,22 @@
 //! The exits of a function as sites for springboards: its returns, and its jumps to other functions.
 //!
 //! An exit is often shorter than a springboard, so it is displaced together with instructions in front of it that control only runs
-//! straight through, and with dead padding behind it. What the entry's springboard displaces is left to the entry where it can be. A
-//! stretch that has to reach into it begins at the entry's first byte, if control runs straight from there, so that one springboard may
-//! serve both; else it overlaps the entry's springboard, and only one of the two points can be woven.
+//! straight through, and with dead padding behind it. What the entry's springboard displaces is left to the entry; an exit among that is
+//! woven into the entry's copy of it. A stretch that has to reach into what the entry displaces overlaps the entry's springboard, and only
+//! one of the two points can be woven.
 
-use iced_x86::{Code, FlowControl, Instruction, Mnemonic};
+use iced_x86::{FlowControl, Mnemonic};
 use ingraft_model::{PointKind, Refusal, Site, Svma};
 
 use crate::body::Body;
-use crate::entry::{self, SITE_MAX, SPRINGBOARD};
+use crate::clearing::Clearings;
+use crate::entry::{self, PAGE, SITE_MAX, SPRINGBOARD};
 use crate::flow::{self, Flow};
 use crate::function::Function;
 use crate::image::Image;
 
 /// A jump with a distance of one byte, to an island.
 const SHORT: u64 = 2;
-/// Springboards lie on one page.
-const PAGE: u64 = 4096;
 /// The longest instruction.
 const INSTRUCTION_MAX: usize = 15;
 
@@ -35,19 +34,24 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
         return Err(Refusal::RunsOn { offset: function.offset_of(behind) });
     }
     let first = entry::first_byte(image, function);
-    let mut exits = Exits { body: &body, flow: &flow, entry: first, home: home(&body, first), floor: 0 };
-    Ok(flow.exits.iter().map(|&exit| exits.site(exit)).collect())
+    let home = entry::displaced_until(image, function);
+    let mut exits = Exits { body: &body, flow: &flow, entry: first, home, floor: 0 };
+    let mut sites: Vec<Result<Site, Refusal>> = flow.exits.iter().map(|&exit| exits.site(exit)).collect();
+    let needed = |site: &Site| site.at.0..site.at.0 + site.bytes.len() as u64;
+    let short = |site: &&mut Site| !site.within && !fits(site.at.0, needed(site).end, SPRINGBOARD);
+    if sites.iter_mut().flatten().any(|site| short(&site)) {
+        let mut all: Vec<_> =
+            sites.iter().flatten().map(needed).chain([first..home.max(first + SPRINGBOARD)]).collect();
+        all.sort_unstable_by_key(|range| range.start);
+        let clearings = Clearings::new(&body, &flow, &all);
+        sites.iter_mut().flatten().filter(short).for_each(|site| site.clearings = clearings.near(site.at.0));
+    }
+    Ok(sites)
 }
 
-/// The first instruction that stays in place when a springboard at the entry displaces those before it.
-fn home(body: &Body<'_>, entry: u64) -> u64 {
-    let mut at = entry;
-    while at < entry + SPRINGBOARD
-        && let Some(index) = body.index_of(at)
-    {
-        at = body.code[index].next_ip();
-    }
-    at
+/// Whether a springboard of that length fits between two addresses.
+fn fits(start: u64, end: u64, len: u64) -> bool {
+    end - start >= len && start / PAGE == (start + len - 1) / PAGE
 }
 
 struct Exits<'a> {
@@ -77,9 +81,13 @@ impl Exits<'_> {
             FlowControl::ConditionalBranch => 0,
             _ => entry::dead_padding(image, function, end),
         };
-        let at = self.choose(&self.starts(exit), end + padding)?;
+        let within = point >= self.entry && end <= self.home && !self.lands_within(self.entry, end);
+        let (at, until) = match within {
+            true => (point, end),
+            false => (self.choose(&self.starts(exit), end + padding)?, end + padding),
+        };
         self.floor = end + padding;
-        let len = (end + padding - at).min(SITE_MAX);
+        let len = (until - at).min(SITE_MAX);
         if image.in_restartable_sequence(at, len) {
             return Err(Refusal::RestartableSequence);
         }
@@ -94,6 +102,9 @@ impl Exits<'_> {
             scratch: Vec::new(),
             flags_dead: false,
             back_branches: Vec::new(),
+            least: (end - at) as u8,
+            within,
+            clearings: Vec::new(),
         })
     }
 
@@ -108,7 +119,7 @@ impl Exits<'_> {
                 let i = &code[*before];
                 i.next_ip() == code[index].ip()
                     && self.flow.reached[*before]
-                    && is_plain(i)
+                    && entry::runs_on(i)
                     && !self.lands_within(i.ip(), i.next_ip())
             };
             let Some(before) = (index.saturating_sub(INSTRUCTION_MAX)..index).rev().find(runs_into) else { break };
@@ -125,16 +136,15 @@ impl Exits<'_> {
     /// The start of the shortest stretch that a springboard fits into, else of the longest that holds a jump to an island; `until` is the
     /// end of the padding behind the exit.
     fn choose(&self, starts: &[u64], until: u64) -> Result<u64, Refusal> {
-        let fits = |start: u64, len: u64| until - start >= len && start / PAGE == (start + len - 1) / PAGE;
+        let fits = |start: u64, len: u64| fits(start, until, len);
         let best = |starts: &[u64]| {
             let near = starts.iter().find(|start| fits(**start, SPRINGBOARD));
             near.or_else(|| starts.iter().rev().find(|start| fits(**start, SHORT))).copied()
         };
         let at_entry = |start: &u64| (self.entry..self.home).contains(start);
         let apart = starts.partition_point(|start| !at_entry(start));
-        let shared = || starts.last().copied().filter(|start| *start == self.entry && fits(*start, SHORT));
         let longest = until - starts.last().copied().unwrap_or(until);
-        best(&starts[..apart]).or_else(shared).or_else(|| best(starts)).ok_or(if longest < SHORT {
+        best(&starts[..apart]).or_else(|| best(starts)).ok_or(if longest < SHORT {
             Refusal::TooShort { available: longest as u32, next: "the next place where control can arrive" }
         } else {
             Refusal::StraddlesPages
@@ -142,17 +152,11 @@ impl Exits<'_> {
     }
 
     fn lands(&self, at: u64) -> bool {
-        self.body.image.arrivals().get(at) || self.flow.joins.binary_search(&at).is_ok()
+        self.flow.lands(self.body, at)
     }
 
     /// Whether control can arrive behind the first byte of a stretch.
     fn lands_within(&self, start: u64, end: u64) -> bool {
         (start + 1..end).any(|at| self.lands(at))
     }
-}
-
-/// Whether an instruction only runs on to the next, and may be displaced together with it: indirect branches must keep landing on an
-/// `endbr64`.
-fn is_plain(i: &Instruction) -> bool {
-    i.flow_control() == FlowControl::Next && !matches!(i.code(), Code::Hlt | Code::Endbr64)
 }

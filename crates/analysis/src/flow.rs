@@ -64,6 +64,13 @@ pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
     Ok(flow)
 }
 
+impl Flow {
+    /// Whether control can arrive at an address other than by running on.
+    pub fn lands(&self, body: &Body<'_>, at: u64) -> bool {
+        body.image.arrivals().get(at) || self.joins.binary_search(&at).is_ok()
+    }
+}
+
 struct Walk<'a> {
     body: &'a Body<'a>,
     budget: usize,

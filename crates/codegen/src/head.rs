@@ -6,7 +6,7 @@ use crate::block::{USER_END, jmp_bytes, straddles};
 use crate::environment::Environment;
 use crate::relocate::{Displaced, decode};
 use crate::text::{Island, TextSpace};
-use crate::weave::PointRequest;
+use crate::weave::{Inner, PointRequest, WovenPoint};
 
 /// Farthest that displacing is extended in order to take a function's own branch along.
 const EXTEND_MAX: u64 = 32;
@@ -53,6 +53,8 @@ pub(crate) struct Head {
     pub displaced: Vec<Displaced>,
     /// Address of the point's instruction, before which snippets run.
     pub point: u64,
+    /// The copy of the point's instruction that it is woven into, if another point displaces it.
+    pub host: Option<Inner>,
 }
 
 impl Head {
@@ -77,6 +79,11 @@ impl Head {
         self.displaced.last().map_or(self.at, Displaced::next)
     }
 
+    /// Where those go on who do not take a conditional jump out of the function.
+    pub fn stays(&self) -> u64 {
+        self.host.and_then(|host| host.next).map_or(self.home(), |(_, copy)| copy.0)
+    }
+
     /// Whether the last displaced instruction never runs on.
     pub fn ends(&self) -> bool {
         self.displaced.last().is_some_and(|d| d.ends)
@@ -97,17 +104,16 @@ impl<'a> Place<'a> {
         Place { site, at: site.at.to_avma(request.bias).0, function: site.function.to_avma(request.bias).0 }
     }
 
-    /// Bytes that are displaced at least: behind an entry what the springboard takes, elsewhere all up to the point.
-    fn least(&self, springboard: u64) -> u64 {
-        match self.site.kind {
-            PointKind::Entry => springboard,
-            _ => springboard.max(u64::from(self.site.own)),
-        }
+    /// The instructions that a springboard of that length displaces.
+    fn displaced_by(&self, env: &Environment, springboard: u64) -> Result<Vec<Displaced>, Refusal> {
+        let all = self.displace(env, springboard.max(u64::from(self.site.least)));
+        // without its exits an entry can do
+        if self.site.kind == PointKind::Entry { all.or_else(|_| self.displace(env, springboard)) } else { all }
     }
 
     fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
         let point = self.at.wrapping_add(u64::from(self.site.point));
-        Head { at: self.at, function: self.function, form, displaced, point }
+        Head { at: self.at, function: self.function, form, displaced, point, host: None }
     }
 
     /// The first landing place in `at+1 .. at+len`, as offset from `at`.
@@ -154,6 +160,19 @@ impl<'a> Place<'a> {
     }
 }
 
+/// The springboard of an exit that is woven into the copy of it that its function's entry displaces.
+pub(crate) fn within(env: &Environment, request: &PointRequest<'_>, entry: &WovenPoint) -> Result<Head, Refusal> {
+    let place = Place::new(request);
+    let inner = entry.exits.iter().find(|e| e.original.0 == place.at);
+    let Some(inner) = inner.filter(|_| place.function == entry.function.0) else {
+        let offset = place.at.wrapping_sub(place.function) as u32;
+        return Err(Refusal::NotDisplaceable { offset, why: "the springboard of the entry ends before it" });
+    };
+    let displaced = decode(&request.site.bytes, place.at, place.function, env.shadow_stack)?;
+    let head = place.head(Form::Near, vec![displaced]);
+    Ok(Head { at: inner.copy.0, host: Some(*inner), ..head })
+}
+
 /// Chooses the springboard of an entry and takes its bytes of text.
 pub(crate) fn choose(
     env: &Environment,
@@ -180,7 +199,7 @@ pub(crate) fn choose(
 
 fn choose_near(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
     let len = Form::Near.len();
-    let displaced = place.displace(env, place.least(len))?;
+    let displaced = place.displaced_by(env, len)?;
     if straddles(place.at, len) {
         return Err(Refusal::StraddlesPages);
     }
@@ -190,7 +209,7 @@ fn choose_near(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name:
 
 fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
     let end = place.at + 2;
-    let displaced = place.displace(env, place.least(2))?;
+    let displaced = place.displaced_by(env, 2)?;
     if straddles(place.at, 2) {
         return Err(Refusal::StraddlesPages);
     }

@@ -57,6 +57,15 @@ impl Displaced {
         }
     }
 
+    /// Whether it can be an exit: a return, or a jump, conditional or not.
+    pub fn may_leave(&self) -> bool {
+        match self.kind {
+            Kind::Copy => self.ends,
+            Kind::Jump(_) | Kind::Jcc(..) => true,
+            Kind::Loop(_) | Kind::Call(_) | Kind::IndirectCall => false,
+        }
+    }
+
     /// Whether its displacement has 32 bits, the last four bytes.
     pub fn is_long_branch(&self) -> bool {
         self.branch_target().is_some() && self.len >= 5

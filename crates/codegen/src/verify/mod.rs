@@ -11,6 +11,7 @@
 //! - from every instruction of code that will be taken away a thread has a way home.
 
 mod change;
+mod inner;
 mod lockstep;
 mod memory;
 mod rules;
@@ -23,7 +24,7 @@ use crate::environment::Environment;
 use crate::text::TextSpace;
 use crate::weave::{PointRequest, RemovalRecord, Weave, WovenPoint};
 
-pub use change::{verify_added, verify_removal, verify_removed};
+pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};
 use lockstep::Pair;
 use memory::Memory;
 use walk::{State, Walk};
@@ -128,7 +129,11 @@ pub fn verify_weave(
     for (request, point) in requests.iter().zip(&weave.woven) {
         let Ok(point) = point else { continue };
         let proof = Proof { text, request, point };
-        proof.run(&mut walk, &mut expected)?;
+        let hosts = weave.woven.iter().flatten().chain(request.host);
+        match point.host {
+            Some(host) => writes.push(proof.within(&mut walk, host, hosts)?),
+            None => proof.run(&mut walk, &mut expected)?,
+        }
         writes.extend(point.removal.text.iter().map(TextWrite::inverse));
         proven.extend(point.records().map(|r| (r.code.start.0, r.code.end.0)));
     }
@@ -241,6 +246,7 @@ impl Proof<'_> {
         }
         let begin = self.before(walk, &mut pairs)?;
         let home = self.behind(walk, begin, &resolve, &mut pairs)?;
+        inner::exits(walk, point, &mut pairs)?;
         let past_own = home.is_some_and(|h| h > at.0 + u64::from(site.own));
         if past_own || home.is_some_and(|h| h < at.0 + u64::from(springboard.len) || h != point.home.0) {
             return fail(at.0, Flaw::NotEquivalent);
@@ -261,7 +267,13 @@ impl Proof<'_> {
         let arrival = |p: &Pair| if p.original == self.point_at() { begin } else { p.copy };
         expected.extend(first_parts.map(|p| PcMove { from: Avma(p.original), to: Avma(arrival(p)) }));
 
-        // what runs before the tail, from the base and from each live jump on
+        self.generated(walk, begin, &pairs)?;
+        self.islands_have_ways(&point.removal)
+    }
+
+    /// What runs before the tail, from the base and from each live jump on.
+    fn generated(&self, walk: &mut Walk<'_>, begin: u64, pairs: &[Pair]) -> Result<(), VerifyError> {
+        let (point, at) = (self.point, self.point.at);
         let begin = self.past_condition(walk, begin)?;
         walk.from(begin, State::entry())?;
         walk.guards(point)?;
@@ -277,10 +289,9 @@ impl Proof<'_> {
         }
         for record in point.records() {
             walk.tile(&record.code)?;
-            self.ways_home(walk, record, &pairs)?;
+            self.ways_home(walk, record, pairs)?;
         }
-        walk.all_tiled()?;
-        self.islands_have_ways(&point.removal)
+        walk.all_tiled()
     }
 
     /// Address of the point's instruction.
@@ -305,7 +316,7 @@ impl Proof<'_> {
         let (at, tail) = (self.point_at(), self.point.tail.0);
         let bytes = self.site().bytes.get(usize::from(self.site().point)..).unwrap_or_default();
         if self.site().kind == PointKind::Exit && memory::decode(bytes, at)?.is_jcc_short_or_near() {
-            return lockstep::leaves_if(walk, bytes, at, begin, tail, pairs).map(Some);
+            return lockstep::leaves_if(walk, bytes, at, begin, tail, None, pairs).map(Some);
         }
         lockstep::run(walk, bytes, at, tail, resolve, pairs)
     }

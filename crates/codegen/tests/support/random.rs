@@ -296,7 +296,7 @@ impl Field {
             .sites
             .iter()
             .zip(minis.chunks(1))
-            .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis })
+            .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None })
             .collect();
         f(&requests)
     }
