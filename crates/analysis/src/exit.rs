@@ -42,6 +42,10 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
     if sites.iter_mut().flatten().any(|site| short(&site)) {
         let mut all: Vec<_> =
             sites.iter().flatten().map(needed).chain([first..home.max(first + SPRINGBOARD)]).collect();
+        // the entry may need what is around branches back to it, and what is on the way there
+        for branch in image.back_branches_to(function.start) {
+            all.extend([branch.saturating_sub(20)..branch + 22, first..first + SITE_MAX]);
+        }
         all.sort_unstable_by_key(|range| range.start);
         let clearings = Clearings::new(&body, &flow, &all);
         sites.iter_mut().flatten().filter(short).for_each(|site| site.clearings = clearings.near(site.at.0));
@@ -119,7 +123,7 @@ impl Exits<'_> {
                 let i = &code[*before];
                 i.next_ip() == code[index].ip()
                     && self.flow.reached[*before]
-                    && entry::runs_on(i)
+                    && (entry::runs_on(i) || i.is_jcc_short_or_near() && self.flow.exits.binary_search(before).is_err())
                     && !self.lands_within(i.ip(), i.next_ip())
             };
             let Some(before) = (index.saturating_sub(INSTRUCTION_MAX)..index).rev().find(runs_into) else { break };

@@ -1,11 +1,12 @@
 //! Springboards: what of a function's head is overwritten, and which instructions that displaces.
 
-use ingraft_model::{PointKind, Refusal, Site};
+use ingraft_model::{Clearing, PointKind, Refusal, Site};
 
 use crate::block::{USER_END, jmp_bytes, straddles};
 use crate::environment::Environment;
+use crate::loops::Detour;
 use crate::relocate::{Displaced, decode};
-use crate::text::{Island, TextSpace};
+use crate::text::{ISLAND, Island, TextSpace};
 use crate::weave::{Inner, PointRequest, WovenPoint};
 
 /// Farthest that displacing is extended in order to take a function's own branch along.
@@ -55,6 +56,8 @@ pub(crate) struct Head {
     pub point: u64,
     /// The copy of the point's instruction that it is woven into, if another point displaces it.
     pub host: Option<Inner>,
+    /// What is displaced besides to make room for the island.
+    pub clearing: Option<Detour>,
 }
 
 impl Head {
@@ -113,7 +116,7 @@ impl<'a> Place<'a> {
 
     fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
         let point = self.at.wrapping_add(u64::from(self.site.point));
-        Head { at: self.at, function: self.function, form, displaced, point, host: None }
+        Head { at: self.at, function: self.function, form, displaced, point, host: None, clearing: None }
     }
 
     /// The first landing place in `at+1 .. at+len`, as offset from `at`.
@@ -214,11 +217,47 @@ fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name
         return Err(Refusal::StraddlesPages);
     }
     text.take(place.at, end, name).map_err(|other| Refusal::Overlap { other })?;
-    let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) else {
-        text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
-        return Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" });
-    };
-    Ok(extend(env, place, place.head(Form::Short(island), displaced)))
+    if let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) {
+        return Ok(extend(env, place, place.head(Form::Short(island), displaced)));
+    }
+    if let Some((island, clearing)) = place.site.clearings.iter().find_map(|c| clear(env, text, place, c, name)) {
+        return Ok(Head { clearing: Some(clearing), ..place.head(Form::Short(island), displaced) });
+    }
+    text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
+    Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" })
+}
+
+/// Displaces a stretch of the function for an island behind the springboard that leads to its copy.
+fn clear(
+    env: &Environment,
+    text: &mut TextSpace,
+    place: &Place<'_>,
+    clearing: &Clearing,
+    name: &str,
+) -> Option<(Island, Detour)> {
+    let at = place.at.wrapping_add(clearing.at.0.wrapping_sub(place.site.at.0));
+    let room = at + Form::Near.len();
+    let reached = i8::try_from(room.wrapping_sub(place.at + 2).cast_signed()).is_ok();
+    if at >= USER_END || !reached || straddles(at, Form::Near.len()) || straddles(room, ISLAND) {
+        return None;
+    }
+    let mut displaced: Vec<Displaced> = Vec::new();
+    let mut rest = clearing.bytes.as_slice();
+    while !rest.is_empty() {
+        let next = displaced.last().map_or(at, Displaced::next);
+        let d = decode(rest, next, place.function, env.shadow_stack).ok()?;
+        rest = rest.get(d.bytes().len()..)?;
+        // behind a jump nothing is certain to be dead; and into what goes away nothing may lead
+        let inside = d.branch_target().is_some_and(|t| t > at && t < at + clearing.bytes.len() as u64);
+        if inside || d.ends && !rest.is_empty() {
+            return None;
+        }
+        displaced.push(d);
+    }
+    let old = *clearing.bytes.first_chunk()?;
+    let island = Island { at: room, old: *clearing.bytes.get(5..)?.first_chunk()? };
+    text.take(at, at + clearing.bytes.len() as u64, name).ok()?;
+    Some((island, Detour::Stretch { displaced, old }))
 }
 
 /// Displaces more than the springboard needs where that takes along a short branch of the function back to its entry: the

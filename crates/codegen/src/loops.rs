@@ -21,6 +21,14 @@ pub(crate) enum Detour {
 }
 
 impl Detour {
+    /// Where a stretch of displaced instructions begins.
+    pub fn first(&self) -> Option<u64> {
+        match self {
+            Detour::Stretch { displaced, .. } => displaced.first().map(|d| d.at),
+            Detour::Retarget { .. } | Detour::Hop { .. } => None,
+        }
+    }
+
     /// The text that it takes.
     pub fn taken(&self) -> Vec<(u64, u64)> {
         match self {

@@ -241,10 +241,10 @@ impl Weaver<'_> {
     fn point(&mut self, head: Head, request: &PointRequest<'_>) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
         let detours =
             loops::detours(self.env, self.text, &head, &request.site.back_branches, request.bias, request.name);
-        let detours = match detours {
-            Ok(detours) => detours,
+        let detours: Vec<Detour> = match detours {
+            Ok(detours) => head.clearing.iter().cloned().chain(detours).collect(),
             Err(refusal) => {
-                self.release(&head, &[]);
+                self.release(&head, head.clearing.as_slice());
                 return Ok(Err(refusal));
             }
         };
@@ -404,7 +404,7 @@ impl Weaver<'_> {
         let mut copies = Vec::with_capacity(d.head.displaced.len());
         for displaced in d.head.before() {
             copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
-            // nothing in front of a point leads anywhere but on
+            // what branches away in front of a point does not pass it
             relocate::emit(displaced, |target| target, block)?;
         }
         let leaves_if = d.head.leaves_if(d.kind);
@@ -569,7 +569,8 @@ impl Weaver<'_> {
         step_out.extend(slow);
         removed_moves.extend(&moves);
         // a thread between two displaced instructions goes on in their copies; one before the first takes the springboard
-        let first = |m: &PcMove| writes.iter().any(|w: &TextWrite| w.at == m.from);
+        let stretches = detours.iter().filter_map(Detour::first).chain([head.at]).collect::<Vec<_>>();
+        let first = |m: &PcMove| stretches.contains(&m.from.0);
         if head.host.is_none() {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
         }

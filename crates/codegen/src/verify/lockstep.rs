@@ -49,7 +49,7 @@ pub(super) fn run(
     }
 }
 
-/// Compares original `bytes` that only run on with the copy at `copy`; where the copy ends.
+/// Compares original `bytes` that run on, or branch away, with the copy at `copy`; where the copy ends.
 pub(super) fn straight(
     walk: &mut Walk<'_>,
     bytes: &[u8],
@@ -61,7 +61,8 @@ pub(super) fn straight(
     let mut rest = bytes;
     while !rest.is_empty() {
         let original = decode(rest, at + (bytes.len() - rest.len()) as u64)?;
-        if original.flow_control() != FlowControl::Next || !step.instruction(&original, &|target| target)? {
+        let runs_on = original.flow_control() == FlowControl::Next || original.is_jcc_short_or_near();
+        if !runs_on || !step.instruction(&original, &|target| target)? {
             return fail(original.ip(), Flaw::NotEquivalent);
         }
         rest = rest.get(original.len()..).unwrap_or_default();
