@@ -8,7 +8,10 @@ use ingraft_model::{Clearing, Svma};
 
 use crate::body::{Body, is_direct_branch};
 use crate::entry::{self, PAGE, SPRINGBOARD};
+use crate::exit;
 use crate::flow::Flow;
+use crate::function::Function;
+use crate::image::Image;
 
 /// A springboard, and an island behind it.
 const ROOM: u64 = 2 * SPRINGBOARD;
@@ -17,64 +20,54 @@ const REACH: Range<i64> = -126..130;
 /// As many as are offered for one exit.
 const OFFERED: usize = 6;
 
-/// Where displaced instructions may come from in one function.
-pub(crate) struct Clearings<'a> {
-    body: &'a Body<'a>,
-    /// Straight stretches, as ranges of indices into the code.
-    runs: Vec<Range<usize>>,
-}
+/// Where displaced instructions may come from in one function: straight stretches, as starts and ends of their instructions.
+pub(crate) struct Clearings(Vec<Vec<Range<u64>>>);
 
-impl<'a> Clearings<'a> {
+impl Clearings {
     /// Looks at a function, leaving alone what its own points need: sorted ranges of addresses.
-    pub fn new(body: &'a Body<'a>, flow: &Flow, needed: &[Range<u64>]) -> Self {
-        let mut runs: Vec<Range<usize>> = Vec::new();
-        let mut start = 0;
+    pub fn new(body: &Body<'_>, flow: &Flow, needed: &[Range<u64>]) -> Self {
+        let mut runs: Vec<Vec<Range<u64>>> = vec![Vec::new()];
         for (index, i) in body.code.iter().enumerate() {
-            let continues = index > start
-                && body.code.get(index - 1).is_some_and(|before| before.next_ip() == i.ip() && runs_on(before))
-                && !flow.lands(body, i.ip());
-            if !continues {
-                runs.push(start..index);
-                start = index;
-            }
+            let range = i.ip()..i.next_ip();
             let free = flow.reached.get(index) == Some(&true)
                 && (runs_on(i) || ends(i, body))
                 && flow.exits.binary_search(&index).is_err()
-                && !(i.ip() + 1..i.next_ip()).any(|at| flow.lands(body, at))
-                && !overlaps(needed, &(i.ip()..i.next_ip()));
-            if !free {
-                runs.push(start..index);
-                start = index + 1;
+                && !(range.start + 1..range.end).any(|at| flow.lands(body, at))
+                && !overlaps(needed, &range);
+            let continues = |run: &Vec<Range<u64>>| {
+                run.last().is_some_and(|last| last.end == range.start) && !flow.lands(body, range.start)
+            };
+            match runs.last_mut().filter(|run| continues(run)) {
+                Some(run) if free => run.push(range),
+                _ if free => runs.push(vec![range]),
+                _ => runs.push(Vec::new()),
+            }
+            if ends(i, body) {
+                runs.push(Vec::new());
             }
         }
-        runs.push(start..body.code.len());
-        runs.retain(|run| length(body, run) >= ROOM);
-        Clearings { body, runs }
+        let length = |run: &Vec<Range<u64>>| run.first().zip(run.last()).map_or(0, |(a, b)| b.end - a.start);
+        runs.retain(|run| length(run) >= ROOM);
+        Clearings(runs)
     }
 
     /// Those whose islands a jump of two bytes at an address reaches, nearest first.
-    pub fn near(&self, at: u64) -> Vec<Clearing> {
+    pub fn near(&self, image: &Image, at: u64) -> Vec<Clearing> {
         let distance = |of: u64| of.wrapping_sub(at).cast_signed();
         let mut found: Vec<Clearing> = Vec::new();
-        for run in &self.runs {
-            let code = &self.body.code;
+        for run in &self.0 {
             let mut free_from = 0;
-            for index in run.clone() {
-                let start = code[index].ip();
-                let reaches = REACH.contains(&distance(start + SPRINGBOARD));
+            for (index, start) in run.iter().map(|i| i.start).enumerate() {
                 let whole = [start, start + SPRINGBOARD].iter().all(|s| s / PAGE == (s + SPRINGBOARD - 1) / PAGE);
-                if start < free_from || !reaches || !whole {
+                if start < free_from || !whole || !REACH.contains(&distance(start + SPRINGBOARD)) {
                     continue;
                 }
-                let last = code[index..run.end].iter().map(Instruction::next_ip).find(|end| end - start >= ROOM);
-                let Some(end) = last else { break };
-                let image = self.body.image;
-                if image.in_restartable_sequence(start, end - start) {
-                    continue;
+                let Some(end) = run[index..].iter().map(|i| i.end).find(|end| end - start >= ROOM) else { break };
+                let bytes = image.elf().data_at(start, end - start);
+                if let Some(bytes) = bytes.filter(|_| !image.in_restartable_sequence(start, end - start)) {
+                    found.push(Clearing { at: Svma(start), bytes: bytes.to_vec() });
+                    free_from = end;
                 }
-                let Some(bytes) = image.elf().data_at(start, end - start) else { continue };
-                found.push(Clearing { at: Svma(start), bytes: bytes.to_vec() });
-                free_from = end;
             }
         }
         found.sort_by_key(|c| distance(c.at.0).unsigned_abs());
@@ -83,9 +76,17 @@ impl<'a> Clearings<'a> {
     }
 }
 
-fn length(body: &Body<'_>, run: &Range<usize>) -> u64 {
-    let code = body.code.get(run.clone()).unwrap_or_default();
-    code.first().zip(code.last()).map_or(0, |(first, last)| last.next_ip() - first.ip())
+/// Clearings of all functions around an address.
+pub(crate) fn around(image: &Image, at: u64) -> Vec<Clearing> {
+    let places = (at.saturating_sub(REACH.start.unsigned_abs() + ROOM)..at + REACH.end.unsigned_abs()).step_by(8);
+    let mut functions: Vec<&Function> = places.filter_map(|at| image.function_containing(Svma(at))).collect();
+    functions.dedup_by_key(|f| f.start);
+    let of = |f: &&Function| exit::known(image, f).map_or_else(|_| Vec::new(), |k| k.clearings(image).near(image, at));
+    let mut all: Vec<Clearing> = functions.iter().flat_map(of).collect();
+    all.sort_by_key(|c| c.at.0.abs_diff(at));
+    all.dedup();
+    all.truncate(OFFERED);
+    all
 }
 
 fn overlaps(needed: &[Range<u64>], range: &Range<u64>) -> bool {

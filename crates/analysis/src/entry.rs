@@ -3,6 +3,7 @@
 use iced_x86::{Code, FlowControl, Instruction};
 use ingraft_model::{BackBranch, PointKind, Refusal, Site, Svma};
 
+use crate::clearing;
 use crate::decode::{self, Cursor};
 use crate::explore;
 use crate::function::{Function, FunctionKind};
@@ -50,7 +51,10 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     }
     let bytes = elf.data_at(at, len).unwrap_or_default().to_vec();
     let window = image.arrivals().window(at);
-    let landings = (1..len).filter(|i| window >> i & 1 != 0).map(|i| Svma(at + i)).collect();
+    let landings: Vec<Svma> = (1..len).filter(|i| window >> i & 1 != 0).map(|i| Svma(at + i)).collect();
+
+    let free = landings.first().map_or(len, |landing| landing.0 - at);
+    let short = free < SPRINGBOARD || at / PAGE != (at + SPRINGBOARD - 1) / PAGE;
 
     let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
     let dead = liveness::dead_at(elf, at, overwritten & CALLER_SAVED, |target| function.contains(Svma(target)));
@@ -72,7 +76,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
         back_branches,
         least: (displaced_until(image, function) - at) as u8,
         within: false,
-        clearings: Vec::new(),
+        clearings: if short { clearing::around(image, at) } else { Vec::new() },
     })
 }
 

@@ -5,11 +5,14 @@
 //! woven into the entry's copy of it. A stretch that has to reach into what the entry displaces overlaps the entry's springboard, and only
 //! one of the two points can be woven.
 
+use std::ops::Range;
+
 use iced_x86::{FlowControl, Mnemonic};
 use ingraft_model::{PointKind, Refusal, Site, Svma};
 
 use crate::body::Body;
-use crate::clearing::Clearings;
+use crate::clearing::{self, Clearings};
+use crate::decode;
 use crate::entry::{self, PAGE, SITE_MAX, SPRINGBOARD};
 use crate::flow::{self, Flow};
 use crate::function::Function;
@@ -17,10 +20,35 @@ use crate::image::Image;
 
 /// A jump with a distance of one byte, to an island.
 const SHORT: u64 = 2;
+/// So many clearings of its own, and nobody else's are looked for.
+const ENOUGH: usize = 3;
 /// The longest instruction.
 const INSTRUCTION_MAX: usize = 15;
 
 pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
+    let mut known = known(image, function)?;
+    let short = |site: &&mut Site| !site.within && !fits(site.at.0, needed(site).end, SPRINGBOARD);
+    if known.sites.iter_mut().flatten().any(|site| short(&site)) {
+        let own = known.clearings(image);
+        for site in known.sites.iter_mut().flatten().filter(short) {
+            site.clearings = own.near(image, site.at.0);
+            if site.clearings.len() < ENOUGH {
+                site.clearings = clearing::around(image, site.at.0);
+            }
+        }
+    }
+    Ok(known.sites)
+}
+
+/// The ways out of a function, and how control gets there.
+pub(crate) struct Known<'a> {
+    body: Body<'a>,
+    flow: Flow,
+    sites: Vec<Result<Site, Refusal>>,
+}
+
+/// Finds the ways out of a function, all of them or none.
+pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Known<'a>, Refusal> {
     entry::check_kind(function)?;
     if image.elf().is_go() {
         return Err(Refusal::MovingCalls);
@@ -30,27 +58,36 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
     }
     let body = Body::new(image, function);
     let flow = flow::follow(&body)?;
-    if let Some(behind) = flow.runs_on {
-        return Err(Refusal::RunsOn { offset: function.offset_of(behind) });
-    }
-    let first = entry::first_byte(image, function);
+    let entry = entry::first_byte(image, function);
     let home = entry::displaced_until(image, function);
-    let mut exits = Exits { body: &body, flow: &flow, entry: first, home, floor: 0 };
+    let mut exits = Exits { body: &body, flow: &flow, entry, home, floor: 0 };
     let mut sites: Vec<Result<Site, Refusal>> = flow.exits.iter().map(|&exit| exits.site(exit)).collect();
-    let needed = |site: &Site| site.at.0..site.at.0 + site.bytes.len() as u64;
-    let short = |site: &&mut Site| !site.within && !fits(site.at.0, needed(site).end, SPRINGBOARD);
-    if sites.iter_mut().flatten().any(|site| short(&site)) {
-        let mut all: Vec<_> =
-            sites.iter().flatten().map(needed).chain([first..home.max(first + SPRINGBOARD)]).collect();
+    for &behind in &flow.runs_on {
+        let refusal = Refusal::RunsOn { offset: function.offset_of(behind) };
+        sites.push(Ok(exits.run_off(behind).ok_or(refusal)?));
+    }
+    Ok(Known { body, flow, sites })
+}
+
+impl Known<'_> {
+    /// What may be displaced for islands: nothing that a point of the function needs.
+    pub fn clearings(&self, image: &Image) -> Clearings {
+        let start = self.body.function.start;
+        let entry = entry::first_byte(image, self.body.function);
+        let home = entry::displaced_until(image, self.body.function).max(entry + SPRINGBOARD);
+        let mut all: Vec<_> = self.sites.iter().flatten().map(needed).chain([entry..home]).collect();
         // the entry may need what is around branches back to it, and what is on the way there
-        for branch in image.back_branches_to(function.start) {
-            all.extend([branch.saturating_sub(20)..branch + 22, first..first + SITE_MAX]);
+        for branch in image.back_branches_to(start) {
+            all.extend([branch.saturating_sub(20)..branch + 22, entry..entry + SITE_MAX]);
         }
         all.sort_unstable_by_key(|range| range.start);
-        let clearings = Clearings::new(&body, &flow, &all);
-        sites.iter_mut().flatten().filter(short).for_each(|site| site.clearings = clearings.near(site.at.0));
+        Clearings::new(&self.body, &self.flow, &all)
     }
-    Ok(sites)
+}
+
+/// The bytes that an exit may take.
+fn needed(site: &Site) -> Range<u64> {
+    site.at.0..site.at.0 + site.bytes.len() as u64
 }
 
 /// Whether a springboard of that length fits between two addresses.
@@ -95,21 +132,46 @@ impl Exits<'_> {
         if image.in_restartable_sequence(at, len) {
             return Err(Refusal::RestartableSequence);
         }
-        Ok(Site {
+        let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
+        Ok(Site { within, ..self.place(at, point, end, bytes) })
+    }
+
+    /// An exit at `point` that ends at `end`, with a stretch of these bytes from `at` on.
+    fn place(&self, at: u64, point: u64, end: u64, bytes: Vec<u8>) -> Site {
+        Site {
             kind: PointKind::Exit,
-            function: function.start(),
+            function: self.body.function.start(),
             at: Svma(at),
             point: (point - at) as u8,
-            bytes: image.elf().data_at(at, len).unwrap_or_default().to_vec(),
+            bytes,
             own: (end - at) as u8,
             landings: Vec::new(),
             scratch: Vec::new(),
             flags_dead: false,
             back_branches: Vec::new(),
             least: (end - at) as u8,
-            within,
+            within: false,
             clearings: Vec::new(),
-        })
+        }
+    }
+
+    /// Control that runs off the end of the function into padding and on to the next function leaves where the padding begins.
+    fn run_off(&self, behind: u64) -> Option<Site> {
+        let image = self.body.image;
+        let mut end = behind;
+        while end < behind + SPRINGBOARD {
+            let i = decode::one(image.elf().data_from(end)?, end)?;
+            let alone = |at| image.function_containing(Svma(at)).is_none();
+            let landed = (end.max(behind + 1)..i.next_ip()).any(|at| image.arrivals().get(at));
+            if !decode::is_nop(&i) || !alone(end) || !alone(i.next_ip() - 1) || landed {
+                return None;
+            }
+            end = i.next_ip();
+        }
+        let bytes = image.elf().data_at(behind, end - behind)?.to_vec();
+        let usable = fits(behind, end, SPRINGBOARD) && !image.in_restartable_sequence(behind, end - behind);
+        let site = self.place(behind, behind, end, bytes);
+        usable.then_some(site)
     }
 
     /// Where the stretch of an exit may begin: at the exit itself, and at each instruction in front of it, nearest first, as long as

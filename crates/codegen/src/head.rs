@@ -206,8 +206,7 @@ fn choose_near(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name:
     if straddles(place.at, len) {
         return Err(Refusal::StraddlesPages);
     }
-    text.take(place.at, place.at + len, name).map_err(|other| Refusal::Overlap { other })?;
-    Ok(extend(env, place, place.head(Form::Near, displaced)))
+    take(env, text, place, place.head(Form::Near, displaced), name)
 }
 
 fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
@@ -216,15 +215,32 @@ fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name
     if straddles(place.at, 2) {
         return Err(Refusal::StraddlesPages);
     }
-    text.take(place.at, end, name).map_err(|other| Refusal::Overlap { other })?;
+    let unknown = Form::Short(Island { at: 0, old: [0; 5] });
+    let head = take(env, text, place, place.head(unknown, displaced), name)?;
     if let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) {
-        return Ok(extend(env, place, place.head(Form::Short(island), displaced)));
+        return Ok(Head { form: Form::Short(island), ..head });
     }
     if let Some((island, clearing)) = place.site.clearings.iter().find_map(|c| clear(env, text, place, c, name)) {
-        return Ok(Head { clearing: Some(clearing), ..place.head(Form::Short(island), displaced) });
+        return Ok(Head { form: Form::Short(island), clearing: Some(clearing), ..head });
     }
     text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
     Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" })
+}
+
+/// Takes the bytes that a springboard overwrites and those that it leaves dead, with more displaced than it needs where that is better.
+fn take(
+    env: &Environment,
+    text: &mut TextSpace,
+    place: &Place<'_>,
+    head: Head,
+    name: &str,
+) -> Result<Head, Refusal> {
+    let mut taken = |head: &Head| text.take(head.at, head.home().max(head.at + head.form.len()), name);
+    let longer = extend(env, place, head.clone());
+    if longer.displaced.len() > head.displaced.len() && taken(&longer).is_ok() {
+        return Ok(longer);
+    }
+    taken(&head).map(|()| head).map_err(|other| Refusal::Overlap { other })
 }
 
 /// Displaces a stretch of the function for an island behind the springboard that leads to its copy.
@@ -247,9 +263,10 @@ fn clear(
         let next = displaced.last().map_or(at, Displaced::next);
         let d = decode(rest, next, place.function, env.shadow_stack).ok()?;
         rest = rest.get(d.bytes().len()..)?;
-        // behind a jump nothing is certain to be dead; and into what goes away nothing may lead
-        let inside = d.branch_target().is_some_and(|t| t > at && t < at + clearing.bytes.len() as u64);
-        if inside || d.ends && !rest.is_empty() {
+        // behind a jump nothing is certain to be dead; and into what goes away and to the point itself nothing may lead
+        let end = at + clearing.bytes.len() as u64;
+        let inside = |t: u64| t > at && t < end || t == place.at || t == place.function;
+        if d.branch_target().is_some_and(inside) || d.ends && !rest.is_empty() {
             return None;
         }
         displaced.push(d);
