@@ -18,7 +18,7 @@ const ROOM: u64 = 2 * SPRINGBOARD;
 /// How far before and behind a jump of two bytes an island may begin, counted from the jump.
 const REACH: Range<i64> = -126..130;
 /// As many as are offered for one exit.
-const OFFERED: usize = 6;
+const OFFERED: usize = 8;
 
 /// Where displaced instructions may come from in one function: straight stretches, as starts and ends of their instructions.
 pub(crate) struct Clearings(Vec<Vec<Range<u64>>>);
@@ -79,7 +79,8 @@ impl Clearings {
 /// Clearings of all functions around an address.
 pub(crate) fn around(image: &Image, at: u64) -> Vec<Clearing> {
     let places = (at.saturating_sub(REACH.start.unsigned_abs() + ROOM)..at + REACH.end.unsigned_abs()).step_by(8);
-    let mut functions: Vec<&Function> = places.filter_map(|at| image.function_containing(Svma(at))).collect();
+    let mut functions: Vec<&Function> = places.filter_map(|at| image.function_around(at)).collect();
+    functions.sort_unstable_by_key(|f| f.start);
     functions.dedup_by_key(|f| f.start);
     let of = |f: &&Function| exit::known(image, f).map_or_else(|_| Vec::new(), |k| k.clearings(image).near(image, at));
     let mut all: Vec<Clearing> = functions.iter().flat_map(of).collect();

@@ -21,7 +21,7 @@ use crate::image::Image;
 /// A jump with a distance of one byte, to an island.
 const SHORT: u64 = 2;
 /// So many clearings of its own, and nobody else's are looked for.
-const ENOUGH: usize = 3;
+const ENOUGH: usize = 4;
 /// The longest instruction.
 const INSTRUCTION_MAX: usize = 15;
 

@@ -31,6 +31,8 @@ pub struct Image {
     landing_pads: Vec<u64>,
     restartable: Vec<(Svma, Svma, Svma)>,
     padding: Vec<Padding>,
+    /// Where the parts of functions lie, and whose they are, by its index.
+    parts: Vec<(Range<u64>, usize)>,
 }
 
 impl Image {
@@ -76,7 +78,11 @@ impl Image {
             Some(Padding { range: Svma(start)..Svma(start + u64::from(len)), bytes })
         };
         let padding = found.padding.iter().filter_map(island).collect();
-        Image { elf, found, pointers, landing_pads, restartable, padding }
+        let numbered = found.functions.iter().enumerate();
+        let mut parts: Vec<_> =
+            numbered.flat_map(|(i, f)| f.parts().iter().map(move |p| (p.start.0..p.end.0, i))).collect();
+        parts.sort_unstable_by_key(|(range, _)| range.start);
+        Image { elf, found, pointers, landing_pads, restartable, padding, parts }
     }
 
     /// The outline of the file.
@@ -145,6 +151,13 @@ impl Image {
     pub fn function_containing(&self, at: Svma) -> Option<&Function> {
         let after = self.found.functions.partition_point(|f| f.start <= at.0);
         self.found.functions[..after].last().filter(|f| f.range().contains(&at))
+    }
+
+    /// The function that has a part or, if none has, its head at an address.
+    pub(crate) fn function_around(&self, at: u64) -> Option<&Function> {
+        let after = self.parts.partition_point(|(range, _)| range.start <= at);
+        let part = self.parts[..after].last().filter(|(range, _)| range.contains(&at));
+        part.map(|(_, i)| &self.found.functions[*i]).or_else(|| self.function_containing(Svma(at)))
     }
 
     /// The critical sections of restartable sequences (`__rseq_cs`).

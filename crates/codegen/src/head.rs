@@ -228,13 +228,7 @@ fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name
 }
 
 /// Takes the bytes that a springboard overwrites and those that it leaves dead, with more displaced than it needs where that is better.
-fn take(
-    env: &Environment,
-    text: &mut TextSpace,
-    place: &Place<'_>,
-    head: Head,
-    name: &str,
-) -> Result<Head, Refusal> {
+fn take(env: &Environment, text: &mut TextSpace, place: &Place<'_>, head: Head, name: &str) -> Result<Head, Refusal> {
     let mut taken = |head: &Head| text.take(head.at, head.home().max(head.at + head.form.len()), name);
     let longer = extend(env, place, head.clone());
     if longer.displaced.len() > head.displaced.len() && taken(&longer).is_ok() {
@@ -252,9 +246,12 @@ fn clear(
     name: &str,
 ) -> Option<(Island, Detour)> {
     let at = place.at.wrapping_add(clearing.at.0.wrapping_sub(place.site.at.0));
+    if at >= USER_END {
+        return None;
+    }
     let room = at + Form::Near.len();
     let reached = i8::try_from(room.wrapping_sub(place.at + 2).cast_signed()).is_ok();
-    if at >= USER_END || !reached || straddles(at, Form::Near.len()) || straddles(room, ISLAND) {
+    if !reached || straddles(at, Form::Near.len()) || straddles(room, ISLAND) {
         return None;
     }
     let mut displaced: Vec<Displaced> = Vec::new();

@@ -235,6 +235,9 @@ fn build(f: &Function, function: u64) -> (Vec<u8>, Site) {
         landings: landings.into_iter().filter(|l| l.0 > at && l.0 < at + 64).collect(),
         scratch: dead.map(Gpr).into_iter().collect(),
         flags_dead: dead.is_some(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
         back_branches,
     };
     (bytes, site)
