@@ -17,6 +17,9 @@ use crate::image::Image;
 const ROOM: u64 = 2 * SPRINGBOARD;
 /// How far before and behind a jump of two bytes an island may begin, counted from the jump.
 const REACH: Range<i64> = -126..130;
+/// Longer functions are not looked at for the sake of others, nor more than so many: hostile ones may overlap.
+const NEIGHBOUR_MAX: u64 = 2048;
+const NEIGHBOURS: usize = 8;
 /// As many as are offered for one exit.
 const OFFERED: usize = 8;
 
@@ -76,12 +79,14 @@ impl Clearings {
     }
 }
 
-/// Clearings of all functions around an address.
+/// Clearings of short functions around an address.
 pub(crate) fn around(image: &Image, at: u64) -> Vec<Clearing> {
     let places = (at.saturating_sub(REACH.start.unsigned_abs() + ROOM)..at + REACH.end.unsigned_abs()).step_by(8);
     let mut functions: Vec<&Function> = places.filter_map(|at| image.function_around(at)).collect();
     functions.sort_unstable_by_key(|f| f.start);
     functions.dedup_by_key(|f| f.start);
+    functions.retain(|f| f.size() + f.parts().iter().map(|p| p.end.0 - p.start.0).sum::<u64>() <= NEIGHBOUR_MAX);
+    functions.truncate(NEIGHBOURS);
     let of = |f: &&Function| exit::known(image, f).map_or_else(|_| Vec::new(), |k| k.clearings(image).near(image, at));
     let mut all: Vec<Clearing> = functions.iter().flat_map(of).collect();
     all.sort_by_key(|c| c.at.0.abs_diff(at));

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use iced_x86::{FlowControl, Mnemonic};
-use ingraft_model::{PointKind, Refusal, Site, Svma};
+use ingraft_model::{Clearing, PointKind, Refusal, Site, Svma};
 
 use crate::body::Body;
 use crate::clearing::{self, Clearings};
@@ -33,7 +33,10 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
         for site in known.sites.iter_mut().flatten().filter(short) {
             site.clearings = own.near(image, site.at.0);
             if site.clearings.len() < ENOUGH {
-                site.clearings = clearing::around(image, site.at.0);
+                let more = clearing::around(image, site.at.0);
+                let new = |c: &Clearing| !site.clearings.iter().any(|own| own.at == c.at);
+                let more: Vec<_> = more.into_iter().filter(new).collect();
+                site.clearings.extend(more);
             }
         }
     }
@@ -75,7 +78,7 @@ impl Known<'_> {
         let start = self.body.function.start;
         let entry = entry::first_byte(image, self.body.function);
         let home = entry::displaced_until(image, self.body.function).max(entry + SPRINGBOARD);
-        let mut all: Vec<_> = self.sites.iter().flatten().map(needed).chain([entry..home]).collect();
+        let mut all: Vec<_> = self.sites.iter().flatten().map(needed).chain(std::iter::once(entry..home)).collect();
         // the entry may need what is around branches back to it, and what is on the way there
         for branch in image.back_branches_to(start) {
             all.extend([branch.saturating_sub(20)..branch + 22, entry..entry + SITE_MAX]);
