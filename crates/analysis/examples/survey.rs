@@ -79,7 +79,51 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
     );
     println!("  cache of {} kB, loaded in {loaded:.1?}", cache.len() / 1000);
     print_reasons(&reasons, verbose);
+    for after in [false, true] {
+        calls(&image, &counted, after, verbose);
+    }
     Ok(())
+}
+
+/// How many calls, and how many functions all of whose calls, can be reached before (or behind) them without an island, each alone.
+fn calls(image: &Image, counted: &[&Function], after: bool, verbose: bool) {
+    let start = Instant::now();
+    let points: Vec<_> = counted.par_iter().map(|f| image.call_points(f, after)).collect();
+    let asked = start.elapsed();
+    let (mut all, mut itself, mut reached, mut never, mut whole, mut callers) = (0, 0, 0, 0, 0, 0);
+    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (function, points) in counted.iter().zip(&points) {
+        let mut why = points.as_ref().err().map(|refusal| format!("all calls: {}", variant(refusal)));
+        callers += usize::from(points.as_ref().map_or(true, |points| !points.is_empty()));
+        for point in points.iter().flatten() {
+            all += 1;
+            match &point.site {
+                Ok(None) => never += 1,
+                Ok(Some(site)) if !after && site.point == 0 && point.call.len >= 5 => itself += 1,
+                Ok(Some(site)) if is_near(site) => reached += 1,
+                Ok(Some(_)) => why = why.or(Some("no room but for an island".to_owned())),
+                Err(refusal) => why = why.or(Some(variant(refusal))),
+            }
+        }
+        match why {
+            None => whole += usize::from(points.as_ref().is_ok_and(|points| !points.is_empty())),
+            Some(why) => reasons.entry(why).or_default().push(function.display_name().into_owned()),
+        }
+    }
+    println!(
+        "  {} calls in {asked:.1?}: {:.2} % of {all} ({itself} themselves, {reached} by a springboard, {never} never return); {:.2} % of {callers} \
+         functions that call have all",
+        if after { "behind" } else { "before" },
+        100.0 * f64::from(itself + reached + never) / f64::from(all.max(1)),
+        100.0 * whole as f64 / callers.max(1) as f64,
+    );
+    print_reasons(&reasons, verbose);
+}
+
+/// Whether a springboard of five bytes fits.
+fn is_near(site: &Site) -> bool {
+    let free = site.landings.first().map_or(site.bytes.len() as u64, |l| l.0 - site.at.0);
+    free >= 5 && site.at.0 / 4096 == (site.at.0 + 4) / 4096
 }
 
 /// The name of a refusal's variant.

@@ -34,7 +34,7 @@ impl Clearings {
             let range = i.ip()..i.next_ip();
             let free = flow.reached.get(index) == Some(&true)
                 && (runs_on(i) || ends(i, body))
-                && flow.exits.binary_search(&index).is_err()
+                && !flow.leaves(index)
                 && !(range.start + 1..range.end).any(|at| flow.lands(body, at))
                 && !overlaps(needed, &range);
             let continues = |run: &Vec<Range<u64>>| {

@@ -65,6 +65,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     let back_branches = image.back_branches_to(start).filter_map(|b| back_branch(image, function, at, b)).collect();
     Ok(Site {
         kind: PointKind::Entry,
+        after: false,
         point: 0,
         function: Svma(start),
         at: Svma(at),

@@ -1,9 +1,8 @@
 //! The exits of a function as sites for springboards: its returns, and its jumps to other functions.
 //!
 //! An exit is often shorter than a springboard, so it is displaced together with instructions in front of it that control only runs
-//! straight through, and with dead padding behind it. What the entry's springboard displaces is left to the entry; an exit among that is
-//! woven into the entry's copy of it. A stretch that has to reach into what the entry displaces overlaps the entry's springboard, and only
-//! one of the two points can be woven.
+//! straight through or branches away from, and with dead padding behind it ([`Stretches`]). One that the entry's springboard displaces is
+//! woven into the entry's copy of it.
 
 use std::ops::Range;
 
@@ -13,17 +12,14 @@ use ingraft_model::{Clearing, PointKind, Refusal, Site, Svma};
 use crate::body::Body;
 use crate::clearing::{self, Clearings};
 use crate::decode;
-use crate::entry::{self, PAGE, SITE_MAX, SPRINGBOARD};
+use crate::entry::{self, SITE_MAX, SPRINGBOARD};
 use crate::flow::{self, Flow};
 use crate::function::Function;
 use crate::image::Image;
+use crate::stretch::{Stretches, on_one_page};
 
-/// A jump with a distance of one byte, to an island.
-const SHORT: u64 = 2;
 /// So many clearings of its own, and nobody else's are looked for.
 const ENOUGH: usize = 4;
-/// The longest instruction.
-const INSTRUCTION_MAX: usize = 15;
 
 pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
     let mut known = known(image, function)?;
@@ -61,13 +57,11 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
     }
     let body = Body::new(image, function);
     let flow = flow::follow(&body)?;
-    let entry = entry::first_byte(image, function);
-    let home = entry::displaced_until(image, function);
-    let mut exits = Exits { body: &body, flow: &flow, entry, home, floor: 0 };
-    let mut sites: Vec<Result<Site, Refusal>> = flow.exits.iter().map(|&exit| exits.site(exit)).collect();
+    let mut stretches = Stretches::new(&body, &flow);
+    let mut sites: Vec<Result<Site, Refusal>> = flow.exits.iter().map(|&exit| site(&mut stretches, exit)).collect();
     for &behind in &flow.runs_on {
         let refusal = Refusal::RunsOn { offset: function.offset_of(behind) };
-        sites.push(Ok(exits.run_off(behind).ok_or(refusal)?));
+        sites.push(Ok(run_off(image, function, behind).ok_or(refusal)?));
     }
     Ok(Known { body, flow, sites })
 }
@@ -95,137 +89,71 @@ fn needed(site: &Site) -> Range<u64> {
 
 /// Whether a springboard of that length fits between two addresses.
 fn fits(start: u64, end: u64, len: u64) -> bool {
-    end - start >= len && start / PAGE == (start + len - 1) / PAGE
+    end - start >= len && on_one_page(start, len)
 }
 
-struct Exits<'a> {
-    body: &'a Body<'a>,
-    flow: &'a Flow,
-    /// First byte of the entry's springboard.
-    entry: u64,
-    /// First instruction that the entry's springboard leaves in place.
-    home: u64,
-    /// First byte that the sites so far have left.
-    floor: u64,
+fn site(stretches: &mut Stretches<'_>, exit: usize) -> Result<Site, Refusal> {
+    let (image, function) = (stretches.body.image, stretches.body.function);
+    let i = &stretches.body.code[exit];
+    let (point, end) = (i.ip(), i.next_ip());
+    let offset = function.offset_of(point);
+    if i.flow_control() == FlowControl::Return && i.mnemonic() != Mnemonic::Ret {
+        return Err(Refusal::NotDisplaceable { offset, why: "a return to other privileges or another segment" });
+    }
+    if stretches.lands_within(point, end) {
+        return Err(Refusal::BranchIntoSpringboard { offset });
+    }
+    let padding = match i.flow_control() {
+        FlowControl::ConditionalBranch => 0,
+        _ => entry::dead_padding(image, function, end),
+    };
+    let within = stretches.goes_with_entry(point, end);
+    let (at, until) = match within {
+        true => (point, end),
+        false => (stretches.choose(&stretches.starts(exit, true), &[end + padding])?, end + padding),
+    };
+    stretches.floor = end + padding;
+    let len = (until - at).min(SITE_MAX);
+    if image.in_restartable_sequence(at, len) {
+        return Err(Refusal::RestartableSequence);
+    }
+    let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
+    Ok(Site { within, ..bare(function, at, point, end, bytes) })
 }
 
-impl Exits<'_> {
-    fn site(&mut self, exit: usize) -> Result<Site, Refusal> {
-        let (image, function) = (self.body.image, self.body.function);
-        let i = &self.body.code[exit];
-        let (point, end) = (i.ip(), i.next_ip());
-        let offset = function.offset_of(point);
-        if i.flow_control() == FlowControl::Return && i.mnemonic() != Mnemonic::Ret {
-            return Err(Refusal::NotDisplaceable { offset, why: "a return to other privileges or another segment" });
+/// Control that runs off the end of a function into padding and on to the next function leaves it where the padding begins.
+fn run_off(image: &Image, function: &Function, behind: u64) -> Option<Site> {
+    let mut end = behind;
+    while end < behind + SPRINGBOARD {
+        let i = decode::one(image.elf().data_from(end)?, end)?;
+        let alone = |at| image.function_containing(Svma(at)).is_none();
+        let landed = (end.max(behind + 1)..i.next_ip()).any(|at| image.arrivals().get(at));
+        if !decode::is_nop(&i) || !alone(end) || !alone(i.next_ip() - 1) || landed {
+            return None;
         }
-        if self.lands_within(point, end) {
-            return Err(Refusal::BranchIntoSpringboard { offset });
-        }
-        let padding = match i.flow_control() {
-            FlowControl::ConditionalBranch => 0,
-            _ => entry::dead_padding(image, function, end),
-        };
-        let within = point >= self.entry && end <= self.home && !self.lands_within(self.entry, end);
-        let (at, until) = match within {
-            true => (point, end),
-            false => (self.choose(&self.starts(exit), end + padding)?, end + padding),
-        };
-        self.floor = end + padding;
-        let len = (until - at).min(SITE_MAX);
-        if image.in_restartable_sequence(at, len) {
-            return Err(Refusal::RestartableSequence);
-        }
-        let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
-        Ok(Site { within, ..self.place(at, point, end, bytes) })
+        end = i.next_ip();
     }
+    let bytes = image.elf().data_at(behind, end - behind)?.to_vec();
+    let usable = fits(behind, end, SPRINGBOARD) && !image.in_restartable_sequence(behind, end - behind);
+    usable.then(|| bare(function, behind, behind, end, bytes))
+}
 
-    /// An exit at `point` that ends at `end`, with a stretch of these bytes from `at` on.
-    fn place(&self, at: u64, point: u64, end: u64, bytes: Vec<u8>) -> Site {
-        Site {
-            kind: PointKind::Exit,
-            function: self.body.function.start(),
-            at: Svma(at),
-            point: (point - at) as u8,
-            bytes,
-            own: (end - at) as u8,
-            landings: Vec::new(),
-            scratch: Vec::new(),
-            flags_dead: false,
-            back_branches: Vec::new(),
-            least: (end - at) as u8,
-            within: false,
-            clearings: Vec::new(),
-        }
-    }
-
-    /// Control that runs off the end of the function into padding and on to the next function leaves where the padding begins.
-    fn run_off(&self, behind: u64) -> Option<Site> {
-        let image = self.body.image;
-        let mut end = behind;
-        while end < behind + SPRINGBOARD {
-            let i = decode::one(image.elf().data_from(end)?, end)?;
-            let alone = |at| image.function_containing(Svma(at)).is_none();
-            let landed = (end.max(behind + 1)..i.next_ip()).any(|at| image.arrivals().get(at));
-            if !decode::is_nop(&i) || !alone(end) || !alone(i.next_ip() - 1) || landed {
-                return None;
-            }
-            end = i.next_ip();
-        }
-        let bytes = image.elf().data_at(behind, end - behind)?.to_vec();
-        let usable = fits(behind, end, SPRINGBOARD) && !image.in_restartable_sequence(behind, end - behind);
-        let site = self.place(behind, behind, end, bytes);
-        usable.then_some(site)
-    }
-
-    /// Where the stretch of an exit may begin: at the exit itself, and at each instruction in front of it, nearest first, as long as
-    /// control only runs straight through.
-    fn starts(&self, exit: usize) -> Vec<u64> {
-        let code = &self.body.code;
-        let end = code[exit].next_ip();
-        let (mut index, mut starts) = (exit, vec![code[exit].ip()]);
-        while !self.lands(code[index].ip()) {
-            let runs_into = |before: &usize| {
-                let i = &code[*before];
-                i.next_ip() == code[index].ip()
-                    && self.flow.reached[*before]
-                    && (entry::runs_on(i) || i.is_jcc_short_or_near() && self.flow.exits.binary_search(before).is_err())
-                    && !self.lands_within(i.ip(), i.next_ip())
-            };
-            let Some(before) = (index.saturating_sub(INSTRUCTION_MAX)..index).rev().find(runs_into) else { break };
-            let start = code[before].ip();
-            if start < self.floor || end - start > SITE_MAX {
-                break;
-            }
-            starts.push(start);
-            index = before;
-        }
-        starts
-    }
-
-    /// The start of the shortest stretch that a springboard fits into, else of the longest that holds a jump to an island; `until` is the
-    /// end of the padding behind the exit.
-    fn choose(&self, starts: &[u64], until: u64) -> Result<u64, Refusal> {
-        let fits = |start: u64, len: u64| fits(start, until, len);
-        let best = |starts: &[u64]| {
-            let near = starts.iter().find(|start| fits(**start, SPRINGBOARD));
-            near.or_else(|| starts.iter().rev().find(|start| fits(**start, SHORT))).copied()
-        };
-        let at_entry = |start: &u64| (self.entry..self.home).contains(start);
-        let apart = starts.partition_point(|start| !at_entry(start));
-        let longest = until - starts.last().copied().unwrap_or(until);
-        best(&starts[..apart]).or_else(|| best(starts)).ok_or(if longest < SHORT {
-            Refusal::TooShort { available: longest as u32, next: "the next place where control can arrive" }
-        } else {
-            Refusal::StraddlesPages
-        })
-    }
-
-    fn lands(&self, at: u64) -> bool {
-        self.flow.lands(self.body, at)
-    }
-
-    /// Whether control can arrive behind the first byte of a stretch.
-    fn lands_within(&self, start: u64, end: u64) -> bool {
-        (start + 1..end).any(|at| self.lands(at))
+/// An exit at `point` that ends at `end`, with a stretch of these bytes from `at` on.
+fn bare(function: &Function, at: u64, point: u64, end: u64, bytes: Vec<u8>) -> Site {
+    Site {
+        kind: PointKind::Exit,
+        after: false,
+        function: function.start(),
+        at: Svma(at),
+        point: (point - at) as u8,
+        bytes,
+        own: (end - at) as u8,
+        landings: Vec::new(),
+        scratch: Vec::new(),
+        flags_dead: false,
+        back_branches: Vec::new(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
     }
 }

@@ -67,6 +67,11 @@ pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
 }
 
 impl Flow {
+    /// Whether the instruction of that index leaves the function.
+    pub fn leaves(&self, index: usize) -> bool {
+        self.exits.binary_search(&index).is_ok()
+    }
+
     /// Whether control can arrive at an address other than by running on.
     pub fn lands(&self, body: &Body<'_>, at: u64) -> bool {
         body.image.arrivals().get(at) || self.joins.binary_search(&at).is_ok()

@@ -28,6 +28,7 @@ mod jump_table;
 mod liveness;
 mod name;
 mod relocs;
+mod stretch;
 mod sweep;
 mod symbols;
 mod unwind;

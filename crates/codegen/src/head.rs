@@ -2,10 +2,10 @@
 
 use ingraft_model::{Clearing, PointKind, Refusal, Site};
 
-use crate::block::{USER_END, jmp_bytes, straddles};
+use crate::block::{USER_END, displacement, jmp_bytes, straddles};
 use crate::environment::Environment;
 use crate::loops::Detour;
-use crate::relocate::{Displaced, decode};
+use crate::relocate::{Displaced, decode, decode_call};
 use crate::text::{ISLAND, Island, TextSpace};
 use crate::weave::{Inner, PointRequest, WovenPoint};
 
@@ -22,7 +22,16 @@ pub(crate) enum Form {
     Near,
     /// `jmp rel8` to an island with a `jmp rel32`.
     Short(Island),
+    /// The call of this length itself, made to call the new code. Of a direct one only the displacement changes.
+    Call { len: u8, direct: bool },
 }
+
+/// Calls of these lengths can be replaced by a direct one that ends at the same address.
+const REPLACEABLE: std::ops::RangeInclusive<u64> = 5..=8;
+/// Bytes of a direct call's displacement, its last.
+const DISPLACEMENT: u64 = 4;
+/// A prefix that a direct call ignores.
+const PADDING: u8 = 0x67;
 
 impl Form {
     /// Bytes that the springboard itself overwrites.
@@ -30,16 +39,28 @@ impl Form {
         match self {
             Form::Near => 5,
             Form::Short(_) => 2,
+            Form::Call { len, .. } => u64::from(len),
         }
     }
 
-    /// The bytes at `at` that lead to `target`; of an island for the short form.
-    pub fn bytes(self, at: u64, target: u64) -> Option<Vec<u8>> {
+    /// What is written for a springboard at `at` that leads to `target`, and its offset from there; the way to the island for the short form.
+    pub fn write(self, at: u64, target: u64) -> Option<(u64, Vec<u8>)> {
         match self {
-            Form::Near => jmp_bytes(at, target).map(|b| b.to_vec()),
+            Form::Near => jmp_bytes(at, target).map(|b| (0, b.to_vec())),
             Form::Short(island) => {
                 let disp = i8::try_from(island.at.wrapping_sub(at + 2).cast_signed()).ok()?;
-                Some(vec![0xeb, disp.cast_unsigned()])
+                Some((0, vec![0xeb, disp.cast_unsigned()]))
+            }
+            Form::Call { len, direct } => {
+                let disp = displacement(at + u64::from(len), target)?.to_le_bytes();
+                let field = u64::from(len) - DISPLACEMENT;
+                if direct {
+                    return Some((field, disp.to_vec()));
+                }
+                let mut bytes = vec![PADDING; usize::try_from(field - 1).ok()?];
+                bytes.push(0xe8);
+                bytes.extend(disp);
+                Some((0, bytes))
             }
         }
     }
@@ -87,6 +108,11 @@ impl Head {
         self.host.and_then(|host| host.next).map_or(self.home(), |(_, copy)| copy.0)
     }
 
+    /// Whether the return address is pushed when the base is reached, as the call itself leads there.
+    pub fn is_called(&self) -> bool {
+        matches!(self.form, Form::Call { .. })
+    }
+
     /// Whether the last displaced instruction never runs on.
     pub fn ends(&self) -> bool {
         self.displaced.last().is_some_and(|d| d.ends)
@@ -107,9 +133,20 @@ impl<'a> Place<'a> {
         Place { site, at: site.at.to_avma(request.bias).0, function: site.function.to_avma(request.bias).0 }
     }
 
+    /// Bytes that are displaced at least: at an entry and behind a call what the springboard takes or is better taken along, elsewhere all up to the point's
+    /// instruction, and this as well unless it is a call in front of which there is room.
+    fn least(&self, springboard: u64) -> u64 {
+        match self.site.kind {
+            PointKind::Entry => springboard.max(u64::from(self.site.least)),
+            PointKind::Call if self.site.after => springboard,
+            PointKind::Call if u64::from(self.site.point) >= springboard => u64::from(self.site.point),
+            _ => springboard.max(u64::from(self.site.own)),
+        }
+    }
+
     /// The instructions that a springboard of that length displaces.
     fn displaced_by(&self, env: &Environment, springboard: u64) -> Result<Vec<Displaced>, Refusal> {
-        let all = self.displace(env, springboard.max(u64::from(self.site.least)));
+        let all = self.displace(env, self.least(springboard));
         // without its exits an entry can do
         if self.site.kind == PointKind::Entry { all.or_else(|_| self.displace(env, springboard)) } else { all }
     }
@@ -192,12 +229,29 @@ pub(crate) fn choose(
             what: "the way back from signal handlers, which unwinders know by its bytes",
         });
     }
+    let is_call = request.site.kind == PointKind::Call && !request.site.after && request.site.point == 0;
+    if is_call && let Some(chosen) = choose_call(text, &place, request.name) {
+        return chosen;
+    }
     let near = choose_near(env, text, &place, request.name);
     match near {
         Ok(head) => Ok(head),
         Err(why) if near_only => Err(why),
         Err(why) => choose_short(env, text, &place, request.name).map_err(|_| why),
     }
+}
+
+/// The call itself as the springboard, if it can be one.
+fn choose_call(text: &mut TextSpace, place: &Place<'_>, name: &str) -> Option<Result<Head, Refusal>> {
+    let own = place.site.bytes.get(..usize::from(place.site.own))?;
+    let call = decode_call(own, place.at, place.function).ok()?;
+    let (len, direct) = (call.bytes().len() as u64, call.callee().is_some());
+    let (first, written) = if direct { (len.checked_sub(DISPLACEMENT)?, DISPLACEMENT) } else { (0, len) };
+    if !REPLACEABLE.contains(&len) || straddles(place.at + first, written) || place.landing_within(len).is_some() {
+        return None;
+    }
+    let taken = text.take(place.at, place.at + len, name).map_err(|other| Refusal::Overlap { other });
+    Some(taken.map(|()| place.head(Form::Call { len: len as u8, direct }, vec![call])))
 }
 
 fn choose_near(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {

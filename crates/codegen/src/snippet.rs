@@ -51,12 +51,12 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
             bound(record.activations, Shape::Activations)?;
             match record.restore {
                 Some(Restore::Value(v)) => bound(v, Shape::Counter)?,
-                Some(Restore::Timer(v)) => bound(v, Shape::Timer)?,
+                Some(Restore::Timer(v, clock)) => bound(v, Shape::Timer(clock))?,
                 None => {}
             }
             check_stmts(body, bound, deeper(depth)?)
         }
-        Stmt::Start(v) | Stmt::Stop(v) => bound(*v, Shape::Timer),
+        Stmt::Start(v, clock) | Stmt::Stop(v, clock) => bound(*v, Shape::Timer(*clock)),
         Stmt::Observe(v, e) => bound(*v, Shape::Histogram).and_then(|()| check_expr(e, bound, depth)),
     })
 }
@@ -98,7 +98,7 @@ pub(crate) fn compile(
             access,
             used: [false; 3],
             depth: i32::from(frame.pushed),
-            below: i32::from(frame.pushed),
+            frame: *frame,
             saved,
             exits: Vec::new(),
         };
@@ -137,9 +137,9 @@ pub(crate) struct Generator<'a> {
     /// Which of [`WORK`] are overwritten.
     pub used: [bool; 3],
     saved: Vec<AsmRegister64>,
-    /// Words pushed since the function was entered, and how many of them were there before this snippet.
+    /// Words pushed since the point was reached.
     pub depth: i32,
-    below: i32,
+    pub frame: Frame,
     /// Labels behind the jumps to shared routines.
     pub exits: Vec<(CodeLabel, Routine)>,
 }
@@ -186,12 +186,14 @@ impl Generator<'_> {
     }
 
     pub fn argument(&self, n: u8) -> Operand {
+        let stack = |words: i32| qword_ptr(rsp + (8 * (self.depth + words)));
+        let (pushed, returns) = (i32::from(self.frame.pushed), i32::from(self.frame.stack.arguments) / 8);
         match ARGUMENTS.get(usize::from(n)) {
             Some(r) => match self.saved.iter().position(|s| s == r) {
-                Some(i) => Operand::Memory(qword_ptr(rsp + 8 * (self.depth - self.below - 1 - i as i32))),
+                Some(i) => Operand::Memory(stack(-pushed - 1 - i as i32)),
                 None => Operand::Register(*r),
             },
-            None => Operand::Memory(qword_ptr(rsp + 8 * (self.depth + 1 + i32::from(n) - 6))),
+            None => Operand::Memory(stack(returns + i32::from(n) - 6)),
         }
     }
 
@@ -249,8 +251,8 @@ impl Generator<'_> {
             Stmt::Settle => self.settle()?,
             Stmt::Open(record, body) => self.open(record, body)?,
             Stmt::Close(record, body) => self.close(record, body)?,
-            Stmt::Start(v) => self.start(*v)?,
-            Stmt::Stop(v) => self.stop(*v)?,
+            Stmt::Start(v, clock) => self.start(*v, *clock)?,
+            Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
             Stmt::Observe(v, e) => self.observe(*v, &fold(e))?,
         }
         Ok(())

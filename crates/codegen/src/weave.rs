@@ -11,7 +11,7 @@ use crate::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
 use crate::environment::{CodegenError, Environment};
 use crate::head::{self, Form, Head};
 use crate::loops::{self, Detour};
-use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, WovenMini};
+use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, StackView, WovenMini};
 use crate::relocate::{self, Displaced};
 use crate::slow::{self, COUNT, MARKER};
 use crate::text::TextSpace;
@@ -71,8 +71,13 @@ pub struct Inner {
 pub struct WovenPoint {
     /// What kind of point it is.
     pub kind: PointKind,
-    /// Where a thread may go on that has not changed anything since: the springboard of an entry, elsewhere the point's instruction.
-    pub resume: Avma,
+    /// Behind the point's instruction instead of before it.
+    pub after: bool,
+    /// Where a thread may go on that has not changed anything since: the springboard of an entry and behind a call, elsewhere the point's
+    /// instruction. At a call that leads to the base itself it is whom the call calls, if that is known.
+    pub resume: Option<Avma>,
+    /// How the stack looks there.
+    pub stack: StackView,
     /// First byte of the springboard.
     pub at: Avma,
     /// First byte of the function.
@@ -121,7 +126,8 @@ impl WovenPoint {
                 None => return Err(CodegenError::OtherEnvironment { at: self.at.0 }),
             },
         };
-        Ok(Frame { at: self.resume.0, private, rax_free: self.rax_free, pushed: self.pushed })
+        let home = self.resume.map_or(Back::StepOut, |at| Back::To(at.0));
+        Ok(Frame { home, stack: self.stack, private, rax_free: self.rax_free, pushed: self.pushed })
     }
 
     /// All records that removing the point needs, its snippets' included.
@@ -215,6 +221,8 @@ impl Layout {
 struct Design<'a> {
     head: &'a Head,
     kind: PointKind,
+    /// Whether snippets run before anything that is displaced.
+    springboard_first: bool,
     detours: &'a [Detour],
     frame: Frame,
     save: Save,
@@ -293,7 +301,7 @@ impl Weaver<'_> {
         let own = std::iter::once((head.at, head.at + head.form.len()));
         let island = match head.form {
             Form::Short(island) => Some((island.at, island.at + 5)),
-            Form::Near => None,
+            Form::Near | Form::Call { .. } => None,
         };
         for (start, end) in own.chain(island).chain(detours.iter().flat_map(Detour::taken)) {
             self.text.release(&(Avma(start)..Avma(end)));
@@ -310,8 +318,17 @@ impl Weaver<'_> {
         };
         let r = private.then(|| spare.unwrap_or(Gpr(0)));
         let slow = r.map(|r| self.slow(r)).transpose()?;
+        let (home, stack) = match (site.kind, head.displaced.last()) {
+            (PointKind::Call, Some(call)) if head.is_called() => {
+                (call.callee().map_or(Back::StepOut, Back::To), StackView::CALLED)
+            }
+            (PointKind::Call, _) => (Back::To(head.point), StackView::CALLING),
+            (PointKind::Entry, _) => (Back::To(head.at), StackView::FUNCTION),
+            _ => (Back::To(head.point), StackView::FUNCTION),
+        };
         let frame = Frame {
-            at: if site.kind == PointKind::Entry { head.at } else { head.point },
+            home,
+            stack,
             private: r.zip(slow.as_ref().map(|s| s.walk.0)),
             rax_free: save.scratch || save.result || site.scratch.contains(&Gpr(0)),
             pushed: save.words(),
@@ -320,7 +337,9 @@ impl Weaver<'_> {
         let minis = request.minis.iter().map(compile).collect::<Result<Vec<_>, _>>()?;
         minis.iter().try_for_each(|m| m.routines(self.env, self.arena, &mut self.plan.code))?;
         let slow_at = slow.as_ref().map(|s| s.range.start.0);
-        let design = Design { head, kind: site.kind, detours, frame, save, slow: slow_at, minis: &minis };
+        let springboard_first = site.kind == PointKind::Entry || site.after;
+        let design =
+            Design { head, kind: site.kind, springboard_first, detours, frame, save, slow: slow_at, minis: &minis };
 
         let mut at = self.arena.place(0, |a| a).ok_or(EmitError::OutOfReach)?;
         let layout = loop {
@@ -408,10 +427,10 @@ impl Weaver<'_> {
             relocate::emit(displaced, |target| target, block)?;
         }
         let leaves_if = d.head.leaves_if(d.kind);
-        if d.kind != PointKind::Entry {
+        if !d.springboard_first && !d.head.is_called() && !d.head.behind().is_empty() {
             copies.push(PcMove { from: Avma(d.head.point), to: Avma(block.here()) });
         }
-        let mut first = Back::To(d.frame.at);
+        let mut first = d.frame.home;
         if let Some((condition, _)) = leaves_if {
             block.put_relative(&[0x0f, 0x80 | condition ^ 1], d.head.stays(), first)?;
         }
@@ -476,9 +495,10 @@ impl Weaver<'_> {
         let mut exits = Vec::new();
         for displaced in d.head.behind() {
             match leaves_if {
+                None if d.head.is_called() => relocate::emit_callee(displaced, block)?,
                 Some((_, target)) => block.jmp(resolve(target), Back::To(target))?,
                 None => {
-                    if d.kind == PointKind::Entry {
+                    if d.springboard_first {
                         copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
                     }
                     let copy = block.here();
@@ -535,11 +555,12 @@ impl Weaver<'_> {
         let block = &self.block;
         let mut writes = Vec::with_capacity(1);
         let mut removed_moves = Vec::new();
-        let springboard = head.form.bytes(head.at, layout.base).ok_or(EmitError::OutOfReach)?;
+        let (offset, springboard) = head.form.write(head.at, layout.base).ok_or(EmitError::OutOfReach)?;
+        let old = request.site.bytes.get(offset as usize..).unwrap_or_default();
         match head.host {
             // not part of the removal, which takes the host's code away as well
             Some(host) => self.plan.text.push(text_write(head.at, &host.bytes, &springboard)),
-            None => writes.push(text_write(head.at, &request.site.bytes, &springboard)),
+            None => writes.push(text_write(head.at + offset, old, &springboard)),
         }
         if let Form::Short(island) = head.form {
             writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.base))?));
@@ -595,7 +616,12 @@ impl Weaver<'_> {
         };
         let point = WovenPoint {
             kind: request.site.kind,
-            resume: Avma(design.frame.at),
+            after: request.site.after,
+            resume: match design.frame.home {
+                Back::To(at) => Some(Avma(at)),
+                Back::StepOut => None,
+            },
+            stack: design.frame.stack,
             at: Avma(head.at),
             function: Avma(head.function),
             base: Avma(layout.base),

@@ -49,6 +49,7 @@ fn any_site() -> impl Strategy<Value = Site> {
             landings.sort_unstable();
             Site {
                 kind: if kind > 1 { PointKind::Exit } else { PointKind::Entry },
+                after: false,
                 point: if kind < 4 { 0 } else { point },
                 function: Svma(function),
                 at: Svma(function.wrapping_add(if skip == 4 { 4 } else { 0 })),

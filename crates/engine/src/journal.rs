@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, DataArea, PcMove, Pid, Shape, TextWrite};
+use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PcMove, Pid, Shape, TextWrite};
 
 use crate::values::Slots;
 
@@ -298,14 +298,16 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
     frame(kind, &p, out);
 }
 
-const SHAPES: [Shape; 4] = [Shape::Counter, Shape::Timer, Shape::Histogram, Shape::Activations];
+const SHAPES: [Shape; 5] =
+    [Shape::Counter, Shape::Timer(Clock::Wall), Shape::Histogram, Shape::Activations, Shape::Timer(Clock::Cpu)];
 
 fn shape_number(shape: Shape) -> u8 {
     match shape {
         Shape::Counter => 0,
-        Shape::Timer => 1,
+        Shape::Timer(Clock::Wall) => 1,
         Shape::Histogram => 2,
         Shape::Activations => 3,
+        Shape::Timer(Clock::Cpu) => 4,
     }
 }
 

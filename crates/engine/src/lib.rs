@@ -16,6 +16,7 @@ mod pattern;
 mod request;
 mod restore;
 mod session;
+mod sites;
 mod state_dir;
 mod values;
 mod weaving;

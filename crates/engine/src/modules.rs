@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use ingraft_analysis::{Function, Image};
+use ingraft_analysis::{Function, FunctionKind, Image};
 use ingraft_mdl::{FunctionRef, ModuleRef, Program};
 use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma};
 use ingraft_process::{AT_ENTRY, MappedFile, Target};
@@ -15,6 +15,8 @@ use crate::images::ImageStore;
 use crate::pattern::{Pattern, glob_match};
 
 const PAGE: u64 = 4096;
+/// Length of an `endbr64`.
+const ENDBR: u64 = 4;
 
 /// A mapped file, not looked into yet.
 #[derive(Debug)]
@@ -88,6 +90,13 @@ impl Module {
         let start = self.image.function_containing(at)?.start();
         let number = self.image.functions().binary_search_by_key(&start, Function::start).ok()?;
         u32::try_from(number).ok()
+    }
+
+    /// The number of the function that begins at an address, or in front of it with an `endbr64`.
+    pub fn number_at(&self, at: Svma) -> Option<u32> {
+        let number = self.number_containing(at)?;
+        let behind = at.0 - self.function(number)?.start().0;
+        (behind == 0 || behind == ENDBR).then_some(number)
     }
 
     /// A function by its number.
@@ -213,6 +222,22 @@ impl Modules {
     pub fn resolve(&self, function: FunctionRef) -> Option<(&ModuleFile, &Module, &Function)> {
         let (file, module) = self.module(function.module)?;
         Some((file, module, module.function(function.function)?))
+    }
+
+    /// The function that begins at an address, if its module was analysed and it is no stub of the linker.
+    pub fn function_at(&self, at: Avma) -> Option<FunctionRef> {
+        let (module, _, loaded) = self.loaded().find(|(_, file, _)| file.text().contains(&at))?;
+        let function = loaded.number_at(at.to_svma(loaded.bias))?;
+        (loaded.function(function)?.kind() == FunctionKind::Normal).then_some(FunctionRef { module, function })
+    }
+
+    /// The functions of this name in the analysed modules, stubs of the linker left out.
+    pub fn functions_named_exactly(&self, name: &str) -> Vec<FunctionRef> {
+        let normal = |m: &Module, n: &u32| m.function(*n).is_some_and(|f| f.kind() == FunctionKind::Normal);
+        let of = |(module, _, m): (ModuleRef, _, &'_ Module)| -> Vec<FunctionRef> {
+            m.named(name).iter().filter(|n| normal(m, n)).map(|&function| FunctionRef { module, function }).collect()
+        };
+        self.loaded().flat_map(of).collect()
     }
 
     /// The functions of the analysed modules that a pattern matches.

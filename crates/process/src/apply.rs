@@ -27,11 +27,13 @@ pub struct Options {
     pub check_quiet: Vec<AvmaRange>,
     /// Sets the gs base of every thread that has one of this area's back to 0.
     pub reset_gs: Option<DataArea>,
+    /// Clears the pointers to this area's descriptor in the rseq areas of threads, and where those of ended threads were.
+    pub clear_slots: Option<DataArea>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { retries: 20, check_quiet: Vec::new(), reset_gs: None }
+        Options { retries: 20, check_quiet: Vec::new(), reset_gs: None, clear_slots: None }
     }
 }
 
@@ -193,6 +195,9 @@ impl Target {
         self.move_pcs(tracer, moves.iter().filter(|m| !m.first))?;
         if let Some(area) = &options.reset_gs {
             reset_gs(tracer, area)?;
+        }
+        if let Some(area) = &options.clear_slots {
+            self.clear_slots(tracer, area)?;
         }
         let bases = tracer.threads.iter().filter_map(|t| {
             let regs = t.regs?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ingraft_model::layout::{self, header, record};
-use ingraft_model::{Avma, AvmaRange, DataArea, Pid, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity};
 use memmap2::MmapRaw;
 use rustix::fs::FlockOperation;
 
@@ -188,6 +188,7 @@ impl SharedArea {
         &self,
         target_pid: Pid,
         identity: ThreadIdentity,
+        cpu: CpuClock,
         holder: &Identity,
     ) -> Result<(), Error> {
         let (kind, offset) = match identity {
@@ -205,6 +206,16 @@ impl SharedArea {
         ];
         for (at, value) in u32s {
             self.write_u32(at.into(), value)?;
+        }
+        if let CpuClock::Rseq { slot, signature } = cpu {
+            // no instruction is in it: an empty section at its own address
+            let descriptor = self.at(header::DESCRIPTOR.into()).0;
+            let words = [0, descriptor, 0, descriptor + u64::from(header::SIGNATURE - header::DESCRIPTOR) + 4];
+            for (at, word) in (u64::from(header::DESCRIPTOR)..).step_by(8).zip(words) {
+                self.write_u64(at, word)?;
+            }
+            self.write_u32(header::SIGNATURE.into(), signature)?;
+            self.write_u32(header::CPU_SLOT.into(), slot.cast_unsigned())?;
         }
         self.write_u64(header::STRIDE.into(), self.layout.stride)?;
         self.write_u64(header::JOURNAL_OFFSET.into(), self.layout.journal_offset())?;
@@ -237,6 +248,44 @@ impl SharedArea {
             2 => ThreadIdentity::FsBase,
             _ => ThreadIdentity::Locked,
         })
+    }
+
+    /// How generated code reads processor time, as the header says. An area of a dead engine does not tell a system call from nothing: a system
+    /// call then.
+    pub fn cpu_clock(&self) -> Result<CpuClock, Error> {
+        Ok(match self.read_u32(header::CPU_SLOT.into())?.cast_signed() {
+            0 => CpuClock::SystemCall,
+            slot => CpuClock::Rseq { slot, signature: self.read_u32(header::SIGNATURE.into())? },
+        })
+    }
+
+    /// How long a nanosecond of processor time is in ticks of 2^-32: what the header says, or `rate` from now on.
+    pub fn cpu_rate(&self, rate: u64) -> Result<u64, Error> {
+        match self.read_u64(header::CPU_RATE.into())? {
+            0 => self.write_u64(header::CPU_RATE.into(), rate).map(|()| rate),
+            known => Ok(known),
+        }
+    }
+
+    /// The last reading of processor time of the thread that has a shard, in ticks.
+    pub fn cpu_last(&self, shard: u32) -> Result<u64, Error> {
+        self.read_u64(self.layout.stride * u64::from(shard) + u64::from(layout::CPU_LAST))
+    }
+
+    /// Whether it is known where a thread that has ended had its pointer to a descriptor, now or from before.
+    fn remember_slot(&self, slot: u64) -> Result<bool, Error> {
+        let count = self.read_u32(header::SLOTS_COUNT.into())?.min(header::SLOTS_MAX);
+        let mut known = vec![0; count as usize];
+        self.read_words(header::SLOTS.into(), &mut known)?;
+        if slot == 0 || known.contains(&slot) {
+            return Ok(true);
+        }
+        if count == header::SLOTS_MAX {
+            return Ok(false);
+        }
+        self.write_u64(u64::from(header::SLOTS) + 8 * u64::from(count), slot)?;
+        self.write_u32(header::SLOTS_COUNT.into(), count + 1)?;
+        Ok(true)
     }
 
     /// How often no shard was free.
@@ -293,9 +342,16 @@ impl SharedArea {
             }
         }
         let start = self.layout.stride * u64::from(shard);
-        self.write_u64(start + u64::from(layout::TOP), 0)?;
-        self.write_u64(start + u64::from(layout::OWNER), 0)?;
-        self.write_u64(u64::from(layout::CLAIMS) + 8 * u64::from(shard), 0)?;
+        let words = [layout::TOP, layout::OWNER, layout::CPU_DESCRIPTOR, layout::CPU_OFFSET, layout::CPU_LAST];
+        for word in words.into_iter().chain([layout::CPU_RENEWALS]) {
+            self.write_u64(start + u64::from(word), 0)?;
+        }
+        // Where its pointer to our descriptor was must stay known as long as there is the descriptor: the next thread may find it there, and an
+        // older kernel follows it. If there is no room for that, the shard keeps it, and stays taken.
+        if self.remember_slot(self.read_u64(start + u64::from(layout::CPU_SLOT))?)? {
+            self.write_u64(start + u64::from(layout::CPU_SLOT), 0)?;
+            self.write_u64(u64::from(layout::CLAIMS) + 8 * u64::from(shard), 0)?;
+        }
         Ok(values)
     }
 

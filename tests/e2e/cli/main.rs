@@ -5,8 +5,10 @@
 #![forbid(unsafe_code)]
 
 mod bad_input;
+mod calls;
 mod corners;
 mod counting;
+mod cpu_times;
 mod crashes;
 mod families;
 mod launches;

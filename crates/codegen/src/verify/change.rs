@@ -100,7 +100,7 @@ pub fn verify_added(
     for (address, state) in walk.visited(&mini.range) {
         let harmless = after.pushed == 0 && state.is_some_and(|s| walk.harmless(s));
         match mini.removal.moves.iter().find(|m| m.from.0 == address) {
-            Some(m) if m.to == after.resume && harmless => {}
+            Some(m) if Some(m.to) == after.resume && harmless => {}
             Some(_) => return fail(address, Flaw::BadMove),
             None if mini.removal.step_out.iter().any(|r| r.start.0 <= address && address < r.end.0) => {}
             None => return fail(address, Flaw::BadMove),

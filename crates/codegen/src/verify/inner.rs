@@ -61,11 +61,13 @@ impl Proof<'_> {
             && site.kind == PointKind::Exit
             && site.point == 0
             && point.kind == site.kind
+            && !site.after
+            && !point.after
             && point.exits.is_empty()
             && point.removal.text.is_empty()
             && original == site.at.to_avma(self.request.bias)
             && point.function == site.function.to_avma(self.request.bias)
-            && (point.at, point.resume) == (host.copy, original)
+            && (point.at, point.resume) == (host.copy, Some(original))
             && point.leave.0 == point.slot.0 + 5;
         if !right || !hosts.any(proven) {
             return fail(copy, Flaw::Unmatched);
@@ -82,8 +84,8 @@ impl Proof<'_> {
         if home.is_some_and(|home| home != point.home.0) {
             return fail(copy, Flaw::NotEquivalent);
         }
-        self.generated(walk, base, &pairs)?;
-        self.islands_have_ways(&point.removal)?;
+        let begin = self.past_condition(walk, base)?;
+        self.snippets(walk, begin, &pairs)?;
         let displacement = i32::try_from(base.wrapping_sub(copy + ROOM as u64).cast_signed());
         let Ok(displacement) = displacement else { return fail(copy, Flaw::Astray) };
         let [a, b, c, d] = displacement.to_le_bytes();

@@ -95,6 +95,35 @@ pub(super) fn leaves_if(
     if right { Ok(end) } else { fail(copy, Flaw::NotEquivalent) }
 }
 
+/// The point's instruction stays where it is, at `at`: the copy at `copy` jumps there.
+pub(super) fn stays(walk: &mut Walk<'_>, at: u64, copy: u64, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
+    Step { walk, pairs, copy }.part(at, at, Some(at))?;
+    Ok(at)
+}
+
+/// What is left of a call once its return address is pushed: at `copy` a jump to whom it calls. That address, if the call states it.
+pub(super) fn called(
+    walk: &mut Walk<'_>,
+    o: &Instruction,
+    copy: u64,
+    pairs: &mut Vec<Pair>,
+) -> Result<Option<u64>, VerifyError> {
+    let callee = (o.code() == Code::Call_rel32_64).then(|| o.near_branch_target());
+    let jump = Step { walk, pairs, copy }.part(o.ip(), o.next_ip(), callee)?;
+    if jumps_to_callee(o, &jump) { Ok(callee) } else { fail(copy, Flaw::NotEquivalent) }
+}
+
+/// Whether a jump leads to whom a call calls. One through the stack pointer does not: the return address has moved it.
+fn jumps_to_callee(o: &Instruction, jump: &Instruction) -> bool {
+    if o.code() == Code::Call_rel32_64 {
+        return jump.is_jmp_short_or_near() && jump.near_branch_target() == o.near_branch_target();
+    }
+    let mut like = *jump;
+    like.set_code(o.code());
+    let sp = o.memory_base() == Register::RSP || o.op0_register() == Register::RSP;
+    jump.code() == Code::Jmp_rm64 && o.code() == Code::Call_rm64 && !sp && equal(o, &like)
+}
+
 struct Step<'a, 'w> {
     walk: &'a mut Walk<'w>,
     pairs: &'a mut Vec<Pair>,
@@ -170,15 +199,7 @@ impl Step<'_, '_> {
                     pushed = pushed & 0xffff_ffff | u64::from(high.immediate32()) << 32;
                 }
                 let jump = self.part(at, end, direct.then_some(target))?;
-                let same = if direct {
-                    jump.is_jmp_short_or_near() && jump.near_branch_target() == target
-                } else {
-                    let mut like = jump;
-                    like.set_code(o.code());
-                    let sp = o.memory_base() == Register::RSP || o.op0_register() == Register::RSP;
-                    jump.code() == Code::Jmp_rm64 && o.code() == Code::Call_rm64 && !sp && equal(o, &like)
-                };
-                if same && pushed == end { Ok(false) } else { wrong() }
+                if jumps_to_callee(o, &jump) && pushed == end { Ok(false) } else { wrong() }
             }
             FlowControl::Return | FlowControl::IndirectBranch => self.same(o).map(|_| false),
             FlowControl::Next => self.same(o),

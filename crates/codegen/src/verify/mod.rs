@@ -17,10 +17,12 @@ mod memory;
 mod rules;
 mod walk;
 
+use iced_x86::Code;
 use ingraft_model::{Avma, Clearing, PcMove, PointKind, Site, TextWrite};
 
 use crate::arena::Arena;
 use crate::environment::Environment;
+use crate::routine::Routine;
 use crate::text::TextSpace;
 use crate::weave::{PointRequest, RemovalRecord, Weave, WovenPoint};
 
@@ -145,15 +147,16 @@ pub fn verify_weave(
     memory.all_proven(&mut proven)
 }
 
-/// The shared routines for activation records that this plan writes; others were proven then.
+/// The shared routines that this plan writes; others were proven then.
 fn prove_routines(
     walk: &mut Walk<'_>,
     arena: &Arena,
     memory: &Memory<'_>,
     proven: &mut Vec<(u64, u64)>,
 ) -> Result<(), VerifyError> {
-    for range in arena.routines.iter().flatten().filter(|r| memory.holds(r.start.0)) {
-        walk.routine(range.start.0)?;
+    let known = Routine::ALL.iter().filter_map(|r| Some((*r, arena.routine(*r)?)));
+    for (routine, range) in known.filter(|(_, range)| memory.holds(range.start.0)) {
+        walk.routine(range.start.0, routine)?;
         walk.tile(range)?;
         walk.all_tiled()?;
         proven.push((range.start.0, range.end.0));
@@ -217,7 +220,7 @@ impl Proof<'_> {
         let point = self.point;
         let at = site.at.to_avma(bias);
         let entry = site.kind == PointKind::Entry;
-        if point.kind != site.kind || point.resume.0 != if entry { at.0 } else { self.point_at() } {
+        if point.kind != site.kind || point.after != site.after {
             return fail(at.0, Flaw::Unmatched);
         }
         if point.at != at || point.function != site.function.to_avma(bias) || point.leave.0 != point.slot.0 + 5 {
@@ -236,6 +239,12 @@ impl Proof<'_> {
             if w.at == at {
                 springboard = Some(w);
             }
+        }
+        if self.is_called() {
+            return self.call(walk);
+        }
+        if point.resume != Some(Avma(self.point_at())) {
+            return fail(at.0, Flaw::Unmatched);
         }
         let Some(springboard) = springboard else { return fail(at.0, Flaw::Astray) };
         if self.follow(springboard) != Some(point.base.0) {
@@ -269,17 +278,66 @@ impl Proof<'_> {
         }
         let first_parts = pairs.iter().filter(|p| p.first && !begins.contains(&p.original));
         // a thread that has arrived at the point has not passed it
-        let arrival = |p: &Pair| if p.original == self.point_at() { begin } else { p.copy };
+        let arrival = |p: &Pair| if p.original == self.point_at() && !site.after { begin } else { p.copy };
         expected.extend(first_parts.map(|p| PcMove { from: Avma(p.original), to: Avma(arrival(p)) }));
 
-        self.generated(walk, begin, &pairs)?;
-        self.islands_have_ways(&point.removal)
+        let begin = self.past_condition(walk, begin)?;
+        self.snippets(walk, begin, &pairs)
+    }
+
+    /// Whether the point's call itself leads to the base.
+    fn is_called(&self) -> bool {
+        let site = self.site();
+        let call = self.text_now().and_then(|bytes| memory::decode(&bytes, site.at.to_avma(self.request.bias).0).ok());
+        site.kind == PointKind::Call && call.is_some_and(|i| i.is_call_near())
+    }
+
+    /// What stands at the site once the plan is applied, as far as its own instructions go.
+    fn text_now(&self) -> Option<Vec<u8>> {
+        let (site, at) = (self.site(), self.site().at.to_avma(self.request.bias).0);
+        let mut bytes = site.bytes.get(..usize::from(site.own))?.to_vec();
+        for w in &self.point.removal.text {
+            let Some(offset) = w.at.0.checked_sub(at).and_then(|n| usize::try_from(n).ok()) else { continue };
+            if let Some(place) = bytes.get_mut(offset..offset + usize::from(w.len)) {
+                place.copy_from_slice(w.old_bytes());
+            }
+        }
+        Some(bytes)
+    }
+
+    /// A call that leads to the base: still a call, which ends where it did, so that it pushes the same return address. The tail is the
+    /// jump to whom it called.
+    fn call(&self, walk: &mut Walk<'_>) -> Result<(), VerifyError> {
+        let (site, point) = (self.site(), self.point);
+        let at = site.at.to_avma(self.request.bias).0;
+        let original = memory::decode(&site.bytes, at)?;
+        let call = memory::decode(&self.text_now().unwrap_or_default(), at)?;
+        let end = original.next_ip();
+        let leads = call.code() == Code::Call_rel32_64
+            && call.next_ip() == end
+            && call.near_branch_target() == point.base.0
+            && matches!(original.code(), Code::Call_rel32_64 | Code::Call_rm64)
+            && !site.after
+            && site.point == 0;
+        let [write] = point.removal.text.as_slice() else { return fail(at, Flaw::Unmatched) };
+        if !leads || write.at.0 < at || write.at.0 + u64::from(write.len) > end || point.home.0 != end {
+            return fail(at, Flaw::Astray);
+        }
+        if site.landings.iter().any(|l| l.0 > site.at.0 && l.to_avma(self.request.bias).0 < end) {
+            return fail(at, Flaw::LandingInside);
+        }
+        let mut pairs = Vec::new();
+        let callee = lockstep::called(walk, &original, point.tail.0, &mut pairs)?;
+        if point.resume != callee.map(Avma) {
+            return fail(at, Flaw::Unmatched);
+        }
+        self.snippets(walk, point.base.0, &pairs)
     }
 
     /// What runs before the tail, from the base and from each live jump on.
-    fn generated(&self, walk: &mut Walk<'_>, begin: u64, pairs: &[Pair]) -> Result<(), VerifyError> {
-        let (point, at) = (self.point, self.point.at);
-        let begin = self.past_condition(walk, begin)?;
+    fn snippets(&self, walk: &mut Walk<'_>, begin: u64, pairs: &[Pair]) -> Result<(), VerifyError> {
+        let point = self.point;
+        let at = point.at;
         walk.from(begin, State::entry())?;
         walk.guards(point)?;
         if point.minis.len() != self.request.minis.len() {
@@ -296,7 +354,8 @@ impl Proof<'_> {
             walk.tile(&record.code)?;
             self.ways_home(walk, record, pairs)?;
         }
-        walk.all_tiled()
+        walk.all_tiled()?;
+        self.islands_have_ways(&point.removal)
     }
 
     /// Address of the point's instruction.
@@ -322,6 +381,11 @@ impl Proof<'_> {
         let bytes = self.site().bytes.get(usize::from(self.site().point)..).unwrap_or_default();
         if self.site().kind == PointKind::Exit && memory::decode(bytes, at)?.is_jcc_short_or_near() {
             return lockstep::leaves_if(walk, bytes, at, begin, tail, None, pairs).map(Some);
+        }
+        let stays = walk.memory().decode(tail)?;
+        if self.site().kind == PointKind::Call && stays.code() == Code::Jmp_rel32_64 && stays.near_branch_target() == at
+        {
+            return lockstep::stays(walk, at, tail, pairs).map(Some);
         }
         lockstep::run(walk, bytes, at, tail, resolve, pairs)
     }
@@ -468,7 +532,7 @@ impl Proof<'_> {
             let pair = pairs.iter().find(|p| p.copy == address);
             let allowed = match pair {
                 Some(pair) => pair.back,
-                None => state.is_some_and(|s| walk.harmless(s)).then_some(self.point.resume.0),
+                None => self.point.resume.filter(|_| state.is_some_and(|s| walk.harmless(s))).map(|at| at.0),
             };
             match record.moves.iter().find(|m| m.from.0 == address) {
                 Some(m) if Some(m.to.0) == allowed => used += 1,

@@ -12,7 +12,7 @@ use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, 
 use ingraft_model::histogram::Scale;
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
-    Avma, AvmaRange, Bias, DataArea, Gpr, PatchPlan, Refusal, Site, Snippet, Svma, ThreadIdentity, VariableId,
+    Avma, AvmaRange, Bias, CpuClock, DataArea, Gpr, PatchPlan, Refusal, Site, Snippet, Svma, ThreadIdentity, VariableId,
 };
 
 /// Few cases as an ordinary test; `PROPTEST_CASES` asks for more.
@@ -24,7 +24,7 @@ pub fn property_config() -> proptest::test_runner::Config {
 /// The reference environment: glibc's thread id, a data area at 256 MiB.
 pub fn environment(identity: ThreadIdentity) -> Environment {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    Environment { data, identity, shadow_stack: false, ticks: TICKS }
+    Environment { data, identity, shadow_stack: false, ticks: TICKS, cpu: CpuClock::None }
 }
 
 pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
@@ -36,6 +36,7 @@ pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };
 pub fn site(bytes: &[u8]) -> Site {
     Site {
         kind: ingraft_model::PointKind::Entry,
+        after: false,
         point: 0,
         function: Svma(0x401000),
         at: Svma(0x401000),

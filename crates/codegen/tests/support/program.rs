@@ -6,7 +6,7 @@ use ingraft_analysis::{Function, FunctionKind, Image};
 use ingraft_codegen::verify::{VerifyError, verify_weave};
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
 use ingraft_model::histogram::Scale;
-use ingraft_model::{Avma, Bias, DataArea, Refusal, Site, Snippet, ThreadIdentity, VariableId};
+use ingraft_model::{Avma, Bias, CpuClock, DataArea, Refusal, Site, Snippet, ThreadIdentity, VariableId};
 use rayon::prelude::*;
 
 /// What became of one function.
@@ -33,7 +33,13 @@ pub fn weave_all(path: &Path) -> Option<Program> {
     let end = image.functions().iter().map(|f| f.range().end.0).max()?.next_multiple_of(4096);
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
     let ticks = Scale { mult: 1 << 31, shift: 32 };
-    let env = Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks };
+    let env = Environment {
+        data,
+        identity: ThreadIdentity::FsOffset(0x2d0),
+        shadow_stack: false,
+        ticks,
+        cpu: CpuClock::None,
+    };
     let mut arena = Arena::new(Avma(end)..Avma(end + (512 << 20)));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());

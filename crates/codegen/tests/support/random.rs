@@ -227,6 +227,7 @@ fn build(f: &Function, function: u64) -> (Vec<u8>, Site) {
     landings.sort_unstable();
     let site = Site {
         kind: ingraft_model::PointKind::Entry,
+        after: false,
         point: 0,
         function: Svma(function),
         at: Svma(at),

@@ -87,44 +87,42 @@ impl Session {
         bound: &[(PairKey, Instrumentation, Vec<u32>)],
     ) -> Result<(Refused, Vec<Vec<(MdlFunction, u64)>>, Duration), Error> {
         let settle = Snippet { stmts: vec![Stmt::Settle] };
-        let mut points: BTreeMap<(MdlFunction, PointKind), Vec<NewMini<'_>>> = BTreeMap::new();
+        let mut points: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
         let mut minis: Vec<Vec<(MdlFunction, u64)>> = Vec::with_capacity(bound.len());
         let mut refused = Refused::new();
         for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
             let mut own = Vec::new();
-            let mut lists: BTreeMap<(MdlFunction, PointKind), Vec<NewMini<'_>>> = BTreeMap::new();
+            let mut lists: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
             for insertion in &instrumentation.insertions {
-                if let Some(refusal) = request::point_refusal(insertion.point, insertion.after) {
-                    refused.insert((insertion.function, pair), refusal);
-                    continue;
-                }
                 let id = control.next_mini;
                 control.next_mini += 1;
-                let list = lists.entry((insertion.function, insertion.point)).or_default();
-                let mini = NewMini { id, pair, role: Some(insertion.role), snippet: &insertion.snippet, counters };
+                let spot = Spot { kind: insertion.point, after: insertion.after };
+                let list = lists.entry((insertion.function, spot)).or_default();
+                let (snippet, except) = (&insertion.snippet, &insertion.except);
+                let mini = NewMini { id, pair, role: Some(insertion.role), snippet, counters, except };
                 match insertion.order {
                     Order::Append => list.push(mini),
                     Order::Prepend => list.insert(0, mini),
                 }
                 own.push((insertion.function, id));
             }
-            for (point, list) in lists {
-                let all = points.entry(point).or_default();
+            for ((function, spot), list) in lists {
+                let all = points.entry((function, spot)).or_default();
                 // what begins first ends last, over all pairs
-                let at = if point.1 == PointKind::Entry { all.len() } else { 0 };
+                let at = if spot.opens() { all.len() } else { 0 };
                 all.splice(at..at, list);
             }
             minis.push(own);
         }
         let wanted: Vec<_> = points
             .into_iter()
-            .map(|((function, kind), mut minis)| {
-                minis.retain(|m| !refused.contains_key(&(function, m.pair)));
+            .map(|((function, spot), mut minis)| {
                 let follower = minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1));
-                if let (Some(pair), PointKind::Entry) = (follower, kind) {
-                    minis.insert(0, NewMini { id: SETTLE, pair, role: None, snippet: &settle, counters: &[] });
+                if let (Some(pair), true) = (follower, spot.opens()) {
+                    let first = NewMini { id: SETTLE, pair, role: None, snippet: &settle, counters: &[], except: &[] };
+                    minis.insert(0, first);
                 }
-                WantedPoints { function, kind, minis }
+                WantedPoints { function, spot, minis }
             })
             .filter(|w| !w.minis.is_empty())
             .collect();
@@ -135,7 +133,8 @@ impl Session {
             control.attached = Some(self.attach(control)?);
         }
         let timed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter));
-        let ready = if timed { self.keep_time(control) } else { Ok(()) };
+        let cpu = bound.iter().any(|(_, i, _)| reads_cpu(i));
+        let ready = if timed { self.keep_time(control, cpu) } else { Ok(()) };
         let outcome = ready.and_then(|()| self.change(control, &wanted));
         let (woven_refused, stopped) = match outcome {
             Ok(done) => done,
@@ -153,8 +152,8 @@ impl Session {
         Ok((refused, minis, stopped.max(std::mem::take(&mut control.held))))
     }
 
-    /// What follows calls needs shards of the threads' own and a clock.
-    fn keep_time(&self, control: &mut Control) -> Result<(), Error> {
+    /// What follows calls needs shards of the threads' own and a clock; `cpu`: the clock of processor time as well.
+    fn keep_time(&self, control: &mut Control, cpu: bool) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok(()) };
         let refuse =
             |code, what: String, hint: &str| Err(Error::new(ErrorKind::Failed, code, what, hint).about(self.pid()));
@@ -162,9 +161,19 @@ impl Session {
             let what = "calls cannot be followed from entry to exit: the threads of this program cannot be told apart";
             return refuse("no_shards", what.to_owned(), "counts work; a program that is running already may differ");
         }
+        let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
+        if cpu
+            && (attached.env.cpu == CpuClock::None || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered)))
+        {
+            let what = "processor time cannot be measured: a filter of system calls (seccomp) is active, and the clock needs one";
+            return refuse("filtered", what.to_owned(), "wall times and counts work");
+        }
         match &self.clock {
             Ok(clock) => {
                 attached.env.ticks = clock.scale();
+                // ticks of the thread's clock in this target are of one length for ever, whoever measures
+                let rate = attached.area.cpu_rate(clock.scale().inverse()).map_err(|e| self.failed(e))?;
+                self.cpu_rate.get_or_init(|| rate);
                 Ok(())
             }
             Err(problem) => refuse("no_clock", format!("times cannot be measured here: {problem}"), "counts work"),
@@ -185,9 +194,7 @@ impl Session {
         for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
             let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
             for w in of_function {
-                if let Err(refusal) = sites(&self.target, modules, w.function, w.kind) {
-                    reasons.extend(w.minis.iter().map(|m| ((w.function, m.pair), refusal.clone())));
-                }
+                reasons.extend(w.refused(&sites(&self.target, modules, w.function, w.spot, &Originals::default())));
             }
             if pairs().any(|p| !reasons.contains_key(&p)) {
                 return Ok(());
@@ -214,7 +221,8 @@ impl Session {
         control.held = survey.longest_hold;
         let own_gs = control.modules.uses_gs(&self.target);
         let identity = if own_gs { ThreadIdentity::Locked } else { survey.identity };
-        let request = DataAreaRequest { identity, ..DataAreaRequest::default() };
+        let cpu = if own_gs { CpuClock::None } else { survey.cpu };
+        let request = DataAreaRequest { identity, cpu, ..DataAreaRequest::default() };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         let since_ns = now_ns();
         let known = self.target.identity();
@@ -240,7 +248,8 @@ impl Session {
             }
         };
         let status = self.target.status().map_err(failed)?;
-        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks: Scale::ONE };
+        let ticks = Scale::ONE;
+        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks, cpu };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),
@@ -320,9 +329,14 @@ fn default_counters() -> u32 {
     DataArea { base: Avma(0), stride: request.stride, shards: request.shards, journal_bytes: 0 }.counters()
 }
 
-/// Whether it follows calls from their entry to their exit: then what has ended otherwise is looked for at all its entries.
+/// Whether it follows calls from their beginning to their end: then what has ended otherwise is looked for wherever one begins.
 fn follows(instrumentation: &Instrumentation) -> bool {
     instrumentation.variables.iter().any(|v| v.shape == Shape::Activations)
+}
+
+/// Whether its code reads the processor time of a thread.
+pub(super) fn reads_cpu(instrumentation: &Instrumentation) -> bool {
+    instrumentation.insertions.iter().any(|i| i.snippet.reads(Clock::Cpu))
 }
 
 /// Counters for all variables, or none of them.

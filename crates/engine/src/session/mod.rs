@@ -19,8 +19,8 @@ use ingraft_mdl::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Aggregate, Avma, AvmaRange, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape, Snippet, Stmt,
-    Style, Svma, ThreadIdentity, Tid, UnitsType, VariableId,
+    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, Pid, Refusal, Scale, Shape, Snippet,
+    Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType, VariableId,
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
@@ -35,9 +35,10 @@ use crate::leftover;
 use crate::modules::Modules;
 use crate::request::{self, Missing, Wanted};
 use crate::restore;
+use crate::sites::{Originals, Spot, sites};
 use crate::state_dir::StateDir;
 use crate::values::{Columns, CounterAllocator, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
-use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven, sites};
+use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
 mod adopt;
 mod insert;
@@ -149,6 +150,8 @@ pub struct Session {
     target: Arc<Target>,
     owner: u32,
     clock: Result<TickClock, ClockProblem>,
+    /// How long a nanosecond is in the ticks of processor time, once that is measured.
+    cpu_rate: OnceLock<u64>,
     control: Mutex<Control>,
     shared: RwLock<Shared>,
     ended: OnceLock<Ended>,
@@ -158,6 +161,10 @@ pub struct Session {
 const HIT_NS: f64 = 1.1;
 /// The same with `lock`, uncontended.
 const LOCKED_HIT_NS: f64 = 5.0;
+
+/// What is said when there is no better clock.
+const SYSTEM_CALLS: &str = "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because the \
+                            program's threads have no rseq areas that tell of switches";
 
 /// Unix time in nanoseconds.
 pub fn now_ns() -> u64 {
@@ -197,6 +204,7 @@ impl Session {
             target,
             owner,
             clock: TickClock::start(),
+            cpu_rate: OnceLock::new(),
             control: Mutex::new(control),
             shared: RwLock::default(),
             ended: OnceLock::new(),
@@ -271,7 +279,11 @@ impl Session {
         for w in &wanted {
             warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
         }
+        let reads_cpu = wanted.iter().any(|w| insert::reads_cpu(&w.instrumentation));
         let (keys, stopped) = self.insert_wanted(control, wanted)?;
+        if reads_cpu && control.attached.as_ref().is_some_and(|a| a.env.cpu == CpuClock::SystemCall) {
+            warnings.push(SYSTEM_CALLS.to_owned());
+        }
         let measurement = Measurement {
             views: Arc::new(self.views(control, &keys)),
             pairs: Arc::new(pair_infos(control, &keys)),

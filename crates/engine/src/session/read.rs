@@ -16,7 +16,9 @@ impl Session {
                 let variables = pair.counters.iter().zip(pair.variables.iter());
                 let activations: Vec<u32> = variables.filter(|(_, v)| shown(v)).map(|(first, _)| *first).collect();
                 let joined = columns.as_ref().filter(|_| pair.users > 0);
-                let before = joined.map(|c| c.threads(value, &activations, self.ruler(own.unit)).into_iter().collect());
+                let cpu = |tid| self.cpu_ticks(tid);
+                let ruler = self.ruler(own.unit, &cpu);
+                let before = joined.map(|c| c.threads(value, &activations, ruler).into_iter().collect());
                 Some(View {
                     key: key.clone(),
                     value,
@@ -31,12 +33,19 @@ impl Session {
     }
 
     /// How values in a unit are read now.
-    fn ruler(&self, unit: ValueUnit) -> Ruler {
+    fn ruler<'a>(&self, unit: ValueUnit, cpu: &'a dyn Fn(Tid) -> u64) -> Ruler<'a> {
         match (unit, &self.clock) {
-            (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: clock.scale(), now: clock.ticks() },
+            (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: clock.scale(), now: clock.ticks(), cpu },
             // without a clock nothing is recorded in ticks
-            _ => Ruler { scale: Scale::ONE, now: 0 },
+            _ => Ruler::PLAIN,
         }
+    }
+
+    /// What the kernel says of a thread's processor time, as the target's code measures it.
+    fn cpu_ticks(&self, tid: Tid) -> u64 {
+        let ns = self.target.thread_cpu_ns(tid).unwrap_or(0);
+        let rate = self.cpu_rate.get().copied().unwrap_or(0);
+        u64::try_from((u128::from(ns) * u128::from(rate)) >> 32).unwrap_or(0)
     }
 
     /// Reads the values of a measurement; the target goes on.
@@ -51,7 +60,10 @@ impl Session {
         let ended = self.ended.get().copied();
         let shared = self.shared();
         let values = match shared.columns() {
-            Some(columns) => views.iter().map(|v| v.value(&columns, self.ruler(v.unit), threads)).collect(),
+            Some(columns) => {
+                let cpu = |tid| self.cpu_ticks(tid);
+                views.iter().map(|v| v.value(&columns, self.ruler(v.unit, &cpu), threads)).collect()
+            }
             None => views.iter().map(|_| Value::default()).collect(),
         };
         Reading { time_ns: now_ns(), values, ended }
@@ -138,7 +150,7 @@ impl Shared {
 }
 
 impl View {
-    fn value(&self, columns: &Columns<'_>, ruler: Ruler, threads: bool) -> Value {
+    fn value(&self, columns: &Columns<'_>, ruler: Ruler<'_>, threads: bool) -> Value {
         let plain = self.value.shape == Shape::Counter && self.activations.is_empty();
         let alone = self.before.is_empty() && self.thread.is_none() && self.aggregate == Aggregate::Sum;
         if plain && alone && !threads {
