@@ -4,14 +4,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use ingraft_analysis::{Function, FunctionKind, Image};
+use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
 use ingraft_mdl::{FunctionRef, ModuleRef, Program};
 use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma};
 use ingraft_process::{AT_ENTRY, MappedFile, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
-use crate::images::ImageStore;
+use crate::images::{ImageStore, bytes_of};
 use crate::pattern::{Pattern, glob_match};
 
 const PAGE: u64 = 4096;
@@ -30,6 +30,7 @@ pub struct ModuleFile {
     /// Whether it is the program itself.
     pub is_program: bool,
     loaded: OnceLock<Option<Module>>,
+    frames: OnceLock<Option<(Bias, Arc<FrameTable>)>>,
 }
 
 /// A module that was analysed.
@@ -130,7 +131,14 @@ impl Modules {
             }
             let is_program = entry.is_some_and(|e| file.mappings.iter().any(|m| m.range.contains(&e)));
             let names = names_of(target, &file, is_program);
-            self.files.push(ModuleFile { name: names[0].clone(), names, file, is_program, loaded: OnceLock::new() });
+            self.files.push(ModuleFile {
+                name: names[0].clone(),
+                names,
+                file,
+                is_program,
+                loaded: OnceLock::new(),
+                frames: OnceLock::new(),
+            });
         }
         Ok(self.files.len() > before)
     }
@@ -205,6 +213,12 @@ impl Modules {
             }
         }
         errors
+    }
+
+    /// Analyses the modules that are wanted; what cannot be analysed is named.
+    pub fn load_files(&self, target: &Target, store: &ImageStore, wanted: &dyn Fn(&ModuleFile) -> bool) -> Vec<Error> {
+        let files = self.files.iter().filter(|file| wanted(file));
+        files.filter_map(|file| file.load(target, store, &|_| ()).err()).collect()
     }
 
     /// A module that was analysed.
@@ -301,7 +315,7 @@ impl ModuleFile {
         let result = store.load(target, &self.file);
         let (module, result) = match result {
             Ok(loaded) => (
-                bias_of(&self.file, &loaded.image).map(|bias| Module {
+                bias_of(&self.file, loaded.image.segments()).map(|bias| Module {
                     image: loaded.image,
                     bias,
                     from_memory: loaded.from_memory,
@@ -314,6 +328,18 @@ impl ModuleFile {
         // Somebody else may have been faster; both have the same.
         let _ = self.loaded.set(module);
         result
+    }
+
+    /// What its unwind table says, and where it was loaded; none if it cannot be read.
+    pub fn frames(&self, target: &Target) -> Option<(Bias, Arc<FrameTable>)> {
+        let read = || match self.loaded.get() {
+            Some(Some(module)) => Some((module.bias, Arc::new(FrameTable::read(module.image.elf())))),
+            _ => {
+                let elf = Elf::parse(bytes_of(target, &self.file).ok()?.0).ok()?;
+                Some((bias_of(&self.file, elf.segments())?, Arc::new(FrameTable::read(&elf))))
+            }
+        };
+        self.frames.get_or_init(read).clone()
     }
 }
 
@@ -330,9 +356,9 @@ fn contains_wrgsbase(bytes: &[u8]) -> bool {
 
 /// What the loader added: an executable mapping shows it, whatever the first segment looks like, and also if somebody mapped the
 /// whole file by hand.
-fn bias_of(file: &MappedFile, image: &Image) -> Option<Bias> {
+fn bias_of(file: &MappedFile, segments: &[Segment]) -> Option<Bias> {
     file.mappings.iter().filter(|m| m.exec).find_map(|mapping| {
-        image.segments().iter().filter(|s| s.flags.execute).find_map(|segment| {
+        segments.iter().filter(|s| s.flags.execute).find_map(|segment| {
             let first = (segment.file_offset & !(PAGE - 1)).max(mapping.offset);
             let in_both = first < segment.file_offset + segment.file_size && first - mapping.offset < mapping.len();
             let svma = segment.svma.0.wrapping_sub(segment.file_offset).wrapping_add(first);

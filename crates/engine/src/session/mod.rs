@@ -24,10 +24,11 @@ use ingraft_model::{
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
-    TickClock,
+    TickClock, Visitor,
 };
 
 use crate::api::*;
+use crate::catch_up::{CatchUp, Counters};
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
 use crate::journal::{self, Head, Journal, Kept, KeptPair, Record};
@@ -40,8 +41,11 @@ use crate::state_dir::StateDir;
 use crate::values::{Columns, CounterAllocator, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
 use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
+use self::insert::Stop;
+
 mod adopt;
 mod insert;
+mod landing;
 mod read;
 mod remove;
 
@@ -74,6 +78,8 @@ struct Pair {
     counters: Vec<u32>,
     /// Snippets by number, with the functions at whose points they stand.
     minis: Vec<(MdlFunction, u64)>,
+    /// The same where exceptions land.
+    landings: Vec<(MdlFunction, u64)>,
     refused: Vec<RefusedFunction>,
     /// The functions of `refused`.
     unwoven: Vec<MdlFunction>,
@@ -308,9 +314,10 @@ impl Session {
         measurement: &Measurement,
         attached: bool,
         begin: Instant,
-        stopped: Duration,
-        warnings: Vec<String>,
+        stopped: Stop,
+        mut warnings: Vec<String>,
     ) -> Enabled {
+        warnings.extend(stopped.caught_up.warnings());
         let pairs = &measurement.pairs;
         let unwoven = pairs.iter().filter(|p| p.points == 0 && p.function.is_some());
         Enabled {
@@ -322,20 +329,21 @@ impl Session {
             functions: control.modules.loaded().map(|(_, _, m)| m.image.functions().len() as u32).sum(),
             points: pairs.iter().map(|p| p.points).sum(),
             attach_time: begin.elapsed(),
-            stopped,
+            stopped: stopped.held,
             pairs: pairs.to_vec(),
             refused: unwoven.flat_map(|p| p.refused.clone()).collect(),
+            caught_up: stopped.caught_up,
             warnings,
         }
     }
 
     /// Weaves what is wanted and not there yet. Returns the keys of all that is wanted.
-    #[expect(clippy::type_complexity, reason = "a list with its time")]
+    #[expect(clippy::type_complexity, reason = "a list and its stop")]
     fn insert_wanted(
         &self,
         control: &mut Control,
         wanted: Vec<Wanted>,
-    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, Duration), Error> {
+    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, Stop), Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut fresh = Vec::new();
         let mut more = Vec::new();
@@ -358,7 +366,7 @@ impl Session {
             }
         }
         let stopped = self.insert(control, fresh)?;
-        Ok((keys, stopped.max(self.extend(control, more)?)))
+        Ok((keys, stopped.and(self.extend(control, more)?)))
     }
 
     /// Looks for modules that were loaded since, and measures in them what was asked for. `exact` says that none of their code

@@ -42,7 +42,7 @@ impl Session {
     }
 
     /// What the kernel says of a thread's processor time, as the target's code measures it.
-    fn cpu_ticks(&self, tid: Tid) -> u64 {
+    pub(super) fn cpu_ticks(&self, tid: Tid) -> u64 {
         let ns = self.target.thread_cpu_ns(tid).unwrap_or(0);
         let rate = self.cpu_rate.get().copied().unwrap_or(0);
         u64::try_from((u128::from(ns) * u128::from(rate)) >> 32).unwrap_or(0)
