@@ -5,8 +5,9 @@
  * sockets N         N connections over the loopback with a few messages each, and N children
  * locks N T         T threads that do N rounds of locks and waits that need not wait
  * waits N US        N sleeps, lock waits, lock holds and condition waits of US microseconds each
- * Each answer has `is METRIC FUNCTION VALUE`: what a metric that is restricted to a function must show since the start; times in
- * nanoseconds as `took METRIC FUNCTION NS CALLS`. */
+ * study N US        N recursions four calls deep, which use the heap, write, wait for a lock and compute, US microseconds each
+ * Each answer has `mutex ADDRESS`, and `is METRIC@FUNCTION VALUE`: what a metric that is restricted to a function, or not, must show
+ * since the start; times in nanoseconds as `took METRIC@FUNCTION NS CALLS`, processor times as `computed …`. */
 #include "mutatee.h"
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -223,6 +224,15 @@ static void doze(long us) {
     clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
 }
 
+static void *holder(void *given) {
+    struct turn *turn = given;
+    pthread_mutex_lock(&mutex);
+    sem_post(&turn->held);
+    doze(turn->us);
+    pthread_mutex_unlock(&mutex);
+    return NULL;
+}
+
 static void *partner(void *given) {
     struct turn *turn = given;
     pthread_mutex_lock(&mutex);
@@ -300,9 +310,60 @@ COUNTED void waits(long us, long long *ns) {
     close(ends[1]);
 }
 
+struct study {
+    long long calls, requests, exclusive, innermost, asked, written, waited, computed;
+    int null, file;
+};
+
+/* What a metric that is exclusive must leave out. */
+COUNTED void helper(struct study *did) {
+    free(malloc(30));
+    did->requests++;
+}
+
+static long long cpu(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+COUNTED __attribute__((optimize("no-optimize-sibling-calls"))) void study(long depth, long us, struct study *did) {
+    static char buffer[8192];
+    if (depth) study(depth - 1, us, did);
+    void *p = malloc(10), *q = calloc(1, 10);
+    p = realloc(p, 3000);
+    free(p);
+    free(q);
+    helper(did);
+    did->written += write(did->null, buffer, 8192) + pwrite(did->file, buffer, 5000, 0);
+    if (write(did->null, buffer, 100) != 100 || write(-1, buffer, 6000) != -1) abort();
+    struct turn turn = {.us = us};
+    pthread_t thread;
+    sem_init(&turn.held, 0, 0);
+    pthread_create(&thread, NULL, holder, &turn);
+    while (sem_trywait(&turn.held)) sched_yield();
+    long long begin = now();
+    pthread_mutex_lock(&mutex);
+    did->waited += now() - begin;
+    pthread_mutex_unlock(&mutex);
+    pthread_join(thread, NULL);
+    begin = cpu();
+    for (long i = 0; i < us * 1000; i++) __asm__ volatile("");
+    did->computed += cpu() - begin;
+    did->calls++;
+    did->requests += 3;
+    did->exclusive += 3;
+    if (!depth) did->innermost += 4;
+    did->asked += 8192 + 5000 + 6000;
+}
+
 int main(void) {
     pthread_spin_init(&spinlock, PTHREAD_PROCESS_PRIVATE);
     sem_init(&semaphore, 0, 0);
+    /* The first thread needs memory that later ones take over. */
+    pthread_t first;
+    pthread_create(&first, NULL, nothing, NULL);
+    pthread_join(first, NULL);
     say_ready();
     for (char *line; (line = next_command());) {
         long n, more;
@@ -347,14 +408,30 @@ int main(void) {
                 for (int t = 0; t < TIMES; t++) add(1, timed[t], "waits", ns[t]);
             }
             pthread_barrier_destroy(&barrier);
+        } else if (sscanf(line, "study %ld %ld", &n, &more) == 2) {
+            struct study did = {.null = open("/dev/null", O_WRONLY), .file = open("/tmp", O_TMPFILE | O_RDWR, 0600)};
+            for (long i = 0; i < n; i++) study(3, more, &did);
+            close(did.null);
+            close(did.file);
+            add(0, "heap_requests", "study", did.requests);
+            add(0, "exclusive_requests", "study", did.exclusive);
+            add(0, "careless_requests", "study", did.innermost);
+            add(0, "large_write_bytes", "study", did.written);
+            add(0, "large_write_bytes", "", did.written);
+            add(0, "my_large_writes", "", did.asked);
+            add(0, "my_latency", "study", did.calls);
+            add(0, "my_slow_calls", "study", did.calls - n);
+            add(1, "lock_wait", "study", did.waited);
+            add(2, "cpu_self", "study", did.computed);
         } else {
             say("unknown command %s", line);
         }
+        say("mutex %p", (void *)&mutex);
         for (struct tally *t = tallies; t->metric; t++) {
             if (t->time)
-                say("took %s %s %lld %lld", t->metric, t->function, t->value, t->calls);
+                say("%s %s@%s %lld %lld", t->time == 1 ? "took" : "computed", t->metric, t->function, t->value, t->calls);
             else
-                say("is %s %s %lld", t->metric, t->function, t->value);
+                say("is %s@%s %lld", t->metric, t->function, t->value);
         }
         say("done");
     }

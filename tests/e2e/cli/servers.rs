@@ -239,12 +239,22 @@ fn redis_metrics_equal_its_own_statistics() {
     let pid = redis.pid();
     let before = Text::of(pid);
     redis.ask(&["CONFIG SET appendonly yes", "CONFIG SET appendfsync no"]);
-    ingraft_testing::wait_until("the log is written", || redis.statistic("persistence", "aof_rewrite_in_progress") == 0);
+    ingraft_testing::wait_until("the log is written", || {
+        redis.statistic("persistence", "aof_rewrite_in_progress") == 0
+    });
     let metrics = [
-        "redis_commands", "redis_executions", "redis_client_reads", "redis_client_writes", "redis_key_lookups",
-        "redis_keys_added", "redis_keys_deleted", "redis_log_appends", "redis_execution_time", "redis_execution_latency",
+        "redis_commands",
+        "redis_executions",
+        "redis_client_reads",
+        "redis_client_writes",
+        "redis_key_lookups",
+        "redis_keys_added",
+        "redis_keys_deleted",
+        "redis_log_appends",
+        "redis_execution_time",
+        "redis_execution_latency",
     ];
-    let session = watch(&[pid], &metrics);
+    let session = watch(&[pid], &[], &metrics);
     redis.ask(&["CONFIG RESETSTAT"]);
     // Counted by the metrics and by no statistic: the reset, which is cleared with the rest, and the last question.
     let keys = scaled(500, 20_000);
@@ -297,10 +307,15 @@ fn nginx_metrics_equal_its_own_statistics() {
     let workers = nginx.workers();
     let before = Text::of(workers[0]);
     let metrics = [
-        "nginx_connections", "nginx_requests", "nginx_responses", "nginx_subrequests", "nginx_file_lookups",
-        "nginx_request_time", "nginx_handling_latency",
+        "nginx_connections",
+        "nginx_requests",
+        "nginx_responses",
+        "nginx_subrequests",
+        "nginx_file_lookups",
+        "nginx_request_time",
+        "nginx_handling_latency",
     ];
-    let session = watch(&workers, &metrics);
+    let session = watch(&workers, &[], &metrics);
     let start = nginx.requests();
     nginx.request(500);
     let slow = usize::try_from(scaled(2, 20)).expect("small");
@@ -308,15 +323,7 @@ fn nginx_metrics_equal_its_own_statistics() {
     let own = nginx.requests() - start;
     let outcome = session.interrupt().assert_code(0);
     assert_eq!(outcome.all("removed").len(), 2, "{outcome:#?}");
-    let pid_of = |sample: &&serde_json::Value, pid: i32| sample["pid"] == pid;
-    let of = |metric: &str| -> i64 {
-        let last = |&pid: &i32| {
-            let mut samples = outcome.all("sample").into_iter().filter(|sample| sample["metric"] == metric);
-            let last = samples.rfind(|sample| pid_of(sample, pid));
-            last.and_then(|sample| sample["value"].as_i64()).unwrap_or_else(|| panic!("no {metric} of {pid}"))
-        };
-        workers.iter().map(last).sum()
-    };
+    let of = |metric: &str| value(&outcome, metric);
     let own = i64::try_from(own).expect("small") + 1;
     assert_eq!([of("nginx_requests"), of("nginx_responses"), of("nginx_handling_latency")], [own; 3]);
     assert_eq!([of("nginx_connections"), of("nginx_subrequests")], [4, 0]);
@@ -363,25 +370,24 @@ fn postgres_metrics_equal_its_own_statistics() {
     let backends: Vec<i32> = postgres.backends().into_iter().filter(|&pid| pid != own).collect();
     assert_eq!(backends.len(), 8);
     let metrics = [
-        "postgres_executions", "postgres_execution_time", "postgres_execution_latency", "postgres_queries",
-        "postgres_rows_inserted", "postgres_rows_updated",
+        "postgres_executions",
+        "postgres_execution_time",
+        "postgres_execution_latency",
+        "postgres_queries",
+        "postgres_rows_inserted",
+        "postgres_rows_updated",
     ];
-    let session = watch(&backends, &metrics);
+    let session = watch(&backends, &[], &metrics);
     assert_eq!(sql.ask("select pg_stat_statements_reset() is null;"), "f");
     sql.tell("commit;");
     assert!(load.wait().expect("wait for pgbench").success());
     let outcome = session.finish().assert_code(0);
-    let of = |metric: &str| -> i64 {
-        let last = |&pid: &i32| {
-            let mut samples = outcome.all("sample").into_iter().filter(|sample| sample["metric"] == metric);
-            let last = samples.rfind(|sample| sample["pid"] == pid);
-            last.and_then(|sample| sample["value"].as_i64()).unwrap_or_else(|| panic!("no {metric} of {pid}"))
-        };
-        backends.iter().map(last).sum()
-    };
+    let of = |metric: &str| value(&outcome, metric);
     let transactions = 8 * i64::try_from(transactions).expect("small");
     let mut told = |what: &str| -> f64 {
-        let query = format!("select {what} from pg_stat_statements where query like '%pgbench_%' and query not like '%pg_stat%';");
+        let query = format!(
+            "select {what} from pg_stat_statements where query like '%pgbench_%' and query not like '%pg_stat%';"
+        );
         sql.ask(&query).parse().expect("a number")
     };
     assert_eq!(of("postgres_executions"), 3 * transactions);
