@@ -6,7 +6,7 @@
  * locks N T         T threads that do N rounds of locks and waits that need not wait
  * waits N US        N sleeps, lock waits, lock holds and condition waits of US microseconds each
  * study N US        N recursions four calls deep, which use the heap, write, wait for a lock and compute, US microseconds each
- * Each answer has `mutex ADDRESS`, and `is METRIC@FUNCTION VALUE`: what a metric that is restricted to a function, or not, must show
+ * N is at least 1. Each answer has `mutex ADDRESS`, and `is METRIC@FUNCTION VALUE`: what a metric that is restricted to a function, or not, must show
  * since the start; times in nanoseconds as `took METRIC@FUNCTION NS CALLS`, processor times as `computed …`. */
 #include "mutatee.h"
 #include <arpa/inet.h>
@@ -54,7 +54,8 @@ struct heap {
 };
 
 COUNTED void heap(long n, struct heap *did) {
-    for (long i = 0; i < n; i++) {
+    long i = 0;
+    do {
         void *p[13] = {0};
         p[0] = malloc(100);
         p[1] = calloc(3, 50);
@@ -75,7 +76,7 @@ COUNTED void heap(long n, struct heap *did) {
         did->bytes += 1L << 50;
         did->large += 2 + 1;
         did->releases += 11;
-    }
+    } while (++i < n);
 }
 
 struct files {
@@ -84,7 +85,8 @@ struct files {
 
 COUNTED void files(long n, struct files *did) {
     static char buffer[8192];
-    for (long i = 0; i < n; i++) {
+    long i = 0;
+    do {
         int fd = open("/tmp", O_TMPFILE | O_RDWR, 0600), zero = openat(AT_FDCWD, "/dev/zero", O_RDONLY);
         if (fd < 0 || zero < 0) abort();
         struct iovec two[2] = {{buffer, 1000}, {buffer, 24}};
@@ -104,7 +106,7 @@ COUNTED void files(long n, struct files *did) {
         did->operations += 9;
         did->small++;
         did->maps += 2;
-    }
+    } while (++i < n);
 }
 
 struct sockets {
@@ -117,7 +119,8 @@ COUNTED void sockets(long n, struct sockets *did) {
     socklen_t size = sizeof at;
     int server = socket(AF_INET, SOCK_STREAM, 0);
     if (bind(server, (void *)&at, sizeof at) || listen(server, 8) || getsockname(server, (void *)&at, &size)) abort();
-    for (long i = 0; i < n; i++) {
+    long i = 0;
+    do {
         int client = socket(AF_INET, SOCK_STREAM, 0);
         if (connect(client, (void *)&at, sizeof at)) abort();
         int served = i % 2 ? accept(server, NULL, NULL) : accept4(server, NULL, NULL, SOCK_CLOEXEC);
@@ -143,7 +146,7 @@ COUNTED void sockets(long n, struct sockets *did) {
         if (posix_spawnp(&child, "true", NULL, NULL, arguments, NULL)) abort();
         waitpid(child, &status, 0);
         did->children += 2;
-    }
+    } while (++i < n);
     close(server);
 }
 
@@ -162,7 +165,8 @@ static void *nothing(void *unused) { return unused; }
 
 COUNTED void locks(long n, struct locks *did) {
     struct timespec past = {0, 0};
-    for (long i = 0; i < n; i++) {
+    long i = 0;
+    do {
         pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER;
         pthread_mutex_lock(&mutex);
         pthread_mutex_unlock(&mutex);
@@ -194,7 +198,7 @@ COUNTED void locks(long n, struct locks *did) {
         did->semaphores++;
         did->barriers++;
         did->starts++;
-    }
+    } while (++i < n);
 }
 
 static void *locker(void *given) {

@@ -159,7 +159,7 @@ fn a_lock_and_a_function_restrict_together() {
     let file = in_source("tests/golden/mdl/paradyn_examples.mdl");
     let mut target = Mutatee::start("tally", &[]);
     let before = Text::of(target.pid());
-    let address = target.ask("heap 0").after("mutex").to_owned();
+    let address = target.ask("heap 1").after("mutex").to_owned();
     let both = |mutex: &str| format!("lock_wait@/Code/tally/study,/SyncObject/Mutex/{mutex}");
     let (this, other) = (both(&address), both("0x10"));
     let any = "lock_wait@/Code/tally/study,/SyncObject/Mutex";

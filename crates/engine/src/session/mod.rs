@@ -271,17 +271,14 @@ impl Session {
             return Err(ending(self.pid()));
         }
         let attached_before = control.attached.is_some();
-        let mut warnings: Vec<String> = control
-            .modules
-            .load(&self.target, &self.context.images, &request::modules_of(request), progress)
-            .into_iter()
-            .map(|e| e.what)
-            .collect();
+        let places = (&*self.target, &self.context.images, &control.modules);
+        let (errors, wanted) = request::evaluate(places, library, request, missing, progress);
+        let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
         let from_memory = control.modules.loaded().filter(|(_, _, m)| m.from_memory);
         warnings.extend(
             from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
         );
-        let wanted = request::evaluate_request(library, &control.modules, request, missing)?;
+        let wanted = wanted?;
         for w in &wanted {
             warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
         }
@@ -402,8 +399,9 @@ impl Session {
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
         let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
         let before = Arc::clone(&measurement.pairs);
-        control.modules.load(&self.target, &self.context.images, &request::modules_of(&request), &|_| ());
-        let wanted = request::evaluate_request(&library, &control.modules, &request, Missing::MayCome)?;
+        let places = (&*self.target, &self.context.images, &control.modules);
+        let (_, wanted) = request::evaluate(places, &library, &request, Missing::MayCome, &|_| ());
+        let wanted = wanted?;
         let (keys, stopped) = self.insert_wanted(control, wanted)?;
         let mut pairs = pair_infos(control, &keys);
         if !exact {
