@@ -271,7 +271,7 @@ impl Session {
             return Err(ending(self.pid()));
         }
         let attached_before = control.attached.is_some();
-        let places = (&*self.target, &self.context.images, &control.modules);
+        let places = (&*self.target, &*self.context.images, &control.modules);
         let (errors, wanted) = request::evaluate(places, library, request, missing, progress);
         let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
         let from_memory = control.modules.loaded().filter(|(_, _, m)| m.from_memory);
@@ -399,7 +399,7 @@ impl Session {
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
         let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
         let before = Arc::clone(&measurement.pairs);
-        let places = (&*self.target, &self.context.images, &control.modules);
+        let places = (&*self.target, &*self.context.images, &control.modules);
         let (_, wanted) = request::evaluate(places, &library, &request, Missing::MayCome, &|_| ());
         let wanted = wanted?;
         let (keys, stopped) = self.insert_wanted(control, wanted)?;

@@ -36,3 +36,15 @@ fn the_table_of_codes_is_complete() {
     let expected: Vec<String> = codes::ALL.iter().map(|(code, meaning)| format!("| {code} | {meaning} |")).collect();
     assert_eq!(rows, expected);
 }
+
+#[test]
+fn the_table_of_shipped_metrics_is_complete() {
+    let table = PAGE.lines().filter(|l| l.starts_with("| `") && l.contains(".mdl`"));
+    let listed: Vec<&str> = table.flat_map(|l| l.split('`').skip(3).step_by(2)).collect();
+    let mut listed: Vec<String> = listed.into_iter().map(str::to_owned).collect();
+    let library = ingraft_mdl::shipped::library(Options::default());
+    let mut shipped: Vec<String> = library.metrics().iter().map(|metric| metric.name.to_string()).collect();
+    listed.sort();
+    shipped.sort();
+    assert_eq!(listed, shipped);
+}
