@@ -5,6 +5,7 @@ use ingraft_model::{Avma, AvmaRange, Gpr, Snippet};
 
 use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
+use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
 use crate::routine::{self, Routine};
 use crate::slow::{COUNT, MARKER};
@@ -33,6 +34,8 @@ pub struct WovenMini {
     pub start: Avma,
     /// Its last instruction, a live `jmp rel32` to the next one or to the point's `leave`.
     pub jump: Avma,
+    /// Its worst case, with the jump to the next one.
+    pub cost: Cost,
     /// What removing the whole point has to know about it.
     pub removal: RemovalRecord,
 }
@@ -91,6 +94,13 @@ pub(crate) struct Parts {
     pub first: u64,
     pub start: u64,
     pub jump: u64,
+}
+
+impl Parts {
+    /// What the code costs that this is about.
+    pub fn cost(&self, block: &Block) -> Cost {
+        Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(1)
+    }
 }
 
 impl Compiled {

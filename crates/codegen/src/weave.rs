@@ -7,6 +7,7 @@ use ingraft_model::{
 
 use crate::arena::{Arena, SlowRoutine};
 use crate::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
+use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
 use crate::head::{self, Form, Head};
 use crate::loops::{self, Detour};
@@ -74,6 +75,8 @@ pub struct WovenPoint {
     pub rax_free: bool,
     /// Words that the base trampoline pushes.
     pub pushed: u8,
+    /// The worst case of reaching it, without its snippets and without what the function itself does: springboard, base trampoline, way home.
+    pub cost: Cost,
     /// The snippets, in the order in which they run.
     pub minis: Vec<WovenMini>,
     /// What removing the point has to know, without its snippets.
@@ -160,6 +163,8 @@ struct Weaver<'a> {
 /// Where the parts of a point's code lie.
 struct Layout {
     base: u64,
+    /// Behind the function's own instructions that run before the point's.
+    begin: u64,
     slot: u64,
     leave: u64,
     tail: u64,
@@ -173,6 +178,14 @@ struct Layout {
 }
 
 impl Layout {
+    /// What the base trampoline costs, with the jumps to it, from it to the snippets, and home.
+    fn cost(&self, block: &Block, head: &Head) -> Cost {
+        let pieces = [(self.begin, self.slot), (self.leave, self.tail)];
+        let own: Cost = pieces.into_iter().map(|(from, until)| Cost::of(from, block.stretch(from, until))).sum();
+        let springboard = if matches!(head.form, Form::Short(_)) { 2 } else { 1 };
+        own + Cost::jumps(springboard + 1 + u32::from(!head.ends()))
+    }
+
     fn live_fields(&self) -> impl Iterator<Item = u64> {
         std::iter::once(self.slot + 1).chain(self.minis.iter().map(|m| m.jump + 1))
     }
@@ -341,6 +354,7 @@ impl Weaver<'_> {
             // nothing in front of a point leads anywhere but on
             relocate::emit(displaced, |target| target, block)?;
         }
+        let begin = block.here();
         let leaves_if = d.head.leaves_if(d.kind);
         if d.kind != PointKind::Entry {
             copies.push(PcMove { from: Avma(d.head.point), to: Avma(block.here()) });
@@ -443,7 +457,7 @@ impl Weaver<'_> {
             before = parts.jump;
             minis.push(parts);
         }
-        Ok(Layout { base, slot, leave, tail, own_end, stubs, copies, minis })
+        Ok(Layout { base, begin, slot, leave, tail, own_end, stubs, copies, minis })
     }
 
     /// Writes to text, moves, and the records that undo it all.
@@ -497,7 +511,8 @@ impl Weaver<'_> {
             let (moves, step_out) = block.exits(parts.first, end);
             let code = Avma(parts.first)..Avma(end);
             let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: code.clone() };
-            WovenMini { id: m.id, range: code, start: Avma(parts.start), jump: Avma(parts.jump), removal }
+            let (start, jump) = (Avma(parts.start), Avma(parts.jump));
+            WovenMini { id: m.id, range: code, start, jump, cost: parts.cost(block), removal }
         });
         let removal = RemovalRecord {
             text: writes.iter().map(TextWrite::inverse).collect(),
@@ -518,6 +533,7 @@ impl Weaver<'_> {
             scratch: design.frame.private.map(|(r, _)| r),
             rax_free: design.frame.rax_free,
             pushed: design.frame.pushed,
+            cost: layout.cost(block, head),
             minis: minis.collect(),
             removal,
         };

@@ -5,12 +5,15 @@
 
 pub mod api;
 mod background;
+mod cost;
 mod engine;
 pub mod error;
 mod images;
+mod internal;
 mod journal;
 mod launch;
 mod leftover;
+mod lower;
 mod modules;
 mod pattern;
 mod request;
