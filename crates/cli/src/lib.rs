@@ -75,10 +75,7 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
         Command::Detach(args) => command::detach::run(args, &engines, common, out).await,
         Command::Demo(args) => demo::run(args, context, out).await,
         Command::Check(args) => command::lower::check(args, &engines, common, out).await,
-        Command::Fmt(_)
-        | Command::Completions { .. }
-        | Command::Man { .. }
-        | Command::DemoServer => Ok(()),
+        Command::Fmt(_) | Command::Completions { .. } | Command::Man { .. } | Command::DemoServer => Ok(()),
     };
     engines.close().await;
     result

@@ -235,7 +235,7 @@ impl Session<'_> {
         for site in &mut self.sites {
             if counted && let Some(cost) = site.cost().await {
                 let limit = self.plan.measure.max_overhead.unwrap_or(ingraft_daemon::MAX_OVERHEAD);
-                if cost.percent > limit {
+                if cost.percent > limit && site.told_out.is_empty() {
                     output::warn(&words::too_dear(&cost, limit), format);
                 }
                 farewells.push((site.ended, Object::Cost(cost)));
@@ -288,7 +288,16 @@ impl Site {
     fn new(client: Client, enabled: Enabled) -> Self {
         let values = vec![Default::default(); enabled.pairs.len()];
         let reading = Reading { time_ns: 0, dropped: 0, values };
-        Site { client, enabled, reading, before: None, first_ns: None, ended: false, lost: None, told_out: BTreeSet::new() }
+        Site {
+            client,
+            enabled,
+            reading,
+            before: None,
+            first_ns: None,
+            ended: false,
+            lost: None,
+            told_out: BTreeSet::new(),
+        }
     }
 
     /// The daemon's address, if there are several.

@@ -118,12 +118,14 @@ fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) 
         return Cost { slots: own, clocks: 0, locked: 1 };
     }
     let memory = info.info(instruction).used_memory().first().map(|m| m.access());
-    alone(own + match memory {
-        Some(OpAccess::Read | OpAccess::CondRead) => 1,
-        Some(OpAccess::Write | OpAccess::CondWrite) => 3,
-        Some(OpAccess::ReadWrite | OpAccess::ReadCondWrite) => 5,
-        _ => 0,
-    })
+    alone(
+        own + match memory {
+            Some(OpAccess::Read | OpAccess::CondRead) => 1,
+            Some(OpAccess::Write | OpAccess::CondWrite) => 3,
+            Some(OpAccess::ReadWrite | OpAccess::ReadCondWrite) => 5,
+            _ => 0,
+        },
+    )
 }
 
 #[cfg(test)]

@@ -77,9 +77,11 @@ impl Internal {
             doc,
         };
         match self {
-            Internal::PauseTime => {
-                time("pause_time", Aggregate::Max, "Time in which threads of the target were held for ingraft's changes.")
-            }
+            Internal::PauseTime => time(
+                "pause_time",
+                Aggregate::Max,
+                "Time in which threads of the target were held for ingraft's changes.",
+            ),
             Internal::ObservedCost => time(
                 "observed_cost",
                 Aggregate::Sum,
@@ -120,8 +122,7 @@ impl Internal {
     /// As it is listed.
     pub fn info(self) -> MetricInfo {
         let Facts { name, unit, aggregate, units_type, developer, doc } = self.facts();
-        let style =
-            if units_type == UnitsType::Sampled { Style::SampledFunction } else { Style::EventCounter };
+        let style = if units_type == UnitsType::Sampled { Style::SampledFunction } else { Style::EventCounter };
         MetricInfo {
             name: name.to_owned(),
             unit: unit.to_owned(),
@@ -144,7 +145,9 @@ pub fn without_meaning(name: &str) -> Option<&'static str> {
         "numOfActProcTimers" => "numOfActWallTimers counts the timers of all clocks",
         "bucket_width" => "values are not folded into buckets here",
         "cpu_daemon" => "the engine is a process of its own; watch it like any other",
-        "hybrid_cost" | "smooth_obs_cost" => "costs are exact counts of hits and need no smoothing; watch observed_cost",
+        "hybrid_cost" | "smooth_obs_cost" => {
+            "costs are exact counts of hits and need no smoothing; watch observed_cost"
+        }
         _ => return None,
     })
 }

@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod corners;
+mod costs;
 mod counting;
 mod crashes;
 mod families;

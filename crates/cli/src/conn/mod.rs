@@ -5,7 +5,8 @@ mod answers;
 mod endpoint;
 
 pub(crate) use answers::{
-    Enabled, Ended, Event, FunctionRef, Lower, PairInfo, Reading, RefusedFunction, Request, Source, Target, ThreadValue, Value,
+    Enabled, Ended, Event, FunctionRef, Lower, PairInfo, Reading, RefusedFunction, Request, Source, Target,
+    ThreadValue, Value,
 };
 
 use std::time::Duration;

@@ -120,7 +120,12 @@ pub(crate) fn taken_out(t: &TakenOut) -> String {
 pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
     let allow = (t.percent * 1.5).ceil();
     let hint = format!("measure what is called less often, or allow it with --max-overhead {allow}");
-    Failure { host: t.host.clone(), pid: Some(t.pid), reason: "too_dear".to_owned(), ..Failure::failed(taken_out(t), hint) }
+    Failure {
+        host: t.host.clone(),
+        pid: Some(t.pid),
+        reason: "too_dear".to_owned(),
+        ..Failure::failed(taken_out(t), hint)
+    }
 }
 
 /// A removal.

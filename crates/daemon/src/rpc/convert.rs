@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use ingraft_engine::{
-    EnableRequest, Ended, Error, ErrorKind, FunctionEntry, FunctionRef, Inserted, LaunchRequest, LowerRequest, LoweredLine,
-    LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary, ProcessEntry, RefusedFunction, Removed, TargetSpec,
+    EnableRequest, Ended, Error, ErrorKind, FunctionEntry, FunctionRef, Inserted, LaunchRequest, LowerRequest,
+    LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary, ProcessEntry,
+    RefusedFunction, Removed, TargetSpec,
 };
 use ingraft_model::Pid;
 use ingraft_wire::convert::{self, FieldError, required};

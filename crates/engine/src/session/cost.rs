@@ -27,7 +27,9 @@ impl Account {
     /// What a hit that a counter counts takes at worst, on average over its points.
     fn each(&self) -> impl Iterator<Item = (u32, f64)> {
         let prices = Prices::here();
-        self.meters.iter().map(move |(counter, cost, points)| (*counter, prices.ns(*cost) / f64::from((*points).max(1))))
+        self.meters
+            .iter()
+            .map(move |(counter, cost, points)| (*counter, prices.ns(*cost) / f64::from((*points).max(1))))
     }
 
     /// What all hits so far have taken at worst.
@@ -166,7 +168,9 @@ impl Session {
         let shared = self.shared();
         let rates = self.rates();
         for view in measurement.views.iter().filter(|v| v.internal.is_none()) {
-            let Some(pair) = control.pairs.get(&view.key).filter(|p| p.is_dear() && p.is_seen_by(view)) else { continue };
+            let Some(pair) = control.pairs.get(&view.key).filter(|p| p.is_dear() && p.is_seen_by(view)) else {
+                continue;
+            };
             // what several measure stays as long as one of them may pay for it
             if control.patron(&view.key) != Some(id) || costs.iter().any(|(_, key)| **key == view.key) {
                 continue;
@@ -343,7 +347,9 @@ impl Session {
                 observed_ns: spent,
             });
         }
-        pairs.sort_by(|a, b| b.cost_ns_per_s.total_cmp(&a.cost_ns_per_s).then_with(|| a.pair.metric.cmp(&b.pair.metric)));
+        pairs.sort_by(|a, b| {
+            b.cost_ns_per_s.total_cmp(&a.cost_ns_per_s).then_with(|| a.pair.metric.cmp(&b.pair.metric))
+        });
         let observed_ns = shared.spent_ns + pairs.iter().map(|p| p.observed_ns).sum::<f64>();
         let cpu = self.target.cpu_time().ok().map(|now| now.saturating_sub(attached.cpu_before).as_secs_f64() * 1e9);
         Costs {

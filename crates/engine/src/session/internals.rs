@@ -16,7 +16,8 @@ pub(super) fn of_request(library: &Library, request: &EnableRequest) -> Result<V
         }
         let Some(internal) = Internal::named(&pair.metric) else { continue };
         if pair.focus != Focus::default() {
-            let what = format!("the metric `{}` is about a whole process: `{}` cannot restrict it", pair.metric, pair.focus);
+            let what =
+                format!("the metric `{}` is about a whole process: `{}` cannot restrict it", pair.metric, pair.focus);
             let hint = format!("ask for `{}` without a focus", pair.metric);
             return Err(Error::new(ErrorKind::Usage, "focus_of_internal", what, hint));
         }
@@ -28,9 +29,8 @@ pub(super) fn of_request(library: &Library, request: &EnableRequest) -> Result<V
 
 /// The request without them.
 pub(super) fn without(request: &EnableRequest, own: &[Own]) -> EnableRequest {
-    let other = |(position, pair): (usize, &MetricFocus)| {
-        own.iter().all(|(own, ..)| *own != position).then(|| pair.clone())
-    };
+    let other =
+        |(position, pair): (usize, &MetricFocus)| own.iter().all(|(own, ..)| *own != position).then(|| pair.clone());
     EnableRequest { pairs: request.pairs.iter().enumerate().filter_map(other).collect(), ..request.clone() }
 }
 
