@@ -3,6 +3,10 @@
 //! Invariant "nothing stays in": whatever ends the command (time, a signal, the end of the target, an error, a closed
 //! pipe), every measurement that was inserted is removed before the command ends, unless it was asked to stay.
 
+mod together;
+
+pub(crate) use together::{Combined, Together, last as together};
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -17,6 +17,7 @@ pub(crate) enum Object {
     Metric(Metric),
     Diagnostic(Diagnostic),
     Sample(Sample),
+    Combined(Combined),
     Count(Count),
     Latency(Latency),
     Refused(Refused),
@@ -158,6 +159,28 @@ pub(crate) struct Sample {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this shape")]
 fn is_zero(n: &u64) -> bool {
     *n == 0
+}
+
+/// The values of one metric and focus in several targets, combined by the metric's aggregate operator.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Combined {
+    /// Unix time of the newest value in it.
+    pub(crate) time_ns: u64,
+    pub(crate) metric: String,
+    pub(crate) focus: String,
+    /// Cumulative since the request; of a histogram: how many values it has.
+    pub(crate) value: i64,
+    /// Change per second; null before all have two values, and for levels.
+    pub(crate) rate: Option<f64>,
+    pub(crate) unit: String,
+    #[serde(flatten)]
+    pub(crate) quantiles: Option<Quantiles>,
+    #[serde(flatten)]
+    pub(crate) missing: Missing,
+    /// How many targets measure it.
+    pub(crate) targets: usize,
+    /// How many of them are up to date in it; of the others their last value is in it.
+    pub(crate) heard: usize,
 }
 
 /// The values of a histogram in the metric's unit; null if there is none.

@@ -25,6 +25,8 @@ const SCRATCH: u64 = 1024;
 const CALL_WAIT: Duration = Duration::from_secs(2);
 /// Threads that are looked at before giving up.
 const CANDIDATES: usize = 1024;
+/// How patiently a thread is waited for when no other is left, see [`Tracer::be_patient`].
+const PATIENCE: u32 = 10;
 
 /// `syscall; ret`
 const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
@@ -137,6 +139,8 @@ impl<'a> Remote<'a> {
         let mut refused = String::from("it has no thread");
         let filtered = |tid| procfs::thread_status(target.pid(), tid).is_ok_and(|s| s.seccomp != 0);
         let mut home_of_main = None;
+        // no processor may be free for any of them for a while; with many threads not for each of them in turn
+        let mut patience = PATIENCE;
         let Candidates { in_order, running } = candidates(target, &maps)?;
         // They would take the processors from the borrowed thread at each of its steps: held, all is over in a fraction of the time.
         for tid in running {
@@ -146,13 +150,17 @@ impl<'a> Remote<'a> {
             Err(Error::Unstoppable { .. }) | Ok(()) => {}
             Err(e) => return Err(e),
         }
-        for (tid, needs_room) in in_order {
+        for (tid, last_resort) in in_order {
+            tracer.be_patient(if last_resort { patience } else { 1 });
             let held = tracer.index_of(tid).is_some();
             let Some(i) = tracer.seize(tid, filtered(tid))? else { continue };
-            match Self::stack_top(target, tracer, i, &maps, needs_room, &mut home_of_main) {
+            match Self::stack_top(target, tracer, i, &maps, last_resort, &mut home_of_main) {
                 Ok(Ok(top)) => return Self::send_away(target, tracer, i, top, syscall_at, sigreturn),
                 Ok(Err(why)) => refused = format!("thread {tid} {why}"),
-                Err(Error::Unstoppable { .. }) => refused = format!("thread {tid} does not stop"),
+                Err(Error::Unstoppable { .. }) => {
+                    refused = format!("thread {tid} does not stop");
+                    patience -= u32::from(last_resort && patience > 1);
+                }
                 Err(e) => return Err(e),
             }
             if !held

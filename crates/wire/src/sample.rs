@@ -192,6 +192,12 @@ mod tests {
             distribution,
             activations,
             threads,
+            taken_out: (value % 2 == 0).then_some(v1::TakenOut {
+                time_ns: 1,
+                hits_per_s: 2,
+                cost_ns_per_s: 3,
+                limit_ns_per_s: 4,
+            }),
         });
         proptest::collection::vec(pair, 0..20)
     }
@@ -214,6 +220,7 @@ mod tests {
             threads: value.threads.iter().map(thread).collect(),
             distribution: value.distribution.as_deref().map(Into::into),
             activations: Some(value.activations.into()),
+            taken_out: value.taken_out,
         }
     }
 

@@ -36,6 +36,26 @@ fn one_function_of_one_thread() {
 }
 
 #[test]
+fn several_programs_are_added_up() {
+    let mut targets = [Mutatee::start("threads", &["1"]), Mutatee::start("threads", &["1"])];
+    let tool = tool();
+    let pids = targets.each_ref().map(Mutatee::pid_text);
+    let mut session = tool.start(["count", "-p", &pids[0], "-p", &pids[1], "work_0"]);
+    session.wait_for("attached");
+    session.wait_for("attached");
+    targets[0].ask("solo 1000");
+    targets[1].ask("solo 234");
+    let outcome = session.interrupt().assert_code(0);
+    let combined = outcome.all("combined");
+    let [combined] = combined.as_slice() else { panic!("{outcome:#?}") };
+    assert_eq!(combined["value"], 1234);
+    assert_eq!((&combined["targets"], &combined["heard"]), (&2.into(), &2.into()));
+    for target in targets {
+        assert!(target.end().success());
+    }
+}
+
+#[test]
 fn objects_are_as_documented() {
     let mut target = Mutatee::start("threads", &["3"]);
     let tool = tool();

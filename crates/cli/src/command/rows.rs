@@ -99,9 +99,11 @@ impl<P: Presentation> View for RowsView<P> {
     fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
         let rows = rows(sites);
         if out.json() {
-            return rows.into_iter().try_for_each(|row| out.object(&self.presentation.object(row)));
+            rows.into_iter().try_for_each(|row| out.object(&self.presentation.object(row)))?;
+            let together = measure::together(sites);
+            return together.iter().try_for_each(|combined| out.object(&super::watch::combined_object(combined)));
         }
-        let below = self.presentation.below(&rows, out.width());
+        let below = super::watch::together(sites, out.width()) + &self.presentation.below(&rows, out.width());
         let text = self.summary(rows, sites.len() > 1, out.width());
         out.text(&(text + &below))
     }

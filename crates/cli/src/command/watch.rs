@@ -3,8 +3,8 @@
 use crate::args::WatchArgs;
 use crate::conn::{PairInfo, Request, Value};
 use crate::exit::Stop;
-use crate::measure::{self, Context, Plan, Site, View};
-use crate::objects::{Object, Sample};
+use crate::measure::{self, Combined, Context, Plan, Site, Together, View};
+use crate::objects::{self, Object, Sample};
 use crate::output::histogram::QUANTILES;
 use crate::output::number::{grouped, quantity, short, time};
 use crate::output::table::{Cell, Table};
@@ -34,6 +34,7 @@ struct WatchView {
     start_ns: Option<u64>,
     /// Time of the last reading that was shown, by site.
     shown: Vec<u64>,
+    together: Together,
 }
 
 impl View for WatchView {
@@ -47,9 +48,12 @@ impl View for WatchView {
         let start = *self.start_ns.get_or_insert(site.reading.time_ns);
         for pair in 0..site.enabled.pairs.len() {
             out.object(&sample(site, pair))?;
-            out.text(&line(site, pair, sites.len() > 1, start))?;
+            out.text(&Curve::of(site, pair, sites.len() > 1).line(start))?;
         }
-        Ok(())
+        self.together.reading(sites, at).iter().try_for_each(|combined| {
+            out.object(&combined_object(combined))?;
+            out.text(&Curve::from(combined).line(start))
+        })
     }
 
     fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
@@ -96,46 +100,121 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
     })
 }
 
-/// The unit of a value: a histogram's is the number of its values.
-fn unit<'a>(info: &'a PairInfo, value: Option<&Value>) -> &'a str {
-    if value.is_some_and(|v| v.distribution.is_some()) { "values" } else { &info.unit }
+/// What several targets have together as an object.
+pub(super) fn combined_object(combined: &Combined<'_>) -> Object {
+    let Combined { info, time_ns, ref value, rate, targets, heard } = *combined;
+    Object::Combined(objects::Combined {
+        time_ns,
+        metric: info.metric.clone(),
+        focus: info.focus.clone(),
+        value: value.value,
+        rate,
+        unit: info.unit.clone(),
+        quantiles: value.distribution.as_deref().map(Into::into),
+        missing: value.activations.into(),
+        targets,
+        heard,
+    })
 }
 
-/// The value for people.
-fn number(info: &PairInfo, value: Option<&Value>) -> String {
-    let value = value.map_or(0, |v| v.value);
-    if info.time { time(value as f64) } else { grouped(value) }
+/// One line or row for people: a pair in one target, or what several have together.
+struct Curve<'a> {
+    host: String,
+    /// The target if there are several; how many are up to date in what they have together.
+    who: String,
+    info: &'a PairInfo,
+    time_ns: u64,
+    value: Option<&'a Value>,
+    rate: Option<f64>,
 }
 
-/// The quantiles of a histogram, as people are shown them; empty ones if there is no value, none if it is no histogram.
-fn quantiles(info: &PairInfo, value: Option<&Value>) -> Vec<String> {
-    let Some(distribution) = value.and_then(|v| v.distribution.as_deref()) else { return Vec::new() };
-    let text = |(_, q)| distribution.quantile(q).map(|v| quantity(v, &info.unit)).unwrap_or_default();
-    QUANTILES.map(text).to_vec()
+impl<'a> Curve<'a> {
+    fn of(site: &'a Site, pair: usize, several: bool) -> Self {
+        let info = &site.enabled.pairs[pair];
+        Curve {
+            host: site.host().unwrap_or_default(),
+            who: if several { site.enabled.pid.to_string() } else { String::new() },
+            info,
+            time_ns: site.reading.time_ns,
+            value: site.reading.values.get(pair),
+            rate: site.rate(pair).filter(|_| !info.level),
+        }
+    }
+
+    /// The unit of the value: a histogram's is the number of its values.
+    fn unit(&self) -> &'a str {
+        if self.value.is_some_and(|v| v.distribution.is_some()) { "values" } else { &self.info.unit }
+    }
+
+    fn number(&self) -> String {
+        let value = self.value.map_or(0, |v| v.value);
+        if self.info.time { time(value as f64) } else { grouped(value) }
+    }
+
+    /// The quantiles of a histogram, as people are shown them; empty ones if there is no value, none if it is no histogram.
+    fn quantiles(&self) -> Vec<String> {
+        let Some(distribution) = self.value.and_then(|v| v.distribution.as_deref()) else { return Vec::new() };
+        let text = |(_, q)| distribution.quantile(q).map(|v| quantity(v, &self.info.unit)).unwrap_or_default();
+        QUANTILES.map(text).to_vec()
+    }
+
+    /// The latest value as a line of its own.
+    fn line(&self, start_ns: u64) -> String {
+        let info = self.info;
+        let seconds = self.time_ns.saturating_sub(start_ns) as f64 / 1e9;
+        let column = |text: &str| if text.is_empty() { String::new() } else { format!("{text}  ") };
+        let (host, who) = (column(&self.host), column(&self.who));
+        let focus = if info.focus.is_empty() { String::new() } else { format!("@{}", info.focus) };
+        let change = match self.rate {
+            Some(r) if info.time => format!("  {} {}", short(r), info.unit),
+            Some(r) => format!("  {} {}/s", short(r), self.unit()),
+            None => String::new(),
+        };
+        let unit = if info.time { String::new() } else { format!(" {}", self.unit()) };
+        let named = QUANTILES.iter().zip(self.quantiles()).filter(|(_, text)| !text.is_empty());
+        let quantiles: String = named.map(|((name, _), text)| format!("  {name} {text}")).collect();
+        format!("{seconds:>9.3} s  {host}{who}{}{focus}  {}{unit}{change}{quantiles}\n", info.metric, self.number())
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let change = self.rate.map(|r| format!("{}{}", short(r), if self.info.time { "" } else { "/s" }));
+        let mut cells = vec![
+            self.host.as_str().into(),
+            self.who.as_str().into(),
+            self.info.metric.as_str().into(),
+            self.info.focus.as_str().into(),
+            self.number().into(),
+            change.unwrap_or_default().into(),
+            Cell::styled(self.unit(), DIM),
+        ];
+        cells.extend(self.quantiles().into_iter().map(Cell::from));
+        cells
+    }
 }
 
-/// The latest value of a pair as a line of its own.
-fn line(site: &Site, pair: usize, several: bool, start_ns: u64) -> String {
-    let info = &site.enabled.pairs[pair];
-    let seconds = site.reading.time_ns.saturating_sub(start_ns) as f64 / 1e9;
-    let host = site.host().map(|h| format!("{h}  ")).unwrap_or_default();
-    let pid = if several { format!("{}  ", site.enabled.pid) } else { String::new() };
-    let focus = if info.focus.is_empty() { String::new() } else { format!("@{}", info.focus) };
-    let value = site.reading.values.get(pair);
-    let number = number(info, value);
-    let change = match site.rate(pair) {
-        Some(r) if info.time => format!("  {} {}", short(r), info.unit),
-        Some(r) if !info.level => format!("  {} {}/s", short(r), unit(info, value)),
-        _ => String::new(),
-    };
-    let unit = if info.time { String::new() } else { format!(" {}", unit(info, value)) };
-    let named = QUANTILES.iter().zip(quantiles(info, value)).filter(|(_, text)| !text.is_empty());
-    let quantiles: String = named.map(|((name, _), text)| format!("  {name} {text}")).collect();
-    format!("{seconds:>9.3} s  {host}{pid}{}{focus}  {number}{unit}{change}{quantiles}\n", info.metric)
+impl<'a> From<&'a Combined<'a>> for Curve<'a> {
+    fn from(combined: &'a Combined<'a>) -> Self {
+        let Combined { info, time_ns, ref value, rate, targets, heard } = *combined;
+        let who = if heard == targets { format!("all {targets}") } else { format!("{heard} of {targets}") };
+        Curve { host: String::new(), who, info, time_ns, value: Some(value), rate }
+    }
 }
 
 /// All latest values as a table.
 fn frame(sites: &[Site], width: Option<usize>) -> String {
+    let several = sites.len() > 1;
+    let pairs = sites.iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| (site, pair)));
+    let together = measure::together(sites);
+    table(pairs.map(|(site, pair)| Curve::of(site, pair, several)).chain(together.iter().map(Curve::from)), width)
+}
+
+/// What several targets have together as a table; empty if there is nothing.
+pub(super) fn together(sites: &[Site], width: Option<usize>) -> String {
+    let together = measure::together(sites);
+    if together.is_empty() { String::new() } else { table(together.iter().map(Curve::from), width) }
+}
+
+fn table<'a>(curves: impl Iterator<Item = Curve<'a>>, width: Option<usize>) -> String {
     let mut table = Table::new()
         .shrinking("HOST")
         .right("PID")
@@ -145,23 +224,6 @@ fn frame(sites: &[Site], width: Option<usize>) -> String {
         .right("RATE")
         .left("UNIT");
     table = QUANTILES.iter().fold(table, |table, (name, _)| table.right(&name.to_uppercase()));
-    for site in sites {
-        for (pair, info) in site.enabled.pairs.iter().enumerate() {
-            let pid = if sites.len() > 1 { site.enabled.pid.to_string() } else { String::new() };
-            let change = if info.level { None } else { site.rate(pair) };
-            let value = site.reading.values.get(pair);
-            let mut cells = vec![
-                site.host().unwrap_or_default().into(),
-                pid.into(),
-                info.metric.as_str().into(),
-                info.focus.as_str().into(),
-                number(info, value).into(),
-                change.map(|r| format!("{}{}", short(r), if info.time { "" } else { "/s" })).unwrap_or_default().into(),
-                Cell::styled(unit(info, value), DIM),
-            ];
-            cells.extend(quantiles(info, value).into_iter().map(Cell::from));
-            table.row(cells);
-        }
-    }
+    curves.for_each(|curve| table.row(curve.cells()));
     table.render(width)
 }

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 
+use ingraft_model::Aggregate;
 use ingraft_wire::{FailureKind, Snapshot, v1};
 
 use crate::exit::{Failure, Kind};
@@ -73,6 +74,8 @@ pub(crate) struct PairInfo {
     pub(crate) metric: String,
     pub(crate) focus: String,
     pub(crate) unit: String,
+    /// How the values of several targets combine.
+    pub(crate) aggregate: Aggregate,
     /// Whether the value is a level rather than a count of events.
     pub(crate) level: bool,
     /// Whether the value is a time in nanoseconds, so that its rate is time per time, in the unit.
@@ -221,6 +224,7 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
     let info = metrics.get(metric.as_str());
     PairInfo {
         unit: info.map(|m| m.unit.clone()).unwrap_or_default(),
+        aggregate: info.map_or(Aggregate::Sum, |m| aggregate(m.aggregate())),
         level: info.is_some_and(|m| m.style() == v1::Style::SampledFunction),
         time: info.is_some_and(|m| m.units_type() == v1::UnitsType::Normalized),
         metric,
@@ -228,6 +232,11 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
         function: pair.function.map(function_ref),
         exact_since_ns: pair.exact_since_ns,
     }
+}
+
+/// A newer engine may know more operators; the sum suits most.
+fn aggregate(aggregate: v1::Aggregate) -> Aggregate {
+    ingraft_wire::convert::aggregate(aggregate.into(), "aggregate").unwrap_or(Aggregate::Sum)
 }
 
 fn function_ref(f: v1::FunctionRef) -> FunctionRef {
@@ -305,12 +314,7 @@ fn how_word(how: v1::How) -> Option<&'static str> {
 }
 
 pub(super) fn metric(m: v1::Metric, host: Host) -> objects::Metric {
-    let aggregate = match m.aggregate() {
-        v1::Aggregate::Sum | v1::Aggregate::Unspecified => "sum",
-        v1::Aggregate::Min => "min",
-        v1::Aggregate::Max => "max",
-        v1::Aggregate::Avg => "avg",
-    };
+    let aggregate = aggregate(m.aggregate()).keyword();
     let style = match m.style() {
         v1::Style::EventCounter | v1::Style::Unspecified => "counter",
         v1::Style::SampledFunction => "level",

@@ -326,3 +326,18 @@ async fn nothing_stays_in_without_a_daemon() {
     let cli = <Cli as clap::Parser>::try_parse_from(["ingraft", "count", "-p", "7", "x", "--no-remove"]).unwrap();
     assert!(cli.check().is_err_and(|failure| failure.kind == Kind::Usage));
 }
+
+#[tokio::test]
+async fn several_targets_are_added_up() {
+    let (text, result) =
+        run_command("ingraft count -p 7 -p 8 call --for 200ms --format json", script(), Paper::default()).await;
+    assert!(result.is_ok(), "{result:?}");
+    let combined: Vec<&str> = text.lines().filter(|line| line.contains("\"combined\"")).collect();
+    expect![[r#"
+        {"type":"combined","time_ns":2000000000,"metric":"calls","focus":"/Code/server/processCommand","value":2000,"rate":1600.0,"unit":"calls","targets":2,"heard":2}
+        {"type":"combined","time_ns":2000000000,"metric":"calls","focus":"/Code/server/call","value":3000,"rate":1200.0,"unit":"calls","targets":2,"heard":2}"#]]
+    .assert_eq(&combined.join("\n"));
+    let (text, result) = run_command("ingraft count -p 7 -p 8 call --for 200ms", script(), Paper::default()).await;
+    assert!(result.is_ok(), "{result:?}");
+    assert!(text.lines().any(|line| line.contains("all 2") && line.contains("3,000")), "{text}");
+}

@@ -5,6 +5,7 @@ mod calls;
 mod code;
 mod daemon;
 mod hold;
+mod pairs;
 mod start;
 mod times;
 
@@ -98,6 +99,7 @@ const GROUPS: &[Group] = &[
     ("start", start::rows),
     ("code", code::rows),
     ("daemon", daemon::rows),
+    ("pairs", pairs::rows),
 ];
 
 /// Measures the named groups, or all, and prints the table. Fails when a limit is not kept.
@@ -113,7 +115,7 @@ pub fn run(names: &[&str]) -> Result<()> {
     for name in names {
         ensure!(
             GROUPS.iter().any(|(group, _)| group == name),
-            "no group {name}: there are calls, times, hold, start, code, daemon"
+            "no group {name}: there are calls, times, hold, start, code, daemon, pairs"
         );
     }
     let mut rows = Vec::new();

@@ -1,0 +1,218 @@
+//! What several targets have together: the values of one metric and focus, combined as the metric asks.
+//!
+//! A combined value is shown when every target has sent a reading since the one before. A target that is late does not hold the others up: when
+//! one of them has sent a second reading, the value is shown with how many of the targets it is up to date for; the late one's last value is
+//! in it, so that a sum never goes back.
+
+use ingraft_model::{Activations, Aggregate};
+
+use super::Site;
+use crate::conn::{PairInfo, Value};
+
+/// One metric and focus over several targets.
+#[derive(Clone, Debug)]
+pub(crate) struct Combined<'a> {
+    /// What it measures; the same in all targets.
+    pub(crate) info: &'a PairInfo,
+    /// Unix time of the newest reading in it.
+    pub(crate) time_ns: u64,
+    /// By the metric's aggregate operator; histograms with the values of all. Without threads.
+    pub(crate) value: Value,
+    /// Combined change per second; none before all have two readings, and of levels.
+    pub(crate) rate: Option<f64>,
+    /// How many targets measure it.
+    pub(crate) targets: usize,
+    /// How many of them have sent their value since it was shown before.
+    pub(crate) heard: usize,
+}
+
+/// Which targets were heard since a combined value was shown.
+#[derive(Debug, Default)]
+pub(crate) struct Together {
+    heard: Vec<bool>,
+}
+
+impl Together {
+    /// A reading of `sites[at]` came in. The combined values, if it is time to show them.
+    pub(crate) fn reading<'a>(&mut self, sites: &'a [Site], at: usize) -> Vec<Combined<'a>> {
+        if sites.len() < 2 {
+            return Vec::new();
+        }
+        self.heard.resize(sites.len(), false);
+        let Some(heard) = self.heard.get(at).copied() else { return Vec::new() };
+        // the others are late: without them, and this reading is the first of the next round
+        let shown = if heard { self.take(sites) } else { Vec::new() };
+        if let Some(heard) = self.heard.get_mut(at) {
+            *heard = true;
+        }
+        if sites.iter().zip(&self.heard).all(|(site, heard)| *heard || !site.goes_on()) {
+            return self.take(sites);
+        }
+        shown
+    }
+
+    fn take<'a>(&mut self, sites: &'a [Site]) -> Vec<Combined<'a>> {
+        let shown = curves(sites, |at| self.heard.get(at).copied().unwrap_or(false));
+        self.heard.fill(false);
+        shown
+    }
+}
+
+/// The final values: nobody is late.
+pub(crate) fn last(sites: &[Site]) -> Vec<Combined<'_>> {
+    curves(sites, |_| true)
+}
+
+/// What more than one target measures, in the order of the first of them. A target that has ended has sent all it ever will.
+fn curves(sites: &[Site], heard: impl Fn(usize) -> bool) -> Vec<Combined<'_>> {
+    let mut curves: Vec<Vec<(usize, usize)>> = Vec::new();
+    let mut known = std::collections::HashMap::new();
+    for (at, site) in sites.iter().enumerate() {
+        for (pair, info) in site.enabled.pairs.iter().enumerate() {
+            let curve = *known.entry((&info.metric, &info.focus)).or_insert_with(|| {
+                curves.push(Vec::new());
+                curves.len() - 1
+            });
+            curves[curve].push((at, pair));
+        }
+    }
+    curves.retain(|members| members.len() > 1);
+    let heard = |at: usize| heard(at) || !sites[at].goes_on();
+    curves.iter().filter_map(|members| combine(sites, members, &heard)).collect()
+}
+
+fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(usize) -> bool) -> Option<Combined<'a>> {
+    let &(first, pair) = members.first()?;
+    let info = sites[first].enabled.pairs.get(pair)?;
+    let values: Vec<&Value> = members.iter().filter_map(|&(at, pair)| sites[at].reading.values.get(pair)).collect();
+    let rates: Option<Vec<f64>> = members.iter().map(|&(at, pair)| sites[at].rate(pair)).collect();
+    let numbers = || values.iter().map(|v| v.value);
+    let mean = |sum: f64| sum / members.len() as f64;
+    let mut distributions = values.iter().filter_map(|v| v.distribution.as_deref());
+    let distribution = distributions.next().map(|first| {
+        let mut all = first.clone();
+        distributions.for_each(|d| all.merge(d));
+        Box::new(all)
+    });
+    let value = match info.aggregate {
+        // the numbers of values of histograms add up, whatever their operator
+        _ if distribution.is_some() => numbers().fold(0, i64::saturating_add),
+        Aggregate::Sum => numbers().fold(0, i64::saturating_add),
+        Aggregate::Min => numbers().min()?,
+        Aggregate::Max => numbers().max()?,
+        Aggregate::Avg => mean(numbers().map(|v| v as f64).sum()).round() as i64,
+    };
+    let rate = rates.filter(|_| !info.level).and_then(|rates| match info.aggregate {
+        Aggregate::Sum => Some(rates.iter().sum()),
+        Aggregate::Min => rates.iter().copied().reduce(f64::min),
+        Aggregate::Max => rates.iter().copied().reduce(f64::max),
+        Aggregate::Avg => Some(mean(rates.iter().sum())),
+    });
+    let activations = values.iter().fold(Activations::default(), |sum, v| sum.plus(v.activations));
+    let taken_out = values.iter().filter_map(|v| v.taken_out).min_by_key(|why| why.time_ns);
+    Some(Combined {
+        info,
+        time_ns: members.iter().map(|&(at, _)| sites[at].reading.time_ns).max()?,
+        value: Value { value, distribution, activations, threads: Vec::new(), taken_out },
+        rate,
+        targets: members.len(),
+        heard: members.iter().filter(|(at, _)| heard(*at)).count(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conn::{Enabled, Engines, Reading};
+    use crate::fake::{Script, serve};
+
+    fn info(metric: &str, focus: &str, aggregate: Aggregate) -> PairInfo {
+        PairInfo {
+            metric: metric.to_owned(),
+            focus: focus.to_owned(),
+            unit: "calls".to_owned(),
+            aggregate,
+            level: false,
+            time: false,
+            function: None,
+            exact_since_ns: None,
+        }
+    }
+
+    /// Targets that measure these.
+    async fn sites(pairs: &[Vec<PairInfo>]) -> Vec<Site> {
+        let engines = Engines::of_test(serve(Script::default()).await);
+        let client = engines.clients().first().unwrap();
+        let site = |(pid, pairs): (i32, &Vec<PairInfo>)| {
+            let enabled = Enabled {
+                measurement: 1,
+                pid,
+                attached: true,
+                threads: 1,
+                modules: 1,
+                functions: 1,
+                points: 1,
+                stopped_ns: 0,
+                pairs: pairs.clone(),
+                refused: Vec::new(),
+                warnings: Vec::new(),
+            };
+            Site::new(client.clone(), enabled)
+        };
+        (1..).zip(pairs).map(site).collect()
+    }
+
+    fn read(site: &mut Site, time_ns: u64, values: &[i64]) {
+        let value = |&value| Value { value, ..Value::default() };
+        site.take(Reading { time_ns, dropped: 0, values: values.iter().map(value).collect() });
+    }
+
+    fn told(combined: &[Combined<'_>]) -> Vec<(String, i64, Option<f64>, usize, usize)> {
+        combined.iter().map(|c| (c.info.metric.clone(), c.value.value, c.rate, c.heard, c.targets)).collect()
+    }
+
+    #[tokio::test]
+    async fn a_value_is_shown_once_all_have_sent_theirs() {
+        let own = |n: i32| info("calls", &format!("/Process/{n}"), Aggregate::Sum);
+        let calls = || info("calls", "/Code/server/call", Aggregate::Sum);
+        let mut sites = sites(&[vec![own(1), calls()], vec![calls(), own(2)]]).await;
+        let mut together = Together::default();
+        read(&mut sites[0], 1_000_000_000, &[9, 10]);
+        assert!(together.reading(&sites, 0).is_empty());
+        read(&mut sites[1], 1_100_000_000, &[20, 9]);
+        assert_eq!(told(&together.reading(&sites, 1)), [("calls".to_owned(), 30, None, 2, 2)]);
+        read(&mut sites[1], 2_100_000_000, &[25, 9]);
+        assert!(together.reading(&sites, 1).is_empty());
+        read(&mut sites[0], 2_000_000_000, &[9, 13]);
+        assert_eq!(told(&together.reading(&sites, 0)), [("calls".to_owned(), 38, Some(8.0), 2, 2)]);
+    }
+
+    #[tokio::test]
+    async fn a_late_target_holds_nobody_up() {
+        let calls = || vec![info("calls", "", Aggregate::Sum)];
+        let mut sites = sites(&[calls(), calls(), calls()]).await;
+        let mut together = Together::default();
+        for (at, value) in [(0, 1), (1, 2)] {
+            read(&mut sites[at], 1_000_000_000, &[value]);
+            assert!(together.reading(&sites, at).is_empty());
+        }
+        read(&mut sites[0], 2_000_000_000, &[5]);
+        assert_eq!(told(&together.reading(&sites, 0)), [("calls".to_owned(), 7, None, 2, 3)]);
+        // one that has ended is not waited for
+        sites[2].ended = true;
+        read(&mut sites[1], 2_000_000_000, &[6]);
+        assert_eq!(told(&together.reading(&sites, 1)), [("calls".to_owned(), 11, None, 3, 3)]);
+    }
+
+    #[tokio::test]
+    async fn the_operator_is_the_metrics() {
+        for (aggregate, value) in [(Aggregate::Sum, 13), (Aggregate::Min, 3), (Aggregate::Max, 10), (Aggregate::Avg, 7)]
+        {
+            let pairs = vec![info("level", "", aggregate)];
+            let mut sites = sites(&[pairs.clone(), pairs]).await;
+            read(&mut sites[0], 1, &[10]);
+            read(&mut sites[1], 1, &[3]);
+            assert_eq!(told(&last(&sites)), [("level".to_owned(), value, None, 2, 2)]);
+        }
+    }
+}
