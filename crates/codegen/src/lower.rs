@@ -148,7 +148,26 @@ mod tests {
             }
             text += &format!("  {}\n", line.text);
         }
-        expect_test::expect![[""]].assert_eq(&text);
+        expect_test::expect![[r#"
+            slow:
+              lea rax,[101172h]
+              jmp 0000000000101000h
+            base:
+              mov eax,fs:[2D0h]
+              cmp gs:[10012000h],eax
+              jne short 0000000000101154h
+            slot:
+              jmp 0000000000101184h
+            tail:
+              push rbp
+              mov rbp,rsp
+              sub rsp,20h
+              jmp 0000000000001008h
+            snippet 0:
+              inc qword ptr gs:[10012040h]
+              jmp 0000000000101177h
+        "#]]
+        .assert_eq(&text);
         assert_eq!((lowered.base.clocks, lowered.base.locked), (0, 0));
         assert_eq!(lowered.minis, [Cost { slots: 10, clocks: 0, locked: 0 }]);
     }

@@ -130,8 +130,11 @@ mod tests {
             kept: 1,
         };
         expect![[r#"
-             PID  HELD BY       POINTS       CODE    FOR   COST  KEPT    THREADS BY
-            4712  ingraftd 812  13,900  585.9 KiB  2 min  0.3 %  1 of 2  thread id in libc
+             PID  HELD BY       POINTS       CODE    FOR   COST                   SO FAR  KEPT    THREADS BY
+            4712  ingraftd 812  13,900  585.9 KiB  2 min  0.3 %  0.2 %, 1.0 % of its own  1 of 2  thread id in libc
+
+             PID  METRIC  FOCUS                   RUNS/S   NS   COST
+            4712  calls   /Code/server/handle  2,000,000  1.5  0.3 %
         "#]]
         .assert_eq(&anstream::adapter::strip_str(&render(&[inserted], Duration::from_secs(130), None)).to_string());
         assert_eq!(render(&[], Duration::ZERO, None), "nothing is inserted anywhere\n");
