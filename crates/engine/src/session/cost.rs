@@ -32,6 +32,12 @@ impl Account {
             .map(move |(counter, cost, points)| (*counter, prices.ns(*cost) / f64::from((*points).max(1))))
     }
 
+    /// How often its code has run since a time so many seconds ago, at least.
+    fn mean(&self, columns: &Columns<'_>, seconds: f64) -> PairRate {
+        let most = self.meters.iter().map(|m| columns.sum(m.0).max(0) as f64 / seconds);
+        PairRate { hits_per_s: most.fold(0.0, f64::max), ns_per_s: self.spent_ns(columns) / seconds }
+    }
+
     /// What all hits so far have taken at worst.
     fn spent_ns(&self, columns: &Columns<'_>) -> f64 {
         self.each().map(|(counter, ns)| columns.sum(counter).max(0) as f64 * ns).sum()
@@ -226,19 +232,20 @@ impl Session {
     /// Refuses a request of which it is known that it will cost more than it may: calls of its functions are counted already.
     pub(super) fn refuse_dear(&self, control: &Control, wanted: &[Wanted], limit: f64) -> Result<(), Error> {
         let mut known: HashMap<MdlFunction, f64> = HashMap::new();
-        {
-            let shared = self.shared();
+        let shared = self.shared();
+        if let (Some(columns), Some(attached)) = (shared.columns(), &control.attached) {
             let rates = self.rates();
             for pair in control.pairs.values() {
                 let mut functions = pair.minis.iter().map(|(f, _)| *f);
                 let Some(function) = functions.next().filter(|first| functions.all(|f| f == *first)) else { continue };
                 let account = pair.counters.first().and_then(|first| shared.accounts.get(first));
-                if let Some(rate) = account.and_then(|account| rates.of(account)) {
-                    let most = known.entry(function).or_default();
-                    *most = most.max(rate.hits_per_s);
-                }
+                let Some(account) = account else { continue };
+                let rate = rates.of(account).unwrap_or_else(|| account.mean(&columns, attached.seconds()));
+                let most = known.entry(function).or_default();
+                *most = most.max(rate.hits_per_s);
             }
         }
+        drop(shared);
         if known.is_empty() {
             return Ok(());
         }
@@ -327,18 +334,13 @@ impl Session {
     pub(super) fn costs(&self, control: &Control, attached: &Attached) -> Costs {
         let shared = self.shared();
         let rates = self.rates();
-        let seconds = (now_ns().saturating_sub(attached.since_ns) as f64 / 1e9).max(1e-6);
+        let seconds = attached.seconds();
         let Some(columns) = shared.columns() else { return Costs::default() };
         let mut pairs = Vec::with_capacity(control.pairs.len());
         for (key, pair) in &control.pairs {
             let Some(account) = pair.counters.first().and_then(|first| shared.accounts.get(first)) else { continue };
             let spent = account.spent_ns(&columns);
-            // before the first two looks: the mean
-            let mean = || {
-                let most = account.meters.iter().map(|m| columns.sum(m.0).max(0) as f64 / seconds);
-                PairRate { hits_per_s: most.fold(0.0, f64::max), ns_per_s: spent / seconds }
-            };
-            let rate = rates.of(account).unwrap_or_else(mean);
+            let rate = rates.of(account).unwrap_or_else(|| account.mean(&columns, seconds));
             pairs.push(PairCost {
                 pair: MetricFocus { metric: key.metric.clone(), focus: key.focus.clone() },
                 hit_ns: account.each().map(|(_, ns)| ns).sum(),
@@ -367,6 +369,13 @@ impl Session {
 
 fn is_timer(pair: &Pair) -> bool {
     pair.variables.first().is_some_and(|v| v.shape == Shape::Timer)
+}
+
+impl Attached {
+    /// Seconds since the first insertion; less than a tenth tells nothing about rates.
+    fn seconds(&self) -> f64 {
+        (now_ns().saturating_sub(self.since_ns) as f64 / 1e9).max(0.1)
+    }
 }
 
 impl Control {
