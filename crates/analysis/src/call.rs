@@ -1,21 +1,56 @@
-//! The calls of a function.
+//! The calls of a function, and the places before and behind them as sites for springboards.
+//!
+//! A call of at least five bytes becomes a call of new code that pushes the same return address. A shorter one is reached from the
+//! instructions in front of it. Behind a call the springboard lies at the return address.
 
-use iced_x86::{Instruction, Mnemonic};
-use ingraft_model::{CallSite, Callee, Refusal, Svma};
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, Register};
+use ingraft_model::{CallPoint, CallSite, Callee, PointKind, Refusal, Site, Svma};
 
 use crate::body::Body;
-use crate::entry;
+use crate::entry::{self, SITE_MAX, SPRINGBOARD};
 use crate::flow;
 use crate::function::Function;
 use crate::image::Image;
+use crate::stretch::{SHORT, Stretches, on_one_page};
+
+/// Calls of these lengths can be overwritten by a direct one that ends at the same address.
+const REPLACEABLE: std::ops::RangeInclusive<usize> = 5..=8;
+/// Bytes of a direct call's displacement, its last.
+const DISPLACEMENT: u64 = 4;
 
 pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<CallSite>, Refusal> {
     entry::check_kind(function)?;
     let body = Body::new(image, function);
     let flow = flow::follow(&body)?;
-    let reached =
-        body.code.iter().zip(&flow.reached).filter(|(i, reached)| **reached && i.mnemonic() == Mnemonic::Call);
-    Ok(reached.map(|(i, _)| CallSite { at: Svma(i.ip()), len: i.len() as u8, callee: callee(i) }).collect())
+    Ok(calls(&body, &flow).map(|index| call_site(&body.code[index])).collect())
+}
+
+/// Before or behind each call.
+pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
+    entry::check_kind(function)?;
+    if after && image.elf().is_go() {
+        return Err(Refusal::MovingCalls);
+    }
+    if let Some(at) = function.facts.unresolved {
+        return Err(Refusal::UnresolvedJump { offset: function.offset_of(at) });
+    }
+    let body = Body::new(image, function);
+    let flow = flow::follow(&body)?;
+    let stretches = Stretches::new(&body, &flow);
+    let point = |index| {
+        let site = if after { behind(&stretches, index) } else { before(&stretches, index).map(Some) };
+        CallPoint { call: call_site(&body.code[index]), site }
+    };
+    Ok(calls(&body, &flow).map(point).collect())
+}
+
+fn calls<'a>(body: &'a Body<'_>, flow: &'a flow::Flow) -> impl Iterator<Item = usize> + 'a {
+    let reached = |&index: &usize| flow.reached[index] && body.code[index].mnemonic() == Mnemonic::Call;
+    (0..body.code.len()).filter(reached)
+}
+
+fn call_site(i: &Instruction) -> CallSite {
+    CallSite { at: Svma(i.ip()), len: i.len() as u8, callee: callee(i) }
 }
 
 fn callee(i: &Instruction) -> Callee {
@@ -26,4 +61,105 @@ fn callee(i: &Instruction) -> Callee {
     } else {
         Callee::Computed
     }
+}
+
+/// Whether whom a call calls depends on the stack pointer, which differs once the return address is pushed.
+fn uses_stack_pointer(i: &Instruction) -> bool {
+    i.memory_base() == Register::RSP || i.op0_register() == Register::RSP
+}
+
+fn before(stretches: &Stretches<'_>, index: usize) -> Result<Site, Refusal> {
+    let i = &stretches.body.code[index];
+    let (point, end) = (i.ip(), i.next_ip());
+    let offset = stretches.body.function.offset_of(point);
+    if !matches!(i.code(), Code::Call_rel32_64 | Code::Call_rm64) {
+        return Err(Refusal::NotDisplaceable { offset, why: "a call to another segment" });
+    }
+    if stretches.lands_within(point, end) {
+        return Err(Refusal::BranchIntoSpringboard { offset });
+    }
+    let replaceable = match i.code() {
+        Code::Call_rel32_64 => on_one_page(end - DISPLACEMENT, DISPLACEMENT),
+        _ => REPLACEABLE.contains(&i.len()) && !uses_stack_pointer(i) && on_one_page(point, i.len() as u64),
+    };
+    let at = if replaceable {
+        point
+    } else if uses_stack_pointer(i) {
+        stretches.choose(&stretches.starts(index, false), &[point])?
+    } else {
+        // better the call stays: it and its return are then a pair for the processor
+        stretches.choose(&stretches.starts(index, false), &[point, end])?
+    };
+    let site = Site { point: (point - at) as u8, own: (end - at) as u8, ..bare(stretches, at, end - at, false) };
+    allowed(stretches, site)
+}
+
+/// The return address of a call; none if nothing can return there.
+fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refusal> {
+    let (image, function) = (stretches.body.image, stretches.body.function);
+    let at = stretches.body.code[index].next_ip();
+    let offset = function.offset_of(at);
+    let Some(next) = stretches.body.index_of(at) else {
+        return if stretches.body.contains(at) { Err(Refusal::UnknownInstruction { offset }) } else { Ok(None) };
+    };
+    if ends_there(&stretches.body.code[next]) {
+        return Ok(None);
+    }
+    // who comes by a jump has not called
+    if stretches.flow.joins.binary_search(&at).is_ok() || image.function_at(Svma(at)).is_some() {
+        return Err(Refusal::BranchIntoSpringboard { offset });
+    }
+    let Some(end) = stretches.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end) else { return Ok(None) };
+    let mut until = at;
+    let mut ended = false;
+    while until < (at + SITE_MAX).min(end) && !ended {
+        let Some(i) = stretches.body.index_of(until).map(|index| &stretches.body.code[index]) else { break };
+        if i.next_ip() > at + SITE_MAX {
+            break;
+        }
+        until = i.next_ip();
+        ended = !matches!(i.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
+    }
+    let own = until - at;
+    let padding = if ended { entry::dead_padding(image, function, until) } else { 0 };
+    let len = (own + padding).min(SITE_MAX);
+    let landings: Vec<Svma> = (at + 1..at + len).filter(|at| stretches.lands(*at)).map(Svma).collect();
+    let room = landings.first().map_or(at + len, |l| l.0) - at;
+    if room < SHORT {
+        return Err(Refusal::TooShort { available: room as u32, next: "the next place where control can arrive" });
+    }
+    if !on_one_page(at, if room < SPRINGBOARD { SHORT } else { SPRINGBOARD }) {
+        return Err(Refusal::StraddlesPages);
+    }
+    let site = Site { own: own as u8, landings, ..bare(stretches, at, len, true) };
+    allowed(stretches, site).map(Some)
+}
+
+/// Whether an instruction only says that control never comes here.
+fn ends_there(i: &Instruction) -> bool {
+    matches!(i.code(), Code::Int3 | Code::Hlt | Code::Ud2)
+}
+
+fn bare(stretches: &Stretches<'_>, at: u64, len: u64, after: bool) -> Site {
+    Site {
+        kind: PointKind::Call,
+        after,
+        function: stretches.body.function.start(),
+        at: Svma(at),
+        point: 0,
+        bytes: stretches.body.image.elf().data_at(at, len).unwrap_or_default().to_vec(),
+        own: 0,
+        landings: Vec::new(),
+        scratch: Vec::new(),
+        flags_dead: false,
+        back_branches: Vec::new(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
+    }
+}
+
+fn allowed(stretches: &Stretches<'_>, site: Site) -> Result<Site, Refusal> {
+    let rseq = stretches.body.image.in_restartable_sequence(site.at.0, site.bytes.len() as u64);
+    if rseq { Err(Refusal::RestartableSequence) } else { Ok(site) }
 }

@@ -206,8 +206,7 @@ impl Builder<'_> {
     }
 
     fn point(&mut self, kind: PointKind, i: &Instruction) {
-        let refusal = (kind == PointKind::Call).then_some(Refusal::NotYet { kind: "call" });
-        self.out.points.push(Point { kind, at: Svma(i.ip()), refusal });
+        self.out.points.push(Point { kind, at: Svma(i.ip()), refusal: None });
     }
 
     /// An exit without a site is refused for the reason of the first one that has none: those do not say where they are.
@@ -227,10 +226,22 @@ impl Builder<'_> {
         }
     }
 
+    /// The same of calls, as far as the places before them go. A call that nothing is known to reach is none that could be missed.
+    fn refuse_calls(&mut self) {
+        let sites = self.body.image.call_points(self.body.function, false);
+        for call in self.out.points.iter_mut().filter(|p| p.kind == PointKind::Call) {
+            call.refusal = match &sites {
+                Ok(sites) => sites.iter().find(|c| c.call.at == call.at).and_then(|c| c.site.clone().err()),
+                Err(refusal) => Some(refusal.clone()),
+            };
+        }
+    }
+
     fn finish(mut self) -> FunctionCode {
         let refusal = self.body.image.entry_site(self.body.function).err();
         self.out.points.push(Point { kind: PointKind::Entry, at: self.body.function.start(), refusal });
         self.refuse_exits();
+        self.refuse_calls();
         self.out.points.sort_by_key(|p| (p.at, p.kind));
         self.out.points.dedup_by_key(|p| (p.at, p.kind));
         self.out.edges.sort_unstable();

@@ -393,6 +393,13 @@ impl Elf {
         self.soname = d.soname.and_then(|at| string(self.dynamic_strings(), usize::try_from(at).ok()?));
     }
 
+    /// A name in the string table of the dynamic symbols.
+    pub(crate) fn dynamic_name(&self, offset: u64) -> Option<&str> {
+        let bytes = self.dynamic_strings().get(usize::try_from(offset).ok()?..)?;
+        let end = bytes.iter().position(|b| *b == 0)?;
+        std::str::from_utf8(&bytes[..end]).ok()
+    }
+
     /// The string table of the dynamic symbols.
     pub(crate) fn dynamic_strings(&self) -> &[u8] {
         let d = &self.dynamic;

@@ -1,15 +1,17 @@
 //! An analysed image: its outline, its functions, and the questions that the engine asks.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use iced_x86::Code;
 use ingraft_model::point::Padding;
-use ingraft_model::{CallSite, Refusal, Site, Svma, SvmaRange};
+use ingraft_model::{CallPoint, CallSite, Refusal, Site, Svma, SvmaRange};
 
 use crate::bits::TextBits;
 use crate::cache;
 use crate::call;
 use crate::cfg::{self, FunctionCode};
+use crate::decode;
 use crate::discover::{self, Discovered};
 use crate::elf::{Elf, ImageKind, Segment};
 use crate::entry;
@@ -31,6 +33,10 @@ pub struct Image {
     landing_pads: Vec<u64>,
     restartable: Vec<(Svma, Svma, Svma)>,
     padding: Vec<Padding>,
+    /// Where the parts of functions lie, and whose they are, by its index.
+    parts: Vec<(Range<u64>, usize)>,
+    /// Slots that the loader fills, and the offset of each one's symbol name; sorted, once somebody has asked for them.
+    imports: OnceLock<Vec<(u64, u64)>>,
 }
 
 impl Image {
@@ -76,7 +82,11 @@ impl Image {
             Some(Padding { range: Svma(start)..Svma(start + u64::from(len)), bytes })
         };
         let padding = found.padding.iter().filter_map(island).collect();
-        Image { elf, found, pointers, landing_pads, restartable, padding }
+        let numbered = found.functions.iter().enumerate();
+        let mut parts: Vec<_> =
+            numbered.flat_map(|(i, f)| f.parts().iter().map(move |p| (p.start.0..p.end.0, i))).collect();
+        parts.sort_unstable_by_key(|(range, _)| range.start);
+        Image { elf, found, pointers, landing_pads, restartable, padding, parts, imports: OnceLock::new() }
     }
 
     /// The outline of the file.
@@ -147,6 +157,13 @@ impl Image {
         self.found.functions[..after].last().filter(|f| f.range().contains(&at))
     }
 
+    /// The function that has a part or, if none has, its head at an address.
+    pub(crate) fn function_around(&self, at: u64) -> Option<&Function> {
+        let after = self.parts.partition_point(|(range, _)| range.start <= at);
+        let part = self.parts[..after].last().filter(|(range, _)| range.contains(&at));
+        part.map(|(_, i)| &self.found.functions[*i]).or_else(|| self.function_containing(Svma(at)))
+    }
+
     /// The critical sections of restartable sequences (`__rseq_cs`).
     pub fn restartable_sequences(&self) -> impl Iterator<Item = SvmaRange> {
         self.restartable.iter().map(|s| s.0..s.1)
@@ -169,6 +186,12 @@ impl Image {
         call::sites(self, function)
     }
 
+    /// Everything needed to weave before (or behind) the calls of a function that control can reach, in order of address; for each, or why
+    /// that one cannot be woven. An error if it is not certain that these are all.
+    pub fn call_points(&self, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
+        call::points(self, function, after)
+    }
+
     /// The control flow of a function: blocks, edges and points.
     pub fn analyse(&self, function: &Function) -> FunctionCode {
         cfg::analyse(self, function)
@@ -177,6 +200,29 @@ impl Image {
     /// Stretches between functions that nothing reaches, at least five bytes each, sorted.
     pub fn padding(&self) -> &[Padding] {
         &self.padding
+    }
+
+    /// Whether an address lies in the linker's stubs (`.plt`).
+    pub fn is_stub(&self, at: Svma) -> bool {
+        self.elf.text_index(at.0).is_some_and(|region| self.elf.text[region].stubs)
+    }
+
+    /// The slot that a stub of the linker jumps through.
+    pub fn stub_slot(&self, stub: Svma) -> Option<Svma> {
+        if !self.is_stub(stub) {
+            return None;
+        }
+        let at = stub.0 + if self.elf.begins_with_endbr(stub.0) { 4 } else { 0 };
+        let jump = decode::one(self.elf.data_from(at)?, at)?;
+        let through_memory = jump.code() == Code::Jmp_rm64 && jump.is_ip_rel_memory_operand();
+        through_memory.then(|| Svma(jump.ip_rel_memory_address()))
+    }
+
+    /// The name that the loader looks up in order to fill a slot of the global offset table.
+    pub fn import_at(&self, slot: Svma) -> Option<&str> {
+        let imports = self.imports.get_or_init(|| relocs::imports(&self.elf));
+        let index = imports.binary_search_by_key(&slot.0, |import| import.0).ok()?;
+        self.elf.dynamic_name(imports[index].1)
     }
 
     pub(crate) fn pointers(&self) -> &Pointers {

@@ -94,6 +94,30 @@ pub(crate) fn read(image: &Elf) -> Pointers {
     Pointers { entries, targets: OnceLock::new() }
 }
 
+/// The slots that the loader fills with what a symbol names, and the offset of its name in the dynamic strings. Sorted.
+pub(crate) fn imports(image: &Elf) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    for (at, size) in [image.dynamic.rela, image.dynamic.plt_rela].into_iter().flatten() {
+        for entry in image.data_at(at, size).unwrap_or_default().chunks_exact(24) {
+            let word = |at| u64_at(entry, at).unwrap_or_default();
+            let kind = elf::RelocationType(word(8) as u32);
+            if matches!(kind, elf::R_X86_64_JUMP_SLOT | elf::R_X86_64_GLOB_DAT)
+                && let Some(name) = symbol_name(image, word(8) >> 32)
+            {
+                found.push((word(0), u64::from(name)));
+            }
+        }
+    }
+    found.sort_unstable();
+    found.dedup_by_key(|import| import.0);
+    found
+}
+
+fn symbol_name(image: &Elf, index: u64) -> Option<u32> {
+    let at = image.dynamic.symtab?.checked_add(index.checked_mul(24)?)?;
+    image.data_at(at, 4)?.try_into().ok().map(u32::from_le_bytes)
+}
+
 fn symbol_value(image: &Elf, index: u64) -> Option<u64> {
     let at = image.dynamic.symtab?.checked_add(index.checked_mul(24)?)?.checked_add(8)?;
     u64_at(image.data_at(at, 8)?, 0)

@@ -272,6 +272,7 @@ pub(crate) struct CountArgs {
     after_help = "Examples:
   ingraft latency -n redis-server processCommand 'redis-server:zset*' --for 10s
   ingraft latency -p 4711 'libc:fsync' 'libc:fdatasync' --histogram
+  ingraft latency -p 4711 ExecutorRun --cpu
   ingraft latency -p 4711 call --for 10s --format json | jq 'select(.type == \"latency\") | .p99_ns'
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. The time of a call is what passes from
@@ -285,6 +286,10 @@ pub(crate) struct LatencyArgs {
     /// Print a histogram of every function, not only when there are a handful
     #[arg(long)]
     pub(crate) histogram: bool,
+
+    /// Measure the processor time of the calling thread instead, without what it waits for
+    #[arg(long)]
+    pub(crate) cpu: bool,
 
     /// Functions to measure
     #[arg(value_name = "FUNCTION", required = true)]

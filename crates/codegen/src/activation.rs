@@ -7,7 +7,7 @@
 use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
 use ingraft_model::histogram::{PER_OCTAVE, SUB_BITS, VALUE_BITS};
 use ingraft_model::layout::{COUNTERS, record};
-use ingraft_model::{Expr, Record, Restore, Stmt, TimeUnit, VariableId};
+use ingraft_model::{Clock, Expr, Record, Restore, Stmt, TimeUnit, VariableId};
 
 use crate::environment::Assembly;
 use crate::routine::{self, Routine};
@@ -46,22 +46,25 @@ impl Generator<'_> {
         COUNTERS + 8 * self.index(v)
     }
 
-    /// The stack pointer by which this call is known, in rdx.
+    /// The key by which this call is known, in rdx.
     fn call(&mut self) -> Result<(), Assembly> {
-        Ok(self.a.lea(rdx, qword_ptr(rsp + 8 * self.depth))?)
+        Ok(self.a.lea(rdx, qword_ptr(rsp + (8 * self.depth + i32::from(self.frame.stack.key))))?)
     }
 
-    /// The clock in rax. It is not serialising: what stands around the call may overlap it by some nanoseconds.
-    fn clock(&mut self) -> Result<(), Assembly> {
+    /// The clock in rax; rdx is overwritten. It is not serialising: what stands around the call may overlap it by some nanoseconds.
+    fn clock(&mut self, clock: Clock) -> Result<(), Assembly> {
+        if clock == Clock::Cpu {
+            return self.cpu_clock();
+        }
         self.a.rdtsc()?;
         self.a.shl(rdx, 32)?;
         Ok(self.a.or(rax, rdx)?)
     }
 
     /// The clock minus `since` in rax, and 0 if that is negative: a clock may differ between processors by less than a migration takes.
-    fn clock_since(&mut self, since: AsmMemoryOperand) -> Result<(), Assembly> {
+    fn clock_since(&mut self, clock: Clock, since: AsmMemoryOperand) -> Result<(), Assembly> {
         let mut later = self.a.create_label();
-        self.clock()?;
+        self.clock(clock)?;
         self.a.sub(rax, since)?;
         self.a.jae(later)?;
         self.a.xor(eax, eax)?;
@@ -104,7 +107,8 @@ impl Generator<'_> {
         self.a.mov(dword_ptr(rcx + new(record::NAME)).gs(), self.offset(r.activations) as i32)?;
         let restore = match r.restore {
             Some(Restore::Value(v)) => Some((v, self.offset(v))),
-            Some(Restore::Timer(v)) => Some((v, self.offset(v) | 1)),
+            Some(Restore::Timer(v, Clock::Wall)) => Some((v, self.offset(v) | record::RESTORE_WALL)),
+            Some(Restore::Timer(v, Clock::Cpu)) => Some((v, self.offset(v) | record::RESTORE_CPU)),
             None => None,
         };
         self.a.mov(dword_ptr(rcx + new(record::RESTORE)).gs(), restore.map_or(0, |(_, word)| word) as i32)?;
@@ -123,8 +127,8 @@ impl Generator<'_> {
                 Operand::Immediate(_) => {}
             }
         }
-        if r.time {
-            self.clock()?;
+        if let Some(clock) = r.time {
+            self.clock(clock)?;
             self.a.mov(qword_ptr(rcx + new(record::TIME)).gs(), rax)?;
         }
         self.stmts(body)?;
@@ -148,9 +152,9 @@ impl Generator<'_> {
         self.a.cmp(dword_ptr(rcx + self.last(record::NAME)).gs(), name)?;
         self.a.jne(search)?;
         self.place(&mut found)?;
-        if r.time {
+        if let Some(clock) = r.time {
             let time = qword_ptr(rcx + self.last(record::TIME)).gs();
-            self.clock_since(time)?;
+            self.clock_since(clock, time)?;
             self.a.mov(time, rax)?;
         }
         self.stmts(body)?;
@@ -199,7 +203,7 @@ impl Generator<'_> {
         Ok(self.a.mov(rax, qword_ptr(rsp + 8 * (self.depth - 1)))?)
     }
 
-    pub(crate) fn start(&mut self, timer: VariableId) -> Result<(), Assembly> {
+    pub(crate) fn start(&mut self, timer: VariableId, clock: Clock) -> Result<(), Assembly> {
         if self.access == Access::Shared {
             return Ok(());
         }
@@ -207,13 +211,13 @@ impl Generator<'_> {
         let mut runs = self.a.create_label();
         self.a.cmp(self.slot(timer, NEST), 0)?;
         self.a.jne(runs)?;
-        self.clock()?;
+        self.clock(clock)?;
         self.a.sub(self.slot(timer, SUM_OF_STOPS), rax)?;
         self.place(&mut runs)?;
         Ok(self.a.inc(self.slot(timer, NEST))?)
     }
 
-    pub(crate) fn stop(&mut self, timer: VariableId) -> Result<(), Assembly> {
+    pub(crate) fn stop(&mut self, timer: VariableId, clock: Clock) -> Result<(), Assembly> {
         if self.access == Access::Shared {
             return Ok(());
         }
@@ -222,7 +226,7 @@ impl Generator<'_> {
         self.a.cmp(self.slot(timer, NEST), 1)?;
         self.a.jl(end)?;
         self.a.jne(nested)?;
-        self.clock()?;
+        self.clock(clock)?;
         self.a.add(self.slot(timer, SUM_OF_STOPS), rax)?;
         // clocks of two processors may be some ticks apart, and a negative sum would say that the timer runs
         self.a.jns(later)?;
@@ -276,7 +280,7 @@ impl Generator<'_> {
     }
 
     /// Goes to a shared routine that comes back to `label`.
-    fn routine(&mut self, routine: Routine, label: iced_x86::code_asm::CodeLabel) -> Result<(), Assembly> {
+    pub(crate) fn routine(&mut self, routine: Routine, label: iced_x86::code_asm::CodeLabel) -> Result<(), Assembly> {
         self.a.lea(rax, iced_x86::code_asm::ptr(label))?;
         self.a.jmp(routine::FAR)?;
         let mut behind = self.a.create_label();

@@ -2,7 +2,7 @@
 //!
 //! A core issues several instructions in a cycle, so instructions are counted in slots, a quarter of a cycle each: what they keep busy where
 //! nothing waits for them, rounded up (Intel's and AMD's optimisation manuals, uops.info; measured values of this project). What differs much
-//! between machines is counted apart, to be priced by whoever has measured it: readings of the clock and locked operations.
+//! between machines is counted apart, to be priced by whoever has measured it: readings of the clock, locked operations, system calls.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
@@ -14,6 +14,7 @@ pub const SLOTS_PER_CYCLE: u32 = 4;
 /// What a reading of the clock and a locked operation weigh when paths are compared: some 25 and 20 cycles.
 const CLOCK_WEIGHT: u64 = 100;
 const LOCKED_WEIGHT: u64 = 80;
+const SYSTEM_CALL_WEIGHT: u64 = 2000;
 
 /// A worst case. Left out are the routines that a thread enters once, or when a call ended without passing its exit; and what caches and
 /// branch predictors miss.
@@ -25,6 +26,8 @@ pub struct Cost {
     pub clocks: u32,
     /// Operations with a `lock` prefix.
     pub locked: u32,
+    /// System calls that read the thread's processor time.
+    pub system_calls: u32,
 }
 
 impl Add for Cost {
@@ -35,6 +38,7 @@ impl Add for Cost {
             slots: self.slots.saturating_add(other.slots),
             clocks: self.clocks.saturating_add(other.clocks),
             locked: self.locked.saturating_add(other.locked),
+            system_calls: self.system_calls.saturating_add(other.system_calls),
         }
     }
 }
@@ -61,11 +65,14 @@ impl Cost {
     }
 
     fn weight(self) -> u64 {
-        u64::from(self.slots) + CLOCK_WEIGHT * u64::from(self.clocks) + LOCKED_WEIGHT * u64::from(self.locked)
+        u64::from(self.slots)
+            + CLOCK_WEIGHT * u64::from(self.clocks)
+            + LOCKED_WEIGHT * u64::from(self.locked)
+            + SYSTEM_CALL_WEIGHT * u64::from(self.system_calls)
     }
 
-    /// The dearest path through `code`, which lies at `at` and is entered at its beginning. Where it jumps elsewhere, and jumps back, the
-    /// path ends: those are shared routines, and answers of theirs.
+    /// The dearest path through `code`, which lies at `at` and is entered at its beginning. A jump elsewhere leads to a shared routine, which
+    /// comes back right behind it; what the routine does is left out. What jumps back goes on after an answer of such a routine.
     pub(crate) fn of(at: u64, code: &[u8]) -> Cost {
         let mut info = InstructionInfoFactory::new();
         let instructions: Vec<Instruction> = Decoder::with_ip(64, code, at, DecoderOptions::NONE).into_iter().collect();
@@ -73,13 +80,13 @@ impl Cost {
         for (i, instruction) in instructions.iter().enumerate().rev() {
             let later = |target: u64| {
                 let found = instructions.binary_search_by_key(&target, Instruction::ip).ok().filter(|t| *t > i);
-                found.and_then(|t| from.get(t).copied()).unwrap_or_default()
+                found.and_then(|t| from.get(t).copied())
             };
             let next = from.get(i + 1).copied().unwrap_or_default();
             let rest = match instruction.flow_control() {
-                FlowControl::UnconditionalBranch => later(instruction.near_branch_target()),
+                FlowControl::UnconditionalBranch => later(instruction.near_branch_target()).unwrap_or(next),
                 FlowControl::ConditionalBranch => {
-                    let taken = later(instruction.near_branch_target());
+                    let taken = later(instruction.near_branch_target()).unwrap_or_default();
                     if taken.weight() > next.weight() { taken } else { next }
                 }
                 _ => next,
@@ -97,7 +104,7 @@ fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) 
     use Mnemonic as M;
     let alone = |slots| Cost { slots, ..Cost::default() };
     let own = match instruction.mnemonic() {
-        M::Rdtsc | M::Rdtscp => return Cost { slots: 0, clocks: 1, locked: 0 },
+        M::Rdtsc | M::Rdtscp => return Cost { clocks: 1, ..Cost::default() },
         M::Jmp => JUMP,
         M::Push => return alone(3),
         M::Pop => return alone(2),
@@ -110,12 +117,11 @@ fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) 
         M::Bsr | M::Bsf | M::Lzcnt | M::Tzcnt => 4,
         M::Rdfsbase | M::Rdgsbase => 40,
         M::Wrfsbase | M::Wrgsbase => 80,
-        M::Syscall => 1200,
         M::Xsave | M::Xsavec | M::Xrstor | M::Fxsave | M::Fxrstor => 250,
         _ => 1,
     };
     if instruction.has_lock_prefix() {
-        return Cost { slots: own, clocks: 0, locked: 1 };
+        return Cost { slots: own, locked: 1, ..Cost::default() };
     }
     let memory = info.info(instruction).used_memory().first().map(|m| m.access());
     alone(
@@ -148,8 +154,8 @@ mod tests {
     #[test]
     fn what_differs_between_machines_is_counted_apart() {
         assert_eq!(cost(|a| a.inc(qword_ptr(0x1000_0000u64).gs())), slots(6));
-        assert_eq!(cost(|a| a.lock().inc(qword_ptr(0x1000_0000u64))), Cost { slots: 1, clocks: 0, locked: 1 });
-        assert_eq!(cost(CodeAssembler::rdtsc), Cost { slots: 0, clocks: 1, locked: 0 });
+        assert_eq!(cost(|a| a.lock().inc(qword_ptr(0x1000_0000u64))), Cost { locked: 1, ..slots(1) });
+        assert_eq!(cost(CodeAssembler::rdtsc), Cost { clocks: 1, ..slots(0) });
         assert_eq!(cost(|a| a.lea(rax, qword_ptr(rcx + 8))), slots(1));
     }
 
@@ -166,11 +172,11 @@ mod tests {
             a.set_label(&mut end)?;
             a.inc(rcx)
         });
-        assert_eq!(both, Cost { slots: 3, clocks: 1, locked: 0 });
+        assert_eq!(both, Cost { clocks: 1, ..slots(3) });
     }
 
     #[test]
-    fn jumps_elsewhere_and_back_end_a_path() {
+    fn routines_come_back_right_behind_their_jump() {
         let answered = cost(|a| {
             let (mut found, mut search, mut end) = (a.create_label(), a.create_label(), a.create_label());
             a.test(eax, eax)?;
@@ -181,12 +187,13 @@ mod tests {
             a.set_label(&mut search)?;
             a.inc(rcx)?;
             a.jmp(0x10_0000u64)?;
-            a.rdtsc()?;
+            a.test(ecx, ecx)?;
             a.jne(found)?;
+            a.rdtsc()?;
             a.set_label(&mut end)?;
             a.nop()
         });
-        assert_eq!(answered, slots(1 + 1 + 1 + 4 + 1));
+        assert_eq!(answered, Cost { clocks: 1, ..slots(1 + 1 + 1 + 4 + 1 + 1 + 1) });
     }
 
     #[test]

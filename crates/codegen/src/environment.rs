@@ -2,7 +2,7 @@
 
 use ingraft_model::histogram::Scale;
 use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
-use ingraft_model::{DataArea, ThreadIdentity};
+use ingraft_model::{CpuClock, DataArea, ThreadIdentity};
 
 /// Facts about a target that decide the shape of its trampolines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub struct Environment {
     pub shadow_stack: bool,
     /// How ticks of the time stamp counter become nanoseconds.
     pub ticks: Scale,
+    /// How the processor time of a thread is read.
+    pub cpu: CpuClock,
 }
 
 /// Why a request as a whole makes no sense; what is wrong with a single point is a [`ingraft_model::Refusal`].
@@ -64,6 +66,9 @@ pub enum CodegenError {
         /// The point.
         at: u64,
     },
+    /// A snippet reads the processor time of its thread, which cannot be had in this target.
+    #[error("processor time cannot be read here")]
+    NoCpuClock,
     /// The arena has no room for a snippet at a point that is woven already.
     #[error("the arena has no room left")]
     ArenaFull,

@@ -14,6 +14,10 @@
 //!            jmp next mini, or leave
 //! ```
 //!
+//! Before a call nothing is displaced if the call itself can be made to lead to the base: it pushes the same return address as ever, and
+//! the tail is a jump to whom it calls. `call rel32` gets another displacement, an indirect call of five to eight bytes becomes a direct
+//! one that ends at the same address.
+//!
 //! Everything is a value: [`weave_points`] makes a [`ingraft_model::PatchPlan`] and [`WovenPoint`]s, each with the
 //! [`RemovalRecord`] that undoes it without this crate, and [`verify`] proves both from the bytes alone. No call instruction and no
 //! return address is ever in an arena, so only program counters have to be looked at when code comes and goes.
@@ -25,6 +29,7 @@ mod arena;
 mod block;
 mod change;
 mod cost;
+mod cpu;
 mod environment;
 mod head;
 mod loops;
@@ -39,10 +44,10 @@ pub mod verify;
 mod weave;
 
 pub use arena::Arena;
-pub use change::{add_mini, remove_mini, remove_points};
+pub use change::{add_mini, remove_mini, remove_points, remove_within};
 pub use cost::{Cost, SLOTS_PER_CYCLE};
 pub use environment::{CodegenError, Environment};
 pub use lower::{Line, Lowered, generic_site, lower};
-pub use mini::{MiniRequest, WovenMini};
+pub use mini::{MiniRequest, StackView, WovenMini};
 pub use text::TextSpace;
-pub use weave::{PointRequest, RemovalRecord, Weave, WovenPoint, weave_points};
+pub use weave::{Inner, PointRequest, RemovalRecord, Weave, WovenPoint, weave_points};

@@ -38,11 +38,13 @@ pub struct Line {
     pub text: String,
 }
 
-/// A point of a function as compilers write many: registers and flags are free at its entry, and its exit has room.
-pub fn generic_site(kind: PointKind) -> Site {
+/// A point of a function as compilers write many: registers and flags are free at its entry, its exit and the places behind its calls have
+/// room, and its calls name their callees.
+pub fn generic_site(kind: PointKind, after: bool) -> Site {
     let function = Svma(0x1000);
     let entry = Site {
         kind,
+        after,
         function,
         at: function,
         point: 0,
@@ -53,13 +55,21 @@ pub fn generic_site(kind: PointKind) -> Site {
         scratch: vec![Gpr(0), Gpr(10), Gpr(11)],
         flags_dead: true,
         back_branches: Vec::new(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
     };
-    if kind == PointKind::Entry {
-        return entry;
-    }
-    // add rsp, 0x20; pop rbp; ret
-    let bytes = vec![0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3];
-    Site { at: Svma(0x1040), point: 5, own: 6, bytes, scratch: Vec::new(), flags_dead: false, ..entry }
+    let (at, point, bytes): (u64, u8, &[u8]) = match (kind, after) {
+        (PointKind::Entry, _) => return entry,
+        // call to a function some pages away
+        (PointKind::Call, false) => (0x1020, 0, &[0xe8, 0, 0x10, 0, 0]),
+        // mov [rbp - 8], rax; mov rdi, [rbp - 16]
+        (PointKind::Call, true) => (0x1025, 0, &[0x48, 0x89, 0x45, 0xf8, 0x48, 0x8b, 0x7d, 0xf0]),
+        // add rsp, 0x20; pop rbp; ret
+        _ => (0x1040, 5, &[0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3]),
+    };
+    let (own, bytes) = (bytes.len() as u8, bytes.to_vec());
+    Site { at: Svma(at), point, own, bytes, scratch: Vec::new(), flags_dead: false, ..entry }
 }
 
 /// Weaves snippets at a point for nobody.
@@ -71,7 +81,7 @@ pub fn lower(
 ) -> Result<Result<Lowered, Refusal>, CodegenError> {
     let start = (site.at.to_avma(bias).0 & !0xfff).saturating_add(DISTANCE);
     let mut arena = Arena::new(Avma(start)..Avma(start.saturating_add(ROOM)));
-    let request = PointRequest { site, bias, name: "the function", minis };
+    let request = PointRequest { site, bias, name: "the function", minis, host: None };
     let weave = weave_points(env, &mut arena, &mut TextSpace::new(), &[request])?;
     let point = match weave.woven.into_iter().next() {
         Some(Ok(point)) => point,
@@ -126,20 +136,26 @@ fn disassemble(at: Avma, bytes: &[u8]) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::{DataArea, Scale, Snippet, ThreadIdentity, VariableId};
+    use ingraft_model::{CpuClock, DataArea, Scale, Snippet, ThreadIdentity, VariableId};
 
     use super::*;
 
     fn environment() -> Environment {
         let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-        Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: Scale::ONE }
+        Environment {
+            data,
+            identity: ThreadIdentity::FsOffset(0x2d0),
+            shadow_stack: false,
+            ticks: Scale::ONE,
+            cpu: CpuClock::None,
+        }
     }
 
     #[test]
     fn a_count_as_text() {
         let count = Snippet::increment(VariableId(0));
         let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-        let lowered = lower(&environment(), &generic_site(PointKind::Entry), Bias(0), &minis);
+        let lowered = lower(&environment(), &generic_site(PointKind::Entry, false), Bias(0), &minis);
         let lowered = lowered.expect("a request").expect("a point");
         let mut text = String::new();
         for line in &lowered.code {
@@ -169,17 +185,20 @@ mod tests {
         "#]]
         .assert_eq(&text);
         assert_eq!((lowered.base.clocks, lowered.base.locked), (0, 0));
-        assert_eq!(lowered.minis, [Cost { slots: 10, clocks: 0, locked: 0 }]);
+        assert_eq!(lowered.minis, [Cost { slots: 10, ..Cost::default() }]);
     }
 
     #[test]
-    fn an_exit_keeps_the_result() {
+    fn what_must_be_kept_costs_more_elsewhere_than_at_an_entry() {
         let count = Snippet::increment(VariableId(0));
         let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-        let of = |kind| {
-            let lowered = lower(&environment(), &generic_site(kind), Bias(0), &minis);
+        let of = |kind, after| {
+            let lowered = lower(&environment(), &generic_site(kind, after), Bias(0), &minis);
             lowered.expect("a request").expect("a point").base
         };
-        assert!(of(PointKind::Exit).slots > of(PointKind::Entry).slots);
+        let entry = of(PointKind::Entry, false);
+        for (kind, after) in [(PointKind::Exit, false), (PointKind::Call, false), (PointKind::Call, true)] {
+            assert!(of(kind, after).slots > entry.slots, "{kind:?}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Mini trampolines: one snippet's code at one point, and the jump to the next.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Gpr, Snippet};
+use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet};
 
 use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
@@ -40,11 +40,32 @@ pub struct WovenMini {
     pub removal: RemovalRecord,
 }
 
+/// How the stack looks to the snippets of a point, in bytes from the stack pointer there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackView {
+    /// What tells one call from another, the same at its beginning and its end. Of a function it is the stack pointer at its entry. Of a
+    /// call that a function makes it is one byte less than the stack pointer before it, so that it lies between those of caller and
+    /// callee.
+    pub key: i8,
+    /// Where arguments on the stack begin.
+    pub arguments: i8,
+}
+
+impl StackView {
+    /// At entries and exits.
+    pub const FUNCTION: StackView = StackView { key: 0, arguments: 8 };
+    /// At a call whose return address is pushed.
+    pub const CALLED: StackView = StackView { key: 7, arguments: 8 };
+    /// Before and behind a call.
+    pub const CALLING: StackView = StackView { key: -1, arguments: 0 };
+}
+
 /// What the base trampoline of a point leaves to its snippets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// Where a thread goes that has nothing to restore.
-    pub at: u64,
+    /// Where a thread goes that has nothing to restore; with nowhere to go it is stepped.
+    pub home: Back,
+    pub stack: StackView,
     /// The scratch register and the entry of its slow routine that walks on; none with locked counters.
     pub private: Option<(Gpr, u64)>,
     /// Whether rax may be overwritten.
@@ -56,7 +77,7 @@ pub(crate) struct Frame {
 impl Frame {
     /// Where a thread goes from an instruction before or behind which only dead registers have changed.
     pub fn back(&self) -> Back {
-        if self.pushed == 0 { Back::To(self.at) } else { Back::StepOut }
+        if self.pushed == 0 { self.home } else { Back::StepOut }
     }
 }
 
@@ -74,6 +95,9 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
     let counters = env.data.counters();
     if let Some(&index) = request.counters.iter().find(|&&index| index >= counters) {
         return Err(CodegenError::CounterOutOfRange { index, counters });
+    }
+    if env.cpu == CpuClock::None && request.snippet.reads(Clock::Cpu) {
+        return Err(CodegenError::NoCpuClock);
     }
     snippet::check(request.snippet, request.counters, counters)
 }
@@ -98,8 +122,13 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// What the code costs that this is about.
-    pub fn cost(&self, block: &Block) -> Cost {
-        Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(1)
+    pub fn cost(&self, env: &Environment, code: &Compiled, block: &Block) -> Cost {
+        let system_calls = match env.cpu {
+            CpuClock::SystemCall => code.exits().filter(|r| *r == Routine::CpuTime).count() as u32,
+            CpuClock::None | CpuClock::Rseq { .. } => 0,
+        };
+        let routines = Cost { system_calls, ..Cost::default() };
+        Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(1) + routines
     }
 }
 

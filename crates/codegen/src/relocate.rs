@@ -57,6 +57,23 @@ impl Displaced {
         }
     }
 
+    /// Whether it can be an exit: a return, or a jump, conditional or not.
+    pub fn may_leave(&self) -> bool {
+        match self.kind {
+            Kind::Copy => self.ends,
+            Kind::Jump(_) | Kind::Jcc(..) => true,
+            Kind::Loop(_) | Kind::Call(_) | Kind::IndirectCall => false,
+        }
+    }
+
+    /// Where it calls, if it is a call of a fixed address.
+    pub fn callee(&self) -> Option<u64> {
+        match self.kind {
+            Kind::Call(target) => Some(target),
+            _ => None,
+        }
+    }
+
     /// Whether its displacement has 32 bits, the last four bytes.
     pub fn is_long_branch(&self) -> bool {
         self.branch_target().is_some() && self.len >= 5
@@ -137,9 +154,23 @@ fn classify(i: &Instruction, bytes: &[u8], shadow_stack: bool) -> Result<(Kind, 
     }
 }
 
+/// Decodes the call at the beginning of `bytes` in order to replace it where it stands; neither kind needs its return address pushed.
+pub(crate) fn decode_call(bytes: &[u8], at: u64, function: u64) -> Result<Displaced, Refusal> {
+    let call = decode(bytes, at, function, false)?;
+    let offset = at.wrapping_sub(function) as u32;
+    match call.kind {
+        Kind::Call(_) | Kind::IndirectCall => Ok(call),
+        _ => Err(Refusal::NotDisplaceable { offset, why: "not a call" }),
+    }
+}
+
 /// Whether a direct branch has only prefixes that change nothing (branch hints, `bnd`); `address_size` allows 0x67, which makes
-/// `loop` and `jrcxz` use ecx and is copied with them.
+/// `loop` and `jrcxz` use ecx and is copied with them. The padded call of the sequence that finds a thread's variables is `66 66 48 e8`,
+/// where the last prefix undoes the others.
 fn plain_prefixes(bytes: &[u8], address_size: bool) -> bool {
+    if bytes.starts_with(&[0x66, 0x66, 0x48, 0xe8]) {
+        return true;
+    }
     let opcode = bytes.iter().position(|&b| !(matches!(b, 0x2e | 0x3e | 0xf2) || address_size && b == 0x67));
     opcode
         .and_then(|i| bytes.get(i))
@@ -184,23 +215,31 @@ pub(crate) fn emit(d: &Displaced, resolve: impl Fn(u64) -> u64, block: &mut Bloc
             block.put(&[0xeb, 5], Back::To(d.next()));
             block.jmp(resolve(target), Back::To(target))
         }
-        Kind::Call(target) => {
+        Kind::Call(_) => {
             push_return(d, block);
             // with the return address pushed, a thread has arrived at its target
-            block.jmp(target, Back::To(target))
+            emit_callee(d, block)
         }
         Kind::IndirectCall => {
             push_return(d, block);
-            // call r/m is ff /2, jmp r/m is ff /4
-            let mut bytes = d.bytes;
-            if let Some(opcode) = d.bytes().iter().position(|&b| b == 0xff)
-                && let Some(modrm) = bytes.get_mut(opcode + 1)
-            {
-                *modrm = *modrm & 0xc7 | 0x20;
-            }
-            emit_copy(d, bytes, Back::StepOut, block)
+            emit_callee(d, block)
         }
     }
+}
+
+/// What is left to do of a call once its return address is pushed: the jump to whom it calls.
+pub(crate) fn emit_callee(d: &Displaced, block: &mut Block) -> Result<(), OutOfReach> {
+    if let Kind::Call(target) = d.kind {
+        return block.jmp(target, Back::To(target));
+    }
+    // call r/m is ff /2, jmp r/m is ff /4
+    let mut bytes = d.bytes;
+    if let Some(opcode) = d.bytes().iter().position(|&b| b == 0xff)
+        && let Some(modrm) = bytes.get_mut(opcode + 1)
+    {
+        *modrm = *modrm & 0xc7 | 0x20;
+    }
+    emit_copy(d, bytes, Back::StepOut, block)
 }
 
 fn emit_copy(d: &Displaced, mut bytes: [u8; 15], back: Back, block: &mut Block) -> Result<(), OutOfReach> {

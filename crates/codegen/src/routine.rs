@@ -1,10 +1,12 @@
-//! Shared routines for activation records: what is rare or needs a loop. A snippet enters one by a jump with the address where it goes on
-//! in rax and its call's stack pointer in rdx; the routine answers in rcx, keeps rdx and every other register, and leaves by `jmp rax`.
+//! Shared routines: what is rare or needs a loop. A snippet enters one by a jump with the address where it goes on in rax; those for
+//! activation records find its call's stack pointer in rdx and answer in rcx. All other registers stay, and the routine leaves by `jmp rax`.
 
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
-    AsmMemoryOperand, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rcx, rdx,
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rbx, rcx,
+    rdx,
 };
+use ingraft_model::CpuClock;
 use ingraft_model::layout::{TOP, record};
 
 use crate::environment::{Assembly, CodegenError, Environment};
@@ -20,10 +22,12 @@ pub(crate) enum Routine {
     /// Before a record is closed: looks for the one of this call whose name is in ecx, and takes away those above it. Answers the top, or 0
     /// if there is no such record.
     Find,
+    /// Reads the thread's processor time by a system call; answers in the shard (`CPU_LAST`), and keeps rcx.
+    CpuTime,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 2] = [Routine::Settle, Routine::Find];
+    pub const ALL: [Routine; 3] = [Routine::Settle, Routine::Find, Routine::CpuTime];
 }
 
 /// The top of this thread's activation records.
@@ -43,15 +47,16 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
         match routine {
             Routine::Settle => w.settle()?,
             Routine::Find => w.find()?,
+            Routine::CpuTime => w.cpu_time()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };
     build().map_err(|Assembly(why)| CodegenError::Assembler { what: "a shared routine", why })
 }
 
-struct Writer<'a> {
-    a: CodeAssembler,
-    env: &'a Environment,
+pub(crate) struct Writer<'a> {
+    pub a: CodeAssembler,
+    pub env: &'a Environment,
 }
 
 impl Writer<'_> {
@@ -132,28 +137,45 @@ impl Writer<'_> {
         self.leave()
     }
 
+    fn cpu_time(&mut self) -> Result<(), Assembly> {
+        self.save()?;
+        self.renew()?;
+        self.leave()
+    }
+
     /// Takes the last record away: counts it as left, and gives what it restores back. rcx is the top before and afterwards.
     fn abandon(&mut self) -> Result<(), Assembly> {
-        let [mut restored, mut plain, mut stopped, mut counted] = std::array::from_fn(|_| self.a.create_label());
+        let [mut restored, mut plain, mut stopped, mut counted, mut cpu, mut timer] =
+            std::array::from_fn(|_| self.a.create_label());
         let base = self.env.data.displacement(0);
         let word = |n: u32| base + 8 * n;
         self.a.mov(r9d, dword_ptr(rcx + self.last(record::RESTORE)).gs())?;
         self.a.test(r9d, r9d)?;
         self.a.je(restored)?;
         self.a.mov(r10, qword_ptr(rcx + self.last(record::SAVED)).gs())?;
-        self.a.btr(r9d, 0)?;
+        let has_cpu = self.env.cpu != CpuClock::None;
+        if has_cpu {
+            self.a.btr(r9d, record::RESTORE_CPU.trailing_zeros())?;
+            self.a.jb(cpu)?;
+        }
+        self.a.btr(r9d, record::RESTORE_WALL.trailing_zeros())?;
         self.a.jae(plain)?;
+        self.clock()?;
+        if has_cpu {
+            self.a.jmp(timer)?;
+            self.a.set_label(&mut cpu)?;
+            self.renew()?;
+            self.a.set_label(&mut timer)?;
+        }
         self.a.cmp(qword_ptr(r9 + word(0)).gs(), 0)?;
         self.a.je(stopped)?;
         self.a.test(r10, r10)?;
         self.a.jne(plain)?;
-        self.clock()?;
         self.a.add(qword_ptr(r9 + word(1)).gs(), rax)?;
         self.a.jmp(plain)?;
         self.a.set_label(&mut stopped)?;
         self.a.test(r10, r10)?;
         self.a.je(plain)?;
-        self.clock()?;
         self.a.sub(qword_ptr(r9 + word(1)).gs(), rax)?;
         self.a.set_label(&mut plain)?;
         self.a.mov(qword_ptr(r9 + word(0)).gs(), r10)?;
@@ -177,16 +199,16 @@ impl Writer<'_> {
         Ok(self.a.pop(rdx)?)
     }
 
-    /// Addresses of an arena stay in registers, hence r11 for the way back.
+    /// Addresses of an arena stay in registers, hence rbx, which no system call changes, for the way back.
     fn save(&mut self) -> Result<(), Assembly> {
         for r in SAVED {
             self.a.push(r)?;
         }
-        Ok(self.a.mov(iced_x86::code_asm::r11, rax)?)
+        Ok(self.a.mov(rbx, rax)?)
     }
 
     fn leave(&mut self) -> Result<(), Assembly> {
-        self.a.mov(rax, iced_x86::code_asm::r11)?;
+        self.a.mov(rax, rbx)?;
         for r in SAVED.into_iter().rev() {
             self.a.pop(r)?;
         }
@@ -194,4 +216,4 @@ impl Writer<'_> {
     }
 }
 
-const SAVED: [iced_x86::code_asm::AsmRegister64; 4] = [r8, r9, r10, iced_x86::code_asm::r11];
+const SAVED: [AsmRegister64; 4] = [r8, r9, r10, rbx];

@@ -51,12 +51,12 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
             bound(record.activations, Shape::Activations)?;
             match record.restore {
                 Some(Restore::Value(v)) => bound(v, Shape::Counter)?,
-                Some(Restore::Timer(v)) => bound(v, Shape::Timer)?,
+                Some(Restore::Timer(v, clock)) => bound(v, Shape::Timer(clock))?,
                 None => {}
             }
             check_stmts(body, bound, deeper(depth)?)
         }
-        Stmt::Start(v) | Stmt::Stop(v) => bound(*v, Shape::Timer),
+        Stmt::Start(v, clock) | Stmt::Stop(v, clock) => bound(*v, Shape::Timer(*clock)),
         Stmt::Observe(v, e) => bound(*v, Shape::Histogram).and_then(|()| check_expr(e, bound, depth)),
     })
 }
@@ -98,7 +98,7 @@ pub(crate) fn compile(
             access,
             used: [false; 3],
             depth: i32::from(frame.pushed),
-            below: i32::from(frame.pushed),
+            frame: *frame,
             saved,
             exits: Vec::new(),
         };
@@ -137,9 +137,9 @@ pub(crate) struct Generator<'a> {
     /// Which of [`WORK`] are overwritten.
     pub used: [bool; 3],
     saved: Vec<AsmRegister64>,
-    /// Words pushed since the function was entered, and how many of them were there before this snippet.
+    /// Words pushed since the point was reached.
     pub depth: i32,
-    below: i32,
+    pub frame: Frame,
     /// Labels behind the jumps to shared routines.
     pub exits: Vec<(CodeLabel, Routine)>,
 }
@@ -186,12 +186,14 @@ impl Generator<'_> {
     }
 
     pub fn argument(&self, n: u8) -> Operand {
+        let stack = |words: i32| qword_ptr(rsp + (8 * (self.depth + words)));
+        let (pushed, returns) = (i32::from(self.frame.pushed), i32::from(self.frame.stack.arguments) / 8);
         match ARGUMENTS.get(usize::from(n)) {
             Some(r) => match self.saved.iter().position(|s| s == r) {
-                Some(i) => Operand::Memory(qword_ptr(rsp + 8 * (self.depth - self.below - 1 - i as i32))),
+                Some(i) => Operand::Memory(stack(-pushed - 1 - i as i32)),
                 None => Operand::Register(*r),
             },
-            None => Operand::Memory(qword_ptr(rsp + 8 * (self.depth + 1 + i32::from(n) - 6))),
+            None => Operand::Memory(stack(returns + i32::from(n) - 6)),
         }
     }
 
@@ -249,8 +251,8 @@ impl Generator<'_> {
             Stmt::Settle => self.settle()?,
             Stmt::Open(record, body) => self.open(record, body)?,
             Stmt::Close(record, body) => self.close(record, body)?,
-            Stmt::Start(v) => self.start(*v)?,
-            Stmt::Stop(v) => self.stop(*v)?,
+            Stmt::Start(v, clock) => self.start(*v, *clock)?,
+            Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
             Stmt::Observe(v, e) => self.observe(*v, &fold(e))?,
         }
         Ok(())
@@ -546,11 +548,11 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Elapsed(_)
         | Expr::Restored => e.clone(),
         Expr::Unary(op, e) => match fold(e) {
-            Expr::Const(c) => Expr::Const(unary(*op, c)),
+            Expr::Const(c) => Expr::Const(op.apply(c)),
             e => Expr::Unary(*op, Box::new(e)),
         },
         Expr::Binary(op, a, b) => match (fold(a), fold(b)) {
-            (Expr::Const(a), Expr::Const(b)) => Expr::Const(binary(*op, a, b)),
+            (Expr::Const(a), Expr::Const(b)) => Expr::Const(op.apply(a, b)),
             // expressions have no effects, so a known operand of a logical operator decides or goes away
             (Expr::Const(c), e) | (e, Expr::Const(c)) if matches!(op, BinaryOp::LogicalAnd | BinaryOp::LogicalOr) => {
                 let decisive = *op == BinaryOp::LogicalOr;
@@ -562,39 +564,5 @@ fn fold(e: &Expr) -> Expr {
             }
             (a, b) => Expr::Binary(*op, Box::new(a), Box::new(b)),
         },
-    }
-}
-
-fn unary(op: UnaryOp, a: i64) -> i64 {
-    match op {
-        UnaryOp::Negate => a.wrapping_neg(),
-        UnaryOp::Not => i64::from(a == 0),
-        UnaryOp::Complement => !a,
-    }
-}
-
-/// The meaning of an operator, as `model` states it.
-fn binary(op: BinaryOp, a: i64, b: i64) -> i64 {
-    match op {
-        BinaryOp::Add => a.wrapping_add(b),
-        BinaryOp::Subtract => a.wrapping_sub(b),
-        BinaryOp::Multiply => a.wrapping_mul(b),
-        BinaryOp::Divide if b == 0 => 0,
-        BinaryOp::Divide => a.wrapping_div(b),
-        BinaryOp::Remainder if b == 0 => 0,
-        BinaryOp::Remainder => a.wrapping_rem(b),
-        BinaryOp::And => a & b,
-        BinaryOp::Or => a | b,
-        BinaryOp::Xor => a ^ b,
-        BinaryOp::ShiftLeft => a << (b & 63),
-        BinaryOp::ShiftRight => a >> (b & 63),
-        BinaryOp::Equal => i64::from(a == b),
-        BinaryOp::NotEqual => i64::from(a != b),
-        BinaryOp::Less => i64::from(a < b),
-        BinaryOp::LessOrEqual => i64::from(a <= b),
-        BinaryOp::Greater => i64::from(a > b),
-        BinaryOp::GreaterOrEqual => i64::from(a >= b),
-        BinaryOp::LogicalAnd => i64::from(a != 0 && b != 0),
-        BinaryOp::LogicalOr => i64::from(a != 0 || b != 0),
     }
 }

@@ -73,6 +73,8 @@ impl TextSpace {
 
     /// Gives back all text that a point had taken, once its removal is done.
     pub fn release_point(&mut self, point: &WovenPoint) {
+        // the bytes of a call of which only the displacement was rewritten
+        self.taken.remove(&point.at.0);
         for w in &point.removal.text {
             self.release(&(w.at..w.at.offset(i64::from(w.len))));
         }

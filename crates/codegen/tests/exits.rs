@@ -7,10 +7,10 @@ use ingraft_codegen::{
     Environment, MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points,
 };
 use ingraft_model::histogram;
-use ingraft_model::layout::{COUNTERS, TOP, record};
+use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
-    Bias, BinaryOp, Expr, PatchPlan, PointKind, Record, Restore, Shape, Site, Snippet, Stmt, Svma, ThreadIdentity,
-    TimeUnit, VariableId,
+    Bias, BinaryOp, Clock, CpuClock, Expr, PatchPlan, PointKind, Record, Restore, Shape, Site, Snippet, Stmt, Svma,
+    ThreadIdentity, TimeUnit, VariableId,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -202,7 +202,15 @@ impl Nest {
 
     /// Entry and exit snippets for middle and inner; runs calls of outer with these values of rbx.
     fn run(&self, identity: ThreadIdentity, middle: [&Snippet; 2], inner: [&Snippet; 2], rbx: &[u64]) -> Outcome {
-        let env = environment(identity);
+        let steps = rbx.iter().map(|&rbx| self.call(rbx)).collect();
+        self.run_in(&environment(identity), middle, inner, steps)
+    }
+
+    fn call(&self, rbx: u64) -> Step {
+        Step::Call { target: self.outer, registers: vec![(3, rbx)], flags: 0x246 }
+    }
+
+    fn run_in(&self, env: &Environment, middle: [&Snippet; 2], inner: [&Snippet; 2], steps: Vec<Step>) -> Outcome {
         let (mut arena, mut text) = (arena(), TextSpace::new());
         let sites = [self.entry(self.middle.0), self.middle.1.clone(), self.entry(self.inner.0), self.inner.1.clone()];
         let snippets = [middle[0], middle[1], inner[0], inner[1]];
@@ -215,18 +223,16 @@ impl Nest {
             .map(|(site, minis)| {
                 // what has ended otherwise is looked for at entries
                 let minis = if site.kind == PointKind::Entry { &minis[..] } else { &minis[1..] };
-                PointRequest { site, bias: Bias(0), name: "f", minis }
+                PointRequest { site, bias: Bias(0), name: "f", minis, host: None }
             })
             .collect();
-        let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
-        if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
+        let weave = weave_points(env, &mut arena, &mut text, &requests).expect("the request makes sense");
+        if let Err(e) = verify_weave(env, &arena, &text, &requests, &weave) {
             panic!("{e}\n{}", list(&weave.plan, &weave.woven));
         }
         assert!(weave.woven.iter().all(Result::is_ok), "{:?}", weave.woven);
-        let steps: Vec<_> =
-            rbx.iter().map(|&rbx| Step::Call { target: self.outer, registers: vec![(3, rbx)], flags: 0x246 }).collect();
         let counters = 20 + Shape::Histogram.slots() as usize;
-        let program = |plans| Program { env: &env, text: self.text.clone(), plans, steps: steps.clone(), counters };
+        let program = |plans| Program { env, text: self.text.clone(), plans, steps: steps.clone(), counters };
         let (plain, out) = (program(vec![]).run(), program(vec![&weave.plan]).run());
         assert_eq!(plain.calls, out.calls);
         out
@@ -234,14 +240,14 @@ impl Nest {
 }
 
 fn record(activations: u32) -> Record {
-    Record { activations: v(activations), time: false, args: vec![], restore: None }
+    Record { activations: v(activations), time: None, args: vec![], restore: None }
 }
 
 #[test]
 fn a_histogram_of_times_is_exact() {
     let nest = nest();
     // places: activations of middle, of inner; a counter; the histogram
-    let timed = |n| Record { time: true, ..record(n) };
+    let timed = |n| Record { time: Some(Clock::Wall), ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
     let close = |n| snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Expr::Elapsed(TimeUnit::Ticks))])]);
     let out = nest.run(GLIBC, [&open(0), &close(0)], [&open(1), &close(1)], &[0; 50]);
@@ -253,6 +259,51 @@ fn a_histogram_of_times_is_exact() {
     assert!(min > 0 && min <= max && sum >= 50 * min && sum <= 100 * max, "{sum} {min} {max}");
     let used: Vec<u32> = (0..histogram::BUCKETS).filter(|b| histogram[3 + *b as usize] != 0).collect();
     assert_eq!((used.first(), used.last()), (Some(&histogram::bucket_of(min)), Some(&histogram::bucket_of(max))));
+}
+
+/// The words in [`Outcome::cpu`].
+const OFFSET: usize = 0;
+const LAST: usize = 1;
+const DESCRIPTOR: usize = 2;
+const AT: usize = 3;
+const RENEWALS: usize = 4;
+
+#[test]
+fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
+    let nest = nest();
+    let timed = |n| Record { time: Some(Clock::Cpu), ..record(n) };
+    let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
+    let close = |n| snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Expr::Elapsed(TimeUnit::Ticks))])]);
+    let rseq = CpuClock::Rseq { slot: image::SLOT, signature: 0 };
+    let run = |cpu, steps| {
+        let env = Environment { cpu, ..environment(GLIBC) };
+        let out = nest.run_in(&env, [&open(0), &close(0)], [&open(1), &close(1)], steps);
+        let (own, calls) = (&out.shards[2], 2 * out.calls.len() as i64);
+        assert_eq!((&own[4..7], &own[8..11]), (&[0; 3][..], &[0; 3][..]));
+        assert_eq!(own[23..].iter().sum::<i64>(), calls);
+        // all calls together take less processor time than the program has had
+        assert!(own[20] > 0 && (own[20] as u64) < out.cpu[LAST], "{:?}", &own[20..23]);
+        (out.cpu, out.slot)
+    };
+    let descriptor = u64::from(environment(GLIBC).data.displacement(header::DESCRIPTOR));
+    let calls = || vec![nest.call(0); 50];
+    let before = |step: Step| calls().into_iter().flat_map(|call| [step.clone(), call]).collect::<Vec<_>>();
+
+    let (cpu, slot) = run(rseq, calls());
+    assert_eq!((cpu[RENEWALS], cpu[DESCRIPTOR], slot), (1, descriptor, descriptor));
+    assert_eq!(cpu[AT], image::TLS + image::SLOT as u64);
+    assert!(cpu[OFFSET] != 0);
+    // a switch before each call, and a section of the program's own that is over
+    for left in [0, 0x1234_5678] {
+        assert_eq!(run(rseq, before(Step::Slot(left))).0[RENEWALS], 50);
+    }
+    // an area that looks as if it held the offset of this thread, which has none yet
+    assert_eq!(run(rseq, [vec![Step::Slot(descriptor)], calls()].concat()).0[RENEWALS], 1);
+    // not registered, and without an area: nothing is put there
+    let (cpu, slot) = run(rseq, [vec![Step::Processor(-1)], calls()].concat());
+    assert_eq!((cpu[RENEWALS], cpu[DESCRIPTOR], cpu[AT], slot), (200, 0, 0, 0));
+    let (cpu, slot) = run(CpuClock::SystemCall, calls());
+    assert_eq!((cpu[RENEWALS], cpu[DESCRIPTOR], cpu[AT], slot), (200, 0, 0, 0));
 }
 
 #[test]
@@ -275,19 +326,29 @@ fn values_fall_into_their_buckets() {
 fn calls_that_are_left_otherwise_are_found_and_undone() {
     let nest = nest();
     // middle runs a timer, inner a flag; 2 of 5 calls go past both exits
-    let timer = Record { restore: Some(Restore::Timer(v(2))), ..record(0) };
+    for clock in [Clock::Wall, Clock::Cpu] {
+        left_otherwise(&nest, clock);
+    }
+}
+
+fn left_otherwise(nest: &Nest, clock: Clock) {
+    let env = Environment { cpu: CpuClock::Rseq { slot: image::SLOT, signature: 0 }, ..environment(GLIBC) };
+    let run = |middle, inner, rbx: &[u64]| {
+        nest.run_in(&env, middle, inner, rbx.iter().flat_map(|rbx| [Step::Slot(0), nest.call(*rbx)]).collect())
+    };
+    let timer = Record { restore: Some(Restore::Timer(v(2), clock)), ..record(0) };
     let flag = Record { restore: Some(Restore::Value(v(3))), ..record(1) };
-    let start = snippet(vec![Stmt::Open(timer.clone(), vec![Stmt::Start(v(2))])]);
-    let stop = snippet(vec![Stmt::Close(timer, vec![Stmt::Stop(v(2))])]);
+    let start = snippet(vec![Stmt::Open(timer.clone(), vec![Stmt::Start(v(2), clock)])]);
+    let stop = snippet(vec![Stmt::Close(timer, vec![Stmt::Stop(v(2), clock)])]);
     let up = snippet(vec![Stmt::Open(flag.clone(), vec![Stmt::Add(v(3), Expr::Const(1))])]);
     let down = snippet(vec![Stmt::Close(flag, vec![Stmt::Add(v(3), Expr::Const(-1))])]);
-    let out = nest.run(GLIBC, [&start, &stop], [&up, &down], &[0, 1, 0, 1, 0]);
+    let out = run([&start, &stop], [&up, &down], &[0, 1, 0, 1, 0]);
     let own = &out.shards[2];
     assert_eq!((&own[4..7], &own[8..11]), (&[2, 0, 0][..], &[2, 0, 0][..]));
     assert_eq!((own[12], own[20]), (0, 0), "the timer stands, the flag is down");
     assert!(own[13] > 0);
     // one that is still open is stopped by nobody
-    let out = nest.run(GLIBC, [&start, &stop], [&up, &down], &[0, 1]);
+    let out = run([&start, &stop], [&up, &down], &[0, 1]);
     assert_eq!((out.shards[2][12], out.shards[2][20]), (1, 1));
     assert!(out.shards[2][13] < 0, "it runs");
 }
@@ -323,9 +384,9 @@ fn arguments_and_results_meet_at_the_exit() {
 #[test]
 fn without_a_shard_of_its_own_a_call_is_only_noted() {
     let nest = nest();
-    let timed = Record { time: true, restore: Some(Restore::Timer(v(2))), ..record(0) };
-    let open = snippet(vec![Stmt::Open(timed.clone(), vec![Stmt::Start(v(2))])]);
-    let close = snippet(vec![Stmt::Close(timed, vec![Stmt::Stop(v(2))])]);
+    let timed = Record { time: Some(Clock::Wall), restore: Some(Restore::Timer(v(2), Clock::Wall)), ..record(0) };
+    let open = snippet(vec![Stmt::Open(timed.clone(), vec![Stmt::Start(v(2), Clock::Wall)])]);
+    let close = snippet(vec![Stmt::Close(timed, vec![Stmt::Stop(v(2), Clock::Wall)])]);
     let nothing = snippet(vec![]);
     let out = nest.run(ThreadIdentity::Locked, [&open, &close], [&nothing, &nothing], &[0, 0]);
     assert_eq!((&out.shards[0][4..7], &out.shards[0][12..15]), (&[0, 0, 4][..], &[0, 0, 0][..]));

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, DataArea, PcMove, Pid, Shape, TextWrite};
+use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PcMove, Pid, Shape, TextWrite};
 
 use crate::values::Slots;
 
@@ -72,7 +72,7 @@ pub enum Record {
     Arena(AvmaRange),
     /// A point is about to be woven; this takes it out again.
     Point(RemovalRecord),
-    /// The point whose springboard is at this address is gone.
+    /// The point whose code begins at this address is gone.
     PointGone(Avma),
     /// A measurement that is to stay without a client.
     Kept(Kept),
@@ -163,7 +163,7 @@ pub fn decode(bytes: &[u8]) -> Option<Contents> {
         match record {
             Record::Arena(range) => contents.arenas.push(range),
             Record::Point(point) => contents.points.push(point),
-            Record::PointGone(at) => contents.points.retain(|p| p.text.first().map(|w| w.at) != Some(at)),
+            Record::PointGone(at) => contents.points.retain(|p| p.key() != at),
             Record::Kept(kept) => contents.kept.push(kept),
             Record::KeptGone(id) => contents.kept.retain(|k| k.id != id),
             Record::Counters(used) => contents.counters = contents.counters.max(used),
@@ -298,14 +298,16 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
     frame(kind, &p, out);
 }
 
-const SHAPES: [Shape; 4] = [Shape::Counter, Shape::Timer, Shape::Histogram, Shape::Activations];
+const SHAPES: [Shape; 5] =
+    [Shape::Counter, Shape::Timer(Clock::Wall), Shape::Histogram, Shape::Activations, Shape::Timer(Clock::Cpu)];
 
 fn shape_number(shape: Shape) -> u8 {
     match shape {
         Shape::Counter => 0,
-        Shape::Timer => 1,
+        Shape::Timer(Clock::Wall) => 1,
         Shape::Histogram => 2,
         Shape::Activations => 3,
+        Shape::Timer(Clock::Cpu) => 4,
     }
 }
 

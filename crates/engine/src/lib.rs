@@ -5,6 +5,7 @@
 
 pub mod api;
 mod background;
+mod catch_up;
 mod cost;
 mod engine;
 pub mod error;
@@ -19,11 +20,13 @@ mod pattern;
 mod request;
 mod restore;
 mod session;
+mod sites;
 mod state_dir;
 mod values;
 mod weaving;
 
 pub use api::*;
+pub use catch_up::Uncaught;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind};
 pub use ingraft_mdl::{Diagnostic, Severity};

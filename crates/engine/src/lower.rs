@@ -6,7 +6,8 @@ use std::sync::Arc;
 use ingraft_codegen::{Cost, Environment, MiniRequest, generic_site};
 use ingraft_mdl::{FunctionRef, Insertion, Library, ModuleRef, Program, Variable, evaluate};
 use ingraft_model::{
-    Avma, Bias, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scale, Site, Snippet, Stmt, ThreadIdentity,
+    Avma, Bias, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scale, Site, Snippet, Stmt,
+    ThreadIdentity,
 };
 use ingraft_process::Target;
 
@@ -17,7 +18,8 @@ use crate::images::ImageStore;
 use crate::internal::Internal;
 use crate::modules::Modules;
 use crate::request;
-use crate::weaving::{SETTLE, sites};
+use crate::sites::{Originals, Spot, sites};
+use crate::weaving::SETTLE;
 
 /// Module and function of the program that stands for all.
 const MODULE: &str = "program";
@@ -26,7 +28,9 @@ const FUNCTION: &str = "function";
 /// What the code of a target looks like where the C library is glibc.
 fn environment() -> Environment {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
-    Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: Scale::ONE }
+    // as glibc registers its areas
+    let cpu = CpuClock::Rseq { slot: -0x98, signature: 0x5305_3053 };
+    Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: Scale::ONE, cpu }
 }
 
 /// One function of one module, which has every name.
@@ -86,8 +90,9 @@ fn counters(variables: &[Variable]) -> Vec<u32> {
 }
 
 /// The worst case of a snippet at a point as compilers make many, with all that is needed to get there.
-pub fn worst_case(snippet: &Snippet, point: PointKind, variables: &[Variable]) -> Option<Cost> {
-    let lowered = woven(snippet, &generic_site(point), Bias(0), variables)?.ok()?;
+pub fn worst_case(insertion: &Insertion, variables: &[Variable]) -> Option<Cost> {
+    let site = generic_site(insertion.point, insertion.after);
+    let lowered = woven(&insertion.snippet, &site, Bias(0), variables)?.ok()?;
     Some(lowered.minis.into_iter().chain([lowered.base]).sum())
 }
 
@@ -102,7 +107,7 @@ fn woven(
     let own = MiniRequest { id: SETTLE + 1, snippet, counters: &counters };
     let first = MiniRequest { id: SETTLE, snippet: &settle, counters: &[] };
     // as a session weaves it: records that were left are looked for where one is opened
-    let opens = snippet.stmts.iter().any(|s| matches!(s, Stmt::Open(..))) && site.kind == PointKind::Entry;
+    let opens = snippet.stmts.iter().any(|s| matches!(s, Stmt::Open(..)));
     let minis = if opens { vec![first, own] } else { vec![own] };
     ingraft_codegen::lower(&environment(), site, bias, &minis).ok()
 }
@@ -219,21 +224,28 @@ fn piece(
         cycles: None,
         ns: None,
         code: Vec::new(),
-        refused: request::point_refusal(insertion.point, insertion.after),
+        refused: None,
     };
-    if piece.refused.is_some() {
-        return piece;
-    }
     let site = match place {
-        None => Ok((generic_site(insertion.point), Bias(0))),
+        None => Ok((generic_site(insertion.point, insertion.after), Bias(0))),
         Some((target, modules)) => {
             let bias = modules.module(insertion.function.module).map_or(Bias(0), |(_, module)| module.bias);
-            let first = sites(target, modules, insertion.function, insertion.point).and_then(|sites| {
-                sites.into_iter().next().ok_or(Refusal::NotAFunction { what: "it has no such point" })
+            let spot = Spot { kind: insertion.point, after: insertion.after };
+            let originals = Originals::default();
+            let first = sites(target, modules, insertion.function, spot, &originals).and_then(|sites| {
+                sites.into_iter().next().ok_or(Refusal::NotAFunction { what: "it has no such point" })?.site
             });
             first.map(|site| (site, bias))
         }
     };
+    // an exit in the bytes that its entry displaces is woven into the entry's code: another one is shown
+    let site = site.map(|(site, bias)| match site.within {
+        true => {
+            FUNCTION.clone_into(&mut piece.function);
+            (generic_site(insertion.point, insertion.after), Bias(0))
+        }
+        false => (site, bias),
+    });
     match site.map(|(site, bias)| woven(&insertion.snippet, &site, bias, variables)) {
         Ok(Some(Ok(lowered))) => {
             let total: Cost = lowered.minis.iter().copied().chain([lowered.base]).sum();

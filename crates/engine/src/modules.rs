@@ -4,17 +4,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use ingraft_analysis::{Function, Image};
+use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
 use ingraft_mdl::{FunctionRef, ModuleRef, Program};
 use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma};
 use ingraft_process::{AT_ENTRY, MappedFile, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
-use crate::images::ImageStore;
+use crate::images::{ImageStore, bytes_of};
 use crate::pattern::{Pattern, glob_match};
 
 const PAGE: u64 = 4096;
+/// Length of an `endbr64`.
+const ENDBR: u64 = 4;
 
 /// A mapped file, not looked into yet.
 #[derive(Debug)]
@@ -28,6 +30,7 @@ pub struct ModuleFile {
     /// Whether it is the program itself.
     pub is_program: bool,
     loaded: OnceLock<Option<Module>>,
+    frames: OnceLock<Option<(Bias, Arc<FrameTable>)>>,
 }
 
 /// A module that was analysed.
@@ -90,6 +93,13 @@ impl Module {
         u32::try_from(number).ok()
     }
 
+    /// The number of the function that begins at an address, or in front of it with an `endbr64`.
+    pub fn number_at(&self, at: Svma) -> Option<u32> {
+        let number = self.number_containing(at)?;
+        let behind = at.0 - self.function(number)?.start().0;
+        (behind == 0 || behind == ENDBR).then_some(number)
+    }
+
     /// A function by its number.
     pub fn function(&self, number: u32) -> Option<&Function> {
         self.image.functions().get(number as usize)
@@ -121,7 +131,14 @@ impl Modules {
             }
             let is_program = entry.is_some_and(|e| file.mappings.iter().any(|m| m.range.contains(&e)));
             let names = names_of(target, &file, is_program);
-            self.files.push(ModuleFile { name: names[0].clone(), names, file, is_program, loaded: OnceLock::new() });
+            self.files.push(ModuleFile {
+                name: names[0].clone(),
+                names,
+                file,
+                is_program,
+                loaded: OnceLock::new(),
+                frames: OnceLock::new(),
+            });
         }
         Ok(self.files.len() > before)
     }
@@ -198,6 +215,12 @@ impl Modules {
         errors
     }
 
+    /// Analyses the modules that are wanted; what cannot be analysed is named.
+    pub fn load_files(&self, target: &Target, store: &ImageStore, wanted: &dyn Fn(&ModuleFile) -> bool) -> Vec<Error> {
+        let files = self.files.iter().filter(|file| wanted(file));
+        files.filter_map(|file| file.load(target, store, &|_| ()).err()).collect()
+    }
+
     /// A module that was analysed.
     pub fn module(&self, module: ModuleRef) -> Option<(&ModuleFile, &Module)> {
         let file = self.files.get(module.0 as usize)?;
@@ -213,6 +236,22 @@ impl Modules {
     pub fn resolve(&self, function: FunctionRef) -> Option<(&ModuleFile, &Module, &Function)> {
         let (file, module) = self.module(function.module)?;
         Some((file, module, module.function(function.function)?))
+    }
+
+    /// The function that begins at an address, if its module was analysed and it is no stub of the linker.
+    pub fn function_at(&self, at: Avma) -> Option<FunctionRef> {
+        let (module, _, loaded) = self.loaded().find(|(_, file, _)| file.text().contains(&at))?;
+        let function = loaded.number_at(at.to_svma(loaded.bias))?;
+        (loaded.function(function)?.kind() == FunctionKind::Normal).then_some(FunctionRef { module, function })
+    }
+
+    /// The functions of this name in the analysed modules, stubs of the linker left out.
+    pub fn functions_named_exactly(&self, name: &str) -> Vec<FunctionRef> {
+        let normal = |m: &Module, n: &u32| m.function(*n).is_some_and(|f| f.kind() == FunctionKind::Normal);
+        let of = |(module, _, m): (ModuleRef, _, &'_ Module)| -> Vec<FunctionRef> {
+            m.named(name).iter().filter(|n| normal(m, n)).map(|&function| FunctionRef { module, function }).collect()
+        };
+        self.loaded().flat_map(of).collect()
     }
 
     /// The functions of the analysed modules that a pattern matches.
@@ -276,7 +315,7 @@ impl ModuleFile {
         let result = store.load(target, &self.file);
         let (module, result) = match result {
             Ok(loaded) => (
-                bias_of(&self.file, &loaded.image).map(|bias| Module {
+                bias_of(&self.file, loaded.image.segments()).map(|bias| Module {
                     image: loaded.image,
                     bias,
                     from_memory: loaded.from_memory,
@@ -289,6 +328,18 @@ impl ModuleFile {
         // Somebody else may have been faster; both have the same.
         let _ = self.loaded.set(module);
         result
+    }
+
+    /// What its unwind table says, and where it was loaded; none if it cannot be read.
+    pub fn frames(&self, target: &Target) -> Option<(Bias, Arc<FrameTable>)> {
+        let read = || match self.loaded.get() {
+            Some(Some(module)) => Some((module.bias, Arc::new(FrameTable::read(module.image.elf())))),
+            _ => {
+                let elf = Elf::parse(bytes_of(target, &self.file).ok()?.0).ok()?;
+                Some((bias_of(&self.file, elf.segments())?, Arc::new(FrameTable::read(&elf))))
+            }
+        };
+        self.frames.get_or_init(read).clone()
     }
 }
 
@@ -305,9 +356,9 @@ fn contains_wrgsbase(bytes: &[u8]) -> bool {
 
 /// What the loader added: an executable mapping shows it, whatever the first segment looks like, and also if somebody mapped the
 /// whole file by hand.
-fn bias_of(file: &MappedFile, image: &Image) -> Option<Bias> {
+fn bias_of(file: &MappedFile, segments: &[Segment]) -> Option<Bias> {
     file.mappings.iter().filter(|m| m.exec).find_map(|mapping| {
-        image.segments().iter().filter(|s| s.flags.execute).find_map(|segment| {
+        segments.iter().filter(|s| s.flags.execute).find_map(|segment| {
             let first = (segment.file_offset & !(PAGE - 1)).max(mapping.offset);
             let in_both = first < segment.file_offset + segment.file_size && first - mapping.offset < mapping.len();
             let svma = segment.svma.0.wrapping_sub(segment.file_offset).wrapping_add(first);

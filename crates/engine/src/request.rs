@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_mdl::{FunctionRef, Instrumentation, Library, evaluate};
-use ingraft_model::{Focus, PointKind, Refusal, ResourcePath};
+use ingraft_model::{Focus, ResourcePath};
 
 use crate::api::{EnableRequest, MetricFocus};
 use crate::error::{Error, ErrorKind};
@@ -159,16 +159,4 @@ pub fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
         }
     }
     out
-}
-
-/// Why a metric cannot have code at a kind of point.
-pub fn point_refusal(point: PointKind, after: bool) -> Option<Refusal> {
-    match (point, after) {
-        (PointKind::Entry | PointKind::Exit, false) => None,
-        (PointKind::Entry, true) => Some(Refusal::NotYet { kind: "after-entry" }),
-        (PointKind::Exit, true) => Some(Refusal::NotYet { kind: "after-exit" }),
-        (PointKind::Call, _) => Some(Refusal::NotYet { kind: "call" }),
-        (PointKind::Block, _) => Some(Refusal::NotYet { kind: "block" }),
-        (PointKind::Edge, _) => Some(Refusal::NotYet { kind: "edge" }),
-    }
 }

@@ -47,7 +47,8 @@ pub fn restore(
     let failed = |e| Error::process(target.pid(), e);
     let whole = RemovalRecord::combine(records);
     let (plan, foreign) = restorable(target, &whole);
-    let mut options = ApplyOptions { reset_gs: area, check_quiet: sorted(arenas), ..ApplyOptions::default() };
+    let mut options =
+        ApplyOptions { reset_gs: area, clear_slots: area, check_quiet: sorted(arenas), ..ApplyOptions::default() };
     let applied = target.apply(&plan, &options).map_err(|e| Error::apply(target.pid(), e))?;
     let mut stopped = applied.held;
     let (_, still_foreign) = restorable(target, &whole);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-use ingraft_model::{Activations, Distribution, Scale, Shape, Tid};
+use ingraft_model::{Activations, Clock, Distribution, Scale, Shape, Tid};
 use ingraft_process::SharedArea;
 
 /// The shards of a data area.
@@ -13,6 +13,8 @@ pub trait Shards {
     fn claims(&self) -> Vec<(u32, u64)>;
     /// One counter of one shard; 0 outside of the area.
     fn load(&self, shard: u32, counter: u32) -> i64;
+    /// The last reading of processor time of the thread that has a shard, in ticks.
+    fn cpu_last(&self, shard: u32) -> u64;
     /// Frees the shard of a thread that has ended; its first `counters` values.
     fn free(&self, shard: u32, counters: u32) -> Vec<i64>;
     /// Sets counters to 0 in every shard. Nothing may count into them.
@@ -30,6 +32,10 @@ impl Shards for SharedArea {
 
     fn load(&self, shard: u32, counter: u32) -> i64 {
         self.counter(shard, counter).map_or(0, u64::cast_signed)
+    }
+
+    fn cpu_last(&self, shard: u32) -> u64 {
+        SharedArea::cpu_last(self, shard).unwrap_or(0)
     }
 
     fn free(&self, shard: u32, counters: u32) -> Vec<i64> {
@@ -118,8 +124,8 @@ impl Shapes {
             // the largest, and the complement of the smallest
             (1 | 2, Shape::Histogram) => a.cast_unsigned().max(b.cast_unsigned()).cast_signed(),
             // a timer that ran when its thread ended was started and never stopped: when it would have been is not known
-            (0, Shape::Timer) => 0,
-            (1, Shape::Timer) => a.max(0).saturating_add(b.max(0)),
+            (0, Shape::Timer(_)) => 0,
+            (1, Shape::Timer(_)) => a.max(0).saturating_add(b.max(0)),
             _ => a.wrapping_add(b),
         }
     }
@@ -135,12 +141,19 @@ pub struct Slots {
 }
 
 /// How recorded values are read.
-#[derive(Clone, Copy, Debug)]
-pub struct Ruler {
+#[derive(Clone, Copy)]
+pub struct Ruler<'a> {
     /// From the recorded unit to the metric's.
     pub scale: Scale,
-    /// The clock of the timers now.
+    /// The wall clock of the timers now.
     pub now: u64,
+    /// The processor time of a thread in ticks, not later than now; 0 if it is not known.
+    pub cpu: &'a dyn Fn(Tid) -> u64,
+}
+
+impl Ruler<'_> {
+    /// For values that no clock has measured.
+    pub const PLAIN: Ruler<'static> = Ruler { scale: Scale::ONE, now: 0, cpu: &|_| 0 };
 }
 
 /// What one thread, or several together, recorded.
@@ -155,14 +168,16 @@ pub struct Raw {
 }
 
 impl Raw {
-    fn read(slots: Slots, ruler: Ruler, load: impl Fn(u32) -> i64) -> Self {
+    /// `cpu`: the processor time of the thread now, in ticks.
+    fn read(slots: Slots, ruler: Ruler<'_>, load: impl Fn(u32) -> i64, cpu: impl Fn() -> u64) -> Self {
         let at = |n: u32| load(slots.first + n);
         let mut raw = Raw::default();
         match slots.shape {
             Shape::Counter => raw.value = at(0),
-            Shape::Timer => {
+            Shape::Timer(clock) => {
                 let sum = at(1);
-                let ticks = if sum < 0 { sum.wrapping_add_unsigned(ruler.now).max(0) } else { sum };
+                let now = || if clock == Clock::Cpu { cpu() } else { ruler.now };
+                let ticks = if sum < 0 { sum.wrapping_add_unsigned(now()).max(0) } else { sum };
                 raw.value = i64::try_from(ruler.scale.apply(ticks.cast_unsigned())).unwrap_or(i64::MAX);
             }
             // Without a value there is no smallest one, and its pages are left alone: to look at them would make them.
@@ -227,15 +242,22 @@ impl<'a> Columns<'a> {
     }
 
     /// What a variable, and the activations of its calls, have in every thread that has recorded something: sorted by thread, each once.
-    pub fn threads(&self, slots: Slots, activations: &[u32], ruler: Ruler) -> Vec<(Option<Tid>, Raw)> {
-        let read = |load: &dyn Fn(u32) -> i64| {
-            let own = Raw::read(slots, ruler, load);
+    pub fn threads(&self, slots: Slots, activations: &[u32], ruler: Ruler<'_>) -> Vec<(Option<Tid>, Raw)> {
+        let read = |load: &dyn Fn(u32) -> i64, cpu: &dyn Fn() -> u64| {
+            let own = Raw::read(slots, ruler, load, cpu);
             let shape = Shape::Activations;
-            activations.iter().fold(own, |raw, &first| raw.plus(Raw::read(Slots { first, shape }, ruler, load)))
+            activations.iter().fold(own, |raw, &first| raw.plus(Raw::read(Slots { first, shape }, ruler, load, cpu)))
         };
-        let live = self.held.iter().map(|&(shard, tid)| (tid, read(&|n| self.shards.load(shard, n))));
-        let ended =
-            self.ended.threads.iter().map(|(&tid, record)| (tid, read(&|n| record.get(&n).copied().unwrap_or(0))));
+        // The kernel's own figure of a thread that runs is as old as the last tick, and its last reading may be later.
+        let live = self.held.iter().map(|&(shard, tid)| {
+            let cpu = || self.shards.cpu_last(shard).max(tid.map_or(0, ruler.cpu));
+            (tid, read(&|n| self.shards.load(shard, n), &cpu))
+        });
+        let ended = self
+            .ended
+            .threads
+            .iter()
+            .map(|(&tid, record)| (tid, read(&|n| record.get(&n).copied().unwrap_or(0), &|| 0)));
         let mut by_thread: BTreeMap<(bool, Option<Tid>), Raw> = BTreeMap::new();
         for (tid, raw) in live.chain(ended).filter(|(_, raw)| !raw.is_nothing()) {
             let place = by_thread.entry((tid.is_none(), tid)).or_default();
@@ -312,6 +334,9 @@ mod tests {
         fn load(&self, shard: u32, counter: u32) -> i64 {
             self.values.borrow().get(&(shard, counter)).copied().unwrap_or(0)
         }
+        fn cpu_last(&self, shard: u32) -> u64 {
+            if shard == 3 { 950 } else { 0 }
+        }
         fn free(&self, shard: u32, counters: u32) -> Vec<i64> {
             self.claims.borrow_mut().retain(|c| c.0 != shard);
             (0..counters).map(|c| self.values.borrow_mut().remove(&(shard, c)).unwrap_or(0)).collect()
@@ -348,7 +373,7 @@ mod tests {
         assert_eq!(Columns::new(&shards, &ended, &tid).sum(1), 0);
     }
 
-    const RULER: Ruler = Ruler { scale: Scale { mult: 1, shift: 1 }, now: 1000 };
+    const RULER: Ruler<'static> = Ruler { scale: Scale { mult: 1, shift: 1 }, now: 1000, cpu: &|_| 900 };
 
     /// Puts the slots of a variable into a shard.
     fn put(shards: &Fake, shard: u32, first: u32, values: &[i64]) {
@@ -359,7 +384,7 @@ mod tests {
     #[test]
     fn a_timer_is_read_while_it_runs_and_ends_with_its_thread() {
         let (shards, mut ended) = (Fake::default(), EndedThreads::default());
-        let timer = Slots { first: 5, shape: Shape::Timer };
+        let timer = Slots { first: 5, shape: Shape::Timer(Clock::Wall) };
         let mut shapes = Shapes::default();
         shapes.insert(timer.first, timer.shape);
         shards.claims.borrow_mut().extend([(2, 70), (3, 71)]);
@@ -373,6 +398,20 @@ mod tests {
         ended.bury(&shards, &shapes, 2, Some(Tid(70)), 8);
         ended.bury(&shards, &shapes, 3, Some(Tid(70)), 8);
         assert_eq!(read(&ended), [150]);
+    }
+
+    #[test]
+    fn processor_time_of_a_running_timer_is_the_later_of_two_readings() {
+        let shards = Fake::default();
+        let timer = Slots { first: 5, shape: Shape::Timer(Clock::Cpu) };
+        shards.claims.borrow_mut().extend([(2, 70), (3, 71), (4, 72)]);
+        put(&shards, 2, 5, &[1, -400]);
+        put(&shards, 3, 5, &[1, -400]);
+        put(&shards, 4, 5, &[0, 30]);
+        let ended = EndedThreads::default();
+        let columns = Columns::new(&shards, &ended, &|id| Some(Tid(id as i32)));
+        let values: Vec<_> = columns.threads(timer, &[], RULER).into_iter().map(|(_, raw)| raw.value).collect();
+        assert_eq!(values, [250, 275, 15]);
     }
 
     #[test]
@@ -390,8 +429,7 @@ mod tests {
             ended.bury(&shards, &shapes, shard, Some(Tid(70)), Shape::Histogram.slots());
         }
         let columns = Columns::new(&shards, &ended, &|id| Some(Tid(id as i32)));
-        let [(tid, raw)] =
-            columns.threads(histogram, &[], Ruler { scale: Scale::ONE, now: 0 }).try_into().expect("one");
+        let [(tid, raw)] = columns.threads(histogram, &[], Ruler::PLAIN).try_into().expect("one");
         let d = raw.distribution.expect("a histogram");
         assert_eq!((tid, d.count, d.sum, d.min, d.max), (Some(Tid(70)), 3, 60, 10, 30));
     }

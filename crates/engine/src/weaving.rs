@@ -1,17 +1,16 @@
 //! Which code goes where in one target: arenas, text taken, woven points; from insertions to one verified plan.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use ingraft_analysis::{Function, FunctionKind};
-use ingraft_codegen::verify::{verify_added, verify_removed, verify_weave};
+use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
 use ingraft_codegen::{
     Arena, Cost, Environment, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
-    weave_points,
+    remove_within, weave_points,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, AvmaRange, DataArea, PatchPlan, PointKind, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity, VariableId,
+    Avma, AvmaRange, CpuClock, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity, VariableId,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -20,7 +19,8 @@ use rustc_hash::FxHashMap;
 use crate::background::in_background;
 use crate::cost;
 use crate::error::{Error, ErrorKind};
-use crate::modules::{Module, Modules};
+use crate::modules::Modules;
+use crate::sites::{Found, Originals, Spot, entry_site, sites};
 
 /// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
 const REACH: u64 = (1 << 31) - (1 << 20);
@@ -44,7 +44,7 @@ pub struct Place {
     /// Its function.
     pub function: FunctionRef,
     /// What kind of point it is.
-    pub kind: PointKind,
+    pub spot: Spot,
     /// First byte that a springboard may overwrite.
     pub at: Svma,
 }
@@ -54,7 +54,7 @@ pub struct Wanted<'a> {
     /// The function.
     pub function: FunctionRef,
     /// Which of its points.
-    pub kind: PointKind,
+    pub spot: Spot,
     /// The snippets in order.
     pub minis: Vec<NewMini<'a>>,
 }
@@ -71,6 +71,8 @@ pub struct NewMini<'a> {
     pub snippet: &'a Snippet,
     /// Counter of each of its variables.
     pub counters: &'a [u32],
+    /// Functions whose calls stay without it.
+    pub except: &'a [FunctionRef],
 }
 
 /// The generated code of one target.
@@ -108,62 +110,21 @@ pub struct Change {
     pub refused: HashMap<(FunctionRef, usize), Refusal>,
 }
 
-/// The points of a kind that can be woven, as far as their bytes tell; all of them, or why one cannot.
-pub fn sites(target: &Target, modules: &Modules, function: FunctionRef, kind: PointKind) -> Result<Vec<Site>, Refusal> {
-    match kind {
-        PointKind::Entry => entry_site(target, modules, function).map(|site| vec![site]),
-        PointKind::Exit => {
-            let (module, f) = body(modules, function)?;
-            let sites = module.image.exit_sites(f)?.into_iter().collect::<Result<Vec<_>, _>>()?;
-            sites.iter().try_for_each(|site| agrees(target, module, site))?;
-            Ok(sites)
-        }
-        PointKind::Call => Err(Refusal::NotYet { kind: "call" }),
-        PointKind::Block => Err(Refusal::NotYet { kind: "block" }),
-        PointKind::Edge => Err(Refusal::NotYet { kind: "edge" }),
-    }
-}
-
-/// A function whose code may be changed.
-fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function), Refusal> {
-    let (file, module, f) = modules.resolve(function).ok_or(Refusal::NotAFunction { what: "no such function" })?;
-    match f.kind() {
-        FunctionKind::Normal if file.is_shared() => Err(Refusal::SharedText),
-        FunctionKind::Normal => Ok((module, f)),
-        FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
-        FunctionKind::Stub => Err(Refusal::NotAFunction { what: "a stub of the linker" }),
-    }
-}
-
-/// Whether the target has the bytes of the file.
-fn agrees(target: &Target, module: &Module, site: &Site) -> Result<(), Refusal> {
-    let mut now = vec![0; site.bytes.len()];
-    let unreadable = Refusal::NotAFunction { what: "its memory cannot be read" };
-    target.read(site.at.to_avma(module.bias), &mut now).map_err(|_| unreadable)?;
-    match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
-        None => Ok(()),
-        Some(i) => {
-            let offset = site.at.0.wrapping_sub(site.function.0).wrapping_add(i as u64);
-            Err(Refusal::BytesDiffer { offset: u32::try_from(offset).unwrap_or(u32::MAX) })
-        }
-    }
-}
-
-/// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
-pub fn entry_site(target: &Target, modules: &Modules, function: FunctionRef) -> Result<Site, Refusal> {
-    let (module, f) = body(modules, function)?;
-    let site = module.image.entry_site(f)?;
-    agrees(target, module, &site)?;
-    Ok(site)
-}
-
 /// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
 pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
-    let env = Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: Scale::ONE };
+    let env = Environment {
+        data,
+        identity: ThreadIdentity::FsOffset(0x2d0),
+        shadow_stack: false,
+        ticks: Scale::ONE,
+        cpu: CpuClock::None,
+    };
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-    let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(target, modules, *f))).collect());
+    let sites: Vec<_> = in_background(|| {
+        functions.par_iter().map(|f| (*f, entry_site(target, modules, *f, &Originals::default()))).collect()
+    });
     let mut refused = FxHashMap::default();
     let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &Site)>> = FxHashMap::default();
     for (function, site) in &sites {
@@ -182,7 +143,13 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
         text.add_padding(module.bias, module.image.padding());
         let entries: Vec<_> = members
             .iter()
-            .map(|(_, site)| PointRequest { site, bias: module.bias, name: "another function", minis: &minis })
+            .map(|(_, site)| PointRequest {
+                site,
+                bias: module.bias,
+                name: "another function",
+                minis: &minis,
+                host: None,
+            })
             .collect();
         // A request as a whole fails only for reasons that this one does not have.
         let Ok(weave) = weave_points(&env, &mut arena, &mut text, &entries) else { continue };
@@ -209,7 +176,7 @@ impl Woven {
     }
 
     fn places_of(&self, function: FunctionRef) -> impl Iterator<Item = Place> + '_ {
-        let first = Place { function, kind: PointKind::Entry, at: Svma(0) };
+        let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
         self.points.range(first..).map(|(place, _)| *place).take_while(move |place| place.function == function)
     }
 
@@ -233,6 +200,32 @@ impl Woven {
     /// Whether all that is woven was woven by this engine.
     pub fn knows_all(&self) -> bool {
         self.adopted.is_empty()
+    }
+
+    /// The points of this engine.
+    pub fn points(&self) -> impl Iterator<Item = (&Place, &WovenPoint)> {
+        self.points.iter().map(|(place, point)| (place, &point.woven))
+    }
+
+    /// Those of a function.
+    pub fn points_of(&self, function: FunctionRef) -> impl Iterator<Item = (Place, &WovenPoint)> {
+        self.places_of(function).filter_map(|place| Some((place, &self.points.get(&place)?.woven)))
+    }
+
+    /// What removes the points of a dead engine.
+    pub fn adopted(&self) -> impl Iterator<Item = &RemovalRecord> {
+        self.adopted.iter()
+    }
+
+    /// How many snippets there are at a point.
+    pub fn snippets_at(&self, place: &Place) -> Option<usize> {
+        self.points.get(place).map(|p| p.woven.minis.len())
+    }
+
+    /// The springboard of a function's entry.
+    pub fn entry_of(&self, function: FunctionRef) -> Option<Avma> {
+        let place = self.places_of(function).find(|place| place.spot == Spot::ENTRY)?;
+        self.points.get(&place).map(|p| p.woven.at)
     }
 
     /// Number of woven points.
@@ -263,24 +256,25 @@ impl Woven {
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     ) -> Result<Change, Error> {
         let mut signatures = Vec::new();
-        let sites: Vec<_> =
-            in_background(|| wanted.par_iter().map(|w| sites(target, modules, w.function, w.kind)).collect());
+        let originals = Originals::of(self.points.values().map(|p| &p.woven.removal));
+        let look = |w: &Wanted<'_>| sites(target, modules, w.function, w.spot, &originals);
+        let mut sites: Vec<_> = in_background(|| wanted.par_iter().map(look).collect());
+        let hosts = hosts(target, modules, wanted, &mut sites, &originals);
         let mut refused: HashMap<(FunctionRef, usize), Refusal> = HashMap::new();
         for (w, sites) in wanted.iter().zip(&sites) {
-            if let Err(refusal) = sites {
-                refused.extend(w.minis.iter().map(|m| ((w.function, m.pair), refusal.clone())));
-            }
+            refused.extend(w.refused(sites));
         }
         // only a function with several points can fail at one of them with others woven
-        let simple = wanted.iter().all(|w| w.kind == PointKind::Entry);
+        let simple = wanted.iter().all(|w| w.spot == Spot::ENTRY);
         loop {
             let before = (!simple).then(|| self.clone());
             let mut change = Change::default();
-            self.attempt(target, modules, env, wanted, &sites, &refused, &mut change, record, &mut signatures)?;
+            self.attempt(target, modules, env, wanted, &sites, &hosts, &refused, &mut change, record, &mut signatures)?;
             let several = |(function, pair): &(FunctionRef, usize)| {
                 let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
                 its.filter(|(w, _)| w.minis.iter().any(|m| m.pair == *pair))
-                    .map(|(_, sites)| sites.as_ref().map_or(0, Vec::len))
+                    .flat_map(|(_, sites)| sites.iter().flatten())
+                    .map(|found| 1 + usize::from(found.site.as_ref().is_ok_and(|site| site.within)))
                     .sum::<usize>()
                     > 1
             };
@@ -307,7 +301,8 @@ impl Woven {
         modules: &Modules,
         env: &Environment,
         wanted: &[Wanted<'_>],
-        sites: &[Result<Vec<Site>, Refusal>],
+        sites: &[Result<Vec<Found>, Refusal>],
+        hosts: &FxHashMap<FunctionRef, Site>,
         refused: &HashMap<(FunctionRef, usize), Refusal>,
         change: &mut Change,
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
@@ -321,25 +316,45 @@ impl Woven {
             if minis.is_empty() {
                 continue;
             }
-            for site in sites {
-                let place = Place { function: w.function, kind: w.kind, at: site.at };
+            for found in sites {
+                let Ok(site) = &found.site else { continue };
+                let minis: Vec<&NewMini<'_>> = minis.iter().copied().filter(|m| found.is_for(m)).collect();
+                if minis.iter().all(|m| m.id == SETTLE) {
+                    continue;
+                }
+                let place = Place { function: w.function, spot: w.spot, at: site.at };
                 match self.points.get_mut(&place) {
                     Some(point) => {
                         let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
                         for mini in &minis {
-                            point.add(env, arena, w.kind, mini, &mut change.plan)?;
+                            point.add(env, arena, w.spot, mini, &mut change.plan)?;
                         }
                     }
                     None => {
-                        new.entry(w.function.module).or_default().push(NewPoint { place, site, minis: minis.clone() });
+                        new.entry(w.function.module).or_default().push(NewPoint { place, site, minis });
                     }
                 }
             }
         }
-        for (module, points) in new {
+        for (module, mut points) in new {
+            self.add_hosts(hosts, &mut points);
             self.weave_new(target, modules, env, module, &points, change, record, signatures)?;
         }
         Ok(())
+    }
+
+    /// Entries without snippets for exits that only they can hold, where they are not woven and not among the points.
+    fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Site>, points: &mut Vec<NewPoint<'a>>) {
+        let entries: HashSet<FunctionRef> =
+            points.iter().filter(|p| p.place.spot == Spot::ENTRY).map(|p| p.place.function).collect();
+        let mut missing: Vec<FunctionRef> = points.iter().filter(|p| p.site.within).map(|p| p.place.function).collect();
+        missing.retain(|function| !entries.contains(function) && entry_of(&self.points, *function).is_none());
+        missing.dedup();
+        points.extend(missing.into_iter().filter_map(|function| {
+            let site = hosts.get(&function)?;
+            let place = Place { function, spot: Spot::ENTRY, at: site.at };
+            Some(NewPoint { place, site, minis: Vec::new() })
+        }));
     }
 
     #[expect(clippy::too_many_arguments, reason = "one loop's body")]
@@ -382,7 +397,10 @@ impl Woven {
             .iter()
             .zip(&minis)
             .zip(&names)
-            .map(|((p, minis), name)| PointRequest { site: p.site, bias: module.bias, name, minis })
+            .map(|((p, minis), name)| {
+                let host = p.site.within.then(|| entry_of(&self.points, p.place.function)).flatten();
+                PointRequest { site: p.site, bias: module.bias, name, minis, host: host.map(|point| &point.woven) }
+            })
             .collect();
         let weave = weave_points(env, &mut self.arenas[arena_index], text, &requests).map_err(codegen_error)?;
         verify_weave(env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
@@ -445,11 +463,23 @@ impl Woven {
         order.sort_unstable_by_key(|(f, _)| *f);
         for (function, ids) in order {
             let places: Vec<Place> = self.places_of(function).collect();
+            let idle = |p: &Point| p.woven.minis.iter().all(|m| m.id == SETTLE || ids.contains(&m.id));
+            let points = || places.iter().filter_map(|place| self.points.get(place));
+            // an entry stays as long as there are exits in its code
+            let holds = points().any(|p| p.woven.host.is_some() && !idle(p));
+            let entry_stays = holds || entry_of(&self.points, function).is_some_and(|entry| !idle(entry));
             for place in places {
                 let Some(point) = self.points.get_mut(&place) else { continue };
-                if point.woven.minis.iter().all(|m| m.id == SETTLE || ids.contains(&m.id)) {
-                    let removed = RemovalRecord::combine(point.woven.records());
-                    gone.extend(point.woven.removal.text.first().map(|w| w.at));
+                let is_idle = idle(point);
+                if is_idle && !(place.spot == Spot::ENTRY && entry_stays) {
+                    let removed = match remove_within(&point.woven).filter(|_| entry_stays) {
+                        Some(alone) => {
+                            verify_removed_within(&alone, &point.woven).map_err(|e| defect(&e))?;
+                            alone
+                        }
+                        None => RemovalRecord::combine(point.woven.records()),
+                    };
+                    gone.push(point.woven.removal.key());
                     append(&mut plan, removed);
                     if let Some(text) = self.texts.get_mut(&function.module.0) {
                         text.release_point(&point.woven);
@@ -457,7 +487,7 @@ impl Woven {
                     self.points.remove(&place);
                     continue;
                 }
-                for id in &ids {
+                for id in ids.iter().chain(is_idle.then_some(&SETTLE)) {
                     let Some(index) = point.woven.minis.iter().position(|m| m.id == *id) else { continue };
                     let arena = &self.arenas[point.arena];
                     let before = point.woven.clone();
@@ -493,6 +523,36 @@ impl Woven {
     }
 }
 
+/// The woven entry of a function.
+fn entry_of(points: &BTreeMap<Place, Point>, function: FunctionRef) -> Option<&Point> {
+    let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
+    let (place, point) = points.range(first..).next()?;
+    (place.function == function && place.spot == Spot::ENTRY).then_some(point)
+}
+
+/// The entries of the functions that have exits which only their entry can hold. Without such an entry there is no exit either.
+fn hosts(
+    target: &Target,
+    modules: &Modules,
+    wanted: &[Wanted<'_>],
+    sites: &mut [Result<Vec<Found>, Refusal>],
+    originals: &Originals,
+) -> FxHashMap<FunctionRef, Site> {
+    let mut hosts = FxHashMap::default();
+    for (w, found) in wanted.iter().zip(sites) {
+        let mut within: Vec<_> =
+            found.iter_mut().flatten().filter(|f| f.site.as_ref().is_ok_and(|site| site.within)).collect();
+        if within.is_empty() || hosts.contains_key(&w.function) {
+            continue;
+        }
+        match entry_site(target, modules, w.function, originals) {
+            Ok(site) => drop(hosts.insert(w.function, site)),
+            Err(refusal) => within.iter_mut().for_each(|f| f.site = Err(refusal.clone())),
+        }
+    }
+    hosts
+}
+
 /// Room that a point with compiled snippets takes, in points with a count.
 const COMPILED: usize = 8;
 
@@ -519,6 +579,24 @@ impl NewPoint<'_> {
     }
 }
 
+impl Wanted<'_> {
+    /// The pairs that cannot have this, and why: with a point missing the rest would not be exact.
+    pub fn refused(&self, sites: &Result<Vec<Found>, Refusal>) -> Vec<((FunctionRef, usize), Refusal)> {
+        let pairs = |refusal: &Refusal, found: Option<&Found>| -> Vec<_> {
+            let its = self.minis.iter().filter(|m| m.id != SETTLE && found.is_none_or(|f| f.is_for(m)));
+            its.map(|m| ((self.function, m.pair), refusal.clone())).collect()
+        };
+        match sites {
+            Err(refusal) => pairs(refusal, None),
+            Ok(sites) => sites
+                .iter()
+                .filter_map(|f| Some((f, f.site.as_ref().err()?)))
+                .flat_map(|(f, r)| pairs(r, Some(f)))
+                .collect(),
+        }
+    }
+}
+
 impl NewMini<'_> {
     fn meter(&self) -> Option<Meter> {
         let variable = cost::meter(self.snippet)?;
@@ -532,22 +610,20 @@ impl NewMini<'_> {
 }
 
 impl Point {
-    /// Adds a snippet among those of its role: in front of them at an entry, behind them elsewhere, so that what begins first ends last.
+    /// Adds a snippet among those of its role: in front of them where something begins, behind them elsewhere, so that what begins first ends
+    /// last.
     fn add(
         &mut self,
         env: &Environment,
         arena: &mut Arena,
-        kind: PointKind,
+        spot: Spot,
         mini: &NewMini<'_>,
         plan: &mut PatchPlan,
     ) -> Result<(), Error> {
         if self.woven.minis.iter().any(|m| m.id == mini.id) {
             return Ok(());
         }
-        let before = |role: &&Option<Role>| match kind {
-            PointKind::Entry => **role < mini.role,
-            _ => **role <= mini.role,
-        };
+        let before = |role: &&Option<Role>| if spot.opens() { **role < mini.role } else { **role <= mini.role };
         let index = self.roles.iter().take_while(before).count();
         let added = add_mini(env, arena, &mut self.woven, &mini.request(), index).map_err(codegen_error)?;
         verify_added(env, arena, &added, &self.woven, mini.id).map_err(|e| defect(&e))?;

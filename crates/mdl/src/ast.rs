@@ -1,6 +1,6 @@
 //! The tree of a text. Spans are kept everywhere, older spellings are already what they mean.
 
-pub use ingraft_model::snippet::{BinaryOp, UnaryOp};
+pub use ingraft_model::snippet::{BinaryOp, Clock, UnaryOp};
 use ingraft_model::{Aggregate, Style, UnitsType};
 
 use crate::source::Span;
@@ -355,8 +355,8 @@ pub enum ExprKind {
     Return,
     /// `$globalId`.
     GlobalId,
-    /// `$elapsed`.
-    Elapsed,
+    /// `$elapsed`, `$cpu`.
+    Elapsed(Clock),
     /// `$self`.
     SelfTime,
     /// `$arg[…]`.

@@ -44,6 +44,14 @@ impl Scale {
         let wide = (u128::from(recorded) * u128::from(self.mult)).checked_shr(self.shift).unwrap_or(0);
         u64::try_from(wide).unwrap_or(u64::MAX)
     }
+
+    /// How many recorded units one of the metric's is, in 2^-32, to the nearest; the largest number if there is no such rate.
+    pub fn inverse(self) -> u64 {
+        let one = 1u128.checked_shl(self.shift.saturating_add(32)).filter(|one| *one != 0);
+        let mult = u128::from(self.mult);
+        let rate = one.and_then(|one| one.saturating_add(mult / 2).checked_div(mult));
+        rate.and_then(|rate| u64::try_from(rate).ok()).unwrap_or(u64::MAX)
+    }
 }
 
 /// A bucket with values in it.

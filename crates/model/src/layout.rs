@@ -18,7 +18,7 @@ use crate::addr::{Avma, AvmaRange};
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
 /// Version of everything that this module describes.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Offsets in the header (shard 0). All integers little-endian.
 pub mod header {
@@ -40,8 +40,8 @@ pub mod header {
     pub const EXHAUSTED: u32 = 0x24;
     /// Process id of the holder (the engine), u32.
     pub const HOLDER_PID: u32 = 0x28;
-    /// Unused, 0.
-    pub const RESERVED: u32 = 0x2c;
+    /// How generated code reads a thread's processor time, i32: [`super::CpuClock::Rseq`]'s slot; 0: by a system call, or not at all.
+    pub const CPU_SLOT: u32 = 0x2c;
     /// Start time of the holder in clock ticks since boot, u64 (field 22 of /proc/PID/stat).
     pub const HOLDER_START: u32 = 0x30;
     /// The boot id, 16 bytes.
@@ -58,6 +58,20 @@ pub mod header {
     pub const CHILDREN: u32 = 0x60;
     /// How many fit.
     pub const CHILDREN_MAX: u32 = 1000;
+    /// A descriptor of a restartable sequence without instructions (linux/rseq.h, struct rseq_cs), 32 bytes aligned to as many. Only valid with a
+    /// [`super::CpuClock::Rseq`].
+    pub const DESCRIPTOR: u32 = 0x1000;
+    /// The signature that the kernel looks for right before the descriptor's abort address, u32.
+    pub const SIGNATURE: u32 = 0x1020;
+    /// Ticks of a nanosecond in 2^-32, u64: how processor time becomes ticks. 0 until the first processor time is measured, then never changed.
+    pub const CPU_RATE: u32 = 0x1028;
+    /// Number of addresses below, u32.
+    pub const SLOTS_COUNT: u32 = 0x1030;
+    /// Where ended threads had their pointer to a descriptor ([`super::CPU_SLOT`]), u64 each: memory of the program that may still hold the
+    /// address of ours.
+    pub const SLOTS: u32 = 0x1040;
+    /// How many fit.
+    pub const SLOTS_MAX: u32 = (super::CLAIMS - SLOTS) / 8;
 }
 
 /// Offset of the claims in shard 0: one u64 per shard, the identity of the thread that holds it or 0.
@@ -69,6 +83,17 @@ pub const OWNER: u32 = CLAIMS + SHARDS_MAX * 8;
 /// Offset of the top of the activation records in every shard but 0, u64: the offset from [`DataArea::records`] at which the next record
 /// will lie; 0 in a shard that has had none, and for ever in shard 0.
 pub const TOP: u32 = OWNER + 0x08;
+/// Processor time of the thread less the time stamp counter, u64 in ticks; valid as long as the kernel has not switched the thread, see
+/// [`CpuClock`]. These five words are in every shard, and 0 at first.
+pub const CPU_OFFSET: u32 = OWNER + 0x10;
+/// The last reading of the thread's processor time, u64 in ticks: it never goes back.
+pub const CPU_LAST: u32 = OWNER + 0x18;
+/// Address of the descriptor once `CPU_OFFSET` has been set, u64.
+pub const CPU_DESCRIPTOR: u32 = OWNER + 0x20;
+/// Address of the thread's pointer to a descriptor if ours was ever put there, u64.
+pub const CPU_SLOT: u32 = OWNER + 0x28;
+/// How often `CPU_OFFSET` was renewed, u64: as many system calls.
+pub const CPU_RENEWALS: u32 = OWNER + 0x30;
 /// Offset of counter 0 in every shard; counter i is a u64 (two's complement) at `COUNTERS + 8 * i`.
 pub const COUNTERS: u32 = OWNER + 0x40;
 /// Offset in shard 1 of the word that is 1 in the target and 0 in its fork children (MADV_WIPEONFORK), u32.
@@ -93,8 +118,12 @@ pub mod record {
     pub const SP: u32 = 0x00;
     /// Offset in a shard of the first counter of its activations, u32: its name.
     pub const NAME: u32 = 0x08;
-    /// Offset in a shard of the counter that goes back to `SAVED`, u32; bit 0: it is a timer's. 0: none does.
+    /// Offset in a shard of the counter that goes back to `SAVED`, u32, with one of the bits below if it is a timer's. 0: none does.
     pub const RESTORE: u32 = 0x0c;
+    /// It is a timer's of the wall clock.
+    pub const RESTORE_WALL: u32 = 1;
+    /// It is a timer's of processor time.
+    pub const RESTORE_CPU: u32 = 2;
     /// The value that goes back, u64.
     pub const SAVED: u32 = 0x10;
     /// The clock at the beginning in ticks, u64; from the exit on the time since.
@@ -163,6 +192,23 @@ impl DataArea {
     pub fn journal_offset(&self) -> u64 {
         self.stride * u64::from(self.shards)
     }
+}
+
+/// How generated code reads the processor time of its thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CpuClock {
+    /// Not at all.
+    None,
+    /// By a system call each time, some hundred nanoseconds.
+    SystemCall,
+    /// By the time stamp counter and an offset, which a system call renews when the kernel has switched the thread since. The kernel then
+    /// clears the pointer to a critical section in the thread's rseq area (rseq(2)), where the address of [`header::DESCRIPTOR`] was put.
+    Rseq {
+        /// The pointer's offset from fs, not 0: proven for every thread at attach.
+        slot: i32,
+        /// What the program has registered its areas with.
+        signature: u32,
+    },
 }
 
 /// How generated code tells threads apart, proven for every thread at attach.

@@ -151,12 +151,15 @@ pub struct BackBranch {
 pub struct Site {
     /// What kind of point it is.
     pub kind: PointKind,
+    /// Behind the point's instruction instead of before it: at a call, where it returns to.
+    pub after: bool,
     /// The function's first byte (its `endbr64` if it has one).
     pub function: Svma,
     /// First byte that may be overwritten. At an entry, behind an `endbr64`, where indirect branches must keep landing; elsewhere the first
     /// of the whole instructions in front of the point that may be displaced with it.
     pub at: Svma,
-    /// Offset from `at` of the point's instruction, before which snippets run: 0 at an entry.
+    /// Offset from `at` of the point's instruction, before which snippets run: 0 at an entry, behind a call, and at a call that is itself
+    /// made to lead to the snippets.
     pub point: u8,
     /// The original bytes from `at` on, at most 64: at an entry the function's contiguous head, elsewhere up to the end of the point's
     /// instruction; then the padding proven dead behind it.
@@ -173,6 +176,24 @@ pub struct Site {
     pub flags_dead: bool,
     /// The function's own branches to `at` or to `function`.
     pub back_branches: Vec<BackBranch>,
+    /// At an entry: bytes that are better displaced than not, because an exit that ends there has no room of its own and can be woven into
+    /// the displaced copy. 0 elsewhere.
+    pub least: u8,
+    /// The entry displaces this exit (see `least`), so that it can only be woven into the entry's copy of it. `at` is then the exit itself.
+    pub within: bool,
+    /// At an exit that is too short for a springboard of five bytes: stretches in reach of one of two bytes that may make room for its
+    /// island, nearest first.
+    pub clearings: Vec<Clearing>,
+}
+
+/// A straight stretch of a function that may be displaced: a springboard of five bytes at its beginning leaves five behind it for an
+/// island.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clearing {
+    /// Its first byte, the only one where control arrives from elsewhere.
+    pub at: Svma,
+    /// Its bytes: whole instructions, ten bytes at least.
+    pub bytes: Vec<u8>,
 }
 
 /// Whom a call instruction calls, as far as the file tells.
@@ -195,6 +216,15 @@ pub struct CallSite {
     pub len: u8,
     /// Whom it calls.
     pub callee: Callee,
+}
+
+/// A place before or behind a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallPoint {
+    /// The call.
+    pub call: CallSite,
+    /// How it can be woven, or why not; nothing behind a call that is known never to return.
+    pub site: Result<Option<Site>, Refusal>,
 }
 
 /// A stretch of padding between functions, proven to be reached by nothing; islands may lie there.

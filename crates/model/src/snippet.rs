@@ -16,7 +16,7 @@ pub enum Shape {
     Counter,
     /// How often it was started and not yet stopped; the ticks of the clock at its stops less those at its starts. The latter is one word, so
     /// that it can be read while the timer runs: negative then, and less than the time by the clock now.
-    Timer,
+    Timer(Clock),
     /// The sum, the largest and the complement of the smallest value; then one count per bucket (see [`crate::histogram`]).
     Histogram,
     /// What became of the activations of one [`Record`]: ended without passing their exit (exceptions, longjmp, the end of a thread), exits
@@ -29,11 +29,20 @@ impl Shape {
     pub const fn slots(self) -> u32 {
         match self {
             Shape::Counter => 1,
-            Shape::Timer => 2,
+            Shape::Timer(_) => 2,
             Shape::Activations => 3,
             Shape::Histogram => 3 + crate::histogram::BUCKETS,
         }
     }
+}
+
+/// What a timer or a record reads at its ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Clock {
+    /// The processor's time stamp counter.
+    Wall,
+    /// The processor time of the thread, in ticks of the same length (see [`crate::CpuClock`]).
+    Cpu,
 }
 
 /// Units of time in a snippet.
@@ -51,8 +60,8 @@ pub enum TimeUnit {
 pub struct Record {
     /// Its [`Shape::Activations`]; two records never share one, so it names the record as well.
     pub activations: VariableId,
-    /// Whether the clock is kept, for [`Expr::Elapsed`].
-    pub time: bool,
+    /// The clock that is kept, for [`Expr::Elapsed`].
+    pub time: Option<Clock>,
     /// Which arguments are kept, for [`Expr::Saved`]; at most [`Record::ARGS_MAX`].
     pub args: Vec<u8>,
     /// What goes back to the value that it has now when the call ends without passing an exit.
@@ -70,7 +79,7 @@ pub enum Restore {
     /// A counter: a flag.
     Value(VariableId),
     /// How often a timer is started; it is stopped or goes on accordingly.
-    Timer(VariableId),
+    Timer(VariableId, Clock),
 }
 
 /// Operators of one operand.
@@ -115,7 +124,7 @@ pub enum BinaryOp {
 pub enum Expr {
     /// A constant.
     Const(i64),
-    /// The n-th integer argument of the function at whose entry the snippet stands, from 0 (System V: rdi, rsi, rdx, rcx,
+    /// The n-th integer argument of the function at whose entry the snippet stands, or before a call of the callee, from 0 (System V: rdi, rsi, rdx, rcx,
     /// r8, r9, then the stack).
     Arg(u8),
     /// The value that the function returns (rax): at an exit, and behind a call.
@@ -143,8 +152,8 @@ pub enum Stmt {
     Set(VariableId, Expr),
     /// Do the statements if the value is not 0.
     If(Expr, Vec<Stmt>),
-    /// Close the records of calls that have ended without passing an exit: once at an entry, before any record is opened there, because
-    /// what is open afterwards at this call's stack pointer belongs to this call.
+    /// Close the records of calls that have ended without passing an exit: once at an entry or before a call, before any record is opened
+    /// there, because what is open afterwards at this call's stack pointer belongs to this call.
     Settle,
     /// Open an activation record and do the statements; nothing of it if no record can be had, which is counted. At an entry or before a call.
     Open(Record, Vec<Stmt>),
@@ -152,9 +161,9 @@ pub enum Stmt {
     /// opened later are closed before.
     Close(Record, Vec<Stmt>),
     /// Start a timer, or nest it one deeper.
-    Start(VariableId),
+    Start(VariableId, Clock),
     /// Undo one start of a timer; nothing if it does not run.
-    Stop(VariableId),
+    Stop(VariableId, Clock),
     /// Enter a value into a histogram; negative ones as 0.
     Observe(VariableId, Expr),
 }
@@ -172,6 +181,19 @@ impl Snippet {
         Snippet { stmts: vec![Stmt::Add(variable, Expr::Const(1))] }
     }
 
+    /// Whether it reads that clock.
+    pub fn reads(&self, clock: Clock) -> bool {
+        fn any(stmts: &[Stmt], clock: Clock) -> bool {
+            stmts.iter().any(|stmt| match stmt {
+                Stmt::Start(_, c) | Stmt::Stop(_, c) => *c == clock,
+                Stmt::Open(record, body) | Stmt::Close(record, body) => record.time == Some(clock) || any(body, clock),
+                Stmt::If(_, body) => any(body, clock),
+                Stmt::Add(..) | Stmt::Set(..) | Stmt::Settle | Stmt::Observe(..) => false,
+            })
+        }
+        any(&self.stmts, clock)
+    }
+
     /// The variable if the snippet is nothing but one increment by 1: the case with the shortest code.
     pub fn as_increment(&self) -> Option<VariableId> {
         match self.stmts.as_slice() {
@@ -181,7 +203,44 @@ impl Snippet {
     }
 }
 
+impl UnaryOp {
+    /// What it means.
+    pub fn apply(self, a: i64) -> i64 {
+        match self {
+            UnaryOp::Negate => a.wrapping_neg(),
+            UnaryOp::Not => i64::from(a == 0),
+            UnaryOp::Complement => !a,
+        }
+    }
+}
+
 impl BinaryOp {
+    /// What it means.
+    pub fn apply(self, a: i64, b: i64) -> i64 {
+        match self {
+            BinaryOp::Add => a.wrapping_add(b),
+            BinaryOp::Subtract => a.wrapping_sub(b),
+            BinaryOp::Multiply => a.wrapping_mul(b),
+            BinaryOp::Divide if b == 0 => 0,
+            BinaryOp::Divide => a.wrapping_div(b),
+            BinaryOp::Remainder if b == 0 => 0,
+            BinaryOp::Remainder => a.wrapping_rem(b),
+            BinaryOp::And => a & b,
+            BinaryOp::Or => a | b,
+            BinaryOp::Xor => a ^ b,
+            BinaryOp::ShiftLeft => a << (b & 63),
+            BinaryOp::ShiftRight => a >> (b & 63),
+            BinaryOp::Equal => i64::from(a == b),
+            BinaryOp::NotEqual => i64::from(a != b),
+            BinaryOp::Less => i64::from(a < b),
+            BinaryOp::LessOrEqual => i64::from(a <= b),
+            BinaryOp::Greater => i64::from(a > b),
+            BinaryOp::GreaterOrEqual => i64::from(a >= b),
+            BinaryOp::LogicalAnd => i64::from(a != 0 && b != 0),
+            BinaryOp::LogicalOr => i64::from(a != 0 || b != 0),
+        }
+    }
+
     /// The operator as it is written.
     pub fn symbol(self) -> &'static str {
         match self {
@@ -239,17 +298,27 @@ fn write_block(f: &mut fmt::Formatter<'_>, head: &dyn fmt::Display, body: &[Stmt
     f.write_str(" }")
 }
 
+/// A prefix: nothing for the wall clock.
+impl fmt::Display for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Clock::Wall => "",
+            Clock::Cpu => "cpu_",
+        })
+    }
+}
+
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "r{}", self.activations.0)?;
-        if self.time {
-            f.write_str(" time")?;
+        if let Some(clock) = self.time {
+            write!(f, " {clock}time")?;
         }
         for n in &self.args {
             write!(f, " $arg[{n}]")?;
         }
         match self.restore {
-            Some(Restore::Value(v) | Restore::Timer(v)) => write!(f, " restore v{}", v.0),
+            Some(Restore::Value(v) | Restore::Timer(v, _)) => write!(f, " restore v{}", v.0),
             None => Ok(()),
         }
     }
@@ -265,8 +334,8 @@ impl fmt::Display for Stmt {
             Stmt::Settle => f.write_str("settle;"),
             Stmt::Open(record, body) => write_block(f, &format_args!("open {record}"), body),
             Stmt::Close(record, body) => write_block(f, &format_args!("close {record}"), body),
-            Stmt::Start(v) => write!(f, "start v{};", v.0),
-            Stmt::Stop(v) => write!(f, "stop v{};", v.0),
+            Stmt::Start(v, clock) => write!(f, "{clock}start v{};", v.0),
+            Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
             Stmt::Observe(v, e) => write!(f, "observe v{}, {e};", v.0),
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ingraft_model::layout::{self, header, record};
-use ingraft_model::{Avma, AvmaRange, DataArea, Pid, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity};
 use memmap2::MmapRaw;
 use rustix::fs::FlockOperation;
 
@@ -188,6 +188,7 @@ impl SharedArea {
         &self,
         target_pid: Pid,
         identity: ThreadIdentity,
+        cpu: CpuClock,
         holder: &Identity,
     ) -> Result<(), Error> {
         let (kind, offset) = match identity {
@@ -205,6 +206,16 @@ impl SharedArea {
         ];
         for (at, value) in u32s {
             self.write_u32(at.into(), value)?;
+        }
+        if let CpuClock::Rseq { slot, signature } = cpu {
+            // no instruction is in it: an empty section at its own address
+            let descriptor = self.at(header::DESCRIPTOR.into()).0;
+            let words = [0, descriptor, 0, descriptor + u64::from(header::SIGNATURE - header::DESCRIPTOR) + 4];
+            for (at, word) in (u64::from(header::DESCRIPTOR)..).step_by(8).zip(words) {
+                self.write_u64(at, word)?;
+            }
+            self.write_u32(header::SIGNATURE.into(), signature)?;
+            self.write_u32(header::CPU_SLOT.into(), slot.cast_unsigned())?;
         }
         self.write_u64(header::STRIDE.into(), self.layout.stride)?;
         self.write_u64(header::JOURNAL_OFFSET.into(), self.layout.journal_offset())?;
@@ -239,6 +250,44 @@ impl SharedArea {
         })
     }
 
+    /// How generated code reads processor time, as the header says. An area of a dead engine does not tell a system call from nothing: a system
+    /// call then.
+    pub fn cpu_clock(&self) -> Result<CpuClock, Error> {
+        Ok(match self.read_u32(header::CPU_SLOT.into())?.cast_signed() {
+            0 => CpuClock::SystemCall,
+            slot => CpuClock::Rseq { slot, signature: self.read_u32(header::SIGNATURE.into())? },
+        })
+    }
+
+    /// How long a nanosecond of processor time is in ticks of 2^-32: what the header says, or `rate` from now on.
+    pub fn cpu_rate(&self, rate: u64) -> Result<u64, Error> {
+        match self.read_u64(header::CPU_RATE.into())? {
+            0 => self.write_u64(header::CPU_RATE.into(), rate).map(|()| rate),
+            known => Ok(known),
+        }
+    }
+
+    /// The last reading of processor time of the thread that has a shard, in ticks.
+    pub fn cpu_last(&self, shard: u32) -> Result<u64, Error> {
+        self.read_u64(self.layout.stride * u64::from(shard) + u64::from(layout::CPU_LAST))
+    }
+
+    /// Whether it is known where a thread that has ended had its pointer to a descriptor, now or from before.
+    fn remember_slot(&self, slot: u64) -> Result<bool, Error> {
+        let count = self.read_u32(header::SLOTS_COUNT.into())?.min(header::SLOTS_MAX);
+        let mut known = vec![0; count as usize];
+        self.read_words(header::SLOTS.into(), &mut known)?;
+        if slot == 0 || known.contains(&slot) {
+            return Ok(true);
+        }
+        if count == header::SLOTS_MAX {
+            return Ok(false);
+        }
+        self.write_u64(u64::from(header::SLOTS) + 8 * u64::from(count), slot)?;
+        self.write_u32(header::SLOTS_COUNT.into(), count + 1)?;
+        Ok(true)
+    }
+
     /// How often no shard was free.
     pub fn exhausted(&self) -> Result<u32, Error> {
         self.read_u32(header::EXHAUSTED.into())
@@ -252,8 +301,35 @@ impl SharedArea {
         Ok(claimed.map(|(shard, owner)| Claim { shard, owner }).collect())
     }
 
+    /// Takes a free shard for a thread, as the thread would do itself; none if there is no free one. Its gs base is still to be set, while the thread is
+    /// held: then it finds the shard to be its own.
+    pub fn claim(&self, identity: u64) -> Result<Option<u32>, Error> {
+        for shard in layout::FIRST_SHARD..self.layout.shards.min(layout::SHARDS_MAX) {
+            let claim = u64::from(layout::CLAIMS) + 8 * u64::from(shard);
+            if self.read_u64(claim)? != 0 {
+                continue;
+            }
+            let won = match &self.access {
+                Access::Mapped { map, .. } => {
+                    word64(map, claim).compare_exchange(0, identity, Ordering::AcqRel, Ordering::Acquire).is_ok()
+                }
+                // nobody else claims anything while all threads are held
+                Access::Through(_) => self.write_u64(claim, identity).is_ok(),
+            };
+            if won {
+                self.write_u64(self.shard_start(shard) + u64::from(layout::OWNER), identity)?;
+                return Ok(Some(shard));
+            }
+        }
+        Ok(None)
+    }
+
+    fn shard_start(&self, shard: u32) -> u64 {
+        self.layout.stride * u64::from(shard)
+    }
+
     fn counter_at(&self, shard: u32, index: u32) -> u64 {
-        self.layout.stride * u64::from(shard) + u64::from(layout::COUNTERS) + 8 * u64::from(index)
+        self.shard_start(shard) + u64::from(layout::COUNTERS) + 8 * u64::from(index)
     }
 
     /// One counter of one shard.
@@ -279,7 +355,7 @@ impl SharedArea {
     /// have ended without passing an exit, and are counted among these values.
     pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<u64>, Error> {
         if shard < layout::FIRST_SHARD || shard >= self.layout.shards {
-            return Err(Error::Outside(self.layout.stride * u64::from(shard)));
+            return Err(Error::Outside(self.shard_start(shard)));
         }
         let mut values = vec![0; counters as usize];
         self.counters(shard, &mut values)?;
@@ -292,16 +368,23 @@ impl SharedArea {
                 *left += 1;
             }
         }
-        let start = self.layout.stride * u64::from(shard);
-        self.write_u64(start + u64::from(layout::TOP), 0)?;
-        self.write_u64(start + u64::from(layout::OWNER), 0)?;
-        self.write_u64(u64::from(layout::CLAIMS) + 8 * u64::from(shard), 0)?;
+        let start = self.shard_start(shard);
+        let words = [layout::TOP, layout::OWNER, layout::CPU_DESCRIPTOR, layout::CPU_OFFSET, layout::CPU_LAST];
+        for word in words.into_iter().chain([layout::CPU_RENEWALS]) {
+            self.write_u64(start + u64::from(word), 0)?;
+        }
+        // Where its pointer to our descriptor was must stay known as long as there is the descriptor: the next thread may find it there, and an
+        // older kernel follows it. If there is no room for that, the shard keeps it, and stays taken.
+        if self.remember_slot(self.read_u64(start + u64::from(layout::CPU_SLOT))?)? {
+            self.write_u64(start + u64::from(layout::CPU_SLOT), 0)?;
+            self.write_u64(u64::from(layout::CLAIMS) + 8 * u64::from(shard), 0)?;
+        }
         Ok(values)
     }
 
     /// The activation records that are open in a shard: where each lies in the area, and its name.
     fn open_records(&self, shard: u32) -> Result<Vec<(u64, u32)>, Error> {
-        let start = self.layout.stride * u64::from(shard);
+        let start = self.shard_start(shard);
         let top = self.read_u64(start + u64::from(layout::TOP))?.min(record::ROOM.into());
         let first = start + u64::from(self.layout.records());
         let at = (1..top / u64::from(record::SIZE)).map(|i| first + i * u64::from(record::SIZE));

@@ -327,6 +327,12 @@ pub fn boot_id() -> [u8; 16] {
     id
 }
 
+/// The processor time of a thread in nanoseconds, as of the last time that the kernel charged it: of a thread that runs, at the last tick.
+pub(crate) fn cpu_ns(pid: Pid, tid: Tid) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
+    text.split_ascii_whitespace().next()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -417,7 +417,7 @@ fn usable_stack(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
 
 /// Whether a thread is in a restartable sequence: the kernel would forget it while the thread is elsewhere.
 fn in_critical_section(target: &Target, tid: Tid, regs: &Regs) -> bool {
-    let Ok(area @ 1..) = sys::rseq_area(tid) else { return false };
+    let Ok((area @ 1.., _)) = sys::rseq_area(tid) else { return false };
     let section = target.read_u64(Avma(area + 8)).unwrap_or(0);
     if section == 0 {
         return false;

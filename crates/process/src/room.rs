@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ingraft_model::layout;
-use ingraft_model::{Avma, AvmaRange, DataArea, Pid, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use crate::area::{SharedArea, lock_file, parse_header, reopen};
@@ -47,6 +47,8 @@ pub struct DataAreaRequest {
     pub journal_bytes: u64,
     /// How threads are told apart (for the header).
     pub identity: ThreadIdentity,
+    /// How generated code reads processor time: prepared there.
+    pub cpu: CpuClock,
 }
 
 impl Default for DataAreaRequest {
@@ -56,6 +58,7 @@ impl Default for DataAreaRequest {
             stride: layout::DEFAULT_STRIDE,
             journal_bytes: layout::DEFAULT_JOURNAL,
             identity: ThreadIdentity::Locked,
+            cpu: CpuClock::None,
         }
     }
 }
@@ -78,7 +81,7 @@ impl Target {
             loop {
                 let made = self.try_area(remote, request, shards, locked).and_then(|area| {
                     let finish = |area: &SharedArea| {
-                        area.write_header(own_id, request.identity, &holder)?;
+                        area.write_header(own_id, request.identity, request.cpu, &holder)?;
                         self.write(Avma(area.layout().alive().into()), &1u32.to_le_bytes())
                     };
                     match finish(&area) {

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use ingraft_model::{Avma, DataArea, ThreadIdentity, Tid};
+use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity, Tid};
 
 use crate::error::Error;
 use crate::procfs;
+use crate::switches;
+use crate::sys;
 use crate::target::{AT_HWCAP2, HWCAP2_FSGSBASE, Target};
 use crate::tracer::{State, Tracer, with_tracer};
 
@@ -33,6 +35,8 @@ pub struct ThreadFacts {
     pub is_64_bit: bool,
     /// At which of `ID_OFFSETS` its id was found.
     id_found: [bool; ID_OFFSETS.len()],
+    /// Its rseq area (rseq(2)) and the signature, if it has one.
+    rseq: Option<(u64, u32)>,
 }
 
 /// What was seen of all threads.
@@ -42,6 +46,8 @@ pub struct Survey {
     pub identity: ThreadIdentity,
     /// Why it is [`ThreadIdentity::Locked`], if it is.
     pub why_locked: Option<&'static str>,
+    /// How generated code can read the processor time of a thread: proven for every thread seen.
+    pub cpu: CpuClock,
     /// The threads.
     pub threads: Vec<ThreadFacts>,
     /// Threads that did not stop, hence were not seen.
@@ -70,6 +76,7 @@ impl Target {
             }
         };
         (survey.identity, survey.why_locked) = identify(&survey.threads, has_fsgsbase, ours);
+        survey.cpu = cpu_clock(&survey);
         survey.longest_hold = held;
         Ok(survey)
     }
@@ -78,6 +85,7 @@ impl Target {
         let mut survey = Survey {
             identity: ThreadIdentity::Locked,
             why_locked: None,
+            cpu: CpuClock::None,
             threads: Vec::new(),
             unseen: Vec::new(),
             filtered: false,
@@ -124,6 +132,7 @@ impl Target {
                 is_64_bit: regs.cs & 0xffff == CS_64,
                 // while it is held: it may end the next moment
                 id_found: ID_OFFSETS.map(|o| self.holds_id(regs.fs_base, o, own_id)),
+                rseq: sys::rseq_area(tid).ok().filter(|(area, _)| *area != 0),
             });
         } else if matches!(state, State::Asleep { .. }) {
             survey.unseen.push(tid);
@@ -168,12 +177,32 @@ fn identify(
     locked("two threads share a thread pointer")
 }
 
+/// Where in an rseq area the pointer to the critical section lies (linux/rseq.h, struct rseq).
+const RSEQ_CS: u64 = 8;
+
+/// No system call of ours where calls are filtered: the filter may kill the program for one that it does not know.
+fn cpu_clock(survey: &Survey) -> CpuClock {
+    if survey.filtered || survey.identity == ThreadIdentity::Locked {
+        return CpuClock::None;
+    }
+    let slot = |t: &ThreadFacts| {
+        let (area, signature) = t.rseq?;
+        let offset = area.wrapping_add(RSEQ_CS).wrapping_sub(t.fs_base).cast_signed();
+        Some((i32::try_from(offset).ok().filter(|o| *o != 0)?, signature))
+    };
+    let first = survey.threads.first().and_then(slot).filter(|_| survey.unseen.is_empty());
+    match first.filter(|first| survey.threads.iter().all(|t| slot(t) == Some(*first))) {
+        Some((slot, signature)) if switches::are_seen() => CpuClock::Rseq { slot, signature },
+        _ => CpuClock::SystemCall,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn thread(fs_base: u64, gs_base: u64, id_found: [bool; 2]) -> ThreadFacts {
-        ThreadFacts { tid: Tid(1), own_id: 1, fs_base, gs_base, is_64_bit: true, id_found }
+        ThreadFacts { tid: Tid(1), own_id: 1, fs_base, gs_base, is_64_bit: true, id_found, rseq: None }
     }
 
     #[test]
@@ -191,5 +220,33 @@ mod tests {
         assert_eq!(identify(&twins, true, None).0, ThreadIdentity::Locked);
         assert_eq!(identify(&[thread(0, 0, [false, false])], true, None).0, ThreadIdentity::Locked);
         assert_eq!(identify(&[], true, None).0, ThreadIdentity::Locked);
+    }
+
+    #[test]
+    fn clocks_of_processor_time() {
+        let survey = |areas: &[Option<(u64, u32)>], filtered, unseen| Survey {
+            identity: ThreadIdentity::FsOffset(0x2d0),
+            why_locked: None,
+            cpu: CpuClock::None,
+            threads: areas
+                .iter()
+                .zip(1u64..)
+                .map(|(rseq, n)| ThreadFacts { rseq: *rseq, ..thread(n << 20, 0, [true, false]) })
+                .collect(),
+            unseen,
+            filtered,
+            longest_hold: Duration::ZERO,
+        };
+        let seen =
+            if switches::are_seen() { CpuClock::Rseq { slot: 0x928, signature: 7 } } else { CpuClock::SystemCall };
+        let (one, two) = (Some(((1 << 20) + 0x920, 7)), Some(((2 << 20) + 0x920, 7)));
+        assert_eq!(cpu_clock(&survey(&[one, two], false, vec![])), seen);
+        assert_eq!(cpu_clock(&survey(&[one, two], true, vec![])), CpuClock::None, "a filter");
+        let others = [None, Some(((2 << 20) + 0x940, 7)), Some(((2 << 20) + 0x920, 8)), Some((u64::MAX, 7))];
+        for other in others {
+            assert_eq!(cpu_clock(&survey(&[one, other], false, vec![])), CpuClock::SystemCall);
+        }
+        assert_eq!(cpu_clock(&survey(&[one, two], false, vec![Tid(9)])), CpuClock::SystemCall);
+        assert_eq!(cpu_clock(&survey(&[], false, vec![])), CpuClock::SystemCall);
     }
 }

@@ -137,12 +137,51 @@ pub(crate) fn poke(tid: Tid, at: u64, word: u64) -> io::Result<()> {
     unsafe { ptrace(libc::PTRACE_POKEDATA, tid, at as usize, word as usize) }
 }
 
-/// Address of the thread's rseq area, or 0.
-pub(crate) fn rseq_area(tid: Tid) -> io::Result<u64> {
+/// Address of the thread's rseq area, or 0, and the signature with which it was registered.
+pub(crate) fn rseq_area(tid: Tid) -> io::Result<(u64, u32)> {
     let mut config = [0u64; 3]; // address; size and signature; flags and padding
     // SAFETY: the kernel writes at most the 24 bytes that are asked for.
     unsafe { ptrace(libc::PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of_val(&config), config.as_mut_ptr() as usize) }?;
-    Ok(config[0])
+    Ok((config[0], (config[1] >> 32) as u32))
+}
+
+/// Address of a symbol in this program, or null.
+fn symbol(name: &std::ffi::CStr) -> *mut libc::c_void {
+    // SAFETY: the name ends with a 0, and is only read.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+/// Points the calling thread's rseq area to a section that nobody executes, does something, and tells whether the kernel has cleared the
+/// pointer. `None`: the thread has no area.
+pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
+    /// struct rseq_cs (version and flags, start, length, abort address), and the signature before the abort address.
+    #[repr(C, align(32))]
+    struct Section([AtomicU64; 5]);
+    /// What glibc registers with on x86-64 (sys/rseq.h).
+    const SIGNATURE: u64 = 0x5305_3053;
+    static SECTION: Section = Section([const { AtomicU64::new(0) }; 5]);
+    // SAFETY: null or the address of glibc's constant, which has this type (sys/rseq.h).
+    let offset = unsafe { symbol(c"__rseq_offset").cast::<isize>().as_ref() }?;
+    // SAFETY: the same; 0 if glibc has registered no areas.
+    let size = unsafe { symbol(c"__rseq_size").cast::<u32>().as_ref() }?;
+    if *size == 0 {
+        return None;
+    }
+    let at = |word: usize| (&raw const SECTION.0[word]) as u64;
+    SECTION.0[1].store(at(0), Ordering::SeqCst);
+    SECTION.0[3].store(at(4) + 4, Ordering::SeqCst);
+    SECTION.0[4].store(SIGNATURE, Ordering::SeqCst);
+    let thread_pointer: *mut u8;
+    // SAFETY: on x86-64 the first word at the thread pointer is the thread pointer itself (System V ABI, thread-local storage).
+    unsafe { std::arch::asm!("mov {}, fs:0", out(reg) thread_pointer, options(nostack, preserves_flags, readonly)) };
+    // SAFETY: glibc's area of this thread lies at this offset from the thread pointer, as long as the thread lives; the pointer is its second
+    // word, aligned, and only this thread and the kernel access it.
+    let slot = unsafe { AtomicU64::from_ptr(thread_pointer.wrapping_offset(*offset + 8).cast()) };
+    slot.store(at(0), Ordering::SeqCst);
+    something();
+    let cleared = slot.load(Ordering::SeqCst) == 0;
+    slot.store(0, Ordering::SeqCst);
+    Some(cleared)
 }
 
 /// What a wait tells about a thread.

@@ -202,6 +202,12 @@ impl Target {
         procfs::thread_status(self.pid(), tid)
     }
 
+    /// The processor time of a thread in nanoseconds: exact while it sleeps, at most a tick of the kernel old while it runs. `None` if it has
+    /// ended, or the kernel does not tell.
+    pub fn thread_cpu_ns(&self, tid: Tid) -> Option<u64> {
+        procfs::cpu_ns(self.pid(), tid)
+    }
+
     /// Name of its main thread.
     pub fn name(&self) -> String {
         procfs::comm(self.pid()).unwrap_or_default()

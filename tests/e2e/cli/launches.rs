@@ -7,9 +7,10 @@ use ingraft_testing::{have, output, program, skip, source_directory};
 
 use crate::tool;
 
-/// Calls by function from a file of callgrind; levels of recursion are added up.
-fn callgrind(file: &str) -> BTreeMap<String, u64> {
-    let (mut names, mut calls, mut callee) = (BTreeMap::new(), BTreeMap::new(), String::new());
+/// From a file of callgrind how often each function is called, and how many calls it makes; levels of recursion are added up.
+pub(crate) fn callgrind(file: &str) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
+    let (mut names, mut called, mut makes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let (mut caller, mut callee) = (String::new(), String::new());
     for line in file.lines() {
         let function = line.strip_prefix("cfn=").or_else(|| line.strip_prefix("fn="));
         if let Some((id, name)) =
@@ -18,15 +19,15 @@ fn callgrind(file: &str) -> BTreeMap<String, u64> {
             if let Some(name) = name {
                 names.insert(id.to_owned(), name.split('\'').next().unwrap_or(name).to_owned());
             }
-            if line.starts_with("cfn=") {
-                callee.clone_from(&names[id]);
-            }
+            let named = if line.starts_with("cfn=") { &mut callee } else { &mut caller };
+            named.clone_from(&names[id]);
         } else if let Some(count) = line.strip_prefix("calls=") {
             let count: u64 = count.split(' ').next().and_then(|text| text.parse().ok()).expect("a number of calls");
-            *calls.entry(callee.clone()).or_default() += count;
+            *called.entry(callee.clone()).or_default() += count;
+            *makes.entry(caller.clone()).or_default() += count;
         }
     }
-    calls
+    (called, makes)
 }
 
 #[test]
@@ -45,7 +46,7 @@ fn counts_equal_callgrinds() {
         .status()
         .expect("run valgrind");
     assert_eq!(status.code(), Some(7));
-    let truth = callgrind(&std::fs::read_to_string(&file).expect("callgrind's file"));
+    let truth = callgrind(&std::fs::read_to_string(&file).expect("callgrind's file")).0;
     let tool = tool();
     let path = path.to_str().expect("a path");
     let outcome = tool.run(["count", "--until-exit", "determ:*", "--", path, "2000"]).assert_code(0);

@@ -5,9 +5,12 @@
 #![forbid(unsafe_code)]
 
 mod bad_input;
+mod calls;
+mod catch_up;
 mod corners;
 mod costs;
 mod counting;
+mod cpu_times;
 mod crashes;
 mod families;
 mod launches;

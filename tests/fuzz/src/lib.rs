@@ -8,7 +8,7 @@ use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, DataArea, Expr, PointKind, Record, Restore, Scale, Site, Snippet, Stmt, ThreadIdentity, TimeUnit,
+    Avma, Bias, Clock, CpuClock, DataArea, Expr, PointKind, Record, Restore, Scale, Site, Snippet, Stmt, ThreadIdentity, TimeUnit,
     VariableId,
 };
 
@@ -36,6 +36,13 @@ pub fn survey(image: &Image) -> Vec<Site> {
         }
         for call in image.call_sites(function).into_iter().flatten() {
             assert!(call.len > 0);
+        }
+        for after in [false, true] {
+            for site in image.call_points(function, after).into_iter().flatten().filter_map(|p| p.site.ok()?) {
+                assert!(usize::from(site.point) <= usize::from(site.own) && usize::from(site.own) <= site.bytes.len());
+                assert_eq!(image.bytes_at(site.at, site.bytes.len()), Some(site.bytes.as_slice()));
+                sites.push(site);
+            }
         }
     }
     for padding in image.padding() {
@@ -136,7 +143,7 @@ pub struct Woven {
 /// Weaves counts and what follows calls into every point.
 pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    let environment = Environment { data, identity, shadow_stack: false, ticks: Scale { mult: 1 << 31, shift: 32 } };
+    let environment = Environment { data, identity, shadow_stack: false, ticks: Scale { mult: 1 << 31, shift: 32 }, cpu: CPU };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());
@@ -149,14 +156,17 @@ pub fn proven(woven: &Woven, weave: &Weave) -> bool {
     ask(&woven.sites, |requests| verify_weave(&woven.environment, &woven.arena, &woven.text, requests, weave)).is_ok()
 }
 
+/// As with glibc.
+const CPU: CpuClock = CpuClock::Rseq { slot: 0x928, signature: 0x5305_3053 };
+
 /// The requests for these sites: every third point counts, the others run a timer from entry to exit.
 fn ask<R>(sites: &[Site], answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
     let [activations, timer, histogram] = [0, 1, 2].map(VariableId);
-    let record = Record { activations, time: true, args: vec![0, 7], restore: Some(Restore::Timer(timer)) };
+    let record = Record { activations, time: Some(Clock::Wall), args: vec![0, 7], restore: Some(Restore::Timer(timer, Clock::Cpu)) };
     let count = Snippet::increment(VariableId(0));
-    let open = Snippet { stmts: vec![Stmt::Settle, Stmt::Open(record.clone(), vec![Stmt::Start(timer)])] };
+    let open = Snippet { stmts: vec![Stmt::Settle, Stmt::Open(record.clone(), vec![Stmt::Start(timer, Clock::Cpu)])] };
     let observe = Stmt::Observe(histogram, Expr::Elapsed(TimeUnit::Nanoseconds));
-    let close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer), observe])] };
+    let close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer, Clock::Cpu), observe])] };
     let counters = [0, 3, 5];
     let minis: Vec<_> = sites
         .iter()
@@ -168,6 +178,6 @@ fn ask<R>(sites: &[Site], answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
         })
         .collect();
     let requests: Vec<_> =
-        sites.iter().zip(&minis).map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis }).collect();
+        sites.iter().zip(&minis).map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None }).collect();
     answer(&requests)
 }

@@ -1,4 +1,4 @@
-//! `ingraft latency`: the metric `latency` at each function.
+//! `ingraft latency`: the metric `latency` at each function, or `cpu_latency`.
 
 use ingraft_model::{Activations, Distribution};
 
@@ -16,14 +16,17 @@ const HANDFUL: usize = 5;
 
 /// Runs the command.
 pub(crate) async fn run(args: LatencyArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
-    let presentation = Latencies { histograms: args.histogram };
-    let asked = Asked { measure: args.measure, target: args.target, functions: args.functions, metric: "latency" };
+    let (clock, metric) = if args.cpu { ("cpu", "cpu_latency") } else { ("wall", "latency") };
+    let presentation = Latencies { histograms: args.histogram, clock };
+    let asked = Asked { measure: args.measure, target: args.target, functions: args.functions, metric };
     rows::run(asked, presentation, context, out).await
 }
 
 struct Latencies {
     /// A histogram of every function, however many there are.
     histograms: bool,
+    /// `wall` or `cpu`.
+    clock: &'static str,
 }
 
 impl Presentation for Latencies {
@@ -48,7 +51,7 @@ impl Presentation for Latencies {
         };
         Object::Latency(Latency {
             id: row.id(),
-            clock: "wall",
+            clock: self.clock,
             times: Times::of(row.calls(), distribution(&row)),
             threads: value.map(|v| v.threads.iter().map(thread).collect()).unwrap_or_default(),
             missing: value.map(|v| v.activations).unwrap_or_default().into(),

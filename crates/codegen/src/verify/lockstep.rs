@@ -49,7 +49,7 @@ pub(super) fn run(
     }
 }
 
-/// Compares original `bytes` that only run on with the copy at `copy`; where the copy ends.
+/// Compares original `bytes` that run on, or branch away, with the copy at `copy`; where the copy ends.
 pub(super) fn straight(
     walk: &mut Walk<'_>,
     bytes: &[u8],
@@ -61,7 +61,8 @@ pub(super) fn straight(
     let mut rest = bytes;
     while !rest.is_empty() {
         let original = decode(rest, at + (bytes.len() - rest.len()) as u64)?;
-        if original.flow_control() != FlowControl::Next || !step.instruction(&original, &|target| target)? {
+        let runs_on = original.flow_control() == FlowControl::Next || original.is_jcc_short_or_near();
+        if !runs_on || !step.instruction(&original, &|target| target)? {
             return fail(original.ip(), Flaw::NotEquivalent);
         }
         rest = rest.get(original.len()..).unwrap_or_default();
@@ -69,13 +70,15 @@ pub(super) fn straight(
     Ok(step.copy)
 }
 
-/// A conditional jump out of a function: at `copy` the opposite condition leads home, and at `tail` the jump itself follows. Where home is.
+/// A conditional jump out of a function: at `copy` the opposite condition leads home, and at `tail` the jump itself follows. Where home is in
+/// the text; `lands` is where it is instead if not there.
 pub(super) fn leaves_if(
     walk: &mut Walk<'_>,
     bytes: &[u8],
     at: u64,
     copy: u64,
     tail: u64,
+    lands: Option<u64>,
     pairs: &mut Vec<Pair>,
 ) -> Result<u64, VerifyError> {
     let original = decode(bytes, at)?;
@@ -86,10 +89,39 @@ pub(super) fn leaves_if(
     let leaves = Step { walk, pairs, copy: tail }.part(at, end, Some(target))?;
     let right = stays.is_jcc_short_or_near()
         && stays.condition_code() == opposite.condition_code()
-        && stays.near_branch_target() == end
+        && stays.near_branch_target() == lands.unwrap_or(end)
         && leaves.is_jmp_short_or_near()
         && leaves.near_branch_target() == target;
     if right { Ok(end) } else { fail(copy, Flaw::NotEquivalent) }
+}
+
+/// The point's instruction stays where it is, at `at`: the copy at `copy` jumps there.
+pub(super) fn stays(walk: &mut Walk<'_>, at: u64, copy: u64, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
+    Step { walk, pairs, copy }.part(at, at, Some(at))?;
+    Ok(at)
+}
+
+/// What is left of a call once its return address is pushed: at `copy` a jump to whom it calls. That address, if the call states it.
+pub(super) fn called(
+    walk: &mut Walk<'_>,
+    o: &Instruction,
+    copy: u64,
+    pairs: &mut Vec<Pair>,
+) -> Result<Option<u64>, VerifyError> {
+    let callee = (o.code() == Code::Call_rel32_64).then(|| o.near_branch_target());
+    let jump = Step { walk, pairs, copy }.part(o.ip(), o.next_ip(), callee)?;
+    if jumps_to_callee(o, &jump) { Ok(callee) } else { fail(copy, Flaw::NotEquivalent) }
+}
+
+/// Whether a jump leads to whom a call calls. One through the stack pointer does not: the return address has moved it.
+fn jumps_to_callee(o: &Instruction, jump: &Instruction) -> bool {
+    if o.code() == Code::Call_rel32_64 {
+        return jump.is_jmp_short_or_near() && jump.near_branch_target() == o.near_branch_target();
+    }
+    let mut like = *jump;
+    like.set_code(o.code());
+    let sp = o.memory_base() == Register::RSP || o.op0_register() == Register::RSP;
+    jump.code() == Code::Jmp_rm64 && o.code() == Code::Call_rm64 && !sp && equal(o, &like)
 }
 
 struct Step<'a, 'w> {
@@ -167,15 +199,7 @@ impl Step<'_, '_> {
                     pushed = pushed & 0xffff_ffff | u64::from(high.immediate32()) << 32;
                 }
                 let jump = self.part(at, end, direct.then_some(target))?;
-                let same = if direct {
-                    jump.is_jmp_short_or_near() && jump.near_branch_target() == target
-                } else {
-                    let mut like = jump;
-                    like.set_code(o.code());
-                    let sp = o.memory_base() == Register::RSP || o.op0_register() == Register::RSP;
-                    jump.code() == Code::Jmp_rm64 && o.code() == Code::Call_rm64 && !sp && equal(o, &like)
-                };
-                if same && pushed == end { Ok(false) } else { wrong() }
+                if jumps_to_callee(o, &jump) && pushed == end { Ok(false) } else { wrong() }
             }
             FlowControl::Return | FlowControl::IndirectBranch => self.same(o).map(|_| false),
             FlowControl::Next => self.same(o),

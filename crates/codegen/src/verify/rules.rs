@@ -1,10 +1,11 @@
 //! What instructions of generated code may touch, outside of the displaced ones.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpAccess, Register, UsedMemory};
-use ingraft_model::ThreadIdentity;
-use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
+use ingraft_model::layout::{COUNTERS, CPU_DESCRIPTOR, CPU_LAST, CPU_OFFSET, OWNER, TOP, header, record};
+use ingraft_model::{CpuClock, ThreadIdentity};
 
 use super::walk::{Bound, Mode};
+use crate::cpu::{PROCESSOR, SELF};
 use crate::environment::Environment;
 
 /// Number of the general purpose register that this one is or is part of.
@@ -26,7 +27,8 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
     let shared = i.has_lock_prefix() || i.mnemonic() == Mnemonic::Mov;
     match mode {
         Mode::Point if is_record_or_bucket(env, memory, bound) => true,
-        Mode::Routine => routine_access(env, memory),
+        Mode::Point if is_own(env, memory, &[CPU_LAST]) => true,
+        Mode::Routine(_) => routine_access(env, memory) || is_descriptor(env, i, memory),
         Mode::Point | Mode::Twin(_) => {
             let own = memory.segment() == Register::GS && mode == Mode::Point && env.identity != ThreadIdentity::Locked;
             let common = memory.segment() == Register::DS && shared;
@@ -48,7 +50,7 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
     if mode == Mode::Point && is_record_or_bucket(env, memory, bound) {
         return true;
     }
-    if mode == Mode::Routine && memory.segment() == Register::GS {
+    if matches!(mode, Mode::Routine(_)) && memory.segment() == Register::GS {
         return routine_access(env, memory);
     }
     let data = &env.data;
@@ -60,13 +62,18 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
     match memory.segment() {
         _ if i.mnemonic() == Mnemonic::Lea => true,
         Register::FS => {
-            absolute && env.identity == ThreadIdentity::FsOffset(place as u32) && place <= u64::from(u32::MAX)
+            let known = env.identity == ThreadIdentity::FsOffset(place as u32) && place <= u64::from(u32::MAX);
+            absolute && (known || is_rseq(env, place, mode))
         }
+        Register::GS if is_own(env, memory, &[CPU_OFFSET, CPU_LAST, CPU_DESCRIPTOR]) => mode == Mode::Point,
         Register::GS => absolute && !slow && (counter || place == u64::from(data.displacement(OWNER))),
         Register::SS => {
             memory.base() == Register::RSP && memory.index() == Register::None && (0..4096).contains(&place)
         }
         Register::DS if slow => !absolute || (data.base.0..data.base.0 + 2 * data.stride).contains(&place),
+        Register::DS if place == u64::from(data.displacement(header::CPU_RATE)) => {
+            absolute && matches!(mode, Mode::Routine(_))
+        }
         Register::DS => absolute && (counter || place == u64::from(data.alive())),
         _ => false,
     }
@@ -91,6 +98,39 @@ fn is_record_or_bucket(env: &Environment, memory: &UsedMemory, bound: Bound) -> 
         }
         _ => false,
     }
+}
+
+/// One of these words of this thread's shard.
+fn is_own(env: &Environment, memory: &UsedMemory, words: &[u32]) -> bool {
+    let absolute = memory.base() == Register::None && memory.index() == Register::None;
+    let place = memory.displacement();
+    env.cpu != CpuClock::None
+        && env.identity != ThreadIdentity::Locked
+        && memory.segment() == Register::GS
+        && absolute
+        && words.iter().any(|word| place == u64::from(env.data.displacement(*word)))
+}
+
+/// The pointer in a thread's rseq area; in a routine also what tells whether the area is this thread's and registered.
+fn is_rseq(env: &Environment, place: u64, mode: Mode) -> bool {
+    let CpuClock::Rseq { slot, .. } = env.cpu else { return false };
+    let at = |offset: i32| place == i64::from(offset).cast_unsigned();
+    match mode {
+        Mode::Point => at(slot),
+        Mode::Routine(_) => at(slot) || at(slot.wrapping_add(PROCESSOR)) || place == u64::from(SELF),
+        Mode::Twin(_) | Mode::Slow(_) => false,
+    }
+}
+
+/// The address of our descriptor as a thread's critical section.
+fn is_descriptor(env: &Environment, i: &Instruction, memory: &UsedMemory) -> bool {
+    let CpuClock::Rseq { slot, .. } = env.cpu else { return false };
+    i.code() == Code::Mov_rm64_imm32
+        && i.immediate32to64().cast_unsigned() == u64::from(env.data.displacement(header::DESCRIPTOR))
+        && memory.segment() == Register::FS
+        && memory.base() == Register::None
+        && memory.index() == Register::None
+        && memory.displacement() == i64::from(slot).cast_unsigned()
 }
 
 /// What shared routines touch: this thread's shard.

@@ -3,14 +3,16 @@
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpKind, Register};
 use ingraft_model::layout::{OWNER, TOP};
-use ingraft_model::{AvmaRange, Gpr, Site, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, CpuClock, Gpr, Site, ThreadIdentity};
 
 use super::memory::Memory;
 use super::rules::{may_read, may_write, number_of, permitted, writes};
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
+use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
 use crate::environment::Environment;
 use crate::mini::WovenMini;
+use crate::routine::Routine;
 use crate::slow::{COUNT, MARKER};
 use crate::weave::WovenPoint;
 
@@ -22,6 +24,9 @@ const IMAGE: u8 = 18;
 
 /// Stands for the address in rax with which a shared routine is entered: no address of an instruction.
 const WAY_BACK: u64 = u64::MAX;
+
+/// Bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32` before a system call.
+const CLOCK_CALL: u64 = 13;
 
 /// Most words that generated code may push: a snippet's levels and what is saved around it.
 const STACK_MAX: usize = 80;
@@ -177,8 +182,8 @@ pub(super) enum Mode {
     Twin(u64),
     /// The slow routine of this register.
     Slow(u8),
-    /// A shared routine for activation records.
-    Routine,
+    /// A shared routine.
+    Routine(Routine),
 }
 
 /// What is known about one instruction of the plan.
@@ -195,8 +200,8 @@ pub(super) struct Walk<'a> {
     env: &'a Environment,
     /// The slow routines by register.
     slow: Vec<(u8, &'a SlowRoutine)>,
-    /// The entries of the routines for activation records.
-    routines: Vec<u64>,
+    /// The entries of the shared routines.
+    routines: Vec<(u64, Routine)>,
     /// Where they have come back to in the current proof.
     answers: Vec<u64>,
     memory: &'a Memory<'a>,
@@ -223,7 +228,7 @@ impl<'a> Walk<'a> {
         Walk {
             env,
             slow: arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))).collect(),
-            routines: arena.routines.iter().flatten().map(|r| r.start.0).collect(),
+            routines: Routine::ALL.iter().filter_map(|r| Some((arena.routine(*r)?.start.0, *r))).collect(),
             answers: Vec::new(),
             memory,
             info: InstructionInfoFactory::new(),
@@ -478,10 +483,47 @@ impl<'a> Walk<'a> {
         self.execute(routine.walk.0, state, Mode::Slow(r))
     }
 
-    /// Proves a shared routine for activation records.
-    pub fn routine(&mut self, at: u64) -> Result<(), VerifyError> {
+    /// Proves a shared routine.
+    pub fn routine(&mut self, at: u64, routine: Routine) -> Result<(), VerifyError> {
         self.restart();
-        self.execute(at, State::entry(), Mode::Routine)
+        self.execute(at, State::entry(), Mode::Routine(routine))?;
+        // what a system call is asked for stands right before it, and nothing leads in between
+        let visited = || self.touched.iter().filter_map(|number| self.memory.get(*number));
+        let calls: Vec<_> = visited().filter(|i| i.code() == Code::Syscall).map(Instruction::ip).collect();
+        for branch in visited().filter(|i| i.is_jmp_short_or_near() || i.is_jcc_short_or_near()) {
+            let target = branch.near_branch_target();
+            if calls.iter().any(|call| target > call - CLOCK_CALL && target <= *call) {
+                return fail(branch.ip(), Flaw::Astray);
+            }
+        }
+        Ok(())
+    }
+
+    /// The one system call that a routine makes: the time of the calling thread, into the two words that were pushed last.
+    fn clock_call(&self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+        let at = i.ip();
+        let (number, _) = self.visit(at)?;
+        let before = |n: usize| number.checked_sub(n).and_then(|n| self.memory.get(n)).copied().unwrap_or_default();
+        let sets = |i: &Instruction, r: Register, value: i32| {
+            i.code() == Code::Mov_r32_imm32 && i.op0_register() == r && i.immediate32() == value.cast_unsigned()
+        };
+        let (eax, rsi, edi) = (before(1), before(2), before(3));
+        let place = (rsi.op0_register(), rsi.op1_register()) == (Register::RSI, Register::RSP)
+            && matches!(rsi.code(), Code::Mov_rm64_r64 | Code::Mov_r64_rm64);
+        let asks = sets(&eax, Register::EAX, CLOCK_GETTIME) && place && sets(&edi, Register::EDI, THREAD_CPUTIME);
+        let permitted = matches!(mode, Mode::Routine(_)) && self.env.cpu != CpuClock::None;
+        if !permitted || !asks || edi.ip() != at.wrapping_sub(CLOCK_CALL) {
+            return fail(at, Flaw::Forbidden);
+        }
+        for _ in 0..2 {
+            state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
+        }
+        for _ in 0..2 {
+            state.stack.push(at, OTHER)?;
+        }
+        [0, 1, 11].into_iter().for_each(|r| state.lose(r));
+        state.flags_kept = false;
+        Ok(())
     }
 
     fn execute(&mut self, at: u64, state: State, mode: Mode) -> Result<(), VerifyError> {
@@ -517,13 +559,17 @@ impl<'a> Walk<'a> {
                     self.effect(instruction, &mut state, mode)?;
                     todo.push((instruction.next_ip(), state));
                 }
-                FlowControl::UnconditionalBranch
-                    if instruction.is_jmp_short_or_near()
-                        && self.routines.contains(&instruction.near_branch_target()) =>
-                {
-                    todo.push(self.past_routine(at, state)?);
+                FlowControl::Call if instruction.code() == Code::Syscall => {
+                    self.clock_call(instruction, &mut state, mode)?;
+                    todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
+                    let target = instruction.near_branch_target();
+                    if let Some((_, routine)) = self.routines.iter().find(|(entry, _)| *entry == target) {
+                        let routine = *routine;
+                        todo.push(self.past_routine(at, state, routine)?);
+                        continue;
+                    }
                     self.forward(at, instruction.near_branch_target(), mode)?;
                     todo.push((instruction.near_branch_target(), state));
                 }
@@ -541,13 +587,16 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Where a snippet goes on that has jumped to a shared routine, and what it finds there: the routine has changed rcx and the flags.
-    fn past_routine(&mut self, at: u64, mut state: State) -> Result<(u64, State), VerifyError> {
+    /// Where a snippet goes on that has jumped to a shared routine, and what it finds there: the flags are changed, and rcx is the top of the
+    /// activation records if the routine is one for these.
+    fn past_routine(&mut self, at: u64, mut state: State, routine: Routine) -> Result<(u64, State), VerifyError> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
-        self.answers.push(back);
-        state.lose(1);
         state.flags_kept = false;
-        state.bound = Bound::Top(1);
+        if routine != Routine::CpuTime {
+            self.answers.push(back);
+            state.lose(1);
+            state.bound = Bound::Top(1);
+        }
         Ok((back, state))
     }
 
@@ -560,7 +609,7 @@ impl<'a> Walk<'a> {
         let slow = |target: u64| self.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
         // `test ecx, ecx` and back: behind the jump to the routine that gave the answer, which is not reached from there
         let answered = self.answers.contains(&at.wrapping_sub(2));
-        let right = matches!(mode, Mode::Slow(_) | Mode::Routine)
+        let right = matches!(mode, Mode::Slow(_) | Mode::Routine(_))
             || answered
             || target > at
             || target == self.tail
@@ -571,7 +620,7 @@ impl<'a> Walk<'a> {
 
     /// Whether control leaves generated code at `at`, which only a right state permits.
     fn leaves(&self, at: u64, state: &State, mode: Mode) -> Result<bool, VerifyError> {
-        if matches!(mode, Mode::Slow(_) | Mode::Routine) {
+        if matches!(mode, Mode::Slow(_) | Mode::Routine(_)) {
             return Ok(false);
         }
         if at == self.tail {
@@ -597,8 +646,9 @@ impl<'a> Walk<'a> {
     fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
         let (r, changed) = match mode {
             Mode::Slow(r) => (r, 1 << r),
+            Mode::Routine(Routine::CpuTime) => (0, 0),
             // the answer is in rcx
-            Mode::Routine => (0, 1 << 1),
+            Mode::Routine(_) => (0, 1 << 1),
             Mode::Point | Mode::Twin(_) => return fail(i.ip(), Flaw::Forbidden),
         };
         if i.op0_kind() != OpKind::Register || number_of(i.op0_register()) != Some(r) {
@@ -674,7 +724,7 @@ impl<'a> Walk<'a> {
             }
             // how the answer of a routine gets past the register that holds the way back
             Code::Mov_rm64_r64 | Code::Mov_r64_rm64
-                if mode == Mode::Routine && i.op_kinds().all(|k| k == OpKind::Register) =>
+                if matches!(mode, Mode::Routine(_)) && i.op_kinds().all(|k| k == OpKind::Register) =>
             {
                 state.moves(i);
                 return Ok(());
@@ -733,7 +783,7 @@ impl<'a> Walk<'a> {
 fn mode_register(mode: Mode) -> Option<u8> {
     match mode {
         Mode::Slow(r) => Some(r),
-        Mode::Routine => Some(0),
+        Mode::Routine(_) => Some(0),
         Mode::Point | Mode::Twin(_) => None,
     }
 }

@@ -8,8 +8,8 @@ use std::process::Command;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 use ingraft_codegen::Environment;
-use ingraft_model::PatchPlan;
-use ingraft_model::layout::{COUNTERS, header};
+use ingraft_model::layout::{COUNTERS, CPU_OFFSET, CPU_RENEWALS, header};
+use ingraft_model::{CpuClock, PatchPlan};
 
 pub const TEXT: u64 = 0x401000;
 pub const TEXT_LEN: usize = 0x40000;
@@ -27,6 +27,8 @@ pub const STACK: u64 = SCRATCH + 0xf000;
 pub const HELPER: u64 = TEXT + 0x3f000;
 pub const HELPER_POINTER: u64 = SCRATCH + 0x7f8;
 pub const TID: u32 = 4242;
+/// From fs to where the program's thread keeps the pointer to its critical section. The kernel does not know of it, and never clears it.
+pub const SLOT: i32 = 0x40;
 
 /// What one call leaves: 16 registers (rsp included), flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +45,10 @@ pub struct Outcome {
     pub exhausted: u32,
     pub children: u32,
     pub child: u32,
+    /// Words for processor time of shard 2, from `CPU_OFFSET` to `CPU_RENEWALS`.
+    pub cpu: Vec<u64>,
+    /// The thread's pointer to a critical section, at [`SLOT`].
+    pub slot: u64,
     /// Counters of shards 0 to 3.
     pub shards: [Vec<i64>; 4],
 }
@@ -68,6 +74,10 @@ pub enum Step {
     ForkCall { target: u64, tid: u32, times: u32 },
     /// Takes all claims.
     Exhaust,
+    /// Sets the pointer to a critical section; 0 is what the kernel does at a switch.
+    Slot(u64),
+    /// Sets the number of the processor in the thread's rseq area, -1 in one that is not registered.
+    Processor(i32),
     /// Sets the gs base to something of the program's own.
     ForeignGs,
 }
@@ -105,6 +115,10 @@ impl Program<'_> {
         syscall(&mut a, 9, &[base + data.stride, data.stride, 3, 0x32, u64::MAX, 0])?;
         syscall(&mut a, 28, &[base + data.stride, data.stride, 18])?;
         a.mov(dword_ptr(u64::from(data.alive())), 1)?;
+        if self.env.cpu != CpuClock::None {
+            a.mov(rax, self.env.ticks.inverse())?;
+            a.mov(qword_ptr(base + u64::from(header::CPU_RATE)), rax)?;
+        }
         syscall(&mut a, 158, &[0x1002, TLS])?;
         let mut out = OUT;
         for step in &self.steps {
@@ -149,6 +163,11 @@ impl Program<'_> {
                     a.dec(rcx)?;
                     a.jne(again)?;
                 }
+                Step::Slot(value) => {
+                    a.mov(rax, *value)?;
+                    a.mov(qword_ptr(TLS + SLOT as u64), rax)?;
+                }
+                Step::Processor(number) => a.mov(dword_ptr(TLS + SLOT as u64 - 4), *number)?,
                 Step::ForeignGs => {
                     // gs:[owner] falls into the scratch memory
                     let owner = u64::from(data.displacement(ingraft_model::layout::OWNER));
@@ -163,6 +182,9 @@ impl Program<'_> {
         syscall(&mut a, 1, &[1, SCRATCH, 0x800])?;
         syscall(&mut a, 1, &[1, base + u64::from(header::EXHAUSTED), 4])?;
         syscall(&mut a, 1, &[1, base + u64::from(header::CHILDREN_COUNT), 8])?;
+        let words = base + 2 * data.stride + u64::from(CPU_OFFSET);
+        syscall(&mut a, 1, &[1, words, u64::from(CPU_RENEWALS - CPU_OFFSET) + 8])?;
+        syscall(&mut a, 1, &[1, TLS + SLOT as u64, 8])?;
         for k in 0..4 {
             syscall(&mut a, 1, &[1, shard + k * data.stride, len])?;
         }
@@ -194,6 +216,8 @@ impl Program<'_> {
         let mut scratch: Vec<u8> = (0..SCRATCH_LEN).map(|i| (i * 37 + 11) as u8).collect();
         let tls = (TLS - SCRATCH) as usize;
         scratch[tls + 0x2d0..tls + 0x2d4].copy_from_slice(&TID.to_le_bytes());
+        scratch[tls + 0x10..tls + 0x18].copy_from_slice(&TLS.to_le_bytes());
+        scratch[tls + SLOT as usize - 4..tls + SLOT as usize + 8].fill(0);
         let pointer = (HELPER_POINTER - SCRATCH) as usize;
         scratch[pointer..pointer + 8].copy_from_slice(&HELPER.to_le_bytes());
         let segments: [(u64, Vec<u8>, u32); 5] = [
@@ -223,9 +247,11 @@ impl Program<'_> {
         let int = |b: &[u8]| u32::from_le_bytes(b.try_into().expect("4 bytes"));
         let exhausted = int(take(4));
         let (children, child) = (int(take(4)), int(take(4)));
+        let cpu = take((CPU_RENEWALS - CPU_OFFSET) as usize + 8).chunks(8).map(word).collect();
+        let slot = word(take(8));
         let shards =
             std::array::from_fn(|_| take(8 * self.counters).chunks(8).map(|b| word(b).cast_signed()).collect());
-        Outcome { calls, scratch, exhausted, children, child, shards }
+        Outcome { calls, scratch, exhausted, children, child, cpu, slot, shards }
     }
 }
 

@@ -12,7 +12,7 @@ use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, 
 use ingraft_model::histogram::Scale;
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
-    Avma, AvmaRange, Bias, DataArea, Gpr, PatchPlan, Refusal, Site, Snippet, Svma, ThreadIdentity, VariableId,
+    Avma, AvmaRange, Bias, CpuClock, DataArea, Gpr, PatchPlan, Refusal, Site, Snippet, Svma, ThreadIdentity, VariableId,
 };
 
 /// Few cases as an ordinary test; `PROPTEST_CASES` asks for more.
@@ -24,7 +24,7 @@ pub fn property_config() -> proptest::test_runner::Config {
 /// The reference environment: glibc's thread id, a data area at 256 MiB.
 pub fn environment(identity: ThreadIdentity) -> Environment {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    Environment { data, identity, shadow_stack: false, ticks: TICKS }
+    Environment { data, identity, shadow_stack: false, ticks: TICKS, cpu: CpuClock::None }
 }
 
 pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
@@ -36,6 +36,7 @@ pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };
 pub fn site(bytes: &[u8]) -> Site {
     Site {
         kind: ingraft_model::PointKind::Entry,
+        after: false,
         point: 0,
         function: Svma(0x401000),
         at: Svma(0x401000),
@@ -45,6 +46,9 @@ pub fn site(bytes: &[u8]) -> Site {
         scratch: vec![Gpr(0)],
         flags_dead: true,
         back_branches: Vec::new(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
     }
 }
 
@@ -57,6 +61,7 @@ pub fn exit_site(function: u64, at: u64, point: usize, bytes: &[u8], padding: &[
         at: Svma(at),
         bytes: [bytes, padding].concat(),
         own: bytes.len() as u8,
+        least: bytes.len() as u8,
         scratch: Vec::new(),
         flags_dead: false,
         ..site(&[])
@@ -107,7 +112,7 @@ pub fn weave(identity: ThreadIdentity, site: Site, paddings: &[Padding], snippet
         .enumerate()
         .map(|(i, s)| MiniRequest { id: i as u64, snippet: s, counters: &counters[i..] })
         .collect();
-    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis }];
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, host: None }];
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
     if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
         panic!("{e}\n{}", list(&weave.plan, &weave.woven));

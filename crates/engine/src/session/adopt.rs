@@ -1,5 +1,7 @@
 //! A dead engine's measurements that were to stay go on in a new one.
 
+use ingraft_model::layout::header;
+
 use super::*;
 
 impl Session {
@@ -32,8 +34,13 @@ impl Session {
         area.write_journal(&text).map_err(failed)?;
         area.set_holder(&Identity::ours().map_err(failed)?).map_err(failed)?;
         let identity = area.identity().map_err(failed)?;
+        let cpu = area.cpu_clock().map_err(failed)?;
+        let rate = area.read_u64(header::CPU_RATE.into()).map_err(failed)?;
         let shadow_stack = target.status().map_err(failed)?.shadow_stack;
         let session = Session::with_modules(context, target, lock)?;
+        if rate != 0 {
+            session.cpu_rate.get_or_init(|| rate);
+        }
         {
             let mut control = session.control();
             control.counters = CounterAllocator::starting_at(contents.counters);
@@ -54,7 +61,7 @@ impl Session {
                     .insert(MeasurementId(kept.id), adopted(pid, library, kept.definitions, kept.pairs));
             }
             control.attached = Some(Attached {
-                env: Environment { data: area.layout(), identity, shadow_stack, ticks: Scale::ONE },
+                env: Environment { data: area.layout(), identity, shadow_stack, ticks: Scale::ONE, cpu },
                 area,
                 journal,
                 woven: Woven::adopt(contents.points, contents.arenas),

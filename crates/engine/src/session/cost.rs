@@ -207,15 +207,20 @@ impl Session {
 
     /// Takes the code of pairs out and keeps their values as they are.
     fn take_out(&self, control: &mut Control, pairs: &[(PairKey, TakenOut)]) -> Result<(), Error> {
-        let minis: Vec<_> =
-            pairs.iter().filter_map(|(key, _)| control.pairs.get(key)).flat_map(|p| p.minis.iter().copied()).collect();
+        let minis: Vec<_> = pairs
+            .iter()
+            .filter_map(|(key, _)| control.pairs.get(key))
+            .flat_map(|p| p.minis.iter().chain(&p.landings).copied())
+            .collect();
         self.withdraw(control, &minis)?;
         for (key, why) in pairs {
             let Some(mut pair) = control.pairs.remove(key) else { continue };
             pair.minis.clear();
+            pair.landings.clear();
             let Some((value, activations, unit)) = pair.value() else { continue };
             self.close_account(value.first);
-            let ruler = self.ruler(unit);
+            let cpu = |tid| self.cpu_ticks(tid);
+            let ruler = self.ruler(unit, &cpu);
             let mut shared = self.shared_mut();
             let rows = shared.columns().map(|columns| columns.threads(value, &activations, ruler)).unwrap_or_default();
             shared.frozen.insert(value.first, Frozen { rows, why: *why });
@@ -249,7 +254,7 @@ impl Session {
         if known.is_empty() {
             return Ok(());
         }
-        let mut each: HashMap<(*const Snippet, PointKind), f64> = HashMap::new();
+        let mut each: HashMap<(*const Snippet, PointKind, bool), f64> = HashMap::new();
         let mut total = 0.0;
         let mut worst: Option<(f64, f64, &Wanted)> = None;
         for w in wanted {
@@ -260,10 +265,12 @@ impl Session {
             let (mut own, mut often) = (0.0, 0.0f64);
             for insertion in &w.instrumentation.insertions {
                 let Some(rate) = known.get(&insertion.function) else { continue };
-                let ns = each.entry((Arc::as_ptr(&insertion.snippet), insertion.point)).or_insert_with(|| {
-                    crate::lower::worst_case(&insertion.snippet, insertion.point, &w.instrumentation.variables)
-                        .map_or(0.0, |cost| Prices::here().ns(cost))
-                });
+                let ns = each
+                    .entry((Arc::as_ptr(&insertion.snippet), insertion.point, insertion.after))
+                    .or_insert_with(|| {
+                        crate::lower::worst_case(insertion, &w.instrumentation.variables)
+                            .map_or(0.0, |cost| Prices::here().ns(cost))
+                    });
                 own += rate * *ns;
                 often = often.max(*rate);
             }
@@ -368,7 +375,7 @@ impl Session {
 }
 
 fn is_timer(pair: &Pair) -> bool {
-    pair.variables.first().is_some_and(|v| v.shape == Shape::Timer)
+    pair.variables.first().is_some_and(|v| matches!(v.shape, Shape::Timer(_)))
 }
 
 impl Attached {

@@ -1,20 +1,42 @@
 //! What new pairs need is woven: counters, code, journal, stop. On an error the target and the session are as before.
 
+use super::landing::restores;
 use super::*;
 
 /// Why a pair of a request, by its number, stays out of a function.
 type Refused = HashMap<(MdlFunction, usize), Refusal>;
 
+/// The snippets of a pair: those of its metric, and those where exceptions land.
+#[derive(Debug, Default)]
+pub(super) struct Minis {
+    points: Vec<(MdlFunction, u64)>,
+    landings: Vec<(MdlFunction, u64)>,
+}
+
+/// What an insertion meant for the threads of the target.
+#[derive(Debug, Default)]
+pub(super) struct Stop {
+    /// The longest time any of them was held in one piece.
+    pub held: Duration,
+    /// Their calls in progress.
+    pub caught_up: CaughtUp,
+}
+
+impl Stop {
+    /// Both together.
+    pub fn and(mut self, other: Stop) -> Stop {
+        self.held = self.held.max(other.held);
+        self.caught_up.add(other.caught_up);
+        self
+    }
+}
+
 impl Session {
     /// Weaves what new pairs need, attaching to the target if nothing was woven there yet. On an error the target and the session
     /// are as before.
-    pub(super) fn insert(
-        &self,
-        control: &mut Control,
-        fresh: Vec<(PairKey, Instrumentation)>,
-    ) -> Result<Duration, Error> {
+    pub(super) fn insert(&self, control: &mut Control, fresh: Vec<(PairKey, Instrumentation)>) -> Result<Stop, Error> {
         if fresh.is_empty() {
-            return Ok(Duration::ZERO);
+            return Ok(Stop::default());
         }
         let limit = counters_max(control);
         let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
@@ -45,8 +67,10 @@ impl Session {
             let (refused, unwoven) = refused_of(control, &instrumentation, &refused, number);
             let (metric, thread) = (instrumentation.metric, instrumentation.thread);
             let variables = instrumentation.variables.into();
+            let Minis { points: minis, landings } = minis;
             let meters = Meters::default();
-            let pair = Pair { metric, variables, counters, minis, refused, unwoven, thread, meters, users: 0 };
+            let pair =
+                Pair { metric, variables, counters, minis, landings, refused, unwoven, thread, meters, users: 0 };
             control.pairs.insert(key, pair);
         }
         Ok(stopped)
@@ -57,15 +81,16 @@ impl Session {
         &self,
         control: &mut Control,
         more: Vec<(PairKey, Instrumentation, Vec<u32>)>,
-    ) -> Result<Duration, Error> {
+    ) -> Result<Stop, Error> {
         if more.is_empty() {
-            return Ok(Duration::ZERO);
+            return Ok(Stop::default());
         }
         let (refused, minis, stopped) = self.weave_and_apply(control, &more)?;
         for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
             let (mut refused, mut unwoven) = refused_of(control, &instrumentation, &refused, number);
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
-            pair.minis.extend(minis);
+            pair.minis.extend(minis.points);
+            pair.landings.extend(minis.landings);
             pair.refused.append(&mut refused);
             pair.unwoven.append(&mut unwoven);
         }
@@ -73,51 +98,48 @@ impl Session {
     }
 
     /// The part of an insertion that can fail: code, journal, stop.
-    #[expect(clippy::type_complexity, reason = "three results that only the caller takes apart")]
     pub(super) fn weave_and_apply(
         &self,
         control: &mut Control,
         bound: &[(PairKey, Instrumentation, Vec<u32>)],
-    ) -> Result<(Refused, Vec<Vec<(MdlFunction, u64)>>, Duration), Error> {
+    ) -> Result<(Refused, Vec<Minis>, Stop), Error> {
         let settle = Snippet { stmts: vec![Stmt::Settle] };
-        let mut points: BTreeMap<(MdlFunction, PointKind), Vec<NewMini<'_>>> = BTreeMap::new();
-        let mut minis: Vec<Vec<(MdlFunction, u64)>> = Vec::with_capacity(bound.len());
+        let mut points: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
+        let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
         let mut refused = Refused::new();
         for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
             let mut own = Vec::new();
-            let mut lists: BTreeMap<(MdlFunction, PointKind), Vec<NewMini<'_>>> = BTreeMap::new();
+            let mut lists: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
             for insertion in &instrumentation.insertions {
-                if let Some(refusal) = request::point_refusal(insertion.point, insertion.after) {
-                    refused.insert((insertion.function, pair), refusal);
-                    continue;
-                }
                 let id = control.next_mini;
                 control.next_mini += 1;
-                let list = lists.entry((insertion.function, insertion.point)).or_default();
-                let mini = NewMini { id, pair, role: Some(insertion.role), snippet: &insertion.snippet, counters };
+                let spot = Spot { kind: insertion.point, after: insertion.after };
+                let list = lists.entry((insertion.function, spot)).or_default();
+                let (snippet, except) = (&insertion.snippet, &insertion.except);
+                let mini = NewMini { id, pair, role: Some(insertion.role), snippet, counters, except };
                 match insertion.order {
                     Order::Append => list.push(mini),
                     Order::Prepend => list.insert(0, mini),
                 }
                 own.push((insertion.function, id));
             }
-            for (point, list) in lists {
-                let all = points.entry(point).or_default();
+            for ((function, spot), list) in lists {
+                let all = points.entry((function, spot)).or_default();
                 // what begins first ends last, over all pairs
-                let at = if point.1 == PointKind::Entry { all.len() } else { 0 };
+                let at = if spot.opens() { all.len() } else { 0 };
                 all.splice(at..at, list);
             }
-            minis.push(own);
+            minis.push(Minis { points: own, landings: Vec::new() });
         }
-        let wanted: Vec<_> = points
+        let mut wanted: Vec<_> = points
             .into_iter()
-            .map(|((function, kind), mut minis)| {
-                minis.retain(|m| !refused.contains_key(&(function, m.pair)));
+            .map(|((function, spot), mut minis)| {
                 let follower = minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1));
-                if let (Some(pair), PointKind::Entry) = (follower, kind) {
-                    minis.insert(0, NewMini { id: SETTLE, pair, role: None, snippet: &settle, counters: &[] });
+                if let (Some(pair), true) = (follower, spot.opens()) {
+                    let first = NewMini { id: SETTLE, pair, role: None, snippet: &settle, counters: &[], except: &[] };
+                    minis.insert(0, first);
                 }
-                WantedPoints { function, kind, minis }
+                WantedPoints { function, spot, minis }
             })
             .filter(|w| !w.minis.is_empty())
             .collect();
@@ -127,10 +149,12 @@ impl Session {
             self.refuse_hopeless(&control.modules, &wanted, &refused)?;
             control.attached = Some(self.attach(control)?);
         }
+        self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
         let timed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter));
-        let ready = if timed { self.keep_time(control) } else { Ok(()) };
-        let outcome = ready.and_then(|()| self.change(control, &wanted));
-        let (woven_refused, stopped) = match outcome {
+        let cpu = bound.iter().any(|(_, i, _)| reads_cpu(i));
+        let ready = if timed { self.keep_time(control, cpu) } else { Ok(()) };
+        let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
+        let (woven_refused, mut stopped) = match outcome {
             Ok(done) => done,
             Err(e) => {
                 if first {
@@ -141,13 +165,44 @@ impl Session {
         };
         refused.extend(woven_refused);
         for (pair, own) in minis.iter_mut().enumerate() {
-            own.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
+            own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
+            own.landings.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
         }
-        Ok((refused, minis, stopped.max(std::mem::take(&mut control.held))))
+        stopped.held = stopped.held.max(std::mem::take(&mut control.held));
+        Ok((refused, minis, stopped))
     }
 
-    /// What follows calls needs shards of the threads' own and a clock.
-    fn keep_time(&self, control: &mut Control) -> Result<(), Error> {
+    /// Adds what every pair that puts something back needs where exceptions land.
+    fn settle_at_landings<'w>(
+        &self,
+        control: &mut Control,
+        bound: &[(PairKey, Instrumentation, Vec<u32>)],
+        settle: &'w Snippet,
+        wanted: &mut Vec<WantedPoints<'w>>,
+        minis: &mut [Minis],
+    ) {
+        for function in self.landings(&control.modules, bound) {
+            for (pair, ((key, instrumentation, _), own)) in bound.iter().zip(minis.iter_mut()).enumerate() {
+                let there = control.pairs.get(key).is_some_and(|p| p.landings.iter().any(|(f, _)| *f == function));
+                if there || !restores(instrumentation) {
+                    continue;
+                }
+                let id = control.next_mini;
+                control.next_mini += 1;
+                own.landings.push((function, id));
+                let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[] };
+                match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, Spot::ENTRY)) {
+                    Some(known) => known.minis.insert(0, mini),
+                    None => {
+                        wanted.push(WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] });
+                    }
+                }
+            }
+        }
+    }
+
+    /// What follows calls needs shards of the threads' own and a clock; `cpu`: the clock of processor time as well.
+    fn keep_time(&self, control: &mut Control, cpu: bool) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok(()) };
         let refuse =
             |code, what: String, hint: &str| Err(Error::new(ErrorKind::Failed, code, what, hint).about(self.pid()));
@@ -155,9 +210,19 @@ impl Session {
             let what = "calls cannot be followed from entry to exit: the threads of this program cannot be told apart";
             return refuse("no_shards", what.to_owned(), "counts work; a program that is running already may differ");
         }
+        let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
+        if cpu
+            && (attached.env.cpu == CpuClock::None || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered)))
+        {
+            let what = "processor time cannot be measured: a filter of system calls (seccomp) is active, and the clock needs one";
+            return refuse("filtered", what.to_owned(), "wall times and counts work");
+        }
         match &self.clock {
             Ok(clock) => {
                 attached.env.ticks = clock.scale();
+                // ticks of the thread's clock in this target are of one length for ever, whoever measures
+                let rate = attached.area.cpu_rate(clock.scale().inverse()).map_err(|e| self.failed(e))?;
+                self.cpu_rate.get_or_init(|| rate);
                 Ok(())
             }
             Err(problem) => refuse("no_clock", format!("times cannot be measured here: {problem}"), "counts work"),
@@ -178,9 +243,7 @@ impl Session {
         for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
             let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
             for w in of_function {
-                if let Err(refusal) = sites(&self.target, modules, w.function, w.kind) {
-                    reasons.extend(w.minis.iter().map(|m| ((w.function, m.pair), refusal.clone())));
-                }
+                reasons.extend(w.refused(&sites(&self.target, modules, w.function, w.spot, &Originals::default())));
             }
             if pairs().any(|p| !reasons.contains_key(&p)) {
                 return Ok(());
@@ -208,7 +271,8 @@ impl Session {
         self.note_hold(survey.longest_hold);
         let own_gs = control.modules.uses_gs(&self.target);
         let identity = if own_gs { ThreadIdentity::Locked } else { survey.identity };
-        let request = DataAreaRequest { identity, ..DataAreaRequest::default() };
+        let cpu = if own_gs { CpuClock::None } else { survey.cpu };
+        let request = DataAreaRequest { identity, cpu, ..DataAreaRequest::default() };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         let since_ns = now_ns();
         let known = self.target.identity();
@@ -234,7 +298,8 @@ impl Session {
             }
         };
         let status = self.target.status().map_err(failed)?;
-        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks: Scale::ONE };
+        let ticks = Scale::ONE;
+        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks, cpu };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),
@@ -251,13 +316,14 @@ impl Session {
         Ok(Attached { env, area, journal, woven: Woven::default(), since_ns, cpu_before })
     }
 
-    /// Weaves, writes the journal, applies.
-    pub(super) fn change(
+    /// Weaves, writes the journal, applies. `variables` are those of a pair.
+    pub(super) fn change<'v>(
         &self,
         control: &mut Control,
         wanted: &[WantedPoints<'_>],
-    ) -> Result<(Refused, Duration), Error> {
-        let Some(attached) = control.attached.as_mut() else { return Ok((Refused::new(), Duration::ZERO)) };
+        variables: &dyn Fn(usize) -> &'v [Variable],
+    ) -> Result<(Refused, Stop), Error> {
+        let Some(attached) = control.attached.as_mut() else { return Ok((Refused::new(), Stop::default())) };
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
         let (journal, area) = (&mut attached.journal, &attached.area);
@@ -273,21 +339,29 @@ impl Session {
         let points = change.new_points.iter().map(|record| Record::Point(record.clone()));
         let counters = std::iter::once(Record::Counters(control.counters.used()));
         let records: Vec<_> = counters.chain(points).collect();
+        let area = Arc::clone(&attached.area);
+        let now = |clock, tid| match clock {
+            Clock::Wall => self.clock.as_ref().map_or(0, TickClock::ticks),
+            Clock::Cpu => self.cpu_ticks(tid),
+        };
+        let counters = Counters { area: &area, identity: attached.env.identity, now: &now };
+        let versions = (&before, &attached.woven);
+        let (target, modules) = (&self.target, &control.modules);
+        let mut catch_up = CatchUp::prepare(target, modules, versions, wanted, &change.refused, variables, counters);
         let applied = self.write_journal(&mut attached.journal, &attached.area, &records).and_then(|()| {
-            self.target.apply(&change.plan, &ApplyOptions::default()).map_err(|e| Error::apply(self.pid(), e))
+            let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
+            let applied = self.target.apply_and_visit(&change.plan, &ApplyOptions::default(), visitor);
+            applied.map_err(|e| Error::apply(self.pid(), e))
         });
         match applied {
             Ok(applied) => {
                 self.shared_mut().remember(&applied.bases, attached.env.identity);
                 self.note_hold(applied.held);
-                Ok((change.refused, applied.held))
+                let caught_up = catch_up.map(CatchUp::done).unwrap_or_default();
+                Ok((change.refused, Stop { held: applied.held, caught_up }))
             }
             Err(e) => {
-                let gone: Vec<_> = change
-                    .new_points
-                    .iter()
-                    .filter_map(|record| Some(Record::PointGone(record.text.first()?.at)))
-                    .collect();
+                let gone: Vec<_> = change.new_points.iter().map(|record| Record::PointGone(record.key())).collect();
                 attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
                 let _ = self.write_journal(&mut attached.journal, &attached.area, &gone);
@@ -345,9 +419,14 @@ fn default_counters() -> u32 {
     DataArea { base: Avma(0), stride: request.stride, shards: request.shards, journal_bytes: 0 }.counters()
 }
 
-/// Whether it follows calls from their entry to their exit: then what has ended otherwise is looked for at all its entries.
+/// Whether it follows calls from their beginning to their end: then what has ended otherwise is looked for wherever one begins.
 fn follows(instrumentation: &Instrumentation) -> bool {
     instrumentation.variables.iter().any(|v| v.shape == Shape::Activations)
+}
+
+/// Whether its code reads the processor time of a thread.
+pub(super) fn reads_cpu(instrumentation: &Instrumentation) -> bool {
+    instrumentation.insertions.iter().any(|i| i.snippet.reads(Clock::Cpu))
 }
 
 /// Counters for all variables, or none of them.

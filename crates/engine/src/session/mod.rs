@@ -20,15 +20,16 @@ use ingraft_mdl::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Aggregate, Avma, AvmaRange, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape, Snippet, Stmt,
-    Style, Svma, ThreadIdentity, Tid, UnitsType,
+    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape,
+    Snippet, Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType,
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
-    TickClock,
+    TickClock, Visitor,
 };
 
 use crate::api::*;
+use crate::catch_up::{CatchUp, Counters};
 use crate::cost::Meters;
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
@@ -38,14 +39,18 @@ use crate::leftover;
 use crate::modules::Modules;
 use crate::request::{self, Missing, Wanted};
 use crate::restore;
+use crate::sites::{Originals, Spot, sites};
 use crate::state_dir::StateDir;
 use crate::values::{Columns, CounterAllocator, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
-use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven, sites};
+use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
+
+use self::insert::Stop;
 
 mod adopt;
 mod cost;
 mod insert;
 mod internals;
+mod landing;
 mod read;
 mod remove;
 
@@ -80,6 +85,8 @@ struct Pair {
     counters: Vec<u32>,
     /// Snippets by number, with the functions at whose points they stand.
     minis: Vec<(MdlFunction, u64)>,
+    /// The same where exceptions land.
+    landings: Vec<(MdlFunction, u64)>,
     refused: Vec<RefusedFunction>,
     /// The functions of `refused`.
     unwoven: Vec<MdlFunction>,
@@ -173,6 +180,8 @@ pub struct Session {
     target: Arc<Target>,
     owner: u32,
     clock: Result<TickClock, ClockProblem>,
+    /// How long a nanosecond is in the ticks of processor time, once that is measured.
+    cpu_rate: OnceLock<u64>,
     control: Mutex<Control>,
     shared: RwLock<Shared>,
     ended: OnceLock<Ended>,
@@ -180,6 +189,10 @@ pub struct Session {
     /// How long threads were held, in nanoseconds.
     paused_ns: AtomicU64,
 }
+
+/// What is said when there is no better clock.
+const SYSTEM_CALLS: &str = "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because the \
+                            program's threads have no rseq areas that tell of switches";
 
 /// Unix time in nanoseconds.
 pub fn now_ns() -> u64 {
@@ -220,6 +233,7 @@ impl Session {
             target,
             owner,
             clock: TickClock::start(),
+            cpu_rate: OnceLock::new(),
             control: Mutex::new(control),
             shared: RwLock::default(),
             ended: OnceLock::new(),
@@ -300,7 +314,11 @@ impl Session {
         }
         let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
         self.refuse_dear(control, &wanted, limit)?;
+        let reads_cpu = wanted.iter().any(|w| insert::reads_cpu(&w.instrumentation));
         let (keys, stopped) = self.insert_wanted(control, wanted)?;
+        if reads_cpu && control.attached.as_ref().is_some_and(|a| a.env.cpu == CpuClock::SystemCall) {
+            warnings.push(SYSTEM_CALLS.to_owned());
+        }
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
         internals::merge(&own, before, &mut views, &mut pairs);
         let measurement = Measurement {
@@ -329,9 +347,10 @@ impl Session {
         measurement: &Measurement,
         attached: bool,
         begin: Instant,
-        stopped: Duration,
-        warnings: Vec<String>,
+        stopped: Stop,
+        mut warnings: Vec<String>,
     ) -> Enabled {
+        warnings.extend(stopped.caught_up.warnings());
         let pairs = &measurement.pairs;
         let unwoven = pairs.iter().filter(|p| p.points == 0 && p.function.is_some());
         Enabled {
@@ -343,20 +362,21 @@ impl Session {
             functions: control.modules.loaded().map(|(_, _, m)| m.image.functions().len() as u32).sum(),
             points: pairs.iter().map(|p| p.points).sum(),
             attach_time: begin.elapsed(),
-            stopped,
+            stopped: stopped.held,
             pairs: pairs.to_vec(),
             refused: unwoven.flat_map(|p| p.refused.clone()).collect(),
+            caught_up: stopped.caught_up,
             warnings,
         }
     }
 
     /// Weaves what is wanted and not there yet. Returns the keys of all that is wanted.
-    #[expect(clippy::type_complexity, reason = "a list with its time")]
+    #[expect(clippy::type_complexity, reason = "a list and its stop")]
     fn insert_wanted(
         &self,
         control: &mut Control,
         wanted: Vec<Wanted>,
-    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, Duration), Error> {
+    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, Stop), Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut fresh = Vec::new();
         let mut more = Vec::new();
@@ -392,7 +412,7 @@ impl Session {
                 pair.meters = meters;
             }
         }
-        Ok((keys, stopped.max(self.extend(control, more)?)))
+        Ok((keys, stopped.and(self.extend(control, more)?)))
     }
 
     /// Looks for modules that were loaded since, and measures in them what was asked for. `exact` says that none of their code

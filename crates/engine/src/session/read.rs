@@ -12,7 +12,9 @@ impl Session {
                 let pair = control.pairs.get(key)?;
                 let (value, activations, unit) = pair.value()?;
                 let joined = columns.as_ref().filter(|_| pair.users > 0);
-                let before = joined.map(|c| c.threads(value, &activations, self.ruler(unit)).into_iter().collect());
+                let cpu = |tid| self.cpu_ticks(tid);
+                let ruler = self.ruler(unit, &cpu);
+                let before = joined.map(|c| c.threads(value, &activations, ruler).into_iter().collect());
                 Some(View {
                     key: key.clone(),
                     value,
@@ -28,12 +30,19 @@ impl Session {
     }
 
     /// How values in a unit are read now.
-    pub(super) fn ruler(&self, unit: ValueUnit) -> Ruler {
+    pub(super) fn ruler<'a>(&self, unit: ValueUnit, cpu: &'a dyn Fn(Tid) -> u64) -> Ruler<'a> {
         match (unit, &self.clock) {
-            (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: clock.scale(), now: clock.ticks() },
+            (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: clock.scale(), now: clock.ticks(), cpu },
             // without a clock nothing is recorded in ticks
-            _ => Ruler { scale: Scale::ONE, now: 0 },
+            _ => Ruler::PLAIN,
         }
+    }
+
+    /// What the kernel says of a thread's processor time, as the target's code measures it.
+    pub(super) fn cpu_ticks(&self, tid: Tid) -> u64 {
+        let ns = self.target.thread_cpu_ns(tid).unwrap_or(0);
+        let rate = self.cpu_rate.get().copied().unwrap_or(0);
+        u64::try_from((u128::from(ns) * u128::from(rate)) >> 32).unwrap_or(0)
     }
 
     /// Reads the values of a measurement; the target goes on.
@@ -48,6 +57,7 @@ impl Session {
         let ended = self.ended.get().copied();
         let shared = self.shared();
         let columns = shared.columns();
+        let cpu = |tid| self.cpu_ticks(tid);
         let value = |view: &View| match (view.internal, shared.frozen.get(&view.value.first), &columns) {
             (Some(internal), ..) => {
                 let before = view.before.get(&None).map_or(0, |before| before.value);
@@ -56,7 +66,7 @@ impl Session {
             (None, Some(frozen), _) => {
                 Value { taken_out: Some(frozen.why), ..view.combined(frozen.rows.iter().cloned(), threads) }
             }
-            (None, None, Some(columns)) => view.value(columns, self.ruler(view.unit), threads),
+            (None, None, Some(columns)) => view.value(columns, self.ruler(view.unit, &cpu), threads),
             (None, None, None) => Value::default(),
         };
         let values = views.iter().map(value).collect();
@@ -155,7 +165,7 @@ impl Shared {
 }
 
 impl View {
-    fn value(&self, columns: &Columns<'_>, ruler: Ruler, threads: bool) -> Value {
+    fn value(&self, columns: &Columns<'_>, ruler: Ruler<'_>, threads: bool) -> Value {
         let plain = self.value.shape == Shape::Counter && self.activations.is_empty();
         let alone = self.before.is_empty() && self.thread.is_none() && self.aggregate == Aggregate::Sum;
         if plain && alone && !threads {

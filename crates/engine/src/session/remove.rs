@@ -38,7 +38,7 @@ impl Session {
         let minis: Vec<_> = uses
             .iter()
             .filter_map(|(key, uses)| control.pairs.get(*key).filter(|p| p.users == *uses))
-            .flat_map(|p| p.minis.iter().copied())
+            .flat_map(|p| p.minis.iter().chain(&p.landings).copied())
             .collect();
         let stopped = self.withdraw(control, &minis)?;
         Ok(Removed { stopped, ..leftover::untouched(self.pid()) })

@@ -106,7 +106,7 @@ impl Context<'_, '_> {
                     self.report(codes::PLACE, Severity::Warning, expr.span, message);
                 }
             }
-            ExprKind::Elapsed | ExprKind::SelfTime => {
+            ExprKind::Elapsed(_) | ExprKind::SelfTime => {
                 if !matches!(self.place, Some((Some(Point::Return) | None, _))) {
                     let message = "the time of a call is only known at its return";
                     self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());

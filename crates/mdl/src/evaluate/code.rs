@@ -1,7 +1,7 @@
 //! The code language: statements that the program executes, to snippets. `$arg[n]` at the end of a call stays what it is at its beginning
 //! until the code of both ends is joined.
 
-use ingraft_model::{BinaryOp, Expr as Out, PointKind, Shape, Stmt, TimeUnit, UnaryOp, VariableId};
+use ingraft_model::{BinaryOp, Clock, Expr as Out, PointKind, Shape, Stmt, TimeUnit, UnaryOp, VariableId};
 
 use super::insert::Place;
 use super::meta::{Binding, Evaluation, Value, binary, unary};
@@ -91,12 +91,10 @@ impl<'a> Evaluation<'a> {
                 }
             }
             ExprKind::Call(callee, args) if !callee.quoted => match (callee.name.as_str(), args.as_slice()) {
-                ("startWallTimer" | "startProcessTimer", [timer]) => {
-                    out.extend(self.accumulator(timer, Shape::Timer, "a timer").map(Stmt::Start));
-                }
-                ("stopWallTimer" | "stopProcessTimer", [timer]) => {
-                    out.extend(self.accumulator(timer, Shape::Timer, "a timer").map(Stmt::Stop));
-                }
+                ("startWallTimer", [timer]) => self.timer(timer, Clock::Wall, Stmt::Start, out),
+                ("startProcessTimer", [timer]) => self.timer(timer, Clock::Cpu, Stmt::Start, out),
+                ("stopWallTimer", [timer]) => self.timer(timer, Clock::Wall, Stmt::Stop, out),
+                ("stopProcessTimer", [timer]) => self.timer(timer, Clock::Cpu, Stmt::Stop, out),
                 ("observe", [histogram, value]) => {
                     let histogram = self.accumulator(histogram, Shape::Histogram, "a histogram");
                     let value = self.observed(value);
@@ -116,6 +114,10 @@ impl<'a> Evaluation<'a> {
         }
     }
 
+    fn timer(&mut self, expr: &'a Expr, clock: Clock, act: fn(VariableId, Clock) -> Stmt, out: &mut Vec<Stmt>) {
+        out.extend(self.accumulator(expr, Shape::Timer(clock), "such a timer").map(|timer| act(timer, clock)));
+    }
+
     /// The variable that a start, stop or observation acts on.
     fn accumulator(&mut self, expr: &'a Expr, shape: Shape, wanted: &str) -> Option<VariableId> {
         let found = self.target(expr).filter(|v| self.variables[v.0 as usize].shape == shape);
@@ -128,12 +130,12 @@ impl<'a> Evaluation<'a> {
     /// A value for the histogram: the time of the call alone as it is measured, anything else in its own unit.
     fn observed(&mut self, expr: &'a Expr) -> Option<(Out, ValueUnit)> {
         let (value, unit) = match &expr.bare().kind {
-            ExprKind::Elapsed => (self.elapsed(expr, TimeUnit::Ticks), ValueUnit::Ticks),
+            ExprKind::Elapsed(clock) => (self.elapsed(expr, *clock, TimeUnit::Ticks), ValueUnit::Ticks),
             _ => (self.value(expr), ValueUnit::Plain),
         };
         if *self.observed.get_or_insert(unit) != unit {
-            let message = format!("`{}` observes `$elapsed` alone and other values", self.metric.info.name);
-            let help = "a histogram holds one or the other: observe `$elapsed` alone everywhere, or nowhere";
+            let message = format!("`{}` observes a time alone and other values", self.metric.info.name);
+            let help = "a histogram holds one or the other: observe `$elapsed` or `$cpu` alone everywhere, or nowhere";
             self.error(codes::TYPE, expr.span, message, help);
             return None;
         }
@@ -182,9 +184,9 @@ impl<'a> Evaluation<'a> {
             ExprKind::Text(_) => self.refuse(expr, "strings in code"),
             ExprKind::Return => self.at_end(expr, "`$return` is only known at returns and behind calls", Out::Return),
             ExprKind::GlobalId => self.refuse(expr, "`$globalId`"),
-            ExprKind::Elapsed => self.elapsed(expr, TimeUnit::Nanoseconds),
+            ExprKind::Elapsed(clock) => self.elapsed(expr, *clock, TimeUnit::Nanoseconds),
             ExprKind::SelfTime => {
-                let all = self.elapsed(expr, TimeUnit::Nanoseconds)?;
+                let all = self.elapsed(expr, Clock::Wall, TimeUnit::Nanoseconds)?;
                 let callees = Out::Variable(self.time_in_callees());
                 Some(Out::Binary(BinaryOp::Subtract, Box::new(all), Box::new(callees)))
             }
@@ -193,7 +195,11 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn elapsed(&mut self, expr: &Expr, unit: TimeUnit) -> Option<Out> {
+    /// The time of the call by a clock. One record keeps one clock, so the code of a definition uses one.
+    fn elapsed(&mut self, expr: &Expr, clock: Clock, unit: TimeUnit) -> Option<Out> {
+        if *self.clock.get_or_insert(clock) != clock {
+            return self.refuse(expr, "`$cpu` beside `$elapsed` or `$self` in one definition");
+        }
         self.at_end(expr, "the time of a call is only known at its return", Out::Elapsed(unit))
     }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ingraft_model::snippet::{BinaryOp, Record, Restore, TimeUnit};
-use ingraft_model::{Expr, PointKind, Shape, Stmt, Style, VariableId};
+use ingraft_model::{Clock, Expr, PointKind, Shape, Stmt, Style, VariableId};
 
 use super::insert::{Change, Draft, Place};
 use super::meta::Evaluation;
@@ -67,7 +67,7 @@ fn code(drafts: &[Draft]) -> Vec<Stmt> {
 struct Kept {
     /// Arguments, ascending.
     args: Vec<u8>,
-    time: bool,
+    time: Option<Clock>,
     /// The time in callees, if the code asks for `$self`.
     callees: Option<VariableId>,
 }
@@ -119,7 +119,7 @@ impl Evaluation<'_> {
         let Kept { args, time, callees } = self.kept(&mut closing);
         let mut restored = self.changed_by_both(&opening, &closing);
         restored.extend(callees.map(Restore::Value));
-        if restored.is_empty() && args.is_empty() && !time {
+        if restored.is_empty() && args.is_empty() && time.is_none() {
             return None;
         }
         if args.len() > Record::ARGS_MAX {
@@ -150,12 +150,12 @@ impl Evaluation<'_> {
 
     /// What code at the end needs to know of the beginning. Its arguments become those that are kept.
     fn kept(&self, closing: &mut [Stmt]) -> Kept {
-        let (mut args, mut time, mut callees) = (BTreeSet::new(), false, None);
+        let (mut args, mut time, mut callees) = (BTreeSet::new(), None, None);
         each_expr(closing, &mut |expr| match expr {
             Expr::Arg(n) => {
                 args.insert(*n);
             }
-            Expr::Elapsed(_) => time = true,
+            Expr::Elapsed(_) => time = self.clock,
             Expr::Variable(v) if self.callees == Some(*v) => callees = self.callees,
             _ => {}
         });
@@ -175,7 +175,7 @@ impl Evaluation<'_> {
         for v in changed(opening).into_iter().filter(|v| ends.contains(v)) {
             let Some(variable) = self.variables.get(v.0 as usize) else { continue };
             match (variable.shape, variable.kind) {
-                (Shape::Timer, _) => found.push(Restore::Timer(v)),
+                (Shape::Timer(clock), _) => found.push(Restore::Timer(v, clock)),
                 (_, VariableKind::Flag) => found.push(Restore::Value(v)),
                 (_, VariableKind::Counter) if self.is_level(v, opening) || self.is_level(v, closing) => {
                     found.push(Restore::Value(v));
@@ -192,15 +192,28 @@ impl Evaluation<'_> {
     }
 
     /// One record for each variable that is restored, at least one; the last one, whose code is innermost, keeps time and arguments.
-    fn records(&mut self, frame: Frame, restored: &[Restore], time: bool, args: Vec<u8>) -> (Vec<Record>, Record) {
+    fn records(
+        &mut self,
+        frame: Frame,
+        restored: &[Restore],
+        time: Option<Clock>,
+        args: Vec<u8>,
+    ) -> (Vec<Record>, Record) {
         let (innermost, outer) = restored.split_last().map_or((None, restored), |(last, outer)| (Some(*last), outer));
-        let outer = outer.iter().map(|v| self.record(frame, false, false, Vec::new(), Some(*v))).collect();
+        let outer = outer.iter().map(|v| self.record(frame, false, None, Vec::new(), Some(*v))).collect();
         (outer, self.record(frame, true, time, args, innermost))
     }
 
     /// A record: an equal one of the same definition, or a new one. Records of functions and of call sites have names of their own, as both may
     /// have the same stack pointer.
-    fn record(&mut self, frame: Frame, innermost: bool, time: bool, args: Vec<u8>, restore: Option<Restore>) -> Record {
+    fn record(
+        &mut self,
+        frame: Frame,
+        innermost: bool,
+        time: Option<Clock>,
+        args: Vec<u8>,
+        restore: Option<Restore>,
+    ) -> Record {
         let same = |known: &&KnownRecord| {
             let record = &known.record;
             (known.frame, known.innermost, record.time, &record.args, record.restore)
@@ -222,7 +235,7 @@ impl Evaluation<'_> {
 fn changed(stmts: &[Stmt]) -> Vec<VariableId> {
     let mut found = Vec::new();
     each_stmt(stmts, &mut |stmt| {
-        if let Stmt::Add(v, _) | Stmt::Set(v, _) | Stmt::Start(v) | Stmt::Stop(v) = stmt
+        if let Stmt::Add(v, _) | Stmt::Set(v, _) | Stmt::Start(v, _) | Stmt::Stop(v, _) = stmt
             && !found.contains(v)
         {
             found.push(*v);

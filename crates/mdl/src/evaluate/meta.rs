@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use ingraft_model::{Focus, PointKind, ResourcePath, Shape, Snippet, VariableId};
+use ingraft_model::{Clock, Focus, PointKind, ResourcePath, Shape, Snippet, VariableId};
 
 use super::frame::KnownRecord;
 use super::insert::{Draft, Place};
@@ -113,6 +113,8 @@ pub(super) struct Evaluation<'a> {
     pub(super) records: Vec<KnownRecord>,
     /// Time in instrumented callees, for `$self`.
     pub(super) callees: Option<VariableId>,
+    /// The clock that the code of the definition reads, if it does.
+    pub(super) clock: Option<Clock>,
 }
 
 impl<'a> Evaluation<'a> {
@@ -140,6 +142,7 @@ impl<'a> Evaluation<'a> {
             drafts: Vec::new(),
             records: Vec::new(),
             callees: None,
+            clock: None,
         }
     }
 
@@ -153,7 +156,7 @@ impl<'a> Evaluation<'a> {
         }
         let Some(base) = node.base() else { return };
         let kind = base.kind;
-        if matches!(kind, Accumulator::ProcessTimer | Accumulator::HwTimer | Accumulator::HwCounter) {
+        if matches!(kind, Accumulator::HwTimer | Accumulator::HwCounter) {
             let span =
                 node.fields.iter().rev().find(|f| matches!(&f.kind, crate::ast::FieldKind::Base(_))).map(|f| f.span);
             let head = span.map_or(node.ident.span, |s| Span { start: s.start, end: s.start + 4 });
@@ -207,6 +210,7 @@ impl<'a> Evaluation<'a> {
         self.flag = Some(id);
         self.records.clear();
         self.callees = None;
+        self.clock = None;
         match flag.code {
             FlagCode::Written(body) => {
                 self.names.push((flag.name, Binding::Variable(id)));
@@ -243,7 +247,7 @@ impl<'a> Evaluation<'a> {
 
     pub(super) fn variable(&mut self, name: &str, kind: VariableKind, shape: Shape) -> VariableId {
         let id = VariableId(self.variables.len() as u32);
-        let unit = if shape == Shape::Timer { ValueUnit::Ticks } else { ValueUnit::Plain };
+        let unit = if matches!(shape, Shape::Timer(_)) { ValueUnit::Ticks } else { ValueUnit::Plain };
         self.variables.push(Variable { name: name.to_owned(), kind, shape, unit, sampled: false });
         id
     }
@@ -546,7 +550,8 @@ impl<'a> Evaluation<'a> {
 fn shape(kind: Accumulator) -> Shape {
     match kind {
         Accumulator::Counter | Accumulator::HwCounter | Accumulator::Void => Shape::Counter,
-        Accumulator::WallTimer | Accumulator::ProcessTimer | Accumulator::HwTimer => Shape::Timer,
+        Accumulator::WallTimer | Accumulator::HwTimer => Shape::Timer(Clock::Wall),
+        Accumulator::ProcessTimer => Shape::Timer(Clock::Cpu),
         Accumulator::Histogram => Shape::Histogram,
     }
 }

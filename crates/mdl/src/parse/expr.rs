@@ -2,7 +2,7 @@
 //! another value, that is said.
 
 use super::{MAX_PARTS, Parser, Read, Stop, reserved};
-use crate::ast::{AssignOp, BINARY, BinaryOp, Callee, Expr, ExprKind, Ident, UnaryOp, precedence};
+use crate::ast::{AssignOp, BINARY, BinaryOp, Callee, Clock, Expr, ExprKind, Ident, UnaryOp, precedence};
 use crate::diagnostic::{Severity, codes};
 use crate::lex::Kind;
 
@@ -159,12 +159,13 @@ impl Parser<'_, '_> {
     fn word_expr(&mut self, word: &str) -> Read<ExprKind> {
         let span = self.span();
         match word {
-            "$return" | "$globalId" | "$elapsed" | "$self" => {
+            "$return" | "$globalId" | "$elapsed" | "$cpu" | "$self" => {
                 self.bump();
                 return Ok(match word {
                     "$return" => ExprKind::Return,
                     "$globalId" => ExprKind::GlobalId,
-                    "$elapsed" => ExprKind::Elapsed,
+                    "$elapsed" => ExprKind::Elapsed(Clock::Wall),
+                    "$cpu" => ExprKind::Elapsed(Clock::Cpu),
                     _ => ExprKind::SelfTime,
                 });
             }

@@ -1,6 +1,6 @@
 //! Expressions, with the parentheses of the author and those that the tree needs.
 
-use crate::ast::{Expr, ExprKind, UnaryOp, precedence};
+use crate::ast::{Clock, Expr, ExprKind, UnaryOp, precedence};
 
 /// How tightly what stands around an expression binds.
 const LOOSE: u8 = 0;
@@ -60,7 +60,8 @@ fn write(expr: &Expr, around: u8, out: &mut String) {
         ExprKind::Name(name) => out.push_str(name),
         ExprKind::Return => out.push_str("$return"),
         ExprKind::GlobalId => out.push_str("$globalId"),
-        ExprKind::Elapsed => out.push_str("$elapsed"),
+        ExprKind::Elapsed(Clock::Wall) => out.push_str("$elapsed"),
+        ExprKind::Elapsed(Clock::Cpu) => out.push_str("$cpu"),
         ExprKind::SelfTime => out.push_str("$self"),
         ExprKind::Arg(index) => bracketed("$arg", index, out),
         ExprKind::Index(name, index) => bracketed(&name.name, index, out),

@@ -164,8 +164,8 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
     );
     for (fields, fragment) in [
         (
-            "base is processTimer { append preInsn $start.entry (* startProcessTimer(m); *) }",
-            "`processTimer` accumulators are not woven yet",
+            "base is histogram { append preInsn $start.return (* observe(m, $cpu + $elapsed); *) }",
+            "`$cpu` beside `$elapsed` or `$self` in one definition is not woven yet",
         ),
         (
             "base is hwTimer(\"cycles\") { append preInsn $start.entry (* startHwTimer(m); *) }",

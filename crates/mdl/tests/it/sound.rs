@@ -85,7 +85,7 @@ impl Check<'_> {
                     assert_eq!(self.shape(*v), Shape::Histogram);
                     self.expr(e, at, closed);
                 }
-                Stmt::Start(v) | Stmt::Stop(v) => assert_eq!(self.shape(*v), Shape::Timer),
+                Stmt::Start(v, clock) | Stmt::Stop(v, clock) => assert_eq!(self.shape(*v), Shape::Timer(*clock)),
                 Stmt::If(condition, inner) => {
                     self.expr(condition, at, closed);
                     self.stmts(inner, at, closed);
@@ -109,7 +109,7 @@ impl Check<'_> {
         assert_eq!(self.shape(record.activations), Shape::Activations);
         assert!(record.args.len() <= Record::ARGS_MAX && record.args.is_sorted());
         match record.restore {
-            Some(Restore::Timer(v)) => assert_eq!(self.shape(v), Shape::Timer),
+            Some(Restore::Timer(v, clock)) => assert_eq!(self.shape(v), Shape::Timer(clock)),
             Some(Restore::Value(v)) => assert_eq!(self.shape(v), Shape::Counter),
             None => {}
         }
@@ -121,7 +121,7 @@ impl Check<'_> {
             Expr::Arg(_) => assert!(!is_end(at)),
             Expr::Return => assert!(is_end(at)),
             Expr::Saved(n) => assert!(closed.is_some_and(|r| usize::from(*n) < r.args.len())),
-            Expr::Elapsed(_) => assert!(closed.is_some_and(|r| r.time)),
+            Expr::Elapsed(_) => assert!(closed.is_some_and(|r| r.time.is_some())),
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Unary(_, e) => self.expr(e, at, closed),

@@ -10,6 +10,7 @@ const ROUNDS: usize = 21;
 pub fn rows() -> Vec<Row> {
     let timer = measured(&["watch", "wall_time@/Code/bench/woven"]);
     let histogram = measured(&["latency", "woven"]);
+    let cpu = measured(&["watch", "cpu_time@/Code/bench/woven"]);
     let detail = |m: &Measured| {
         format!(" ({} ns, by hand {} ns, unmeasured {} ns)", short(m.woven), short(m.clock), short(m.plain))
     };
@@ -22,8 +23,15 @@ pub fn rows() -> Vec<Row> {
             "x",
             &detail(&histogram),
         ),
+        Row::at_most(
+            "a call with a timer of processor time, beside a timed one",
+            cpu.ratio / timer.ratio,
+            1.5,
+            "x",
+            &detail(&cpu),
+        ),
     ];
-    for (metric, measured) in [("wall_time", &timer), ("latency", &histogram)] {
+    for (metric, measured) in [("wall_time", &timer), ("latency", &histogram), ("cpu_time", &cpu)] {
         rows.extend(super::predicted(metric, measured.woven - measured.plain));
     }
     rows

@@ -1,0 +1,231 @@
+//! Where code of a request goes: the points of a function in the target as it is, and whom its calls call.
+
+use std::collections::BTreeMap;
+
+use ingraft_analysis::{Function, FunctionKind};
+use ingraft_mdl::FunctionRef;
+use ingraft_model::{Avma, CallSite, Callee, PointKind, Refusal, Site, Svma};
+use ingraft_process::Target;
+
+use ingraft_codegen::RemovalRecord;
+
+use crate::modules::{Module, Modules};
+use crate::weaving::NewMini;
+
+/// Which points of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Spot {
+    /// Their kind.
+    pub kind: PointKind,
+    /// Behind the point's instruction instead of before it.
+    pub after: bool,
+}
+
+impl Spot {
+    /// The entry.
+    pub const ENTRY: Spot = Spot { kind: PointKind::Entry, after: false };
+
+    /// Whether something begins there that ends at other points: a call of the function, or one that it makes.
+    pub fn opens(self) -> bool {
+        !self.after && matches!(self.kind, PointKind::Entry | PointKind::Call)
+    }
+}
+
+/// One point of a function.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// How it can be woven, or why not.
+    pub site: Result<Site, Refusal>,
+    /// Whom the call there calls, if that is known before it does.
+    callee: Option<FunctionRef>,
+}
+
+impl Found {
+    /// Whether a snippet belongs there: not if it leaves calls of the callee out.
+    pub fn is_for(&self, mini: &NewMini<'_>) -> bool {
+        self.callee.is_none_or(|callee| !mini.except.contains(&callee))
+    }
+}
+
+/// The bytes that stood where we have written.
+#[derive(Clone, Debug, Default)]
+pub struct Originals(BTreeMap<u64, u8>);
+
+impl Originals {
+    /// What these records would put back.
+    pub fn of<'a>(records: impl Iterator<Item = &'a RemovalRecord>) -> Self {
+        let writes = records.flat_map(|r| &r.text);
+        Originals(writes.flat_map(|w| (w.at.0..).zip(w.new_bytes().iter().copied())).collect())
+    }
+
+    fn put_back(&self, at: Avma, bytes: &mut [u8]) {
+        for (place, byte) in self.0.range(at.0..at.0.saturating_add(bytes.len() as u64)) {
+            if let Some(b) = usize::try_from(place - at.0).ok().and_then(|i| bytes.get_mut(i)) {
+                *b = *byte;
+            }
+        }
+    }
+}
+
+/// The points of a function at a spot, as far as their bytes tell; an error if it is not certain that these are all.
+pub fn sites(
+    target: &Target,
+    modules: &Modules,
+    function: FunctionRef,
+    spot: Spot,
+    originals: &Originals,
+) -> Result<Vec<Found>, Refusal> {
+    let found = |site| Found { site, callee: None };
+    match (spot.kind, spot.after) {
+        (PointKind::Entry, false) => Ok(vec![found(Ok(entry_site(target, modules, function, originals)?))]),
+        (PointKind::Exit, false) => {
+            let (module, f) = body(modules, function)?;
+            let check = |site: Result<Site, Refusal>| site.and_then(|s| agrees(target, module, s, originals));
+            Ok(module.image.exit_sites(f)?.into_iter().map(|site| found(check(site))).collect())
+        }
+        (PointKind::Call, after) => calls(target, modules, function, after, originals),
+        (PointKind::Entry, true) => Err(Refusal::NotYet { kind: "after-entry" }),
+        (PointKind::Exit, true) => Err(Refusal::NotYet { kind: "after-exit" }),
+        (PointKind::Block, _) => Err(Refusal::NotYet { kind: "block" }),
+        (PointKind::Edge, _) => Err(Refusal::NotYet { kind: "edge" }),
+    }
+}
+
+/// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
+pub fn entry_site(
+    target: &Target,
+    modules: &Modules,
+    function: FunctionRef,
+    originals: &Originals,
+) -> Result<Site, Refusal> {
+    let (module, f) = body(modules, function)?;
+    agrees(target, module, module.image.entry_site(f)?, originals)
+}
+
+fn calls(
+    target: &Target,
+    modules: &Modules,
+    function: FunctionRef,
+    after: bool,
+    originals: &Originals,
+) -> Result<Vec<Found>, Refusal> {
+    let (module, f) = body(modules, function)?;
+    let mut out = Vec::new();
+    for point in module.image.call_points(f, after)? {
+        let callee = callee(target, modules, function, module, &point.call);
+        let site = match point.site {
+            Ok(None) => continue,
+            Ok(Some(site)) => agrees(target, module, site, originals),
+            // where nothing returns to there is nothing to weave
+            Err(_) if after && callee.is_some_and(|callee| never_returns(modules, callee)) => continue,
+            Err(_) if after && import(module, &point.call).is_some_and(|name| NEVER_RETURN.contains(&name)) => continue,
+            Err(refusal) => Err(refusal),
+        };
+        out.push(Found { site, callee });
+    }
+    Ok(out)
+}
+
+/// A function whose code may be changed.
+fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function), Refusal> {
+    let (file, module, f) = modules.resolve(function).ok_or(Refusal::NotAFunction { what: "no such function" })?;
+    match f.kind() {
+        FunctionKind::Normal if file.is_shared() => Err(Refusal::SharedText),
+        FunctionKind::Normal => Ok((module, f)),
+        FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
+        FunctionKind::Stub => Err(Refusal::NotAFunction { what: "a stub of the linker" }),
+    }
+}
+
+/// The site if the target has the bytes of the file there, but for what we have written.
+fn agrees(target: &Target, module: &Module, mut site: Site, originals: &Originals) -> Result<Site, Refusal> {
+    let at = site.at.to_avma(module.bias);
+    let mut now = vec![0; site.bytes.len()];
+    let unreadable = Refusal::NotAFunction { what: "its memory cannot be read" };
+    target.read(at, &mut now).map_err(|_| unreadable)?;
+    originals.put_back(at, &mut now);
+    // what is displaced only to make room is left alone unless it is as in the file
+    site.clearings.retain(|c| {
+        let mut now = vec![0; c.bytes.len()];
+        target.read(c.at.to_avma(module.bias), &mut now).is_ok_and(|()| now == c.bytes)
+    });
+    match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
+        None => Ok(site),
+        Some(i) => {
+            let offset = site.at.0.wrapping_sub(site.function.0).wrapping_add(i as u64);
+            Err(Refusal::BytesDiffer { offset: u32::try_from(offset).unwrap_or(u32::MAX) })
+        }
+    }
+}
+
+/// Functions of system libraries that never return to their caller, by the names under which they are imported.
+const NEVER_RETURN: [&str; 19] = [
+    "_Exit",
+    "_Unwind_Resume",
+    "__assert_fail",
+    "__chk_fail",
+    "__cxa_bad_cast",
+    "__cxa_call_unexpected",
+    "__cxa_pure_virtual",
+    "__cxa_rethrow",
+    "__cxa_throw",
+    "__fortify_fail",
+    "__longjmp_chk",
+    "__stack_chk_fail",
+    "_exit",
+    "_longjmp",
+    "abort",
+    "exit",
+    "longjmp",
+    "pthread_exit",
+    "siglongjmp",
+];
+
+/// Whether it is certain that a function has no exit.
+fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
+    modules
+        .resolve(function)
+        .is_some_and(|(_, module, f)| module.image.exit_sites(f).is_ok_and(|exits| exits.is_empty()))
+}
+
+/// Whom a call calls: named by itself, by a stub of the linker, or by the slot that it goes through as that is now. A slot that the loader
+/// has not filled yet is known by the name that it will look up. What is computed when the call is made is not known.
+fn callee(
+    target: &Target,
+    modules: &Modules,
+    caller: FunctionRef,
+    module: &Module,
+    call: &CallSite,
+) -> Option<FunctionRef> {
+    if let Callee::Direct(at) = call.callee
+        && module.image.stub_slot(at).is_none()
+    {
+        let number = module.number_at(at)?;
+        return Some(FunctionRef { module: caller.module, function: number });
+    }
+    let slot = slot(module, call)?;
+    let mut word = [0; 8];
+    target.read(slot.to_avma(module.bias), &mut word).ok()?;
+    let pointer = Avma(u64::from_le_bytes(word));
+    if let Some(function) = modules.function_at(pointer) {
+        return Some(function);
+    }
+    // through the stub it leads back to the loader
+    let inside = module.image.is_stub(pointer.to_svma(module.bias));
+    let name = module.image.import_at(slot).filter(|_| inside)?;
+    let named = modules.functions_named_exactly(name);
+    if let [function] = named.as_slice() { Some(*function) } else { None }
+}
+
+fn slot(module: &Module, call: &CallSite) -> Option<Svma> {
+    match call.callee {
+        Callee::Direct(at) => module.image.stub_slot(at),
+        Callee::Slot(slot) => Some(slot),
+        Callee::Computed => None,
+    }
+}
+
+/// The name under which a call's callee is imported.
+fn import<'m>(module: &'m Module, call: &CallSite) -> Option<&'m str> {
+    module.image.import_at(slot(module, call)?)
+}
