@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
 use crate::internal::Internal;
 use crate::modules::Modules;
-use crate::request;
+use crate::request::{self, Missing};
 use crate::sites::{Originals, Spot, sites};
 use crate::weaving::SETTLE;
 
@@ -146,8 +146,9 @@ pub fn lower(
             None => Focus::default(),
         };
         if let (Some(modules), Some(target)) = (&mut modules, target) {
-            let wanted = asked(&name, &focus);
-            modules.load(target, images, &request::modules_of(&wanted), &|_| ());
+            // for the modules that it looks into; its errors come again below, with their metric
+            let places = (target, images, &*modules);
+            let _loaded = request::evaluate(places, library, &asked(&name, &focus), Missing::MayCome, &|_| ());
         }
         let program: &dyn Program = match &modules {
             Some(modules) => modules,

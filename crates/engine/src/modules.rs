@@ -2,6 +2,7 @@
 //! MDL asks of a program.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
@@ -52,6 +53,8 @@ pub struct Modules {
     machine: String,
     flavors: Vec<String>,
     files: Vec<ModuleFile>,
+    /// Something was looked for in modules that are not analysed yet.
+    wanting: AtomicBool,
 }
 
 impl ModuleFile {
@@ -114,6 +117,7 @@ impl Modules {
             machine: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             flavors: vec!["linux".to_owned(), "unix".to_owned()],
             files: Vec::new(),
+            wanting: AtomicBool::new(false),
         };
         modules.refresh(target)?;
         Ok(modules)
@@ -213,6 +217,19 @@ impl Modules {
             }
         }
         errors
+    }
+
+    /// Whether a definition looked, since this was asked last, for something in modules that were not analysed: what it found is not
+    /// all that there may be.
+    pub fn were_wanting(&self) -> bool {
+        self.wanting.swap(false, Ordering::Relaxed)
+    }
+
+    /// Notes that these modules are looked into.
+    fn look_into(&self, mut asked: impl FnMut(&ModuleFile) -> bool) {
+        if self.files.iter().any(|file| file.loaded.get().is_none() && asked(file)) {
+            self.wanting.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Analyses the modules that are wanted; what cannot be analysed is named.
@@ -428,10 +445,12 @@ impl Program for Modules {
     }
 
     fn modules(&self) -> Vec<ModuleRef> {
+        self.look_into(|_| true);
         self.loaded().map(|(r, _, _)| r).collect()
     }
 
     fn modules_named(&self, name: &str) -> Vec<ModuleRef> {
+        self.look_into(|file| file.names.iter().any(|n| n == name));
         self.loaded().filter(|(_, file, _)| file.names.iter().any(|n| n == name)).map(|(r, _, _)| r).collect()
     }
 
@@ -441,6 +460,7 @@ impl Program for Modules {
     }
 
     fn functions_named(&self, name: &str) -> Vec<FunctionRef> {
+        self.look_into(|_| true);
         self.loaded()
             .flat_map(|(module, _, m)| m.named(name).iter().map(move |&function| FunctionRef { module, function }))
             .collect()

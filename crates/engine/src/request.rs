@@ -3,11 +3,13 @@
 use std::collections::HashSet;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_mdl::{FunctionRef, Instrumentation, Library, evaluate};
+use ingraft_mdl::{FunctionRef, Instrumentation, Library};
 use ingraft_model::{Focus, ResourcePath};
+use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
 use crate::error::{Error, ErrorKind};
+use crate::images::ImageStore;
 use crate::modules::Modules;
 use crate::pattern::Pattern;
 
@@ -102,8 +104,27 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
     )
 }
 
+/// Analyses the modules that a request is about, and evaluates it: first those that its foci name, and all of them if its definitions
+/// look for functions elsewhere. Also returns why modules could not be analysed.
+pub fn evaluate(
+    (target, store, modules): (&Target, &ImageStore, &Modules),
+    library: &Library,
+    request: &EnableRequest,
+    missing: Missing,
+    progress: &dyn Fn(&str),
+) -> (Vec<Error>, Result<Vec<Wanted>, Error>) {
+    let mut errors = modules.load(target, store, &modules_of(request), progress);
+    modules.were_wanting();
+    let mut wanted = evaluate_request(library, modules, request, missing);
+    if modules.were_wanting() {
+        errors.extend(modules.load(target, store, &[], progress));
+        wanted = evaluate_request(library, modules, request, missing);
+    }
+    (errors, wanted)
+}
+
 /// Evaluates everything that a request asks for. All errors of all pairs are collected.
-pub fn evaluate_request(
+fn evaluate_request(
     library: &Library,
     modules: &Modules,
     request: &EnableRequest,
@@ -127,7 +148,7 @@ pub fn evaluate_request(
     let mut wanted = Vec::with_capacity(pairs.len());
     let mut diagnostics = Vec::new();
     for (pair, function) in pairs {
-        match evaluate(library, &pair.metric, &pair.focus, modules) {
+        match ingraft_mdl::evaluate(library, &pair.metric, &pair.focus, modules) {
             Ok(instrumentation) => wanted.push(Wanted { pair, function, instrumentation }),
             Err(errors) => {
                 diagnostics.extend(errors.into_iter().filter(|d| !diagnostics.contains(d)).collect::<Vec<_>>())
@@ -149,7 +170,7 @@ pub fn evaluate_request(
 const NOT_FOUND: [&str; 2] = [ingraft_mdl::codes::NO_METRIC, ingraft_mdl::codes::NOT_FOUND];
 
 /// Which modules the foci of a request can be about: patterns over the modules that must be analysed. Empty: all of them.
-pub fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
+fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
     let mut out: Vec<Pattern> = request.functions.iter().map(|f| Pattern::parse(f)).collect();
     for pair in &request.pairs {
         match pair.focus.part("Code").and_then(|code| code.names.first()) {

@@ -22,6 +22,9 @@ const NEEDED: &[(&str, &str)] = &[
     ("go", "golang-go"),
     ("setpriv", "util-linux"),
     ("/usr/bin/python3.11", "python3"),
+    ("/usr/include/zlib.h", "zlib1g-dev"),
+    ("/usr/include/sqlite3.h", "libsqlite3-dev"),
+    ("/usr/include/openssl/ssl.h", "libssl-dev"),
     ("/usr/lib/python3/dist-packages/pip", "python3-pip"),
     ("/usr/lib/python3.11/ensurepip", "python3-venv"),
 ];

@@ -6,6 +6,7 @@ use ingraft_testing::server::{Nginx, Postgres, Redis};
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, have, output, scaled, skip, source_directory};
 
+use crate::library::{value, watch};
 use crate::tool;
 
 /// Panics when fewer than 99 of 100 functions of a module that were asked for are counted.
@@ -222,4 +223,177 @@ fn nearly_all_functions_of_common_libraries() {
     let tool = tool();
     assert_nearly_all(&tool, target.pid(), "libc", 2000);
     assert_nearly_all(&tool, target.pid(), "libcrypto", 8000);
+}
+
+/// One percent of what is expected.
+fn percent(of: i64) -> i64 {
+    of / 100
+}
+
+#[test]
+fn redis_metrics_equal_its_own_statistics() {
+    let redis = match Redis::start() {
+        Ok(redis) => redis,
+        Err(why) => skip!("{why}"),
+    };
+    let pid = redis.pid();
+    let before = Text::of(pid);
+    redis.ask(&["CONFIG SET appendonly yes", "CONFIG SET appendfsync no"]);
+    ingraft_testing::wait_until("the log is written", || {
+        redis.statistic("persistence", "aof_rewrite_in_progress") == 0
+    });
+    let metrics = [
+        "redis_commands",
+        "redis_executions",
+        "redis_client_reads",
+        "redis_client_writes",
+        "redis_key_lookups",
+        "redis_keys_added",
+        "redis_keys_deleted",
+        "redis_log_appends",
+        "redis_execution_time",
+        "redis_execution_latency",
+    ];
+    let session = watch(&[pid], &[], &metrics);
+    redis.ask(&["CONFIG RESETSTAT"]);
+    // Counted by the metrics and by no statistic: the reset, which is cleared with the rest, and the last question.
+    let keys = scaled(500, 20_000);
+    let words: String = (0..500).map(|i| format!(" element{i}")).collect();
+    redis.ask(&[&format!("RPUSH list{words}")]);
+    let adding: Vec<String> = (0..keys).map(|i| format!("SET key{i} value")).collect();
+    redis.ask(&adding.iter().map(String::as_str).collect::<Vec<_>>());
+    let reading: Vec<String> = (0..2 * keys).map(|i| format!("GET key{i}")).collect();
+    redis.ask(&reading.iter().map(String::as_str).collect::<Vec<_>>());
+    let deleting: Vec<String> = (keys / 2..2 * keys).map(|i| format!("DEL key{i}")).collect();
+    redis.ask(&deleting.iter().map(String::as_str).collect::<Vec<_>>());
+    // Long enough that what `call` does around the command itself is small.
+    let ranges = scaled(2000, 50_000);
+    redis.load(&["-n", &ranges.to_string(), "-c", "8", "-q", "LRANGE", "list", "0", "499"]);
+    let info = redis.ask(&["INFO everything"]).remove(0);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let statistic = |name: &str| -> i64 {
+        let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no {name} in {info}"))
+    };
+    let of_commands = |what: &str| -> i64 {
+        let lines = info.lines().filter(|line| line.starts_with("cmdstat_"));
+        lines.filter_map(|l| l.split_once(&format!("{what}="))?.1.split(',').next()?.parse::<i64>().ok()).sum()
+    };
+    let asked = 2;
+    let keys = i64::try_from(keys).expect("small");
+    let of = |metric: &str| value(&outcome, metric);
+    assert_eq!(of("redis_executions"), of_commands("calls") + asked);
+    assert_eq!(of("redis_commands"), statistic("total_commands_processed") + asked);
+    assert_eq!(of("redis_keys_added"), keys + 1);
+    assert_eq!(of("redis_keys_deleted"), keys - keys / 2);
+    assert_eq!(of("redis_log_appends"), keys + 1 + keys - keys / 2);
+    assert!(of("redis_key_lookups") >= statistic("keyspace_hits") + statistic("keyspace_misses"));
+    // A few of these two lie at the ends, where a question is read before it is answered.
+    assert!((of("redis_client_reads") - statistic("total_reads_processed")).abs() <= 3, "{outcome:#?}");
+    assert!((of("redis_client_writes") - statistic("total_writes_processed")).abs() <= 3, "{outcome:#?}");
+    assert_eq!(of("redis_execution_latency"), of("redis_executions"));
+    // Its clock counts whole microseconds.
+    let (own, time) = (of_commands("usec") * 1000, of("redis_execution_time"));
+    assert!((time - own).abs() <= 3 * percent(own), "{time} ns, but redis says {own} ns");
+    target::assert_clean(pid, &before);
+}
+
+#[test]
+fn nginx_metrics_equal_its_own_statistics() {
+    let nginx = match Nginx::start() {
+        Ok(nginx) => nginx,
+        Err(why) => skip!("{why}"),
+    };
+    let workers = nginx.workers();
+    let before = Text::of(workers[0]);
+    let metrics = [
+        "nginx_connections",
+        "nginx_requests",
+        "nginx_responses",
+        "nginx_subrequests",
+        "nginx_file_lookups",
+        "nginx_request_time",
+        "nginx_handling_latency",
+    ];
+    let session = watch(&workers, &[], &metrics);
+    let start = nginx.requests();
+    nginx.request(500);
+    let slow = usize::try_from(scaled(2, 20)).expect("small");
+    nginx.get("/slow/large", slow);
+    let own = nginx.requests() - start;
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(outcome.all("removed").len(), 2, "{outcome:#?}");
+    let of = |metric: &str| value(&outcome, metric);
+    let own = i64::try_from(own).expect("small") + 1;
+    assert_eq!([of("nginx_requests"), of("nginx_responses"), of("nginx_handling_latency")], [own; 3]);
+    assert_eq!([of("nginx_connections"), of("nginx_subrequests")], [4, 0]);
+    assert_eq!(of("nginx_file_lookups"), i64::try_from(slow).expect("small"));
+    let slow: f64 = nginx.slow_requests().iter().sum();
+    let time = of("nginx_request_time") as f64 / 1e9;
+    // Its clock ticks once a round of its loop; the fast requests together take less than this too.
+    assert!((time - slow).abs() < 0.03 * slow + 0.1, "{time} s, but nginx says {slow} s");
+    workers.iter().for_each(|&pid| target::assert_clean(pid, &before));
+}
+
+#[test]
+fn postgres_metrics_equal_its_own_statistics() {
+    let postgres = match Postgres::start() {
+        Ok(postgres) => postgres,
+        Err(why) => skip!("{why}"),
+    };
+    let mut sql = postgres.session();
+    sql.tell("create extension pg_stat_statements; create table gate (); begin; lock table gate;");
+    assert_eq!(sql.ask("select 1;"), "1");
+    // All clients are connected, and wait with a statement that is none of the executor's.
+    let script = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(
+        script.path(),
+        "\\set aid random(1, 100000)\nbegin;\nlock table gate in access share mode;\n\
+         update pgbench_accounts set abalance = abalance + 1 where aid = :aid;\n\
+         select sum(abalance) from pgbench_accounts where aid between :aid and :aid + 20000;\n\
+         insert into pgbench_history (tid, bid, aid, delta, mtime) values (1, 1, :aid, 1, current_timestamp);\nend;\n",
+    )
+    .expect("a script");
+    let transactions = scaled(25, 500);
+    let mut load = postgres
+        .client("pgbench")
+        .args(["-n", "-c", "8", "-t", &transactions.to_string(), "-f"])
+        .arg(script.path())
+        .arg("postgres")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("start pgbench");
+    let own = sql.pid;
+    let waiting = "select count(*) from pg_locks where not granted and locktype = 'relation';";
+    ingraft_testing::wait_until("all clients wait", || sql.ask(waiting) == "8");
+    let backends: Vec<i32> = postgres.backends().into_iter().filter(|&pid| pid != own).collect();
+    assert_eq!(backends.len(), 8);
+    let metrics = [
+        "postgres_executions",
+        "postgres_execution_time",
+        "postgres_execution_latency",
+        "postgres_queries",
+        "postgres_rows_inserted",
+        "postgres_rows_updated",
+    ];
+    let session = watch(&backends, &[], &metrics);
+    assert_eq!(sql.ask("select pg_stat_statements_reset() is null;"), "f");
+    sql.tell("commit;");
+    assert!(load.wait().expect("wait for pgbench").success());
+    let outcome = session.finish().assert_code(0);
+    let of = |metric: &str| value(&outcome, metric);
+    let transactions = 8 * i64::try_from(transactions).expect("small");
+    let mut told = |what: &str| -> f64 {
+        let query = format!(
+            "select {what} from pg_stat_statements where query like '%pgbench_%' and query not like '%pg_stat%';"
+        );
+        sql.ask(&query).parse().expect("a number")
+    };
+    assert_eq!(of("postgres_executions"), 3 * transactions);
+    assert_eq!(of("postgres_execution_latency"), 3 * transactions);
+    assert_eq!(told("sum(calls)") as i64, 3 * transactions);
+    assert_eq!([of("postgres_rows_inserted"), of("postgres_rows_updated")], [transactions; 2]);
+    let (time, own) = (of("postgres_execution_time") as f64 / 1e6, told("sum(total_exec_time)"));
+    assert!((time - own).abs() < 0.03 * own, "{time} ms, but PostgreSQL says {own} ms");
 }

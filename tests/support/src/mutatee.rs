@@ -19,6 +19,21 @@ struct Recipe {
 
 const C: &[&str] = &["-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"];
 
+/// Named before what needs them: the linker must keep all.
+const LIBRARIES: &[&str] = &[
+    "-O2",
+    "-g",
+    "-pthread",
+    "-Wl,--no-as-needed",
+    "-lz",
+    "-lsqlite3",
+    "-lssl",
+    "-lcrypto",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+];
+
 fn recipe(name: &str) -> Recipe {
     let (compiler, flags, sources, strip): (_, _, &[&str], _) = match name {
         "threads" => ("gcc", C, &["threads.c"], false),
@@ -42,6 +57,10 @@ fn recipe(name: &str) -> Recipe {
         "determ" => ("gcc", C, &["determ.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),
         "calls" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["calls.cpp"], false),
+        "libraries" => ("gcc", LIBRARIES, &["libraries.c"], false),
+        "tally" => {
+            ("gcc", &["-O2", "-g", "-pthread", "-fno-builtin", "-Wall", "-Wextra", "-Werror"], &["tally.c"], false)
+        }
         "times" => ("gcc", C, &["times.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),
         "burns-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),

@@ -110,6 +110,13 @@ impl Redis {
         calls.sum()
     }
 
+    /// A number of its own statistics by section and name: the first that stands behind `NAME:` or `NAME=`.
+    pub fn statistic(&self, section: &str, name: &str) -> u64 {
+        let answer = self.ask(&[&format!("INFO {section}")]).remove(0);
+        let found = answer.split([':', '=', ',', '\n']).skip_while(|word| *word != name).nth(1);
+        found.and_then(|number| number.trim().parse().ok()).unwrap_or_else(|| panic!("no number {name} in {answer}"))
+    }
+
     /// Runs redis-benchmark with these arguments; panics on any error it reports.
     pub fn load(&self, arguments: &[&str]) -> String {
         let text = output(
@@ -138,6 +145,7 @@ impl Nginx {
         let (directory, port) = (crate::open_directory(), free_port());
         let at = directory.path().display().to_string();
         std::fs::write(directory.path().join("index.html"), "it works\n").expect("a page");
+        std::fs::write(directory.path().join("large"), [b'x'; 120_000]).expect("a large page");
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .iter()
             .map(|kind| format!("{kind}_temp_path {at}/{kind};"))
@@ -145,8 +153,10 @@ impl Nginx {
         let configuration = format!(
             "daemon off; master_process on; worker_processes 2; pid {at}/pid; error_log {at}/error.log;\n\
              events {{ worker_connections 256; }}\n\
-             http {{ access_log off; {temporary} server {{ listen 127.0.0.1:{port}; root {at}; \
-             location /counted {{ return 200 'ok'; }} }} }}\n"
+             http {{ access_log off; {temporary} log_format times '$request_time'; \
+             server {{ listen 127.0.0.1:{port}; root {at}; location /counted {{ return 200 'ok'; }} \
+             location /slow {{ alias {at}; limit_rate 100k; access_log {at}/times.log times; }} \
+             location /status {{ stub_status; }} }} }}\n"
         );
         std::fs::write(directory.path().join("nginx.conf"), configuration).expect("a configuration");
         let child = drop_privilege(
@@ -166,13 +176,34 @@ impl Nginx {
         crate::target::children(self.running.pid())
     }
 
-    /// Requests the page a number of times, one after the other on one connection; panics unless each gets a 200.
+    /// Requests a small page a number of times, as [`Nginx::get`].
     pub fn request(&self, count: usize) {
+        self.get("/counted", count);
+    }
+
+    /// The seconds that each request of `/slow/large` took by nginx's own clock, in the order of their ends.
+    pub fn slow_requests(&self) -> Vec<f64> {
+        let log = std::fs::read_to_string(self.running.directory.path().join("times.log")).unwrap_or_default();
+        log.lines().map(|line| line.parse().expect("seconds")).collect()
+    }
+
+    /// How many requests nginx says that it has had, the asking one included.
+    pub fn requests(&self) -> u64 {
+        let answer = self.get("/status", 1);
+        let numbers = answer.lines().nth(2).and_then(|line| line.split_whitespace().nth(2)?.parse().ok());
+        numbers.unwrap_or_else(|| panic!("no number of requests in {answer}"))
+    }
+
+    /// Requests a page a number of times, one after the other on one connection, and returns the last body; panics unless each
+    /// gets a 200.
+    pub fn get(&self, path: &str, count: usize) -> String {
         let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connect to nginx");
         stream.set_read_timeout(Some(BOUND)).expect("set a bound");
         let mut reader = BufReader::new(stream.try_clone().expect("a second handle"));
+        let mut body = Vec::new();
         for _ in 0..count {
-            (&stream).write_all(b"GET /counted HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("send to nginx");
+            let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            (&stream).write_all(request.as_bytes()).expect("send to nginx");
             let (mut line, mut length) = (String::new(), 0);
             reader.read_line(&mut line).expect("an answer of nginx");
             assert!(line.starts_with("HTTP/1.1 200"), "nginx answered {line}");
@@ -183,9 +214,10 @@ impl Nginx {
                     length = value.trim().parse().expect("a length");
                 }
             }
-            let mut body = vec![0; length];
+            body = vec![0; length];
             reader.read_exact(&mut body).expect("a body of nginx");
         }
+        String::from_utf8_lossy(&body).into_owned()
     }
 
     /// What nginx wrote into its error log.
@@ -217,6 +249,7 @@ impl Postgres {
         ));
         let child = drop_privilege(Command::new(postgres).arg("-D").arg(&data).arg("-k").arg(directory.path()))
             .args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "jit=off"])
+            .args(["-c", "shared_preload_libraries=pg_stat_statements", "-c", "pg_stat_statements.track_utility=off"])
             .current_dir(directory.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -275,10 +308,15 @@ pub struct PostgresSession {
 }
 
 impl PostgresSession {
+    /// Sends statements without waiting for them.
+    pub fn tell(&mut self, statements: &str) {
+        let stdin = self.child.stdin.as_mut().expect("stdin is piped");
+        writeln!(stdin, "{statements}").and_then(|()| stdin.flush()).expect("send to psql");
+    }
+
     /// Sends a statement that yields one line, and returns that line.
     pub fn ask(&mut self, statement: &str) -> String {
-        let stdin = self.child.stdin.as_mut().expect("stdin is piped");
-        writeln!(stdin, "{statement}").and_then(|()| stdin.flush()).expect("send to psql");
+        self.tell(statement);
         let mut line = String::new();
         self.output.read_line(&mut line).expect("an answer of psql");
         line.trim_end().to_owned()

@@ -8,6 +8,7 @@
 //!                           \-- the target ends or starts another program --> ended: values stay until they are fetched
 //! ```
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -296,19 +297,15 @@ impl Session {
             return Err(ending(self.pid()));
         }
         let attached_before = control.attached.is_some();
-        let mut warnings: Vec<String> = control
-            .modules
-            .load(&self.target, &self.context.images, &request::modules_of(request), progress)
-            .into_iter()
-            .map(|e| e.what)
-            .collect();
+        let own = internals::of_request(library, request)?;
+        let before = self.internal_views(&own);
+        let (errors, wanted) = self.evaluate_rest(control, library, request, &own, missing, progress);
+        let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
         let from_memory = control.modules.loaded().filter(|(_, _, m)| m.from_memory);
         warnings.extend(
             from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
         );
-        let own = internals::of_request(library, request)?;
-        let before = self.internal_views(&own);
-        let wanted = evaluate_rest(library, control, request, &own, missing)?;
+        let wanted = wanted?;
         for w in &wanted {
             warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
         }
@@ -438,6 +435,24 @@ impl Session {
         }
     }
 
+    /// Evaluates what of a request the engine does not know by itself. The errors are of modules that cannot be looked into.
+    fn evaluate_rest(
+        &self,
+        control: &Control,
+        library: &Library,
+        request: &EnableRequest,
+        own: &[internals::Own],
+        missing: Missing,
+        progress: &dyn Fn(&str),
+    ) -> (Vec<Error>, Result<Vec<Wanted>, Error>) {
+        let rest = if own.is_empty() { Cow::Borrowed(request) } else { Cow::Owned(internals::without(request, own)) };
+        if !own.is_empty() && rest.pairs.is_empty() && rest.functions.is_empty() {
+            return (Vec::new(), Ok(Vec::new()));
+        }
+        let places = (&*self.target, &*self.context.images, &control.modules);
+        request::evaluate(places, library, &rest, missing, progress)
+    }
+
     fn grow_locked(
         &self,
         control: &mut Control,
@@ -448,9 +463,9 @@ impl Session {
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
         let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
         let before = Arc::clone(&measurement.pairs);
-        control.modules.load(&self.target, &self.context.images, &request::modules_of(&request), &|_| ());
         let own = internals::of_request(&library, &request)?;
-        let mut wanted = evaluate_rest(&library, control, &request, &own, Missing::MayCome)?;
+        let (_, wanted) = self.evaluate_rest(control, &library, &request, &own, Missing::MayCome, &|_| ());
+        let mut wanted = wanted?;
         let stay = self.taken_out(control, id);
         wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
         let (keys, stopped) = self.insert_wanted(control, wanted)?;
@@ -556,24 +571,6 @@ impl Control {
             }
         }
     }
-}
-
-/// Evaluates what of a request the engine does not know by itself.
-fn evaluate_rest(
-    library: &Library,
-    control: &Control,
-    request: &EnableRequest,
-    own: &[internals::Own],
-    missing: Missing,
-) -> Result<Vec<Wanted>, Error> {
-    if own.is_empty() {
-        return request::evaluate_request(library, &control.modules, request, missing);
-    }
-    let rest = internals::without(request, own);
-    if rest.pairs.is_empty() && rest.functions.is_empty() {
-        return Ok(Vec::new());
-    }
-    request::evaluate_request(library, &control.modules, &rest, missing)
 }
 
 impl PairKey {

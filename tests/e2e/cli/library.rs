@@ -1,0 +1,222 @@
+//! The shipped metrics, the examples of the language reference and of Paradyn's dialect, each against what the program says of itself.
+
+use std::path::Path;
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, Reply, Session, scaled, skip, source_directory};
+
+use crate::tool;
+
+/// What the kernel may charge to nobody within a slice of time before it is made good.
+const SLICE_NS: i64 = 4_000_000;
+
+/// A metric at a focus, and the value that the program knows.
+struct Claim {
+    pair: String,
+    value: i64,
+    /// How far a right value may be away: it is 0 for everything that is no time.
+    off: i64,
+}
+
+fn claims(reply: &Reply) -> Vec<Claim> {
+    let claim = |line: &String| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| -> i64 { words[at].parse().expect("a number") };
+        // A call of a clock at each end, and for the rest one percent.
+        let off = match words[0] {
+            "is" => 0,
+            "took" => number(2) / 100 + 20_000 * number(3),
+            "computed" => number(2) / 100 + SLICE_NS,
+            _ => return None,
+        };
+        let (metric, function) = words[1].split_once('@').expect("a pair");
+        let focus = if function.is_empty() { String::new() } else { format!("@/Code/tally/{function}") };
+        Some(Claim { pair: format!("{metric}{focus}"), value: number(2), off })
+    };
+    reply.lines.iter().filter_map(claim).collect()
+}
+
+/// The last value of a pair, as `METRIC@FOCUS`; of all targets together.
+#[track_caller]
+pub(crate) fn value(outcome: &Outcome, pair: &str) -> i64 {
+    let (metric, focus) = pair.split_once('@').unwrap_or((pair, ""));
+    let samples = outcome.all("sample").into_iter().filter(|s| s["metric"] == metric && s["focus"] == focus);
+    let last: std::collections::BTreeMap<_, _> =
+        samples.map(|sample| (sample["pid"].as_i64(), sample["value"].as_i64().expect("a number"))).collect();
+    assert!(!last.is_empty(), "no sample of {pair}: {outcome:#?}");
+    last.values().sum()
+}
+
+/// Watches pairs in processes, with definitions of one's own; returns when all are attached.
+pub(crate) fn watch(pids: &[i32], files: &[&str], pairs: &[&str]) -> Session {
+    let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+    let targets = pids.iter().flat_map(|pid| ["-p", pid]);
+    let files = files.iter().flat_map(|file| ["-I", file]);
+    let fixed = ["watch", "--interval", "500ms"].into_iter();
+    let mut session = tool().start(fixed.chain(targets).chain(pairs.iter().copied()).chain(files));
+    pids.iter().for_each(|_| _ = session.wait_for("attached"));
+    session
+}
+
+/// Has the program do something while everything is watched that it will know the values of, and compares.
+fn compare(program: &str, files: &[&str], commands: &[&str], wanted: impl Fn(&str) -> bool) {
+    let known = |target: &mut Mutatee| {
+        let told = commands.iter().map(|command| target.ask(command)).last().expect("a command");
+        claims(&told).into_iter().filter(|claim| wanted(&claim.pair)).collect::<Vec<_>>()
+    };
+    let pairs: Vec<String> = known(&mut Mutatee::start(program, &[])).into_iter().map(|claim| claim.pair).collect();
+    assert!(!pairs.is_empty());
+    let mut target = Mutatee::start(program, &[]);
+    let before = Text::of(target.pid());
+    let session = watch(&[target.pid()], files, &pairs.iter().map(String::as_str).collect::<Vec<_>>());
+    let known = known(&mut target);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let wrong: Vec<String> = known
+        .iter()
+        .map(|claim| (claim, value(&outcome, &claim.pair)))
+        .filter(|(claim, seen)| (seen - claim.value).abs() > claim.off)
+        .map(|(claim, seen)| format!("{}: {seen}, but the program says {}", claim.pair, claim.value))
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}\n{}", outcome.stderr);
+    target::assert_clean(target.pid(), &before);
+}
+
+fn study() -> String {
+    format!("study {} 5000", scaled(4, 40))
+}
+
+#[test]
+fn heap() {
+    compare("tally", &[], &[&format!("heap {}", scaled(300, 30_000))], |_| true);
+}
+
+#[test]
+fn files_and_sockets() {
+    let (files, sockets) = (format!("files {}", scaled(300, 10_000)), format!("sockets {}", scaled(20, 300)));
+    compare("tally", &[], &[&files, &sockets], |_| true);
+}
+
+#[test]
+fn threads_and_their_locks() {
+    compare("tally", &[], &[&format!("locks {} 6", scaled(100, 3000))], |_| true);
+}
+
+#[test]
+fn waits() {
+    compare("tally", &[], &[&format!("waits {} 4000", scaled(20, 200))], |_| true);
+}
+
+#[test]
+fn compression_databases_and_encryption() {
+    let headers = ["zlib.h", "sqlite3.h", "openssl/ssl.h"];
+    if let Some(missing) = headers.iter().find(|header| !Path::new("/usr/include").join(header).exists()) {
+        skip!("{missing} is not installed");
+    }
+    let commands = ["zlib", "sqlite", "tls"].map(|library| format!("{library} {}", scaled(100, 3000)));
+    compare("libraries", &[], &commands.each_ref().map(String::as_str), |_| true);
+}
+
+fn in_source(name: &str) -> String {
+    source_directory().join(name).to_str().expect("a path").to_owned()
+}
+
+#[test]
+fn the_examples_of_the_paradyn_study_give_the_right_numbers() {
+    let file = in_source("tests/golden/mdl/paradyn_examples.mdl");
+    let of_it = ["heap_requests@", "large_write_bytes", "lock_wait@", "cpu_self@"];
+    compare("tally", &[&file], &[&study()], |pair| of_it.iter().any(|metric| pair.starts_with(metric)));
+}
+
+#[test]
+fn what_of_the_paradyn_study_does_not_apply_says_so() {
+    let file = in_source("tests/golden/mdl/paradyn_examples.mdl");
+    let target = Mutatee::start("tally", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let said = |pair: &str| tool().run(["watch", "-p", &pid, pair, "-I", &file, "--for", "100ms"]);
+    // For another kind of program; for another machine; for loops only.
+    let _ = said("mpi_bytes_out").assert_error(3, &["flavor"]);
+    for empty in ["queue_depth", "loop_trips"] {
+        let outcome = said(empty).assert_code(0).assert_removed();
+        assert_eq!(value(&outcome, empty), 0);
+        assert!(
+            outcome.all("warning").iter().any(|w| w["what"].as_str().is_some_and(|what| what.contains("stays at 0")))
+        );
+    }
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn restrictions_mean_what_the_reference_says() {
+    let file = in_source("tests/e2e/mdl/semantics.mdl");
+    compare("tally", &[&file], &[&study()], |pair| {
+        pair.starts_with("careless_requests") || pair.starts_with("exclusive_requests")
+    });
+}
+
+#[test]
+fn a_lock_and_a_function_restrict_together() {
+    let file = in_source("tests/golden/mdl/paradyn_examples.mdl");
+    let mut target = Mutatee::start("tally", &[]);
+    let before = Text::of(target.pid());
+    let address = target.ask("heap 1").after("mutex").to_owned();
+    let both = |mutex: &str| format!("lock_wait@/Code/tally/study,/SyncObject/Mutex/{mutex}");
+    let (this, other) = (both(&address), both("0x10"));
+    let any = "lock_wait@/Code/tally/study,/SyncObject/Mutex";
+    let session = watch(&[target.pid()], &[&file], &[&this, &other, any]);
+    let own: i64 =
+        target.ask(&study()).after("took lock_wait@study").split(' ').next().and_then(|n| n.parse().ok()).expect("ns");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    for pair in [this.as_str(), any] {
+        let seen = value(&outcome, pair);
+        assert!((seen - own).abs() < own / 100 + 400_000, "{pair}: {seen} ns, but the program says {own} ns");
+    }
+    assert_eq!(value(&outcome, &other), 0);
+    target::assert_clean(target.pid(), &before);
+}
+
+/// The examples of the language reference without findings, as texts.
+fn examples() -> Vec<String> {
+    let page = std::fs::read_to_string(source_directory().join("docs/mdl.md")).expect("the language reference");
+    let mut found = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        if line.starts_with("```mdl") {
+            let text: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+            found.push(text.join("\n") + "\n");
+        }
+    }
+    found
+}
+
+#[test]
+fn examples_of_the_reference_can_be_enabled() {
+    let target = Mutatee::start("tally", &[]);
+    let before = Text::of(target.pid());
+    let mut metrics = 0;
+    for text in examples() {
+        let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
+        std::fs::write(file.path(), &text).expect("an example");
+        let name = file.path().to_str().expect("a path");
+        for metric in text.lines().filter_map(|line| line.trim().strip_prefix("name \"")?.strip_suffix("\";")) {
+            let focus = if text.contains("constraint perFunction") { "@/Code/tally/study" } else { "" };
+            let pid = target.pid_text();
+            let outcome = tool().run(["watch", "-p", &pid, &format!("{metric}{focus}"), "-I", name, "--for", "50ms"]);
+            if text.contains("vector over") {
+                let _ = outcome.assert_error(3, &["vectors are not woven yet"]);
+            } else {
+                let _ = outcome.assert_code(0).assert_removed();
+            }
+            metrics += 1;
+        }
+    }
+    assert!(metrics >= 7, "{metrics} metrics found");
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn examples_of_the_reference_give_the_right_numbers() {
+    let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
+    std::fs::write(file.path(), examples().concat()).expect("the examples");
+    compare("tally", &[file.path().to_str().expect("a path")], &[&study()], |pair| pair.starts_with("my_"));
+}

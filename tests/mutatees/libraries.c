@@ -1,0 +1,152 @@
+/* What zlib, SQLite and OpenSSL are asked for, by this program's own tally and by what the libraries say.
+ *
+ * zlib N            N rounds of compressing and decompressing, in one piece and in pieces, and of checksums
+ * sqlite N          N rows inserted by one prepared statement, and read again
+ * tls N             a connection in memory and N messages each way over it
+ * Each answer has `is METRIC VALUE`: what a metric must show since the start. */
+#include "mutatee.h"
+#include <openssl/ssl.h>
+#include <sqlite3.h>
+#include <zlib.h>
+
+static struct tally {
+    const char *metric;
+    long long value;
+} tallies[32];
+
+static void add(const char *metric, long long value) {
+    struct tally *t = tallies;
+    while (t->metric && strcmp(t->metric, metric)) t++;
+    t->metric = metric;
+    t->value += value;
+}
+
+static void need(int holds) {
+    if (!holds) abort();
+}
+
+static void zlib(long n) {
+    static unsigned char plain[100000], packed[101000], back[100000];
+    for (size_t i = 0; i < sizeof plain; i++) plain[i] = (unsigned char)(i * i >> 8);
+    for (long i = 0; i < n; i++) {
+        uLongf size = sizeof packed, whole = sizeof back;
+        need(compress2(packed, &size, plain, sizeof plain, 1) == Z_OK);
+        need(uncompress(back, &whole, packed, size) == Z_OK && !memcmp(plain, back, sizeof plain));
+        z_stream stream = {0};
+        need(deflateInit(&stream, 1) == Z_OK);
+        stream.next_in = plain;
+        stream.avail_in = 1000;
+        stream.next_out = packed;
+        stream.avail_out = sizeof packed;
+        need(deflate(&stream, Z_SYNC_FLUSH) == Z_OK);
+        stream.avail_in = 1000;
+        need(deflate(&stream, Z_FINISH) == Z_STREAM_END);
+        size = stream.total_out;
+        deflateEnd(&stream);
+        memset(&stream, 0, sizeof stream);
+        need(inflateInit(&stream) == Z_OK);
+        stream.next_in = packed;
+        stream.avail_in = (uInt)size;
+        stream.next_out = back;
+        stream.avail_out = sizeof back;
+        need(inflate(&stream, Z_FINISH) == Z_STREAM_END && stream.total_out == 2000);
+        inflateEnd(&stream);
+    }
+    add("zlib_compressions", 3 * n);
+    add("zlib_decompressions", 2 * n);
+    add("zlib_compression_latency", 3 * n);
+    add("zlib_decompression_latency", 2 * n);
+}
+
+static int row(void *count, int columns, char **values, char **names) {
+    (void)columns, (void)values, (void)names;
+    ++*(long *)count;
+    return 0;
+}
+
+static void sqlite(long n) {
+    sqlite3 *db;
+    sqlite3_stmt *insert;
+    need(sqlite3_open(":memory:", &db) == SQLITE_OK);
+    need(sqlite3_exec(db, "create table t (x integer)", NULL, NULL, NULL) == SQLITE_OK);
+    need(sqlite3_prepare_v2(db, "insert into t values (?)", -1, &insert, NULL) == SQLITE_OK);
+    for (long i = 0; i < n; i++) {
+        sqlite3_bind_int64(insert, 1, i);
+        need(sqlite3_step(insert) == SQLITE_DONE);
+        sqlite3_reset(insert);
+    }
+    sqlite3_finalize(insert);
+    long rows = 0;
+    need(sqlite3_exec(db, "select x from t", row, &rows, NULL) == SQLITE_OK && rows == n);
+    need(sqlite3_total_changes(db) == n);
+    sqlite3_close(db);
+    add("sqlite_prepares", 3);
+    add("sqlite_steps", 1 + n + n + 1);
+    add("sqlite_rows", n);
+    add("sqlite_step_latency", 1 + n + n + 1);
+    add("sqlite_executions", 2);
+}
+
+static SSL *end(SSL_CTX *context, BIO *in, BIO *out, int server) {
+    SSL *ssl = SSL_new(context);
+    BIO_up_ref(in);
+    BIO_up_ref(out);
+    SSL_set_bio(ssl, in, out);
+    if (server)
+        SSL_set_accept_state(ssl);
+    else
+        SSL_set_connect_state(ssl);
+    return ssl;
+}
+
+static void tls(long n) {
+    SSL_CTX *context = SSL_CTX_new(TLS_method());
+    SSL_CTX_set_max_proto_version(context, TLS1_2_VERSION);
+    need(SSL_CTX_set_cipher_list(context, "AECDH-AES128-SHA:@SECLEVEL=0") == 1);
+    BIO *up = BIO_new(BIO_s_mem()), *down = BIO_new(BIO_s_mem());
+    SSL *client = end(context, down, up, 0), *server = end(context, up, down, 1);
+    long long steps = 0, read = 0, written = 0;
+    for (int left = 2; left;) {
+        steps += 2;
+        left = 2 - (SSL_do_handshake(client) == 1);
+        left -= SSL_do_handshake(server) == 1;
+    }
+    char buffer[1000] = {0};
+    for (long i = 0; i < n; i++) {
+        size_t did;
+        written += SSL_write(client, buffer, 1000);
+        need(SSL_read_ex(server, buffer, sizeof buffer, &did) == 1);
+        read += (long long)did;
+        written += SSL_write(server, buffer, 10);
+        read += SSL_read(client, buffer, sizeof buffer);
+        need(SSL_read(client, buffer, 1) < 0); /* nothing there */
+    }
+    need(read == written && SSL_session_reused(client) == 0);
+    add("tls_handshakes", steps);
+    add("tls_writes", 2 * n);
+    add("tls_reads", 3 * n);
+    add("tls_bytes_asked_to_write", written);
+    add("tls_write_latency", 2 * n);
+    add("tls_read_latency", 3 * n);
+    SSL_free(client);
+    SSL_free(server);
+    SSL_CTX_free(context);
+}
+
+int main(void) {
+    say_ready();
+    for (char *line; (line = next_command());) {
+        long n;
+        if (sscanf(line, "zlib %ld", &n) == 1)
+            zlib(n);
+        else if (sscanf(line, "sqlite %ld", &n) == 1)
+            sqlite(n);
+        else if (sscanf(line, "tls %ld", &n) == 1)
+            tls(n);
+        else
+            say("unknown command %s", line);
+        for (struct tally *t = tallies; t->metric; t++) say("is %s@ %lld", t->metric, t->value);
+        say("done");
+    }
+    return 0;
+}

@@ -1,0 +1,443 @@
+/* What the C library is asked for, by this program's own tally.
+ *
+ * heap N            N rounds of every heap request
+ * files N           N rounds of opens, reads, writes, maps and syncs
+ * sockets N         N connections over the loopback with a few messages each, and N children
+ * locks N T         T threads that do N rounds of locks and waits that need not wait
+ * waits N US        N sleeps, lock waits, lock holds and condition waits of US microseconds each
+ * study N US        N recursions four calls deep, which use the heap, write, wait for a lock and compute, US microseconds each
+ * N is at least 1. Each answer has `mutex ADDRESS`, and `is METRIC@FUNCTION VALUE`: what a metric that is restricted to a function, or not, must show
+ * since the start; times in nanoseconds as `took METRIC@FUNCTION NS CALLS`, processor times as `computed …`. */
+#include "mutatee.h"
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <malloc.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <semaphore.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+
+struct tally {
+    const char *metric, *function;
+    long long value, calls;
+    int time;
+};
+static struct tally tallies[64];
+static pthread_mutex_t tallying = PTHREAD_MUTEX_INITIALIZER;
+
+/* Outside of the measured functions: it locks. */
+static void add(int time, const char *metric, const char *function, long long value) {
+    pthread_mutex_lock(&tallying);
+    struct tally *t = tallies;
+    while (t->metric && (strcmp(t->metric, metric) || strcmp(t->function, function))) t++;
+    t->metric = metric;
+    t->function = function;
+    t->value += value;
+    t->calls++;
+    t->time = time;
+    pthread_mutex_unlock(&tallying);
+}
+
+static long long now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+struct heap {
+    long long requests, bytes, large, releases;
+};
+
+COUNTED void heap(long n, struct heap *did) {
+    long i = 0;
+    do {
+        void *p[13] = {0};
+        p[0] = malloc(100);
+        p[1] = calloc(3, 50);
+        p[2] = realloc(NULL, 10);
+        p[2] = realloc(p[2], 5000);
+        p[3] = reallocarray(NULL, 4, 25);
+        p[4] = aligned_alloc(64, 128);
+        if (posix_memalign(&p[5], 64, 256)) abort();
+        p[6] = memalign(8, 64);
+        p[7] = valloc(100);
+        p[8] = malloc(200000);
+        p[9] = calloc(1000, 132);
+        p[12] = malloc(7);
+        if (malloc(1L << 50)) abort(); /* refused */
+        for (int f = 0; f < 13; f++) free(p[f]); /* two of them null */
+        did->requests += 13;
+        did->bytes += 100 + 150 + 10 + 5000 + 100 + 128 + 256 + 64 + 100 + 200000 + 132000 + 7;
+        did->bytes += 1L << 50;
+        did->large += 2 + 1;
+        did->releases += 11;
+    } while (++i < n);
+}
+
+struct files {
+    long long opens, syncs, operations, read, written, small, maps;
+};
+
+COUNTED void files(long n, struct files *did) {
+    static char buffer[8192];
+    long i = 0;
+    do {
+        int fd = open("/tmp", O_TMPFILE | O_RDWR, 0600), zero = openat(AT_FDCWD, "/dev/zero", O_RDONLY);
+        if (fd < 0 || zero < 0) abort();
+        struct iovec two[2] = {{buffer, 1000}, {buffer, 24}};
+        did->written += write(fd, buffer, 10) + pwrite(fd, buffer, 8192, 0);
+        did->written += writev(fd, two, 2) + pwritev(fd, two, 2, 0);
+        if (write(-1, buffer, 100) != -1) abort();
+        did->read += pread(fd, buffer, 8192, 4096) + read(zero, buffer, 100) + readv(zero, two, 2) + preadv(fd, two, 2, 0);
+        if (fsync(fd) || fdatasync(fd)) abort();
+        char *map = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
+        munmap(map, 4096);
+        close(fd);
+        close(zero);
+        FILE *file = fopen("/dev/null", "r");
+        fclose(file);
+        did->opens += 3;
+        did->syncs += 2;
+        did->operations += 9;
+        did->small++;
+        did->maps += 2;
+    } while (++i < n);
+}
+
+struct sockets {
+    long long accepts, connects, operations, read, written, waits, children;
+};
+
+COUNTED void sockets(long n, struct sockets *did) {
+    char buffer[256];
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof at;
+    int server = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(server, (void *)&at, sizeof at) || listen(server, 8) || getsockname(server, (void *)&at, &size)) abort();
+    long i = 0;
+    do {
+        int client = socket(AF_INET, SOCK_STREAM, 0);
+        if (connect(client, (void *)&at, sizeof at)) abort();
+        int served = i % 2 ? accept(server, NULL, NULL) : accept4(server, NULL, NULL, SOCK_CLOEXEC);
+        did->written += send(client, buffer, 100, 0) + sendto(client, buffer, 50, 0, NULL, 0);
+        struct iovec one = {buffer, 30};
+        struct msghdr message = {.msg_iov = &one, .msg_iovlen = 1};
+        did->written += sendmsg(client, &message, 0);
+        struct pollfd ready = {.fd = served, .events = POLLIN};
+        if (poll(&ready, 1, -1) != 1) abort();
+        did->read += recv(served, buffer, 100, MSG_WAITALL) + recvfrom(served, buffer, 50, MSG_WAITALL, NULL, NULL);
+        did->read += recvmsg(served, &message, MSG_WAITALL);
+        close(client);
+        close(served);
+        did->operations += 6;
+        did->accepts++;
+        did->connects++;
+        did->waits++;
+        int status;
+        pid_t child = fork();
+        if (child == 0) _exit(0);
+        waitpid(child, &status, 0);
+        char *arguments[] = {"true", NULL};
+        if (posix_spawnp(&child, "true", NULL, NULL, arguments, NULL)) abort();
+        waitpid(child, &status, 0);
+        did->children += 2;
+    } while (++i < n);
+    close(server);
+}
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_rwlock_t rwlock = PTHREAD_RWLOCK_INITIALIZER;
+static pthread_spinlock_t spinlock;
+static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
+static sem_t semaphore;
+static pthread_barrier_t barrier;
+
+struct locks {
+    long long locks, tries, unlocks, rwlocks, spins, waits, signals, semaphores, barriers, starts;
+};
+
+static void *nothing(void *unused) { return unused; }
+
+COUNTED void locks(long n, struct locks *did) {
+    struct timespec past = {0, 0};
+    long i = 0;
+    do {
+        pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER;
+        pthread_mutex_lock(&mutex);
+        pthread_mutex_unlock(&mutex);
+        pthread_mutex_timedlock(&own, &past);
+        if (pthread_mutex_trylock(&own) != EBUSY) abort();
+        pthread_cond_timedwait(&condition, &own, &past);
+        pthread_mutex_unlock(&own);
+        pthread_cond_signal(&condition);
+        pthread_cond_broadcast(&condition);
+        pthread_rwlock_rdlock(&rwlock);
+        pthread_rwlock_unlock(&rwlock);
+        pthread_rwlock_wrlock(&rwlock);
+        pthread_rwlock_unlock(&rwlock);
+        pthread_spin_lock(&spinlock);
+        pthread_spin_unlock(&spinlock);
+        sem_post(&semaphore);
+        sem_wait(&semaphore);
+        pthread_barrier_wait(&barrier);
+        pthread_t thread;
+        pthread_create(&thread, NULL, nothing, NULL);
+        pthread_join(thread, NULL);
+        did->locks += 2;
+        did->tries++;
+        did->unlocks += 2;
+        did->rwlocks += 2;
+        did->spins++;
+        did->waits++;
+        did->signals += 2;
+        did->semaphores++;
+        did->barriers++;
+        did->starts++;
+    } while (++i < n);
+}
+
+static void *locker(void *given) {
+    struct locks did = {0};
+    locks(*(long *)given, &did);
+    add(0, "lock_operations", "locks", did.locks);
+    add(0, "lock_tries", "locks", did.tries);
+    add(0, "unlock_operations", "locks", did.unlocks);
+    add(0, "rwlock_operations", "locks", did.rwlocks);
+    add(0, "spin_operations", "locks", did.spins);
+    add(0, "condition_waits", "locks", did.waits);
+    add(0, "condition_signals", "locks", did.signals);
+    add(0, "semaphore_waits", "locks", did.semaphores);
+    add(0, "barrier_waits", "locks", did.barriers);
+    add(0, "thread_starts", "locks", did.starts);
+    return NULL;
+}
+
+/* A partner that holds what the measured thread wants, for so long. */
+struct turn {
+    long us;
+    sem_t held;
+};
+
+static void doze(long us) {
+    struct timespec t = {us / 1000000, us % 1000000 * 1000};
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+}
+
+static void *holder(void *given) {
+    struct turn *turn = given;
+    pthread_mutex_lock(&mutex);
+    sem_post(&turn->held);
+    doze(turn->us);
+    pthread_mutex_unlock(&mutex);
+    return NULL;
+}
+
+static void *partner(void *given) {
+    struct turn *turn = given;
+    pthread_mutex_lock(&mutex);
+    pthread_rwlock_wrlock(&rwlock);
+    sem_post(&turn->held);
+    doze(turn->us);
+    pthread_mutex_unlock(&mutex);
+    doze(3 * turn->us);
+    pthread_rwlock_unlock(&rwlock);
+    doze(turn->us);
+    sem_post(&semaphore);
+    pthread_barrier_wait(&barrier);
+    return NULL;
+}
+
+enum { SLEEP, LOCK, HOLD, CONDITION, RWLOCK, SEMAPHORE, JOIN, POLL, READ, TIMES };
+static const char *const timed[TIMES] = {"sleep_time",  "lock_wait",      "lock_hold", "condition_wait", "rwlock_wait",
+                                         "semaphore_wait", "join_wait", "event_wait_time", "io_time"};
+
+#define TIMED(what, call)            \
+    do {                             \
+        long long begin = now();     \
+        call;                        \
+        ns[what] += now() - begin;   \
+    } while (0)
+
+static void *later(void *given) {
+    doze(*(long *)given);
+    return NULL;
+}
+
+static void *writer(void *given) {
+    long *to = given;
+    doze(to[0]);
+    if (write((int)to[1], "x", 1) != 1) abort();
+    return NULL;
+}
+
+COUNTED void waits(long us, long long *ns) {
+    struct turn turn = {.us = us};
+    pthread_t thread;
+    sem_init(&turn.held, 0, 0);
+    TIMED(SLEEP, usleep((useconds_t)us));
+    pthread_create(&thread, NULL, partner, &turn);
+    while (sem_trywait(&turn.held)) sched_yield();
+    TIMED(LOCK, pthread_mutex_lock(&mutex));
+    long long held = now();
+    doze(us);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    long long nanoseconds = until.tv_nsec + us * 1000LL;
+    until.tv_sec += nanoseconds / 1000000000;
+    until.tv_nsec = nanoseconds % 1000000000;
+    ns[HOLD] += now() - held;
+    TIMED(CONDITION, pthread_cond_timedwait(&condition, &mutex, &until));
+    held = now();
+    pthread_mutex_unlock(&mutex);
+    ns[HOLD] += now() - held;
+    TIMED(RWLOCK, pthread_rwlock_rdlock(&rwlock));
+    pthread_rwlock_unlock(&rwlock);
+    TIMED(SEMAPHORE, sem_wait(&semaphore));
+    pthread_barrier_wait(&barrier);
+    pthread_join(thread, NULL);
+    pthread_create(&thread, NULL, later, &us);
+    TIMED(JOIN, pthread_join(thread, NULL));
+    TIMED(POLL, poll(NULL, 0, (int)(us / 1000)));
+    int ends[2];
+    char byte;
+    if (pipe(ends)) abort();
+    long to[2] = {us, ends[1]};
+    pthread_create(&thread, NULL, writer, to);
+    TIMED(READ, if (read(ends[0], &byte, 1) != 1) abort());
+    pthread_join(thread, NULL);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+struct study {
+    long long calls, requests, exclusive, innermost, asked, written, waited, computed;
+    int null, file;
+};
+
+/* What a metric that is exclusive must leave out. */
+COUNTED void helper(struct study *did) {
+    free(malloc(30));
+    did->requests++;
+}
+
+static long long cpu(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+COUNTED __attribute__((optimize("no-optimize-sibling-calls"))) void study(long depth, long us, struct study *did) {
+    static char buffer[8192];
+    if (depth) study(depth - 1, us, did);
+    void *p = malloc(10), *q = calloc(1, 10);
+    p = realloc(p, 3000);
+    free(p);
+    free(q);
+    helper(did);
+    did->written += write(did->null, buffer, 8192) + pwrite(did->file, buffer, 5000, 0);
+    if (write(did->null, buffer, 100) != 100 || write(-1, buffer, 6000) != -1) abort();
+    struct turn turn = {.us = us};
+    pthread_t thread;
+    sem_init(&turn.held, 0, 0);
+    pthread_create(&thread, NULL, holder, &turn);
+    while (sem_trywait(&turn.held)) sched_yield();
+    long long begin = now();
+    pthread_mutex_lock(&mutex);
+    did->waited += now() - begin;
+    pthread_mutex_unlock(&mutex);
+    pthread_join(thread, NULL);
+    begin = cpu();
+    for (long i = 0; i < us * 1000; i++) __asm__ volatile("");
+    did->computed += cpu() - begin;
+    did->calls++;
+    did->requests += 3;
+    did->exclusive += 3;
+    if (!depth) did->innermost += 4;
+    did->asked += 8192 + 5000 + 6000;
+}
+
+int main(void) {
+    pthread_spin_init(&spinlock, PTHREAD_PROCESS_PRIVATE);
+    sem_init(&semaphore, 0, 0);
+    /* The first thread needs memory that later ones take over. */
+    pthread_t first;
+    pthread_create(&first, NULL, nothing, NULL);
+    pthread_join(first, NULL);
+    say_ready();
+    for (char *line; (line = next_command());) {
+        long n, more;
+        if (sscanf(line, "heap %ld", &n) == 1) {
+            struct heap did = {0};
+            heap(n, &did);
+            add(0, "heap_requests", "heap", did.requests);
+            add(0, "heap_bytes", "heap", did.bytes);
+            add(0, "large_heap_requests", "heap", did.large);
+            add(0, "heap_releases", "heap", did.releases);
+        } else if (sscanf(line, "files %ld", &n) == 1) {
+            struct files did = {0};
+            files(n, &did);
+            add(0, "file_opens", "files", did.opens);
+            add(0, "file_syncs", "files", did.syncs);
+            add(0, "io_operations", "files", did.operations);
+            add(0, "io_bytes_read", "files", did.read);
+            add(0, "io_bytes_written", "files", did.written);
+            add(0, "small_writes", "files", did.small);
+            add(0, "memory_mappings", "files", did.maps);
+        } else if (sscanf(line, "sockets %ld", &n) == 1) {
+            struct sockets did = {0};
+            sockets(n, &did);
+            add(0, "socket_accepts", "sockets", did.accepts);
+            add(0, "socket_connects", "sockets", did.connects);
+            add(0, "io_operations", "sockets", did.operations);
+            add(0, "io_bytes_read", "sockets", did.read);
+            add(0, "io_bytes_written", "sockets", did.written);
+            add(0, "event_waits", "sockets", did.waits);
+            add(0, "process_starts", "sockets", did.children);
+        } else if (sscanf(line, "locks %ld %ld", &n, &more) == 2 && more <= 64) {
+            pthread_t threads[64];
+            pthread_barrier_init(&barrier, NULL, (unsigned)more);
+            for (long i = 0; i < more; i++) pthread_create(&threads[i], NULL, locker, &n);
+            for (long i = 0; i < more; i++) pthread_join(threads[i], NULL);
+            pthread_barrier_destroy(&barrier);
+        } else if (sscanf(line, "waits %ld %ld", &n, &more) == 2) {
+            pthread_barrier_init(&barrier, NULL, 2);
+            for (long i = 0; i < n; i++) {
+                long long ns[TIMES] = {0};
+                waits(more, ns);
+                for (int t = 0; t < TIMES; t++) add(1, timed[t], "waits", ns[t]);
+            }
+            pthread_barrier_destroy(&barrier);
+        } else if (sscanf(line, "study %ld %ld", &n, &more) == 2) {
+            struct study did = {.null = open("/dev/null", O_WRONLY), .file = open("/tmp", O_TMPFILE | O_RDWR, 0600)};
+            for (long i = 0; i < n; i++) study(3, more, &did);
+            close(did.null);
+            close(did.file);
+            add(0, "heap_requests", "study", did.requests);
+            add(0, "exclusive_requests", "study", did.exclusive);
+            add(0, "careless_requests", "study", did.innermost);
+            add(0, "large_write_bytes", "study", did.written);
+            add(0, "large_write_bytes", "", did.written);
+            add(0, "my_large_writes", "", did.asked);
+            add(0, "my_latency", "study", did.calls);
+            add(0, "my_slow_calls", "study", did.calls - n);
+            add(1, "lock_wait", "study", did.waited);
+            add(2, "cpu_self", "study", did.computed);
+        } else {
+            say("unknown command %s", line);
+        }
+        say("mutex %p", (void *)&mutex);
+        for (struct tally *t = tallies; t->metric; t++) {
+            if (t->time)
+                say("%s %s@%s %lld %lld", t->time == 1 ? "took" : "computed", t->metric, t->function, t->value, t->calls);
+            else
+                say("is %s@%s %lld", t->metric, t->function, t->value);
+        }
+        say("done");
+    }
+    return 0;
+}
