@@ -12,6 +12,7 @@ mod body;
 mod cache;
 mod call;
 mod cfg;
+mod clearing;
 mod decode;
 mod discover;
 mod elf;

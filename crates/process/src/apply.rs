@@ -81,7 +81,7 @@ struct Run {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Stays,
-    /// Moves, and before the text is written if it stands inside of a write: should we die between, both places are sound.
+    /// Moves, and before the text is written if it stands in a write: should we die between, both places are sound.
     Moves {
         to: Avma,
         first: bool,
@@ -335,7 +335,8 @@ impl Target {
             let to = plan.moves[i].to;
             let after_syscall =
                 || self.byte(plan, to.offset(-2)) == Some(0x0f) && self.byte(plan, to.offset(-1)) == Some(0x05);
-            return if restarts && !after_syscall() { Fate::Inside } else { Fate::Moves { to, first: inside } };
+            let first = touched(&plan.text, pc);
+            return if restarts && !after_syscall() { Fate::Inside } else { Fate::Moves { to, first } };
         }
         let back = restarts && (touched(&plan.text, pc.offset(-2)) || touched(&plan.text, pc.offset(-1)));
         if inside || back || contains(&plan.step_out, pc) { Fate::Inside } else { Fate::Stays }

@@ -153,6 +153,8 @@ mod tests {
                 points: 1,
                 stopped_ns: 0,
                 pairs: pairs.clone(),
+                caught_up: 0,
+                not_unwound: 0,
                 refused: Vec::new(),
                 warnings: Vec::new(),
             };

@@ -365,11 +365,7 @@ impl Session {
                 Ok((change.refused, Stop { held: applied.held, caught_up }))
             }
             Err(e) => {
-                let gone: Vec<_> = change
-                    .new_points
-                    .iter()
-                    .filter_map(|record| Some(Record::PointGone(record.text.first()?.at)))
-                    .collect();
+                let gone: Vec<_> = change.new_points.iter().map(|record| Record::PointGone(record.key())).collect();
                 attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
                 let _ = self.write_journal(&mut attached.journal, &attached.area, &gone);
