@@ -19,8 +19,10 @@ pub enum Internal {
     CurrentThreads,
     /// Pairs with a counter.
     ActCounters,
-    /// Pairs with a timer.
+    /// Pairs with a timer of the time that passes.
     ActWallTimers,
+    /// Pairs with a timer of processor time.
+    ActProcTimers,
     /// Whether the target runs.
     ActiveProcesses,
 }
@@ -37,7 +39,7 @@ struct Facts {
 
 impl Internal {
     /// All of them.
-    pub const ALL: [Internal; 9] = [
+    pub const ALL: [Internal; 10] = [
         Internal::PauseTime,
         Internal::PredictedCost,
         Internal::ObservedCost,
@@ -46,6 +48,7 @@ impl Internal {
         Internal::CurrentThreads,
         Internal::ActCounters,
         Internal::ActWallTimers,
+        Internal::ActProcTimers,
         Internal::ActiveProcesses,
     ];
 
@@ -106,9 +109,20 @@ impl Internal {
             Internal::ActCounters => {
                 level("numOfActCounters", "counters", Aggregate::Max, true, "Pairs of this target with a counter.")
             }
-            Internal::ActWallTimers => {
-                level("numOfActWallTimers", "timers", Aggregate::Max, true, "Pairs of this target with a timer.")
-            }
+            Internal::ActWallTimers => level(
+                "numOfActWallTimers",
+                "timers",
+                Aggregate::Max,
+                true,
+                "Pairs of this target with a timer of the time that passes.",
+            ),
+            Internal::ActProcTimers => level(
+                "numOfActProcTimers",
+                "timers",
+                Aggregate::Max,
+                true,
+                "Pairs of this target with a timer of processor time.",
+            ),
             Internal::ActiveProcesses => level(
                 "active_processes",
                 "processes",
@@ -142,7 +156,6 @@ pub fn without_meaning(name: &str) -> Option<&'static str> {
     Some(match name {
         "sampling_rate" => "every client reads at an interval of its own; --interval sets it",
         "stackwalk_time" => "stacks are only looked at while threads are held, which pause_time has",
-        "numOfActProcTimers" => "numOfActWallTimers counts the timers of all clocks",
         "bucket_width" => "values are not folded into buckets here",
         "cpu_daemon" => "the engine is a process of its own; watch it like any other",
         "hybrid_cost" | "smooth_obs_cost" => {

@@ -101,7 +101,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         return Err(FieldError::new("measure", "names no pair and no function"));
     }
     let max_overhead = measure.max_overhead;
-    if max_overhead.is_some_and(|percent| !(percent > 0.0)) {
+    if max_overhead.is_some_and(|percent| percent.is_nan() || percent <= 0.0) {
         return Err(FieldError::new("measure.max_overhead", "is no number of percent above 0"));
     }
     let function_metric = Some(measure.function_metric).filter(|m| !m.is_empty());

@@ -90,6 +90,14 @@ impl Pair {
         self.variables.iter().any(|v| v.shape != Shape::Counter)
     }
 
+    /// The clock of its value, if that is a timer.
+    fn timer(&self) -> Option<Clock> {
+        match self.variables.first()?.shape {
+            Shape::Timer(clock) => Some(clock),
+            _ => None,
+        }
+    }
+
     /// Whether a view reads this pair, and not one of the same name that came later.
     pub(super) fn is_seen_by(&self, view: &View) -> bool {
         self.counters.first() == Some(&view.value.first)
@@ -106,10 +114,11 @@ impl Session {
         };
         let accounts: HashMap<u32, Account> =
             control.pairs.values().filter_map(account).map(|account| (account.first, account)).collect();
-        let count = |timer| control.pairs.values().filter(|p| is_timer(p) == timer).count() as i64;
+        let count = |clock| control.pairs.values().filter(|p| p.timer() == clock).count() as i64;
         let mut shared = self.shared_mut();
-        shared.timers = count(true);
-        shared.plain = count(false);
+        shared.wall_timers = count(Some(Clock::Wall));
+        shared.cpu_timers = count(Some(Clock::Cpu));
+        shared.no_timers = count(None);
         shared.accounts = accounts;
     }
 
@@ -324,8 +333,9 @@ impl Session {
             }
             Internal::ActiveThreads | Internal::CurrentThreads if !running => 0,
             Internal::ActiveThreads | Internal::CurrentThreads => threads(),
-            Internal::ActCounters => shared.plain,
-            Internal::ActWallTimers => shared.timers,
+            Internal::ActCounters => shared.no_timers,
+            Internal::ActWallTimers => shared.wall_timers,
+            Internal::ActProcTimers => shared.cpu_timers,
             Internal::ActiveProcesses => i64::from(running),
         }
     }
@@ -372,10 +382,6 @@ impl Session {
             },
         }
     }
-}
-
-fn is_timer(pair: &Pair) -> bool {
-    pair.variables.first().is_some_and(|v| matches!(v.shape, Shape::Timer(_)))
 }
 
 impl Attached {

@@ -168,9 +168,10 @@ struct Shared {
     accounts: HashMap<u32, cost::Account>,
     /// What pairs have cost that are gone, in nanoseconds of processor time.
     spent_ns: f64,
-    /// Number of pairs with a timer, and of others.
-    timers: i64,
-    plain: i64,
+    /// Number of pairs with a timer of either clock, and of others.
+    wall_timers: i64,
+    cpu_timers: i64,
+    no_timers: i64,
     /// Values that stay as they are, by the first counter.
     frozen: HashMap<u32, cost::Frozen>,
 }
