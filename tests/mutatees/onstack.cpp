@@ -68,6 +68,8 @@ COUNTED void walk(Thread *t, int depth);
 COUNTED void nap(Thread *t) {
     t->naps = t->naps + 1;
     if (t->frames) t->inside = t->inside + 1;
+    // some work, so that reading clocks is little beside it
+    for (volatile int i = 0; i < 100; i++) continue;
 }
 
 COUNTED __attribute__((cold)) void rare(Thread *t, int depth) { walk(t, depth - 1); }

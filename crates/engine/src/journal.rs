@@ -72,7 +72,7 @@ pub enum Record {
     Arena(AvmaRange),
     /// A point is about to be woven; this takes it out again.
     Point(RemovalRecord),
-    /// The point whose code begins at this address is gone.
+    /// The point whose code begins at this address is gone, or, in journals of earlier versions, whose springboard is there.
     PointGone(Avma),
     /// A measurement that is to stay without a client.
     Kept(Kept),
@@ -163,7 +163,9 @@ pub fn decode(bytes: &[u8]) -> Option<Contents> {
         match record {
             Record::Arena(range) => contents.arenas.push(range),
             Record::Point(point) => contents.points.push(point),
-            Record::PointGone(at) => contents.points.retain(|p| p.key() != at),
+            Record::PointGone(at) => {
+                contents.points.retain(|p| p.key() != at && p.text.first().map(|w| w.at) != Some(at));
+            }
             Record::Kept(kept) => contents.kept.push(kept),
             Record::KeptGone(id) => contents.kept.retain(|k| k.id != id),
             Record::Counters(used) => contents.counters = contents.counters.max(used),
@@ -470,9 +472,11 @@ mod tests {
                 Record::Arena(Avma(0x1000)..Avma(0x2000)),
                 Record::Point(point(0x400000)),
                 Record::Point(point(0x400100)),
+                Record::Point(point(0x400200)),
             ],
             vec![
                 Record::PointGone(Avma(0x400000)),
+                Record::PointGone(point(0x400200).key()),
                 Record::Kept(Kept { id: 1, definitions: vec![], pairs: vec![kept] }),
             ],
         ] {

@@ -49,7 +49,10 @@ impl Seen {
         assert_eq!(self.calls - earlier.calls, since("tally nap"));
         assert_eq!(self.inside - earlier.inside, since("inside"));
         let (measured, own) = (self.wall - earlier.wall, since("ns"));
-        assert!((measured - own).abs() * 100 <= own, "{measured} ns, but {own} by the program's clock");
+        // A thread that loses its processor between the program's reading of the clock and ours is as far off as a loaded machine makes it wait; a
+        // timer that were wrong would be off by a thread's whole time.
+        let waited = 150_000_000;
+        assert!((measured - own).abs() <= own / 100 + waited, "{measured} ns, but {own} by the program's clock");
     }
 }
 

@@ -8,8 +8,10 @@
 //!                           \-- the target ends or starts another program --> ended: values stay until they are fetched
 //! ```
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,8 +21,8 @@ use ingraft_mdl::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, Pid, Refusal, Scale, Shape, Snippet,
-    Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType, VariableId,
+    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape,
+    Snippet, Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType,
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
@@ -29,8 +31,10 @@ use ingraft_process::{
 
 use crate::api::*;
 use crate::catch_up::{CatchUp, Counters};
+use crate::cost::Meters;
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
+use crate::internal::{self, Internal};
 use crate::journal::{self, Head, Journal, Kept, KeptPair, Record};
 use crate::leftover;
 use crate::modules::Modules;
@@ -44,7 +48,9 @@ use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 use self::insert::Stop;
 
 mod adopt;
+mod cost;
 mod insert;
+mod internals;
 mod landing;
 mod read;
 mod remove;
@@ -58,6 +64,8 @@ pub struct Context {
     pub images: Arc<ImageStore>,
     /// How the holder calls itself.
     pub program: String,
+    /// What a measurement may cost that names no limit, in percent of one processor.
+    pub max_overhead: f64,
 }
 
 /// What makes two requests the same pair: then they share code and counters.
@@ -85,8 +93,8 @@ struct Pair {
     unwoven: Vec<MdlFunction>,
     /// The only thread that counts.
     thread: Option<Tid>,
-    /// Its value is the number of its hits.
-    counts_hits: bool,
+    /// How often its snippets run.
+    meters: Meters,
     users: u32,
 }
 
@@ -100,6 +108,8 @@ struct View {
     unit: ValueUnit,
     aggregate: Aggregate,
     thread: Option<Tid>,
+    /// The engine knows the value by itself.
+    internal: Option<Internal>,
     /// What it was when the measurement began, per thread.
     before: HashMap<Option<Tid>, Raw>,
 }
@@ -111,6 +121,8 @@ struct Measurement {
     request: EnableRequest,
     library: Arc<Library>,
     keep: bool,
+    /// What its pairs that do more than count may cost, in percent of one processor.
+    limit: f64,
 }
 
 /// What exists once something was woven.
@@ -120,6 +132,8 @@ struct Attached {
     journal: Journal,
     woven: Woven,
     since_ns: u64,
+    /// Processor time of the target until then.
+    cpu_before: Duration,
 }
 
 struct Control {
@@ -127,6 +141,8 @@ struct Control {
     attached: Option<Attached>,
     counters: CounterAllocator,
     pairs: HashMap<PairKey, Pair>,
+    /// Pairs whose code was taken out because it cost too much; measurements still have their values.
+    retired: Vec<Pair>,
     measurements: BTreeMap<MeasurementId, Measurement>,
     next_mini: u64,
     lock: Option<File>,
@@ -148,6 +164,16 @@ struct Shared {
     shapes: Shapes,
     /// Identities (as the target's threads see themselves, or fs bases) to thread ids as we see them.
     tids: HashMap<u64, Tid>,
+    /// What pairs cost, by the first counter of their value.
+    accounts: HashMap<u32, cost::Account>,
+    /// What pairs have cost that are gone, in nanoseconds of processor time.
+    spent_ns: f64,
+    /// Number of pairs with a timer of either clock, and of others.
+    wall_timers: i64,
+    cpu_timers: i64,
+    no_timers: i64,
+    /// Values that stay as they are, by the first counter.
+    frozen: HashMap<u32, cost::Frozen>,
 }
 
 /// A session with one target.
@@ -161,12 +187,10 @@ pub struct Session {
     control: Mutex<Control>,
     shared: RwLock<Shared>,
     ended: OnceLock<Ended>,
+    rates: Mutex<cost::Rates>,
+    /// How long threads were held, in nanoseconds.
+    paused_ns: AtomicU64,
 }
-
-/// What a count costs, in nanoseconds (docs/architecture.md, "What a hit costs"): two jumps, the check of the shard, the increment.
-const HIT_NS: f64 = 1.1;
-/// The same with `lock`, uncontended.
-const LOCKED_HIT_NS: f64 = 5.0;
 
 /// What is said when there is no better clock.
 const SYSTEM_CALLS: &str = "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because the \
@@ -199,6 +223,7 @@ impl Session {
             attached: None,
             counters: CounterAllocator::default(),
             pairs: HashMap::new(),
+            retired: Vec::new(),
             measurements: BTreeMap::new(),
             next_mini: 1,
             lock: Some(lock),
@@ -214,6 +239,8 @@ impl Session {
             control: Mutex::new(control),
             shared: RwLock::default(),
             ended: OnceLock::new(),
+            rates: Mutex::default(),
+            paused_ns: AtomicU64::new(0),
         })
     }
 
@@ -271,8 +298,9 @@ impl Session {
             return Err(ending(self.pid()));
         }
         let attached_before = control.attached.is_some();
-        let places = (&*self.target, &*self.context.images, &control.modules);
-        let (errors, wanted) = request::evaluate(places, library, request, missing, progress);
+        let own = internals::of_request(library, request)?;
+        let before = self.internal_views(&own);
+        let (errors, wanted) = self.evaluate_rest(control, library, request, &own, missing, progress);
         let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
         let from_memory = control.modules.loaded().filter(|(_, _, m)| m.from_memory);
         warnings.extend(
@@ -282,19 +310,25 @@ impl Session {
         for w in &wanted {
             warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
         }
+        let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
+        self.refuse_dear(control, &wanted, limit)?;
         let reads_cpu = wanted.iter().any(|w| insert::reads_cpu(&w.instrumentation));
         let (keys, stopped) = self.insert_wanted(control, wanted)?;
         if reads_cpu && control.attached.as_ref().is_some_and(|a| a.env.cpu == CpuClock::SystemCall) {
             warnings.push(SYSTEM_CALLS.to_owned());
         }
+        let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
+        internals::merge(&own, before, &mut views, &mut pairs);
         let measurement = Measurement {
-            views: Arc::new(self.views(control, &keys)),
-            pairs: Arc::new(pair_infos(control, &keys)),
+            views: Arc::new(views),
+            pairs: Arc::new(pairs),
             request: request.clone(),
             library: Arc::clone(library),
             keep: false,
+            limit,
         };
         control.add_users(&keys);
+        self.settle_accounts(control);
         let enabled = self.enabled(control, id, &measurement, !attached_before, begin, stopped, warnings);
         control.measurements.insert(id, measurement);
         if request.keep {
@@ -344,13 +378,18 @@ impl Session {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut fresh = Vec::new();
         let mut more = Vec::new();
+        let mut meters = Vec::new();
         let mut seen = HashSet::new();
+        let limit = insert::counters_max(control);
         for (w, (key, _)) in wanted.into_iter().zip(&keys) {
             if !seen.insert(key.clone()) {
                 continue;
             }
             let mut instrumentation = w.instrumentation;
-            let Some(pair) = control.pairs.get(key) else {
+            let Some(pair) = control.pairs.get_mut(key) else {
+                let mut known = Meters::default();
+                known.apply(&mut instrumentation);
+                meters.push((key.clone(), known));
                 fresh.push((key.clone(), instrumentation));
                 continue;
             };
@@ -359,10 +398,18 @@ impl Session {
                 pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().copied()).collect();
             instrumentation.insertions.retain(|i| !known.contains(&i.function));
             if !instrumentation.insertions.is_empty() {
+                pair.meters.apply(&mut instrumentation);
+                insert::grow_counters(pair, &mut control.counters, &instrumentation.variables, limit)
+                    .map_err(|e| e.about(self.target.pid()))?;
                 more.push((key.clone(), instrumentation, pair.counters.clone()));
             }
         }
         let stopped = self.insert(control, fresh)?;
+        for (key, meters) in meters {
+            if let Some(pair) = control.pairs.get_mut(&key) {
+                pair.meters = meters;
+            }
+        }
         Ok((keys, stopped.and(self.extend(control, more)?)))
     }
 
@@ -389,6 +436,24 @@ impl Session {
         }
     }
 
+    /// Evaluates what of a request the engine does not know by itself. The errors are of modules that cannot be looked into.
+    fn evaluate_rest(
+        &self,
+        control: &Control,
+        library: &Library,
+        request: &EnableRequest,
+        own: &[internals::Own],
+        missing: Missing,
+        progress: &dyn Fn(&str),
+    ) -> (Vec<Error>, Result<Vec<Wanted>, Error>) {
+        let rest = if own.is_empty() { Cow::Borrowed(request) } else { Cow::Owned(internals::without(request, own)) };
+        if !own.is_empty() && rest.pairs.is_empty() && rest.functions.is_empty() {
+            return (Vec::new(), Ok(Vec::new()));
+        }
+        let places = (&*self.target, &*self.context.images, &control.modules);
+        request::evaluate(places, library, &rest, missing, progress)
+    }
+
     fn grow_locked(
         &self,
         control: &mut Control,
@@ -399,9 +464,11 @@ impl Session {
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
         let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
         let before = Arc::clone(&measurement.pairs);
-        let places = (&*self.target, &*self.context.images, &control.modules);
-        let (_, wanted) = request::evaluate(places, &library, &request, Missing::MayCome, &|_| ());
-        let wanted = wanted?;
+        let own = internals::of_request(&library, &request)?;
+        let (_, wanted) = self.evaluate_rest(control, &library, &request, &own, Missing::MayCome, &|_| ());
+        let mut wanted = wanted?;
+        let stay = self.taken_out(control, id);
+        wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
         let (keys, stopped) = self.insert_wanted(control, wanted)?;
         let mut pairs = pair_infos(control, &keys);
         if !exact {
@@ -421,10 +488,17 @@ impl Session {
         let new: Vec<_> = keys.iter().filter(|(key, _)| !old.contains(key)).cloned().collect();
         let views = self.views(control, &keys);
         control.add_users(&new);
+        self.settle_accounts(control);
         let Some(measurement) = control.measurements.get_mut(&id) else { return Ok(None) };
         // Views that were there keep what they began with.
         let mut kept: HashMap<PairKey, View> = measurement.views.iter().map(|v| (v.key.clone(), v.clone())).collect();
-        let views = views.into_iter().map(|v| kept.remove(&v.key).unwrap_or(v)).collect();
+        let mut views: Vec<View> = views.into_iter().map(|v| kept.remove(&v.key).unwrap_or(v)).collect();
+        for (view, info) in stay.into_values() {
+            views.push(view);
+            pairs.push(info);
+        }
+        let internal = own.iter().filter_map(|(_, key, _)| kept.remove(key)).collect();
+        internals::merge(&own, internal, &mut views, &mut pairs);
         measurement.views = Arc::new(views);
         measurement.pairs = Arc::new(pairs);
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
@@ -453,6 +527,7 @@ impl Session {
                 .pairs
                 .iter()
                 .zip(measurement.views.iter())
+                .filter(|(_, view)| view.internal.is_none())
                 .map(|(info, view)| kept_pair(info, view))
                 .collect();
             Record::Kept(Kept { id: id.0, definitions: measurement.request.definitions.clone(), pairs })
@@ -477,26 +552,10 @@ impl Session {
             code_bytes: attached.woven.code_bytes(),
             since_ns: attached.since_ns,
             identity: describe(attached.env.identity),
-            cost_ns_per_s: self.cost(&control, attached),
+            costs: attached.woven.knows_all().then(|| self.costs(&control, attached)),
             measurements: control.measurements.keys().copied().collect(),
             kept: control.measurements.values().filter(|m| m.keep).count() as u32,
         })
-    }
-
-    /// What the hits so far have cost, per second since the attachment; `None` if the values do not tell how many hits there were.
-    fn cost(&self, control: &Control, attached: &Attached) -> Option<f64> {
-        let shared = self.shared();
-        let columns = shared.columns()?;
-        let mut hits = 0i64;
-        for pair in control.pairs.values() {
-            if !pair.counts_hits {
-                return None;
-            }
-            hits = hits.saturating_add(columns.sum(*pair.counters.first()?));
-        }
-        let seconds = now_ns().saturating_sub(attached.since_ns) as f64 / 1e9;
-        let each = if attached.env.identity == ThreadIdentity::Locked { LOCKED_HIT_NS } else { HIT_NS };
-        (seconds > 0.0).then(|| hits as f64 * each / seconds)
     }
 
     /// The measurements here.
