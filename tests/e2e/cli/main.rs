@@ -12,6 +12,7 @@ mod cpu_times;
 mod crashes;
 mod families;
 mod launches;
+mod libraries;
 mod metrics;
 mod output;
 mod rounds;

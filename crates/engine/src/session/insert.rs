@@ -48,12 +48,12 @@ impl Session {
         }
         drop(shared);
         for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
-            let (refused, unwoven) = refused_of(control, &instrumentation, &refused, number);
+            let unwoven = refused_of(control, &instrumentation, &refused, number);
             let counts_hits =
                 instrumentation.insertions.iter().all(|i| i.snippet.as_increment() == Some(VariableId(0)));
             let (metric, thread) = (instrumentation.metric, instrumentation.thread);
             let variables = instrumentation.variables.into();
-            let pair = Pair { metric, variables, counters, minis, refused, unwoven, thread, counts_hits, users: 0 };
+            let pair = Pair { metric, variables, counters, minis, unwoven, thread, counts_hits, users: 0 };
             control.pairs.insert(key, pair);
         }
         Ok(stopped)
@@ -70,10 +70,9 @@ impl Session {
         }
         let (refused, minis, stopped) = self.weave_and_apply(control, &more)?;
         for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
-            let (mut refused, mut unwoven) = refused_of(control, &instrumentation, &refused, number);
+            let mut unwoven = refused_of(control, &instrumentation, &refused, number);
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
             pair.minis.extend(minis);
-            pair.refused.append(&mut refused);
             pair.unwoven.append(&mut unwoven);
         }
         Ok(stopped)
@@ -288,10 +287,15 @@ impl Session {
         let counters = std::iter::once(Record::Counters(control.counters.used()));
         let records: Vec<_> = counters.chain(points).collect();
         let applied = self.write_journal(&mut attached.journal, &attached.area, &records).and_then(|()| {
-            self.target.apply(&change.plan, &ApplyOptions::default()).map_err(|e| Error::apply(self.pid(), e))
+            let options = ApplyOptions { check_quiet: attached.woven.idle(), ..ApplyOptions::default() };
+            let applied = self.target.apply(&change.plan, &options).map_err(|e| Error::apply(self.pid(), e))?;
+            Ok((applied, options.check_quiet))
         });
         match applied {
-            Ok(applied) => {
+            Ok((applied, idle)) => {
+                if applied.quiet {
+                    attached.woven.release(&idle);
+                }
                 self.shared_mut().remember(&applied.bases, attached.env.identity);
                 Ok((change.refused, applied.held))
             }
@@ -299,7 +303,7 @@ impl Session {
                 let gone: Vec<_> = change
                     .new_points
                     .iter()
-                    .filter_map(|record| Some(Record::PointGone(record.text.first()?.at)))
+                    .filter_map(|record| Some(Record::PointGone(record.removal.text.first()?.at)))
                     .collect();
                 attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
@@ -373,15 +377,13 @@ fn refused_of(
     instrumentation: &Instrumentation,
     refused: &Refused,
     pair: usize,
-) -> (Vec<RefusedFunction>, Vec<MdlFunction>) {
+) -> Vec<(MdlFunction, RefusedFunction)> {
     let functions: HashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
     let mut unwoven: Vec<MdlFunction> = functions.into_iter().filter(|f| refused.contains_key(&(*f, pair))).collect();
     unwoven.sort_unstable();
-    let told = unwoven.iter().filter_map(|f| {
-        Some(RefusedFunction {
-            function: function_ref(&control.modules, *f)?,
-            reason: refused.get(&(*f, pair))?.clone(),
-        })
-    });
-    (told.collect(), unwoven)
+    let told = |f: MdlFunction| {
+        let (function, reason) = (function_ref(&control.modules, f)?, refused.get(&(f, pair))?.clone());
+        Some((f, RefusedFunction { function, reason }))
+    };
+    unwoven.into_iter().filter_map(told).collect()
 }

@@ -1,0 +1,135 @@
+//! What a target maps and unmaps while it is measured: libraries that come are measured, those that go take their points along.
+
+use super::*;
+
+impl Session {
+    /// Compares what is known of the modules with what is mapped. Points of text that is gone are forgotten: its addresses may be another
+    /// file's already. Returns whether there is text that was not measured yet.
+    pub(super) fn look_at_modules(&self, control: &mut Control) -> Result<bool, Error> {
+        let news = control.modules.refresh(&self.target)?;
+        let mut more = news.more;
+        let mut gone = news.gone;
+        if let Some(attached) = &control.attached {
+            // Unloaded and loaded again between two looks: the place and the file are the same, but nothing of ours is there.
+            for module in attached.woven.modules() {
+                if !gone.contains(&module) && restore::is_fresh(&self.target, attached.woven.text_of(module)) {
+                    control.modules.renew(module);
+                    gone.push(module);
+                    more = true;
+                }
+            }
+        }
+        if !gone.is_empty() {
+            self.retire(control, &gone)?;
+        }
+        Ok(more)
+    }
+
+    /// Forgets the points of modules whose text is gone. What they counted stays.
+    fn retire(&self, control: &mut Control, gone: &[ModuleRef]) -> Result<(), Error> {
+        let is_gone = |f: &MdlFunction| gone.contains(&f.module);
+        for pair in control.pairs.values_mut() {
+            pair.minis.retain(|(f, _)| !is_gone(f));
+            pair.unwoven.retain(|(f, _)| !is_gone(f));
+        }
+        for measurement in control.measurements.values_mut() {
+            for (view, info) in measurement.views.iter().zip(Arc::make_mut(&mut measurement.pairs)) {
+                if let Some(pair) = control.pairs.get(&view.key) {
+                    (info.points, info.refused) = (pair.points(), pair.refused());
+                }
+            }
+        }
+        let Some(attached) = control.attached.as_mut() else { return Ok(()) };
+        let records: Vec<_> = gone.iter().flat_map(|module| attached.woven.retire(&control.modules, *module)).collect();
+        if records.is_empty() {
+            return Ok(());
+        }
+        if leftover::has_heirs(&self.target, attached.area.layout()) {
+            // a fork child may have the library still, with our jumps in it
+            attached.woven.keep_inherited(records);
+            return Ok(());
+        }
+        let records: Vec<_> =
+            records.iter().filter_map(|point| Some(Record::PointGone(point.removal.text.first()?.at))).collect();
+        self.write_journal(&mut attached.journal, &attached.area, &records)
+    }
+
+    /// Looks for modules that were loaded since, and measures in them what was asked for. `exact` says that none of their code
+    /// has run yet. Returns the answer as it would be now.
+    pub fn grow(&self, id: MeasurementId, exact: bool, begin: Instant) -> Result<Option<Enabled>, Error> {
+        let mut control = self.control();
+        if !self.look_at_modules(&mut control)? {
+            return Ok(None);
+        }
+        self.grow_locked(&mut control, id, exact, begin)
+    }
+
+    /// Looks for libraries that were loaded or unloaded while nobody held the target.
+    pub fn notice_modules(&self) {
+        let mut control = self.control();
+        if control.attached.is_none() {
+            return;
+        }
+        match self.look_at_modules(&mut control) {
+            Ok(more) => control.behind |= more,
+            Err(error) => tracing::debug!(%error, "the modules were not looked at"),
+        }
+        if !std::mem::take(&mut control.behind) {
+            return;
+        }
+        for id in control.measurements.keys().copied().collect::<Vec<_>>() {
+            if let Err(error) = self.grow_locked(&mut control, id, false, Instant::now()) {
+                // It may have been unloaded meanwhile.
+                tracing::warn!(%error, "a library that was loaded is not measured yet");
+                control.behind = true;
+            }
+        }
+    }
+
+    fn grow_locked(
+        &self,
+        control: &mut Control,
+        id: MeasurementId,
+        exact: bool,
+        begin: Instant,
+    ) -> Result<Option<Enabled>, Error> {
+        let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
+        let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
+        if request.pairs.is_empty() && request.functions.is_empty() {
+            return Ok(None); // adopted: what it was asked with is not known any more
+        }
+        let (before, old) = (Arc::clone(&measurement.pairs), Arc::clone(&measurement.views));
+        control.modules.load(&self.target, &self.context.images, &request::modules_of(&request), &|_| ());
+        let wanted = request::evaluate_request(&library, &control.modules, &request, Missing::MayCome)?;
+        let (found, stopped) = self.insert_wanted(control, wanted)?;
+        // Pairs that were there keep their places, those of unloaded libraries included; what is new comes behind.
+        let functions: HashMap<_, _> = found.iter().cloned().collect();
+        let known: HashSet<&PairKey> = old.iter().map(|v| &v.key).collect();
+        let new: Vec<_> = found.iter().filter(|(key, _)| !known.contains(key)).cloned().collect();
+        let mut keys: Vec<_> = old.iter().map(|v| (v.key.clone(), functions.get(&v.key).copied().flatten())).collect();
+        keys.extend(new.iter().cloned());
+        let mut pairs = pair_infos(control, &keys);
+        let now = now_ns();
+        for (number, pair) in pairs.iter_mut().enumerate() {
+            match before.get(number) {
+                Some(known) => {
+                    pair.function = pair.function.take().or_else(|| known.function.clone());
+                    pair.exact_since_ns = known.exact_since_ns;
+                    if !exact && known.points < pair.points {
+                        pair.exact_since_ns = Some(now);
+                    }
+                }
+                None if !exact => pair.exact_since_ns = Some(now),
+                None => {}
+            }
+        }
+        let mut views = old.to_vec();
+        views.extend(self.views(control, &new));
+        control.add_users(&new);
+        let Some(measurement) = control.measurements.get_mut(&id) else { return Ok(None) };
+        measurement.views = Arc::new(views);
+        measurement.pairs = Arc::new(pairs);
+        let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
+        Ok(Some(self.enabled(control, id, measurement, true, begin, stopped, Vec::new())))
+    }
+}
