@@ -3,9 +3,11 @@
 // throw N           N exceptions through three frames, each caught by the right handler
 // jump N            N longjmps over two frames
 // cancel N          N threads cancelled and N threads that call pthread_exit two frames down; destructors must run
+// cut N             N exceptions out of `dive`, each with a nap in it; the handler naps deeper in the stack than `dive` was
 // trace             prints `frame SYMBOL+OFFSET` for each frame that backtrace() sees three counted calls down
 #include "mutatee.h"
 #include <csetjmp>
+#include <ctime>
 #include <execinfo.h>
 #include <stdexcept>
 
@@ -39,6 +41,41 @@ COUNTED int outer(int n) {
         return strcmp(error.what(), "three") ? -1 : 0;
     } catch (const char *) {
         return 2;
+    }
+}
+
+COUNTED void nap(void) {
+    timespec t = {0, 1000000};
+    nanosleep(&t, nullptr);
+}
+
+COUNTED void dive(int n) {
+    nap();
+    throw n;
+}
+
+COUNTED void sink(int n) {
+    char buffer[1024];
+    memset(buffer, n, sizeof buffer);
+    __asm__ volatile("" : : "r"(buffer) : "memory");
+    nap();
+    if (buffer[9] != (char)n) wrong++;
+}
+
+// Cleans up while the exception goes through.
+COUNTED void through(int n) {
+    struct Cleanup {
+        int n;
+        ~Cleanup() { sink(n); }
+    } cleanup = {n};
+    dive(n);
+}
+
+COUNTED void cut(int n) {
+    try {
+        through(n);
+    } catch (int value) {
+        sink(value);
     }
 }
 
@@ -129,6 +166,8 @@ int main() {
                 leave_tally = leave_tally + 1;
             }
             if (destroyed - before != 3L * n) wrong++;
+        } else if (sscanf(line, "cut %d", &n) == 1) {
+            for (int i = 0; i < n; i++) cut(i);
         } else if (!strcmp(line, "trace")) {
             tracer(3);
         } else {

@@ -1,5 +1,5 @@
-//! Prints, for each file, how many of its functions have an entry that can be woven, and exits that can all be, why the others have
-//! not, and how fast the analysis was: `cargo run --release -p ingraft-analysis --example survey -- FILE…`
+//! Prints, for each file, how many of its functions have an entry that can be woven, why the others have not, and how fast the analysis
+//! was: `cargo run --release -p ingraft-analysis --example survey -- FILE…`
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -79,56 +79,10 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
     );
     println!("  cache of {} kB, loaded in {loaded:.1?}", cache.len() / 1000);
     print_reasons(&reasons, verbose);
-    exits(&image, &counted, &sites, verbose);
     for after in [false, true] {
         calls(&image, &counted, after, verbose);
     }
     Ok(())
-}
-
-/// How many functions have exits that can all be woven together with all entries, and why the others have not.
-fn exits(image: &Image, counted: &[&Function], entries: &[Result<Site, Refusal>], verbose: bool) {
-    let start = Instant::now();
-    let sites: Vec<_> = counted.par_iter().map(|f| image.exit_sites(f)).collect();
-    let asked = start.elapsed();
-    let mut free = Islands(image.padding().iter().map(|p| (p.range.start.0, p.range.end.0)).collect());
-    let all: Vec<&Site> = entries.iter().flatten().chain(sites.iter().flatten().flatten().flatten()).collect();
-    all.iter().filter(|s| is_near(s)).for_each(|s| free.remove(s.at.0, s.at.0 + 5));
-    for entry in entries.iter().flatten().filter(|s| !is_near(s)) {
-        free.take(entry.at.0);
-    }
-    let (mut whole, mut near, mut by_island, mut refused) = (0, 0, 0, 0);
-    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for ((function, entry), sites) in counted.iter().zip(entries).zip(&sites) {
-        let mut why = None;
-        let entry = entry.as_ref().map_or(0, |entry| entry.at.0);
-        for site in sites.iter().flatten() {
-            match site {
-                Ok(site) if (entry..entry + 5).contains(&site.at.0) => {
-                    refused += 1;
-                    why = Some("overlaps the entry".to_owned());
-                }
-                Ok(site) if is_near(site) => near += 1,
-                Ok(site) if free.take(site.at.0) => by_island += 1,
-                other => {
-                    refused += 1;
-                    why = why.or(Some(
-                        other.as_ref().map_or_else(variant, |site| format!("no island for {} bytes", site.bytes.len())),
-                    ));
-                }
-            }
-        }
-        match why.or(sites.as_ref().err().map(|refusal| format!("all exits: {}", variant(refusal)))) {
-            None => whole += 1,
-            Some(why) => reasons.entry(why).or_default().push(function.display_name().into_owned()),
-        }
-    }
-    println!(
-        "  exits in {asked:.1?}: {:.2} % of the functions have exits that can all be woven ({near} at once, {by_island} by an island, \
-         {refused} not)",
-        100.0 * whole as f64 / counted.len().max(1) as f64,
-    );
-    print_reasons(&reasons, verbose);
 }
 
 /// How many calls, and how many functions all of whose calls, can be reached before (or behind) them without an island, each alone.
@@ -170,27 +124,6 @@ fn calls(image: &Image, counted: &[&Function], after: bool, verbose: bool) {
 fn is_near(site: &Site) -> bool {
     let free = site.landings.first().map_or(site.bytes.len() as u64, |l| l.0 - site.at.0);
     free >= 5 && site.at.0 / 4096 == (site.at.0 + 4) / 4096
-}
-
-/// Padding that nothing uses yet: start to end.
-struct Islands(BTreeMap<u64, u64>);
-
-impl Islands {
-    fn remove(&mut self, start: u64, end: u64) {
-        let Some((&s, &e)) = self.0.range(..end).next_back().filter(|(_, e)| **e > start) else { return };
-        self.0.remove(&s);
-        self.0.extend([(s, start), (end, e)].into_iter().filter(|(s, e)| s < e));
-    }
-
-    /// Takes five bytes on one page that a jump of two bytes at an address reaches.
-    fn take(&mut self, at: u64) -> bool {
-        let (first, last) = (at.saturating_sub(126), at + 129);
-        let from = self.0.range(..first).next_back().map_or(first, |(s, _)| *s);
-        let islands =
-            self.0.range(from..=last).flat_map(|(s, e)| (first.max(*s)..=last.min(e.saturating_sub(5))).rev());
-        let found = islands.into_iter().find(|island| island / 4096 == (island + 4) / 4096);
-        found.inspect(|island| self.remove(*island, island + 5)).is_some()
-    }
 }
 
 /// The name of a refusal's variant.

@@ -85,10 +85,10 @@ fn before(stretches: &Stretches<'_>, index: usize) -> Result<Site, Refusal> {
     let at = if replaceable {
         point
     } else if uses_stack_pointer(i) {
-        stretches.choose(&stretches.starts(index), &[point])?
+        stretches.choose(&stretches.starts(index, false), &[point])?
     } else {
         // better the call stays: it and its return are then a pair for the processor
-        stretches.choose(&stretches.starts(index), &[point, end])?
+        stretches.choose(&stretches.starts(index, false), &[point, end])?
     };
     let site = Site { point: (point - at) as u8, own: (end - at) as u8, ..bare(stretches, at, end - at, false) };
     allowed(stretches, site)
@@ -153,6 +153,9 @@ fn bare(stretches: &Stretches<'_>, at: u64, len: u64, after: bool) -> Site {
         scratch: Vec::new(),
         flags_dead: false,
         back_branches: Vec::new(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
     }
 }
 

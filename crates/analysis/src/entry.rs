@@ -1,7 +1,9 @@
 //! The entry of a function as a site for a springboard.
 
+use iced_x86::{Code, FlowControl, Instruction};
 use ingraft_model::{BackBranch, PointKind, Refusal, Site, Svma};
 
+use crate::clearing;
 use crate::decode::{self, Cursor};
 use crate::explore;
 use crate::function::{Function, FunctionKind};
@@ -12,6 +14,8 @@ use crate::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 pub(crate) const SITE_MAX: u64 = 64;
 /// The longest springboard that is written at once.
 pub(crate) const SPRINGBOARD: u64 = 5;
+/// Springboards lie on one page.
+pub(crate) const PAGE: u64 = 4096;
 /// How far back an instruction boundary is looked for.
 const BOUNDARY_SEARCH: u64 = 4096;
 
@@ -47,7 +51,10 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     }
     let bytes = elf.data_at(at, len).unwrap_or_default().to_vec();
     let window = image.arrivals().window(at);
-    let landings = (1..len).filter(|i| window >> i & 1 != 0).map(|i| Svma(at + i)).collect();
+    let landings: Vec<Svma> = (1..len).filter(|i| window >> i & 1 != 0).map(|i| Svma(at + i)).collect();
+
+    let free = landings.first().map_or(len, |landing| landing.0 - at);
+    let short = free < SPRINGBOARD || at / PAGE != (at + SPRINGBOARD - 1) / PAGE;
 
     let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
     let dead = liveness::dead_at(elf, at, overwritten & CALLER_SAVED, |target| function.contains(Svma(target)));
@@ -68,7 +75,48 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
         scratch,
         flags_dead: dead.flags,
         back_branches,
+        least: (displaced_until(image, function) - at) as u8,
+        within: false,
+        clearings: if short { clearing::around(image, at) } else { Vec::new() },
     })
+}
+
+/// The first byte that a springboard at the entry leaves in place. An exit that control runs straight to, and that would have no room of
+/// its own behind that springboard, is displaced with it.
+pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
+    let entry = first_byte(image, function);
+    let own = (function.start + function.size).saturating_sub(entry).min(SITE_MAX);
+    let mut cursor = Cursor::new(image.elf().data_at(entry, own).unwrap_or_default(), entry);
+    let mut at = entry;
+    let mut home = None;
+    loop {
+        if at >= entry + SPRINGBOARD {
+            home = home.or(Some(at));
+        }
+        let stop = home.unwrap_or(at);
+        let landed = at > entry && image.arrivals().get(at);
+        let Some(i) = cursor.next().filter(|_| !landed) else { return stop };
+        let end = i.next_ip();
+        if end > entry + own || image.arrivals().first(at + 1, end).is_some() {
+            return stop;
+        }
+        match i.flow_control() {
+            FlowControl::Next if runs_on(&i) => {}
+            FlowControl::ConditionalBranch if i.is_jcc_short_or_near() => {}
+            FlowControl::Return | FlowControl::UnconditionalBranch | FlowControl::IndirectBranch => {
+                let room = |home| end + dead_padding(image, function, end) - home;
+                return home.filter(|home| room(*home) >= SPRINGBOARD).unwrap_or(end);
+            }
+            _ => return stop,
+        }
+        at = end;
+    }
+}
+
+/// Whether an instruction only runs on to the next, and may be displaced together with it: indirect branches must keep landing on an
+/// `endbr64`.
+pub(crate) fn runs_on(i: &Instruction) -> bool {
+    i.flow_control() == FlowControl::Next && !matches!(i.code(), Code::Hlt | Code::Endbr64)
 }
 
 /// Refuses what callers do not reach.
@@ -105,7 +153,7 @@ fn back_branch(image: &Image, function: &Function, entry: u64, branch: u64) -> O
     let elf = image.elf();
     let i = decode::one(elf.data_from(branch)?, branch)?;
     let mut until = i.next_ip();
-    if i.flow_control() == iced_x86::FlowControl::UnconditionalBranch {
+    if i.flow_control() == FlowControl::UnconditionalBranch {
         until += dead_padding(image, function, until);
     }
     let mut from = branch;
@@ -151,7 +199,7 @@ fn boundaries_before(image: &Image, function: &Function, until: u64) -> Vec<u64>
     let mut at = from;
     while at < until {
         let Some(i) = decode::one(&bytes[(at - from) as usize..], at) else { return Vec::new() };
-        let ends = !matches!(i.flow_control(), iced_x86::FlowControl::Next | iced_x86::FlowControl::ConditionalBranch);
+        let ends = !matches!(i.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
         if ends {
             out.clear();
         } else {

@@ -1,19 +1,53 @@
 //! The exits of a function as sites for springboards: its returns, and its jumps to other functions.
 //!
 //! An exit is often shorter than a springboard, so it is displaced together with instructions in front of it that control only runs
-//! straight through, and with dead padding behind it ([`Stretches`]).
+//! straight through or branches away from, and with dead padding behind it ([`Stretches`]). One that the entry's springboard displaces is
+//! woven into the entry's copy of it.
+
+use std::ops::Range;
 
 use iced_x86::{FlowControl, Mnemonic};
-use ingraft_model::{PointKind, Refusal, Site, Svma};
+use ingraft_model::{Clearing, PointKind, Refusal, Site, Svma};
 
 use crate::body::Body;
-use crate::entry::{self, SITE_MAX};
-use crate::flow;
+use crate::clearing::{self, Clearings};
+use crate::decode;
+use crate::entry::{self, SITE_MAX, SPRINGBOARD};
+use crate::flow::{self, Flow};
 use crate::function::Function;
 use crate::image::Image;
-use crate::stretch::Stretches;
+use crate::stretch::{Stretches, on_one_page};
+
+/// So many clearings of its own, and nobody else's are looked for.
+const ENOUGH: usize = 4;
 
 pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
+    let mut known = known(image, function)?;
+    let short = |site: &&mut Site| !site.within && !fits(site.at.0, needed(site).end, SPRINGBOARD);
+    if known.sites.iter_mut().flatten().any(|site| short(&site)) {
+        let own = known.clearings(image);
+        for site in known.sites.iter_mut().flatten().filter(short) {
+            site.clearings = own.near(image, site.at.0);
+            if site.clearings.len() < ENOUGH {
+                let more = clearing::around(image, site.at.0);
+                let new = |c: &Clearing| !site.clearings.iter().any(|own| own.at == c.at);
+                let more: Vec<_> = more.into_iter().filter(new).collect();
+                site.clearings.extend(more);
+            }
+        }
+    }
+    Ok(known.sites)
+}
+
+/// The ways out of a function, and how control gets there.
+pub(crate) struct Known<'a> {
+    body: Body<'a>,
+    flow: Flow,
+    sites: Vec<Result<Site, Refusal>>,
+}
+
+/// Finds the ways out of a function, all of them or none.
+pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Known<'a>, Refusal> {
     entry::check_kind(function)?;
     if image.elf().is_go() {
         return Err(Refusal::MovingCalls);
@@ -23,11 +57,39 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
     }
     let body = Body::new(image, function);
     let flow = flow::follow(&body)?;
-    if let Some(behind) = flow.runs_on {
-        return Err(Refusal::RunsOn { offset: function.offset_of(behind) });
-    }
     let mut stretches = Stretches::new(&body, &flow);
-    Ok(flow.exits.iter().map(|&exit| site(&mut stretches, exit)).collect())
+    let mut sites: Vec<Result<Site, Refusal>> = flow.exits.iter().map(|&exit| site(&mut stretches, exit)).collect();
+    for &behind in &flow.runs_on {
+        let refusal = Refusal::RunsOn { offset: function.offset_of(behind) };
+        sites.push(Ok(run_off(image, function, behind).ok_or(refusal)?));
+    }
+    Ok(Known { body, flow, sites })
+}
+
+impl Known<'_> {
+    /// What may be displaced for islands: nothing that a point of the function needs.
+    pub fn clearings(&self, image: &Image) -> Clearings {
+        let start = self.body.function.start;
+        let entry = entry::first_byte(image, self.body.function);
+        let home = entry::displaced_until(image, self.body.function).max(entry + SPRINGBOARD);
+        let mut all: Vec<_> = self.sites.iter().flatten().map(needed).chain(std::iter::once(entry..home)).collect();
+        // the entry may need what is around branches back to it, and what is on the way there
+        for branch in image.back_branches_to(start) {
+            all.extend([branch.saturating_sub(20)..branch + 22, entry..entry + SITE_MAX]);
+        }
+        all.sort_unstable_by_key(|range| range.start);
+        Clearings::new(&self.body, &self.flow, &all)
+    }
+}
+
+/// The bytes that an exit may take.
+fn needed(site: &Site) -> Range<u64> {
+    site.at.0..site.at.0 + site.bytes.len() as u64
+}
+
+/// Whether a springboard of that length fits between two addresses.
+fn fits(start: u64, end: u64, len: u64) -> bool {
+    end - start >= len && on_one_page(start, len)
 }
 
 fn site(stretches: &mut Stretches<'_>, exit: usize) -> Result<Site, Refusal> {
@@ -45,23 +107,53 @@ fn site(stretches: &mut Stretches<'_>, exit: usize) -> Result<Site, Refusal> {
         FlowControl::ConditionalBranch => 0,
         _ => entry::dead_padding(image, function, end),
     };
-    let at = stretches.choose(&stretches.starts(exit), &[end + padding])?;
+    let within = stretches.goes_with_entry(point, end);
+    let (at, until) = match within {
+        true => (point, end),
+        false => (stretches.choose(&stretches.starts(exit, true), &[end + padding])?, end + padding),
+    };
     stretches.floor = end + padding;
-    let len = (end + padding - at).min(SITE_MAX);
+    let len = (until - at).min(SITE_MAX);
     if image.in_restartable_sequence(at, len) {
         return Err(Refusal::RestartableSequence);
     }
-    Ok(Site {
+    let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
+    Ok(Site { within, ..bare(function, at, point, end, bytes) })
+}
+
+/// Control that runs off the end of a function into padding and on to the next function leaves it where the padding begins.
+fn run_off(image: &Image, function: &Function, behind: u64) -> Option<Site> {
+    let mut end = behind;
+    while end < behind + SPRINGBOARD {
+        let i = decode::one(image.elf().data_from(end)?, end)?;
+        let alone = |at| image.function_containing(Svma(at)).is_none();
+        let landed = (end.max(behind + 1)..i.next_ip()).any(|at| image.arrivals().get(at));
+        if !decode::is_nop(&i) || !alone(end) || !alone(i.next_ip() - 1) || landed {
+            return None;
+        }
+        end = i.next_ip();
+    }
+    let bytes = image.elf().data_at(behind, end - behind)?.to_vec();
+    let usable = fits(behind, end, SPRINGBOARD) && !image.in_restartable_sequence(behind, end - behind);
+    usable.then(|| bare(function, behind, behind, end, bytes))
+}
+
+/// An exit at `point` that ends at `end`, with a stretch of these bytes from `at` on.
+fn bare(function: &Function, at: u64, point: u64, end: u64, bytes: Vec<u8>) -> Site {
+    Site {
         kind: PointKind::Exit,
         after: false,
         function: function.start(),
         at: Svma(at),
         point: (point - at) as u8,
-        bytes: image.elf().data_at(at, len).unwrap_or_default().to_vec(),
+        bytes,
         own: (end - at) as u8,
         landings: Vec::new(),
         scratch: Vec::new(),
         flags_dead: false,
         back_branches: Vec::new(),
-    })
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
+    }
 }

@@ -15,8 +15,8 @@ pub(crate) struct Flow {
     pub exits: Vec<usize>,
     /// Where its own jumps land, sorted.
     pub joins: Vec<u64>,
-    /// The first byte behind it, if control runs off its end.
-    pub runs_on: Option<u64>,
+    /// The first bytes behind it or a part of it, where control runs off the end.
+    pub runs_on: Vec<u64>,
 }
 
 /// Follows control from the entry and the landing pads, on behind calls as if all returned. Fails unless it is known where every jump leads.
@@ -25,7 +25,7 @@ pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
         body,
         budget: body.budget(),
         work: vec![body.function.start],
-        flow: Flow { reached: vec![false; body.code.len()], exits: Vec::new(), joins: Vec::new(), runs_on: None },
+        flow: Flow { reached: vec![false; body.code.len()], exits: Vec::new(), joins: Vec::new(), runs_on: Vec::new() },
     };
     for range in &body.inside {
         walk.work.extend(body.image.landing_pads_in(range));
@@ -61,7 +61,21 @@ pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
     flow.joins.sort_unstable();
     flow.joins.dedup();
     flow.exits.sort_unstable();
+    flow.runs_on.sort_unstable();
+    flow.runs_on.dedup();
     Ok(flow)
+}
+
+impl Flow {
+    /// Whether the instruction of that index leaves the function.
+    pub fn leaves(&self, index: usize) -> bool {
+        self.exits.binary_search(&index).is_ok()
+    }
+
+    /// Whether control can arrive at an address other than by running on.
+    pub fn lands(&self, body: &Body<'_>, at: u64) -> bool {
+        body.image.arrivals().get(at) || self.joins.binary_search(&at).is_ok()
+    }
 }
 
 struct Walk<'a> {
@@ -103,7 +117,7 @@ impl Walk<'_> {
             if next.is_none() && !body.contains(at) {
                 // What a call at the end calls does not return.
                 let calls = matches!(i.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
-                self.flow.runs_on = self.flow.runs_on.or((!calls).then_some(at));
+                self.flow.runs_on.extend((!calls).then_some(at));
                 return Ok(());
             }
         }

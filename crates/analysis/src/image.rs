@@ -33,6 +33,8 @@ pub struct Image {
     landing_pads: Vec<u64>,
     restartable: Vec<(Svma, Svma, Svma)>,
     padding: Vec<Padding>,
+    /// Where the parts of functions lie, and whose they are, by its index.
+    parts: Vec<(Range<u64>, usize)>,
     /// Slots that the loader fills, and the offset of each one's symbol name; sorted, once somebody has asked for them.
     imports: OnceLock<Vec<(u64, u64)>>,
 }
@@ -80,7 +82,11 @@ impl Image {
             Some(Padding { range: Svma(start)..Svma(start + u64::from(len)), bytes })
         };
         let padding = found.padding.iter().filter_map(island).collect();
-        Image { elf, found, pointers, landing_pads, restartable, padding, imports: OnceLock::new() }
+        let numbered = found.functions.iter().enumerate();
+        let mut parts: Vec<_> =
+            numbered.flat_map(|(i, f)| f.parts().iter().map(move |p| (p.start.0..p.end.0, i))).collect();
+        parts.sort_unstable_by_key(|(range, _)| range.start);
+        Image { elf, found, pointers, landing_pads, restartable, padding, parts, imports: OnceLock::new() }
     }
 
     /// The outline of the file.
@@ -149,6 +155,13 @@ impl Image {
     pub fn function_containing(&self, at: Svma) -> Option<&Function> {
         let after = self.found.functions.partition_point(|f| f.start <= at.0);
         self.found.functions[..after].last().filter(|f| f.range().contains(&at))
+    }
+
+    /// The function that has a part or, if none has, its head at an address.
+    pub(crate) fn function_around(&self, at: u64) -> Option<&Function> {
+        let after = self.parts.partition_point(|(range, _)| range.start <= at);
+        let part = self.parts[..after].last().filter(|(range, _)| range.contains(&at));
+        part.map(|(_, i)| &self.found.functions[*i]).or_else(|| self.function_containing(Svma(at)))
     }
 
     /// The critical sections of restartable sequences (`__rseq_cs`).

@@ -1,20 +1,16 @@
 //! Stretches of whole instructions around a point in the middle of a function, which may be displaced together.
 //!
-//! What the entry's springboard displaces is left to the entry where it can be. A stretch that has to reach into it begins at the
-//! entry's first byte, if control runs straight from there, so that one springboard may serve both; else it overlaps the entry's
+//! What the entry's springboard displaces is left to the entry where it can be. A stretch that has to reach into it overlaps the entry's
 //! springboard, and only one of the two points can be woven.
 
-use iced_x86::{Code, FlowControl, Instruction};
 use ingraft_model::Refusal;
 
 use crate::body::Body;
-use crate::entry::{self, SITE_MAX, SPRINGBOARD};
+use crate::entry::{self, PAGE, SITE_MAX, SPRINGBOARD};
 use crate::flow::Flow;
 
 /// A jump with a distance of one byte, to an island.
 pub(crate) const SHORT: u64 = 2;
-/// Springboards lie on one page.
-const PAGE: u64 = 4096;
 /// The longest instruction.
 const INSTRUCTION_MAX: usize = 15;
 
@@ -38,18 +34,18 @@ pub(crate) struct Stretches<'a> {
 impl<'a> Stretches<'a> {
     pub fn new(body: &'a Body<'a>, flow: &'a Flow) -> Self {
         let entry = entry::first_byte(body.image, body.function);
-        let mut home = entry;
-        while home < entry + SPRINGBOARD
-            && let Some(index) = body.index_of(home)
-        {
-            home = body.code[index].next_ip();
-        }
+        let home = entry::displaced_until(body.image, body.function);
         Stretches { body, flow, entry, home, floor: 0 }
     }
 
+    /// Whether the entry displaces an instruction, and control arrives there by the entry alone.
+    pub fn goes_with_entry(&self, at: u64, end: u64) -> bool {
+        at >= self.entry && end <= self.home && !self.lands_within(self.entry, end)
+    }
+
     /// Where the stretch of a point may begin: at its instruction, and at each one in front of it, nearest first, as long as control only
-    /// runs straight through.
-    pub fn starts(&self, point: usize) -> Vec<u64> {
+    /// runs straight through or, with `branches`, away to elsewhere in the function.
+    pub fn starts(&self, point: usize, branches: bool) -> Vec<u64> {
         let code = &self.body.code;
         let end = code[point].next_ip();
         let (mut index, mut starts) = (point, vec![code[point].ip()]);
@@ -58,7 +54,7 @@ impl<'a> Stretches<'a> {
                 let i = &code[*before];
                 i.next_ip() == code[index].ip()
                     && self.flow.reached[*before]
-                    && is_plain(i)
+                    && (entry::runs_on(i) || branches && i.is_jcc_short_or_near() && !self.flow.leaves(*before))
                     && !self.lands_within(i.ip(), i.next_ip())
             };
             let Some(before) = (index.saturating_sub(INSTRUCTION_MAX)..index).rev().find(runs_into) else { break };
@@ -84,9 +80,8 @@ impl<'a> Stretches<'a> {
         let until = ends.iter().copied().max().unwrap_or_default();
         let at_entry = |start: &u64| (self.entry..self.home).contains(start);
         let apart = starts.partition_point(|start| !at_entry(start));
-        let shared = || starts.last().copied().filter(|start| *start == self.entry && fits(*start, until, SHORT));
         let longest = until.saturating_sub(starts.last().copied().unwrap_or(until));
-        best(&starts[..apart]).or_else(shared).or_else(|| best(starts)).ok_or(if longest < SHORT {
+        best(&starts[..apart]).or_else(|| best(starts)).ok_or(if longest < SHORT {
             Refusal::TooShort { available: longest as u32, next: "the next place where control can arrive" }
         } else {
             Refusal::StraddlesPages
@@ -95,17 +90,11 @@ impl<'a> Stretches<'a> {
 
     /// Whether control can arrive at an address other than by running on.
     pub fn lands(&self, at: u64) -> bool {
-        self.body.image.arrivals().get(at) || self.flow.joins.binary_search(&at).is_ok()
+        self.flow.lands(self.body, at)
     }
 
     /// Whether control can arrive behind the first byte of a stretch.
     pub fn lands_within(&self, start: u64, end: u64) -> bool {
         (start + 1..end).any(|at| self.lands(at))
     }
-}
-
-/// Whether an instruction only runs on to the next, and may be displaced together with it: indirect branches must keep landing on an
-/// `endbr64`.
-fn is_plain(i: &Instruction) -> bool {
-    i.flow_control() == FlowControl::Next && !matches!(i.code(), Code::Hlt | Code::Endbr64)
 }

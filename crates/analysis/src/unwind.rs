@@ -67,7 +67,7 @@ pub(crate) fn read(image: &Elf) -> Unwind {
     out
 }
 
-fn eh_frame(image: &Elf) -> Option<(u64, &[u8])> {
+pub(crate) fn eh_frame(image: &Elf) -> Option<(u64, &[u8])> {
     if let Some(section) = image.section(".eh_frame").filter(|s| !s.file.is_empty()) {
         return Some((section.svma, &image.bytes()[section.file.clone()]));
     }

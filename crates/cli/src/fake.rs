@@ -157,6 +157,8 @@ impl Instrumentation for Script {
                 ..Default::default()
             }],
             warnings: Vec::new(),
+            caught_up: 3,
+            not_unwound: 0,
         };
         let pair = |name: &&str| v1::Pair {
             pair: Some(v1::MetricFocus { metric: metric.clone(), focus: format!("/Code/server/{name}") }),

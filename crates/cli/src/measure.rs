@@ -325,6 +325,7 @@ impl Site {
         let e = &self.enabled;
         let (host, pid, points, measurement) = (self.host(), e.pid, e.points, e.measurement);
         let stopped_ms = millis(e.stopped_ns);
+        let (caught_up, not_unwound) = (e.caught_up, e.not_unwound);
         if e.attached {
             let (threads, modules, functions) = (e.threads, e.modules, e.functions);
             Object::Attached(objects::Attached {
@@ -337,9 +338,13 @@ impl Site {
                 attach_ms,
                 stopped_ms,
                 measurement,
+                caught_up,
+                not_unwound,
             })
         } else {
-            Object::Changed(objects::Changed { host, pid, points, attach_ms, stopped_ms, measurement })
+            let changed =
+                objects::Changed { host, pid, points, attach_ms, stopped_ms, measurement, caught_up, not_unwound };
+            Object::Changed(changed)
         }
     }
 

@@ -63,6 +63,10 @@ pub(crate) struct Attached {
     pub(crate) stopped_ms: f64,
     /// For `--no-remove`: what to name it by.
     pub(crate) measurement: u64,
+    /// Calls in progress whose states are as if their beginnings had been seen.
+    pub(crate) caught_up: u64,
+    /// Threads whose stacks could not be looked at.
+    pub(crate) not_unwound: u32,
 }
 
 /// The same where something was inserted already.
@@ -75,6 +79,8 @@ pub(crate) struct Changed {
     pub(crate) attach_ms: f64,
     pub(crate) stopped_ms: f64,
     pub(crate) measurement: u64,
+    pub(crate) caught_up: u64,
+    pub(crate) not_unwound: u32,
 }
 
 /// A function of `functions`.

@@ -4,7 +4,7 @@ use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
 
 use crate::arena::Arena;
-use crate::block::{Block, EmitError, displacement, straddles, text_write};
+use crate::block::{Block, EmitError, displacement, jmp_bytes, straddles, text_write};
 use crate::environment::{CodegenError, Environment};
 use crate::mini::{self, MiniRequest, WovenMini};
 use crate::weave::{RemovalRecord, WovenPoint};
@@ -76,12 +76,32 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
     Ok(PatchPlan { text: vec![write], moves, step_out, retired: vec![mini.range], ..PatchPlan::default() })
 }
 
-/// Takes points out altogether.
+/// Takes an exit out of the entry's code that it is woven into, which stays. None if it has no host: then it is removed by its records.
+pub fn remove_within(point: &WovenPoint) -> Option<PatchPlan> {
+    let host = point.host?;
+    let mut plan = RemovalRecord::combine(point.records());
+    for m in &mut plan.moves {
+        if m.to == host.original {
+            m.to = host.copy;
+        } else if let Some((_, copy)) = host.next.filter(|(text, _)| *text == m.to) {
+            m.to = copy;
+        }
+    }
+    plan.text = vec![text_write(host.copy.0, &jmp_bytes(host.copy.0, point.base.0)?, &host.bytes)];
+    Some(plan)
+}
+
+/// Takes points out altogether, those included that are woven into them.
 pub fn remove_points<'a>(points: impl IntoIterator<Item = &'a WovenPoint>) -> PatchPlan {
     RemovalRecord::combine(points.into_iter().flat_map(WovenPoint::records))
 }
 
 impl RemovalRecord {
+    /// What tells it from all others: where its code begins.
+    pub fn key(&self) -> Avma {
+        self.code.start
+    }
+
     /// The plan of a removal: all records of the points that go, snippets included.
     pub fn combine<'a>(records: impl IntoIterator<Item = &'a RemovalRecord>) -> PatchPlan {
         let mut plan = PatchPlan::default();

@@ -1,12 +1,13 @@
 //! Springboards: what of a function's head is overwritten, and which instructions that displaces.
 
-use ingraft_model::{PointKind, Refusal, Site};
+use ingraft_model::{Clearing, PointKind, Refusal, Site};
 
 use crate::block::{USER_END, displacement, jmp_bytes, straddles};
 use crate::environment::Environment;
+use crate::loops::Detour;
 use crate::relocate::{Displaced, decode, decode_call};
-use crate::text::{Island, TextSpace};
-use crate::weave::PointRequest;
+use crate::text::{ISLAND, Island, TextSpace};
+use crate::weave::{Inner, PointRequest, WovenPoint};
 
 /// Farthest that displacing is extended in order to take a function's own branch along.
 const EXTEND_MAX: u64 = 32;
@@ -74,6 +75,10 @@ pub(crate) struct Head {
     pub displaced: Vec<Displaced>,
     /// Address of the point's instruction, before which snippets run.
     pub point: u64,
+    /// The copy of the point's instruction that it is woven into, if another point displaces it.
+    pub host: Option<Inner>,
+    /// What is displaced besides to make room for the island.
+    pub clearing: Option<Detour>,
 }
 
 impl Head {
@@ -96,6 +101,11 @@ impl Head {
     /// First original byte that was not displaced.
     pub fn home(&self) -> u64 {
         self.displaced.last().map_or(self.at, Displaced::next)
+    }
+
+    /// Where those go on who do not take a conditional jump out of the function.
+    pub fn stays(&self) -> u64 {
+        self.host.and_then(|host| host.next).map_or(self.home(), |(_, copy)| copy.0)
     }
 
     /// Whether the return address is pushed when the base is reached, as the call itself leads there.
@@ -123,20 +133,27 @@ impl<'a> Place<'a> {
         Place { site, at: site.at.to_avma(request.bias).0, function: site.function.to_avma(request.bias).0 }
     }
 
-    /// Bytes that are displaced at least: at an entry and behind a call what the springboard takes, elsewhere all up to the point's
+    /// Bytes that are displaced at least: at an entry and behind a call what the springboard takes or is better taken along, elsewhere all up to the point's
     /// instruction, and this as well unless it is a call in front of which there is room.
     fn least(&self, springboard: u64) -> u64 {
         match self.site.kind {
-            PointKind::Entry => springboard,
+            PointKind::Entry => springboard.max(u64::from(self.site.least)),
             PointKind::Call if self.site.after => springboard,
             PointKind::Call if u64::from(self.site.point) >= springboard => u64::from(self.site.point),
             _ => springboard.max(u64::from(self.site.own)),
         }
     }
 
+    /// The instructions that a springboard of that length displaces.
+    fn displaced_by(&self, env: &Environment, springboard: u64) -> Result<Vec<Displaced>, Refusal> {
+        let all = self.displace(env, self.least(springboard));
+        // without its exits an entry can do
+        if self.site.kind == PointKind::Entry { all.or_else(|_| self.displace(env, springboard)) } else { all }
+    }
+
     fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
         let point = self.at.wrapping_add(u64::from(self.site.point));
-        Head { at: self.at, function: self.function, form, displaced, point }
+        Head { at: self.at, function: self.function, form, displaced, point, host: None, clearing: None }
     }
 
     /// The first landing place in `at+1 .. at+len`, as offset from `at`.
@@ -183,6 +200,19 @@ impl<'a> Place<'a> {
     }
 }
 
+/// The springboard of an exit that is woven into the copy of it that its function's entry displaces.
+pub(crate) fn within(env: &Environment, request: &PointRequest<'_>, entry: &WovenPoint) -> Result<Head, Refusal> {
+    let place = Place::new(request);
+    let inner = entry.exits.iter().find(|e| e.original.0 == place.at);
+    let Some(inner) = inner.filter(|_| place.function == entry.function.0) else {
+        let offset = place.at.wrapping_sub(place.function) as u32;
+        return Err(Refusal::NotDisplaceable { offset, why: "the springboard of the entry ends before it" });
+    };
+    let displaced = decode(&request.site.bytes, place.at, place.function, env.shadow_stack)?;
+    let head = place.head(Form::Near, vec![displaced]);
+    Ok(Head { at: inner.copy.0, host: Some(*inner), ..head })
+}
+
 /// Chooses the springboard of an entry and takes its bytes of text.
 pub(crate) fn choose(
     env: &Environment,
@@ -226,26 +256,76 @@ fn choose_call(text: &mut TextSpace, place: &Place<'_>, name: &str) -> Option<Re
 
 fn choose_near(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
     let len = Form::Near.len();
-    let displaced = place.displace(env, place.least(len))?;
+    let displaced = place.displaced_by(env, len)?;
     if straddles(place.at, len) {
         return Err(Refusal::StraddlesPages);
     }
-    text.take(place.at, place.at + len, name).map_err(|other| Refusal::Overlap { other })?;
-    Ok(extend(env, place, place.head(Form::Near, displaced)))
+    take(env, text, place, place.head(Form::Near, displaced), name)
 }
 
 fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
     let end = place.at + 2;
-    let displaced = place.displace(env, place.least(2))?;
+    let displaced = place.displaced_by(env, 2)?;
     if straddles(place.at, 2) {
         return Err(Refusal::StraddlesPages);
     }
-    text.take(place.at, end, name).map_err(|other| Refusal::Overlap { other })?;
-    let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) else {
-        text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
-        return Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" });
-    };
-    Ok(extend(env, place, place.head(Form::Short(island), displaced)))
+    let unknown = Form::Short(Island { at: 0, old: [0; 5] });
+    let head = take(env, text, place, place.head(unknown, displaced), name)?;
+    if let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) {
+        return Ok(Head { form: Form::Short(island), ..head });
+    }
+    if let Some((island, clearing)) = place.site.clearings.iter().find_map(|c| clear(env, text, place, c, name)) {
+        return Ok(Head { form: Form::Short(island), clearing: Some(clearing), ..head });
+    }
+    text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
+    Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" })
+}
+
+/// Takes the bytes that a springboard overwrites and those that it leaves dead, with more displaced than it needs where that is better.
+fn take(env: &Environment, text: &mut TextSpace, place: &Place<'_>, head: Head, name: &str) -> Result<Head, Refusal> {
+    let mut taken = |head: &Head| text.take(head.at, head.home().max(head.at + head.form.len()), name);
+    let longer = extend(env, place, head.clone());
+    if longer.displaced.len() > head.displaced.len() && taken(&longer).is_ok() {
+        return Ok(longer);
+    }
+    taken(&head).map(|()| head).map_err(|other| Refusal::Overlap { other })
+}
+
+/// Displaces a stretch of the function for an island behind the springboard that leads to its copy.
+fn clear(
+    env: &Environment,
+    text: &mut TextSpace,
+    place: &Place<'_>,
+    clearing: &Clearing,
+    name: &str,
+) -> Option<(Island, Detour)> {
+    let at = place.at.wrapping_add(clearing.at.0.wrapping_sub(place.site.at.0));
+    if at >= USER_END {
+        return None;
+    }
+    let room = at + Form::Near.len();
+    let reached = i8::try_from(room.wrapping_sub(place.at + 2).cast_signed()).is_ok();
+    if !reached || straddles(at, Form::Near.len()) || straddles(room, ISLAND) {
+        return None;
+    }
+    let mut displaced: Vec<Displaced> = Vec::new();
+    let mut rest = clearing.bytes.as_slice();
+    while !rest.is_empty() {
+        let next = displaced.last().map_or(at, Displaced::next);
+        let d = decode(rest, next, place.function, env.shadow_stack).ok()?;
+        rest = rest.get(d.bytes().len()..)?;
+        // behind a jump nothing is certain to be dead; and into what goes away and to the point itself nothing may lead
+        let end = at + clearing.bytes.len() as u64;
+        let inside = |t: u64| t > at && t < end || t == place.at || t == place.function;
+        if d.branch_target().is_some_and(inside) || d.ends && !rest.is_empty() {
+            return None;
+        }
+        displaced.push(d);
+    }
+    let old = *clearing.bytes.first_chunk()?;
+    let island = Island { at: room, old: *clearing.bytes.get(5..)?.first_chunk()? };
+    text.take(at, at + clearing.bytes.len() as u64, name).ok()?;
+    Some((island, Detour::Stretch { displaced, old }))
 }
 
 /// Displaces more than the springboard needs where that takes along a short branch of the function back to its entry: the

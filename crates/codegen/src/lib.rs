@@ -42,8 +42,8 @@ pub mod verify;
 mod weave;
 
 pub use arena::Arena;
-pub use change::{add_mini, remove_mini, remove_points};
+pub use change::{add_mini, remove_mini, remove_points, remove_within};
 pub use environment::{CodegenError, Environment};
 pub use mini::{MiniRequest, StackView, WovenMini};
 pub use text::TextSpace;
-pub use weave::{PointRequest, RemovalRecord, Weave, WovenPoint, weave_points};
+pub use weave::{Inner, PointRequest, RemovalRecord, Weave, WovenPoint, weave_points};

@@ -21,6 +21,14 @@ pub(crate) enum Detour {
 }
 
 impl Detour {
+    /// Where a stretch of displaced instructions begins.
+    pub fn first(&self) -> Option<u64> {
+        match self {
+            Detour::Stretch { displaced, .. } => displaced.first().map(|d| d.at),
+            Detour::Retarget { .. } | Detour::Hop { .. } => None,
+        }
+    }
+
     /// The text that it takes.
     pub fn taken(&self) -> Vec<(u64, u64)> {
         match self {
@@ -93,7 +101,7 @@ fn detour(
         let fits = start >= head.home() && start + 5 <= end && !straddles(start, 5);
         let displaced = &all.as_deref().unwrap_or_default()[i..];
         let middle_ends = displaced.split_last().is_some_and(|(_, before)| before.iter().any(|d| d.ends));
-        if fits && !middle_ends && text.take(start, start + 5, name).is_ok() {
+        if fits && !middle_ends && text.take(start, branch.next().max(start + 5), name).is_ok() {
             let offset = usize::try_from(start - from).ok()?;
             let old = b.bytes.get(offset..)?.first_chunk::<5>().copied()?;
             return Some(Detour::Stretch { displaced: displaced.to_vec(), old });

@@ -57,6 +57,15 @@ impl Displaced {
         }
     }
 
+    /// Whether it can be an exit: a return, or a jump, conditional or not.
+    pub fn may_leave(&self) -> bool {
+        match self.kind {
+            Kind::Copy => self.ends,
+            Kind::Jump(_) | Kind::Jcc(..) => true,
+            Kind::Loop(_) | Kind::Call(_) | Kind::IndirectCall => false,
+        }
+    }
+
     /// Where it calls, if it is a call of a fixed address.
     pub fn callee(&self) -> Option<u64> {
         match self.kind {

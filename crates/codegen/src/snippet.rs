@@ -548,11 +548,11 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Elapsed(_)
         | Expr::Restored => e.clone(),
         Expr::Unary(op, e) => match fold(e) {
-            Expr::Const(c) => Expr::Const(unary(*op, c)),
+            Expr::Const(c) => Expr::Const(op.apply(c)),
             e => Expr::Unary(*op, Box::new(e)),
         },
         Expr::Binary(op, a, b) => match (fold(a), fold(b)) {
-            (Expr::Const(a), Expr::Const(b)) => Expr::Const(binary(*op, a, b)),
+            (Expr::Const(a), Expr::Const(b)) => Expr::Const(op.apply(a, b)),
             // expressions have no effects, so a known operand of a logical operator decides or goes away
             (Expr::Const(c), e) | (e, Expr::Const(c)) if matches!(op, BinaryOp::LogicalAnd | BinaryOp::LogicalOr) => {
                 let decisive = *op == BinaryOp::LogicalOr;
@@ -564,39 +564,5 @@ fn fold(e: &Expr) -> Expr {
             }
             (a, b) => Expr::Binary(*op, Box::new(a), Box::new(b)),
         },
-    }
-}
-
-fn unary(op: UnaryOp, a: i64) -> i64 {
-    match op {
-        UnaryOp::Negate => a.wrapping_neg(),
-        UnaryOp::Not => i64::from(a == 0),
-        UnaryOp::Complement => !a,
-    }
-}
-
-/// The meaning of an operator, as `model` states it.
-fn binary(op: BinaryOp, a: i64, b: i64) -> i64 {
-    match op {
-        BinaryOp::Add => a.wrapping_add(b),
-        BinaryOp::Subtract => a.wrapping_sub(b),
-        BinaryOp::Multiply => a.wrapping_mul(b),
-        BinaryOp::Divide if b == 0 => 0,
-        BinaryOp::Divide => a.wrapping_div(b),
-        BinaryOp::Remainder if b == 0 => 0,
-        BinaryOp::Remainder => a.wrapping_rem(b),
-        BinaryOp::And => a & b,
-        BinaryOp::Or => a | b,
-        BinaryOp::Xor => a ^ b,
-        BinaryOp::ShiftLeft => a << (b & 63),
-        BinaryOp::ShiftRight => a >> (b & 63),
-        BinaryOp::Equal => i64::from(a == b),
-        BinaryOp::NotEqual => i64::from(a != b),
-        BinaryOp::Less => i64::from(a < b),
-        BinaryOp::LessOrEqual => i64::from(a <= b),
-        BinaryOp::Greater => i64::from(a > b),
-        BinaryOp::GreaterOrEqual => i64::from(a >= b),
-        BinaryOp::LogicalAnd => i64::from(a != 0 && b != 0),
-        BinaryOp::LogicalOr => i64::from(a != 0 || b != 0),
     }
 }

@@ -4,6 +4,7 @@ use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
     Avma, AvmaRange, Bias, Gpr, PatchPlan, PcMove, PointKind, Refusal, Site, TextWrite, ThreadIdentity,
 };
+use rustc_hash::FxHashMap;
 
 use crate::arena::{Arena, SlowRoutine};
 use crate::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
@@ -11,7 +12,7 @@ use crate::environment::{CodegenError, Environment};
 use crate::head::{self, Form, Head};
 use crate::loops::{self, Detour};
 use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, StackView, WovenMini};
-use crate::relocate;
+use crate::relocate::{self, Displaced};
 use crate::slow::{self, COUNT, MARKER};
 use crate::text::TextSpace;
 
@@ -20,6 +21,9 @@ const ALIGN_MAX: usize = 64;
 /// Registers that the check of the shard may use, best first. Never one of an argument: it may be dead for the function and yet be what a
 /// snippet asks for.
 const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
+
+/// Bytes of a `jmp rel32`.
+const SPRINGBOARD: u64 = 5;
 
 /// One point to weave.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +36,8 @@ pub struct PointRequest<'a> {
     pub name: &'a str,
     /// What to do there, in order.
     pub minis: &'a [MiniRequest<'a>],
+    /// The entry whose springboard displaces the point ([`Site::within`]), if it is woven already and not requested with it.
+    pub host: Option<&'a WovenPoint>,
 }
 
 /// All that removing a piece of woven code needs, without this crate: a removal's plan is the concatenation of records.
@@ -45,6 +51,19 @@ pub struct RemovalRecord {
     pub step_out: Vec<AvmaRange>,
     /// The code that nothing leads to afterwards.
     pub code: AvmaRange,
+}
+
+/// The copy of a displaced instruction by which control may leave the function. A point there has its springboard over the copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inner {
+    /// The instruction in the text.
+    pub original: Avma,
+    /// Its copy.
+    pub copy: Avma,
+    /// The first bytes of the copy, which a springboard overwrites.
+    pub bytes: [u8; 5],
+    /// Where control goes on if the instruction is a conditional jump that is not taken: in the text, and behind the copy.
+    pub next: Option<(Avma, Avma)>,
 }
 
 /// A point that is woven.
@@ -81,7 +100,11 @@ pub struct WovenPoint {
     pub pushed: u8,
     /// The snippets, in the order in which they run.
     pub minis: Vec<WovenMini>,
-    /// What removing the point has to know, without its snippets.
+    /// At an entry: the displaced instructions that may be exits. Points that are woven there go before it or together with it.
+    pub exits: Vec<Inner>,
+    /// Which of the entry's it is woven into, if it is an exit that the entry displaces.
+    pub host: Option<Inner>,
+    /// What removing the point has to know, without its snippets; for one with a host: removing it together with the host.
     pub removal: RemovalRecord,
 }
 
@@ -135,24 +158,30 @@ pub fn weave_points(
         plan: PatchPlan::default(),
     };
     // springboards of five bytes first: what padding they leave is for islands
-    let mut heads: Vec<_> = requests.iter().map(|r| head::choose(env, weaver.text, r, true)).collect();
+    let mut heads: Vec<_> =
+        requests.iter().map(|r| (!r.site.within).then(|| head::choose(env, weaver.text, r, true))).collect();
     for (slot, request) in heads.iter_mut().zip(requests) {
-        if slot.is_err() {
-            *slot = head::choose(env, weaver.text, request, false);
+        if slot.as_ref().is_some_and(Result::is_err) {
+            *slot = Some(head::choose(env, weaver.text, request, false));
         }
     }
     let mut woven = Vec::with_capacity(requests.len());
     for (head, request) in heads.into_iter().zip(requests) {
         woven.push(match head {
-            Ok(head) => weaver.point(head, request)?,
-            Err(refusal) => Err(refusal),
+            Some(Ok(head)) => weaver.point(head, request)?,
+            Some(Err(refusal)) => Err(refusal),
+            None => Err(UNHOSTED),
         });
     }
+    weaver.within(requests, &mut woven)?;
     let mut plan = weaver.plan;
     plan.text.sort_unstable_by_key(|w| w.at);
     plan.moves.sort_unstable();
     Ok(Weave { plan, woven })
 }
+
+/// What is refused of an exit that only the entry's code can hold.
+const UNHOSTED: Refusal = Refusal::NotAFunction { what: "the entry that its exit is displaced with is not woven" };
 
 struct Weaver<'a> {
     env: &'a Environment,
@@ -175,12 +204,16 @@ struct Layout {
     /// Displaced instructions that a thread may be about to execute: original address and copy; for the point's own instruction the
     /// beginning of what runs before it.
     copies: Vec<PcMove>,
+    /// Displaced instructions that may be exits: original address, copy, and what is behind that.
+    exits: Vec<(Displaced, u64, u64)>,
     minis: Vec<Parts>,
 }
 
 impl Layout {
-    fn live_fields(&self) -> impl Iterator<Item = u64> {
-        std::iter::once(self.slot + 1).chain(self.minis.iter().map(|m| m.jump + 1))
+    /// What may be written while it is live: first byte and length.
+    fn live_fields(&self) -> impl Iterator<Item = (u64, u64)> {
+        let jumps = std::iter::once(self.slot).chain(self.minis.iter().map(|m| m.jump));
+        jumps.map(|jump| (jump + 1, 4)).chain(self.exits.iter().map(|(_, copy, _)| (*copy, SPRINGBOARD)))
     }
 }
 
@@ -216,10 +249,10 @@ impl Weaver<'_> {
     fn point(&mut self, head: Head, request: &PointRequest<'_>) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
         let detours =
             loops::detours(self.env, self.text, &head, &request.site.back_branches, request.bias, request.name);
-        let detours = match detours {
-            Ok(detours) => detours,
+        let detours: Vec<Detour> = match detours {
+            Ok(detours) => head.clearing.iter().cloned().chain(detours).collect(),
             Err(refusal) => {
-                self.release(&head, &[]);
+                self.release(&head, head.clearing.as_slice());
                 return Ok(Err(refusal));
             }
         };
@@ -233,7 +266,38 @@ impl Weaver<'_> {
         }
     }
 
+    /// The exits that entries displace, into the entries' code.
+    fn within(
+        &mut self,
+        requests: &[PointRequest<'_>],
+        woven: &mut [Result<WovenPoint, Refusal>],
+    ) -> Result<(), CodegenError> {
+        let entries: FxHashMap<Avma, usize> = requests
+            .iter()
+            .zip(woven.iter())
+            .enumerate()
+            .filter(|(_, (r, _))| r.site.kind == PointKind::Entry)
+            .filter_map(|(i, (_, woven))| Some((woven.as_ref().ok()?.function, i)))
+            .collect();
+        for (i, request) in requests.iter().enumerate().filter(|(_, r)| r.site.within) {
+            let beside = entries.get(&request.site.function.to_avma(request.bias)).and_then(|&entry| woven.get(entry));
+            let host = request.host.or(beside.and_then(|w| w.as_ref().ok()));
+            let head = host.map_or(Err(UNHOSTED), |host| head::within(self.env, request, host));
+            let point = match head {
+                Ok(head) => self.point(head, request)?,
+                Err(refusal) => Err(refusal),
+            };
+            if let Some(slot) = woven.get_mut(i) {
+                *slot = point;
+            }
+        }
+        Ok(())
+    }
+
     fn release(&mut self, head: &Head, detours: &[Detour]) {
+        if head.host.is_some() {
+            return;
+        }
         let own = std::iter::once((head.at, head.at + head.form.len()));
         let island = match head.form {
             Form::Short(island) => Some((island.at, island.at + 5)),
@@ -281,12 +345,14 @@ impl Weaver<'_> {
         let layout = loop {
             self.block.restart(at);
             let layout = self.emit(&design)?;
-            let fields: Vec<u64> = layout.live_fields().map(|f| f - at).collect();
+            let fields: Vec<(u64, u64)> = layout.live_fields().map(|(f, len)| (f - at, len)).collect();
             let base = layout.base - at;
             let align = self.align;
             let adjust = |start: u64| {
                 let mut place = start;
-                while (align && !(place + base).is_multiple_of(16)) || fields.iter().any(|f| straddles(place + f, 4)) {
+                while (align && !(place + base).is_multiple_of(16))
+                    || fields.iter().any(|&(f, len)| straddles(place + f, len))
+                {
                     place += 1;
                 }
                 place
@@ -357,7 +423,7 @@ impl Weaver<'_> {
         let mut copies = Vec::with_capacity(d.head.displaced.len());
         for displaced in d.head.before() {
             copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
-            // nothing in front of a point leads anywhere but on
+            // what branches away in front of a point does not pass it
             relocate::emit(displaced, |target| target, block)?;
         }
         let leaves_if = d.head.leaves_if(d.kind);
@@ -366,7 +432,7 @@ impl Weaver<'_> {
         }
         let mut first = d.frame.home;
         if let Some((condition, _)) = leaves_if {
-            block.put_relative(&[0x0f, 0x80 | condition ^ 1], d.head.home(), first)?;
+            block.put_relative(&[0x0f, 0x80 | condition ^ 1], d.head.stays(), first)?;
         }
         if d.save.flags {
             block.put(&[0x9c], std::mem::replace(&mut first, back));
@@ -426,6 +492,7 @@ impl Weaver<'_> {
         let tail = block.here();
         let own = |target: u64| d.kind == PointKind::Entry && (target == d.head.at || target == d.head.function);
         let resolve = |target: u64| if own(target) { tail } else { target };
+        let mut exits = Vec::new();
         for displaced in d.head.behind() {
             match leaves_if {
                 None if d.head.is_called() => relocate::emit_callee(displaced, block)?,
@@ -434,7 +501,15 @@ impl Weaver<'_> {
                     if d.springboard_first {
                         copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
                     }
+                    let copy = block.here();
                     relocate::emit(displaced, resolve, block)?;
+                    if d.kind == PointKind::Entry && displaced.may_leave() {
+                        // room for the springboard of an exit
+                        while block.here() < copy + SPRINGBOARD {
+                            block.put(&[0xcc], Back::To(displaced.at));
+                        }
+                        exits.push((*displaced, copy, block.here()));
+                    }
                 }
             }
         }
@@ -463,7 +538,7 @@ impl Weaver<'_> {
             before = parts.jump;
             minis.push(parts);
         }
-        Ok(Layout { base, slot, leave, tail, own_end, stubs, copies, minis })
+        Ok(Layout { base, slot, leave, tail, own_end, stubs, copies, exits, minis })
     }
 
     /// Writes to text, moves, and the records that undo it all.
@@ -482,7 +557,11 @@ impl Weaver<'_> {
         let mut removed_moves = Vec::new();
         let (offset, springboard) = head.form.write(head.at, layout.base).ok_or(EmitError::OutOfReach)?;
         let old = request.site.bytes.get(offset as usize..).unwrap_or_default();
-        writes.push(text_write(head.at + offset, old, &springboard));
+        match head.host {
+            // not part of the removal, which takes the host's code away as well
+            Some(host) => self.plan.text.push(text_write(head.at, &host.bytes, &springboard)),
+            None => writes.push(text_write(head.at + offset, old, &springboard)),
+        }
         if let Form::Short(island) = head.form {
             writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.base))?));
             removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
@@ -511,8 +590,11 @@ impl Weaver<'_> {
         step_out.extend(slow);
         removed_moves.extend(&moves);
         // a thread between two displaced instructions goes on in their copies; one before the first takes the springboard
-        let first = |m: &PcMove| writes.iter().any(|w: &TextWrite| w.at == m.from);
-        self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
+        let stretches = detours.iter().filter_map(Detour::first).chain([head.at]).collect::<Vec<_>>();
+        let first = |m: &PcMove| stretches.contains(&m.from.0);
+        if head.host.is_none() {
+            self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
+        }
         let ends = layout.minis.iter().skip(1).map(|m| m.first).chain([block.here()]);
         let minis = layout.minis.iter().zip(ends).zip(request.minis).map(|((parts, end), m)| {
             let (moves, step_out) = block.exits(parts.first, end);
@@ -525,6 +607,12 @@ impl Weaver<'_> {
             moves: removed_moves,
             step_out,
             code: Avma(block.at)..Avma(layout.own_end),
+        };
+        let inner = |(displaced, copy, next): &(Displaced, u64, u64)| {
+            let offset = usize::try_from(copy - block.at).ok()?;
+            let bytes = *block.bytes.get(offset..)?.first_chunk()?;
+            let next = displaced.condition().map(|_| (Avma(displaced.next()), Avma(*next)));
+            Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, next })
         };
         let point = WovenPoint {
             kind: request.site.kind,
@@ -545,6 +633,8 @@ impl Weaver<'_> {
             rax_free: design.frame.rax_free,
             pushed: design.frame.pushed,
             minis: minis.collect(),
+            exits: layout.exits.iter().filter_map(inner).collect(),
+            host: head.host,
             removal,
         };
         self.plan.text.append(&mut writes);

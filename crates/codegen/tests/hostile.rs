@@ -5,7 +5,7 @@ mod support;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::point::{BackBranch, Padding};
-use ingraft_model::{Avma, Bias, Gpr, Site, Svma, ThreadIdentity};
+use ingraft_model::{Avma, Bias, Clearing, Gpr, PointKind, Site, Svma, ThreadIdentity};
 use proptest::prelude::*;
 use support::*;
 
@@ -41,13 +41,16 @@ fn any_site() -> impl Strategy<Value = Site> {
     let landings = prop::collection::vec(address(), 0..3);
     let scratch = prop::collection::vec(0..20u8, 0..3);
     let branches = prop::collection::vec(back_branch(), 0..3);
-    (address(), 0..8u64, bytes(24), any::<u8>(), landings, scratch, any::<bool>(), branches).prop_map(
-        |(function, skip, bytes, own, mut landings, scratch, flags_dead, back_branches)| {
+    let clearing = (address(), bytes(16)).prop_map(|(at, bytes)| Clearing { at: Svma(at), bytes });
+    let exit = (any::<u8>(), any::<u8>(), 0..5u8, prop::collection::vec(clearing, 0..3));
+    (address(), 0..8u64, bytes(24), any::<u8>(), landings, scratch, any::<bool>(), branches, exit).prop_map(
+        |(function, skip, bytes, own, mut landings, scratch, flags_dead, back_branches, exit)| {
+            let (least, point, kind, clearings) = exit;
             landings.sort_unstable();
             Site {
-                kind: ingraft_model::PointKind::Entry,
+                kind: if kind > 1 { PointKind::Exit } else { PointKind::Entry },
                 after: false,
-                point: 0,
+                point: if kind < 4 { 0 } else { point },
                 function: Svma(function),
                 at: Svma(function.wrapping_add(if skip == 4 { 4 } else { 0 })),
                 own: if own & 1 == 0 { bytes.len() as u8 } else { own },
@@ -56,6 +59,9 @@ fn any_site() -> impl Strategy<Value = Site> {
                 scratch: scratch.into_iter().map(Gpr).collect(),
                 flags_dead,
                 back_branches,
+                least,
+                within: kind == 3,
+                clearings,
             }
         },
     )
@@ -83,7 +89,7 @@ proptest! {
         let snippet = count();
         let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
         let requests: Vec<_> =
-            sites.iter().map(|site| PointRequest { site, bias: Bias(bias), name: "f", minis: &minis }).collect();
+            sites.iter().map(|site| PointRequest { site, bias: Bias(bias), name: "f", minis: &minis, host: None }).collect();
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         let proof = verify_weave(&env, &arena, &text, &requests, &weave);
         // facts that contradict each other (code that is padding too) may be woven; then it is the verifier that refuses

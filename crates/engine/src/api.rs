@@ -1,5 +1,6 @@
 //! What the engine is asked and what it answers: plain values, no gRPC and no terminal.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -186,8 +187,21 @@ pub struct Enabled {
     pub pairs: Vec<PairInfo>,
     /// Matches of `functions` that are not measured.
     pub refused: Vec<RefusedFunction>,
+    /// The calls that were in progress.
+    pub caught_up: CaughtUp,
     /// One line each.
     pub warnings: Vec<String>,
+}
+
+/// What became of the calls that were in progress when code was inserted. All 0 if no state of any metric depends on them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CaughtUp {
+    /// Calls whose flags, timers and other states are what they would have been had the code been there when they began.
+    pub calls: u64,
+    /// Calls of which something is missing, by the reason: their exits are unseen.
+    pub missed: BTreeMap<crate::catch_up::Uncaught, u64>,
+    /// Threads whose stack could not be looked at to its end. What they have in progress beyond that is unseen.
+    pub not_unwound: u32,
 }
 
 /// The value of one pair.

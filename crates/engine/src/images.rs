@@ -39,13 +39,7 @@ impl ImageStore {
 
     /// The image of a mapped file.
     pub fn load(&self, target: &Target, file: &MappedFile) -> Result<LoadedImage, Error> {
-        let mapping = file.mappings.iter().find(|m| m.exec).or(file.mappings.first());
-        let bytes = mapping.and_then(|mapping| target.read_file_of(mapping).ok());
-        let (bytes, from_memory) = match bytes {
-            Some((bytes, _)) => (bytes, false),
-            None => (read_from_memory(target, file)?, true),
-        };
-        let bytes: Arc<[u8]> = bytes.into();
+        let (bytes, from_memory) = bytes_of(target, file)?;
         let key = cache_key(&bytes);
         if let Some(image) = self.lock().get(&key).and_then(Weak::upgrade) {
             return Ok(LoadedImage { image, from_memory });
@@ -90,6 +84,16 @@ impl ImageStore {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Weak<Image>>> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The bytes of a mapped file, and whether they had to be put together from the memory of the process.
+pub fn bytes_of(target: &Target, file: &MappedFile) -> Result<(Arc<[u8]>, bool), Error> {
+    let mapping = file.mappings.iter().find(|m| m.exec).or(file.mappings.first());
+    let bytes = mapping.and_then(|mapping| target.read_file_of(mapping).ok());
+    Ok(match bytes {
+        Some((bytes, _)) => (bytes.into(), false),
+        None => (read_from_memory(target, file)?.into(), true),
+    })
 }
 
 /// Names the analysis of exactly these bytes. Not the build-id alone: stripped and unstripped files share one.

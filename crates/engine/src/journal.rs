@@ -90,7 +90,7 @@ pub enum Record {
     Arena(AvmaRange),
     /// A point is about to be woven; this takes it out again.
     Point(PointRecord),
-    /// The point whose springboard is at this address is gone.
+    /// The point whose code begins at this address is gone.
     PointGone(Avma),
     /// A measurement that is to stay without a client.
     Kept(Kept),
@@ -181,7 +181,7 @@ pub fn decode(bytes: &[u8]) -> Option<Contents> {
         match record {
             Record::Arena(range) => contents.arenas.push(range),
             Record::Point(point) => contents.points.push(point),
-            Record::PointGone(at) => contents.points.retain(|p| p.removal.text.first().map(|w| w.at) != Some(at)),
+            Record::PointGone(at) => contents.points.retain(|p| p.removal.key() != at),
             Record::Kept(kept) => contents.kept.push(kept),
             Record::KeptGone(id) => contents.kept.retain(|k| k.id != id),
             Record::Counters(used) => contents.counters = contents.counters.max(used),

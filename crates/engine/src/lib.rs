@@ -5,6 +5,7 @@
 
 pub mod api;
 mod background;
+mod catch_up;
 mod engine;
 pub mod error;
 mod images;
@@ -22,6 +23,7 @@ mod values;
 mod weaving;
 
 pub use api::*;
+pub use catch_up::Uncaught;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind};
 pub use ingraft_mdl::{Diagnostic, Severity};

@@ -4,14 +4,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use ingraft_analysis::{Function, FunctionKind, Image};
+use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
 use ingraft_mdl::{FunctionRef, ModuleRef, Program};
 use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma};
-use ingraft_process::{AT_ENTRY, MappedFile, Target};
+use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
-use crate::images::ImageStore;
+use crate::images::{ImageStore, bytes_of};
 use crate::journal::FileId;
 use crate::pattern::{Pattern, glob_match};
 
@@ -35,6 +35,7 @@ pub struct ModuleFile {
     loaded: OnceLock<Option<Module>>,
     /// The image of its last time, so that it is not analysed anew when it comes back.
     last_image: Option<Arc<Image>>,
+    frames: OnceLock<Option<(Bias, Arc<FrameTable>)>>,
 }
 
 /// What has changed since the last look.
@@ -192,6 +193,7 @@ impl Modules {
                 is_mapped: true,
                 loaded: OnceLock::new(),
                 last_image: None,
+                frames: OnceLock::new(),
             });
         }
         while self.waiting.len() > WAITING_MAX {
@@ -205,6 +207,7 @@ impl Modules {
     pub fn renew(&mut self, module: ModuleRef) {
         if let Some(known) = self.files.get_mut(module.0 as usize) {
             known.last_image = known.loaded.take().flatten().map(|m| m.image).or(known.last_image.take());
+            known.frames = OnceLock::new();
         }
     }
 
@@ -245,7 +248,7 @@ impl Modules {
     }
 
     /// The files that are mapped.
-    pub fn mapped(&self) -> impl Iterator<Item = &ModuleFile> {
+    pub fn mapped(&self) -> impl DoubleEndedIterator<Item = &ModuleFile> {
         self.files.iter().filter(|f| f.is_mapped)
     }
 
@@ -283,6 +286,22 @@ impl Modules {
             }
         }
         errors
+    }
+
+    /// Analyses the modules that are wanted; what cannot be analysed is named.
+    pub fn load_files(&self, target: &Target, store: &ImageStore, wanted: &dyn Fn(&ModuleFile) -> bool) -> Vec<Error> {
+        let files = self.files.iter().filter(|file| wanted(file));
+        files.filter_map(|file| file.load(target, store, &|_| ()).err()).collect()
+    }
+
+    /// A function of the loader, if the target has one that can be analysed.
+    pub fn loader_function(&self, target: &Target, store: &ImageStore, name: &str) -> Option<FunctionRef> {
+        let base = Avma(target.aux(AT_BASE).filter(|&base| base != 0)?);
+        let number = self.files.iter().position(|f| f.is_mapped && f.file.base == base)?;
+        self.files[number].load(target, store, &|_| ()).ok()?;
+        let module = ModuleRef(number as u32);
+        let functions = self.module(module)?.1.named(name);
+        functions.first().map(|&function| FunctionRef { module, function })
     }
 
     /// A module that was analysed.
@@ -379,7 +398,7 @@ impl ModuleFile {
         let result = store.load(target, &self.file);
         let (module, result) = match result {
             Ok(loaded) => (
-                bias_of(&self.file, &loaded.image).map(|bias| Module {
+                bias_of(&self.file, loaded.image.segments()).map(|bias| Module {
                     image: loaded.image,
                     bias,
                     from_memory: loaded.from_memory,
@@ -392,6 +411,18 @@ impl ModuleFile {
         // Somebody else may have been faster; both have the same.
         let _ = self.loaded.set(module);
         result
+    }
+
+    /// What its unwind table says, and where it was loaded; none if it cannot be read.
+    pub fn frames(&self, target: &Target) -> Option<(Bias, Arc<FrameTable>)> {
+        let read = || match self.loaded.get() {
+            Some(Some(module)) => Some((module.bias, Arc::new(FrameTable::read(module.image.elf())))),
+            _ => {
+                let elf = Elf::parse(bytes_of(target, &self.file).ok()?.0).ok()?;
+                Some((bias_of(&self.file, elf.segments())?, Arc::new(FrameTable::read(&elf))))
+            }
+        };
+        self.frames.get_or_init(read).clone()
     }
 }
 
@@ -408,9 +439,9 @@ fn contains_wrgsbase(bytes: &[u8]) -> bool {
 
 /// What the loader added: an executable mapping shows it, whatever the first segment looks like, and also if somebody mapped the
 /// whole file by hand.
-fn bias_of(file: &MappedFile, image: &Image) -> Option<Bias> {
+fn bias_of(file: &MappedFile, segments: &[Segment]) -> Option<Bias> {
     file.mappings.iter().filter(|m| m.exec).find_map(|mapping| {
-        image.segments().iter().filter(|s| s.flags.execute).find_map(|segment| {
+        segments.iter().filter(|s| s.flags.execute).find_map(|segment| {
             let first = (segment.file_offset & !(PAGE - 1)).max(mapping.offset);
             let in_both = first < segment.file_offset + segment.file_size && first - mapping.offset < mapping.len();
             let svma = segment.svma.0.wrapping_sub(segment.file_offset).wrapping_add(first);

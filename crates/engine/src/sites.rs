@@ -138,12 +138,17 @@ fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function)
 }
 
 /// The site if the target has the bytes of the file there, but for what we have written.
-fn agrees(target: &Target, module: &Module, site: Site, originals: &Originals) -> Result<Site, Refusal> {
+fn agrees(target: &Target, module: &Module, mut site: Site, originals: &Originals) -> Result<Site, Refusal> {
     let at = site.at.to_avma(module.bias);
     let mut now = vec![0; site.bytes.len()];
     let unreadable = Refusal::NotAFunction { what: "its memory cannot be read" };
     target.read(at, &mut now).map_err(|_| unreadable)?;
     originals.put_back(at, &mut now);
+    // what is displaced only to make room is left alone unless it is as in the file
+    site.clearings.retain(|c| {
+        let mut now = vec![0; c.bytes.len()];
+        target.read(c.at.to_avma(module.bias), &mut now).is_ok_and(|()| now == c.bytes)
+    });
     match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
         None => Ok(site),
         Some(i) => {

@@ -1,11 +1,11 @@
 //! Which code goes where in one target: arenas, text taken, woven points; from insertions to one verified plan.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use ingraft_codegen::verify::{verify_added, verify_removed, verify_weave};
+use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
 use ingraft_codegen::{
     Arena, Environment, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
-    weave_points,
+    remove_within, weave_points,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
@@ -155,7 +155,13 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
         text.add_padding(module.bias, module.image.padding());
         let entries: Vec<_> = members
             .iter()
-            .map(|(_, site)| PointRequest { site, bias: module.bias, name: "another function", minis: &minis })
+            .map(|(_, site)| PointRequest {
+                site,
+                bias: module.bias,
+                name: "another function",
+                minis: &minis,
+                host: None,
+            })
             .collect();
         // A request as a whole fails only for reasons that this one does not have.
         let Ok(weave) = weave_points(&env, &mut arena, &mut text, &entries) else { continue };
@@ -184,6 +190,32 @@ impl Woven {
     fn places_of(&self, function: FunctionRef) -> impl Iterator<Item = Place> + '_ {
         let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
         self.points.range(first..).map(|(place, _)| *place).take_while(move |place| place.function == function)
+    }
+
+    /// The points of this engine.
+    pub fn points(&self) -> impl Iterator<Item = (&Place, &WovenPoint)> {
+        self.points.iter().map(|(place, point)| (place, &point.woven))
+    }
+
+    /// Those of a function.
+    pub fn points_of(&self, function: FunctionRef) -> impl Iterator<Item = (Place, &WovenPoint)> {
+        self.places_of(function).filter_map(|place| Some((place, &self.points.get(&place)?.woven)))
+    }
+
+    /// What removes the points of a dead engine.
+    pub fn adopted(&self) -> impl Iterator<Item = &RemovalRecord> {
+        self.adopted.iter().map(|point| &point.removal)
+    }
+
+    /// How many snippets there are at a point.
+    pub fn snippets_at(&self, place: &Place) -> Option<usize> {
+        self.points.get(place).map(|p| p.woven.minis.len())
+    }
+
+    /// The springboard of a function's entry.
+    pub fn entry_of(&self, function: FunctionRef) -> Option<Avma> {
+        let place = self.places_of(function).find(|place| place.spot == Spot::ENTRY)?;
+        self.points.get(&place).map(|p| p.woven.at)
     }
 
     /// Number of woven points.
@@ -256,7 +288,8 @@ impl Woven {
         let mut signatures = Vec::new();
         let originals = Originals::of(self.points.values().map(|p| &p.woven.removal));
         let look = |w: &Wanted<'_>| sites(target, modules, w.function, w.spot, &originals);
-        let sites: Vec<_> = in_background(|| wanted.par_iter().map(look).collect());
+        let mut sites: Vec<_> = in_background(|| wanted.par_iter().map(look).collect());
+        let hosts = hosts(target, modules, wanted, &mut sites, &originals);
         let mut refused: HashMap<(FunctionRef, usize), Refusal> = HashMap::new();
         for (w, sites) in wanted.iter().zip(&sites) {
             refused.extend(w.refused(sites));
@@ -266,11 +299,12 @@ impl Woven {
         loop {
             let before = (!simple).then(|| self.clone());
             let mut change = Change::default();
-            self.attempt(target, modules, env, wanted, &sites, &refused, &mut change, record, &mut signatures)?;
+            self.attempt(target, modules, env, wanted, &sites, &hosts, &refused, &mut change, record, &mut signatures)?;
             let several = |(function, pair): &(FunctionRef, usize)| {
                 let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
                 its.filter(|(w, _)| w.minis.iter().any(|m| m.pair == *pair))
-                    .map(|(_, sites)| sites.as_ref().map_or(0, Vec::len))
+                    .flat_map(|(_, sites)| sites.iter().flatten())
+                    .map(|found| 1 + usize::from(found.site.as_ref().is_ok_and(|site| site.within)))
                     .sum::<usize>()
                     > 1
             };
@@ -298,6 +332,7 @@ impl Woven {
         env: &Environment,
         wanted: &[Wanted<'_>],
         sites: &[Result<Vec<Found>, Refusal>],
+        hosts: &FxHashMap<FunctionRef, Site>,
         refused: &HashMap<(FunctionRef, usize), Refusal>,
         change: &mut Change,
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
@@ -331,10 +366,25 @@ impl Woven {
                 }
             }
         }
-        for (module, points) in new {
+        for (module, mut points) in new {
+            self.add_hosts(hosts, &mut points);
             self.weave_new(target, modules, env, module, &points, change, record, signatures)?;
         }
         Ok(())
+    }
+
+    /// Entries without snippets for exits that only they can hold, where they are not woven and not among the points.
+    fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Site>, points: &mut Vec<NewPoint<'a>>) {
+        let entries: HashSet<FunctionRef> =
+            points.iter().filter(|p| p.place.spot == Spot::ENTRY).map(|p| p.place.function).collect();
+        let mut missing: Vec<FunctionRef> = points.iter().filter(|p| p.site.within).map(|p| p.place.function).collect();
+        missing.retain(|function| !entries.contains(function) && entry_of(&self.points, *function).is_none());
+        missing.dedup();
+        points.extend(missing.into_iter().filter_map(|function| {
+            let site = hosts.get(&function)?;
+            let place = Place { function, spot: Spot::ENTRY, at: site.at };
+            Some(NewPoint { place, site, minis: Vec::new() })
+        }));
     }
 
     #[expect(clippy::too_many_arguments, reason = "one loop's body")]
@@ -377,7 +427,10 @@ impl Woven {
             .iter()
             .zip(&minis)
             .zip(&names)
-            .map(|((p, minis), name)| PointRequest { site: p.site, bias: module.bias, name, minis })
+            .map(|((p, minis), name)| {
+                let host = p.site.within.then(|| entry_of(&self.points, p.place.function)).flatten();
+                PointRequest { site: p.site, bias: module.bias, name, minis, host: host.map(|point| &point.woven) }
+            })
             .collect();
         let weave = weave_points(env, &mut self.arenas[arena_index], text, &requests).map_err(codegen_error)?;
         verify_weave(env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
@@ -440,11 +493,23 @@ impl Woven {
         order.sort_unstable_by_key(|(f, _)| *f);
         for (function, ids) in order {
             let places: Vec<Place> = self.places_of(function).collect();
+            let idle = |p: &Point| p.woven.minis.iter().all(|m| m.id == SETTLE || ids.contains(&m.id));
+            let points = || places.iter().filter_map(|place| self.points.get(place));
+            // an entry stays as long as there are exits in its code
+            let holds = points().any(|p| p.woven.host.is_some() && !idle(p));
+            let entry_stays = holds || entry_of(&self.points, function).is_some_and(|entry| !idle(entry));
             for place in places {
                 let Some(point) = self.points.get_mut(&place) else { continue };
-                if point.woven.minis.iter().all(|m| m.id == SETTLE || ids.contains(&m.id)) {
-                    let removed = RemovalRecord::combine(point.woven.records());
-                    gone.extend(point.woven.removal.text.first().map(|w| w.at));
+                let is_idle = idle(point);
+                if is_idle && !(place.spot == Spot::ENTRY && entry_stays) {
+                    let removed = match remove_within(&point.woven).filter(|_| entry_stays) {
+                        Some(alone) => {
+                            verify_removed_within(&alone, &point.woven).map_err(|e| defect(&e))?;
+                            alone
+                        }
+                        None => RemovalRecord::combine(point.woven.records()),
+                    };
+                    gone.push(point.woven.removal.key());
                     append(&mut plan, removed);
                     if let Some(text) = self.texts.get_mut(&function.module.0) {
                         text.release_point(&point.woven);
@@ -452,7 +517,7 @@ impl Woven {
                     self.points.remove(&place);
                     continue;
                 }
-                for id in &ids {
+                for id in ids.iter().chain(is_idle.then_some(&SETTLE)) {
                     let Some(index) = point.woven.minis.iter().position(|m| m.id == *id) else { continue };
                     let arena = &self.arenas[point.arena];
                     let before = point.woven.clone();
@@ -478,16 +543,25 @@ impl Woven {
         let routines = self.arenas.iter().filter(holds).flat_map(Arena::shared);
         let mut ranges: Vec<AvmaRange> = self.idle.iter().cloned().chain(routines).collect();
         ranges.sort_unstable_by_key(|r| r.start);
+        // a point without room of its own lies within another one's code
+        ranges.dedup_by(|later, first| {
+            let overlap = later.start < first.end;
+            if overlap {
+                first.end = first.end.max(later.end);
+            }
+            overlap
+        });
         ranges
     }
 
     /// Idle code, as it was told by [`Woven::idle`], may be used again: no thread is in it. An arena without any points is as good as new.
     pub fn release(&mut self, quiet: &[AvmaRange]) {
-        let (released, idle) = std::mem::take(&mut self.idle)
-            .into_iter()
-            .partition(|code| quiet.binary_search_by_key(&code.start, |r| r.start).is_ok());
+        let is_quiet = |code: &AvmaRange| {
+            let next = quiet.partition_point(|r| r.start <= code.start);
+            next.checked_sub(1).and_then(|i| quiet.get(i)).is_some_and(|r| code.end <= r.end)
+        };
+        let (released, idle): (Vec<_>, Vec<_>) = std::mem::take(&mut self.idle).into_iter().partition(is_quiet);
         self.idle = idle;
-        let released: Vec<AvmaRange> = released;
         for (number, arena) in self.arenas.iter_mut().enumerate() {
             let mut its = released.iter().filter(|code| holds(arena, code)).peekable();
             if its.peek().is_none() {
@@ -507,6 +581,36 @@ impl Woven {
         let new = failed.arenas.iter().skip(self.arenas.len()).map(|a| Arena::new(a.range()));
         self.arenas.extend(new);
     }
+}
+
+/// The woven entry of a function.
+fn entry_of(points: &BTreeMap<Place, Point>, function: FunctionRef) -> Option<&Point> {
+    let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
+    let (place, point) = points.range(first..).next()?;
+    (place.function == function && place.spot == Spot::ENTRY).then_some(point)
+}
+
+/// The entries of the functions that have exits which only their entry can hold. Without such an entry there is no exit either.
+fn hosts(
+    target: &Target,
+    modules: &Modules,
+    wanted: &[Wanted<'_>],
+    sites: &mut [Result<Vec<Found>, Refusal>],
+    originals: &Originals,
+) -> FxHashMap<FunctionRef, Site> {
+    let mut hosts = FxHashMap::default();
+    for (w, found) in wanted.iter().zip(sites) {
+        let mut within: Vec<_> =
+            found.iter_mut().flatten().filter(|f| f.site.as_ref().is_ok_and(|site| site.within)).collect();
+        if within.is_empty() || hosts.contains_key(&w.function) {
+            continue;
+        }
+        match entry_site(target, modules, w.function, originals) {
+            Ok(site) => drop(hosts.insert(w.function, site)),
+            Err(refusal) => within.iter_mut().for_each(|f| f.site = Err(refusal.clone())),
+        }
+    }
+    hosts
 }
 
 /// Room that a point with compiled snippets takes, in points with a count.

@@ -176,6 +176,24 @@ pub struct Site {
     pub flags_dead: bool,
     /// The function's own branches to `at` or to `function`.
     pub back_branches: Vec<BackBranch>,
+    /// At an entry: bytes that are better displaced than not, because an exit that ends there has no room of its own and can be woven into
+    /// the displaced copy. 0 elsewhere.
+    pub least: u8,
+    /// The entry displaces this exit (see `least`), so that it can only be woven into the entry's copy of it. `at` is then the exit itself.
+    pub within: bool,
+    /// At an exit that is too short for a springboard of five bytes: stretches in reach of one of two bytes that may make room for its
+    /// island, nearest first.
+    pub clearings: Vec<Clearing>,
+}
+
+/// A straight stretch of a function that may be displaced: a springboard of five bytes at its beginning leaves five behind it for an
+/// island.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Clearing {
+    /// Its first byte, the only one where control arrives from elsewhere.
+    pub at: Svma,
+    /// Its bytes: whole instructions, ten bytes at least.
+    pub bytes: Vec<u8>,
 }
 
 /// Whom a call instruction calls, as far as the file tells.

@@ -203,7 +203,44 @@ impl Snippet {
     }
 }
 
+impl UnaryOp {
+    /// What it means.
+    pub fn apply(self, a: i64) -> i64 {
+        match self {
+            UnaryOp::Negate => a.wrapping_neg(),
+            UnaryOp::Not => i64::from(a == 0),
+            UnaryOp::Complement => !a,
+        }
+    }
+}
+
 impl BinaryOp {
+    /// What it means.
+    pub fn apply(self, a: i64, b: i64) -> i64 {
+        match self {
+            BinaryOp::Add => a.wrapping_add(b),
+            BinaryOp::Subtract => a.wrapping_sub(b),
+            BinaryOp::Multiply => a.wrapping_mul(b),
+            BinaryOp::Divide if b == 0 => 0,
+            BinaryOp::Divide => a.wrapping_div(b),
+            BinaryOp::Remainder if b == 0 => 0,
+            BinaryOp::Remainder => a.wrapping_rem(b),
+            BinaryOp::And => a & b,
+            BinaryOp::Or => a | b,
+            BinaryOp::Xor => a ^ b,
+            BinaryOp::ShiftLeft => a << (b & 63),
+            BinaryOp::ShiftRight => a >> (b & 63),
+            BinaryOp::Equal => i64::from(a == b),
+            BinaryOp::NotEqual => i64::from(a != b),
+            BinaryOp::Less => i64::from(a < b),
+            BinaryOp::LessOrEqual => i64::from(a <= b),
+            BinaryOp::Greater => i64::from(a > b),
+            BinaryOp::GreaterOrEqual => i64::from(a >= b),
+            BinaryOp::LogicalAnd => i64::from(a != 0 && b != 0),
+            BinaryOp::LogicalOr => i64::from(a != 0 || b != 0),
+        }
+    }
+
     /// The operator as it is written.
     pub fn symbol(self) -> &'static str {
         match self {

@@ -1,6 +1,7 @@
 //! Applying a patch plan: everything is prepared while the target runs, then all threads are held, looked at, moved, and the text is
 //! written. As a whole or not at all.
 
+use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,10 +10,11 @@ use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid};
 use crate::error::{ApplyError, Error};
 use crate::frame;
 use crate::procfs::Mapping;
-use crate::stack::{Stacks, contains};
+use crate::stack::{SavedPc, Stacks, contains};
 use crate::sys::{self, Regs};
 use crate::target::{Target, lock};
 use crate::tracer::{State, Tracer, with_tracer};
+use crate::visit::{Held, Visitor, held_threads};
 
 const PAGE: u64 = 4096;
 /// Longest that one attempt holds the target to let threads out of what changes.
@@ -79,7 +81,7 @@ struct Run {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Stays,
-    /// Moves, and before the text is written if it stands inside of a write: should we die between, both places are sound.
+    /// Moves, and before the text is written if it stands in a write: should we die between, both places are sound.
     Moves {
         to: Avma,
         first: bool,
@@ -102,6 +104,16 @@ struct Move {
 impl Target {
     /// Applies a plan, as described there. On an error nothing is changed.
     pub fn apply(&self, plan: &PatchPlan, options: &Options) -> Result<Applied, ApplyError> {
+        self.apply_and_visit(plan, options, None)
+    }
+
+    /// Applies a plan and lets a visitor at the threads in the same stop.
+    pub fn apply_and_visit(
+        &self,
+        plan: &PatchPlan,
+        options: &Options,
+        mut visitor: Option<&mut dyn Visitor>,
+    ) -> Result<Applied, ApplyError> {
         check_plan(plan)?;
         let returns = if plan.text.is_empty() { Vec::new() } else { self.gadgets()?.sigreturn };
         let mut runs = make_runs(&plan.text);
@@ -110,7 +122,7 @@ impl Target {
         loop {
             let (outcome, time) = with_tracer(self.pid(), |tracer| {
                 tracer.be_patient(attempt);
-                let outcome = self.attempt(tracer, plan, options, &returns, &mut runs);
+                let outcome = self.attempt(tracer, plan, options, &returns, &mut runs, &mut visitor);
                 let repaired = tracer.repair_all().or_else(|e| if e.is_gone() { Ok(()) } else { Err(e) });
                 outcome.and_then(|applied| repaired.map(|()| applied).map_err(ApplyError::from))
             })?;
@@ -140,6 +152,7 @@ impl Target {
         options: &Options,
         returns: &[Avma],
         runs: &mut [Run],
+        visitor: &mut Option<&mut dyn Visitor>,
     ) -> Result<Applied, ApplyError> {
         tracer.seize_all()?;
         let mut maps = self.maps()?;
@@ -159,13 +172,14 @@ impl Target {
         }
         self.read_and_compare(plan, runs)?;
         let deadline = Instant::now() + NUDGE_TIME;
-        let (moves, quiet) = loop {
-            match self.look(tracer, plan, options, returns, &mut maps)? {
-                Look::Ready(moves, quiet) => break (moves, quiet),
+        let (moves, quiet, stacks, saved) = loop {
+            let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
+            match self.look(tracer, plan, options, returns, picky, &mut maps)? {
+                Look::Ready { moves, quiet, stacks, saved } => break (moves, quiet, stacks, saved),
                 Look::Inside(thread, at) => {
                     let tid = tracer.threads[thread].tid;
                     if !matches!(tracer.threads[thread].state, State::Stopped(libc::SIGTRAP))
-                        || Instant::now() > deadline
+                        || picky.is_none() && Instant::now() > deadline
                     {
                         return Err(ApplyError::Busy { tid, at });
                     }
@@ -176,6 +190,11 @@ impl Target {
             }
         };
 
+        let known = |knows: &dyn Fn(Avma) -> bool| {
+            let unknown: HashSet<usize> = saved.iter().filter(|s| !knows(s.pc)).map(|s| s.thread).collect();
+            held_threads(tracer, &|thread, pc| knows(pc) && !unknown.contains(&thread))
+        };
+        let threads_before = visitor.as_deref().map(|v| known(&|pc| v.knows(pc)));
         let original: Vec<Option<Regs>> = tracer.threads.iter().map(|t| t.regs).collect();
         self.move_pcs(tracer, moves.iter().filter(|m| m.first))?;
         if let Err(e) = self.write_runs(tracer, runs) {
@@ -198,6 +217,9 @@ impl Target {
         }
         if let Some(area) = &options.clear_slots {
             self.clear_slots(tracer, area)?;
+        }
+        if let (Some(visitor), Some(threads)) = (visitor, threads_before) {
+            visitor.visit(&mut Held { target: self, tracer, stacks: &stacks, threads: &threads });
         }
         let bases = tracer.threads.iter().filter_map(|t| {
             let regs = t.regs?;
@@ -245,13 +267,14 @@ impl Target {
         Ok(())
     }
 
-    /// Looks where every thread stands.
+    /// Looks where every thread stands. `visitor`: who must know all places.
     fn look(
         &self,
         tracer: &mut Tracer,
         plan: &PatchPlan,
         options: &Options,
         returns: &[Avma],
+        visitor: Option<&dyn Visitor>,
         maps: &mut Vec<Mapping>,
     ) -> Result<Look, ApplyError> {
         let mut moves = Vec::new();
@@ -270,6 +293,10 @@ impl Target {
             stack_pointers.push((i, sp));
             quiet &= !contains(&options.check_quiet, pc);
             let asleep = matches!(tracer.threads[i].state, State::Asleep { .. });
+            if matches!(tracer.threads[i].state, State::Stopped(libc::SIGTRAP)) && visitor.is_some_and(|v| !v.knows(pc))
+            {
+                return Ok(Look::Inside(i, pc));
+            }
             match self.fate(plan, pc, restarts) {
                 Fate::Stays => {}
                 Fate::Moves { first: false, .. } if asleep => quiet &= options.check_quiet.is_empty(),
@@ -283,9 +310,11 @@ impl Target {
         if stack_pointers.iter().any(|&(_, sp)| !maps.iter().any(|m| m.range.contains(&Avma(sp)))) {
             *maps = self.maps()?;
         }
+        let (mut stacks, mut saved_pcs) = (Stacks::default(), Vec::new());
         if !(returns.is_empty() && options.check_quiet.is_empty()) {
-            let mut stacks = Stacks::read(self, maps, &stack_pointers);
-            for saved in stacks.saved_pcs(self, maps, returns) {
+            stacks = Stacks::read(self, maps, &stack_pointers);
+            saved_pcs = stacks.saved_pcs(self, maps, returns);
+            for saved in &saved_pcs {
                 match self.fate(plan, saved.pc, false) {
                     Fate::Stays => {}
                     Fate::Moves { to, first } => {
@@ -296,7 +325,7 @@ impl Target {
             }
             quiet &= !stacks.point_into(&options.check_quiet);
         }
-        Ok(Look::Ready(moves, quiet))
+        Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs })
     }
 
     /// What the plan says about a program counter. `restarts`: the kernel may go two bytes back, to a `syscall` instruction.
@@ -306,7 +335,8 @@ impl Target {
             let to = plan.moves[i].to;
             let after_syscall =
                 || self.byte(plan, to.offset(-2)) == Some(0x0f) && self.byte(plan, to.offset(-1)) == Some(0x05);
-            return if restarts && !after_syscall() { Fate::Inside } else { Fate::Moves { to, first: inside } };
+            let first = touched(&plan.text, pc);
+            return if restarts && !after_syscall() { Fate::Inside } else { Fate::Moves { to, first } };
         }
         let back = restarts && (touched(&plan.text, pc.offset(-2)) || touched(&plan.text, pc.offset(-1)));
         if inside || back || contains(&plan.step_out, pc) { Fate::Inside } else { Fate::Stays }
@@ -368,8 +398,8 @@ impl Target {
 }
 
 enum Look {
-    /// The program counters to move, and whether all is quiet.
-    Ready(Vec<Move>, bool),
+    /// The program counters to move, whether all is quiet, and what was looked at.
+    Ready { moves: Vec<Move>, quiet: bool, stacks: Stacks, saved: Vec<SavedPc> },
     /// This thread stands where nobody may.
     Inside(usize, Avma),
 }

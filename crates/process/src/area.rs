@@ -301,8 +301,35 @@ impl SharedArea {
         Ok(claimed.map(|(shard, owner)| Claim { shard, owner }).collect())
     }
 
+    /// Takes a free shard for a thread, as the thread would do itself; none if there is no free one. Its gs base is still to be set, while the thread is
+    /// held: then it finds the shard to be its own.
+    pub fn claim(&self, identity: u64) -> Result<Option<u32>, Error> {
+        for shard in layout::FIRST_SHARD..self.layout.shards.min(layout::SHARDS_MAX) {
+            let claim = u64::from(layout::CLAIMS) + 8 * u64::from(shard);
+            if self.read_u64(claim)? != 0 {
+                continue;
+            }
+            let won = match &self.access {
+                Access::Mapped { map, .. } => {
+                    word64(map, claim).compare_exchange(0, identity, Ordering::AcqRel, Ordering::Acquire).is_ok()
+                }
+                // nobody else claims anything while all threads are held
+                Access::Through(_) => self.write_u64(claim, identity).is_ok(),
+            };
+            if won {
+                self.write_u64(self.shard_start(shard) + u64::from(layout::OWNER), identity)?;
+                return Ok(Some(shard));
+            }
+        }
+        Ok(None)
+    }
+
+    fn shard_start(&self, shard: u32) -> u64 {
+        self.layout.stride * u64::from(shard)
+    }
+
     fn counter_at(&self, shard: u32, index: u32) -> u64 {
-        self.layout.stride * u64::from(shard) + u64::from(layout::COUNTERS) + 8 * u64::from(index)
+        self.shard_start(shard) + u64::from(layout::COUNTERS) + 8 * u64::from(index)
     }
 
     /// One counter of one shard.
@@ -328,7 +355,7 @@ impl SharedArea {
     /// have ended without passing an exit, and are counted among these values.
     pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<u64>, Error> {
         if shard < layout::FIRST_SHARD || shard >= self.layout.shards {
-            return Err(Error::Outside(self.layout.stride * u64::from(shard)));
+            return Err(Error::Outside(self.shard_start(shard)));
         }
         let mut values = vec![0; counters as usize];
         self.counters(shard, &mut values)?;
@@ -341,7 +368,7 @@ impl SharedArea {
                 *left += 1;
             }
         }
-        let start = self.layout.stride * u64::from(shard);
+        let start = self.shard_start(shard);
         let words = [layout::TOP, layout::OWNER, layout::CPU_DESCRIPTOR, layout::CPU_OFFSET, layout::CPU_LAST];
         for word in words.into_iter().chain([layout::CPU_RENEWALS]) {
             self.write_u64(start + u64::from(word), 0)?;
@@ -357,7 +384,7 @@ impl SharedArea {
 
     /// The activation records that are open in a shard: where each lies in the area, and its name.
     fn open_records(&self, shard: u32) -> Result<Vec<(u64, u32)>, Error> {
-        let start = self.layout.stride * u64::from(shard);
+        let start = self.shard_start(shard);
         let top = self.read_u64(start + u64::from(layout::TOP))?.min(record::ROOM.into());
         let first = start + u64::from(self.layout.records());
         let at = (1..top / u64::from(record::SIZE)).map(|i| first + i * u64::from(record::SIZE));

@@ -68,6 +68,16 @@ impl Stacks {
         }
     }
 
+    /// A word of the stack of a thread, if it was read.
+    pub(crate) fn word(&self, thread: usize, at: u64) -> Option<u64> {
+        let holds = |p: &&Part| p.thread == thread && p.start <= at && at - p.start < 8 * p.words.len() as u64;
+        // the main stacks come first, in order of the threads
+        let guess = self.parts.partition_point(|p| p.thread < thread);
+        let part = self.parts.get(guess).filter(holds).or_else(|| self.parts.iter().find(holds))?;
+        let offset = at - part.start;
+        offset.is_multiple_of(8).then(|| self.words.get(part.words.start + (offset / 8) as usize).copied())?
+    }
+
     /// The signal frames of these stacks. `returns` are the addresses that a signal handler returns to, sorted.
     pub(crate) fn saved_pcs(&mut self, target: &Target, maps: &[Mapping], returns: &[Avma]) -> Vec<SavedPc> {
         let mut found: Vec<SavedPc> = Vec::new();

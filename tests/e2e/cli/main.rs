@@ -6,6 +6,7 @@
 
 mod bad_input;
 mod calls;
+mod catch_up;
 mod corners;
 mod counting;
 mod cpu_times;

@@ -184,6 +184,33 @@ fn all_functions_of_a_python() {
 }
 
 #[test]
+fn all_functions_of_a_python_from_entry_to_exit() {
+    let python = "/usr/bin/python3.11";
+    if !std::path::Path::new(python).exists() {
+        skip!("{python} is not installed");
+    }
+    let mut target =
+        Mutatee::spawn(Command::new(python).arg("-u").arg(source_directory().join("tests/mutatees/worker.py")));
+    let expected = target.ask("work 20").after("result").to_owned();
+    let before = Text::of(target.pid());
+    let pid = target.pid().to_string();
+    let foci = ["calls", "returns", "wall_time"].map(|metric| format!("{metric}@/Code/python3.11"));
+    let mut session = tool().start(["watch", "-p", &pid].iter().map(|a| (*a).to_owned()).chain(foci.clone()));
+    session.wait_for("attached");
+    for _ in 0..scaled(2, 50) {
+        assert_eq!(target.ask("work 20").after("result"), expected, "a timed interpreter computes the same");
+    }
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let last = |metric: &str| {
+        let sample = outcome.all("sample").into_iter().rfind(|sample| sample["metric"] == metric);
+        sample.and_then(|sample| sample["value"].as_i64()).unwrap_or_else(|| panic!("no {metric}: {outcome:#?}"))
+    };
+    assert!(last("calls") > 0 && last("returns") > 0 && last("wall_time") > 0);
+    target::assert_clean(target.pid(), &before);
+    assert_eq!(target.ask("work 20").after("result"), expected);
+}
+
+#[test]
 fn nearly_all_functions_of_common_libraries() {
     // A process that has them loaded: any interpreter with its ssl module.
     let python = "/usr/bin/python3.11";

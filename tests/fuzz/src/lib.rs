@@ -178,6 +178,6 @@ fn ask<R>(sites: &[Site], answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
         })
         .collect();
     let requests: Vec<_> =
-        sites.iter().zip(&minis).map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis }).collect();
+        sites.iter().zip(&minis).map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None }).collect();
     answer(&requests)
 }

@@ -1,6 +1,6 @@
 //! Exits and calls of small hand-written functions: which there are, and what may be displaced with them.
 
-use crate::support::{IFUNC, RODATA, TEXT, TestElf, find};
+use crate::support::{FUNC, IFUNC, RODATA, TEXT, TestElf, find};
 use iced_x86::code_asm::*;
 use ingraft_model::{CallSite, Callee, PointKind, Refusal, Site, Svma};
 
@@ -93,17 +93,48 @@ fn the_entry_keeps_what_it_displaces() {
     // Room behind: the return is its own.
     let apart = TestElf::new().function("f", &[0xb8, 1, 0, 0, 0, 0xc3]).function("g", &[0xc3]);
     assert_eq!(stretches(&apart, "f"), [(5, 0, 1, 11)]);
-    // The return is among what the entry displaces: both begin at the same byte.
+    // The return is among what the entry displaces: it goes with it.
+    let within = |elf: &TestElf| exits(elf, "f").unwrap().into_iter().map(|s| s.unwrap().within).collect::<Vec<_>>();
     let shared = TestElf::new().function("f", &[0x89, 0xf8, 0xc3]).function("g", &[0xc3]);
-    assert_eq!(stretches(&shared, "f"), [(0, 2, 3, 16)]);
+    assert_eq!((stretches(&shared, "f"), within(&shared)), (vec![(2, 0, 1, 1)], vec![true]));
     let behind_endbr = TestElf::new().function("f", &[0xf3, 0x0f, 0x1e, 0xfa, 0x89, 0xf8, 0xc3]).function("g", &[0xc3]);
-    assert_eq!(stretches(&behind_endbr, "f"), [(4, 2, 3, 12)]);
+    assert_eq!((stretches(&behind_endbr, "f"), within(&behind_endbr)), (vec![(6, 0, 1, 1)], vec![true]));
+    assert!(!within(&apart)[0]);
+    // What is left behind the springboard is too short, so the entry takes it along; and a jump that leaves if a condition holds.
+    let long = TestElf::new().function("f", &[0x48, 0x8b, 0x47, 0x08, 0xd1, 0xe8, 0xc3]).raw(&[0xf4]);
+    assert_eq!((stretches(&long, "f"), within(&long)), (vec![(6, 0, 1, 1)], vec![true]));
+    let image = long.image();
+    assert_eq!(image.entry_site(find(&image, "f")).unwrap().least, 7);
+    let jump = TestElf::new().function("f", &[0x85, 0xff, 0x0f, 0x84, 0x78, 0, 0, 0, 0xb8, 1, 0, 0, 0, 0xc3]);
+    let jump = jump.raw(&[0x90; 0x80 - 14]).function("g", &[0xc3]);
+    assert_eq!((stretches(&jump, "f"), within(&jump)), (vec![(2, 0, 6, 6), (13, 0, 1, 17)], vec![true, false]));
     // A branch in front: the stretch cannot begin at the entry.
     let overlaps = TestElf::new().function("f", &[0x85, 0xff, 0x74, 0x01, 0xc3, 0xc3]).function("g", &[0xc3]);
     assert_eq!(
         exits(&overlaps, "f").unwrap().into_iter().map(|s| s.map(|s| (s.at.0 - TEXT, s.own))).collect::<Vec<_>>(),
-        [Err(TOO_SHORT), Ok((5, 1))]
+        [Ok((4, 1)), Ok((5, 1))]
     );
+}
+
+#[test]
+fn a_branch_in_front_of_an_exit_goes_with_it() {
+    // cmp rax, -4095; jae 1f; ret; 1: or rax, -1; ret
+    let end: &[u8] = &[0x48, 0x3d, 1, 0xf0, 0xff, 0xff, 0x73, 1, 0xc3, 0x48, 0x83, 0xc8, 0xff, 0xc3];
+    let elf = TestElf::new().assemble("f", begin).raw(end).symbol("f", TEXT, 9 + 14, FUNC).raw(&[0xf4]);
+    assert_eq!(stretches(&elf, "f"), [(9, 8, 9, 9), (18, 4, 5, 5)]);
+}
+
+#[test]
+fn room_for_islands_is_made_where_there_is_none() {
+    // test edi, edi; je 1f; twelve bytes; 1: pop rbp; ret
+    let end: &[u8] =
+        &[0x85, 0xff, 0x74, 12, 0x48, 0x89, 0xf8, 0x48, 0x01, 0xf0, 0x48, 0x01, 0xd0, 0x48, 0x01, 0xc8, 0x5d, 0xc3];
+    let elf = TestElf::new().assemble("f", begin).raw(end).symbol("f", TEXT, 9 + 18, FUNC).raw(&[0xf4]);
+    let image = elf.image();
+    let site = image.exit_sites(find(&image, "f")).unwrap().remove(0).unwrap();
+    assert_eq!((site.at.0 - TEXT, site.own), (25, 2));
+    let clearings: Vec<_> = site.clearings.iter().map(|c| (c.at.0 - TEXT, c.bytes.len())).collect();
+    assert_eq!(clearings, [(9, 10)]);
 }
 
 #[test]
@@ -216,6 +247,9 @@ fn functions_whose_exits_are_not_known_are_refused() {
     });
     assert_eq!(exits(&computed, "f"), Err(Refusal::UnresolvedJump { offset: 7 }));
     let runs_on = TestElf::new().function("f", &[0x31, 0xc0]).function("g", &[0xc3]);
+    let runs_off = exits(&runs_on, "f").unwrap().remove(0).unwrap();
+    assert_eq!((runs_off.at.0 - TEXT, runs_off.point, &runs_off.bytes[..]), (2, 0, &[0x90; 5][..]));
+    let runs_on = TestElf::new().function("f", &[0x31, 0xc0]).raw(&[0xf4; 14]).function("g", &[0xc3]);
     assert_eq!(exits(&runs_on, "f"), Err(Refusal::RunsOn { offset: 2 }));
     let unknown = TestElf::new().function("f", &[0x31, 0xc0, 0x06, 0x06, 0xc3]);
     assert_eq!(exits(&unknown, "f"), Err(Refusal::UnknownInstruction { offset: 2 }));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{FUNC, RODATA, TEXT, TestElf};
 use iced_x86::code_asm::*;
-use ingraft_analysis::{Elf, Image};
+use ingraft_analysis::{Elf, FrameTable, Image, Registers};
 use proptest::prelude::*;
 
 /// Asks everything that can be asked.
@@ -30,6 +30,11 @@ fn exercise(bytes: Arc<[u8]>) {
             assert!(
                 image.call_sites(f).is_ok_and(|calls| calls.is_sorted_by_key(|c| c.at)) || image.call_sites(f).is_err()
             );
+        }
+        let frames = FrameTable::read(image.elf());
+        let registers = Registers { pc: TEXT, general: [Some(0x7000); 16] };
+        for rules in image.functions().iter().take(500).filter_map(|f| frames.rules(f.start()).ok()) {
+            let _ = rules.apply(&registers, &mut |at| Some(at ^ 0x55));
         }
         let cache = image.to_cache();
         let again = Image::from_cache(Elf::parse(bytes).unwrap(), &cache).unwrap();

@@ -94,6 +94,10 @@ pub(crate) struct Enabled {
     pub(crate) pairs: Vec<PairInfo>,
     pub(crate) refused: Vec<RefusedFunction>,
     pub(crate) warnings: Vec<String>,
+    /// Calls in progress whose states are as if their beginnings had been seen.
+    pub(crate) caught_up: u64,
+    /// Threads whose stacks could not be looked at.
+    pub(crate) not_unwound: u32,
 }
 
 /// A value: the total, and by thread if it was asked for.
@@ -200,6 +204,8 @@ impl Collector {
             pairs: self.pairs.into_iter().map(|p| pair_info(p, &metrics)).collect(),
             refused,
             warnings: e.warnings.clone(),
+            caught_up: e.caught_up,
+            not_unwound: e.not_unwound,
         })
     }
 }

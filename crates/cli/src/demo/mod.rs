@@ -318,5 +318,7 @@ fn attached_object(enabled: &Enabled, attach_ms: f64) -> Object {
         attach_ms,
         stopped_ms: objects::millis(enabled.stopped_ns),
         measurement: enabled.measurement,
+        caught_up: enabled.caught_up,
+        not_unwound: enabled.not_unwound,
     })
 }

@@ -76,7 +76,7 @@ async fn count_for_scripts() {
         "ingraft count -p 7 processCommand call --format json",
         script,
         expect![[r#"
-            {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107}
+            {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
             {"type":"ended","pid":7,"status":0,"signal":null}
             {"type":"count","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","calls":1000,"threads":[{"tid":7,"calls":1000}]}
             {"type":"count","pid":7,"module":"server","function":"call","offset":"0x5c1b0","calls":1500,"threads":[{"tid":7,"calls":1500}]}
@@ -92,7 +92,7 @@ async fn watch_for_scripts() {
         "ingraft watch -p 7 calls@/Code/server --for 300ms --format json",
         Script { functions: vec!["call"], readings: vec![vec![0], vec![600]], last: vec![900], ..Script::default() },
         expect![[r#"
-            {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":1,"attach_ms":…,"stopped_ms":0.812,"measurement":107}
+            {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":1,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
             {"type":"sample","pid":7,"time_ns":1000000000,"metric":"calls","focus":"/Code/server/call","value":0,"rate":null,"unit":"calls"}
             {"type":"sample","pid":7,"time_ns":1500000000,"metric":"calls","focus":"/Code/server/call","value":600,"rate":1200.0,"unit":"calls"}
             {"type":"sample","pid":7,"time_ns":2000000000,"metric":"calls","focus":"/Code/server/call","value":900,"rate":600.0,"unit":"calls"}
@@ -157,7 +157,7 @@ async fn latency_for_scripts() {
         "ingraft latency -p 7 processCommand call --format json",
         Script { missing, ..latencies() },
         expect![[r#"
-        {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107}
+        {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
         {"type":"ended","pid":7,"status":0,"signal":null}
         {"type":"latency","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","clock":"wall","calls":1000,"sum_ns":31489500,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"threads":[{"tid":7,"calls":1000,"sum_ns":31489500,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"left":3}],"left":3}
         {"type":"latency","pid":7,"module":"server","function":"call","offset":"0x5c1b0","clock":"wall","calls":0,"sum_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"threads":[{"tid":7,"calls":0,"sum_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"left":3}],"left":3}

@@ -23,6 +23,13 @@ pub(crate) fn attached(e: &Enabled, host: Host, attach_ms: f64) -> String {
         let modules = plural(e.modules.into(), "module", "modules");
         line += &format!("{DIM} ({threads}, {modules}, {} functions known){DIM:#}", grouped_u64(e.functions.into()));
     }
+    if e.caught_up > 0 {
+        line += &format!("; {} in progress caught up", plural(e.caught_up, "call", "calls"));
+    }
+    if e.not_unwound > 0 {
+        let threads = plural(e.not_unwound.into(), "thread", "threads");
+        line += &format!("; the calls in progress of {threads} could not be found out");
+    }
     line + "\n"
 }
 

@@ -8,13 +8,17 @@ use super::{Flaw, VerifyError, check_writes, fail, prove_routines};
 use crate::arena::Arena;
 use crate::environment::Environment;
 use crate::mini::WovenMini;
-use crate::weave::WovenPoint;
+use crate::weave::{Inner, WovenPoint};
 
 /// Proves a removal: every original byte comes back, every record of the points is in the plan, nothing else is.
 pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), VerifyError> {
     check_writes(&plan.text)?;
     if let Some(code) = plan.code.first() {
         return fail(code.at.0, Flaw::Forbidden);
+    }
+    let stays = |host: &Inner| !points.iter().any(|p| p.exits.contains(host));
+    if let Some(host) = points.iter().filter_map(|p| p.host).find(stays) {
+        return fail(host.copy.0, Flaw::Unmatched);
     }
     let records = || points.iter().flat_map(WovenPoint::records);
     let mut text: Vec<_> = records().flat_map(|r| r.text.iter().copied()).collect();
@@ -42,6 +46,34 @@ pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), Ver
         return fail(plan.retired.first().map_or(0, |r| r.start.0), Flaw::Unmatched);
     }
     Ok(())
+}
+
+/// Proves the plan of [`crate::remove_within`]: the copy that held the springboard is what it was, and threads go on there.
+pub fn verify_removed_within(plan: &PatchPlan, point: &WovenPoint) -> Result<(), VerifyError> {
+    check_writes(&plan.text)?;
+    let (Some(host), [write]) = (point.host, plan.text.as_slice()) else {
+        return fail(point.at.0, Flaw::Unmatched);
+    };
+    let leads = write.old_bytes().split_first().is_some_and(|(opcode, displacement)| {
+        *opcode == 0xe9 && displacement.len() == 4 && target(host.copy.0, displacement) == point.base
+    });
+    if write.at != host.copy || write.new_bytes() != host.bytes || !leads {
+        return fail(write.at.0, Flaw::NotOriginal);
+    }
+    let inside = |to: Avma| match host.next {
+        _ if to == host.original => host.copy,
+        Some((text, copy)) if to == text => copy,
+        _ => to,
+    };
+    let mut moves: Vec<_> =
+        point.records().flat_map(|r| &r.moves).map(|m| PcMove { from: m.from, to: inside(m.to) }).collect();
+    moves.sort_unstable();
+    moves.dedup();
+    let stepped = point.records().flat_map(|r| &r.step_out).all(|r| plan.step_out.contains(r));
+    let mut code: Vec<_> = point.records().map(|r| r.code.clone()).filter(|c| c.start < c.end).collect();
+    code.sort_unstable_by_key(|c| c.start);
+    let right = moves == plan.moves && stepped && code == plan.retired && plan.code.is_empty();
+    if right { Ok(()) } else { fail(point.at.0, Flaw::BadMove) }
 }
 
 /// Proves the plan of [`crate::add_mini`]: `after` is the point as it will be, with the new snippet of number `id`.

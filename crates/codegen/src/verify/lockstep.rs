@@ -49,7 +49,7 @@ pub(super) fn run(
     }
 }
 
-/// Compares original `bytes` that only run on with the copy at `copy`; where the copy ends.
+/// Compares original `bytes` that run on, or branch away, with the copy at `copy`; where the copy ends.
 pub(super) fn straight(
     walk: &mut Walk<'_>,
     bytes: &[u8],
@@ -61,7 +61,8 @@ pub(super) fn straight(
     let mut rest = bytes;
     while !rest.is_empty() {
         let original = decode(rest, at + (bytes.len() - rest.len()) as u64)?;
-        if original.flow_control() != FlowControl::Next || !step.instruction(&original, &|target| target)? {
+        let runs_on = original.flow_control() == FlowControl::Next || original.is_jcc_short_or_near();
+        if !runs_on || !step.instruction(&original, &|target| target)? {
             return fail(original.ip(), Flaw::NotEquivalent);
         }
         rest = rest.get(original.len()..).unwrap_or_default();
@@ -69,13 +70,15 @@ pub(super) fn straight(
     Ok(step.copy)
 }
 
-/// A conditional jump out of a function: at `copy` the opposite condition leads home, and at `tail` the jump itself follows. Where home is.
+/// A conditional jump out of a function: at `copy` the opposite condition leads home, and at `tail` the jump itself follows. Where home is in
+/// the text; `lands` is where it is instead if not there.
 pub(super) fn leaves_if(
     walk: &mut Walk<'_>,
     bytes: &[u8],
     at: u64,
     copy: u64,
     tail: u64,
+    lands: Option<u64>,
     pairs: &mut Vec<Pair>,
 ) -> Result<u64, VerifyError> {
     let original = decode(bytes, at)?;
@@ -86,7 +89,7 @@ pub(super) fn leaves_if(
     let leaves = Step { walk, pairs, copy: tail }.part(at, end, Some(target))?;
     let right = stays.is_jcc_short_or_near()
         && stays.condition_code() == opposite.condition_code()
-        && stays.near_branch_target() == end
+        && stays.near_branch_target() == lands.unwrap_or(end)
         && leaves.is_jmp_short_or_near()
         && leaves.near_branch_target() == target;
     if right { Ok(end) } else { fail(copy, Flaw::NotEquivalent) }

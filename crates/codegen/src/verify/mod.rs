@@ -11,13 +11,14 @@
 //! - from every instruction of code that will be taken away a thread has a way home.
 
 mod change;
+mod inner;
 mod lockstep;
 mod memory;
 mod rules;
 mod walk;
 
 use iced_x86::Code;
-use ingraft_model::{Avma, PcMove, PointKind, Site, TextWrite};
+use ingraft_model::{Avma, Clearing, PcMove, PointKind, Site, TextWrite};
 
 use crate::arena::Arena;
 use crate::environment::Environment;
@@ -25,7 +26,7 @@ use crate::routine::Routine;
 use crate::text::TextSpace;
 use crate::weave::{PointRequest, RemovalRecord, Weave, WovenPoint};
 
-pub use change::{verify_added, verify_removal, verify_removed};
+pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};
 use lockstep::Pair;
 use memory::Memory;
 use walk::{State, Walk};
@@ -130,7 +131,11 @@ pub fn verify_weave(
     for (request, point) in requests.iter().zip(&weave.woven) {
         let Ok(point) = point else { continue };
         let proof = Proof { text, request, point };
-        proof.run(&mut walk, &mut expected)?;
+        let hosts = weave.woven.iter().flatten().chain(request.host);
+        match point.host {
+            Some(host) => writes.push(proof.within(&mut walk, host, hosts)?),
+            None => proof.run(&mut walk, &mut expected)?,
+        }
         writes.extend(point.removal.text.iter().map(TextWrite::inverse));
         proven.extend(point.records().map(|r| (r.code.start.0, r.code.end.0)));
     }
@@ -184,7 +189,8 @@ fn check_insertion_moves(moves: &[PcMove], text: &[TextWrite], expected: &mut [P
     let mut write = text.iter().peekable();
     for e in expected.iter() {
         while write.next_if(|w| w.at.0 + u64::from(w.len) <= e.from.0).is_some() {}
-        let inside = write.peek().is_some_and(|w| w.at < e.from);
+        // where a springboard begins no move is expected
+        let inside = write.peek().is_some_and(|w| w.at <= e.from);
         if moves.get(next) == Some(e) {
             next += 1;
         } else if inside {
@@ -250,6 +256,7 @@ impl Proof<'_> {
         }
         let begin = self.before(walk, &mut pairs)?;
         let home = self.behind(walk, begin, &resolve, &mut pairs)?;
+        inner::exits(walk, point, &mut pairs)?;
         let past_own = home.is_some_and(|h| h > at.0 + u64::from(site.own));
         if past_own || home.is_some_and(|h| h < at.0 + u64::from(springboard.len) || h != point.home.0) {
             return fail(at.0, Flaw::NotEquivalent);
@@ -258,14 +265,18 @@ impl Proof<'_> {
         if springboard.len as u64 > displaced_end - at.0 && u64::from(site.own) > displaced_end - at.0 {
             return fail(at.0, Flaw::NotEquivalent);
         }
+        let mut begins = vec![at.0];
         for branch in &site.back_branches {
             let b = branch.at.to_avma(bias).0;
             if b >= at.0 && b < displaced_end {
                 continue;
             }
-            self.detour(walk, branch, displaced_end, &resolve, &mut pairs)?;
+            begins.extend(self.detour(walk, branch, displaced_end, &resolve, &mut pairs)?);
         }
-        let first_parts = pairs.iter().filter(|p| p.first && p.original != at.0);
+        for clearing in &site.clearings {
+            begins.extend(self.clearing(walk, clearing, &mut pairs)?);
+        }
+        let first_parts = pairs.iter().filter(|p| p.first && !begins.contains(&p.original));
         // a thread that has arrived at the point has not passed it
         let arrival = |p: &Pair| if p.original == self.point_at() && !site.after { begin } else { p.copy };
         expected.extend(first_parts.map(|p| PcMove { from: Avma(p.original), to: Avma(arrival(p)) }));
@@ -369,7 +380,7 @@ impl Proof<'_> {
         let (at, tail) = (self.point_at(), self.point.tail.0);
         let bytes = self.site().bytes.get(usize::from(self.site().point)..).unwrap_or_default();
         if self.site().kind == PointKind::Exit && memory::decode(bytes, at)?.is_jcc_short_or_near() {
-            return lockstep::leaves_if(walk, bytes, at, begin, tail, pairs).map(Some);
+            return lockstep::leaves_if(walk, bytes, at, begin, tail, None, pairs).map(Some);
         }
         let stays = walk.memory().decode(tail)?;
         if self.site().kind == PointKind::Call && stays.code() == Code::Jmp_rel32_64 && stays.near_branch_target() == at
@@ -403,6 +414,11 @@ impl Proof<'_> {
                 return b.bytes.get(range);
             }
         }
+        for c in &site.clearings {
+            if let Some(range) = within(c.at.to_avma(bias).0, &c.bytes) {
+                return c.bytes.get(range);
+            }
+        }
         let (start, bytes) = self.text.padding_at(at)?;
         bytes.get(within(start, bytes)?)
     }
@@ -419,13 +435,52 @@ impl Proof<'_> {
     }
 
     fn island(&self, at: u64) -> Option<u64> {
-        let (start, bytes) = self.text.padding_at(at)?;
-        let fits = at + 5 <= start + bytes.len() as u64;
-        let w = self.point.removal.text.iter().find(|w| fits && w.at.0 == at && w.len == 5)?;
+        if !self.is_room(at) {
+            return None;
+        }
+        let w = self.point.removal.text.iter().find(|w| w.at.0 == at && w.len == 5)?;
         (w.old[0] == 0xe9).then(|| self.follow(w)).flatten()
     }
 
-    /// A function's own branch to its entry goes to the tail.
+    /// Whether five bytes are padding, or what a clearing of this point leaves.
+    fn is_room(&self, at: u64) -> bool {
+        if let Some((start, bytes)) = self.text.padding_at(at) {
+            return at + 5 <= start + bytes.len() as u64;
+        }
+        let within = |c: &Clearing| {
+            let start = c.at.to_avma(self.request.bias).0;
+            let cleared = self.point.removal.text.iter().any(|w| w.at.0 == start && w.len == 5);
+            cleared && at >= start + 5 && at + 5 <= start + c.bytes.len() as u64
+        };
+        self.site().clearings.iter().any(within)
+    }
+
+    /// What makes room for an island is displaced as a whole, if it is at all; where it begins.
+    fn clearing(&self, walk: &mut Walk<'_>, c: &Clearing, pairs: &mut Vec<Pair>) -> Result<Option<u64>, VerifyError> {
+        let at = c.at.to_avma(self.request.bias).0;
+        let Some(w) = self.point.removal.text.iter().find(|w| w.at.0 == at) else { return Ok(None) };
+        let copy = self.follow(w).filter(|_| w.len == 5);
+        let Some(copy) = copy else { return fail(at, Flaw::Astray) };
+        let end = at + c.bytes.len() as u64;
+        let mut own = Vec::new();
+        let home = lockstep::run(walk, &c.bytes, at, copy, &|target| target, &mut own)?;
+        let into = |target: u64| target > at && target < end;
+        let mut rest = c.bytes.as_slice();
+        while !rest.is_empty() {
+            let i = memory::decode(rest, end - rest.len() as u64)?;
+            if into(i.near_branch_target()) {
+                return fail(i.ip(), Flaw::LandingInside);
+            }
+            rest = rest.get(i.len()..).unwrap_or_default();
+        }
+        if home.is_some_and(|home| home != end) || own.iter().map(|p| p.original_end).max() != Some(end) {
+            return fail(at, Flaw::NotEquivalent);
+        }
+        pairs.append(&mut own);
+        Ok(Some(at))
+    }
+
+    /// A function's own branch to its entry goes to the tail. Where the stretch begins that is displaced with it, if one is.
     fn detour(
         &self,
         walk: &mut Walk<'_>,
@@ -433,7 +488,7 @@ impl Proof<'_> {
         displaced_end: u64,
         resolve: &impl Fn(u64) -> u64,
         pairs: &mut Vec<Pair>,
-    ) -> Result<(), VerifyError> {
+    ) -> Result<Option<u64>, VerifyError> {
         let bias = self.request.bias;
         let (from, at) = (branch.from.to_avma(bias).0, branch.at.to_avma(bias).0);
         let astray = || VerifyError { at: Avma(at), flaw: Flaw::Astray };
@@ -463,11 +518,11 @@ impl Proof<'_> {
                 return Err(astray());
             }
             pairs.extend(own);
-            return Ok(());
+            return Ok(Some(w.at.0));
         }
         let target = lockstep::patched_target(original, at, w).ok_or_else(astray)?;
         let target = if w.len == 1 { self.island(target).ok_or_else(astray)? } else { target };
-        if target == self.point.tail.0 { Ok(()) } else { Err(astray()) }
+        if target == self.point.tail.0 { Ok(None) } else { Err(astray()) }
     }
 
     /// From every instruction there is a move that is an equivalence, or it is stepped out of.
@@ -492,7 +547,7 @@ impl Proof<'_> {
 
     /// Islands lie in the text: a thread on one goes to the entry.
     fn islands_have_ways(&self, record: &RemovalRecord) -> Result<(), VerifyError> {
-        let is_island = |at: u64| self.text.padding_at(at).is_some() && self.island(at).is_some();
+        let is_island = |at: u64| self.island(at).is_some();
         for m in record.moves.iter().filter(|m| m.from < record.code.start || m.from >= record.code.end) {
             if m.to != self.point.at || !is_island(m.from.0) {
                 return fail(m.from.0, Flaw::BadMove);

@@ -46,6 +46,9 @@ pub fn site(bytes: &[u8]) -> Site {
         scratch: vec![Gpr(0)],
         flags_dead: true,
         back_branches: Vec::new(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
     }
 }
 
@@ -58,6 +61,7 @@ pub fn exit_site(function: u64, at: u64, point: usize, bytes: &[u8], padding: &[
         at: Svma(at),
         bytes: [bytes, padding].concat(),
         own: bytes.len() as u8,
+        least: bytes.len() as u8,
         scratch: Vec::new(),
         flags_dead: false,
         ..site(&[])
@@ -108,7 +112,7 @@ pub fn weave(identity: ThreadIdentity, site: Site, paddings: &[Padding], snippet
         .enumerate()
         .map(|(i, s)| MiniRequest { id: i as u64, snippet: s, counters: &counters[i..] })
         .collect();
-    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis }];
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, host: None }];
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
     if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
         panic!("{e}\n{}", list(&weave.plan, &weave.woven));

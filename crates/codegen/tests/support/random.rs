@@ -236,6 +236,9 @@ fn build(f: &Function, function: u64) -> (Vec<u8>, Site) {
         landings: landings.into_iter().filter(|l| l.0 > at && l.0 < at + 64).collect(),
         scratch: dead.map(Gpr).into_iter().collect(),
         flags_dead: dead.is_some(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
         back_branches,
     };
     (bytes, site)
@@ -297,7 +300,7 @@ impl Field {
             .sites
             .iter()
             .zip(minis.chunks(1))
-            .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis })
+            .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None })
             .collect();
         f(&requests)
     }

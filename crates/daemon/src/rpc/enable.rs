@@ -71,6 +71,8 @@ fn events(enabled: Enabled) -> Vec<Event> {
         refused_count: refused_count(&enabled.pairs, &enabled.refused),
         metrics: metrics(&enabled.pairs),
         warnings: enabled.warnings,
+        caught_up: enabled.caught_up.calls,
+        not_unwound: enabled.caught_up.not_unwound,
     };
     let mut events = vec![Event::Enabled(head)];
     events.extend(pair_chunks(&enabled.pairs).map(Event::Pairs));
@@ -186,6 +188,7 @@ mod tests {
             stopped: Duration::from_micros(6),
             pairs: (0..pairs).map(pair).collect(),
             refused: vec![refused(1)],
+            caught_up: Default::default(),
             warnings: Vec::new(),
         }
     }

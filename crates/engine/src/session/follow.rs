@@ -30,6 +30,7 @@ impl Session {
         let is_gone = |f: &MdlFunction| gone.contains(&f.module);
         for pair in control.pairs.values_mut() {
             pair.minis.retain(|(f, _)| !is_gone(f));
+            pair.landings.retain(|(f, _)| !is_gone(f));
             pair.unwoven.retain(|(f, _)| !is_gone(f));
         }
         for measurement in control.measurements.values_mut() {
@@ -49,8 +50,7 @@ impl Session {
             attached.woven.keep_inherited(records);
             return Ok(());
         }
-        let records: Vec<_> =
-            records.iter().filter_map(|point| Some(Record::PointGone(point.removal.text.first()?.at))).collect();
+        let records: Vec<_> = records.iter().map(|point| Record::PointGone(point.removal.key())).collect();
         self.write_journal(&mut attached.journal, &attached.area, &records)
     }
 

@@ -1,20 +1,42 @@
 //! What new pairs need is woven: counters, code, journal, stop. On an error the target and the session are as before.
 
+use super::landing::restores;
 use super::*;
 
 /// Why a pair of a request, by its number, stays out of a function.
 type Refused = HashMap<(MdlFunction, usize), Refusal>;
 
+/// The snippets of a pair: those of its metric, and those where exceptions land.
+#[derive(Debug, Default)]
+pub(super) struct Minis {
+    points: Vec<(MdlFunction, u64)>,
+    landings: Vec<(MdlFunction, u64)>,
+}
+
+/// What an insertion meant for the threads of the target.
+#[derive(Debug, Default)]
+pub(super) struct Stop {
+    /// The longest time any of them was held in one piece.
+    pub held: Duration,
+    /// Their calls in progress.
+    pub caught_up: CaughtUp,
+}
+
+impl Stop {
+    /// Both together.
+    pub fn and(mut self, other: Stop) -> Stop {
+        self.held = self.held.max(other.held);
+        self.caught_up.add(other.caught_up);
+        self
+    }
+}
+
 impl Session {
     /// Weaves what new pairs need, attaching to the target if nothing was woven there yet. On an error the target and the session
     /// are as before.
-    pub(super) fn insert(
-        &self,
-        control: &mut Control,
-        fresh: Vec<(PairKey, Instrumentation)>,
-    ) -> Result<Duration, Error> {
+    pub(super) fn insert(&self, control: &mut Control, fresh: Vec<(PairKey, Instrumentation)>) -> Result<Stop, Error> {
         if fresh.is_empty() {
-            return Ok(Duration::ZERO);
+            return Ok(Stop::default());
         }
         let limit = control.attached.as_ref().map_or(default_counters(), |a| a.area.layout().counters());
         let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
@@ -53,7 +75,8 @@ impl Session {
                 instrumentation.insertions.iter().all(|i| i.snippet.as_increment() == Some(VariableId(0)));
             let (metric, thread) = (instrumentation.metric, instrumentation.thread);
             let variables = instrumentation.variables.into();
-            let pair = Pair { metric, variables, counters, minis, unwoven, thread, counts_hits, users: 0 };
+            let Minis { points: minis, landings } = minis;
+            let pair = Pair { metric, variables, counters, minis, landings, unwoven, thread, counts_hits, users: 0 };
             control.pairs.insert(key, pair);
         }
         Ok(stopped)
@@ -64,30 +87,30 @@ impl Session {
         &self,
         control: &mut Control,
         more: Vec<(PairKey, Instrumentation, Vec<u32>)>,
-    ) -> Result<Duration, Error> {
+    ) -> Result<Stop, Error> {
         if more.is_empty() {
-            return Ok(Duration::ZERO);
+            return Ok(Stop::default());
         }
         let (refused, minis, stopped) = self.weave_and_apply(control, &more)?;
         for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
             let mut unwoven = refused_of(control, &instrumentation, &refused, number);
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
-            pair.minis.extend(minis);
+            pair.minis.extend(minis.points);
+            pair.landings.extend(minis.landings);
             pair.unwoven.append(&mut unwoven);
         }
         Ok(stopped)
     }
 
     /// The part of an insertion that can fail: code, journal, stop.
-    #[expect(clippy::type_complexity, reason = "three results that only the caller takes apart")]
     pub(super) fn weave_and_apply(
         &self,
         control: &mut Control,
         bound: &[(PairKey, Instrumentation, Vec<u32>)],
-    ) -> Result<(Refused, Vec<Vec<(MdlFunction, u64)>>, Duration), Error> {
+    ) -> Result<(Refused, Vec<Minis>, Stop), Error> {
         let settle = Snippet { stmts: vec![Stmt::Settle] };
         let mut points: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
-        let mut minis: Vec<Vec<(MdlFunction, u64)>> = Vec::with_capacity(bound.len());
+        let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
         let mut refused = Refused::new();
         for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
             let mut own = Vec::new();
@@ -111,9 +134,9 @@ impl Session {
                 let at = if spot.opens() { all.len() } else { 0 };
                 all.splice(at..at, list);
             }
-            minis.push(own);
+            minis.push(Minis { points: own, landings: Vec::new() });
         }
-        let wanted: Vec<_> = points
+        let mut wanted: Vec<_> = points
             .into_iter()
             .map(|((function, spot), mut minis)| {
                 let follower = minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1));
@@ -131,11 +154,12 @@ impl Session {
             self.refuse_hopeless(&control.modules, &wanted, &refused)?;
             control.attached = Some(self.attach(control)?);
         }
+        self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
         let timed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter));
         let cpu = bound.iter().any(|(_, i, _)| reads_cpu(i));
         let ready = if timed { self.keep_time(control, cpu) } else { Ok(()) };
-        let outcome = ready.and_then(|()| self.change(control, &wanted));
-        let (woven_refused, stopped) = match outcome {
+        let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
+        let (woven_refused, mut stopped) = match outcome {
             Ok(done) => done,
             Err(e) => {
                 if first {
@@ -144,11 +168,45 @@ impl Session {
                 return Err(e);
             }
         };
+        if first {
+            self.hook_loader(control);
+        }
         refused.extend(woven_refused);
         for (pair, own) in minis.iter_mut().enumerate() {
-            own.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
+            own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
+            own.landings.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
         }
-        Ok((refused, minis, stopped.max(std::mem::take(&mut control.held))))
+        stopped.held = stopped.held.max(std::mem::take(&mut control.held));
+        Ok((refused, minis, stopped))
+    }
+
+    /// Adds what every pair that puts something back needs where exceptions land.
+    fn settle_at_landings<'w>(
+        &self,
+        control: &mut Control,
+        bound: &[(PairKey, Instrumentation, Vec<u32>)],
+        settle: &'w Snippet,
+        wanted: &mut Vec<WantedPoints<'w>>,
+        minis: &mut [Minis],
+    ) {
+        for function in self.landings(&control.modules, bound) {
+            for (pair, ((key, instrumentation, _), own)) in bound.iter().zip(minis.iter_mut()).enumerate() {
+                let there = control.pairs.get(key).is_some_and(|p| p.landings.iter().any(|(f, _)| *f == function));
+                if there || !restores(instrumentation) {
+                    continue;
+                }
+                let id = control.next_mini;
+                control.next_mini += 1;
+                own.landings.push((function, id));
+                let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[] };
+                match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, Spot::ENTRY)) {
+                    Some(known) => known.minis.insert(0, mini),
+                    None => {
+                        wanted.push(WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] });
+                    }
+                }
+            }
+        }
     }
 
     /// What follows calls needs shards of the threads' own and a clock; `cpu`: the clock of processor time as well.
@@ -264,13 +322,14 @@ impl Session {
         Ok(Attached { env, area, journal, woven: Woven::default(), since_ns })
     }
 
-    /// Weaves, writes the journal, applies.
-    pub(super) fn change(
+    /// Weaves, writes the journal, applies. `variables` are those of a pair.
+    pub(super) fn change<'v>(
         &self,
         control: &mut Control,
         wanted: &[WantedPoints<'_>],
-    ) -> Result<(Refused, Duration), Error> {
-        let Some(attached) = control.attached.as_mut() else { return Ok((Refused::new(), Duration::ZERO)) };
+        variables: &dyn Fn(usize) -> &'v [Variable],
+    ) -> Result<(Refused, Stop), Error> {
+        let Some(attached) = control.attached.as_mut() else { return Ok((Refused::new(), Stop::default())) };
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
         let (journal, area) = (&mut attached.journal, &attached.area);
@@ -286,9 +345,20 @@ impl Session {
         let points = change.new_points.iter().map(|record| Record::Point(record.clone()));
         let counters = std::iter::once(Record::Counters(control.counters.used()));
         let records: Vec<_> = counters.chain(points).collect();
+        let area = Arc::clone(&attached.area);
+        let now = |clock, tid| match clock {
+            Clock::Wall => self.clock.as_ref().map_or(0, TickClock::ticks),
+            Clock::Cpu => self.cpu_ticks(tid),
+        };
+        let counters = Counters { area: &area, identity: attached.env.identity, now: &now };
+        let versions = (&before, &attached.woven);
+        let (target, modules) = (&self.target, &control.modules);
+        let mut catch_up = CatchUp::prepare(target, modules, versions, wanted, &change.refused, variables, counters);
         let applied = self.write_journal(&mut attached.journal, &attached.area, &records).and_then(|()| {
             let options = ApplyOptions { check_quiet: attached.woven.idle(), ..ApplyOptions::default() };
-            let applied = self.target.apply(&change.plan, &options).map_err(|e| Error::apply(self.pid(), e))?;
+            let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
+            let applied = self.target.apply_and_visit(&change.plan, &options, visitor);
+            let applied = applied.map_err(|e| Error::apply(self.pid(), e))?;
             Ok((applied, options.check_quiet))
         });
         match applied {
@@ -297,14 +367,12 @@ impl Session {
                     attached.woven.release(&idle);
                 }
                 self.shared_mut().remember(&applied.bases, attached.env.identity);
-                Ok((change.refused, applied.held))
+                let caught_up = catch_up.map(CatchUp::done).unwrap_or_default();
+                Ok((change.refused, Stop { held: applied.held, caught_up }))
             }
             Err(e) => {
-                let gone: Vec<_> = change
-                    .new_points
-                    .iter()
-                    .filter_map(|record| Some(Record::PointGone(record.removal.text.first()?.at)))
-                    .collect();
+                let gone = change.new_points.iter().map(|record| Record::PointGone(record.removal.key()));
+                let gone: Vec<_> = gone.collect();
                 attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
                 let _ = self.write_journal(&mut attached.journal, &attached.area, &gone);

@@ -24,10 +24,11 @@ use ingraft_model::{
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
-    TickClock,
+    TickClock, Visitor,
 };
 
 use crate::api::*;
+use crate::catch_up::{CatchUp, Counters};
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
 use crate::journal::{self, Head, Journal, Kept, KeptPair, Record};
@@ -40,9 +41,13 @@ use crate::state_dir::StateDir;
 use crate::values::{Columns, CounterAllocator, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
 use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
+use self::insert::Stop;
+
 mod adopt;
 mod follow;
 mod insert;
+mod landing;
+mod loader;
 mod read;
 mod remove;
 
@@ -75,6 +80,8 @@ struct Pair {
     counters: Vec<u32>,
     /// Snippets by number, with the functions at whose points they stand.
     minis: Vec<(MdlFunction, u64)>,
+    /// The same where exceptions land.
+    landings: Vec<(MdlFunction, u64)>,
     /// Functions that could not be woven, and why.
     unwoven: Vec<(MdlFunction, RefusedFunction)>,
     /// The only thread that counts.
@@ -138,6 +145,8 @@ struct Shared {
     area: Option<Arc<SharedArea>>,
     identity: Option<ThreadIdentity>,
     ended: EndedThreads,
+    /// What tells that the loader has worked.
+    hook: Option<loader::Hook>,
     /// Counters from 0 up to here may have been counted into.
     used_counters: u32,
     /// What the counters belong to that are not variables of their own.
@@ -312,9 +321,10 @@ impl Session {
         measurement: &Measurement,
         attached: bool,
         begin: Instant,
-        stopped: Duration,
-        warnings: Vec<String>,
+        stopped: Stop,
+        mut warnings: Vec<String>,
     ) -> Enabled {
+        warnings.extend(stopped.caught_up.warnings());
         let pairs = &measurement.pairs;
         let unwoven = pairs.iter().filter(|p| p.points == 0 && p.function.is_some());
         Enabled {
@@ -326,20 +336,21 @@ impl Session {
             functions: control.modules.loaded().map(|(_, _, m)| m.image.functions().len() as u32).sum(),
             points: pairs.iter().map(|p| p.points).sum(),
             attach_time: begin.elapsed(),
-            stopped,
+            stopped: stopped.held,
             pairs: pairs.to_vec(),
             refused: unwoven.flat_map(|p| p.refused.clone()).collect(),
+            caught_up: stopped.caught_up,
             warnings,
         }
     }
 
     /// Weaves what is wanted and not there yet. Returns the keys of all that is wanted.
-    #[expect(clippy::type_complexity, reason = "a list with its time")]
+    #[expect(clippy::type_complexity, reason = "a list and its stop")]
     fn insert_wanted(
         &self,
         control: &mut Control,
         wanted: Vec<Wanted>,
-    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, Duration), Error> {
+    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, Stop), Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut fresh = Vec::new();
         let mut more = Vec::new();
@@ -362,7 +373,7 @@ impl Session {
             }
         }
         let stopped = self.insert(control, fresh)?;
-        Ok((keys, stopped.max(self.extend(control, more)?)))
+        Ok((keys, stopped.and(self.extend(control, more)?)))
     }
 
     /// What a measurement measures.
@@ -407,7 +418,7 @@ impl Session {
             pid: self.pid(),
             holder: format!("{} {}", self.context.program, std::process::id()),
             ours: true,
-            points: attached.woven.len() as u32,
+            points: (attached.woven.len() - usize::from(self.shared().hook.is_some())) as u32,
             code_bytes: attached.woven.code_bytes(),
             since_ns: attached.since_ns,
             identity: describe(attached.env.identity),

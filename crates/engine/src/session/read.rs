@@ -42,7 +42,7 @@ impl Session {
     }
 
     /// What the kernel says of a thread's processor time, as the target's code measures it.
-    fn cpu_ticks(&self, tid: Tid) -> u64 {
+    pub(super) fn cpu_ticks(&self, tid: Tid) -> u64 {
         let ns = self.target.thread_cpu_ns(tid).unwrap_or(0);
         let rate = self.cpu_rate.get().copied().unwrap_or(0);
         u64::try_from((u128::from(ns) * u128::from(rate)) >> 32).unwrap_or(0)
@@ -71,7 +71,7 @@ impl Session {
 
     /// Waits a little for the end of the target, and does what has to be done from time to time. `false`: the target is gone.
     pub fn watch(&self, at_most: Duration) -> bool {
-        if let Some(status) = self.target.wait_exit(at_most) {
+        if let Some(status) = self.wait_and_follow(at_most) {
             let (status, signal) = match status {
                 ExitStatus::Code(code) => (Some(code), None),
                 ExitStatus::Signal(signal) => (None, Some(signal)),

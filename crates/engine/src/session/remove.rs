@@ -40,7 +40,7 @@ impl Session {
         let minis: Vec<_> = uses
             .iter()
             .filter_map(|(key, uses)| control.pairs.get(*key).filter(|p| p.users == *uses))
-            .flat_map(|p| p.minis.iter().copied())
+            .flat_map(|p| p.minis.iter().chain(&p.landings).copied())
             .collect();
         if minis.is_empty() {
             return Ok(leftover::untouched(self.pid()));

@@ -12,6 +12,7 @@ pub fn rows() -> Vec<Row> {
     let mut rows = guarded("held, 8 busy threads", || threads(8, true, true, 31, 1.0));
     rows.extend(guarded("held, 512 idle threads", || threads(512, false, false, 15, 15.0)));
     rows.extend(guarded("held, 512 busy threads", || threads(512, true, false, 15, 30.0)));
+    rows.extend(guarded("held, 200 deep threads", deep));
     rows.extend(guarded("held, PostgreSQL", postgres));
     rows
 }
@@ -49,6 +50,21 @@ fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f
         if unprivileged { ", without privilege" } else { "" }
     );
     vec![Row::at_most(what, inserted, limit, " ms", &format!(" (to remove {} ms)", short(removed)))]
+}
+
+/// Threads whose stacks hold calls of the function that is to be timed.
+fn deep() -> Vec<Row> {
+    let target = Mutatee::start("onstack", &["200", "29"]);
+    let tool = tool();
+    let mut inserted = Vec::new();
+    for _ in 0..15 {
+        let mut session = tool.start(["watch", "-p", &target.pid_text(), "wall_time@/Code/onstack/deep"]);
+        let attached = session.wait_for("attached");
+        assert_eq!(attached["caught_up"], 200 * 30);
+        inserted.push(attached["stopped_ms"].as_f64().unwrap_or(f64::NAN));
+        let _ = session.interrupt().assert_code(0).assert_removed();
+    }
+    vec![Row::at_most("held to catch up 200 threads 30 calls deep", median(inserted), 20.0, " ms", "")]
 }
 
 fn postgres() -> Vec<Row> {

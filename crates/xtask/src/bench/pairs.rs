@@ -27,7 +27,7 @@ pub fn rows() -> Vec<Row> {
 /// Functions whose entries and exits can be woven, by names that a focus can have.
 fn functions(client: &Tool, pid: i32) -> Vec<String> {
     let listed = client.run(["functions", "-p", &pid.to_string(), "postgres:*"]).assert_code(0);
-    let whole = |f: &&serde_json::Value| f["how"]["entry"] == "in-place" && f["how"]["exit"] == "in-place";
+    let whole = |f: &&&serde_json::Value| f["how"]["entry"] == "in-place" && f["how"]["exit"] == "in-place";
     let mut names: Vec<String> = listed
         .all("function")
         .iter()
@@ -68,7 +68,7 @@ fn inserted(client: &Tool, pid: i32, functions: &[String]) -> Vec<Row> {
         let start = Instant::now();
         let outcome = session.interrupt().assert_code(0);
         out.push(start.elapsed().as_secs_f64() * 1e3);
-        held_out.push(number(&outcome.one("removed"), "stopped_ms"));
+        held_out.push(number(outcome.one("removed"), "stopped_ms"));
     }
     let _ = first.interrupt().assert_code(0);
     vec![

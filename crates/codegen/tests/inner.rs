@@ -1,0 +1,267 @@
+//! Exits without room of their own: in the entry's copy of them, with an island in a cleared stretch, and behind the end of a function. On
+//! the processor, and against a verifier that is lied to.
+
+mod support;
+
+use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed_within, verify_weave};
+use ingraft_codegen::{
+    MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, add_mini, remove_points, remove_within, weave_points,
+};
+use ingraft_model::{Avma, Bias, Clearing, Expr, PatchPlan, Site, Snippet, Stmt, Svma, ThreadIdentity, VariableId};
+use support::image::{HELPER, Outcome, Program, Step, TEXT};
+use support::random::Field;
+use support::*;
+
+const IDENTITIES: [ThreadIdentity; 3] = [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked];
+
+/// A function: its bytes, its entry and its exits in order; and how often a call passes each.
+struct Function {
+    text: Vec<u8>,
+    sites: Vec<Site>,
+    passes: Vec<i64>,
+}
+
+fn jump(opcode: &[u8], at: u64) -> Vec<u8> {
+    let end = TEXT + at + opcode.len() as u64 + 4;
+    [opcode, &(HELPER.wrapping_sub(end) as u32).to_le_bytes()].concat()
+}
+
+/// An entry with these bytes, all displaced.
+fn entry(bytes: &[u8], padding: &[u8]) -> Site {
+    let own = bytes.len() as u8;
+    Site { bytes: [bytes, padding].concat(), own, least: own, scratch: vec![], flags_dead: false, ..site(bytes) }
+}
+
+/// An exit that the entry displaces.
+fn within(text: &[u8], at: usize, len: usize) -> Site {
+    Site { within: true, ..exit_site(TEXT, TEXT + at as u64, 0, &text[at..at + len], &[]) }
+}
+
+/// Functions of which the entry displaces the exits: a return, jumps near and through memory, a conditional one taken and not.
+fn short_functions() -> Vec<Function> {
+    let padding = [0x90; 16];
+    let plain = |body: &[u8], exit: usize| {
+        let text = [body, &padding].concat();
+        let sites = vec![entry(body, &padding), within(&text, exit, body.len() - exit)];
+        Function { text, sites, passes: vec![1, 1] }
+    };
+    let conditional = |condition: u8, taken: bool| {
+        let head = [&[0x48, 0x39, 0xf7][..], &jump(&[0x0f, 0x80 | condition], 3)].concat();
+        let rest = [0xb8, 7, 0, 0, 0, 0xc3];
+        let text = [&head[..], &rest].concat();
+        let last = exit_site(TEXT, TEXT + 9, 5, &rest, &[]);
+        let sites = vec![entry(&head, &[]), within(&text, 3, 6), last];
+        Function { text, sites, passes: vec![1, i64::from(taken), i64::from(!taken)] }
+    };
+    vec![
+        plain(&[0x48, 0x8d, 0x04, 0x37, 0xc3], 4),
+        plain(&[0xc3], 0),
+        plain(&[0xc2, 0, 0], 0),
+        plain(&[&[0x48, 0x8d, 0x04, 0x37][..], &jump(&[0xe9], 4)].concat(), 4),
+        plain(&jump(&[0xe9], 0), 0),
+        plain(&[0xff, 0x24, 0x25, 0xf8, 0x07, 0x70, 0x00], 0),
+        plain(&[0x48, 0x8d, 0x04, 0x37, 0x41, 0xff, 0xe7], 4),
+        conditional(7, true),
+        conditional(6, false),
+    ]
+}
+
+/// An exit of four bytes with nothing but a stretch to be cleared in reach.
+fn cleared() -> Function {
+    // lea rax,[rdi+rsi]; add rax,rdx; xor ecx,ecx; cmp rdi,rsi; ja 1f; inc rax; 1: dec rax; ret; int3
+    let stretch: &[u8] = &[0x48, 0x8d, 0x04, 0x37, 0x48, 0x01, 0xd0, 0x31, 0xc9, 0x48, 0x39, 0xf7];
+    let text = [stretch, &[0x77, 0x03], &[0x48, 0xff, 0xc0], &[0x48, 0xff, 0xc8, 0xc3], &[0xcc]].concat();
+    let exit = exit_site(TEXT, TEXT + 17, 3, &text[17..21], &[]);
+    let clearings = vec![Clearing { at: Svma(TEXT), bytes: text[..12].to_vec() }];
+    Function { text, sites: vec![Site { clearings, ..exit }], passes: vec![1] }
+}
+
+/// A function that runs off its end, through a long `nop`, into what follows.
+fn run_off() -> Function {
+    let text = vec![0x48, 0x8d, 0x04, 0x37, 0x0f, 0x1f, 0x80, 0, 0, 0, 0, 0x48, 0x01, 0xd0, 0xc3];
+    let exit = exit_site(TEXT, TEXT + 4, 0, &text[4..11], &[]);
+    Function { text, sites: vec![exit], passes: vec![1] }
+}
+
+/// A branch away in front of the exit: taken and not.
+fn branched() -> Vec<Function> {
+    let make = |condition: u8, stays: i64| {
+        // lea rax; cmp rdi,rsi; jcc 1f; ret; 1: mov eax,7; ret
+        let text = [
+            &[0x48, 0x8d, 0x04, 0x37][..],
+            &[0x48, 0x39, 0xf7],
+            &[0x70 | condition, 1],
+            &[0xc3],
+            &[0xb8, 7, 0, 0, 0, 0xc3],
+        ]
+        .concat();
+        let exit = exit_site(TEXT, TEXT + 4, 5, &text[4..10], &[]);
+        let last = exit_site(TEXT, TEXT + 10, 5, &text[10..16], &[]);
+        Function { text, sites: vec![exit, last], passes: vec![stays, 1 - stays] }
+    };
+    vec![make(7, 0), make(6, 1)]
+}
+
+fn all() -> Vec<Function> {
+    short_functions().into_iter().chain([cleared(), run_off()]).chain(branched()).collect()
+}
+
+const CALLS: [u32; 4] = [0x246, 0xad7, 0x202, 0x897];
+
+impl Function {
+    fn run(&self, identity: ThreadIdentity, plans: Vec<&PatchPlan>) -> Outcome {
+        let env = environment(identity);
+        let steps = CALLS.map(|flags| Step::Call { target: TEXT, registers: vec![], flags }).to_vec();
+        Program { env: &env, text: self.text.clone(), plans, steps, counters: 8 }.run()
+    }
+
+    fn expected(&self) -> Vec<i64> {
+        self.passes.iter().map(|passes| passes * CALLS.len() as i64).collect()
+    }
+}
+
+fn own(identity: ThreadIdentity) -> usize {
+    if identity == ThreadIdentity::Locked { 0 } else { 2 }
+}
+
+#[test]
+fn every_shape_is_counted_and_changes_nothing() {
+    for identity in IDENTITIES {
+        for (n, f) in all().iter().enumerate() {
+            let field = Field::new(identity, f.sites.clone(), &[]);
+            assert!(field.weave.woven.iter().all(Result::is_ok), "{n}: {:?}", field.weave.woven);
+            let plain = f.run(identity, vec![]);
+            let out = f.run(identity, vec![&field.weave.plan]);
+            assert_eq!(plain.calls, out.calls, "{identity:?} {n}\n{}", list(&field.weave.plan, &field.weave.woven));
+            assert_eq!(plain.scratch, out.scratch);
+            assert_eq!(out.shards[own(identity)][..f.sites.len()], f.expected(), "{identity:?} {n}");
+            let points: Vec<WovenPoint> = field.weave.woven.iter().flatten().cloned().collect();
+            let gone = remove_points(&points);
+            verify_removal(&gone, &points).expect("right");
+            let out = f.run(identity, vec![&field.weave.plan, &gone]);
+            assert_eq!((plain.calls, [0; 8].as_slice()), (out.calls, out.shards[own(identity)].as_slice()));
+        }
+    }
+}
+
+#[test]
+fn exits_come_to_a_woven_entry_and_go_before_it() {
+    let result = Snippet { stmts: vec![Stmt::Set(VariableId(0), Expr::Return)] };
+    for identity in IDENTITIES {
+        for (n, f) in short_functions().iter().enumerate() {
+            let env = environment(identity);
+            let (mut arena, mut text) = (arena(), TextSpace::new());
+            let counting = count();
+            let mini = |id, counters| MiniRequest { id, snippet: &counting, counters };
+            let minis = [mini(1, &[0])];
+            let requests = [PointRequest { site: &f.sites[0], bias: Bias(0), name: "f", minis: &minis, host: None }];
+            let first = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
+            verify_weave(&env, &arena, &text, &requests, &first).expect("right");
+            let entry = first.woven[0].clone().expect("woven");
+            // without it the exit has nowhere to be
+            let minis = [mini(2, &[1])];
+            let request = |host| [PointRequest { site: &f.sites[1], bias: Bias(0), name: "f", minis: &minis, host }];
+            let alone = weave_points(&env, &mut arena.clone(), &mut text.clone(), &request(None)).expect("makes sense");
+            assert!(alone.woven[0].is_err() && alone.plan.text.is_empty());
+
+            let requests = request(Some(&entry));
+            let second = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
+            verify_weave(&env, &arena, &text, &requests, &second).expect("right");
+            let mut exit = second.woven[0].clone().expect("woven");
+            let request = MiniRequest { id: 3, snippet: &result, counters: &[2] };
+            let added = add_mini(&env, &mut arena, &mut exit, &request, 9).expect("there is room");
+            verify_added(&env, &arena, &added, &exit, 3).expect("right");
+
+            let plain = f.run(identity, vec![]);
+            let calls = CALLS.len() as i64;
+            let counted = |plans: Vec<&PatchPlan>, expected: [i64; 2]| {
+                let out = f.run(identity, plans);
+                assert_eq!(plain.calls, out.calls, "{identity:?} {n}");
+                assert_eq!(out.shards[own(identity)][..2], expected, "{identity:?} {n}");
+                out.shards[own(identity)][2]
+            };
+            counted(vec![&first.plan], [calls, 0]);
+            let passes = f.passes[1] * calls;
+            let returned = counted(vec![&first.plan, &second.plan, &added], [calls, passes]);
+            assert_eq!(returned != 0, passes != 0);
+            let removed = remove_within(&exit).expect("it has a host");
+            verify_removed_within(&removed, &exit).expect("right");
+            counted(vec![&first.plan, &second.plan, &added, &removed], [calls, 0]);
+            // the entry may not go without it
+            assert!(verify_removal(&remove_points([&exit]), std::slice::from_ref(&exit)).is_err());
+            let both = [entry, exit];
+            let gone = remove_points(&both);
+            verify_removal(&gone, &both).expect("right");
+            let mut plans = vec![&first.plan, &second.plan, &added, &gone];
+            let leftover = both[1].host.expect("it has one").copy;
+            assert!(gone.text.iter().all(|w| w.at != leftover), "what goes away is not written");
+            counted(std::mem::take(&mut plans), [0, 0]);
+        }
+    }
+}
+
+#[test]
+fn threads_go_on_where_the_copy_is() {
+    let f = &short_functions()[7];
+    let field = Field::new(GLIBC, f.sites.clone(), &[]);
+    let exit = field.weave.woven[1].as_ref().expect("woven");
+    let host = exit.host.expect("it has one");
+    let (text, copy) = host.next.expect("it is conditional");
+    let alone = remove_within(exit).expect("it has a host");
+    let to = |plan: &PatchPlan, at: Avma| plan.moves.iter().find(|m| m.from == at).map(|m| m.to);
+    assert_eq!(to(&alone, exit.base), Some(host.copy));
+    assert_eq!(to(&remove_points([exit]), exit.base), Some(host.original));
+    assert_eq!((text.0, copy.0), (host.original.0 + 6, host.copy.0 + 6));
+    let mut wrong = alone.clone();
+    wrong.moves.iter_mut().filter(|m| m.to == host.copy).for_each(|m| m.to = host.original);
+    assert!(verify_removed_within(&wrong, exit).is_err());
+    let mut wrong = alone;
+    wrong.text[0].new[0] ^= 1;
+    assert!(verify_removed_within(&wrong, exit).is_err());
+}
+
+#[test]
+fn a_verifier_that_is_lied_to_finds_it() {
+    for f in all() {
+        let field = Field::new(GLIBC, f.sites.clone(), &[]);
+        let lie = |change: &dyn Fn(&mut Weave)| {
+            let mut weave = field.weave.clone();
+            change(&mut weave);
+            let changed = weave.plan != field.weave.plan || weave.woven != field.weave.woven;
+            changed && field.verify(&weave).is_ok()
+        };
+        let shown = list(&field.weave.plan, &field.weave.woven);
+        for i in 0..field.weave.plan.text.len() {
+            for bit in 0..8 * usize::from(field.weave.plan.text[i].len) {
+                assert!(!lie(&|w| w.plan.text[i].new[bit / 8] ^= 1 << (bit % 8)), "new {i} {bit}\n{shown}");
+                assert!(!lie(&|w| w.plan.text[i].old[bit / 8] ^= 1 << (bit % 8)), "old {i} {bit}\n{shown}");
+            }
+        }
+        for i in 0..field.weave.plan.moves.len() {
+            assert!(!lie(&|w| w.plan.moves[i].to.0 ^= 1), "move {i}\n{shown}");
+            let touched = field.weave.plan.text.iter().any(|w| {
+                let from = field.weave.plan.moves[i].from;
+                w.at <= from && from.0 < w.at.0 + u64::from(w.len)
+            });
+            assert!(
+                !touched || !lie(&|w| w.plan.moves.retain(|m| *m != field.weave.plan.moves[i])),
+                "no move {i}\n{shown}"
+            );
+        }
+        for p in 0..field.weave.woven.len() {
+            let change = |how: &dyn Fn(&mut WovenPoint)| lie(&|w| w.woven[p].as_mut().map_or((), how));
+            assert!(!change(&|p| p.exits.iter_mut().for_each(|e| e.original.0 ^= 1)), "{shown}");
+            assert!(!change(&|p| p.exits.iter_mut().for_each(|e| e.copy.0 ^= 1)), "{shown}");
+            assert!(!change(&|p| p.exits.iter_mut().for_each(|e| e.bytes[1] ^= 1)), "{shown}");
+            assert!(!change(&|p| p.exits.iter_mut().for_each(|e| e.next = None)), "{shown}");
+            assert!(!change(&|p| p.host = None), "{shown}");
+            assert!(!change(&|p| p.host.iter_mut().for_each(|e| e.copy.0 += 1)), "{shown}");
+            assert!(!change(&|p| p.base.0 += 1), "{shown}");
+            let moves = field.weave.woven[p].as_ref().expect("woven").removal.moves.clone();
+            for (i, gone) in moves.iter().enumerate() {
+                assert!(!change(&|p| p.removal.moves[i].to.0 ^= 1), "removal move {i}\n{shown}");
+                assert!(!change(&|p| p.removal.moves.retain(|m| m != gone)), "no removal move {i}\n{shown}");
+            }
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Calls in progress when a measurement begins: in the stop in which its code comes, flags, timers and other states of every thread become what they
+//! would have been had the code been there all along. Nothing is counted for calls that began before.
+
+mod replay;
+mod walk;
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use ingraft_mdl::{FunctionRef, Variable};
+use ingraft_model::layout::{FIRST_SHARD, OWNER};
+use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PointKind, Refusal, Snippet, ThreadIdentity, Tid};
+use ingraft_process::{Held, HeldRegisters, SharedArea, Target, Visitor};
+
+pub use self::replay::Uncaught;
+use self::replay::{Shard, State};
+use self::walk::{Frame, Places, Walk, Walker};
+use crate::api::CaughtUp;
+use crate::modules::Modules;
+use crate::sites::Spot;
+use crate::weaving::{Wanted, Woven};
+
+/// What an entry's code would have left behind.
+type Prepared = Result<State, Uncaught>;
+
+/// What the snippets of a point do, in order, with their counters.
+type States<'a> = Vec<(usize, &'a [u32])>;
+
+/// A function with new code at its entry.
+struct Entry<'a> {
+    /// Its first byte and its springboard: a thread that stands there, or in between, has not entered yet.
+    unentered: std::ops::RangeInclusive<Avma>,
+    states: States<'a>,
+}
+
+/// The states of a call in progress, with the stack pointer by which its records are known: at its entry, and before the call that it makes.
+type Calls<'c, 'a> = Vec<Vec<(&'c States<'a>, u64)>>;
+
+/// Where the threads' counters are.
+pub struct Counters<'a> {
+    /// The data area.
+    pub area: &'a SharedArea,
+    /// How threads are told apart.
+    pub identity: ThreadIdentity,
+    /// The clocks of the timers, in ticks: the same for all threads, and each one's own.
+    pub now: &'a (dyn Fn(Clock, Tid) -> u64 + Sync),
+}
+
+/// All that is needed in the stop.
+pub struct CatchUp<'a> {
+    counters: Counters<'a>,
+    places: Places,
+    walker: Walker,
+    prepared: Vec<Prepared>,
+    entries: Vec<Entry<'a>>,
+    /// The code of these functions, sorted, and the number of the entry.
+    code: Vec<(AvmaRange, usize)>,
+    /// By return address, what is new before the calls that functions make.
+    before_calls: HashMap<Avma, States<'a>>,
+    caught_up: CaughtUp,
+}
+
+impl<'a> CatchUp<'a> {
+    /// Prepares for a change from `now` to `after`. `None`: no call in progress can matter to it.
+    pub fn prepare<'v>(
+        target: &Target,
+        modules: &Modules,
+        (now, after): (&Woven, &Woven),
+        wanted: &'a [Wanted<'a>],
+        refused: &HashMap<(FunctionRef, usize), Refusal>,
+        variables: &dyn Fn(usize) -> &'v [Variable],
+        counters: Counters<'a>,
+    ) -> Option<Self> {
+        let mut prepared = Vec::new();
+        let mut known: HashMap<(usize, *const Snippet), Option<usize>> = HashMap::new();
+        let (mut entries, mut code, mut before_calls) = (Vec::new(), Vec::new(), HashMap::new());
+        for w in wanted.iter().filter(|w| w.spot.opens()) {
+            let mut minis: Vec<_> = w.minis.iter().filter(|m| !refused.contains_key(&(w.function, m.pair))).collect();
+            minis.sort_by_key(|m| m.role);
+            let mut states = Vec::new();
+            let mut ids = Vec::new();
+            for m in minis {
+                let number = known.entry((m.pair, std::ptr::from_ref(m.snippet))).or_insert_with(|| {
+                    let state = State::of(&m.snippet.stmts, variables(m.pair)).transpose()?;
+                    prepared.push(state);
+                    Some(prepared.len() - 1)
+                });
+                if let Some(number) = *number {
+                    states.push((number, m.counters));
+                    ids.push(m.id);
+                }
+            }
+            if w.spot != Spot::ENTRY {
+                for (_, point) in after.points_of(w.function).filter(|(place, _)| place.spot == w.spot) {
+                    // not every call has all of them
+                    let there = |id: &u64| point.minis.iter().any(|m| m.id == *id);
+                    let its = states.iter().zip(&ids).filter(|(_, id)| there(id)).map(|(state, _)| *state);
+                    before_calls.insert(point.home, its.collect());
+                }
+                continue;
+            }
+            let Some((_, module, function)) = modules.resolve(w.function).filter(|_| !states.is_empty()) else {
+                continue;
+            };
+            let start = function.start().to_avma(module.bias);
+            let Some(springboard) = after.entry_of(w.function) else { continue };
+            for part in std::iter::once(&function.range()).chain(function.parts()) {
+                code.push((part.start.to_avma(module.bias)..part.end.to_avma(module.bias), entries.len()));
+            }
+            entries.push(Entry { unentered: start..=springboard, states });
+        }
+        if !prepared.iter().any(Result::is_ok) {
+            return None;
+        }
+        code.sort_unstable_by_key(|(range, _)| range.start);
+        let (places, walker) = (Places::new(now, after), Walker::new(target, modules));
+        let caught_up = CaughtUp::default();
+        Some(CatchUp { counters, places, walker, prepared, entries, code, before_calls, caught_up })
+    }
+
+    /// What was done.
+    pub fn done(self) -> CaughtUp {
+        self.caught_up
+    }
+
+    /// The function with new code whose call a frame is, if the code at its exits will run for it.
+    fn active(&self, frame: &Frame) -> Option<&Entry<'a>> {
+        let after = self.code.partition_point(|(range, _)| range.start <= frame.at);
+        let (range, number) = self.code.get(after.checked_sub(1)?)?;
+        let entry = self.entries.get(*number).filter(|_| range.contains(&frame.at))?;
+        match frame.past {
+            Some(PointKind::Entry) => Some(entry),
+            Some(PointKind::Exit) => None,
+            _ => Some(entry).filter(|e| frame.calls || !e.unentered.contains(&frame.at)),
+        }
+    }
+
+    /// The calls of a thread that matter, outermost first: those up to where the stack changes, and how many more there are.
+    fn calls(&self, walk: &Walk) -> (Calls<'_, 'a>, u64) {
+        let mut found = Calls::new();
+        let (mut lowest, mut elsewhere) = (u64::MAX, 0);
+        for frame in walk.frames.iter().rev() {
+            let descends = frame.sp < lowest;
+            if descends && elsewhere == 0 {
+                lowest = frame.sp;
+            }
+            let entry = self.active(frame).map(|entry| (&entry.states, frame.sp));
+            let call = self.before_calls.get(&frame.at.offset(1)).filter(|_| frame.calls);
+            // a call that is made is known by an address between those of caller and callee
+            let states: Vec<_> = entry.into_iter().chain(call.map(|s| (s, frame.stack.wrapping_sub(1)))).collect();
+            match states.is_empty() {
+                true => {}
+                false if descends && elsewhere == 0 => found.push(states),
+                false => elsewhere += 1,
+            }
+        }
+        (found, elsewhere)
+    }
+
+    fn thread(&self, held: &mut Held<'_>, i: usize, tid: Tid, registers: &HeldRegisters, walk: &Walk) -> CaughtUp {
+        let mut done = CaughtUp::default();
+        let (calls, elsewhere) = self.calls(walk);
+        done.missed(Uncaught::OtherStack, elsewhere);
+        if calls.is_empty() {
+            return done;
+        }
+        let all = calls.len() as u64;
+        let Some((shard, is_new)) = self.shard(held, registers) else {
+            done.missed(Uncaught::NoShard, all);
+            return done;
+        };
+        let layout = self.counters.area.layout();
+        let start = layout.stride * u64::from(shard);
+        let load = |at: u32| self.counters.area.read_u64(start + u64::from(at)).ok();
+        let now = |clock| (self.counters.now)(clock, tid);
+        let Some(mut state) = Shard::new(&layout, &now, &load) else {
+            done.missed(Uncaught::NoShard, all);
+            return done;
+        };
+        for call in &calls {
+            let mut missed = None;
+            let states = call.iter().flat_map(|(states, sp)| states.iter().map(|s| (s, *sp)));
+            for ((number, counters), sp) in states {
+                let outcome = match self.prepared.get(*number) {
+                    Some(Ok(prepared)) => state.replay(prepared, counters, sp),
+                    Some(Err(why)) => Err(*why),
+                    None => Ok(()),
+                };
+                missed = outcome.err().or(missed);
+            }
+            match missed {
+                Some(why) => done.missed(why, 1),
+                None => done.calls += 1,
+            }
+        }
+        let written = state
+            .writes()
+            .into_iter()
+            .try_for_each(|(at, word)| self.counters.area.write_u64(start + u64::from(at), word));
+        let own = written.and_then(|()| match is_new {
+            true => held.set_gs_base(i, start).map(drop),
+            false => Ok(()),
+        });
+        if let Err(error) = own {
+            tracing::debug!(%error, "calls in progress are not caught up");
+            return CaughtUp { not_unwound: 1, ..CaughtUp::default() };
+        }
+        done
+    }
+
+    /// A thread's shard, and whether it was taken just now: then its gs base is to be set.
+    fn shard(&self, held: &Held<'_>, registers: &HeldRegisters) -> Option<(u32, bool)> {
+        let layout = self.counters.area.layout();
+        let identity = match self.counters.identity {
+            ThreadIdentity::Locked => return None,
+            ThreadIdentity::FsBase => registers.fs_base,
+            ThreadIdentity::FsOffset(offset) => {
+                let mut id = [0; 4];
+                held.read(Avma(registers.fs_base.wrapping_add(offset.into())), &mut id).ok()?;
+                u32::from_le_bytes(id).into()
+            }
+        };
+        let now = shard_of(&layout, registers.gs_base).filter(|_| identity != 0)?;
+        let owner = || self.counters.area.read_u64(layout.stride * u64::from(now) + u64::from(OWNER)).ok();
+        if now >= FIRST_SHARD && owner() == Some(identity) {
+            return Some((now, false));
+        }
+        self.counters.area.claim(identity).ok().flatten().map(|shard| (shard, true))
+    }
+}
+
+/// The shard that a gs base leads to; `None`: it is the program's own.
+fn shard_of(layout: &DataArea, gs_base: u64) -> Option<u32> {
+    let number = gs_base.checked_div(layout.stride).filter(|_| gs_base.is_multiple_of(layout.stride))?;
+    u32::try_from(number).ok().filter(|n| *n < layout.shards)
+}
+
+impl Visitor for CatchUp<'_> {
+    fn knows(&self, pc: Avma) -> bool {
+        self.places.of(pc).is_some()
+    }
+
+    fn visit(&mut self, held: &mut Held<'_>) {
+        let (mut done, begin) = (CaughtUp::default(), Instant::now());
+        for (i, thread) in held.threads().to_vec().iter().enumerate() {
+            let Some(registers) = thread.registers.filter(|_| thread.known) else {
+                done.not_unwound += 1;
+                continue;
+            };
+            let walk = self.walker.walk(&registers, &self.places, &mut |at| held.word(i, at));
+            done.not_unwound += u32::from(!walk.whole);
+            done.add(self.thread(held, i, thread.tid, &registers, &walk));
+        }
+        tracing::debug!(elapsed = ?begin.elapsed(), calls = done.calls, "calls in progress are caught up");
+        self.caught_up = done;
+    }
+}
+
+impl CaughtUp {
+    fn missed(&mut self, why: Uncaught, calls: u64) {
+        if calls > 0 {
+            *self.missed.entry(why).or_default() += calls;
+        }
+    }
+
+    /// Both together.
+    pub fn add(&mut self, other: CaughtUp) {
+        self.calls += other.calls;
+        self.not_unwound += other.not_unwound;
+        for (why, calls) in other.missed {
+            self.missed(why, calls);
+        }
+    }
+
+    /// A line for each reason why calls were not caught up.
+    pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
+        self.missed.iter().map(|(why, calls)| match calls {
+            1 => format!("1 call in progress was not caught up: {why}"),
+            n => format!("{n} calls in progress were not caught up: {why}"),
+        })
+    }
+}

@@ -1,0 +1,421 @@
+//! What the code at an entry would have left behind: evaluated here, for a call that began before the code was there. States are brought
+//! to what they would have been, events are not counted (paradyn.md D.4, mended).
+
+use std::collections::{BTreeMap, HashSet};
+
+use ingraft_mdl::{Variable, VariableKind};
+use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
+use ingraft_model::{Clock, DataArea, Expr, Record, Restore, Stmt, VariableId};
+
+/// Counters of a timer.
+const NEST: u32 = 0;
+const SUM_OF_STOPS: u32 = 1;
+/// The counter of a record's activations that says how many could not be recorded.
+const UNRECORDED: u32 = 2;
+/// Words of a record.
+const WORDS: usize = record::SIZE as usize / 8;
+/// Most records that can be open.
+const OPEN_MAX: usize = (record::ROOM / record::SIZE) as usize;
+
+/// Why a call in progress stays as if it had not been seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum Uncaught {
+    /// Its code needs an argument of the call, which may be gone.
+    #[error("their arguments are not known any more")]
+    Arguments,
+    /// Its code needs to know when the call began.
+    #[error("when they began is not known")]
+    Begin,
+    /// The thread has no shard and can get none: it uses gs itself, has no id yet, or all shards are taken.
+    #[error("their threads have no counters of their own")]
+    NoShard,
+    /// Its stack is not the one on which the thread began.
+    #[error("they are on another stack than the calls around them")]
+    OtherStack,
+    /// The measurement has calls open in that thread already, into which this one cannot be put.
+    #[error("they are around calls that are measured already")]
+    Mixed,
+}
+
+/// The part of an entry's code that has an effect on states.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State(Vec<Stmt>);
+
+impl State {
+    /// Takes out of an entry's code what counts events. `None`: nothing is left.
+    pub fn of(stmts: &[Stmt], variables: &[Variable]) -> Result<Option<Self>, Uncaught> {
+        let state = states(stmts, variables, &mut Vec::new())?;
+        Ok(Some(State(state)).filter(|s| !s.0.is_empty()))
+    }
+}
+
+fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>) -> Result<Vec<Stmt>, Uncaught> {
+    let mut kept = Vec::new();
+    for stmt in stmts {
+        match stmt {
+            Stmt::Add(v, e) | Stmt::Set(v, e) => {
+                let kind = variables.get(v.0 as usize).map(|v| v.kind);
+                // the metric's own value is a state only if the end of the call undoes what its beginning did
+                if matches!(kind, Some(VariableKind::Flag | VariableKind::Scratch)) || restored.contains(v) {
+                    known(e)?;
+                    kept.push(stmt.clone());
+                }
+            }
+            Stmt::Start(..) | Stmt::Stop(..) => kept.push(stmt.clone()),
+            Stmt::If(condition, body) => {
+                let body = states(body, variables, restored)?;
+                if !body.is_empty() {
+                    known(condition)?;
+                    kept.push(Stmt::If(condition.clone(), body));
+                }
+            }
+            Stmt::Open(record, _) if record.time.is_some() => return Err(Uncaught::Begin),
+            Stmt::Open(record, _) if !record.args.is_empty() => return Err(Uncaught::Arguments),
+            Stmt::Open(record, body) => {
+                let restores = match record.restore {
+                    Some(Restore::Value(v) | Restore::Timer(v, _)) => Some(v),
+                    None => None,
+                };
+                restored.extend(restores);
+                let body = states(body, variables, restored);
+                restored.truncate(restored.len() - usize::from(restores.is_some()));
+                kept.push(Stmt::Open(record.clone(), body?));
+            }
+            Stmt::Settle | Stmt::Close(..) | Stmt::Observe(..) => {}
+        }
+    }
+    Ok(kept)
+}
+
+/// Whether a value can be known without the registers at the entry.
+fn known(e: &Expr) -> Result<(), Uncaught> {
+    match e {
+        Expr::Const(_) | Expr::Variable(_) => Ok(()),
+        Expr::Unary(_, e) => known(e),
+        Expr::Binary(_, a, b) => known(a).and_then(|()| known(b)),
+        Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored => Err(Uncaught::Arguments),
+        Expr::Elapsed(_) => Err(Uncaught::Begin),
+    }
+}
+
+/// A thread's shard while its calls are caught up. Offsets are those in the shard.
+pub struct Shard<'a> {
+    load: &'a dyn Fn(u32) -> Option<u64>,
+    records_at: u32,
+    now: &'a dyn Fn(Clock) -> u64,
+    /// The open records, the one that ends every search included, and how many there were.
+    records: Vec<[u64; WORDS]>,
+    before: usize,
+    /// The names of those that there were.
+    names: HashSet<u32>,
+    /// Words that have changed.
+    words: BTreeMap<u32, u64>,
+}
+
+impl<'a> Shard<'a> {
+    /// Looks into a shard; `now` reads a clock, in ticks. None: it is not in a state that this engine left.
+    pub fn new(layout: &DataArea, now: &'a dyn Fn(Clock) -> u64, load: &'a dyn Fn(u32) -> Option<u64>) -> Option<Self> {
+        let records_at = layout.records();
+        let top =
+            u32::try_from(load(TOP)?).ok().filter(|top| *top <= record::ROOM && top.is_multiple_of(record::SIZE))?;
+        let word = |at: u32| load(records_at + 8 * at);
+        let mut records = Vec::new();
+        for first in (0..top / 8).step_by(WORDS) {
+            let mut words = [0; WORDS];
+            for (i, w) in (0..).zip(&mut words) {
+                *w = word(first + i)?;
+            }
+            records.push(words);
+        }
+        let before = records.len();
+        if records.is_empty() {
+            records.push(new_record(u64::MAX, 0, 0, 0));
+        }
+        let names = records.iter().map(name_of).filter(|name| *name != 0).collect();
+        Some(Shard { load, records_at, now, records, before, names, words: BTreeMap::new() })
+    }
+
+    /// Does to the shard what the code would have done at the entry of the call whose return address lies at `sp`. Calls come from the
+    /// outermost to the innermost. On an error nothing of it is done.
+    pub fn replay(&mut self, state: &State, counters: &[u32], sp: u64) -> Result<(), Uncaught> {
+        let mixed = |name: u32| self.names.contains(&name);
+        if opened(&state.0).any(|r| offset(counters, r.activations).is_some_and(mixed)) {
+            return Err(Uncaught::Mixed);
+        }
+        self.run(&state.0, counters, sp);
+        Ok(())
+    }
+
+    fn run(&mut self, stmts: &[Stmt], counters: &[u32], sp: u64) {
+        for stmt in stmts {
+            match stmt {
+                Stmt::Add(v, e) => {
+                    let value = self.variable(counters, *v).wrapping_add(self.eval(e, counters));
+                    self.set(counters, *v, 0, value);
+                }
+                Stmt::Set(v, e) => {
+                    let value = self.eval(e, counters);
+                    self.set(counters, *v, 0, value);
+                }
+                Stmt::If(condition, body) => {
+                    if self.eval(condition, counters) != 0 {
+                        self.run(body, counters, sp);
+                    }
+                }
+                Stmt::Open(r, body) => {
+                    if self.open(r, counters, sp) {
+                        self.run(body, counters, sp);
+                    }
+                }
+                Stmt::Start(timer, clock) => {
+                    let nest = self.variable(counters, *timer);
+                    if nest == 0 {
+                        let sum = self.at(counters, *timer, SUM_OF_STOPS);
+                        self.set(counters, *timer, SUM_OF_STOPS, sum.wrapping_sub_unsigned((self.now)(*clock)));
+                    }
+                    self.set(counters, *timer, NEST, nest.wrapping_add(1));
+                }
+                Stmt::Stop(timer, clock) => {
+                    let nest = self.variable(counters, *timer);
+                    if nest == 1 {
+                        let sum = self.at(counters, *timer, SUM_OF_STOPS).wrapping_add_unsigned((self.now)(*clock));
+                        self.set(counters, *timer, SUM_OF_STOPS, sum.max(0));
+                    }
+                    if nest >= 1 {
+                        self.set(counters, *timer, NEST, nest - 1);
+                    }
+                }
+                Stmt::Settle | Stmt::Close(..) | Stmt::Observe(..) => {}
+            }
+        }
+    }
+
+    /// Puts a record where the entry would have put it: above those of callers, below those of callees. False if there is no room.
+    fn open(&mut self, r: &Record, counters: &[u32], sp: u64) -> bool {
+        let Some(name) = offset(counters, r.activations) else { return false };
+        if self.records.len() >= OPEN_MAX {
+            let count = self.at(counters, r.activations, UNRECORDED).wrapping_add(1);
+            self.set(counters, r.activations, UNRECORDED, count);
+            return false;
+        }
+        let (restore, saved) = match r.restore {
+            Some(Restore::Value(v)) => (offset(counters, v).unwrap_or(0), self.variable(counters, v)),
+            Some(Restore::Timer(v, clock)) => {
+                let kind = if clock == Clock::Cpu { record::RESTORE_CPU } else { record::RESTORE_WALL };
+                (offset(counters, v).map_or(0, |o| o | kind), self.variable(counters, v))
+            }
+            None => (0, 0),
+        };
+        let place = self.records.iter().rposition(|r| r[0] >= sp).map_or(0, |i| i + 1);
+        self.records.insert(place.max(1), new_record(sp, name, restore, saved.cast_unsigned()));
+        true
+    }
+
+    fn eval(&self, e: &Expr, counters: &[u32]) -> i64 {
+        match e {
+            Expr::Const(c) => *c,
+            Expr::Variable(v) => self.variable(counters, *v),
+            Expr::Unary(op, e) => op.apply(self.eval(e, counters)),
+            Expr::Binary(op, a, b) => op.apply(self.eval(a, counters), self.eval(b, counters)),
+            // not in a state, see `known`
+            Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(_) => 0,
+        }
+    }
+
+    fn variable(&self, counters: &[u32], v: VariableId) -> i64 {
+        self.at(counters, v, 0)
+    }
+
+    fn at(&self, counters: &[u32], v: VariableId, n: u32) -> i64 {
+        let Some(at) = offset(counters, v).map(|o| o + 8 * n) else { return 0 };
+        self.words.get(&at).copied().or_else(|| (self.load)(at)).unwrap_or(0).cast_signed()
+    }
+
+    fn set(&mut self, counters: &[u32], v: VariableId, n: u32, value: i64) {
+        if let Some(at) = offset(counters, v) {
+            self.words.insert(at + 8 * n, value.cast_unsigned());
+        }
+    }
+
+    /// The words to write, in that order: records from above, then their number, then what they would restore. Should the writer die in between, a
+    /// record may be there whose effect is not, which restores what was.
+    pub fn writes(self) -> Vec<(u32, u64)> {
+        let mut writes = Vec::new();
+        if self.records.len() > self.before.max(1) {
+            let word = |place: usize, i: usize| self.records_at + (place * WORDS + i) as u32 * 8;
+            for (place, record) in self.records.iter().enumerate().rev() {
+                writes.extend(record.iter().enumerate().map(|(i, w)| (word(place, i), *w)));
+            }
+            writes.push((TOP, (self.records.len() * WORDS * 8) as u64));
+        }
+        writes.extend(self.words);
+        debug_assert!(writes.iter().all(|(at, _)| *at > OWNER));
+        writes
+    }
+}
+
+/// The records that statements open.
+fn opened(stmts: &[Stmt]) -> Box<dyn Iterator<Item = &Record> + '_> {
+    Box::new(stmts.iter().flat_map(|stmt| match stmt {
+        Stmt::Open(r, body) => Box::new(std::iter::once(r).chain(opened(body))) as Box<dyn Iterator<Item = &Record>>,
+        Stmt::If(_, body) => opened(body),
+        _ => Box::new(std::iter::empty()),
+    }))
+}
+
+/// Offset in a shard of a variable's first counter.
+fn offset(counters: &[u32], v: VariableId) -> Option<u32> {
+    Some(COUNTERS + 8 * counters.get(v.0 as usize)?)
+}
+
+fn new_record(sp: u64, name: u32, restore: u32, saved: u64) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    words[record::SP as usize / 8] = sp;
+    words[record::NAME as usize / 8] = u64::from(name) | u64::from(restore) << 32;
+    words[record::SAVED as usize / 8] = saved;
+    words
+}
+
+fn name_of(words: &[u64; WORDS]) -> u32 {
+    words[record::NAME as usize / 8] as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ingraft_mdl::ValueUnit;
+    use ingraft_model::{Avma, BinaryOp, Shape};
+    use std::cell::RefCell;
+    use std::collections::HashMap;
+
+    const LAYOUT: DataArea = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 8, journal_bytes: 0 };
+    const VALUE: VariableId = VariableId(0);
+    const FLAG: VariableId = VariableId(1);
+    const CALLS: VariableId = VariableId(2);
+    const TIMER: VariableId = VariableId(3);
+    const COUNTERS_OF: [u32; 4] = [0, 1, 2, 5];
+
+    fn variables() -> Vec<Variable> {
+        use VariableKind as K;
+        let kinds = [(K::Counter, Shape::Counter), (K::Flag, Shape::Counter), (K::Activations, Shape::Activations)];
+        let all = kinds.into_iter().chain([(K::Counter, Shape::Timer(Clock::Wall))]);
+        all.map(|(kind, shape)| Variable { name: String::new(), kind, shape, unit: ValueUnit::Plain, sampled: false })
+            .collect()
+    }
+
+    fn record(restore: Option<Restore>) -> Record {
+        Record { activations: CALLS, time: None, args: Vec::new(), restore }
+    }
+
+    fn nesting_flag() -> Vec<Stmt> {
+        vec![Stmt::Open(record(Some(Restore::Value(FLAG))), vec![Stmt::Add(FLAG, Expr::Const(1))])]
+    }
+
+    #[derive(Default)]
+    struct Memory(RefCell<HashMap<u32, u64>>);
+
+    impl Memory {
+        fn replay(&self, now: u64, states: &[(&State, u64)]) -> Vec<Result<(), Uncaught>> {
+            let load = |at: u32| Some(self.0.borrow().get(&at).copied().unwrap_or(0));
+            let now = |_| now;
+            let mut shard = Shard::new(&LAYOUT, &now, &load).expect("a shard");
+            let results = states.iter().map(|(state, sp)| shard.replay(state, &COUNTERS_OF, *sp)).collect();
+            let writes = shard.writes();
+            self.0.borrow_mut().extend(writes);
+            results
+        }
+
+        fn at(&self, offset: u32) -> u64 {
+            self.0.borrow().get(&offset).copied().unwrap_or(0)
+        }
+
+        fn counter(&self, n: u32) -> i64 {
+            self.at(COUNTERS + 8 * n).cast_signed()
+        }
+
+        /// Stack pointer and saved value of each open record.
+        fn open(&self) -> Vec<(u64, u64)> {
+            let count = self.at(TOP) as u32 / record::SIZE;
+            let at = |i: u32, field: u32| self.at(LAYOUT.records() + i * record::SIZE + field);
+            (1..count).map(|i| (at(i, record::SP), at(i, record::SAVED))).collect()
+        }
+    }
+
+    #[test]
+    fn recursion_nests_a_flag_and_counts_no_event() {
+        let code =
+            [nesting_flag(), vec![Stmt::If(Expr::Variable(FLAG), vec![Stmt::Add(VALUE, Expr::Const(1))])]].concat();
+        let state = State::of(&code, &variables()).expect("known").expect("a state");
+        let memory = Memory::default();
+        let results = memory.replay(0, &[(&state, 900), (&state, 800), (&state, 700)]);
+        assert!(results.iter().all(Result::is_ok));
+        assert_eq!((memory.counter(1), memory.counter(0)), (3, 0));
+        assert_eq!(memory.open(), [(900, 0), (800, 1), (700, 2)]);
+        assert_eq!(memory.at(LAYOUT.records()), u64::MAX, "what ends every search");
+    }
+
+    #[test]
+    fn records_of_others_keep_their_places() {
+        let memory = Memory::default();
+        let other: Vec<Stmt> = vec![Stmt::Open(record(None), Vec::new())];
+        let other = State::of(&other, &variables()).expect("known").expect("a state");
+        memory.replay(0, &[(&other, 850), (&other, 650)]);
+        // as if another measurement had opened them
+        for i in 1..3 {
+            let at = LAYOUT.records() + i * record::SIZE + record::NAME;
+            memory.0.borrow_mut().insert(at, 0x5_0000);
+        }
+        let state = State::of(&nesting_flag(), &variables()).expect("known").expect("a state");
+        assert!(memory.replay(0, &[(&state, 900), (&state, 800), (&state, 650)]).iter().all(Result::is_ok));
+        assert_eq!(memory.open().iter().map(|r| r.0).collect::<Vec<_>>(), [900, 850, 800, 650, 650]);
+        assert_eq!(memory.replay(0, &[(&state, 500)]), [Err(Uncaught::Mixed)]);
+    }
+
+    #[test]
+    fn a_timer_starts_now_and_once() {
+        let code =
+            [Stmt::Open(record(Some(Restore::Timer(TIMER, Clock::Wall))), vec![Stmt::Start(TIMER, Clock::Wall)])];
+        let state = State::of(&code, &variables()).expect("known").expect("a state");
+        let memory = Memory::default();
+        memory.replay(1000, &[(&state, 900), (&state, 800)]);
+        assert_eq!((memory.counter(5), memory.counter(6)), (2, -1000));
+        assert_eq!(
+            memory.at(LAYOUT.records() + record::SIZE + record::RESTORE - 4) >> 32,
+            u64::from(COUNTERS + 40 + 1)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_known_is_refused() {
+        let mut timed = record(None);
+        timed.time = Some(Clock::Wall);
+        let mut kept = record(None);
+        kept.args = vec![0];
+        let argument = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Arg(0)), Box::new(Expr::Const(1)));
+        let of = |stmts: &[Stmt]| State::of(stmts, &variables());
+        assert_eq!(of(&[Stmt::Open(timed, Vec::new())]), Err(Uncaught::Begin));
+        assert_eq!(of(&[Stmt::Open(kept, Vec::new())]), Err(Uncaught::Arguments));
+        assert_eq!(of(&[Stmt::If(argument.clone(), nesting_flag())]), Err(Uncaught::Arguments));
+        // an event that needs an argument has no state
+        assert_eq!(of(&[Stmt::If(argument, vec![Stmt::Add(VALUE, Expr::Arg(1))])]), Ok(None));
+    }
+
+    #[test]
+    fn a_damaged_shard_is_left_alone() {
+        let top = |top: u64| move |at: u32| Some(if at == TOP { top } else { 0 });
+        for bad in [7, u64::MAX, u64::from(record::ROOM) + 64] {
+            assert!(Shard::new(&LAYOUT, &|_| 0, &top(bad)).is_none());
+        }
+        assert!(Shard::new(&LAYOUT, &|_| 0, &|_| None).is_none());
+    }
+
+    #[test]
+    fn no_more_records_than_fit() {
+        let state = State::of(&nesting_flag(), &variables()).expect("known").expect("a state");
+        let memory = Memory::default();
+        let calls: Vec<_> = (0..OPEN_MAX as u64 + 9).map(|i| (&state, 100_000 - i * 8)).collect();
+        memory.replay(0, &calls);
+        assert_eq!(memory.at(TOP), u64::from(record::ROOM));
+        assert_eq!((memory.counter(1), memory.counter(4)), (OPEN_MAX as i64 - 1, 10));
+    }
+}

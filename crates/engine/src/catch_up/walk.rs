@@ -1,0 +1,173 @@
+//! Stacks of held threads: from the place where a thread stands to the function with which it began.
+
+use std::sync::Arc;
+
+use ingraft_analysis::{Elf, FrameRules, FrameTable, Registers};
+use ingraft_model::{Avma, AvmaRange, Bias, PointKind};
+use ingraft_process::{HeldRegisters, Target};
+use rayon::prelude::*;
+use rustc_hash::FxHashMap;
+
+use crate::background::in_background;
+use crate::modules::Modules;
+use crate::weaving::Woven;
+
+/// Deepest stack that is walked.
+const FRAMES_MAX: usize = 100_000;
+
+/// Where a thread stands in terms of the original code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The equivalent original instruction.
+    pub at: Avma,
+    /// The kind of point whose snippets the thread has behind it there, if it stands in the displaced instructions of one.
+    pub past: Option<PointKind>,
+}
+
+/// What the generated code of a target means in terms of the original code.
+#[derive(Debug, Default)]
+pub struct Places {
+    arenas: Vec<AvmaRange>,
+    known: FxHashMap<Avma, Place>,
+}
+
+impl Places {
+    /// Of what is woven now, before a change to `after` is applied. Where a thread stands relative to a snippet that comes is known only behind the
+    /// point; elsewhere it depends on what was saved on the stack.
+    pub fn new(now: &Woven, after: &Woven) -> Self {
+        let mut known = FxHashMap::default();
+        for (place, point) in now.points() {
+            let changes = after.snippets_at(place) != Some(point.minis.len());
+            let tail = point.tail..point.removal.code.end;
+            for m in point.records().flat_map(|r| &r.moves) {
+                let past = tail.contains(&m.from).then_some(point.kind);
+                let in_text = point.removal.text.iter().any(|w| w.at == m.from);
+                if past.is_some() || in_text || !changes {
+                    known.insert(m.from, Place { at: m.to, past });
+                }
+            }
+        }
+        let adopted = now.adopted().flat_map(|r| &r.moves);
+        known.extend(adopted.map(|m| (m.from, Place { at: m.to, past: None })));
+        Places { arenas: now.arenas(), known }
+    }
+
+    /// Where a thread stands; `None` in generated code that has no equivalent.
+    pub fn of(&self, pc: Avma) -> Option<Place> {
+        match self.known.get(&pc) {
+            Some(place) => Some(*place),
+            None if self.arenas.iter().any(|a| a.contains(&pc)) => None,
+            None => Some(Place { at: pc, past: None }),
+        }
+    }
+}
+
+/// A call in progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// The instruction that runs next; in a caller, the last byte of its call.
+    pub at: Avma,
+    /// Whether that instruction has run: it is a call.
+    pub calls: bool,
+    /// See [`Place::past`].
+    pub past: Option<PointKind>,
+    /// Where the return address lies.
+    pub sp: u64,
+    /// The stack pointer there; in a caller, as it was before its call pushed anything.
+    pub stack: u64,
+}
+
+/// A thread's calls, innermost first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Walk {
+    /// Up to where it was possible.
+    pub frames: Vec<Frame>,
+    /// Whether they are all.
+    pub whole: bool,
+}
+
+/// The unwind tables of a target.
+#[derive(Debug, Default)]
+pub struct Walker {
+    /// Code and the table that describes it, sorted.
+    code: Vec<(AvmaRange, Bias, Arc<FrameTable>)>,
+    /// Rules that were needed; none where there are none.
+    rules: FxHashMap<Avma, Option<Arc<FrameRules>>>,
+}
+
+impl Walker {
+    /// Reads the tables of everything that is mapped now. Takes its time: not for a stop.
+    pub fn new(target: &Target, modules: &Modules) -> Self {
+        let Ok(maps) = target.maps() else { return Walker::default() };
+        let code = maps.iter().filter(|m| m.exec);
+        let file_of = |m: &ingraft_process::Mapping| {
+            let files = modules.mapped().rev();
+            let same = |k: &ingraft_process::Mapping| {
+                k.exec && (k.range.start, k.inode, k.device) == (m.range.start, m.inode, m.device)
+            };
+            files.into_iter().find(|f| f.file.mappings.iter().any(same))
+        };
+        let parts: Vec<_> = code.map(|m| (m, file_of(m))).collect();
+        let tables = in_background(|| {
+            let read = |(m, file): &(&ingraft_process::Mapping, Option<&crate::modules::ModuleFile>)| {
+                let (bias, table) = match file {
+                    Some(file) => file.frames(target)?,
+                    None if m.path.as_os_str() == "[vdso]" => kernels_own(target, &m.range)?,
+                    None => return None,
+                };
+                Some((m.range.clone(), bias, table))
+            };
+            parts.par_iter().filter_map(read).collect::<Vec<_>>()
+        });
+        Walker { code: tables, rules: FxHashMap::default() }
+    }
+
+    /// The rules at an address.
+    fn rules(&mut self, at: Avma) -> Option<Arc<FrameRules>> {
+        let code = &self.code;
+        let find = || {
+            let after = code.partition_point(|(range, ..)| range.start <= at);
+            let (_, bias, table) = code.get(after.checked_sub(1)?).filter(|(range, ..)| range.contains(&at))?;
+            table.rules(at.to_svma(*bias)).ok().map(Arc::new)
+        };
+        self.rules.entry(at).or_insert_with(find).clone()
+    }
+
+    /// Walks the stack of a thread. `read` reads eight bytes of it.
+    pub fn walk(&mut self, from: &HeldRegisters, places: &Places, read: &mut dyn FnMut(u64) -> Option<u64>) -> Walk {
+        let mut walk = Walk::default();
+        let mut registers = Registers { pc: from.pc.0, general: from.general.map(Some) };
+        let mut calls = false;
+        while walk.frames.len() < FRAMES_MAX {
+            let place =
+                if calls { Some(Place { at: Avma(registers.pc), past: None }) } else { places.of(Avma(registers.pc)) };
+            let Some(place) = place else { return walk };
+            registers.pc = place.at.0;
+            let at = if calls { place.at.offset(-1) } else { place.at };
+            let Some(Ok(unwound)) = self.rules(at).map(|rules| rules.apply(&registers, read)) else { return walk };
+            // a stack grows downwards; the one that a signal interrupted may lie anywhere
+            if !unwound.signal {
+                let Some(stack) = registers.sp().filter(|sp| *sp < unwound.cfa) else { return walk };
+                walk.frames.push(Frame { at, calls, past: place.past, sp: unwound.cfa.wrapping_sub(8), stack });
+            }
+            let Some(caller) = unwound.caller else {
+                walk.whole = true;
+                return walk;
+            };
+            if unwound.signal && caller == registers {
+                return walk;
+            }
+            (registers, calls) = (caller, !unwound.signal);
+        }
+        walk
+    }
+}
+
+/// The code that the kernel maps into every process.
+fn kernels_own(target: &Target, range: &AvmaRange) -> Option<(Bias, Arc<FrameTable>)> {
+    let mut bytes = vec![0; usize::try_from(range.end.0.saturating_sub(range.start.0)).ok()?];
+    target.read(range.start, &mut bytes).ok()?;
+    let elf = Elf::parse(bytes.into()).ok()?;
+    let first = elf.segments().iter().find(|s| s.file_offset == 0)?.svma;
+    Some((Bias(range.start.0.wrapping_sub(first.0)), Arc::new(FrameTable::read(&elf))))
+}

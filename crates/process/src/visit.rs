@@ -1,0 +1,111 @@
+//! What can be done with all threads in the stop in which a plan is applied: looking at their registers and stacks, and giving one a shard.
+
+use ingraft_model::{Avma, Tid};
+
+use crate::error::Error;
+use crate::procfs::is_thread_of;
+use crate::stack::Stacks;
+use crate::sys::Regs;
+use crate::target::Target;
+use crate::tracer::{State, Tracee, Tracer};
+
+/// Something to do in the stop in which a plan is applied.
+pub trait Visitor: Send {
+    /// Whether the visitor can say what a thread has done that stands there. A thread elsewhere is let run on a little before the plan is applied, as
+    /// long as there is time.
+    fn knows(&self, pc: Avma) -> bool;
+
+    /// Called once, when the plan is in and all threads are still held.
+    fn visit(&mut self, held: &mut Held<'_>);
+}
+
+/// A thread as it stood before the plan moved anything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeldThread {
+    /// Which.
+    pub tid: Tid,
+    /// None if it did not stop (it sleeps in the kernel, and user space cannot go on before the release), or if it is another process on the stack of
+    /// such a thread (vfork).
+    pub registers: Option<HeldRegisters>,
+    /// Whether the visitor knows its program counter and those that its signal frames keep.
+    pub known: bool,
+    /// Its place among the tracer's.
+    index: usize,
+}
+
+/// The registers of a held thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeldRegisters {
+    /// The program counter.
+    pub pc: Avma,
+    /// rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 … r15: the order of DWARF's numbers.
+    pub general: [u64; 16],
+    /// The thread pointer.
+    pub fs_base: u64,
+    /// The base of gs.
+    pub gs_base: u64,
+}
+
+/// All threads of a target, held.
+#[derive(Debug)]
+pub struct Held<'a> {
+    pub(crate) target: &'a Target,
+    pub(crate) tracer: &'a mut Tracer,
+    pub(crate) stacks: &'a Stacks,
+    pub(crate) threads: &'a [HeldThread],
+}
+
+impl Held<'_> {
+    /// The threads that have not ended.
+    pub fn threads(&self) -> &[HeldThread] {
+        self.threads
+    }
+
+    /// Eight bytes of the memory of a thread, by its place in [`Held::threads`]: its stack has been read already.
+    pub fn word(&self, thread: usize, at: u64) -> Option<u64> {
+        let stack = self.threads.get(thread).and_then(|t| self.stacks.word(t.index, at));
+        stack.or_else(|| self.target.read_u64(Avma(at)).ok())
+    }
+
+    /// Reads memory.
+    pub fn read(&self, at: Avma, bytes: &mut [u8]) -> Result<(), Error> {
+        self.target.read(at, bytes)
+    }
+
+    /// Sets the gs base of a thread that stopped. False if it was killed meanwhile.
+    pub fn set_gs_base(&mut self, thread: usize, gs_base: u64) -> Result<bool, Error> {
+        let Some(i) = self.threads.get(thread).map(|t| t.index) else { return Ok(false) };
+        let Some(regs) = self.tracer.regs(i)? else { return Ok(false) };
+        self.tracer.set_regs(i, &Regs { gs_base, ..regs })?;
+        Ok(matches!(self.tracer.threads[i].state, State::Stopped(_)))
+    }
+}
+
+impl HeldRegisters {
+    pub(crate) fn of(regs: &Regs) -> Self {
+        let r = regs;
+        HeldRegisters {
+            pc: Avma(r.rip),
+            general: [
+                r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14,
+                r.r15,
+            ],
+            fs_base: r.fs_base,
+            gs_base: r.gs_base,
+        }
+    }
+}
+
+/// The threads as they stand now.
+pub(crate) fn held_threads(tracer: &Tracer, known: &dyn Fn(usize, Avma) -> bool) -> Vec<HeldThread> {
+    // a child on the stack of the thread that waits for it (vfork): only where a thread did not stop can there be one
+    let children = tracer.threads.iter().any(|t| matches!(t.state, State::Asleep { .. }));
+    let own = |t: &Tracee| matches!(t.state, State::Stopped(_)) && (!children || is_thread_of(tracer.pid, t.tid));
+    let alive = tracer.threads.iter().enumerate().filter(|(_, t)| t.state != State::Gone);
+    alive
+        .map(|(i, t)| {
+            let registers = t.regs.filter(|_| own(t)).map(|r| HeldRegisters::of(&r));
+            HeldThread { tid: t.tid, registers, known: registers.is_some_and(|r| known(i, r.pc)), index: i }
+        })
+        .collect()
+}
