@@ -189,7 +189,7 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     pub(crate) interval: Option<Duration>,
 
-    /// Warn when the counters take more than this of a processor's time, in percent [default: 5]
+    /// Take out timers and histograms that cost more than this of a processor's time, in percent; counters are only reported [default: 5]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) max_overhead: Option<f64>,
 
@@ -333,10 +333,19 @@ pub(crate) struct WatchArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ingraft metrics
-  ingraft metrics -I my.mdl --format json")]
+  ingraft metrics -I my.mdl --format json
+  ingraft metrics --cost                               what each costs at worst, on this machine
+  ingraft metrics --cost -p 4711                       in the functions of a program")]
 pub(crate) struct MetricsArgs {
     #[command(flatten)]
     pub(crate) include: Include,
+
+    /// Print what the code of each metric costs at worst: in cycles, and in time on this machine
+    #[arg(long)]
+    pub(crate) cost: bool,
+
+    #[command(flatten)]
+    pub(crate) target: RunningTarget,
 }
 
 /// `ingraft check`.
@@ -344,12 +353,25 @@ pub(crate) struct MetricsArgs {
 #[command(after_help = "Examples:
   ingraft check my.mdl
   ingraft check mdl/*.mdl --format json
+  ingraft check my.mdl --lower                         what its metrics become, as machine code
+  ingraft check my.mdl --lower -p 4711 --focus /Code/redis-server/call
 
 All errors of all files are reported in one run. A file may use the shipped definitions and those of the files before it.")]
 pub(crate) struct CheckArgs {
     /// Files to check
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
+
+    /// Print what the metrics of the files become: snippets, machine code, worst-case cost
+    #[arg(long)]
+    pub(crate) lower: bool,
+
+    /// At which focus; otherwise one function, or the whole program
+    #[arg(long, value_name = "FOCUS", requires = "lower", value_parser = focus)]
+    pub(crate) focus: Option<Focus>,
+
+    #[command(flatten)]
+    pub(crate) target: RunningTarget,
 }
 
 /// `ingraft fmt`.
@@ -473,9 +495,14 @@ fn interval(text: &str) -> Result<Duration, String> {
 fn percent(text: &str) -> Result<f64, String> {
     match text.trim().trim_end_matches('%').parse::<f64>() {
         Ok(p) if p > 0.0 && p <= 10_000.0 => Ok(p),
+        Ok(p) if p > 10_000.0 => Err("more than 10000".to_owned()),
         Ok(_) => Err("must be more than 0".to_owned()),
         Err(_) => Err("not a number".to_owned()),
     }
+}
+
+fn focus(text: &str) -> Result<Focus, String> {
+    Focus::parse(text).map_err(|e| e.to_string())
 }
 
 fn pair(text: &str) -> Result<Pair, String> {

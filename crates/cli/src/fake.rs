@@ -108,7 +108,7 @@ impl Script {
             let distribution = self.distribution.map(|of| v1::Distribution::from(&of(value)));
             let thread = v1::ThreadValue { tid: Some(7), value, distribution: distribution.clone(), activations };
             let threads = if threads { vec![thread] } else { Vec::new() };
-            v1::PairValue { pair: pair as u32, value, threads, distribution, activations }
+            v1::PairValue { pair: pair as u32, value, threads, distribution, activations, taken_out: None }
         });
         let time_ns = 1_000_000_000 + sequence as u64 * 500_000_000;
         v1::Sample { sequence: sequence as u64, time_ns, dropped: 0, values: values.collect(), more: false }
@@ -216,6 +216,7 @@ impl Instrumentation for Script {
 impl Metrics for Script {
     type ListStream = Answer<v1::ListMetricsResponse>;
     type CheckStream = Answer<v1::CheckResponse>;
+    type LowerStream = Answer<v1::LowerResponse>;
     type StreamStream = Answer<v1::StreamResponse>;
     type ReadStream = Answer<v1::ReadResponse>;
 
@@ -246,6 +247,10 @@ impl Metrics for Script {
 
     async fn list(&self, _: Request<v1::ListMetricsRequest>) -> Result<Response<Self::ListStream>, Status> {
         Ok(answer(Vec::new()))
+    }
+
+    async fn lower(&self, _: Request<v1::LowerRequest>) -> Result<Response<Self::LowerStream>, Status> {
+        Err(Status::unimplemented("not in tests"))
     }
 
     async fn check(&self, _: Request<v1::CheckRequest>) -> Result<Response<Self::CheckStream>, Status> {

@@ -49,7 +49,7 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
     let mut out = Output::open(&cli.common)?;
     // What needs no engine starts none.
     let command = match cli.command {
-        Command::Check(args) => return command::mdl::check(&args, &mut out),
+        Command::Check(args) if !args.lower => return command::mdl::check(&args, &mut out),
         Command::Fmt(args) => return command::mdl::fmt(&args, cli.common.format, &mut out),
         Command::Completions { shell } => return command::manual::completions(shell, &mut out),
         Command::Man { dir } => return command::manual::man(dir.as_deref(), &mut out),
@@ -74,11 +74,8 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
         Command::Status(_) => command::status::run(&engines, common, out).await,
         Command::Detach(args) => command::detach::run(args, &engines, common, out).await,
         Command::Demo(args) => demo::run(args, context, out).await,
-        Command::Check(_)
-        | Command::Fmt(_)
-        | Command::Completions { .. }
-        | Command::Man { .. }
-        | Command::DemoServer => Ok(()),
+        Command::Check(args) => command::lower::check(args, &engines, common, out).await,
+        Command::Fmt(_) | Command::Completions { .. } | Command::Man { .. } | Command::DemoServer => Ok(()),
     };
     engines.close().await;
     result

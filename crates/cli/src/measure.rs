@@ -7,6 +7,7 @@ mod together;
 
 pub(crate) use together::{Combined, Together, last as together};
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -23,8 +24,6 @@ use crate::signals::Signals;
 
 /// Time between two readings unless told otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// What a measurement may cost, in percent of a processor, unless told otherwise.
-const MAX_OVERHEAD: f64 = 5.0;
 /// How often a reader that went away is looked for.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -71,6 +70,8 @@ pub(crate) struct Site {
     pub(crate) ended: bool,
     /// No reading will follow, and why.
     lost: Option<Failure>,
+    /// Pairs of which it has been said that they were taken out.
+    told_out: BTreeSet<usize>,
 }
 
 /// How a command presents a measurement.
@@ -200,6 +201,7 @@ impl Session<'_> {
                         Ok(Event::Reading(reading)) => {
                             site.take(reading);
                             view.reading(&self.sites, at, out)?;
+                            self.tell_taken_out(at, out)?;
                         }
                         Ok(Event::Ended(ended)) => site.end(ended, out)?,
                         Err(failure) => site.lost = Some(failure),
@@ -211,6 +213,22 @@ impl Session<'_> {
         self.sites.iter_mut().find_map(|s| s.lost.take()).map_or(Ok(()), |failure| Err(failure.into()))
     }
 
+    /// Says what was taken out since the last reading because it cost too much; fails when nothing else is left to measure.
+    fn tell_taken_out(&mut self, at: usize, out: &mut Output) -> Result<(), Stop> {
+        let new = self.sites.get_mut(at).map(Site::taken_out).unwrap_or_default();
+        let nothing_left = self.sites.iter().all(Site::is_all_out);
+        let mut last = None;
+        for object in new {
+            if nothing_left {
+                last = Some(words::all_taken_out(&object));
+            } else {
+                output::warn(&words::taken_out(&object), self.format());
+            }
+            out.object(&Object::TakenOut(object))?;
+        }
+        last.map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
     /// Takes everything out and presents the last values. `so_far` is how the measurement went; a reader that went away
     /// does not keep anything from being removed.
     async fn finish(mut self, so_far: Result<(), Stop>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
@@ -220,8 +238,8 @@ impl Session<'_> {
         let format = self.format();
         for site in &mut self.sites {
             if counted && let Some(cost) = site.cost().await {
-                let limit = self.plan.measure.max_overhead.unwrap_or(MAX_OVERHEAD);
-                if cost.percent > limit {
+                let limit = self.plan.measure.max_overhead.unwrap_or(ingraft_daemon::MAX_OVERHEAD);
+                if cost.percent > limit && site.told_out.is_empty() {
                     output::warn(&words::too_dear(&cost, limit), format);
                 }
                 farewells.push((site.ended, Object::Cost(cost)));
@@ -274,7 +292,16 @@ impl Site {
     fn new(client: Client, enabled: Enabled) -> Self {
         let values = vec![Default::default(); enabled.pairs.len()];
         let reading = Reading { time_ns: 0, dropped: 0, values };
-        Site { client, enabled, reading, before: None, first_ns: None, ended: false, lost: None }
+        Site {
+            client,
+            enabled,
+            reading,
+            before: None,
+            first_ns: None,
+            ended: false,
+            lost: None,
+            told_out: BTreeSet::new(),
+        }
     }
 
     /// The daemon's address, if there are several.
@@ -295,6 +322,32 @@ impl Site {
     pub(crate) fn mean_rate(&self, pair: usize) -> Option<f64> {
         let seconds = self.reading.time_ns.checked_sub(self.first_ns?).filter(|&ns| ns > 0)? as f64 / 1e9;
         Some(self.reading.values.get(pair)?.value as f64 / seconds)
+    }
+
+    /// Pairs that were taken out and have not been told.
+    fn taken_out(&mut self) -> Vec<objects::TakenOut> {
+        let mut new = Vec::new();
+        for (pair, value) in self.reading.values.iter().enumerate() {
+            let (Some(why), Some(info)) = (value.taken_out, self.enabled.pairs.get(pair)) else { continue };
+            if self.told_out.insert(pair) {
+                new.push(objects::TakenOut {
+                    host: self.client.host(),
+                    pid: self.enabled.pid,
+                    metric: info.metric.clone(),
+                    focus: info.focus.clone(),
+                    time_ns: why.time_ns,
+                    hits_per_s: why.hits_per_s,
+                    percent: why.cost_ns_per_s as f64 / 1e7,
+                    max_overhead: why.limit_ns_per_s as f64 / 1e7,
+                });
+            }
+        }
+        new
+    }
+
+    /// Whether all that was asked for was taken out.
+    fn is_all_out(&self) -> bool {
+        !self.reading.values.is_empty() && self.reading.values.iter().all(|v| v.taken_out.is_some())
     }
 
     /// Whether more values may come.
@@ -358,7 +411,8 @@ impl Site {
         let inserted = self.client.inserted(&mut progress).await.ok()?;
         let ns_per_s =
             inserted.into_iter().find(|i| i.pid == pid && i.measurements.contains(&self.enabled.measurement));
-        let ns_per_s = ns_per_s?.cost_ns_per_s?;
+        let inserted = ns_per_s?;
+        let ns_per_s = inserted.observed_ns_per_s.or(inserted.cost_ns_per_s)?;
         Some(Cost { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
     }
 

@@ -26,6 +26,8 @@ pub(crate) enum Object {
     Removed(Removed),
     Kept(Kept),
     Cost(Cost),
+    TakenOut(TakenOut),
+    Lowered(Lowered),
     Check(Check),
     Warning(Warning),
     Error(Error),
@@ -152,6 +154,9 @@ pub(crate) struct Sample {
     pub(crate) quantiles: Option<Quantiles>,
     #[serde(flatten)]
     pub(crate) missing: Missing,
+    /// Unix time from which on the value stays as it is, because its code was taken out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) taken_out_ns: Option<u64>,
     /// Samples lost before this one because they were not read in time.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) dropped: u64,
@@ -273,6 +278,9 @@ pub(crate) struct Latency {
     pub(crate) threads: Vec<ThreadLatency>,
     #[serde(flatten)]
     pub(crate) missing: Missing,
+    /// Unix time from which on nothing was measured, because its code was taken out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) taken_out_ns: Option<u64>,
     /// Unix time from which on every call is measured, if that is later than `attached`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) exact_since_ns: Option<u64>,
@@ -338,6 +346,13 @@ pub(crate) struct Inserted {
     /// How threads are told apart.
     pub(crate) identity: String,
     pub(crate) cost_ns_per_s: Option<f64>,
+    /// What it has cost since the first insertion, per second.
+    pub(crate) observed_ns_per_s: Option<f64>,
+    /// The same as a share of the processor time that the target has used.
+    pub(crate) observed_of_target: Option<f64>,
+    /// Number of pairs; `pairs` has the dearest hundred.
+    pub(crate) pair_count: u32,
+    pub(crate) pairs: Vec<PairCost>,
     pub(crate) measurements: Vec<u64>,
     /// How many of them stay without a client.
     pub(crate) kept: u32,
@@ -394,6 +409,81 @@ pub(crate) struct Cost {
     pub(crate) ns_per_s: f64,
     /// The same as a share of one processor.
     pub(crate) percent: f64,
+}
+
+/// What a pair costs: as often as its code runs, each time at its worst case.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PairCost {
+    pub(crate) metric: String,
+    pub(crate) focus: String,
+    /// Each of its snippets once.
+    pub(crate) hit_ns: f64,
+    pub(crate) hits_per_s: f64,
+    /// Processor time in a second, as often as lately.
+    pub(crate) cost_ns_per_s: f64,
+    /// The same as a share of one processor.
+    pub(crate) percent: f64,
+    /// Processor time so far.
+    pub(crate) observed_ns: f64,
+}
+
+/// A pair whose code was taken out because it cost more than it might; its value stays as it was then.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TakenOut {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) metric: String,
+    pub(crate) focus: String,
+    /// Unix time.
+    pub(crate) time_ns: u64,
+    pub(crate) hits_per_s: u64,
+    /// Of one processor.
+    pub(crate) percent: f64,
+    /// What all of the measurement might cost.
+    pub(crate) max_overhead: f64,
+}
+
+/// What a metric becomes.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Lowered {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) metric: String,
+    pub(crate) focus: String,
+    pub(crate) pieces: Vec<Piece>,
+    /// Why there are none.
+    pub(crate) problem: Option<String>,
+}
+
+/// A snippet, and what it becomes at a point.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Piece {
+    pub(crate) point: &'static str,
+    /// Behind the point's instruction.
+    pub(crate) after: bool,
+    /// How many it goes into.
+    pub(crate) functions: u32,
+    /// The one whose code is shown.
+    pub(crate) function: String,
+    pub(crate) snippet: String,
+    /// The worst case with all that is needed to get there.
+    pub(crate) cycles: Option<f64>,
+    pub(crate) ns: Option<f64>,
+    pub(crate) why_not: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) code: Vec<Instruction>,
+}
+
+/// An instruction of generated code.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Instruction {
+    /// The part that begins here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) label: Option<String>,
+    pub(crate) at: String,
+    pub(crate) bytes: String,
+    pub(crate) text: String,
 }
 
 /// One of the things that `demo` proves.

@@ -70,6 +70,12 @@ impl Block {
         self.at + self.bytes.len() as u64
     }
 
+    /// The bytes between two addresses of the block, none where it has none.
+    pub fn stretch(&self, from: u64, until: u64) -> &[u8] {
+        let offset = |at: u64| usize::try_from(at.wrapping_sub(self.at)).unwrap_or(usize::MAX);
+        self.bytes.get(offset(from)..offset(until)).unwrap_or_default()
+    }
+
     /// One instruction.
     pub fn put(&mut self, bytes: &[u8], back: Back) {
         self.backs.push((self.bytes.len() as u32, back));

@@ -44,7 +44,8 @@ pub fn add_mini(
     let range = Avma(at)..Avma(block.here());
     let (moves, step_out) = block.exits(at, block.here());
     let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: range.clone() };
-    let woven = WovenMini { id: request.id, range, start: Avma(parts.start), jump: Avma(parts.jump), removal };
+    let (start, jump, cost) = (Avma(parts.start), Avma(parts.jump), parts.cost(env, &code, &block));
+    let woven = WovenMini { id: request.id, range, start, jump, cost, removal };
     point.minis.insert(index, woven);
     plan.code.push(ArenaCode { at: Avma(at), bytes: block.bytes });
     plan.text.push(write);

@@ -5,6 +5,7 @@ use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet};
 
 use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
+use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
 use crate::routine::{self, Routine};
 use crate::slow::{COUNT, MARKER};
@@ -33,6 +34,8 @@ pub struct WovenMini {
     pub start: Avma,
     /// Its last instruction, a live `jmp rel32` to the next one or to the point's `leave`.
     pub jump: Avma,
+    /// Its worst case, with the jump to the next one.
+    pub cost: Cost,
     /// What removing the whole point has to know about it.
     pub removal: RemovalRecord,
 }
@@ -115,6 +118,18 @@ pub(crate) struct Parts {
     pub first: u64,
     pub start: u64,
     pub jump: u64,
+}
+
+impl Parts {
+    /// What the code costs that this is about.
+    pub fn cost(&self, env: &Environment, code: &Compiled, block: &Block) -> Cost {
+        let system_calls = match env.cpu {
+            CpuClock::SystemCall => code.exits().filter(|r| *r == Routine::CpuTime).count() as u32,
+            CpuClock::None | CpuClock::Rseq { .. } => 0,
+        };
+        let routines = Cost { system_calls, ..Cost::default() };
+        Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(1) + routines
+    }
 }
 
 impl Compiled {

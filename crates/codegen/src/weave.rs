@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::arena::{Arena, SlowRoutine};
 use crate::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
+use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
 use crate::head::{self, Form, Head};
 use crate::loops::{self, Detour};
@@ -98,6 +99,8 @@ pub struct WovenPoint {
     pub rax_free: bool,
     /// Words that the base trampoline pushes.
     pub pushed: u8,
+    /// The worst case of reaching it, without its snippets and without what the function itself does: springboard, base trampoline, way home.
+    pub cost: Cost,
     /// The snippets, in the order in which they run.
     pub minis: Vec<WovenMini>,
     /// At an entry: the displaced instructions that may be exits. Points that are woven there go before it or together with it.
@@ -195,6 +198,8 @@ struct Weaver<'a> {
 /// Where the parts of a point's code lie.
 struct Layout {
     base: u64,
+    /// Behind the function's own instructions that run before the point's.
+    begin: u64,
     slot: u64,
     leave: u64,
     tail: u64,
@@ -210,6 +215,14 @@ struct Layout {
 }
 
 impl Layout {
+    /// What the base trampoline costs, with the jumps to it, from it to the snippets, and home.
+    fn cost(&self, block: &Block, head: &Head) -> Cost {
+        let pieces = [(self.begin, self.slot), (self.leave, self.tail)];
+        let own: Cost = pieces.into_iter().map(|(from, until)| Cost::of(from, block.stretch(from, until))).sum();
+        let springboard = if matches!(head.form, Form::Short(_)) { 2 } else { 1 };
+        own + Cost::jumps(springboard + 1 + u32::from(!head.ends()))
+    }
+
     /// What may be written while it is live: first byte and length.
     fn live_fields(&self) -> impl Iterator<Item = (u64, u64)> {
         let jumps = std::iter::once(self.slot).chain(self.minis.iter().map(|m| m.jump));
@@ -426,6 +439,7 @@ impl Weaver<'_> {
             // what branches away in front of a point does not pass it
             relocate::emit(displaced, |target| target, block)?;
         }
+        let begin = block.here();
         let leaves_if = d.head.leaves_if(d.kind);
         if !d.springboard_first && !d.head.is_called() && !d.head.behind().is_empty() {
             copies.push(PcMove { from: Avma(d.head.point), to: Avma(block.here()) });
@@ -538,7 +552,7 @@ impl Weaver<'_> {
             before = parts.jump;
             minis.push(parts);
         }
-        Ok(Layout { base, slot, leave, tail, own_end, stubs, copies, exits, minis })
+        Ok(Layout { base, begin, slot, leave, tail, own_end, stubs, copies, exits, minis })
     }
 
     /// Writes to text, moves, and the records that undo it all.
@@ -596,11 +610,13 @@ impl Weaver<'_> {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
         }
         let ends = layout.minis.iter().skip(1).map(|m| m.first).chain([block.here()]);
-        let minis = layout.minis.iter().zip(ends).zip(request.minis).map(|((parts, end), m)| {
+        let minis = layout.minis.iter().zip(ends).zip(request.minis.iter().zip(design.minis));
+        let minis = minis.map(|((parts, end), (m, compiled))| {
             let (moves, step_out) = block.exits(parts.first, end);
             let code = Avma(parts.first)..Avma(end);
             let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: code.clone() };
-            WovenMini { id: m.id, range: code, start: Avma(parts.start), jump: Avma(parts.jump), removal }
+            let (start, jump) = (Avma(parts.start), Avma(parts.jump));
+            WovenMini { id: m.id, range: code, start, jump, cost: parts.cost(self.env, compiled, block), removal }
         });
         let removal = RemovalRecord {
             text: writes.iter().map(TextWrite::inverse).collect(),
@@ -632,6 +648,7 @@ impl Weaver<'_> {
             scratch: design.frame.private.map(|(r, _)| r),
             rax_free: design.frame.rax_free,
             pushed: design.frame.pushed,
+            cost: layout.cost(block, head),
             minis: minis.collect(),
             exits: layout.exits.iter().filter_map(inner).collect(),
             host: head.host,

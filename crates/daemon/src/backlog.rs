@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ingraft_engine::{Reading, ThreadValue, Value};
+use ingraft_engine::{Reading, TakenOut, ThreadValue, Value};
 use ingraft_model::Activations;
 use ingraft_wire::v1;
 
@@ -93,8 +93,14 @@ fn pair_values<'a>(values: impl Iterator<Item = (usize, &'a Value)>) -> Vec<v1::
             threads: value.threads.iter().map(thread_value).collect(),
             distribution: value.distribution.as_deref().map(Into::into),
             activations: activations(value.activations),
+            taken_out: value.taken_out.map(taken_out),
         })
         .collect()
+}
+
+fn taken_out(why: TakenOut) -> v1::TakenOut {
+    let TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s } = why;
+    v1::TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s }
 }
 
 fn thread_value(thread: &ThreadValue) -> v1::ThreadValue {

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use ingraft_engine::MAX_OVERHEAD;
 use serde::Deserialize;
 
 use crate::auth::{Token, TokenError};
@@ -54,6 +55,9 @@ pub struct Flags {
     /// What goes to the log on stderr, e.g. `debug` or `info,ingraft_engine=debug` [default: info]
     #[arg(long, value_name = "FILTER", env = "INGRAFTD_LOG")]
     pub log: Option<String>,
+    /// What a measurement that names no limit may cost, in percent of one processor [default: 5]
+    #[arg(long, value_name = "PERCENT", env = "INGRAFTD_MAX_OVERHEAD")]
+    pub max_overhead: Option<f64>,
     /// Check the configuration, say what is wrong, and end
     #[arg(long)]
     pub check_config: bool,
@@ -73,10 +77,11 @@ struct Document {
     tls_key: Option<PathBuf>,
     client_ca: Option<PathBuf>,
     log: Option<String>,
+    max_overhead: Option<f64>,
 }
 
 /// Everything that the daemon is told, checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Where to listen; at least one.
     pub listen: Vec<Address>,
@@ -92,6 +97,8 @@ pub struct Settings {
     pub tls: Option<TlsFiles>,
     /// Filter of the log.
     pub log: String,
+    /// What a measurement that names no limit may cost, in percent of one processor.
+    pub max_overhead: f64,
 }
 
 /// The files that TLS needs.
@@ -133,6 +140,9 @@ pub enum ConfigError {
     /// The mode is no octal number of permission bits.
     #[error("socket-mode: `{0}` is no octal mode such as 0600 or 0660")]
     Mode(String),
+    /// A limit that nothing could keep, or no number.
+    #[error("max-overhead: {0} is no number of percent above 0")]
+    MaxOverhead(f64),
     /// An http address without a token.
     #[error("{0} needs a token: name a file that holds one with token-file")]
     NoToken(Address),
@@ -176,6 +186,7 @@ impl Settings {
             socket_group: flags.socket_group.or(file.socket_group),
             tls,
             log: flags.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.to_owned()),
+            max_overhead: flags.max_overhead.or(file.max_overhead).map_or(Ok(MAX_OVERHEAD), percent)?,
         };
         for address in &settings.listen {
             match address {
@@ -194,6 +205,7 @@ impl Settings {
             ("state-dir", self.state_dir != new.state_dir),
             ("socket-mode", self.socket_mode != new.socket_mode),
             ("socket-group", self.socket_group != new.socket_group),
+            ("max-overhead", self.max_overhead != new.max_overhead),
             ("tls-cert, tls-key, client-ca", self.tls != new.tls),
         ];
         changed.iter().filter(|(_, changed)| *changed).map(|(word, _)| *word).collect()
@@ -204,6 +216,10 @@ fn read(path: &Path) -> Result<Document, ConfigError> {
     let text =
         std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
     toml::from_str(&text).map_err(|source| ConfigError::Malformed { path: path.to_owned(), source: Box::new(source) })
+}
+
+fn percent(percent: f64) -> Result<f64, ConfigError> {
+    if percent > 0.0 { Ok(percent) } else { Err(ConfigError::MaxOverhead(percent)) }
 }
 
 fn mode(text: String) -> Result<u32, ConfigError> {

@@ -18,4 +18,4 @@ pub mod rpc;
 pub mod run;
 
 pub use embedded::{Embedded, embedded};
-pub use ingraft_engine::{Config, Engine, Error};
+pub use ingraft_engine::{Config, Engine, Error, MAX_OVERHEAD};

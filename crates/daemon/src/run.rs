@@ -128,8 +128,11 @@ async fn serve(flags: &Flags, settings: Settings, follow: impl Fn(&Settings)) ->
 
 /// Starts the engine and takes over what a dead one left.
 async fn engine(settings: &Settings) -> Result<Engine, StartError> {
-    let config =
-        ingraft_engine::Config { state_dir: settings.state_dir.clone(), program: Host::Daemon.program().to_owned() };
+    let config = ingraft_engine::Config {
+        state_dir: settings.state_dir.clone(),
+        program: Host::Daemon.program().to_owned(),
+        max_overhead: settings.max_overhead,
+    };
     let started = tokio::task::spawn_blocking(move || {
         let engine = Engine::start(config)?;
         let recovered = engine.recover();

@@ -1,6 +1,6 @@
 //! The engine inside the command line, reached through the same services.
 
-use ingraft_daemon::{Config, Engine, embedded};
+use ingraft_daemon::{Config, Engine, MAX_OVERHEAD, embedded};
 use ingraft_wire::v1;
 use ingraft_wire::v1::daemon_client::DaemonClient;
 use ingraft_wire::v1::instrumentation_client::InstrumentationClient;
@@ -8,7 +8,12 @@ use ingraft_wire::v1::instrumentation_client::InstrumentationClient;
 #[tokio::test]
 async fn it_answers_like_the_daemon_and_ends() {
     let dir = tempfile::tempdir().unwrap();
-    let engine = Engine::start(Config { state_dir: dir.path().to_owned(), program: "ingraft".into() }).unwrap();
+    let engine = Engine::start(Config {
+        state_dir: dir.path().to_owned(),
+        program: "ingraft".into(),
+        max_overhead: MAX_OVERHEAD,
+    })
+    .unwrap();
     let embedded = embedded(engine).await.unwrap();
     let mut client = DaemonClient::new(embedded.channel());
     let version = client.version(v1::VersionRequest::default()).await.unwrap().into_inner();

@@ -26,7 +26,9 @@ struct Served {
 async fn served() -> Served {
     let dir = tempfile::tempdir().unwrap();
     let state_dir = dir.path().to_owned();
-    let start = move || Engine::start(Config { state_dir, program: "ingraft".into() });
+    let start = move || {
+        Engine::start(Config { state_dir, program: "ingraft".into(), max_overhead: ingraft_daemon::MAX_OVERHEAD })
+    };
     let engine = tokio::task::spawn_blocking(start).await.unwrap().unwrap();
     let embedded = embedded(engine).await.unwrap();
     let instrumentation = InstrumentationClient::new(embedded.channel());

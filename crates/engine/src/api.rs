@@ -14,7 +14,12 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// How the holder calls itself in `status`: `ingraft` or `ingraftd`.
     pub program: String,
+    /// What a measurement may cost that names no limit of its own, in percent of one processor.
+    pub max_overhead: f64,
 }
+
+/// What a measurement may cost when nobody says anything else, in percent of one processor.
+pub const MAX_OVERHEAD: f64 = 5.0;
 
 /// On whose behalf a request comes. The daemon checks callers with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +113,8 @@ pub struct EnableRequest {
     pub definitions: Vec<(String, String)>,
     /// Keep it when the client goes away, and over the end of the engine.
     pub keep: bool,
+    /// What those of its pairs that do more than count may cost, in percent of one processor; `None`: [`Config::max_overhead`].
+    pub max_overhead: Option<f64>,
 }
 
 /// What to start and measure from its first instruction on.
@@ -215,6 +222,118 @@ pub struct Value {
     pub activations: Activations,
     /// Per thread, ended ones too. Empty unless asked for.
     pub threads: Vec<ThreadValue>,
+    /// The value is what it was then: its code was taken out.
+    pub taken_out: Option<TakenOut>,
+}
+
+/// Why a pair's code was taken out of its target: it cost more than it might.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenOut {
+    /// When: Unix time in nanoseconds.
+    pub time_ns: u64,
+    /// How often its code ran in a second; of several pieces the one that ran most often.
+    pub hits_per_s: u64,
+    /// What it cost, in nanoseconds of processor time in a second (ten million are one percent of a processor).
+    pub cost_ns_per_s: u64,
+    /// What all of its measurement might cost, in the same unit.
+    pub limit_ns_per_s: u64,
+}
+
+/// Pairs that [`Costs`] tells one by one.
+pub const PAIRS_TOLD: usize = 100;
+
+/// What the woven code of a target costs: how often it runs, each time at its worst case.
+#[derive(Clone, Debug, Default)]
+pub struct Costs {
+    /// Nanoseconds of processor time in a second that it takes if it runs on as often as lately.
+    pub cost_ns_per_s: f64,
+    /// Nanoseconds of processor time that it has taken, per second since the first insertion.
+    pub observed_ns_per_s: f64,
+    /// What it has taken, as a share of the processor time that the target has used since; `None` if it has used none or that is not known.
+    pub of_target: Option<f64>,
+    /// Number of pairs.
+    pub pair_count: u32,
+    /// The dearest pairs, at most [`PAIRS_TOLD`].
+    pub pairs: Vec<PairCost>,
+}
+
+/// What one pair costs.
+#[derive(Clone, Debug)]
+pub struct PairCost {
+    /// Metric and focus.
+    pub pair: MetricFocus,
+    /// Nanoseconds that each of its snippets takes at worst when it runs once, added up: for a time, those at entry and exit.
+    pub hit_ns: f64,
+    /// How often its code ran lately, per second; of several pieces the one that ran most often.
+    pub hits_per_s: f64,
+    /// Nanoseconds of processor time in a second that it takes if that goes on.
+    pub cost_ns_per_s: f64,
+    /// Nanoseconds of processor time that it has taken.
+    pub observed_ns: f64,
+}
+
+/// What metrics become: for people to look at, and what they cost.
+#[derive(Clone, Debug, Default)]
+pub struct LowerRequest {
+    /// Public names; none: all that are known.
+    pub metrics: Vec<String>,
+    /// At which focus; `None`: one function if the metric can be restricted to one, otherwise the whole program.
+    pub focus: Option<Focus>,
+    /// In which process; `None`: in a function as compilers write many.
+    pub target: Option<TargetSpec>,
+    /// Additional MDL sources (name, text).
+    pub definitions: Vec<(String, String)>,
+    /// Whether the machine code is wanted.
+    pub code: bool,
+}
+
+/// What a metric becomes.
+#[derive(Clone, Debug)]
+pub struct LoweredMetric {
+    /// Public name.
+    pub metric: String,
+    /// The focus that was used.
+    pub focus: Focus,
+    /// Its snippets, each once, in the order of the text.
+    pub pieces: Vec<LoweredPiece>,
+    /// Why it cannot be used there.
+    pub problem: Option<String>,
+}
+
+/// A snippet, and what it becomes at a point.
+#[derive(Clone, Debug)]
+pub struct LoweredPiece {
+    /// The kind of its points.
+    pub point: PointKind,
+    /// Behind the point's instruction instead of before it.
+    pub after: bool,
+    /// How many functions it goes into.
+    pub functions: u32,
+    /// The function whose code is shown.
+    pub function: String,
+    /// The snippet as text.
+    pub snippet: String,
+    /// The worst case with all that is needed to get there, in cycles of a core of this machine; `None` if it cannot be woven.
+    pub cycles: Option<f64>,
+    /// The same in nanoseconds.
+    pub ns: Option<f64>,
+    /// Instructions, if they were wanted.
+    pub code: Vec<LoweredLine>,
+    /// Why it cannot be woven.
+    pub refused: Option<Refusal>,
+}
+
+/// An instruction of generated code.
+#[derive(Clone, Debug)]
+pub struct LoweredLine {
+    /// The part of the code that begins here; empty: none does.
+    pub label: String,
+    /// Its address; without a target one that nothing has.
+    pub at: u64,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// It in the syntax of Intel's manuals.
+    pub text: String,
 }
 
 /// The value of one pair in one thread.
@@ -286,8 +405,8 @@ pub struct Inserted {
     pub since_ns: u64,
     /// How threads are told apart, in words.
     pub identity: String,
-    /// Nanoseconds per second that the woven points cost, predicted from observed frequencies; `None` if not known.
-    pub cost_ns_per_s: Option<f64>,
+    /// What it costs; `None` if that is not known: it is another engine's, or was taken over from one.
+    pub costs: Option<Costs>,
     /// Measurements of this engine there.
     pub measurements: Vec<MeasurementId>,
     /// Measurements that are to stay without a client.

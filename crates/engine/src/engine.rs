@@ -16,7 +16,9 @@ use crate::api::*;
 use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
+use crate::internal::Internal;
 use crate::leftover;
+use crate::lower;
 use crate::modules::Modules;
 use crate::pattern::glob_match;
 use crate::request::{Missing, resolve_patterns};
@@ -26,6 +28,9 @@ use crate::weaving::refusals;
 
 /// Time between two looks after the threads of a target.
 const WATCH: Duration = Duration::from_millis(100);
+
+/// After so many looks it is reckoned what the target's measurements cost.
+const COSTS_EVERY: u32 = 4;
 
 /// After so many looks, libraries that were loaded meanwhile are noticed.
 const MODULES_EVERY: u32 = 10;
@@ -60,7 +65,7 @@ impl Engine {
         let sources: Vec<_> =
             ingraft_mdl::shipped::FILES.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
         let (library, _) = load_all(&sources);
-        let context = Context { state, images, program: config.program };
+        let context = Context { state, images, program: config.program, max_overhead: config.max_overhead };
         Ok(Engine {
             inner: Arc::new(Inner {
                 context,
@@ -179,7 +184,24 @@ impl Engine {
     /// The metrics that are known: shipped, defined in this engine, and in these additional sources.
     pub fn metrics(&self, definitions: &[(String, String)]) -> Result<Vec<MetricInfo>, Error> {
         let library = self.library_with(definitions)?;
-        Ok(library.metrics().iter().map(|m| MetricInfo::clone(m)).collect())
+        let own = Internal::ALL.into_iter().map(Internal::info).filter(|own| library.metric(&own.name).is_none());
+        let mut metrics: Vec<MetricInfo> = library.metrics().iter().map(|m| MetricInfo::clone(m)).chain(own).collect();
+        metrics.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(metrics)
+    }
+
+    /// What metrics become, as text and as machine code, and what they cost on this machine. Nothing is touched.
+    pub fn lower(&self, request: &LowerRequest, caller: Caller) -> Result<Vec<LoweredMetric>, Error> {
+        let library = self.library_with(&request.definitions)?;
+        let target = match &request.target {
+            Some(target) => {
+                let pid = resolve(target)?;
+                permit(pid, caller)?;
+                Some(Target::open(pid).map_err(|e| Error::process(pid, e))?)
+            }
+            None => None,
+        };
+        lower::lower(&library, request, target.as_ref(), &self.inner.context.images)
     }
 
     /// Checks MDL sources (name, text) without keeping them.
@@ -302,6 +324,9 @@ impl Engine {
                 let Some(session) = weak.upgrade() else { return };
                 if session.is_over() || !session.watch(WATCH) {
                     return;
+                }
+                if round.is_multiple_of(COSTS_EVERY) {
+                    session.hold_limits();
                 }
                 if round.is_multiple_of(MODULES_EVERY) {
                     session.notice_modules();

@@ -193,7 +193,7 @@ pub fn inserted_by_others(state: &StateDir, pid: Pid) -> Result<Option<Inserted>
         code_bytes,
         since_ns,
         identity: found.area.identity().map_or_else(|_| "unknown".to_owned(), describe),
-        cost_ns_per_s: None,
+        costs: None,
         measurements: Vec::new(),
         kept,
     }))

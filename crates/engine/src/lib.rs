@@ -6,12 +6,15 @@
 pub mod api;
 mod background;
 mod catch_up;
+mod cost;
 mod engine;
 pub mod error;
 mod images;
+mod internal;
 mod journal;
 mod launch;
 mod leftover;
+mod lower;
 mod modules;
 mod pattern;
 mod request;

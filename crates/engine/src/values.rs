@@ -67,6 +67,8 @@ const ENDED_MAX: usize = 100_000;
 #[derive(Debug, Default)]
 pub struct EndedThreads {
     threads: HashMap<Option<Tid>, HashMap<u32, i64>>,
+    /// What all of them together have in a counter.
+    together: HashMap<u32, i64>,
 }
 
 impl EndedThreads {
@@ -75,8 +77,9 @@ impl EndedThreads {
         let tid = if self.threads.len() < ENDED_MAX || self.threads.contains_key(&tid) { tid } else { None };
         let record = self.threads.entry(tid).or_default();
         for (counter, value) in (0..).zip(shards.free(shard, counters)).filter(|&(_, value)| value != 0) {
-            let sum = record.entry(counter).or_default();
-            *sum = shapes.combine(counter, *sum, value);
+            for sum in [record.entry(counter).or_default(), self.together.entry(counter).or_default()] {
+                *sum = shapes.combine(counter, *sum, value);
+            }
         }
     }
 
@@ -85,6 +88,7 @@ impl EndedThreads {
         for record in self.threads.values_mut() {
             record.retain(|counter, _| !counters.contains(counter));
         }
+        self.together.retain(|counter, _| !counters.contains(counter));
         shards.clear(counters);
     }
 }
@@ -265,8 +269,7 @@ impl<'a> Columns<'a> {
     /// A counter's sum over all threads.
     pub fn sum(&self, counter: u32) -> i64 {
         let live = self.held.iter().map(|&(shard, _)| self.shards.load(shard, counter));
-        let ended = self.ended.threads.values().filter_map(|record| record.get(&counter).copied());
-        live.chain(ended).fold(0, i64::wrapping_add)
+        live.fold(self.ended.together.get(&counter).copied().unwrap_or(0), i64::wrapping_add)
     }
 }
 

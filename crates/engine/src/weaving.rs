@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
 use ingraft_codegen::{
-    Arena, Environment, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
+    Arena, Cost, Environment, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
     remove_within, weave_points,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
@@ -18,6 +18,7 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::background::in_background;
+use crate::cost;
 use crate::error::{Error, ErrorKind};
 use crate::journal::PointRecord;
 use crate::modules::{ModuleFile, Modules};
@@ -109,6 +110,8 @@ struct Point {
     arena: usize,
     /// The role of each snippet, in the order of `woven.minis`.
     roles: Vec<Option<Role>>,
+    /// How often each snippet runs, if that is counted.
+    meters: Vec<Meter>,
 }
 
 /// What weaving a request gives.
@@ -190,6 +193,28 @@ impl Woven {
     fn places_of(&self, function: FunctionRef) -> impl Iterator<Item = Place> + '_ {
         let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
         self.points.range(first..).map(|(place, _)| *place).take_while(move |place| place.function == function)
+    }
+
+    /// What a hit that a counter counts costs: the worst case of the snippets that it belongs to and of reaching them, as if nothing else stood
+    /// there; added up over the points, with their number.
+    pub fn costs(&self) -> FxHashMap<u32, (Cost, u32)> {
+        let mut costs: FxHashMap<u32, (Cost, u32)> = FxHashMap::default();
+        for point in self.points.values() {
+            let of = |id| point.woven.minis.iter().find(|m| m.id == id).map(|m| m.cost);
+            for meter in &point.meters {
+                let Some(own) = of(meter.mini) else { continue };
+                // where a record may be opened, those that were left are looked for
+                let settle = of(SETTLE).filter(|_| !meter.plain).unwrap_or_default();
+                let sum = costs.entry(meter.counter).or_default();
+                *sum = (sum.0 + point.woven.cost + settle + own, sum.1.saturating_add(1));
+            }
+        }
+        costs
+    }
+
+    /// Whether all that is woven was woven by this engine.
+    pub fn knows_all(&self) -> bool {
+        self.adopted.is_empty()
     }
 
     /// The points of this engine.
@@ -438,7 +463,8 @@ impl Woven {
             match woven {
                 Ok(woven) => {
                     let roles = minis.iter().map(|m| m.role).collect();
-                    let point = Point { woven, arena: arena_index, roles };
+                    let meters = minis.iter().filter_map(|m| m.meter()).collect();
+                    let point = Point { woven, arena: arena_index, roles, meters };
                     change.new_points.push(point_record(modules, number, &point));
                     self.points.insert(p.place, point);
                 }
@@ -524,6 +550,7 @@ impl Woven {
                     let removed = remove_mini(arena, &mut point.woven, *id).map_err(codegen_error)?;
                     verify_removed(&removed, &before, &point.woven).map_err(|e| defect(&e))?;
                     point.roles.remove(index);
+                    point.meters.retain(|meter| meter.mini != *id);
                     append(&mut plan, removed);
                 }
             }
@@ -616,6 +643,16 @@ fn hosts(
 /// Room that a point with compiled snippets takes, in points with a count.
 const COMPILED: usize = 8;
 
+/// Which counter tells how often a snippet runs.
+#[derive(Clone, Copy, Debug)]
+struct Meter {
+    /// The snippet's number.
+    mini: u64,
+    counter: u32,
+    /// Nothing else happens there.
+    plain: bool,
+}
+
 /// A point that is to be woven.
 struct NewPoint<'a> {
     place: Place,
@@ -648,6 +685,12 @@ impl Wanted<'_> {
 }
 
 impl NewMini<'_> {
+    fn meter(&self) -> Option<Meter> {
+        let variable = cost::meter(self.snippet)?;
+        let counter = *self.counters.get(variable.0 as usize)?;
+        Some(Meter { mini: self.id, counter, plain: self.snippet.as_increment().is_some() })
+    }
+
     fn request(&self) -> MiniRequest<'_> {
         MiniRequest { id: self.id, snippet: self.snippet, counters: self.counters }
     }
@@ -672,6 +715,7 @@ impl Point {
         let added = add_mini(env, arena, &mut self.woven, &mini.request(), index).map_err(codegen_error)?;
         verify_added(env, arena, &added, &self.woven, mini.id).map_err(|e| defect(&e))?;
         self.roles.insert(index, mini.role);
+        self.meters.extend(mini.meter());
         append(plan, added);
         Ok(())
     }

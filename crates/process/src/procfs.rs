@@ -128,8 +128,13 @@ pub(crate) fn parse_maps(text: &[u8]) -> Vec<Mapping> {
 pub(crate) struct Stat {
     pub(crate) state: u8,
     pub(crate) flags: u64,
+    /// Time in user mode and in the kernel, of all threads, in [`TICK`]s.
+    pub(crate) cpu_ticks: u64,
     pub(crate) start_time: u64,
 }
+
+/// The unit in which the kernel tells processor time: 100 to the second on this architecture, whatever its own clock does (USER_HZ).
+pub(crate) const TICK: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// The kernel's flag of its own threads.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -151,6 +156,7 @@ impl Stat {
         Some(Stat {
             state: *fields.first()?.first()?,
             flags: number(fields.get(6)?, 10)?,
+            cpu_ticks: number(fields.get(11)?, 10)?.saturating_add(number(fields.get(12)?, 10)?),
             start_time: number(fields.get(19)?, 10)?,
         })
     }
@@ -349,7 +355,7 @@ mod tests {
     #[test]
     fn stat_with_a_nasty_name() {
         let text = b"12 (a) R (b) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 98765 1 2\n";
-        assert_eq!(Stat::parse(text), Some(Stat { state: b'S', flags: 4194560, start_time: 98765 }));
+        assert_eq!(Stat::parse(text), Some(Stat { state: b'S', flags: 4194560, cpu_ticks: 11, start_time: 98765 }));
         assert_eq!(Stat::parse(b"12 (x"), None);
         assert_eq!(Stat::parse(b")"), None);
     }

@@ -191,6 +191,12 @@ impl Target {
         procfs::status(self.pid())
     }
 
+    /// The processor time of all its threads, ended ones too, to the hundredth of a second.
+    pub fn cpu_time(&self) -> Result<Duration, Error> {
+        let ticks = procfs::stat(self.pid())?.cpu_ticks;
+        Ok(procfs::TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)))
+    }
+
     /// What the kernel says about a thread.
     pub fn thread_status(&self, tid: Tid) -> Result<Status, Error> {
         procfs::thread_status(self.pid(), tid)

@@ -41,10 +41,10 @@ fn split_threads(value: PairValue, limit: usize) -> Vec<PairValue> {
     if parts::in_list(&value) <= limit {
         return vec![value];
     }
-    let PairValue { pair, value, threads, distribution, activations } = value;
+    let PairValue { pair, value, threads, distribution, activations, taken_out } = value;
     let rest = PairValue { pair, value, ..PairValue::default() };
     let room = limit.saturating_sub(parts::in_list(&rest) + LENGTH_BYTES);
-    let first = PairValue { distribution, activations, ..rest.clone() };
+    let first = PairValue { distribution, activations, taken_out, ..rest.clone() };
     let others = Parts::with_limit(threads, room).map(|threads| PairValue { threads, ..rest.clone() });
     std::iter::once(first).chain(others).collect()
 }
@@ -60,6 +60,8 @@ pub struct Value {
     pub activations: Activations,
     /// The same by thread, if asked for.
     pub threads: Vec<ThreadValue>,
+    /// The value is what it was then: its code was taken out.
+    pub taken_out: Option<v1::TakenOut>,
 }
 
 /// The value of one pair in one thread as a client keeps it.
@@ -141,7 +143,8 @@ impl Snapshot {
             if !continued {
                 let activations = value.activations.unwrap_or_default().into();
                 let distribution = distribution(value.distribution).map_err(inside)?;
-                *slot = Value { value: value.value, distribution, activations, threads: Vec::new() };
+                let taken_out = value.taken_out;
+                *slot = Value { value: value.value, distribution, activations, threads: Vec::new(), taken_out };
             }
             for (j, thread) in value.threads.into_iter().enumerate() {
                 let thread =
@@ -189,6 +192,12 @@ mod tests {
             distribution,
             activations,
             threads,
+            taken_out: (value % 2 == 0).then_some(v1::TakenOut {
+                time_ns: 1,
+                hits_per_s: 2,
+                cost_ns_per_s: 3,
+                limit_ns_per_s: 4,
+            }),
         });
         proptest::collection::vec(pair, 0..20)
     }
@@ -211,6 +220,7 @@ mod tests {
             threads: value.threads.iter().map(thread).collect(),
             distribution: value.distribution.as_deref().map(Into::into),
             activations: Some(value.activations.into()),
+            taken_out: value.taken_out,
         }
     }
 

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod costs;
 mod generic;
 mod life;
 

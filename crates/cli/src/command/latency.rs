@@ -55,6 +55,7 @@ impl Presentation for Latencies {
             times: Times::of(row.calls(), distribution(&row)),
             threads: value.map(|v| v.threads.iter().map(thread).collect()).unwrap_or_default(),
             missing: value.map(|v| v.activations).unwrap_or_default().into(),
+            taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
             exact_since_ns: row.exact_since_ns(),
         })
     }

@@ -13,6 +13,9 @@ use crate::output::{DIM, Output};
 pub(crate) async fn run(args: MetricsArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     let definitions = measure::sources(&args.include.files)?;
     super::mdl::accept(&definitions, common.format)?;
+    if args.cost {
+        return super::lower::costs(definitions, &args.target, engines, common, out).await;
+    }
     let mut metrics = Vec::new();
     for client in engines.clients() {
         let mut progress = Progress::new("reading definitions", common.format);

@@ -4,6 +4,7 @@ pub(crate) mod count;
 pub(crate) mod detach;
 pub(crate) mod functions;
 pub(crate) mod latency;
+pub(crate) mod lower;
 pub(crate) mod manual;
 pub(crate) mod mdl;
 pub(crate) mod metrics;

@@ -67,6 +67,7 @@ pub(super) async fn run(
         function_metric: asked.metric,
         definitions: Vec::new(),
         keep: asked.measure.no_remove,
+        max_overhead: asked.measure.max_overhead,
     };
     let plan = Plan::new(&asked.measure, &asked.target, request, out);
     let samples = asked.measure.interval.is_some();

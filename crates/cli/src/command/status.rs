@@ -5,11 +5,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::args::Common;
 use crate::conn::Engines;
 use crate::exit::Stop;
-use crate::objects::{Inserted, Object};
-use crate::output::number::{ago, bytes, grouped_u64, percent};
+use crate::objects::{Inserted, Object, PairCost};
+use crate::output::number::{ago, bytes, grouped_u64, percent, short};
 use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, Output};
+
+/// Pairs of a target that people see; scripts get more.
+const PAIRS: usize = 5;
 
 /// Runs the command.
 pub(crate) async fn run(engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
@@ -36,6 +39,7 @@ fn render(inserted: &[Inserted], now: Duration, width: Option<usize>) -> String 
         .right("CODE")
         .right("FOR")
         .right("COST")
+        .right("SO FAR")
         .left("KEPT")
         .shrinking("THREADS BY");
     for i in inserted {
@@ -48,11 +52,40 @@ fn render(inserted: &[Inserted], now: Duration, width: Option<usize>) -> String 
             bytes(i.bytes).into(),
             ago(since).into(),
             i.cost_ns_per_s.map(|ns| percent(ns / 1e7)).unwrap_or_default().into(),
+            so_far(i).into(),
             kept(i).into(),
             Cell::styled(i.identity.as_str(), DIM),
         ]);
     }
-    table.render(width)
+    table.render(width) + &inserted.iter().map(|i| dearest(i, width)).collect::<String>()
+}
+
+/// What it has cost: of one processor, and of what the target has used.
+fn so_far(i: &Inserted) -> String {
+    let Some(ns) = i.observed_ns_per_s else { return String::new() };
+    let of_target = i.observed_of_target.map(|share| format!(", {} of its own", percent(share * 100.0)));
+    percent(ns / 1e7) + &of_target.unwrap_or_default()
+}
+
+/// The pairs of a target that cost most.
+fn dearest(i: &Inserted, width: Option<usize>) -> String {
+    let shown: Vec<_> = i.pairs.iter().filter(|p| p.cost_ns_per_s > 0.0).take(PAIRS).collect();
+    if shown.is_empty() {
+        return String::new();
+    }
+    let table = Table::new().right("PID").left("METRIC").shrinking("FOCUS").right("RUNS/S").right("NS").right("COST");
+    let row = |mut table: Table, p: &&PairCost| {
+        table.row(vec![
+            i.pid.to_string().into(),
+            p.metric.as_str().into(),
+            p.focus.as_str().into(),
+            short(p.hits_per_s).into(),
+            format!("{:.1}", p.hit_ns).into(),
+            percent(p.percent).into(),
+        ]);
+        table
+    };
+    format!("\n{}", shown.iter().fold(table, row).render(width))
 }
 
 /// How many measurements stay without a client; of how many is only known of the answering engine's own.
@@ -81,12 +114,27 @@ mod tests {
             since_ns: 1_000_000_000,
             identity: "thread id in libc".to_owned(),
             cost_ns_per_s: Some(3_000_000.0),
+            observed_ns_per_s: Some(2_000_000.0),
+            observed_of_target: Some(0.01),
+            pair_count: 1,
+            pairs: vec![PairCost {
+                metric: "calls".to_owned(),
+                focus: "/Code/server/handle".to_owned(),
+                hit_ns: 1.5,
+                hits_per_s: 2_000_000.0,
+                cost_ns_per_s: 3_000_000.0,
+                percent: 0.3,
+                observed_ns: 1e9,
+            }],
             measurements: vec![1, 2],
             kept: 1,
         };
         expect![[r#"
-             PID  HELD BY       POINTS       CODE    FOR   COST  KEPT    THREADS BY
-            4712  ingraftd 812  13,900  585.9 KiB  2 min  0.3 %  1 of 2  thread id in libc
+             PID  HELD BY       POINTS       CODE    FOR   COST                   SO FAR  KEPT    THREADS BY
+            4712  ingraftd 812  13,900  585.9 KiB  2 min  0.3 %  0.2 %, 1.0 % of its own  1 of 2  thread id in libc
+
+             PID  METRIC  FOCUS                   RUNS/S   NS   COST
+            4712  calls   /Code/server/handle  2,000,000  1.5  0.3 %
         "#]]
         .assert_eq(&anstream::adapter::strip_str(&render(&[inserted], Duration::from_secs(130), None)).to_string());
         assert_eq!(render(&[], Duration::ZERO, None), "nothing is inserted anywhere\n");

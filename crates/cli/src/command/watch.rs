@@ -22,6 +22,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         function_metric: "",
         definitions: definitions.clone(),
         keep: args.measure.no_remove,
+        max_overhead: args.measure.max_overhead,
     };
     let plan = Plan::new(&args.measure, &args.target, request, out);
     measure::run(plan, context, &mut WatchView::default(), out).await
@@ -94,6 +95,7 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
         unit: info.unit.clone(),
         quantiles: value.and_then(|v| v.distribution.as_deref()).map(Into::into),
         missing: value.map(|v| v.activations).unwrap_or_default().into(),
+        taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
         dropped: site.reading.dropped,
     })
 }

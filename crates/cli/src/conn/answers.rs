@@ -44,6 +44,20 @@ pub(crate) struct Request {
     pub(crate) definitions: Vec<Source>,
     /// Leave it in.
     pub(crate) keep: bool,
+    /// What it may cost, in percent of a processor; none: as the engine is set up.
+    pub(crate) max_overhead: Option<f64>,
+}
+
+/// What metrics become is asked.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lower {
+    /// None: all.
+    pub(crate) metrics: Vec<String>,
+    pub(crate) focus: Option<String>,
+    pub(crate) target: Option<Target>,
+    pub(crate) definitions: Vec<Source>,
+    /// With machine code.
+    pub(crate) code: bool,
 }
 
 /// A function by module, name and offset.
@@ -156,6 +170,7 @@ impl Request {
             function_metric: self.function_metric.to_owned(),
             definitions: self.definitions.iter().map(Source::to_wire).collect(),
             keep: self.keep,
+            max_overhead: self.max_overhead,
         }
     }
 }
@@ -344,8 +359,67 @@ pub(super) fn inserted(i: v1::Inserted, host: Host) -> objects::Inserted {
         since_ns: i.since_ns,
         identity: i.identity,
         cost_ns_per_s: i.cost_ns_per_s,
+        observed_ns_per_s: i.observed_ns_per_s,
+        observed_of_target: i.observed_of_target,
+        pair_count: i.pair_count,
+        pairs: i.pairs.into_iter().map(pair_cost).collect(),
         measurements: i.measurements,
         kept: i.kept,
+    }
+}
+
+fn pair_cost(p: v1::PairCost) -> objects::PairCost {
+    let v1::MetricFocus { metric, focus } = p.pair.unwrap_or_default();
+    objects::PairCost {
+        metric,
+        focus,
+        hit_ns: p.hit_ns,
+        hits_per_s: p.hits_per_s,
+        cost_ns_per_s: p.cost_ns_per_s,
+        percent: p.cost_ns_per_s / 1e7,
+        observed_ns: p.observed_ns,
+    }
+}
+
+impl Lower {
+    pub(super) fn to_wire(&self) -> v1::LowerRequest {
+        v1::LowerRequest {
+            metrics: self.metrics.clone(),
+            focus: self.focus.clone(),
+            target: self.target.as_ref().map(Target::to_wire),
+            definitions: self.definitions.iter().map(Source::to_wire).collect(),
+            code: self.code,
+        }
+    }
+}
+
+pub(super) fn lowered(m: v1::LoweredMetric, host: Host) -> objects::Lowered {
+    let piece = |p: v1::LoweredPiece| objects::Piece {
+        point: kind_word(p.point()).unwrap_or("unknown"),
+        after: p.after,
+        functions: p.functions,
+        function: p.function,
+        snippet: p.snippet,
+        cycles: p.cycles,
+        ns: p.ns,
+        why_not: p.refused.map(|r| r.text),
+        code: p.code.into_iter().map(instruction).collect(),
+    };
+    objects::Lowered {
+        host,
+        metric: m.metric,
+        focus: m.focus,
+        pieces: m.pieces.into_iter().map(piece).collect(),
+        problem: Some(m.problem).filter(|p| !p.is_empty()),
+    }
+}
+
+fn instruction(line: v1::LoweredLine) -> objects::Instruction {
+    objects::Instruction {
+        label: Some(line.label).filter(|l| !l.is_empty()),
+        at: hex(line.at),
+        bytes: line.bytes.iter().map(|b| format!("{b:02x}")).collect(),
+        text: line.text,
     }
 }
 

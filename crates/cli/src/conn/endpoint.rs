@@ -70,7 +70,8 @@ pub(super) async fn embedded(state_dir: Option<PathBuf>) -> Result<(Channel, ing
         Some(dir) => dir,
         None => default_state_dir()?,
     };
-    let config = ingraft_daemon::Config { state_dir, program: "ingraft".to_owned() };
+    let max_overhead = ingraft_daemon::MAX_OVERHEAD;
+    let config = ingraft_daemon::Config { state_dir, program: "ingraft".to_owned(), max_overhead };
     let cannot = |why: String| Failure::failed(format!("the engine cannot start: {why}"), "please report this");
     let engine = tokio::task::spawn_blocking(move || ingraft_daemon::Engine::start(config)).await;
     let engine = engine.map_err(|e| cannot(e.to_string()))?;

@@ -5,7 +5,8 @@ mod answers;
 mod endpoint;
 
 pub(crate) use answers::{
-    Enabled, Ended, Event, FunctionRef, PairInfo, Reading, RefusedFunction, Request, Source, Target, ThreadValue, Value,
+    Enabled, Ended, Event, FunctionRef, Lower, PairInfo, Reading, RefusedFunction, Request, Source, Target,
+    ThreadValue, Value,
 };
 
 use std::time::Duration;
@@ -177,6 +178,17 @@ impl Client {
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
             out.extend(part.metrics.into_iter().map(|m| answers::metric(m, self.host())));
+        }
+        Ok(out)
+    }
+
+    /// What metrics become.
+    pub(crate) async fn lower(&self, ask: &Lower, progress: &mut Progress) -> Result<Vec<objects::Lowered>, Failure> {
+        let mut client = MetricsClient::new(self.service.clone());
+        let mut stream = self.answer(client.lower(ask.to_wire()), progress).await?;
+        let mut out = Vec::new();
+        while let Some(part) = self.next(&mut stream, progress).await? {
+            out.extend(part.metrics.into_iter().map(|m| answers::lowered(m, self.host())));
         }
         Ok(out)
     }

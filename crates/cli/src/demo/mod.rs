@@ -153,6 +153,7 @@ impl Stage<'_> {
             function_metric: "calls",
             definitions: Vec::new(),
             keep: false,
+            max_overhead: None,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let enabled = self.client.enable(&request, &mut progress).await?;

@@ -109,10 +109,11 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
         Aggregate::Avg => Some(mean(rates.iter().sum())),
     });
     let activations = values.iter().fold(Activations::default(), |sum, v| sum.plus(v.activations));
+    let taken_out = values.iter().filter_map(|v| v.taken_out).min_by_key(|why| why.time_ns);
     Some(Combined {
         info,
         time_ns: members.iter().map(|&(at, _)| sites[at].reading.time_ns).max()?,
-        value: Value { value, distribution, activations, threads: Vec::new() },
+        value: Value { value, distribution, activations, threads: Vec::new(), taken_out },
         rate,
         targets: members.len(),
         heard: members.iter().filter(|(at, _)| heard(*at)).count(),
@@ -153,6 +154,8 @@ mod tests {
                 points: 1,
                 stopped_ns: 0,
                 pairs: pairs.clone(),
+                caught_up: 0,
+                not_unwound: 0,
                 refused: Vec::new(),
                 warnings: Vec::new(),
             };

@@ -7,7 +7,7 @@ use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
 use crate::conn::{Enabled, RefusedFunction};
 use crate::exit::Failure;
-use crate::objects::{Cost, Ended, Host, Object, Removed};
+use crate::objects::{Cost, Ended, Host, Object, Removed, TakenOut};
 
 /// Functions that a warning for people names before it counts the rest; scripts get all names.
 const NAMED: usize = 8;
@@ -109,6 +109,30 @@ pub(crate) fn too_dear(c: &Cost, limit: f64) -> String {
         "the measurement costs {cost} of one processor, more than --max-overhead {limit}; measure fewer functions of {}",
         c.pid
     )
+}
+
+/// A pair that was taken out, for a warning.
+pub(crate) fn taken_out(t: &TakenOut) -> String {
+    let TakenOut { metric, focus, max_overhead, .. } = t;
+    format!(
+        "{metric} at {focus} was taken out of {}: it cost {} of one processor ({} times a second), more than --max-overhead {max_overhead}; \
+         its value stays as it was",
+        t.pid,
+        percent(t.percent),
+        grouped_u64(t.hits_per_s),
+    )
+}
+
+/// The last pair was taken out: nothing is measured any more.
+pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
+    let allow = (t.percent * 1.5).ceil();
+    let hint = format!("measure what is called less often, or allow it with --max-overhead {allow}");
+    Failure {
+        host: t.host.clone(),
+        pid: Some(t.pid),
+        reason: "too_dear".to_owned(),
+        ..Failure::failed(taken_out(t), hint)
+    }
 }
 
 /// A removal.

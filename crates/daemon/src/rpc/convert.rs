@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use ingraft_engine::{
-    EnableRequest, Ended, Error, ErrorKind, FunctionEntry, FunctionRef, Inserted, LaunchRequest, MetricFocus, PairInfo,
-    PointSummary, ProcessEntry, RefusedFunction, Removed, TargetSpec,
+    EnableRequest, Ended, Error, ErrorKind, FunctionEntry, FunctionRef, Inserted, LaunchRequest, LowerRequest,
+    LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary, ProcessEntry,
+    RefusedFunction, Removed, TargetSpec,
 };
 use ingraft_model::Pid;
 use ingraft_wire::convert::{self, FieldError, required};
@@ -99,6 +100,10 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
     if pairs.is_empty() && measure.functions.is_empty() {
         return Err(FieldError::new("measure", "names no pair and no function"));
     }
+    let max_overhead = measure.max_overhead;
+    if max_overhead.is_some_and(|percent| !(percent > 0.0)) {
+        return Err(FieldError::new("measure.max_overhead", "is no number of percent above 0"));
+    }
     let function_metric = Some(measure.function_metric).filter(|m| !m.is_empty());
     Ok(EnableRequest {
         target,
@@ -107,6 +112,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         function_metric: function_metric.unwrap_or_else(|| FUNCTION_METRIC.to_owned()),
         definitions: sources(measure.definitions),
         keep: measure.keep,
+        max_overhead,
     })
 }
 
@@ -192,6 +198,8 @@ pub fn removed(removed: &Removed) -> v1::Removed {
 
 /// What is inserted in a target.
 pub fn inserted(inserted: Inserted) -> v1::Inserted {
+    let costs = inserted.costs;
+    let known = costs.as_ref();
     v1::Inserted {
         pid: inserted.pid.0,
         holder: inserted.holder,
@@ -200,9 +208,62 @@ pub fn inserted(inserted: Inserted) -> v1::Inserted {
         code_bytes: inserted.code_bytes,
         since_ns: inserted.since_ns,
         identity: inserted.identity,
-        cost_ns_per_s: inserted.cost_ns_per_s,
+        cost_ns_per_s: known.map(|c| c.cost_ns_per_s),
+        observed_ns_per_s: known.map(|c| c.observed_ns_per_s),
+        observed_of_target: known.and_then(|c| c.of_target),
+        pair_count: known.map_or(0, |c| c.pair_count),
+        pairs: costs.map(|c| c.pairs.into_iter().map(pair_cost).collect()).unwrap_or_default(),
         measurements: inserted.measurements.iter().map(|id| id.0).collect(),
         kept: inserted.kept,
+    }
+}
+
+fn pair_cost(cost: PairCost) -> v1::PairCost {
+    let MetricFocus { metric, focus } = cost.pair;
+    v1::PairCost {
+        pair: Some(v1::MetricFocus { metric, focus: focus.to_string() }),
+        hit_ns: cost.hit_ns,
+        hits_per_s: cost.hits_per_s,
+        cost_ns_per_s: cost.cost_ns_per_s,
+        observed_ns: cost.observed_ns,
+    }
+}
+
+/// What to lower, from the wire.
+pub fn lower(request: v1::LowerRequest) -> Result<LowerRequest, FieldError> {
+    let focus = request.focus.map(|focus| convert::focus(&focus, "focus")).transpose()?;
+    let target = request.target.map(|of| target(Some(of))).transpose()?;
+    Ok(LowerRequest {
+        metrics: request.metrics,
+        focus,
+        target,
+        definitions: sources(request.definitions),
+        code: request.code,
+    })
+}
+
+/// What a metric becomes.
+pub fn lowered(metric: LoweredMetric) -> v1::LoweredMetric {
+    v1::LoweredMetric {
+        metric: metric.metric,
+        focus: metric.focus.to_string(),
+        pieces: metric.pieces.into_iter().map(piece).collect(),
+        problem: metric.problem.unwrap_or_default(),
+    }
+}
+
+fn piece(piece: LoweredPiece) -> v1::LoweredPiece {
+    let line = |l: LoweredLine| v1::LoweredLine { label: l.label, at: l.at, bytes: l.bytes, text: l.text };
+    v1::LoweredPiece {
+        point: v1::PointKind::from(piece.point).into(),
+        after: piece.after,
+        functions: piece.functions,
+        function: piece.function,
+        snippet: piece.snippet,
+        cycles: piece.cycles,
+        ns: piece.ns,
+        code: piece.code.into_iter().map(line).collect(),
+        refused: piece.refused.as_ref().map(v1::Refusal::from),
     }
 }
 

@@ -58,6 +58,15 @@ impl v1::metrics_server::Metrics for Service {
         Ok(Response::new(v1::DefineResponse { diagnostics, omitted }))
     }
 
+    type LowerStream = Answers<v1::LowerResponse>;
+
+    async fn lower(&self, request: Request<v1::LowerRequest>) -> Result<Response<Self::LowerStream>, Status> {
+        let caller = auth::caller(&request)?;
+        let request = convert::lower(request.into_inner()).map_err(Failure::from)?;
+        let lowered = self.0.engine_call(move |engine| engine.lower(&request, caller)).await?;
+        answers(Parts::new(lowered.into_iter().map(convert::lowered)).map(|metrics| v1::LowerResponse { metrics }))
+    }
+
     type StreamStream = Answers<v1::StreamResponse>;
 
     async fn stream(&self, request: Request<v1::StreamRequest>) -> Result<Response<Self::StreamStream>, Status> {

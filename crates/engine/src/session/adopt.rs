@@ -66,6 +66,7 @@ impl Session {
                 journal,
                 woven: Woven::adopt(contents.points, contents.arenas),
                 since_ns: contents.head.since_ns,
+                cpu_before: Duration::ZERO,
             });
         }
         Ok(Some(session))
@@ -94,7 +95,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         let (aggregate, thread) = (metric.aggregate, None);
         let (value, activations) = (pair.value, pair.activations);
         let unit = if pair.ticks { ValueUnit::Ticks } else { ValueUnit::Plain };
-        views.push(View { key, value, activations, unit, aggregate, thread, before: HashMap::new() });
+        views.push(View { key, value, activations, unit, aggregate, thread, internal: None, before: HashMap::new() });
         infos.push(PairInfo {
             pair: MetricFocus { metric: pair.metric, focus },
             metric,
@@ -115,6 +116,10 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         function_metric: String::new(),
         definitions,
         keep: true,
+        max_overhead: None,
     };
-    Measurement { views: Arc::new(views), pairs: Arc::new(infos), request, library: Arc::clone(library), keep: true }
+    // its code is not known well enough to be taken out piece by piece
+    let limit = f64::INFINITY;
+    let library = Arc::clone(library);
+    Measurement { views: Arc::new(views), pairs: Arc::new(infos), request, library, keep: true, limit }
 }

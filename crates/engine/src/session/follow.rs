@@ -21,6 +21,7 @@ impl Session {
         }
         if !gone.is_empty() {
             self.retire(control, &gone)?;
+            self.settle_accounts(control);
         }
         Ok(more)
     }
@@ -35,7 +36,7 @@ impl Session {
         }
         for measurement in control.measurements.values_mut() {
             for (view, info) in measurement.views.iter().zip(Arc::make_mut(&mut measurement.pairs)) {
-                if let Some(pair) = control.pairs.get(&view.key) {
+                if let Some(pair) = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view)) {
                     (info.points, info.refused) = (pair.points(), pair.refused());
                 }
             }
@@ -100,32 +101,32 @@ impl Session {
         }
         let (before, old) = (Arc::clone(&measurement.pairs), Arc::clone(&measurement.views));
         control.modules.load(&self.target, &self.context.images, &request::modules_of(&request), &|_| ());
-        let wanted = request::evaluate_request(&library, &control.modules, &request, Missing::MayCome)?;
+        let own = internals::of_request(&library, &request)?;
+        let mut wanted = evaluate_rest(&library, control, &request, &own, Missing::MayCome)?;
+        let stay = self.taken_out(control, id);
+        wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
         let (found, stopped) = self.insert_wanted(control, wanted)?;
         // Pairs that were there keep their places, those of unloaded libraries included; what is new comes behind.
         let functions: HashMap<_, _> = found.iter().cloned().collect();
         let known: HashSet<&PairKey> = old.iter().map(|v| &v.key).collect();
         let new: Vec<_> = found.iter().filter(|(key, _)| !known.contains(key)).cloned().collect();
-        let mut keys: Vec<_> = old.iter().map(|v| (v.key.clone(), functions.get(&v.key).copied().flatten())).collect();
-        keys.extend(new.iter().cloned());
-        let mut pairs = pair_infos(control, &keys);
         let now = now_ns();
-        for (number, pair) in pairs.iter_mut().enumerate() {
-            match before.get(number) {
-                Some(known) => {
-                    pair.function = pair.function.take().or_else(|| known.function.clone());
-                    pair.exact_since_ns = known.exact_since_ns;
-                    if !exact && known.points < pair.points {
-                        pair.exact_since_ns = Some(now);
-                    }
-                }
-                None if !exact => pair.exact_since_ns = Some(now),
-                None => {}
-            }
-        }
+        let as_it_is = |(view, known): (&View, &PairInfo)| {
+            let pair = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view));
+            let key = (view.key.clone(), functions.get(&view.key).copied().flatten());
+            let Some(mut info) = pair.and_then(|_| pair_infos(control, &[key]).pop()) else { return known.clone() };
+            info.function = info.function.or_else(|| known.function.clone());
+            let late = !exact && known.points < info.points;
+            info.exact_since_ns = if late { Some(now) } else { known.exact_since_ns };
+            info
+        };
+        let mut pairs: Vec<PairInfo> = old.iter().zip(before.iter()).map(as_it_is).collect();
+        let late = |info| PairInfo { exact_since_ns: (!exact).then_some(now), ..info };
+        pairs.extend(pair_infos(control, &new).into_iter().map(late));
         let mut views = old.to_vec();
         views.extend(self.views(control, &new));
         control.add_users(&new);
+        self.settle_accounts(control);
         let Some(measurement) = control.measurements.get_mut(&id) else { return Ok(None) };
         measurement.views = Arc::new(views);
         measurement.pairs = Arc::new(pairs);

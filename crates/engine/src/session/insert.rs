@@ -38,18 +38,12 @@ impl Session {
         if fresh.is_empty() {
             return Ok(Stop::default());
         }
-        let limit = control.attached.as_ref().map_or(default_counters(), |a| a.area.layout().counters());
+        let limit = counters_max(control);
         let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
         for (key, instrumentation) in fresh {
             let Some(counters) = take(&mut control.counters, &instrumentation.variables, limit) else {
                 give_back(control, &bound);
-                return Err(Error::new(
-                    ErrorKind::Failed,
-                    "too_many_counters",
-                    format!("more than {limit} counters would be needed in one process"),
-                    "measure fewer functions at a time",
-                )
-                .about(self.pid()));
+                return Err(too_many(limit).about(self.pid()));
             };
             bound.push((key, instrumentation, counters));
         }
@@ -71,12 +65,11 @@ impl Session {
         drop(shared);
         for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
             let unwoven = refused_of(control, &instrumentation, &refused, number);
-            let counts_hits =
-                instrumentation.insertions.iter().all(|i| i.snippet.as_increment() == Some(VariableId(0)));
             let (metric, thread) = (instrumentation.metric, instrumentation.thread);
             let variables = instrumentation.variables.into();
             let Minis { points: minis, landings } = minis;
-            let pair = Pair { metric, variables, counters, minis, landings, unwoven, thread, counts_hits, users: 0 };
+            let meters = Meters::default();
+            let pair = Pair { metric, variables, counters, minis, landings, unwoven, thread, meters, users: 0 };
             control.pairs.insert(key, pair);
         }
         Ok(stopped)
@@ -276,6 +269,7 @@ impl Session {
         let failed = |e| self.failed(e);
         let survey = self.target.survey(None).map_err(failed)?;
         control.held = survey.longest_hold;
+        self.note_hold(survey.longest_hold);
         let own_gs = control.modules.uses_gs(&self.target);
         let identity = if own_gs { ThreadIdentity::Locked } else { survey.identity };
         let cpu = if own_gs { CpuClock::None } else { survey.cpu };
@@ -319,7 +313,8 @@ impl Session {
                 .tids
                 .insert(if matches!(identity, ThreadIdentity::FsBase) { t.fs_base } else { t.own_id as u64 }, t.tid);
         }
-        Ok(Attached { env, area, journal, woven: Woven::default(), since_ns })
+        let cpu_before = self.target.cpu_time().map_err(failed)?;
+        Ok(Attached { env, area, journal, woven: Woven::default(), since_ns, cpu_before })
     }
 
     /// Weaves, writes the journal, applies. `variables` are those of a pair.
@@ -367,6 +362,7 @@ impl Session {
                     attached.woven.release(&idle);
                 }
                 self.shared_mut().remember(&applied.bases, attached.env.identity);
+                self.note_hold(applied.held);
                 let caught_up = catch_up.map(CatchUp::done).unwrap_or_default();
                 Ok((change.refused, Stop { held: applied.held, caught_up }))
             }
@@ -398,6 +394,31 @@ impl Session {
         let text = journal.compact().map_err(|e| journal_error(self.pid(), &e))?;
         area.write_journal(&text).map_err(|e| self.failed(e))
     }
+}
+
+/// Counters that a shard of the target has or will have.
+pub(super) fn counters_max(control: &Control) -> u32 {
+    control.attached.as_ref().map_or(default_counters(), |a| a.area.layout().counters())
+}
+
+fn too_many(limit: u32) -> Error {
+    let what = format!("more than {limit} counters would be needed in one process");
+    Error::new(ErrorKind::Failed, "too_many_counters", what, "measure fewer functions at a time")
+}
+
+/// Takes counters for variables that a pair did not have so far.
+pub(super) fn grow_counters(
+    pair: &mut Pair,
+    counters: &mut CounterAllocator,
+    variables: &[Variable],
+    limit: u32,
+) -> Result<(), Error> {
+    let new = variables.get(pair.counters.len()..).unwrap_or_default();
+    if !new.is_empty() {
+        pair.counters.extend(take(counters, new, limit).ok_or_else(|| too_many(limit))?);
+        pair.variables = variables.into();
+    }
+    Ok(())
 }
 
 fn default_counters() -> u32 {

@@ -1,6 +1,8 @@
 //! The loader's own hook: an empty function that it calls when it begins and when it ends to map or unmap libraries, for debuggers to
 //! stop at (`r_brk` in link.h). A count there tells when to look at the mappings, and nobody has to stop.
 
+use ingraft_model::VariableId;
+
 use super::*;
 
 /// The hook's name in glibc and musl.

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,8 +20,8 @@ use ingraft_mdl::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, Pid, Refusal, Scale, Shape, Snippet,
-    Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType, VariableId,
+    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape,
+    Snippet, Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType,
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
@@ -29,8 +30,10 @@ use ingraft_process::{
 
 use crate::api::*;
 use crate::catch_up::{CatchUp, Counters};
+use crate::cost::Meters;
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
+use crate::internal::{self, Internal};
 use crate::journal::{self, Head, Journal, Kept, KeptPair, Record};
 use crate::leftover;
 use crate::modules::Modules;
@@ -44,8 +47,10 @@ use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 use self::insert::Stop;
 
 mod adopt;
+mod cost;
 mod follow;
 mod insert;
+mod internals;
 mod landing;
 mod loader;
 mod read;
@@ -60,6 +65,8 @@ pub struct Context {
     pub images: Arc<ImageStore>,
     /// How the holder calls itself.
     pub program: String,
+    /// What a measurement may cost that names no limit, in percent of one processor.
+    pub max_overhead: f64,
 }
 
 /// What makes two requests the same pair: then they share code and counters.
@@ -86,8 +93,8 @@ struct Pair {
     unwoven: Vec<(MdlFunction, RefusedFunction)>,
     /// The only thread that counts.
     thread: Option<Tid>,
-    /// Its value is the number of its hits.
-    counts_hits: bool,
+    /// How often its snippets run.
+    meters: Meters,
     users: u32,
 }
 
@@ -101,6 +108,8 @@ struct View {
     unit: ValueUnit,
     aggregate: Aggregate,
     thread: Option<Tid>,
+    /// The engine knows the value by itself.
+    internal: Option<Internal>,
     /// What it was when the measurement began, per thread.
     before: HashMap<Option<Tid>, Raw>,
 }
@@ -112,6 +121,8 @@ struct Measurement {
     request: EnableRequest,
     library: Arc<Library>,
     keep: bool,
+    /// What its pairs that do more than count may cost, in percent of one processor.
+    limit: f64,
 }
 
 /// What exists once something was woven.
@@ -121,6 +132,8 @@ struct Attached {
     journal: Journal,
     woven: Woven,
     since_ns: u64,
+    /// Processor time of the target until then.
+    cpu_before: Duration,
 }
 
 struct Control {
@@ -128,6 +141,8 @@ struct Control {
     attached: Option<Attached>,
     counters: CounterAllocator,
     pairs: HashMap<PairKey, Pair>,
+    /// Pairs whose code was taken out because it cost too much; measurements still have their values.
+    retired: Vec<Pair>,
     measurements: BTreeMap<MeasurementId, Measurement>,
     next_mini: u64,
     lock: Option<File>,
@@ -153,6 +168,15 @@ struct Shared {
     shapes: Shapes,
     /// Identities (as the target's threads see themselves, or fs bases) to thread ids as we see them.
     tids: HashMap<u64, Tid>,
+    /// What pairs cost, by the first counter of their value.
+    accounts: HashMap<u32, cost::Account>,
+    /// What pairs have cost that are gone, in nanoseconds of processor time.
+    spent_ns: f64,
+    /// Number of pairs with a timer, and of others.
+    timers: i64,
+    plain: i64,
+    /// Values that stay as they are, by the first counter.
+    frozen: HashMap<u32, cost::Frozen>,
 }
 
 /// A session with one target.
@@ -166,12 +190,10 @@ pub struct Session {
     control: Mutex<Control>,
     shared: RwLock<Shared>,
     ended: OnceLock<Ended>,
+    rates: Mutex<cost::Rates>,
+    /// How long threads were held, in nanoseconds.
+    paused_ns: AtomicU64,
 }
-
-/// What a count costs, in nanoseconds (docs/architecture.md, "What a hit costs"): two jumps, the check of the shard, the increment.
-const HIT_NS: f64 = 1.1;
-/// The same with `lock`, uncontended.
-const LOCKED_HIT_NS: f64 = 5.0;
 
 /// What is said when there is no better clock.
 const SYSTEM_CALLS: &str = "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because the \
@@ -204,6 +226,7 @@ impl Session {
             attached: None,
             counters: CounterAllocator::default(),
             pairs: HashMap::new(),
+            retired: Vec::new(),
             measurements: BTreeMap::new(),
             next_mini: 1,
             lock: Some(lock),
@@ -220,6 +243,8 @@ impl Session {
             control: Mutex::new(control),
             shared: RwLock::default(),
             ended: OnceLock::new(),
+            rates: Mutex::default(),
+            paused_ns: AtomicU64::new(0),
         })
     }
 
@@ -288,23 +313,31 @@ impl Session {
         warnings.extend(
             from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
         );
-        let wanted = request::evaluate_request(library, &control.modules, request, missing)?;
+        let own = internals::of_request(library, request)?;
+        let before = self.internal_views(&own);
+        let wanted = evaluate_rest(library, control, request, &own, missing)?;
         for w in &wanted {
             warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
         }
+        let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
+        self.refuse_dear(control, &wanted, limit)?;
         let reads_cpu = wanted.iter().any(|w| insert::reads_cpu(&w.instrumentation));
         let (keys, stopped) = self.insert_wanted(control, wanted)?;
         if reads_cpu && control.attached.as_ref().is_some_and(|a| a.env.cpu == CpuClock::SystemCall) {
             warnings.push(SYSTEM_CALLS.to_owned());
         }
+        let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
+        internals::merge(&own, before, &mut views, &mut pairs);
         let measurement = Measurement {
-            views: Arc::new(self.views(control, &keys)),
-            pairs: Arc::new(pair_infos(control, &keys)),
+            views: Arc::new(views),
+            pairs: Arc::new(pairs),
             request: request.clone(),
             library: Arc::clone(library),
             keep: false,
+            limit,
         };
         control.add_users(&keys);
+        self.settle_accounts(control);
         let enabled = self.enabled(control, id, &measurement, !attached_before, begin, stopped, warnings);
         control.measurements.insert(id, measurement);
         if request.keep {
@@ -354,13 +387,18 @@ impl Session {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut fresh = Vec::new();
         let mut more = Vec::new();
+        let mut meters = Vec::new();
         let mut seen = HashSet::new();
+        let limit = insert::counters_max(control);
         for (w, (key, _)) in wanted.into_iter().zip(&keys) {
             if !seen.insert(key.clone()) {
                 continue;
             }
             let mut instrumentation = w.instrumentation;
-            let Some(pair) = control.pairs.get(key) else {
+            let Some(pair) = control.pairs.get_mut(key) else {
+                let mut known = Meters::default();
+                known.apply(&mut instrumentation);
+                meters.push((key.clone(), known));
                 fresh.push((key.clone(), instrumentation));
                 continue;
             };
@@ -369,10 +407,18 @@ impl Session {
                 pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
             instrumentation.insertions.retain(|i| !known.contains(&i.function));
             if !instrumentation.insertions.is_empty() {
+                pair.meters.apply(&mut instrumentation);
+                insert::grow_counters(pair, &mut control.counters, &instrumentation.variables, limit)
+                    .map_err(|e| e.about(self.target.pid()))?;
                 more.push((key.clone(), instrumentation, pair.counters.clone()));
             }
         }
         let stopped = self.insert(control, fresh)?;
+        for (key, meters) in meters {
+            if let Some(pair) = control.pairs.get_mut(&key) {
+                pair.meters = meters;
+            }
+        }
         Ok((keys, stopped.and(self.extend(control, more)?)))
     }
 
@@ -398,6 +444,7 @@ impl Session {
                 .pairs
                 .iter()
                 .zip(measurement.views.iter())
+                .filter(|(_, view)| view.internal.is_none())
                 .map(|(info, view)| kept_pair(info, view))
                 .collect();
             Record::Kept(Kept { id: id.0, definitions: measurement.request.definitions.clone(), pairs })
@@ -422,26 +469,10 @@ impl Session {
             code_bytes: attached.woven.code_bytes(),
             since_ns: attached.since_ns,
             identity: describe(attached.env.identity),
-            cost_ns_per_s: self.cost(&control, attached),
+            costs: attached.woven.knows_all().then(|| self.costs(&control, attached)),
             measurements: control.measurements.keys().copied().collect(),
             kept: control.measurements.values().filter(|m| m.keep).count() as u32,
         })
-    }
-
-    /// What the hits so far have cost, per second since the attachment; `None` if the values do not tell how many hits there were.
-    fn cost(&self, control: &Control, attached: &Attached) -> Option<f64> {
-        let shared = self.shared();
-        let columns = shared.columns()?;
-        let mut hits = 0i64;
-        for pair in control.pairs.values() {
-            if !pair.counts_hits {
-                return None;
-            }
-            hits = hits.saturating_add(columns.sum(*pair.counters.first()?));
-        }
-        let seconds = now_ns().saturating_sub(attached.since_ns) as f64 / 1e9;
-        let each = if attached.env.identity == ThreadIdentity::Locked { LOCKED_HIT_NS } else { HIT_NS };
-        (seconds > 0.0).then(|| hits as f64 * each / seconds)
     }
 
     /// The measurements here.
@@ -471,6 +502,24 @@ impl Pair {
     fn refused(&self) -> Vec<RefusedFunction> {
         self.unwoven.iter().map(|(_, refused)| refused.clone()).collect()
     }
+}
+
+/// Evaluates what of a request the engine does not know by itself.
+fn evaluate_rest(
+    library: &Library,
+    control: &Control,
+    request: &EnableRequest,
+    own: &[internals::Own],
+    missing: Missing,
+) -> Result<Vec<Wanted>, Error> {
+    if own.is_empty() {
+        return request::evaluate_request(library, &control.modules, request, missing);
+    }
+    let rest = internals::without(request, own);
+    if rest.pairs.is_empty() && rest.functions.is_empty() {
+        return Ok(Vec::new());
+    }
+    request::evaluate_request(library, &control.modules, &rest, missing)
 }
 
 impl PairKey {

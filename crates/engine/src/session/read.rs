@@ -10,22 +10,19 @@ impl Session {
         keys.iter()
             .filter_map(|(key, _)| {
                 let pair = control.pairs.get(key)?;
-                let (first, own) = (*pair.counters.first()?, pair.variables.first()?);
-                let value = Slots { first, shape: own.shape };
-                let shown = |v: &Variable| v.kind == VariableKind::Activations && v.sampled;
-                let variables = pair.counters.iter().zip(pair.variables.iter());
-                let activations: Vec<u32> = variables.filter(|(_, v)| shown(v)).map(|(first, _)| *first).collect();
+                let (value, activations, unit) = pair.value()?;
                 let joined = columns.as_ref().filter(|_| pair.users > 0);
                 let cpu = |tid| self.cpu_ticks(tid);
-                let ruler = self.ruler(own.unit, &cpu);
+                let ruler = self.ruler(unit, &cpu);
                 let before = joined.map(|c| c.threads(value, &activations, ruler).into_iter().collect());
                 Some(View {
                     key: key.clone(),
                     value,
                     activations,
-                    unit: own.unit,
+                    unit,
                     aggregate: pair.metric.aggregate,
                     thread: pair.thread,
+                    internal: None,
                     before: before.unwrap_or_default(),
                 })
             })
@@ -33,7 +30,7 @@ impl Session {
     }
 
     /// How values in a unit are read now.
-    fn ruler<'a>(&self, unit: ValueUnit, cpu: &'a dyn Fn(Tid) -> u64) -> Ruler<'a> {
+    pub(super) fn ruler<'a>(&self, unit: ValueUnit, cpu: &'a dyn Fn(Tid) -> u64) -> Ruler<'a> {
         match (unit, &self.clock) {
             (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: clock.scale(), now: clock.ticks(), cpu },
             // without a clock nothing is recorded in ticks
@@ -59,13 +56,20 @@ impl Session {
         // The end is looked up first: values read after it are the last ones.
         let ended = self.ended.get().copied();
         let shared = self.shared();
-        let values = match shared.columns() {
-            Some(columns) => {
-                let cpu = |tid| self.cpu_ticks(tid);
-                views.iter().map(|v| v.value(&columns, self.ruler(v.unit, &cpu), threads)).collect()
+        let columns = shared.columns();
+        let cpu = |tid| self.cpu_ticks(tid);
+        let value = |view: &View| match (view.internal, shared.frozen.get(&view.value.first), &columns) {
+            (Some(internal), ..) => {
+                let before = view.before.get(&None).map_or(0, |before| before.value);
+                Value { value: self.internal(internal, &shared).wrapping_sub(before), ..Value::default() }
             }
-            None => views.iter().map(|_| Value::default()).collect(),
+            (None, Some(frozen), _) => {
+                Value { taken_out: Some(frozen.why), ..view.combined(frozen.rows.iter().cloned(), threads) }
+            }
+            (None, None, Some(columns)) => view.value(columns, self.ruler(view.unit, &cpu), threads),
+            (None, None, None) => Value::default(),
         };
+        let values = views.iter().map(value).collect();
         Reading { time_ns: now_ns(), values, ended }
     }
 
@@ -133,6 +137,17 @@ impl Session {
     }
 }
 
+impl Pair {
+    /// Where its value lies, what became of the calls that it follows, and in what unit it is.
+    pub(super) fn value(&self) -> Option<(Slots, Vec<u32>, ValueUnit)> {
+        let (first, own) = (*self.counters.first()?, self.variables.first()?);
+        let shown = |v: &Variable| v.kind == VariableKind::Activations && v.sampled;
+        let variables = self.counters.iter().zip(self.variables.iter());
+        let activations = variables.filter(|(_, v)| shown(v)).map(|(first, _)| *first).collect();
+        Some((Slots { first, shape: own.shape }, activations, own.unit))
+    }
+}
+
 impl Shared {
     pub(super) fn columns(&self) -> Option<Columns<'_>> {
         let area = self.area.as_deref()?;
@@ -156,14 +171,18 @@ impl View {
         if plain && alone && !threads {
             return Value { value: columns.sum(self.value.first), ..Value::default() };
         }
+        self.combined(columns.threads(self.value, &self.activations, ruler).into_iter(), threads)
+    }
+
+    /// What the threads have together since the measurement began.
+    fn combined(&self, rows: impl Iterator<Item = (Option<Tid>, Raw)>, threads: bool) -> Value {
         let since = |(tid, raw): (Option<Tid>, Raw)| match self.before.get(&tid) {
             Some(before) => (tid, raw.minus(before)),
             None => (tid, raw),
         };
         let wanted =
             |(tid, raw): &(Option<Tid>, Raw)| !raw.is_nothing() && self.thread.is_none_or(|only| *tid == Some(only));
-        let all: Vec<_> =
-            columns.threads(self.value, &self.activations, ruler).into_iter().map(since).filter(wanted).collect();
+        let all: Vec<_> = rows.map(since).filter(wanted).collect();
         let values = all.iter().map(|(_, raw)| raw.value);
         let value = match self.aggregate {
             Aggregate::Sum => values.fold(0, i64::wrapping_add),
@@ -187,6 +206,7 @@ impl View {
             distribution: together.distribution,
             activations: together.activations,
             threads: threads.into_iter().map(thread).collect(),
+            taken_out: None,
         }
     }
 }

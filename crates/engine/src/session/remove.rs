@@ -32,9 +32,8 @@ impl Session {
 
     /// Takes out the code of pairs that only this measurement uses.
     pub(super) fn unweave(&self, control: &mut Control, views: &[View]) -> Result<Removed, Error> {
-        let Some(attached) = control.attached.as_mut() else { return Ok(leftover::untouched(self.pid())) };
         let mut uses: HashMap<&PairKey, u32> = HashMap::new();
-        for view in views {
+        for view in views.iter().filter(|v| control.pairs.get(&v.key).is_some_and(|p| p.is_seen_by(v))) {
             *uses.entry(&view.key).or_default() += 1;
         }
         let minis: Vec<_> = uses
@@ -42,11 +41,15 @@ impl Session {
             .filter_map(|(key, uses)| control.pairs.get(*key).filter(|p| p.users == *uses))
             .flat_map(|p| p.minis.iter().chain(&p.landings).copied())
             .collect();
-        if minis.is_empty() {
-            return Ok(leftover::untouched(self.pid()));
-        }
+        let stopped = self.withdraw(control, &minis)?;
+        Ok(Removed { stopped, ..leftover::untouched(self.pid()) })
+    }
+
+    /// Takes snippets out. Returns how long threads were held.
+    pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<Duration, Error> {
+        let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(Duration::ZERO) };
         let before = attached.woven.clone();
-        let taken = attached.woven.unweave(&minis).and_then(|(plan, gone)| {
+        let taken = attached.woven.unweave(minis).and_then(|(plan, gone)| {
             attached.woven.leave_idle(&plan.retired);
             let options = ApplyOptions { check_quiet: attached.woven.idle(), ..ApplyOptions::default() };
             let applied = self.target.apply(&plan, &options).map_err(|e| Error::apply(self.pid(), e))?;
@@ -55,32 +58,30 @@ impl Session {
         let (applied, idle, gone) = match taken {
             Ok(taken) => taken,
             Err(e) => {
+                // what is in the target is what it was
                 attached.woven.go_back_to(before);
                 return Err(e);
             }
         };
+        self.note_hold(applied.held);
         if applied.quiet {
             attached.woven.release(&idle);
         }
         let records: Vec<_> = gone.into_iter().map(Record::PointGone).collect();
         self.write_journal(&mut attached.journal, &attached.area, &records)?;
-        Ok(Removed { stopped: applied.held, ..leftover::untouched(self.pid()) })
+        Ok(applied.held)
     }
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
         for view in views {
-            let Some(pair) = control.pairs.get_mut(&view.key) else { continue };
-            pair.users = pair.users.saturating_sub(1);
-            if pair.users > 0 {
-                continue;
-            }
-            let Some(pair) = control.pairs.remove(&view.key) else { continue };
+            let Some(pair) = control.last_use(view) else { continue };
+            self.close_account(view.value.first);
             let mut shared = self.shared_mut();
             let shared = &mut *shared;
             let variables = || pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape));
+            shared.frozen.remove(&view.value.first);
             if let Some(area) = &shared.area {
-                let named = variables().filter(|(_, shape)| *shape == Shape::Activations);
-                area.forget(&named.map(|(first, _)| COUNTERS + 8 * first).collect());
+                area.forget(&pair.records());
             }
             for (first, shape) in variables() {
                 if let Some(area) = &shared.area {
@@ -94,7 +95,10 @@ impl Session {
 
     /// Takes everything out of the target: text, threads, arenas, data area, fork children, journal.
     pub(super) fn take_down(&self, control: &mut Control) -> Result<Removed, Error> {
-        let Some(attached) = control.attached.as_ref() else { return Ok(leftover::untouched(self.pid())) };
+        let Some(attached) = control.attached.as_ref() else {
+            self.discard(control);
+            return Ok(leftover::untouched(self.pid()));
+        };
         if self.ended.get().is_some() || !self.target.is_alive() {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
@@ -111,6 +115,7 @@ impl Session {
             }
             Err(e) => return Err(e),
         };
+        self.note_hold(restored.stopped);
         self.shared_mut().remember(&restored.threads, attached.env.identity);
         let text_restored =
             restored.text_restored && control.modules.agree_with_memory(&self.target, attached.woven.text_at());
@@ -147,6 +152,7 @@ impl Session {
         let removed = self.take_down(&mut control)?;
         control.measurements.clear();
         control.pairs.clear();
+        control.retired.clear();
         Ok(removed)
     }
 
@@ -165,5 +171,29 @@ impl Session {
         } else {
             None
         })
+    }
+}
+
+impl Control {
+    /// One user less of the pair that a view reads; the pair if it was the last one.
+    fn last_use(&mut self, view: &View) -> Option<Pair> {
+        let less = |pair: &mut Pair| {
+            pair.users = pair.users.saturating_sub(1);
+            pair.users == 0
+        };
+        if let Some(pair) = self.pairs.get_mut(&view.key).filter(|p| p.is_seen_by(view)) {
+            return if less(pair) { self.pairs.remove(&view.key) } else { None };
+        }
+        let at = self.retired.iter().position(|p| p.is_seen_by(view))?;
+        if less(self.retired.get_mut(at)?) { Some(self.retired.swap_remove(at)) } else { None }
+    }
+}
+
+impl Pair {
+    /// The names of its activation records.
+    pub(super) fn records(&self) -> HashSet<u32> {
+        let variables = self.counters.iter().zip(self.variables.iter());
+        let named = variables.filter(|(_, v)| v.shape == Shape::Activations);
+        named.map(|(first, _)| COUNTERS + 8 * first).collect()
     }
 }

@@ -23,6 +23,9 @@ pub fn rows() -> Vec<Row> {
         let ratio = median(woven.iter().zip(&hand).map(|(woven, hand)| woven / hand));
         let (plain, hand, woven) = (median(plain), median(hand), median(woven));
         let detail = format!(" ({} ns, by hand {} ns, unmeasured {} ns)", short(woven), short(hand), short(plain));
+        if threads == 1 {
+            rows.extend(super::predicted("calls", woven - plain));
+        }
         rows.push(Row::at_most(
             format!("a counted call of an empty function, threads: {threads}"),
             ratio,

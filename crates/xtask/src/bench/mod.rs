@@ -63,6 +63,21 @@ fn short(value: f64) -> String {
     }
 }
 
+/// The cost model beside what was measured: what the code of a metric costs a call at worst, as `metrics --cost` says, in multiples of what it
+/// took; a factor of two either way.
+fn predicted(metric: &str, measured: f64) -> [Row; 2] {
+    let outcome = tool().run(["metrics", "--cost"]).assert_code(0);
+    let lowered = outcome.all("lowered").into_iter().find(|m| m["metric"] == metric).cloned().unwrap_or_default();
+    let pieces = lowered["pieces"].as_array().cloned().unwrap_or_default();
+    let ns: f64 = pieces.iter().filter_map(|piece| piece["ns"].as_f64()).sum();
+    let ratio = ns / measured;
+    let detail = format!(" ({} ns predicted, {} ns measured)", short(ns), short(measured));
+    [
+        Row::at_most(format!("predicted cost of {metric}, beside the measured one"), ratio, 2.0, "x", &detail),
+        Row::at_least(format!("predicted cost of {metric}, beside the measured one"), ratio, 0.5, "x", ""),
+    ]
+}
+
 /// The median; values need not be sorted.
 fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();

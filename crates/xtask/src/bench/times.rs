@@ -14,7 +14,7 @@ pub fn rows() -> Vec<Row> {
     let detail = |m: &Measured| {
         format!(" ({} ns, by hand {} ns, unmeasured {} ns)", short(m.woven), short(m.clock), short(m.plain))
     };
-    vec![
+    let mut rows = vec![
         Row::at_most("a timed call of an empty function", timer.ratio, 1.3, "x", &detail(&timer)),
         Row::at_most(
             "a call in a histogram of times, beside a timed one",
@@ -30,7 +30,11 @@ pub fn rows() -> Vec<Row> {
             "x",
             &detail(&cpu),
         ),
-    ]
+    ];
+    for (metric, measured) in [("wall_time", &timer), ("latency", &histogram), ("cpu_time", &cpu)] {
+        rows.extend(super::predicted(metric, measured.woven - measured.plain));
+    }
+    rows
 }
 
 /// Nanoseconds a call, and the median of the ratios of woven to hand-made calls.
@@ -45,7 +49,7 @@ fn measured(command: &[&str]) -> Measured {
     let mut target = Mutatee::start("bench", &[]);
     let pid = target.pid_text();
     let [verb, what] = *command else { unreachable!("a verb and what it measures") };
-    let mut session = tool().start([verb, "-p", &pid, what]);
+    let mut session = tool().start([verb, "-p", &pid, what, "--max-overhead", "10000"]);
     session.wait_for("attached");
     let told = target.ask(&format!("measure {CALLS} {ROUNDS} 1"));
     let _ = session.interrupt().assert_code(0).assert_removed();

@@ -1,0 +1,212 @@
+//! `ingraft metrics --cost` and `ingraft check --lower`: what metrics become, and what that costs.
+
+use std::fmt::Write as _;
+
+use ingraft_mdl::{Library, Options};
+
+use crate::args::{CheckArgs, Common, RunningTarget};
+use crate::conn::{Engines, Lower, Source, Target};
+use crate::exit::{Failure, Kind, Stop};
+use crate::measure;
+use crate::objects::{Lowered, Object, Piece};
+use crate::output::progress::Progress;
+use crate::output::table::{Cell, Table};
+use crate::output::{DIM, HEADING, Output};
+
+/// What each metric costs at worst.
+pub(super) async fn costs(
+    definitions: Vec<Source>,
+    target: &RunningTarget,
+    engines: &Engines,
+    common: &Common,
+    out: &mut Output,
+) -> Result<(), Stop> {
+    let ask = Lower { target: one(target)?, definitions, ..Lower::default() };
+    let lowered = lowered(&ask, engines, common).await?;
+    let text = table(&lowered, out.width());
+    out.text(&text)?;
+    lowered.into_iter().try_for_each(|metric| out.object(&Object::Lowered(metric)))
+}
+
+/// Checks files, and shows what their metrics become.
+pub(crate) async fn check(args: CheckArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
+    super::mdl::check(&args, out)?;
+    let definitions = measure::sources(&args.files)?;
+    let mut library = Library::new(Options::default());
+    for source in &definitions {
+        // what is wrong has been said
+        let _ = library.load(&source.name, &source.text);
+    }
+    let metrics: Vec<String> = library.metrics().iter().map(|m| m.name.clone()).collect();
+    if metrics.is_empty() {
+        return out.text("no metric is defined there\n");
+    }
+    let focus = args.focus.as_ref().map(ToString::to_string);
+    let ask = Lower { metrics, focus, target: one(&args.target)?, definitions, code: true };
+    for metric in lowered(&ask, engines, common).await? {
+        out.text(&listing(&metric))?;
+        out.object(&Object::Lowered(metric))?;
+    }
+    Ok(())
+}
+
+/// The process that is meant, if one is.
+fn one(target: &RunningTarget) -> Result<Option<Target>, Stop> {
+    let mut targets = measure::running(target).into_iter();
+    match (targets.next(), targets.next()) {
+        (first, None) => Ok(first),
+        (_, Some(_)) => Err(Failure::usage("more than one process", "name one with -p PID").into()),
+    }
+}
+
+async fn lowered(ask: &Lower, engines: &Engines, common: &Common) -> Result<Vec<Lowered>, Stop> {
+    let mut all = Vec::new();
+    for client in engines.clients() {
+        let mut progress = Progress::new("generating code", common.format);
+        all.extend(client.lower(ask, &mut progress).await?);
+    }
+    if all.iter().all(|m| m.pieces.is_empty())
+        && let Some(first) = all.iter().find(|_| ask.focus.is_some())
+    {
+        let why = first.problem.clone().unwrap_or_default();
+        let hint = "`ingraft functions` lists what a focus can name";
+        return Err(Failure::new(Kind::NotFound, format!("`{}`: {why}", first.metric), hint).into());
+    }
+    Ok(all)
+}
+
+/// One line for each kind of point of each metric.
+fn table(metrics: &[Lowered], width: Option<usize>) -> String {
+    let mut table = Table::new()
+        .shrinking("HOST")
+        .left("METRIC")
+        .left("POINT")
+        .right("CYCLES")
+        .right("NS")
+        .right("FUNCTIONS")
+        .shrinking("");
+    for m in metrics {
+        let mut name = m.metric.as_str();
+        let mut row = |point: String, cycles: Option<f64>, ns: Option<f64>, functions: String, note: &str| {
+            let number = |value: Option<f64>| value.map(|v| format!("{v:.1}")).unwrap_or_default();
+            table.row(vec![
+                m.host.clone().unwrap_or_default().into(),
+                std::mem::take(&mut name).into(),
+                point.into(),
+                number(cycles).into(),
+                number(ns).into(),
+                functions.into(),
+                Cell::styled(note, DIM),
+            ]);
+        };
+        if let Some(problem) = &m.problem {
+            row(String::new(), None, None, String::new(), problem);
+        }
+        for p in &m.pieces {
+            let note = p.why_not.as_deref().unwrap_or_default();
+            row(place(p), p.cycles, p.ns, p.functions.to_string(), note);
+        }
+    }
+    table.render(width)
+}
+
+fn place(p: &Piece) -> String {
+    if p.after { format!("behind {}", p.point) } else { p.point.to_owned() }
+}
+
+/// A metric with its code.
+fn listing(m: &Lowered) -> String {
+    let mut text = format!("\n{HEADING}{}{HEADING:#}", m.metric);
+    if !m.focus.is_empty() {
+        let _ = write!(text, " @ {}", m.focus);
+    }
+    text.push('\n');
+    if let Some(problem) = &m.problem {
+        let _ = writeln!(text, "  {problem}");
+    }
+    for p in &m.pieces {
+        let _ = writeln!(text, "\n  {} of {}: {}", place(p), p.function, p.snippet);
+        match (&p.why_not, p.cycles, p.ns) {
+            (Some(why), ..) => {
+                let _ = writeln!(text, "  not woven: {why}");
+            }
+            (None, Some(cycles), Some(ns)) => {
+                let _ = writeln!(text, "  {DIM}at worst {cycles:.1} cycles, {ns:.1} ns{DIM:#}");
+            }
+            (None, ..) => {}
+        }
+        for i in &p.code {
+            if let Some(label) = &i.label {
+                let _ = writeln!(text, "  {label}:");
+            }
+            let _ = writeln!(text, "    {DIM}{:>8}  {:<20}{DIM:#}  {}", i.at, i.bytes, i.text);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+    use crate::objects::Instruction;
+
+    fn metric() -> Lowered {
+        let line = |label: Option<&str>, text: &str| Instruction {
+            label: label.map(str::to_owned),
+            at: "0x101000".to_owned(),
+            bytes: "65480f".to_owned(),
+            text: text.to_owned(),
+        };
+        let piece = |why_not: Option<&str>| Piece {
+            point: "entry",
+            after: why_not.is_some(),
+            functions: 1,
+            function: "function".to_owned(),
+            snippet: "v0++;".to_owned(),
+            cycles: why_not.is_none().then_some(6.25),
+            ns: why_not.is_none().then_some(2.0),
+            why_not: why_not.map(str::to_owned),
+            code: if why_not.is_none() { vec![line(Some("base"), "mov eax,1"), line(None, "ret")] } else { Vec::new() },
+        };
+        Lowered {
+            host: None,
+            metric: "calls".to_owned(),
+            focus: "/Code/program/function".to_owned(),
+            pieces: vec![piece(None), piece(Some("not yet"))],
+            problem: None,
+        }
+    }
+
+    #[test]
+    fn costs_for_people() {
+        let strange = Lowered { pieces: Vec::new(), problem: Some("no such list".to_owned()), ..metric() };
+        let text = table(&[metric(), strange], None);
+        expect![[r#"
+            METRIC  POINT         CYCLES   NS  FUNCTIONS
+            calls   entry            6.2  2.0          1
+                    behind entry                       1  not yet
+            calls                                         no such list
+        "#]]
+        .assert_eq(&anstream::adapter::strip_str(&text).to_string());
+    }
+
+    #[test]
+    fn code_for_people() {
+        expect![[r#"
+
+            calls @ /Code/program/function
+
+              entry of function: v0++;
+              at worst 6.2 cycles, 2.0 ns
+              base:
+                0x101000  65480f                mov eax,1
+                0x101000  65480f                ret
+
+              behind entry of function: v0++;
+              not woven: not yet
+        "#]]
+        .assert_eq(&anstream::adapter::strip_str(&listing(&metric())).to_string());
+    }
+}

@@ -1,0 +1,206 @@
+//! What generated code costs, from its bytes: no loops, so that the dearest path through it is known.
+//!
+//! A core issues several instructions in a cycle, so instructions are counted in slots, a quarter of a cycle each: what they keep busy where
+//! nothing waits for them, rounded up (Intel's and AMD's optimisation manuals, uops.info; measured values of this project). What differs much
+//! between machines is counted apart, to be priced by whoever has measured it: readings of the clock, locked operations, system calls.
+
+use std::iter::Sum;
+use std::ops::{Add, AddAssign};
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess};
+
+/// Slots of a cycle.
+pub const SLOTS_PER_CYCLE: u32 = 4;
+/// What a reading of the clock and a locked operation weigh when paths are compared: some 25 and 20 cycles.
+const CLOCK_WEIGHT: u64 = 100;
+const LOCKED_WEIGHT: u64 = 80;
+const SYSTEM_CALL_WEIGHT: u64 = 2000;
+
+/// A worst case. Left out are the routines that a thread enters once, or when a call ended without passing its exit; and what caches and
+/// branch predictors miss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
+pub struct Cost {
+    /// Quarters of a cycle.
+    pub slots: u32,
+    /// Readings of the time stamp counter.
+    pub clocks: u32,
+    /// Operations with a `lock` prefix.
+    pub locked: u32,
+    /// System calls that read the thread's processor time.
+    pub system_calls: u32,
+}
+
+impl Add for Cost {
+    type Output = Cost;
+
+    fn add(self, other: Cost) -> Cost {
+        Cost {
+            slots: self.slots.saturating_add(other.slots),
+            clocks: self.clocks.saturating_add(other.clocks),
+            locked: self.locked.saturating_add(other.locked),
+            system_calls: self.system_calls.saturating_add(other.system_calls),
+        }
+    }
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Cost) {
+        *self = *self + other;
+    }
+}
+
+impl Sum for Cost {
+    fn sum<I: Iterator<Item = Cost>>(all: I) -> Cost {
+        all.fold(Cost::default(), Add::add)
+    }
+}
+
+/// Slots of a jump that is taken.
+const JUMP: u32 = 4;
+
+impl Cost {
+    /// So many jumps from one piece of code to another.
+    pub(crate) fn jumps(count: u32) -> Cost {
+        Cost { slots: JUMP * count, ..Cost::default() }
+    }
+
+    fn weight(self) -> u64 {
+        u64::from(self.slots)
+            + CLOCK_WEIGHT * u64::from(self.clocks)
+            + LOCKED_WEIGHT * u64::from(self.locked)
+            + SYSTEM_CALL_WEIGHT * u64::from(self.system_calls)
+    }
+
+    /// The dearest path through `code`, which lies at `at` and is entered at its beginning. A jump elsewhere leads to a shared routine, which
+    /// comes back right behind it; what the routine does is left out. What jumps back goes on after an answer of such a routine.
+    pub(crate) fn of(at: u64, code: &[u8]) -> Cost {
+        let mut info = InstructionInfoFactory::new();
+        let instructions: Vec<Instruction> = Decoder::with_ip(64, code, at, DecoderOptions::NONE).into_iter().collect();
+        let mut from: Vec<Cost> = vec![Cost::default(); instructions.len() + 1];
+        for (i, instruction) in instructions.iter().enumerate().rev() {
+            let later = |target: u64| {
+                let found = instructions.binary_search_by_key(&target, Instruction::ip).ok().filter(|t| *t > i);
+                found.and_then(|t| from.get(t).copied())
+            };
+            let next = from.get(i + 1).copied().unwrap_or_default();
+            let rest = match instruction.flow_control() {
+                FlowControl::UnconditionalBranch => later(instruction.near_branch_target()).unwrap_or(next),
+                FlowControl::ConditionalBranch => {
+                    let taken = later(instruction.near_branch_target()).unwrap_or_default();
+                    if taken.weight() > next.weight() { taken } else { next }
+                }
+                _ => next,
+            };
+            if let Some(slot) = from.get_mut(i) {
+                *slot = rest + of_instruction(instruction, &mut info);
+            }
+        }
+        from.first().copied().unwrap_or_default()
+    }
+}
+
+/// One instruction where nothing waits for its result.
+fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) -> Cost {
+    use Mnemonic as M;
+    let alone = |slots| Cost { slots, ..Cost::default() };
+    let own = match instruction.mnemonic() {
+        M::Rdtsc | M::Rdtscp => return Cost { clocks: 1, ..Cost::default() },
+        M::Jmp => JUMP,
+        M::Push => return alone(3),
+        M::Pop => return alone(2),
+        M::Pushfq => return alone(8),
+        M::Popfq => return alone(40),
+        M::Imul | M::Mul => 4,
+        M::Div | M::Idiv => 120,
+        M::Shld | M::Shrd => 6,
+        M::Shl | M::Shr | M::Sar if instruction.op1_kind() == iced_x86::OpKind::Register => 3,
+        M::Bsr | M::Bsf | M::Lzcnt | M::Tzcnt => 4,
+        M::Rdfsbase | M::Rdgsbase => 40,
+        M::Wrfsbase | M::Wrgsbase => 80,
+        M::Xsave | M::Xsavec | M::Xrstor | M::Fxsave | M::Fxrstor => 250,
+        _ => 1,
+    };
+    if instruction.has_lock_prefix() {
+        return Cost { slots: own, locked: 1, ..Cost::default() };
+    }
+    let memory = info.info(instruction).used_memory().first().map(|m| m.access());
+    alone(
+        own + match memory {
+            Some(OpAccess::Read | OpAccess::CondRead) => 1,
+            Some(OpAccess::Write | OpAccess::CondWrite) => 3,
+            Some(OpAccess::ReadWrite | OpAccess::ReadCondWrite) => 5,
+            _ => 0,
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use iced_x86::code_asm::*;
+
+    use super::*;
+
+    fn cost(write: impl Fn(&mut CodeAssembler) -> Result<(), IcedError>) -> Cost {
+        let mut a = CodeAssembler::new(64).expect("64 bits");
+        write(&mut a).expect("assembled");
+        let bytes = a.assemble(0x1000).expect("assembled");
+        Cost::of(0x1000, &bytes)
+    }
+
+    fn slots(slots: u32) -> Cost {
+        Cost { slots, ..Cost::default() }
+    }
+
+    #[test]
+    fn what_differs_between_machines_is_counted_apart() {
+        assert_eq!(cost(|a| a.inc(qword_ptr(0x1000_0000u64).gs())), slots(6));
+        assert_eq!(cost(|a| a.lock().inc(qword_ptr(0x1000_0000u64))), Cost { locked: 1, ..slots(1) });
+        assert_eq!(cost(CodeAssembler::rdtsc), Cost { clocks: 1, ..slots(0) });
+        assert_eq!(cost(|a| a.lea(rax, qword_ptr(rcx + 8))), slots(1));
+    }
+
+    #[test]
+    fn the_dearest_path_counts() {
+        let both = cost(|a| {
+            let (mut other, mut end) = (a.create_label(), a.create_label());
+            a.test(eax, eax)?;
+            a.je(other)?;
+            a.inc(rax)?;
+            a.jmp(end)?;
+            a.set_label(&mut other)?;
+            a.rdtsc()?;
+            a.set_label(&mut end)?;
+            a.inc(rcx)
+        });
+        assert_eq!(both, Cost { clocks: 1, ..slots(3) });
+    }
+
+    #[test]
+    fn routines_come_back_right_behind_their_jump() {
+        let answered = cost(|a| {
+            let (mut found, mut search, mut end) = (a.create_label(), a.create_label(), a.create_label());
+            a.test(eax, eax)?;
+            a.jne(search)?;
+            a.set_label(&mut found)?;
+            a.inc(rax)?;
+            a.jmp(end)?;
+            a.set_label(&mut search)?;
+            a.inc(rcx)?;
+            a.jmp(0x10_0000u64)?;
+            a.test(ecx, ecx)?;
+            a.jne(found)?;
+            a.rdtsc()?;
+            a.set_label(&mut end)?;
+            a.nop()
+        });
+        assert_eq!(answered, Cost { clocks: 1, ..slots(1 + 1 + 1 + 4 + 1 + 1 + 1) });
+    }
+
+    #[test]
+    fn any_bytes_have_a_cost() {
+        for first in 0..=255u8 {
+            let _ = Cost::of(u64::MAX - 3, &[first, 0xff, 0x80, 0, 0, 0, 0]);
+        }
+        assert_eq!(Cost::of(0, &[]), Cost::default());
+    }
+}

@@ -1,0 +1,169 @@
+//! What code costs on this machine, and how it is known how often code runs.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use ingraft_codegen::{Cost, SLOTS_PER_CYCLE};
+use ingraft_mdl::{Instrumentation, ValueUnit, Variable, VariableKind};
+use ingraft_model::{Expr, Shape, Snippet, Stmt, VariableId};
+use ingraft_process::TickClock;
+
+/// Nanoseconds that things take on this machine, measured once: the quickest of several rounds, as a processor that is interrupted, or
+/// clocked down, says nothing about the code.
+#[derive(Clone, Copy, Debug)]
+pub struct Prices {
+    /// A cycle of a core at its speed now.
+    pub cycle_ns: f64,
+    /// A reading of the time stamp counter.
+    pub clock_ns: f64,
+    /// An uncontended operation with a `lock` prefix.
+    pub locked_ns: f64,
+    /// A system call that reads the thread's processor time.
+    pub system_call_ns: f64,
+}
+
+/// Rounds of which the quickest counts, and steps of one: some ten microseconds.
+const ROUNDS: u32 = 40;
+const STEPS: u32 = 2_000;
+/// Cycles of a step of the chain below: a multiplication takes three on all processors since 2008, an `or` one.
+const CHAIN: f64 = 4.0;
+/// Where the counter is no clock, nobody has read it here; processors take so many cycles for it.
+const CLOCK_CYCLES: f64 = 30.0;
+
+impl Prices {
+    /// The prices of this machine; the first call measures them, which takes a few milliseconds.
+    pub fn here() -> Prices {
+        static HERE: OnceLock<Prices> = OnceLock::new();
+        *HERE.get_or_init(Prices::measure)
+    }
+
+    fn measure() -> Prices {
+        let chain = || {
+            let mut x = black_box(3u64);
+            for _ in 0..STEPS {
+                x = x.wrapping_mul(x | 1);
+            }
+            black_box(x);
+        };
+        let cycle_ns = quickest(chain) / CHAIN;
+        let word = AtomicU64::new(0);
+        let locked_ns = quickest(|| {
+            for _ in 0..STEPS {
+                black_box(&word).fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let clock_ns = match TickClock::start() {
+            Ok(clock) => quickest(|| {
+                for _ in 0..STEPS {
+                    black_box(clock.ticks());
+                }
+            }),
+            Err(_) => CLOCK_CYCLES * cycle_ns,
+        };
+        let system_call_ns = quickest(|| {
+            for _ in 0..STEPS / 100 {
+                black_box(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime));
+            }
+        }) * 100.0;
+        Prices { cycle_ns, clock_ns, locked_ns, system_call_ns }
+    }
+
+    /// What a worst case takes, in nanoseconds.
+    pub fn ns(&self, cost: Cost) -> f64 {
+        f64::from(cost.slots) / f64::from(SLOTS_PER_CYCLE) * self.cycle_ns
+            + f64::from(cost.clocks) * self.clock_ns
+            + f64::from(cost.locked) * self.locked_ns
+            + f64::from(cost.system_calls) * self.system_call_ns
+    }
+
+    /// The same in cycles of a core.
+    pub fn cycles(&self, cost: Cost) -> f64 {
+        self.ns(cost) / self.cycle_ns
+    }
+}
+
+/// Nanoseconds of one step of the quickest round.
+fn quickest(round: impl Fn()) -> f64 {
+    let time = || {
+        let begin = Instant::now();
+        round();
+        begin.elapsed().as_secs_f64() * 1e9
+    };
+    let best = (0..ROUNDS).map(|_| time()).fold(f64::INFINITY, f64::min);
+    // a clock that stands still must not make anything free
+    (best / f64::from(STEPS)).max(0.01)
+}
+
+/// Different snippets of one pair that are counted apart; what is more shares the last counter.
+const METERS_MAX: u32 = 16;
+
+/// How often the snippets of a pair run: each begins by adding 1 to a counter that is the same wherever that snippet stands. A pair that counts
+/// how often its code runs anyway has none.
+#[derive(Clone, Debug, Default)]
+pub struct Meters {
+    /// A snippet as it was evaluated, with its counter, and the number of the counter among the pair's.
+    known: Vec<(Arc<Snippet>, Arc<Snippet>, u32)>,
+}
+
+impl Meters {
+    /// Adds counters to an instrumentation, the same as before to snippets that are known.
+    pub fn apply(&mut self, instrumentation: &mut Instrumentation) {
+        let counts_itself = instrumentation.insertions.iter().all(|i| i.snippet.as_increment() == Some(VariableId(0)));
+        if counts_itself && self.known.is_empty() {
+            return;
+        }
+        let base = u32::try_from(instrumentation.variables.len()).unwrap_or(u32::MAX);
+        for insertion in &mut instrumentation.insertions {
+            let known = self.known.iter().find(|(plain, ..)| *plain == insertion.snippet);
+            let metered = match known {
+                Some((_, metered, _)) => Arc::clone(metered),
+                None => {
+                    let next = self.known.iter().map(|(.., number)| number + 1).max().unwrap_or(0);
+                    let number = next.min(METERS_MAX - 1);
+                    let plain = Arc::clone(&insertion.snippet);
+                    let count = Stmt::Add(VariableId(base + number), Expr::Const(1));
+                    let stmts = std::iter::once(count).chain(plain.stmts.iter().cloned()).collect();
+                    let metered = Arc::new(Snippet { stmts });
+                    self.known.push((plain, Arc::clone(&metered), number));
+                    metered
+                }
+            };
+            insertion.snippet = metered;
+        }
+        let counters = self.known.iter().map(|(.., number)| number + 1).max().unwrap_or(0);
+        let counter = |n| Variable {
+            name: format!("hits of snippet {n}"),
+            // events: calls in progress are not counted when they are caught up
+            kind: VariableKind::Counter,
+            shape: Shape::Counter,
+            unit: ValueUnit::Plain,
+            sampled: false,
+        };
+        instrumentation.variables.extend((0..counters).map(counter));
+    }
+}
+
+/// The variable that tells how often a snippet runs: what it adds 1 to first of all.
+pub fn meter(snippet: &Snippet) -> Option<VariableId> {
+    match snippet.stmts.first() {
+        Some(Stmt::Add(variable, Expr::Const(1))) => Some(*variable),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prices_are_those_of_a_processor() {
+        let prices = Prices::here();
+        assert!((0.1..5.0).contains(&prices.cycle_ns), "{prices:?}");
+        assert!((1.0..500.0).contains(&prices.clock_ns), "{prices:?}");
+        assert!((0.5..500.0).contains(&prices.locked_ns), "{prices:?}");
+        let cost = Cost { slots: 8, clocks: 2, ..Cost::default() };
+        assert!((prices.ns(cost) - 2.0 * prices.cycle_ns - 2.0 * prices.clock_ns).abs() < 1e-9);
+    }
+}

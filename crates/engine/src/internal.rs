@@ -1,0 +1,183 @@
+//! Metrics that the engine knows by itself: no code in the target (paradyn.md B.2).
+
+use ingraft_model::{Aggregate, MetricInfo, Style, UnitsType};
+
+/// A metric of the engine's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Internal {
+    /// Time in which a thread of the target was held.
+    PauseTime,
+    /// What the woven code costs by the latest rates.
+    PredictedCost,
+    /// What the hits so far have cost.
+    ObservedCost,
+    /// Processors of the machine.
+    NumberOfCpus,
+    /// Threads of the target.
+    ActiveThreads,
+    /// The same under its other name.
+    CurrentThreads,
+    /// Pairs with a counter.
+    ActCounters,
+    /// Pairs with a timer.
+    ActWallTimers,
+    /// Whether the target runs.
+    ActiveProcesses,
+}
+
+/// What an [`Internal`] is, in the order of [`MetricInfo`].
+struct Facts {
+    name: &'static str,
+    unit: &'static str,
+    aggregate: Aggregate,
+    units_type: UnitsType,
+    developer: bool,
+    doc: &'static str,
+}
+
+impl Internal {
+    /// All of them.
+    pub const ALL: [Internal; 9] = [
+        Internal::PauseTime,
+        Internal::PredictedCost,
+        Internal::ObservedCost,
+        Internal::NumberOfCpus,
+        Internal::ActiveThreads,
+        Internal::CurrentThreads,
+        Internal::ActCounters,
+        Internal::ActWallTimers,
+        Internal::ActiveProcesses,
+    ];
+
+    /// The one of that name.
+    pub fn named(name: &str) -> Option<Internal> {
+        Internal::ALL.into_iter().find(|i| i.facts().name == name)
+    }
+
+    /// Whether the value adds up from the request on; otherwise it is a level.
+    pub fn adds_up(self) -> bool {
+        self.facts().units_type == UnitsType::Normalized
+    }
+
+    fn facts(self) -> Facts {
+        let level = |name, unit, aggregate, developer, doc| Facts {
+            name,
+            unit,
+            aggregate,
+            units_type: UnitsType::Sampled,
+            developer,
+            doc,
+        };
+        let time = |name, aggregate, doc| Facts {
+            name,
+            unit: "CPUs",
+            aggregate,
+            units_type: UnitsType::Normalized,
+            developer: false,
+            doc,
+        };
+        match self {
+            Internal::PauseTime => time(
+                "pause_time",
+                Aggregate::Max,
+                "Time in which threads of the target were held for ingraft's changes.",
+            ),
+            Internal::ObservedCost => time(
+                "observed_cost",
+                Aggregate::Sum,
+                "Processor time that the woven code has taken: how often it ran, each time at its worst case.",
+            ),
+            Internal::PredictedCost => level(
+                "predicted_cost",
+                "ns/s",
+                Aggregate::Sum,
+                false,
+                "Nanoseconds of processor time in a second that the woven code takes if it runs on as often as lately.",
+            ),
+            Internal::NumberOfCpus => {
+                level("number_of_cpus", "CPUs", Aggregate::Sum, false, "Processors of the machine that are on line.")
+            }
+            Internal::ActiveThreads => {
+                level("active_threads", "threads", Aggregate::Max, false, "Threads of the target.")
+            }
+            Internal::CurrentThreads => {
+                level("numOfCurrentThreads", "threads", Aggregate::Max, true, "Threads of the target.")
+            }
+            Internal::ActCounters => {
+                level("numOfActCounters", "counters", Aggregate::Max, true, "Pairs of this target with a counter.")
+            }
+            Internal::ActWallTimers => {
+                level("numOfActWallTimers", "timers", Aggregate::Max, true, "Pairs of this target with a timer.")
+            }
+            Internal::ActiveProcesses => level(
+                "active_processes",
+                "processes",
+                Aggregate::Sum,
+                false,
+                "Processes of the request that have not ended.",
+            ),
+        }
+    }
+
+    /// As it is listed.
+    pub fn info(self) -> MetricInfo {
+        let Facts { name, unit, aggregate, units_type, developer, doc } = self.facts();
+        let style = if units_type == UnitsType::Sampled { Style::SampledFunction } else { Style::EventCounter };
+        MetricInfo {
+            name: name.to_owned(),
+            unit: unit.to_owned(),
+            aggregate,
+            style,
+            units_type,
+            constraints: Vec::new(),
+            developer,
+            doc: doc.to_owned(),
+            text: String::new(),
+        }
+    }
+}
+
+/// Why a metric of Paradyn's daemon or front end has no meaning here.
+pub fn without_meaning(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "sampling_rate" => "every client reads at an interval of its own; --interval sets it",
+        "stackwalk_time" => "stacks are only looked at while threads are held, which pause_time has",
+        "numOfActProcTimers" => "numOfActWallTimers counts the timers of all clocks",
+        "bucket_width" => "values are not folded into buckets here",
+        "cpu_daemon" => "the engine is a process of its own; watch it like any other",
+        "hybrid_cost" | "smooth_obs_cost" => {
+            "costs are exact counts of hits and need no smoothing; watch observed_cost"
+        }
+        _ => return None,
+    })
+}
+
+/// Processors in a list of the kernel's, such as `0-3,8`.
+pub fn processors(list: &str) -> Option<i64> {
+    list.trim().split(',').try_fold(0i64, |sum, part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (i64, i64) = (first.parse().ok()?, last.parse().ok()?);
+        sum.checked_add(last.checked_sub(first)?.checked_add(1)?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_found_once() {
+        for internal in Internal::ALL {
+            assert_eq!(Internal::named(&internal.info().name), Some(internal));
+            assert_eq!(without_meaning(&internal.info().name), None);
+        }
+        assert!(without_meaning("sampling_rate").is_some());
+    }
+
+    #[test]
+    fn processors_of_a_list() {
+        assert_eq!(processors("0\n"), Some(1));
+        assert_eq!(processors("0-3,8,10-11\n"), Some(7));
+        assert_eq!(processors(""), None);
+    }
+}

@@ -1,0 +1,268 @@
+//! What metrics become: evaluated at a focus, in a process or in a program that stands for all, and woven for nobody.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ingraft_codegen::{Cost, Environment, MiniRequest, generic_site};
+use ingraft_mdl::{FunctionRef, Insertion, Library, ModuleRef, Program, Variable, evaluate};
+use ingraft_model::{
+    Avma, Bias, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scale, Site, Snippet, Stmt,
+    ThreadIdentity,
+};
+use ingraft_process::Target;
+
+use crate::api::{EnableRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, TargetSpec};
+use crate::cost::{Meters, Prices};
+use crate::error::{Error, ErrorKind};
+use crate::images::ImageStore;
+use crate::internal::Internal;
+use crate::modules::Modules;
+use crate::request;
+use crate::sites::{Originals, Spot, sites};
+use crate::weaving::SETTLE;
+
+/// Module and function of the program that stands for all.
+const MODULE: &str = "program";
+const FUNCTION: &str = "function";
+
+/// What the code of a target looks like where the C library is glibc.
+fn environment() -> Environment {
+    let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
+    // as glibc registers its areas
+    let cpu = CpuClock::Rseq { slot: -0x98, signature: 0x5305_3053 };
+    Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: Scale::ONE, cpu }
+}
+
+/// One function of one module, which has every name.
+struct Generic {
+    flavors: Vec<String>,
+}
+
+impl Generic {
+    const ONE: FunctionRef = FunctionRef { module: ModuleRef(0), function: 0 };
+
+    fn new() -> Self {
+        Generic { flavors: ["linux", "unix"].map(str::to_owned).to_vec() }
+    }
+}
+
+impl Program for Generic {
+    fn machine(&self) -> &str {
+        "machine"
+    }
+    fn flavors(&self) -> &[String] {
+        &self.flavors
+    }
+    fn pid(&self) -> Pid {
+        Pid(0)
+    }
+    fn modules(&self) -> Vec<ModuleRef> {
+        vec![Self::ONE.module]
+    }
+    fn modules_named(&self, _: &str) -> Vec<ModuleRef> {
+        self.modules()
+    }
+    fn functions_of(&self, _: ModuleRef) -> Vec<FunctionRef> {
+        vec![Self::ONE]
+    }
+    fn functions_named(&self, _: &str) -> Vec<FunctionRef> {
+        vec![Self::ONE]
+    }
+    fn function(&self, _: &str, _: &str) -> Vec<FunctionRef> {
+        vec![Self::ONE]
+    }
+    fn module_name(&self, _: ModuleRef) -> &str {
+        MODULE
+    }
+    fn function_name(&self, _: FunctionRef) -> &str {
+        FUNCTION
+    }
+}
+
+/// Counters for variables, as an empty shard would have them.
+fn counters(variables: &[Variable]) -> Vec<u32> {
+    let first = |next: &mut u32, v: &Variable| {
+        let first = *next;
+        *next = next.saturating_add(v.shape.slots());
+        Some(first)
+    };
+    variables.iter().scan(0, first).collect()
+}
+
+/// The worst case of a snippet at a point as compilers make many, with all that is needed to get there.
+pub fn worst_case(insertion: &Insertion, variables: &[Variable]) -> Option<Cost> {
+    let site = generic_site(insertion.point, insertion.after);
+    let lowered = woven(&insertion.snippet, &site, Bias(0), variables)?.ok()?;
+    Some(lowered.minis.into_iter().chain([lowered.base]).sum())
+}
+
+fn woven(
+    snippet: &Snippet,
+    site: &Site,
+    bias: Bias,
+    variables: &[Variable],
+) -> Option<Result<ingraft_codegen::Lowered, Refusal>> {
+    let settle = Snippet { stmts: vec![Stmt::Settle] };
+    let counters = counters(variables);
+    let own = MiniRequest { id: SETTLE + 1, snippet, counters: &counters };
+    let first = MiniRequest { id: SETTLE, snippet: &settle, counters: &[] };
+    // as a session weaves it: records that were left are looked for where one is opened
+    let opens = snippet.stmts.iter().any(|s| matches!(s, Stmt::Open(..)));
+    let minis = if opens { vec![first, own] } else { vec![own] };
+    ingraft_codegen::lower(&environment(), site, bias, &minis).ok()
+}
+
+/// Lowers metrics.
+pub fn lower(
+    library: &Library,
+    request: &LowerRequest,
+    target: Option<&Target>,
+    images: &ImageStore,
+) -> Result<Vec<LoweredMetric>, Error> {
+    let names: Vec<String> = if request.metrics.is_empty() {
+        let all = library.metrics();
+        all.iter().filter(|m| !m.developer).map(|m| m.name.clone()).collect()
+    } else {
+        request.metrics.clone()
+    };
+    let mut modules = match target {
+        Some(target) => Some(Modules::of(target)?),
+        None => None,
+    };
+    let mut out = Vec::with_capacity(names.len());
+    for name in names {
+        let Some(info) = library.metric(&name) else {
+            if Internal::named(&name).is_some() {
+                let problem = Some("the engine knows it by itself: there is no code".to_owned());
+                out.push(LoweredMetric { metric: name, focus: Focus::default(), pieces: Vec::new(), problem });
+                continue;
+            }
+            let what = format!("no metric `{name}`");
+            return Err(Error::new(ErrorKind::NotFound, "no_such_metric", what, "`ingraft metrics` lists them"));
+        };
+        let focus = match &request.focus {
+            Some(focus) => focus.clone(),
+            None if target.is_none() => generic_focus(&info.constraints),
+            None => Focus::default(),
+        };
+        if let (Some(modules), Some(target)) = (&mut modules, target) {
+            let wanted = asked(&name, &focus);
+            modules.load(target, images, &request::modules_of(&wanted), &|_| ());
+        }
+        let program: &dyn Program = match &modules {
+            Some(modules) => modules,
+            None => &Generic::new(),
+        };
+        out.push(lower_one(library, name, focus, program, target.zip(modules.as_ref()), request.code));
+    }
+    Ok(out)
+}
+
+fn asked(metric: &str, focus: &Focus) -> EnableRequest {
+    EnableRequest {
+        target: TargetSpec::Pid(Pid(0)),
+        pairs: vec![MetricFocus { metric: metric.to_owned(), focus: focus.clone() }],
+        functions: Vec::new(),
+        function_metric: String::new(),
+        definitions: Vec::new(),
+        keep: false,
+        max_overhead: None,
+    }
+}
+
+/// One function if the metric can be restricted to one.
+fn generic_focus(constraints: &[String]) -> Focus {
+    let path = ResourcePath::new("Code", [MODULE.to_owned(), FUNCTION.to_owned()]);
+    let one = Focus::new([path]).ok().filter(|_| constraints.iter().any(|c| c == "/Code/*"));
+    one.unwrap_or_default()
+}
+
+fn lower_one(
+    library: &Library,
+    metric: String,
+    focus: Focus,
+    program: &dyn Program,
+    place: Option<(&Target, &Modules)>,
+    code: bool,
+) -> LoweredMetric {
+    let mut instrumentation = match evaluate(library, &metric, &focus, program) {
+        Ok(instrumentation) => instrumentation,
+        Err(errors) => {
+            let problem = errors.into_iter().next().map(|d| d.message);
+            return LoweredMetric { metric, focus, pieces: Vec::new(), problem };
+        }
+    };
+    Meters::default().apply(&mut instrumentation);
+    let mut pieces: Vec<LoweredPiece> = Vec::new();
+    let mut known: HashMap<(Arc<Snippet>, PointKind, bool), usize> = HashMap::new();
+    for insertion in &instrumentation.insertions {
+        let key = (Arc::clone(&insertion.snippet), insertion.point, insertion.after);
+        if let Some(piece) = known.get(&key).and_then(|at| pieces.get_mut(*at)) {
+            piece.functions += 1;
+            continue;
+        }
+        known.insert(key, pieces.len());
+        pieces.push(piece(insertion, &instrumentation.variables, program, place, code));
+    }
+    let problem = pieces.is_empty().then(|| "nothing is woven at this focus".to_owned());
+    LoweredMetric { metric, focus, pieces, problem }
+}
+
+fn piece(
+    insertion: &Insertion,
+    variables: &[Variable],
+    program: &dyn Program,
+    place: Option<(&Target, &Modules)>,
+    code: bool,
+) -> LoweredPiece {
+    let mut piece = LoweredPiece {
+        point: insertion.point,
+        after: insertion.after,
+        functions: 1,
+        function: program.function_name(insertion.function).to_owned(),
+        snippet: insertion.snippet.to_string(),
+        cycles: None,
+        ns: None,
+        code: Vec::new(),
+        refused: None,
+    };
+    let site = match place {
+        None => Ok((generic_site(insertion.point, insertion.after), Bias(0))),
+        Some((target, modules)) => {
+            let bias = modules.module(insertion.function.module).map_or(Bias(0), |(_, module)| module.bias);
+            let spot = Spot { kind: insertion.point, after: insertion.after };
+            let originals = Originals::default();
+            let first = sites(target, modules, insertion.function, spot, &originals).and_then(|sites| {
+                sites.into_iter().next().ok_or(Refusal::NotAFunction { what: "it has no such point" })?.site
+            });
+            first.map(|site| (site, bias))
+        }
+    };
+    // an exit in the bytes that its entry displaces is woven into the entry's code: another one is shown
+    let site = site.map(|(site, bias)| match site.within {
+        true => {
+            FUNCTION.clone_into(&mut piece.function);
+            (generic_site(insertion.point, insertion.after), Bias(0))
+        }
+        false => (site, bias),
+    });
+    match site.map(|(site, bias)| woven(&insertion.snippet, &site, bias, variables)) {
+        Ok(Some(Ok(lowered))) => {
+            let total: Cost = lowered.minis.iter().copied().chain([lowered.base]).sum();
+            let prices = Prices::here();
+            (piece.cycles, piece.ns) = (Some(prices.cycles(total)), Some(prices.ns(total)));
+            if code {
+                let line = |l: ingraft_codegen::Line| LoweredLine {
+                    label: l.label.unwrap_or_default(),
+                    at: l.at.0,
+                    bytes: l.bytes,
+                    text: l.text,
+                };
+                piece.code = lowered.code.into_iter().map(line).collect();
+            }
+        }
+        Ok(Some(Err(refusal))) | Err(refusal) => piece.refused = Some(refusal),
+        Ok(None) => piece.refused = Some(Refusal::NotYet { kind: "such" }),
+    }
+    piece
+}

@@ -1,0 +1,394 @@
+//! What the measurements of a target cost, and what is taken out because it costs more than it may.
+//!
+//! A pair costs what its snippets cost at worst, as often as they run, which counters in the shards tell. Nobody has to read values for that:
+//! the watch looks at these counters, and takes out of a measurement what costs most until the rest costs what it may. Pairs that only count are
+//! reported and stay.
+
+use super::*;
+use crate::cost::Prices;
+use crate::internal::{Internal, processors};
+use ingraft_codegen::Cost;
+
+/// Over its limit in so many windows in a row: a burst that is over when it is noticed takes nothing out.
+const WINDOWS: u32 = 2;
+/// Nanoseconds of processor time in a second that are one percent of a processor.
+const PERCENT: f64 = 1e7;
+
+/// What a pair costs.
+#[derive(Clone, Debug)]
+pub(super) struct Account {
+    /// The first counter of the pair's value.
+    first: u32,
+    /// Counters of hits, with the worst cases of all points that each stands at, and their number.
+    meters: Vec<(u32, Cost, u32)>,
+}
+
+impl Account {
+    /// What a hit that a counter counts takes at worst, on average over its points.
+    fn each(&self) -> impl Iterator<Item = (u32, f64)> {
+        let prices = Prices::here();
+        self.meters
+            .iter()
+            .map(move |(counter, cost, points)| (*counter, prices.ns(*cost) / f64::from((*points).max(1))))
+    }
+
+    /// How often its code has run since a time so many seconds ago, at least.
+    fn mean(&self, columns: &Columns<'_>, seconds: f64) -> PairRate {
+        let most = self.meters.iter().map(|m| columns.sum(m.0).max(0) as f64 / seconds);
+        PairRate { hits_per_s: most.fold(0.0, f64::max), ns_per_s: self.spent_ns(columns) / seconds }
+    }
+
+    /// What all hits so far have taken at worst.
+    fn spent_ns(&self, columns: &Columns<'_>) -> f64 {
+        self.each().map(|(counter, ns)| columns.sum(counter).max(0) as f64 * ns).sum()
+    }
+}
+
+/// How often code runs, by the latest two looks at the counters.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    at: Option<Instant>,
+    hits: HashMap<u32, i64>,
+    per_s: HashMap<u32, f64>,
+    /// How many looks in a row a measurement was over its limit.
+    over: HashMap<MeasurementId, u32>,
+}
+
+impl Rates {
+    fn of(&self, account: &Account) -> Option<PairRate> {
+        let mut rate = PairRate::default();
+        for (counter, ns) in account.each() {
+            let per_s = *self.per_s.get(&counter)?;
+            rate.hits_per_s = rate.hits_per_s.max(per_s);
+            rate.ns_per_s += per_s * ns;
+        }
+        Some(rate)
+    }
+}
+
+/// What a pair takes now.
+#[derive(Clone, Copy, Debug, Default)]
+struct PairRate {
+    /// Of the snippet that runs most often.
+    hits_per_s: f64,
+    /// Processor time.
+    ns_per_s: f64,
+}
+
+/// The values of a pair that was taken out.
+#[derive(Debug)]
+pub(super) struct Frozen {
+    /// By thread, ended ones too.
+    pub rows: Vec<(Option<Tid>, Raw)>,
+    /// When and why.
+    pub why: TakenOut,
+}
+
+impl Pair {
+    /// Whether it costs more by nature than a count.
+    fn is_dear(&self) -> bool {
+        self.variables.iter().any(|v| v.shape != Shape::Counter)
+    }
+
+    /// Whether a view reads this pair, and not one of the same name that came later.
+    pub(super) fn is_seen_by(&self, view: &View) -> bool {
+        self.counters.first() == Some(&view.value.first)
+    }
+}
+
+impl Session {
+    /// Reckons anew what each pair costs, after a change of what is woven.
+    pub(super) fn settle_accounts(&self, control: &Control) {
+        let costs = control.attached.as_ref().map(|a| a.woven.costs()).unwrap_or_default();
+        let account = |pair: &Pair| {
+            let of = |counter: &u32| costs.get(counter).map(|(cost, points)| (*counter, *cost, *points));
+            Some(Account { first: *pair.counters.first()?, meters: pair.counters.iter().filter_map(of).collect() })
+        };
+        let accounts: HashMap<u32, Account> =
+            control.pairs.values().filter_map(account).map(|account| (account.first, account)).collect();
+        let count = |timer| control.pairs.values().filter(|p| is_timer(p) == timer).count() as i64;
+        let mut shared = self.shared_mut();
+        shared.timers = count(true);
+        shared.plain = count(false);
+        shared.accounts = accounts;
+    }
+
+    /// A pair goes: what it has cost stays in the sum.
+    pub(super) fn close_account(&self, first: u32) {
+        let mut shared = self.shared_mut();
+        let Some(account) = shared.accounts.remove(&first) else { return };
+        let spent = shared.columns().map_or(0.0, |columns| account.spent_ns(&columns));
+        shared.spent_ns += spent;
+    }
+
+    /// Looks at how often code runs, and takes out what costs more than it may.
+    pub fn hold_limits(&self) {
+        let hits: HashMap<u32, i64> = {
+            let shared = self.shared();
+            let Some(columns) = shared.columns() else { return };
+            let counters = shared.accounts.values().flat_map(|a| a.meters.iter().map(|m| m.0));
+            counters.map(|counter| (counter, columns.sum(counter))).collect()
+        };
+        let now = Instant::now();
+        {
+            let mut rates = self.rates();
+            if let Some(before) = rates.at.replace(now) {
+                let seconds = now.saturating_duration_since(before).as_secs_f64().max(1e-6);
+                let rate = |(counter, hits): (&u32, &i64)| {
+                    let before = rates.hits.get(counter)?;
+                    Some((*counter, hits.wrapping_sub(*before).max(0) as f64 / seconds))
+                };
+                rates.per_s = hits.iter().filter_map(rate).collect();
+            }
+            rates.hits = hits;
+        }
+        let mut control = self.control();
+        if self.ended.get().is_some() || !control.pairs.values().any(Pair::is_dear) {
+            return;
+        }
+        for id in control.measurements.keys().copied().collect::<Vec<_>>() {
+            let dearest = self.excess(&control, id);
+            let over = {
+                let mut rates = self.rates();
+                let over = rates.over.entry(id).or_default();
+                *over = if dearest.is_empty() { 0 } else { *over + 1 };
+                *over
+            };
+            if over < WINDOWS {
+                continue;
+            }
+            if let Err(error) = self.take_out(&mut control, &dearest) {
+                tracing::warn!(%error, "a measurement that costs too much stays in; it is tried again");
+                continue;
+            }
+            self.settle_accounts(&control);
+            self.rates().over.remove(&id);
+        }
+    }
+
+    /// The pairs of a measurement that have to go for the rest to cost what it may, with what they cost.
+    fn excess(&self, control: &Control, id: MeasurementId) -> Vec<(PairKey, TakenOut)> {
+        let Some(measurement) = control.measurements.get(&id) else { return Vec::new() };
+        let limit = measurement.limit * PERCENT;
+        let mut costs: Vec<(PairRate, &PairKey)> = Vec::new();
+        let shared = self.shared();
+        let rates = self.rates();
+        for view in measurement.views.iter().filter(|v| v.internal.is_none()) {
+            let Some(pair) = control.pairs.get(&view.key).filter(|p| p.is_dear() && p.is_seen_by(view)) else {
+                continue;
+            };
+            // what several measure stays as long as one of them may pay for it
+            if control.patron(&view.key) != Some(id) || costs.iter().any(|(_, key)| **key == view.key) {
+                continue;
+            }
+            let account = pair.counters.first().and_then(|first| shared.accounts.get(first));
+            if let Some(rate) = account.and_then(|account| rates.of(account)) {
+                costs.push((rate, &view.key));
+            }
+        }
+        let mut sum: f64 = costs.iter().map(|(rate, _)| rate.ns_per_s).sum();
+        costs.sort_by(|a, b| b.0.ns_per_s.total_cmp(&a.0.ns_per_s));
+        let mut out = Vec::new();
+        for (rate, key) in costs {
+            if sum <= limit {
+                break;
+            }
+            sum -= rate.ns_per_s;
+            let why = TakenOut {
+                time_ns: now_ns(),
+                hits_per_s: rate.hits_per_s as u64,
+                cost_ns_per_s: rate.ns_per_s as u64,
+                limit_ns_per_s: limit as u64,
+            };
+            out.push((key.clone(), why));
+        }
+        out
+    }
+
+    /// Takes the code of pairs out and keeps their values as they are.
+    fn take_out(&self, control: &mut Control, pairs: &[(PairKey, TakenOut)]) -> Result<(), Error> {
+        let minis: Vec<_> = pairs
+            .iter()
+            .filter_map(|(key, _)| control.pairs.get(key))
+            .flat_map(|p| p.minis.iter().chain(&p.landings).copied())
+            .collect();
+        self.withdraw(control, &minis)?;
+        for (key, why) in pairs {
+            let Some(mut pair) = control.pairs.remove(key) else { continue };
+            pair.minis.clear();
+            pair.landings.clear();
+            let Some((value, activations, unit)) = pair.value() else { continue };
+            self.close_account(value.first);
+            let cpu = |tid| self.cpu_ticks(tid);
+            let ruler = self.ruler(unit, &cpu);
+            let mut shared = self.shared_mut();
+            let rows = shared.columns().map(|columns| columns.threads(value, &activations, ruler)).unwrap_or_default();
+            shared.frozen.insert(value.first, Frozen { rows, why: *why });
+            if let Some(area) = &shared.area {
+                area.forget(&pair.records());
+            }
+            drop(shared);
+            tracing::info!(metric = key.metric, focus = %key.focus, cost_ns_per_s = why.cost_ns_per_s, "taken out");
+            control.retired.push(pair);
+        }
+        Ok(())
+    }
+
+    /// Refuses a request of which it is known that it will cost more than it may: calls of its functions are counted already.
+    pub(super) fn refuse_dear(&self, control: &Control, wanted: &[Wanted], limit: f64) -> Result<(), Error> {
+        let mut known: HashMap<MdlFunction, f64> = HashMap::new();
+        let shared = self.shared();
+        if let (Some(columns), Some(attached)) = (shared.columns(), &control.attached) {
+            let rates = self.rates();
+            for pair in control.pairs.values() {
+                let mut functions = pair.minis.iter().map(|(f, _)| *f);
+                let Some(function) = functions.next().filter(|first| functions.all(|f| f == *first)) else { continue };
+                let account = pair.counters.first().and_then(|first| shared.accounts.get(first));
+                let Some(account) = account else { continue };
+                let rate = rates.of(account).unwrap_or_else(|| account.mean(&columns, attached.seconds()));
+                let most = known.entry(function).or_default();
+                *most = most.max(rate.hits_per_s);
+            }
+        }
+        drop(shared);
+        if known.is_empty() {
+            return Ok(());
+        }
+        let mut each: HashMap<(*const Snippet, PointKind, bool), f64> = HashMap::new();
+        let mut total = 0.0;
+        let mut worst: Option<(f64, f64, &Wanted)> = None;
+        for w in wanted {
+            let shapes = w.instrumentation.variables.iter().map(|v| v.shape);
+            if control.pairs.contains_key(&PairKey::of(w)) || shapes.clone().all(|shape| shape == Shape::Counter) {
+                continue;
+            }
+            let (mut own, mut often) = (0.0, 0.0f64);
+            for insertion in &w.instrumentation.insertions {
+                let Some(rate) = known.get(&insertion.function) else { continue };
+                let ns = each
+                    .entry((Arc::as_ptr(&insertion.snippet), insertion.point, insertion.after))
+                    .or_insert_with(|| {
+                        crate::lower::worst_case(insertion, &w.instrumentation.variables)
+                            .map_or(0.0, |cost| Prices::here().ns(cost))
+                    });
+                own += rate * *ns;
+                often = often.max(*rate);
+            }
+            total += own;
+            if worst.is_none_or(|(most, ..)| own > most) {
+                worst = Some((own, often, w));
+            }
+        }
+        let (true, Some((own, often, w))) = (total > limit * PERCENT, worst) else { return Ok(()) };
+        let what = format!(
+            "`{}` at {} would cost {:.0} % of one processor ({often:.0} calls a second, {:.1} ns each), more than the limit of {limit} %",
+            w.pair.metric,
+            w.pair.focus,
+            own / PERCENT,
+            own / often.max(1.0),
+        );
+        let hint = format!(
+            "measure what is called less often, or allow it with --max-overhead {:.0}",
+            (total / PERCENT * 1.5).ceil()
+        );
+        Err(Error::new(ErrorKind::NotFound, "too_dear", what, hint).about(self.pid()))
+    }
+
+    pub(super) fn rates(&self) -> MutexGuard<'_, Rates> {
+        self.rates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes how long threads were held.
+    pub(super) fn note_hold(&self, held: Duration) {
+        let ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
+        self.paused_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// The value of a metric of the engine's own.
+    pub(super) fn internal(&self, metric: Internal, shared: &Shared) -> i64 {
+        let whole = |ns: f64| ns.round() as i64;
+        let threads = || self.target.threads().map_or(0, |t| t.len() as i64);
+        let running = self.ended.get().is_none() && self.target.is_alive();
+        match metric {
+            Internal::PauseTime => self.paused_ns.load(Ordering::Relaxed).cast_signed(),
+            Internal::ObservedCost => whole(self.spent(shared)),
+            Internal::PredictedCost => {
+                let rates = self.rates();
+                let now = shared.accounts.values().filter_map(|a| rates.of(a)).map(|rate| rate.ns_per_s);
+                if running { whole(now.sum()) } else { 0 }
+            }
+            Internal::NumberOfCpus => {
+                let list = std::fs::read_to_string("/sys/devices/system/cpu/online").ok();
+                let known = list.and_then(|list| processors(&list));
+                known.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get() as i64))
+            }
+            Internal::ActiveThreads | Internal::CurrentThreads if !running => 0,
+            Internal::ActiveThreads | Internal::CurrentThreads => threads(),
+            Internal::ActCounters => shared.plain,
+            Internal::ActWallTimers => shared.timers,
+            Internal::ActiveProcesses => i64::from(running),
+        }
+    }
+
+    /// Processor time that everything so far has cost.
+    fn spent(&self, shared: &Shared) -> f64 {
+        let open: f64 =
+            shared.columns().map_or(0.0, |columns| shared.accounts.values().map(|a| a.spent_ns(&columns)).sum());
+        shared.spent_ns + open
+    }
+
+    /// What is inserted here costs.
+    pub(super) fn costs(&self, control: &Control, attached: &Attached) -> Costs {
+        let shared = self.shared();
+        let rates = self.rates();
+        let seconds = attached.seconds();
+        let Some(columns) = shared.columns() else { return Costs::default() };
+        let mut pairs = Vec::with_capacity(control.pairs.len());
+        for (key, pair) in &control.pairs {
+            let Some(account) = pair.counters.first().and_then(|first| shared.accounts.get(first)) else { continue };
+            let spent = account.spent_ns(&columns);
+            let rate = rates.of(account).unwrap_or_else(|| account.mean(&columns, seconds));
+            pairs.push(PairCost {
+                pair: MetricFocus { metric: key.metric.clone(), focus: key.focus.clone() },
+                hit_ns: account.each().map(|(_, ns)| ns).sum(),
+                hits_per_s: rate.hits_per_s,
+                cost_ns_per_s: rate.ns_per_s,
+                observed_ns: spent,
+            });
+        }
+        pairs.sort_by(|a, b| {
+            b.cost_ns_per_s.total_cmp(&a.cost_ns_per_s).then_with(|| a.pair.metric.cmp(&b.pair.metric))
+        });
+        let observed_ns = shared.spent_ns + pairs.iter().map(|p| p.observed_ns).sum::<f64>();
+        let cpu = self.target.cpu_time().ok().map(|now| now.saturating_sub(attached.cpu_before).as_secs_f64() * 1e9);
+        Costs {
+            cost_ns_per_s: pairs.iter().map(|p| p.cost_ns_per_s).sum(),
+            observed_ns_per_s: observed_ns / seconds,
+            of_target: cpu.filter(|cpu| *cpu > 0.0).map(|cpu| observed_ns / cpu),
+            pair_count: pairs.len() as u32,
+            pairs: {
+                pairs.truncate(PAIRS_TOLD);
+                pairs
+            },
+        }
+    }
+}
+
+fn is_timer(pair: &Pair) -> bool {
+    pair.variables.first().is_some_and(|v| matches!(v.shape, Shape::Timer(_)))
+}
+
+impl Attached {
+    /// Seconds since the first insertion; less than a tenth tells nothing about rates.
+    fn seconds(&self) -> f64 {
+        (now_ns().saturating_sub(self.since_ns) as f64 / 1e9).max(0.1)
+    }
+}
+
+impl Control {
+    /// The measurement that answers for what a pair costs: the one that may cost most.
+    fn patron(&self, key: &PairKey) -> Option<MeasurementId> {
+        let users = self.measurements.iter().filter(|(_, m)| m.views.iter().any(|v| v.key == *key));
+        users.max_by(|a, b| a.1.limit.total_cmp(&b.1.limit)).map(|(id, _)| *id)
+    }
+}

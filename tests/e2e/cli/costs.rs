@@ -1,0 +1,151 @@
+//! What measurements cost: limits that hold, metrics of the engine's own, what metrics become.
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome};
+use serde_json::Value;
+
+use crate::tool;
+
+/// The samples of a metric.
+fn samples<'a>(outcome: &'a Outcome, metric: &str) -> Vec<&'a Value> {
+    outcome.all("sample").into_iter().filter(|sample| sample["metric"] == metric).collect()
+}
+
+/// Panics unless `bench` is as before: it has one mapping of code by itself, its patches by hand.
+#[track_caller]
+fn assert_restored(pid: i32, before: &Text) {
+    before.assert_in(pid);
+    assert_eq!((target::arenas(pid), target::tracer(pid)), (1, 0));
+}
+
+#[test]
+fn a_timer_that_costs_too_much_is_taken_out_within_two_seconds() {
+    let mut target = Mutatee::start("bench", &[]);
+    let before = Text::of(target.pid());
+    // 25 million calls a second, for longer than it takes
+    target.tell("measure 2000000 120 1");
+    let pid = target.pid_text();
+    let pairs = ["wall_time@/Code/bench/woven", "calls@/Code/bench/woven"];
+    let mut session = tool().start(["watch", "-p", &pid, pairs[0], pairs[1], "--interval", "50ms"]);
+    session.wait_for("attached");
+    let attached = session.wait_for("sample")["time_ns"].as_u64().expect("a time");
+    let out = session.wait_for("taken_out");
+    assert_eq!((out["metric"].as_str(), out["focus"].as_str()), (Some("wall_time"), Some("/Code/bench/woven")));
+    let after = out["time_ns"].as_u64().expect("a time") - attached;
+    assert!(after < 2_000_000_000, "{after} ns");
+    assert!(out["percent"].as_f64() > Some(5.0) && out["max_overhead"] == 5.0, "{out}");
+    assert!(out["hits_per_s"].as_u64() > Some(1_000_000), "{out}");
+    // the count stays and is exact to the end, the time stays as it was
+    let truth = target.reply();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let times = samples(&outcome, "wall_time");
+    let frozen: Vec<_> = times.iter().filter(|s| s["taken_out_ns"].is_u64()).map(|s| s["value"].as_u64()).collect();
+    assert!(frozen.len() > 1 && frozen.iter().all(|value| *value == frozen[0] && *value > Some(0)), "{frozen:?}");
+    let count = samples(&outcome, "calls").last().and_then(|s| s["value"].as_u64()).expect("a value");
+    assert!(count > 0 && count <= truth.tally("woven"), "{count}");
+    assert!(outcome.all("warning").is_empty() || outcome.stderr.contains("was taken out"), "{outcome:#?}");
+    assert_restored(target.pid(), &before);
+}
+
+#[test]
+fn a_command_whose_only_timer_is_taken_out_ends_and_says_why() {
+    let mut target = Mutatee::start("bench", &[]);
+    let before = Text::of(target.pid());
+    target.tell("measure 2000000 60 1");
+    let outcome = tool().run(["latency", "-p", &target.pid_text(), "woven"]).assert_code(1).assert_removed();
+    let latency = outcome.all("latency");
+    assert_eq!(latency.len(), 1, "{outcome:#?}");
+    assert!(latency[0]["taken_out_ns"].is_u64() && latency[0]["calls"].as_u64() > Some(0), "{outcome:#?}");
+    assert!(outcome.stderr.contains("--max-overhead"), "{outcome:#?}");
+    target.reply();
+    assert_restored(target.pid(), &before);
+}
+
+#[test]
+fn a_timer_of_a_slow_function_stays() {
+    let mut target = Mutatee::start("times", &[]);
+    let before = Text::of(target.pid());
+    let mut session = tool().start(["latency", "-p", &target.pid_text(), "spin", "--interval", "50ms"]);
+    session.wait_for("attached");
+    let truth = target.ask("spin 2000 1000");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(outcome.all("taken_out").is_empty(), "{outcome:#?}");
+    assert_eq!(outcome.latency("spin").calls, truth.tally("spin"));
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn metrics_of_the_engines_own() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let own = ["pause_time", "observed_cost", "predicted_cost", "active_threads", "active_processes", "number_of_cpus"];
+    let fixed = ["watch", "-p", &pid, "--interval", "50ms", "calls@/Code/threads/work_0"];
+    let mut session = tool().start(fixed.into_iter().chain(own));
+    let attached = session.wait_for("attached");
+    session.wait_for("sample");
+    let truth = target.ask("go 3000");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let last = |metric: &str| samples(&outcome, metric).last().and_then(|s| s["value"].as_i64()).expect("a value");
+    let ms = |object: &Value, key: &str| object[key].as_f64().expect("a time");
+    let (held, whole) = (ms(&attached, "stopped_ms"), ms(&attached, "attach_ms"));
+    let paused = last("pause_time") as f64 / 1e6;
+    let removed = ms(outcome.all("removed")[0], "stopped_ms");
+    // every hold for the insertion and for the removal, where `stopped_ms` is the longest one
+    assert!(
+        paused >= held.max(removed) && paused <= whole + 20.0 * removed.max(1.0),
+        "{paused} {held} {removed} {whole}"
+    );
+    let calls = truth.tally("work_0") as f64;
+    let each = last("observed_cost") as f64 / calls;
+    assert!((0.2..20.0).contains(&each), "{each} ns a call");
+    assert!(last("active_threads") >= 4 && last("number_of_cpus") >= 1);
+    assert_eq!(samples(&outcome, "active_processes")[0]["value"], 1);
+    target::assert_clean(target.pid(), &before);
+    // without any code
+    let outcome = tool().run(["watch", "-p", &pid, "active_threads", "--for", "200ms"]).assert_code(0);
+    assert!(samples(&outcome, "active_threads")[0]["value"].as_i64() >= Some(4));
+    target::assert_clean(target.pid(), &before);
+    let refused = tool().run(["watch", "-p", &pid, "sampling_rate"]).assert_code(3);
+    assert!(refused.stderr.contains("--interval"), "{refused:#?}");
+    let _ = tool().run(["watch", "-p", &pid, "pause_time@/Code/threads/work_0"]).assert_code(2);
+    let listed = tool().run(["metrics"]).assert_code(0);
+    assert!(listed.all("metric").iter().any(|m| m["name"] == "pause_time" && m["unit"] == "CPUs"));
+}
+
+#[test]
+fn status_tells_what_each_pair_costs() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let tool = tool();
+    let session = tool.count(target.pid(), &["work_0", "work_1"]);
+    target.ask("go 3000");
+    let inserted = tool.inserted(target.pid());
+    // of another engine: what it costs is that engine's to know
+    assert!(inserted[0]["observed_ns_per_s"].is_null());
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(outcome.all("cost")[0]["ns_per_s"].as_f64() > Some(0.0), "{outcome:#?}");
+}
+
+#[test]
+fn what_metrics_become_and_cost() {
+    let outcome = tool().run(["metrics", "--cost"]).assert_code(0);
+    let lowered = outcome.all("lowered");
+    let cost = |metric: &str, point: &str| {
+        let metric = lowered.iter().find(|m| m["metric"] == metric).expect("the metric");
+        let piece = metric["pieces"].as_array().and_then(|all| all.iter().find(|p| p["point"] == point));
+        piece.and_then(|p| p["cycles"].as_f64()).expect("a cost")
+    };
+    let (count, start, stop) = (cost("calls", "entry"), cost("wall_time", "entry"), cost("wall_time", "exit"));
+    assert!(count > 1.0 && count < start && count < stop, "{count} {start} {stop}");
+    let file = ingraft_testing::source_directory().join("mdl/core.mdl");
+    let file = file.to_str().expect("a path");
+    let target = Mutatee::start("times", &[]);
+    let focus = "/Code/times/spin";
+    let outcome = tool().run(["check", file, "--lower", "-p", &target.pid_text(), "--focus", focus]).assert_code(0);
+    let calls = outcome.all("lowered").into_iter().find(|m| m["metric"] == "calls").cloned().expect("the metric");
+    assert_eq!(calls["focus"], focus);
+    assert_eq!(calls["pieces"][0]["snippet"], "v0++;");
+    assert_eq!(calls["pieces"][0]["function"], "spin");
+    let code = calls["pieces"][0]["code"].as_array().expect("code");
+    assert!(code.iter().any(|i| i["label"] == "snippet 0" && i["text"].as_str().is_some_and(|t| t.starts_with("inc"))));
+}
