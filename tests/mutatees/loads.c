@@ -1,7 +1,8 @@
 /* Loads and unloads a library.
  *
- * loads PATH        PATH is the library
- * open, close
+ * loads PATH [OTHER]  PATH is the library, OTHER one that calculates with 17 instead of 13
+ * open, other, close  each answers where `plugin_work` is
+ * cycle N M         N times: opens the library, calls `plugin_work` M times, closes it
  * call N            calls `plugin_work` N times and `local_work` N times
  * shared            maps the library's file MAP_SHARED read-execute and calls `plugin_work` there by `sharedcall N`
  */
@@ -17,15 +18,27 @@ COUNTED long local_work(long x) { return x * 3 + 1; }
 int main(int argc, char **argv) {
     void *library = NULL;
     long (*work)(long) = NULL, (*shared)(long) = NULL;
-    long local = 0, remote = 0, wrong = 0;
+    long local = 0, remote = 0, others = 0, born = 0, wrong = 0, factor = 13;
     if (argc < 2) return 2;
     say_ready();
     for (char *line; (line = next_command());) {
-        long n;
-        if (!strcmp(line, "open")) {
-            library = dlopen(argv[1], RTLD_NOW);
+        long n, m;
+        if (!strcmp(line, "open") || (!strcmp(line, "other") && argc > 2)) {
+            factor = line[1] == 'p' ? 13 : 17;
+            library = dlopen(argv[factor == 13 ? 1 : 2], RTLD_NOW);
             if (!library) say("error %s", dlerror());
             work = (long (*)(long))(uintptr_t)dlsym(library, "plugin_work");
+            born += factor == 13;
+            say("at %lx", (unsigned long)(uintptr_t)work);
+        } else if (sscanf(line, "cycle %ld %ld", &n, &m) == 2) {
+            for (long i = 0; i < n; i++) {
+                void *once = dlopen(argv[1], RTLD_NOW);
+                if (!once) abort();
+                long (*now)(long) = (long (*)(long))(uintptr_t)dlsym(once, "plugin_work");
+                for (long j = 0; j < m; j++) wrong += now(j) != j * 13 + 7, remote++;
+                wrong += dlclose(once) != 0;
+                born++;
+            }
         } else if (!strcmp(line, "close")) {
             if (dlclose(library)) wrong++;
             work = NULL;
@@ -46,7 +59,7 @@ int main(int argc, char **argv) {
             for (long i = 0; i < n; i++) {
                 wrong += local_work(i) != i * 3 + 1;
                 local++;
-                if (work) wrong += work(i) != i * 13 + 7, remote++;
+                if (work) wrong += work(i) != i * factor + 7, *(factor == 13 ? &remote : &others) += 1;
             }
         } else if (sscanf(line, "sharedcall %ld", &n) == 1) {
             for (long i = 0; i < n; i++) wrong += shared(i) != i * 13 + 7;
@@ -55,6 +68,8 @@ int main(int argc, char **argv) {
         }
         say("tally local_work %ld", local);
         say("tally plugin_work %ld", remote);
+        say("tally plugin_born %ld", born);
+        say("tally other %ld", others);
         say("wrong %ld", wrong);
         say("done");
     }

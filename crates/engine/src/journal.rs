@@ -14,7 +14,7 @@ use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PcMove, Pid, Shape, TextWr
 
 use crate::values::Slots;
 
-const MAGIC: [u8; 8] = *b"INGJRNL\x02";
+const MAGIC: [u8; 8] = *b"INGJRNL\x03";
 
 /// Whose journal it is, and where the data area lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,14 +65,32 @@ pub struct Kept {
     pub pairs: Vec<KeptPair>,
 }
 
+/// A file, wherever it is mapped: device (major, minor) and inode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FileId {
+    /// Device, (major, minor).
+    pub device: (u32, u32),
+    /// Inode.
+    pub inode: u64,
+}
+
+/// A point that is, or was about to be, woven.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PointRecord {
+    /// The file whose text it changes: mapped elsewhere or not at all, that text is gone, and its addresses may be others'.
+    pub file: FileId,
+    /// What takes it out again.
+    pub removal: RemovalRecord,
+}
+
 /// One step in the life of a target's instrumentation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
     /// An arena was mapped.
     Arena(AvmaRange),
     /// A point is about to be woven; this takes it out again.
-    Point(RemovalRecord),
-    /// The point whose code begins at this address is gone, or, in journals of earlier versions, whose springboard is there.
+    Point(PointRecord),
+    /// The point whose code begins at this address is gone.
     PointGone(Avma),
     /// A measurement that is to stay without a client.
     Kept(Kept),
@@ -90,7 +108,7 @@ pub struct Contents {
     /// Arenas that are mapped.
     pub arenas: Vec<AvmaRange>,
     /// Points that are, or were about to be, woven.
-    pub points: Vec<RemovalRecord>,
+    pub points: Vec<PointRecord>,
     /// Measurements that are to stay.
     pub kept: Vec<Kept>,
     /// Counters below this index may have been counted into.
@@ -163,9 +181,7 @@ pub fn decode(bytes: &[u8]) -> Option<Contents> {
         match record {
             Record::Arena(range) => contents.arenas.push(range),
             Record::Point(point) => contents.points.push(point),
-            Record::PointGone(at) => {
-                contents.points.retain(|p| p.key() != at && p.text.first().map(|w| w.at) != Some(at));
-            }
+            Record::PointGone(at) => contents.points.retain(|p| p.removal.key() != at),
             Record::Kept(kept) => contents.kept.push(kept),
             Record::KeptGone(id) => contents.kept.retain(|k| k.id != id),
             Record::Counters(used) => contents.counters = contents.counters.max(used),
@@ -238,7 +254,9 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
             put_range(&mut p, range);
             1
         }
-        Record::Point(point) => {
+        Record::Point(PointRecord { file, removal: point }) => {
+            put(&mut p, u64::from(file.device.0) << 32 | u64::from(file.device.1));
+            put(&mut p, file.inode);
             put(&mut p, point.text.len() as u64);
             for w in &point.text {
                 put(&mut p, w.at.0);
@@ -319,6 +337,8 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
     match kind {
         1 => Some(Record::Arena(p.range()?)),
         2 => {
+            let device = p.u64()?;
+            let file = FileId { device: ((device >> 32) as u32, device as u32), inode: p.u64()? };
             let text = p.list(|p| {
                 let at = Avma(p.u64()?);
                 let len = p.take(1)?[0];
@@ -329,7 +349,8 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
             })?;
             let moves = p.list(|p| Some(PcMove { from: Avma(p.u64()?), to: Avma(p.u64()?) }))?;
             let step_out = p.list(Reader::range)?;
-            Some(Record::Point(RemovalRecord { text, moves, step_out, code: p.range()? }))
+            let removal = RemovalRecord { text, moves, step_out, code: p.range()? };
+            Some(Record::Point(PointRecord { file, removal }))
         }
         3 => Some(Record::PointGone(Avma(p.u64()?))),
         4 => {
@@ -439,8 +460,8 @@ mod tests {
         }
     }
 
-    fn point(at: u64) -> RemovalRecord {
-        RemovalRecord {
+    fn point(at: u64) -> PointRecord {
+        let removal = RemovalRecord {
             text: vec![TextWrite {
                 at: Avma(at),
                 len: 5,
@@ -450,7 +471,8 @@ mod tests {
             moves: vec![PcMove { from: Avma(at + 0x1000), to: Avma(at) }],
             step_out: vec![Avma(1)..Avma(2)],
             code: Avma(at + 0x1000)..Avma(at + 0x1040),
-        }
+        };
+        PointRecord { file: FileId { device: (254, 1), inode: at }, removal }
     }
 
     #[test]

@@ -4,13 +4,12 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_codegen::RemovalRecord;
 use ingraft_model::{AvmaRange, DataArea, Pid};
 use ingraft_process::{Mapping, SharedArea, Target};
 
 use crate::api::{Inserted, Removed};
 use crate::error::{Error, ErrorKind};
-use crate::journal::{self, Contents};
+use crate::journal::{self, Contents, PointRecord};
 use crate::restore::{Restored, restore};
 use crate::session::describe;
 use crate::state_dir::StateDir;
@@ -102,7 +101,7 @@ pub fn area_file(target: &Target, area: DataArea) -> Option<u64> {
 /// same data area (`file`). Returns those that could not be restored.
 pub fn restore_children(
     parent: &Target,
-    records: &[RemovalRecord],
+    records: &[PointRecord],
     arenas: &[AvmaRange],
     area: DataArea,
     file: Option<u64>,
@@ -129,6 +128,11 @@ pub fn restore_children(
             }
         }
     }
+}
+
+/// Whether anybody else has inherited a target's code.
+pub fn has_heirs(target: &Target, area: DataArea) -> bool {
+    area_file(target, area).is_none_or(|file| heirs(area, file).into_iter().any(|pid| pid != target.pid()))
 }
 
 /// Processes that map this data area at its place. (The engine maps it too, elsewhere.)
@@ -178,7 +182,7 @@ pub fn inserted_by_others(state: &StateDir, pid: Pid) -> Result<Option<Inserted>
         " (dead)"
     };
     let (points, code_bytes, since_ns, kept) = found.journal.as_ref().map_or((0, 0, 0, 0), |j| {
-        let code = j.points.iter().map(|p| p.code.end.0.saturating_sub(p.code.start.0)).sum();
+        let code = j.points.iter().map(|p| p.removal.code.end.0.saturating_sub(p.removal.code.start.0)).sum();
         (j.points.len() as u32, code, j.head.since_ns, j.kept.len() as u32)
     });
     Ok(Some(Inserted {

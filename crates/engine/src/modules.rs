@@ -8,11 +8,12 @@ use std::sync::{Arc, OnceLock};
 use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
 use ingraft_mdl::{FunctionRef, ModuleRef, Program};
 use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma};
-use ingraft_process::{AT_ENTRY, MappedFile, Target};
+use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
 use crate::images::{ImageStore, bytes_of};
+use crate::journal::FileId;
 use crate::pattern::{Pattern, glob_match};
 
 const PAGE: u64 = 4096;
@@ -30,8 +31,21 @@ pub struct ModuleFile {
     pub file: MappedFile,
     /// Whether it is the program itself.
     pub is_program: bool,
+    /// Whether it is mapped now.
+    pub is_mapped: bool,
     loaded: OnceLock<Option<Module>>,
+    /// The image of its last time, so that it is not analysed anew when it comes back.
+    last_image: Option<Arc<Image>>,
     frames: OnceLock<Option<(Bias, Arc<FrameTable>)>>,
+}
+
+/// What has changed since the last look.
+#[derive(Debug, Default)]
+pub struct News {
+    /// There are modules, or parts of them, that were not mapped before.
+    pub more: bool,
+    /// Modules that are not mapped any more.
+    pub gone: Vec<ModuleRef>,
 }
 
 /// A module that was analysed.
@@ -55,9 +69,19 @@ pub struct Modules {
     files: Vec<ModuleFile>,
     /// Something was looked for in modules that are not analysed yet.
     wanting: AtomicBool,
+    /// Those that are not mapped and whose image is kept, the longest gone first.
+    waiting: Vec<ModuleRef>,
 }
 
+/// How many images of unloaded modules are kept: programs that reload do so with few.
+const WAITING_MAX: usize = 16;
+
 impl ModuleFile {
+    /// The file itself.
+    pub fn id(&self) -> FileId {
+        FileId { device: self.file.device, inode: self.file.inode }
+    }
+
     /// The hull of its executable mappings.
     pub fn text(&self) -> AvmaRange {
         let code = self.file.mappings.iter().filter(|m| m.exec);
@@ -118,19 +142,49 @@ impl Modules {
             flavors: vec!["linux".to_owned(), "unix".to_owned()],
             files: Vec::new(),
             wanting: AtomicBool::new(false),
+            waiting: Vec::new(),
         };
         modules.refresh(target)?;
         Ok(modules)
     }
 
-    /// Adds the files that were mapped since. Those that are gone keep their numbers. Returns whether there are new ones.
-    pub fn refresh(&mut self, target: &Target) -> Result<bool, Error> {
+    /// Compares with what is mapped now. A module that was unloaded keeps its number, and has it again when its file is mapped
+    /// again, wherever.
+    pub fn refresh(&mut self, target: &Target) -> Result<News, Error> {
         let entry = target.aux(AT_ENTRY).map(Avma);
-        let before = self.files.len();
-        for file in target.files().map_err(|e| Error::process(target.pid(), e))? {
-            let known =
-                |k: &ModuleFile| (k.file.base, k.file.inode, k.file.device) == (file.base, file.inode, file.device);
-            if self.files.iter().any(known) {
+        let files = target.files().map_err(|e| Error::process(target.pid(), e))?;
+        let same = |k: &ModuleFile, file: &MappedFile| {
+            (k.file.base, k.file.inode, k.file.device) == (file.base, file.inode, file.device)
+        };
+        let mut news = News::default();
+        for number in 0..self.files.len() {
+            let known = &self.files[number];
+            if known.is_mapped && !files.iter().any(|file| same(known, file)) {
+                news.gone.push(ModuleRef(number as u32));
+                self.files[number].is_mapped = false;
+                self.renew(ModuleRef(number as u32));
+                if self.files[number].last_image.is_some() {
+                    self.waiting.push(ModuleRef(number as u32));
+                }
+            }
+        }
+        for file in files {
+            if let Some(known) = self.files.iter_mut().find(|k| k.is_mapped && same(k, &file)) {
+                // a look in the middle of a loader's work saw only a part of it
+                if matches!(known.loaded.get(), Some(None)) && known.file.mappings != file.mappings {
+                    known.loaded = OnceLock::new();
+                    known.file = file;
+                    news.more = true;
+                }
+                continue;
+            }
+            news.more = true;
+            let back = |k: &ModuleFile| !k.is_mapped && (k.file.inode, k.file.device) == (file.inode, file.device);
+            if let Some(number) = self.files.iter().position(back) {
+                self.waiting.retain(|m| m.0 as usize != number);
+                let known = &mut self.files[number];
+                known.is_mapped = true;
+                known.file = file;
                 continue;
             }
             let is_program = entry.is_some_and(|e| file.mappings.iter().any(|m| m.range.contains(&e)));
@@ -140,11 +194,25 @@ impl Modules {
                 names,
                 file,
                 is_program,
+                is_mapped: true,
                 loaded: OnceLock::new(),
+                last_image: None,
                 frames: OnceLock::new(),
             });
         }
-        Ok(self.files.len() > before)
+        while self.waiting.len() > WAITING_MAX {
+            let longest = self.waiting.remove(0);
+            self.files[longest.0 as usize].last_image = None;
+        }
+        Ok(news)
+    }
+
+    /// Forgets what was found in a module: its file may have other bytes when it is mapped the next time.
+    pub fn renew(&mut self, module: ModuleRef) {
+        if let Some(known) = self.files.get_mut(module.0 as usize) {
+            known.last_image = known.loaded.take().flatten().map(|m| m.image).or(known.last_image.take());
+            known.frames = OnceLock::new();
+        }
     }
 
     /// Device and inode of the program's file.
@@ -156,7 +224,7 @@ impl Modules {
     /// Whether any module sets the gs base by itself: then it is not ours to use. Modules that were not analysed are searched for the
     /// instruction only.
     pub fn uses_gs(&self, target: &Target) -> bool {
-        self.files.iter().any(|file| match file.loaded.get() {
+        self.mapped().any(|file| match file.loaded.get() {
             Some(Some(module)) => module.image.uses_gs(),
             _ => file.file.mappings.iter().filter(|m| m.exec).any(|m| {
                 let mut bytes = vec![0; usize::try_from(m.len()).unwrap_or(0)];
@@ -183,9 +251,14 @@ impl Modules {
         })
     }
 
-    /// The files, by the number of their [`ModuleRef`].
-    pub fn files(&self) -> &[ModuleFile] {
-        &self.files
+    /// The files that are mapped.
+    pub fn mapped(&self) -> impl DoubleEndedIterator<Item = &ModuleFile> {
+        self.files.iter().filter(|f| f.is_mapped)
+    }
+
+    /// A file, mapped or not.
+    pub fn file(&self, module: ModuleRef) -> Option<&ModuleFile> {
+        self.files.get(module.0 as usize)
     }
 
     /// Analyses every module that one of the patterns may match (all without any). A bare name means the program's own function
@@ -236,6 +309,16 @@ impl Modules {
     pub fn load_files(&self, target: &Target, store: &ImageStore, wanted: &dyn Fn(&ModuleFile) -> bool) -> Vec<Error> {
         let files = self.files.iter().filter(|file| wanted(file));
         files.filter_map(|file| file.load(target, store, &|_| ()).err()).collect()
+    }
+
+    /// A function of the loader, if the target has one that can be analysed.
+    pub fn loader_function(&self, target: &Target, store: &ImageStore, name: &str) -> Option<FunctionRef> {
+        let base = Avma(target.aux(AT_BASE).filter(|&base| base != 0)?);
+        let number = self.files.iter().position(|f| f.is_mapped && f.file.base == base)?;
+        self.files[number].load(target, store, &|_| ()).ok()?;
+        let module = ModuleRef(number as u32);
+        let functions = self.module(module)?.1.named(name);
+        functions.first().map(|&function| FunctionRef { module, function })
     }
 
     /// A module that was analysed.
@@ -325,7 +408,7 @@ impl Modules {
 
 impl ModuleFile {
     fn load(&self, target: &Target, store: &ImageStore, progress: &dyn Fn(&str)) -> Result<(), Error> {
-        if self.loaded.get().is_some() {
+        if self.loaded.get().is_some() || !self.is_mapped {
             return Ok(());
         }
         progress(&format!("analysing {}", self.name));

@@ -82,9 +82,9 @@ fn prefer_program(modules: &Modules, text: &str, found: Vec<FunctionRef>) -> Res
 }
 
 fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
-    let module_known = modules.files().iter().any(|f| pattern.may_match_module(f.names.iter().map(String::as_str)));
+    let module_known = modules.mapped().any(|f| pattern.may_match_module(f.names.iter().map(String::as_str)));
     if !module_known {
-        let known: Vec<&str> = modules.files().iter().map(|f| f.name.as_str()).collect();
+        let known: Vec<&str> = modules.mapped().map(|f| f.name.as_str()).collect();
         return Error::new(
             ErrorKind::NotFound,
             "no_such_module",
@@ -150,6 +150,9 @@ fn evaluate_request(
     for (pair, function) in pairs {
         match ingraft_mdl::evaluate(library, &pair.metric, &pair.focus, modules) {
             Ok(instrumentation) => wanted.push(Wanted { pair, function, instrumentation }),
+            // a library that is not loaded (any more) may come
+            Err(errors)
+                if missing == Missing::MayCome && errors.iter().all(|d| d.code == ingraft_mdl::codes::NOT_FOUND) => {}
             Err(errors) => {
                 diagnostics.extend(errors.into_iter().filter(|d| !diagnostics.contains(d)).collect::<Vec<_>>())
             }

@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{AvmaRange, DataArea, PatchPlan, TextWrite};
-use ingraft_process::{Options as ApplyOptions, Target, ThreadBase};
+use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite};
+use ingraft_process::{ApplyError, Options as ApplyOptions, Target, ThreadBase};
 
 use crate::error::Error;
+use crate::journal::PointRecord;
 
 /// What a removal found and did.
 #[derive(Debug)]
@@ -36,25 +37,32 @@ const TRIES: u32 = 50;
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// How often the restoration is tried anew when modules are unloaded between the look and the stop.
+const LOOKS: u32 = 20;
+
 /// Restores the text of a target, moves its threads out of the arenas, and unmaps everything that is ours. What a kill left half done
-/// is restored as well: places that are original already are left alone.
+/// is restored as well: places that are original already are left alone, and so are those whose text was unloaded.
 pub fn restore(
     target: &Target,
-    records: &[RemovalRecord],
+    points: &[PointRecord],
     arenas: &[AvmaRange],
     area: Option<DataArea>,
 ) -> Result<Restored, Error> {
     let failed = |e| Error::process(target.pid(), e);
-    let whole = RemovalRecord::combine(records);
-    let (plan, foreign) = restorable(target, &whole);
-    let mut options =
-        ApplyOptions { reset_gs: area, clear_slots: area, check_quiet: sorted(arenas), ..ApplyOptions::default() };
-    let applied = target.apply(&plan, &options).map_err(|e| Error::apply(target.pid(), e))?;
+    let mut options = ApplyOptions { reset_gs: area, check_quiet: sorted(arenas), ..ApplyOptions::default() };
+    let mut look = 0;
+    let (plan, applied) = loop {
+        look += 1;
+        let (plan, _) = restorable(target, &there(target, points)?);
+        match target.apply(&plan, &options) {
+            Ok(applied) => break (plan, applied),
+            Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}
+            Err(e) => return Err(Error::apply(target.pid(), e)),
+        }
+    };
     let mut stopped = applied.held;
-    let (_, still_foreign) = restorable(target, &whole);
-    let text_restored = !foreign
-        && !still_foreign
-        && plan.text.iter().all(|w| matches!(look(target, w), Place::Original | Place::Unmapped));
+    let (left, foreign) = restorable(target, &there(target, points)?);
+    let text_restored = !foreign && left.text.is_empty();
     let mut unmapped = false;
     if text_restored {
         // Nothing leads into the arenas any more; a thread whose saved context does (in a handler, say) leaves when it returns.
@@ -84,6 +92,29 @@ fn sorted(ranges: &[AvmaRange]) -> Vec<AvmaRange> {
     let mut ranges = ranges.to_vec();
     ranges.sort_unstable_by_key(|r| r.start);
     ranges
+}
+
+/// The removal of all points whose text is mapped still: their file is there, as code.
+fn there(target: &Target, points: &[PointRecord]) -> Result<PatchPlan, Error> {
+    let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
+    let is_there = |point: &&PointRecord| {
+        point.removal.text.iter().all(|w| {
+            let at = maps.partition_point(|m| m.range.end <= w.at);
+            maps.get(at).is_some_and(|m| {
+                m.range.contains(&w.at) && m.exec && (m.device, m.inode) == (point.file.device, point.file.inode)
+            })
+        })
+    };
+    let mut whole = RemovalRecord::combine(points.iter().filter(is_there).map(|p| &p.removal));
+    // Code that served one text and then another: where a thread in it belongs is not known, so it leaves by itself.
+    let doubtful: Vec<Avma> = whole.moves.windows(2).filter(|m| m[0].from == m[1].from).map(|m| m[0].from).collect();
+    whole.moves.retain(|m| doubtful.binary_search(&m.from).is_err());
+    Ok(whole)
+}
+
+/// Whether text is as nobody ever changed it: all of it, so that it is fresh, not patched by others.
+pub fn is_fresh<'a>(target: &Target, mut text: impl Iterator<Item = &'a TextWrite>) -> bool {
+    text.all(|write| matches!(look(target, write), Place::Original | Place::Unmapped))
 }
 
 /// The part of a removal that is still to be done, and whether somebody else stands in its way.

@@ -10,7 +10,8 @@ use ingraft_codegen::{
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, AvmaRange, CpuClock, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Svma, ThreadIdentity, VariableId,
+    Avma, AvmaRange, CpuClock, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Svma, TextWrite, ThreadIdentity,
+    VariableId,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -19,7 +20,8 @@ use rustc_hash::FxHashMap;
 use crate::background::in_background;
 use crate::cost;
 use crate::error::{Error, ErrorKind};
-use crate::modules::Modules;
+use crate::journal::PointRecord;
+use crate::modules::{ModuleFile, Modules};
 use crate::sites::{Found, Originals, Spot, entry_site, sites};
 
 /// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
@@ -29,6 +31,15 @@ const REACH: u64 = (1 << 31) - (1 << 20);
 pub const SIGNATURE: &[u8; 16] = b"ingraft's arena\0";
 /// Bytes at the start of an arena that hold no code.
 const SIGNATURE_ROOM: u64 = SIGNATURE.len() as u64;
+
+fn holds(arena: &Arena, code: &AvmaRange) -> bool {
+    let all = arena.range();
+    all.start <= code.start && code.end <= all.end
+}
+
+fn first_of(module: ModuleRef) -> Place {
+    Place { function: FunctionRef { module, function: 0 }, spot: Spot::ENTRY, at: Svma(0) }
+}
 
 fn whole_arena(arena: &Arena) -> AvmaRange {
     let range = arena.range();
@@ -83,8 +94,12 @@ pub struct Woven {
     texts: FxHashMap<u32, TextSpace>,
     /// What is woven, in order, so that the points of a function are neighbours.
     points: BTreeMap<Place, Point>,
+    /// Code that nothing leads to any more, until it is known that no thread is in it.
+    idle: Vec<AvmaRange>,
+    /// Points of unloaded text that fork children may have.
+    inherited: Vec<PointRecord>,
     /// What a dead engine wove; it can only go as a whole.
-    adopted: Vec<RemovalRecord>,
+    adopted: Vec<PointRecord>,
     /// Its arenas: what in them is free is not known.
     adopted_arenas: Vec<AvmaRange>,
 }
@@ -105,7 +120,7 @@ pub struct Change {
     /// To apply.
     pub plan: PatchPlan,
     /// What undoes the points that are new.
-    pub new_points: Vec<RemovalRecord>,
+    pub new_points: Vec<PointRecord>,
     /// Functions that cannot be woven for a pair of the request.
     pub refused: HashMap<(FunctionRef, usize), Refusal>,
 }
@@ -160,7 +175,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
 
 impl Woven {
     /// Takes over what a dead engine wove.
-    pub fn adopt(adopted: Vec<RemovalRecord>, adopted_arenas: Vec<AvmaRange>) -> Self {
+    pub fn adopt(adopted: Vec<PointRecord>, adopted_arenas: Vec<AvmaRange>) -> Self {
         Woven { adopted, adopted_arenas, ..Woven::default() }
     }
 
@@ -171,7 +186,7 @@ impl Woven {
 
     /// Bytes of code in use.
     pub fn code_bytes(&self) -> u64 {
-        let adopted = self.adopted.iter().map(|r| r.code.end.0.saturating_sub(r.code.start.0));
+        let adopted = self.adopted.iter().map(|r| r.removal.code.end.0.saturating_sub(r.removal.code.start.0));
         self.arenas.iter().map(Arena::used).chain(adopted).sum()
     }
 
@@ -214,7 +229,7 @@ impl Woven {
 
     /// What removes the points of a dead engine.
     pub fn adopted(&self) -> impl Iterator<Item = &RemovalRecord> {
-        self.adopted.iter()
+        self.adopted.iter().map(|point| &point.removal)
     }
 
     /// How many snippets there are at a point.
@@ -233,10 +248,50 @@ impl Woven {
         self.points.len() + self.adopted.len()
     }
 
-    /// Everything that takes all points out, with the module of each if it is known.
-    pub fn records(&self) -> impl Iterator<Item = (Option<ModuleRef>, &RemovalRecord)> {
-        let own = self.points.iter().flat_map(|(at, p)| p.woven.records().map(|r| (Some(at.function.module), r)));
-        own.chain(self.adopted.iter().map(|r| (None, r)))
+    /// Everything that takes all points out, here and in fork children.
+    pub fn records(&self, modules: &Modules) -> Vec<PointRecord> {
+        let own = self.points.iter().map(|(place, p)| point_record(modules, place.function.module, p));
+        own.chain(self.adopted.iter().cloned()).chain(self.inherited.iter().cloned()).collect()
+    }
+
+    /// The modules that have points.
+    pub fn modules(&self) -> Vec<ModuleRef> {
+        let mut found = Vec::new();
+        let mut next = ModuleRef(0);
+        while let Some((place, _)) = self.points.range(first_of(next)..).next() {
+            found.push(place.function.module);
+            next = ModuleRef(place.function.module.0 + 1);
+        }
+        found
+    }
+
+    /// What was written into the text of a module.
+    pub fn text_of(&self, module: ModuleRef) -> impl Iterator<Item = &TextWrite> {
+        let points = self.points.range(first_of(module)..first_of(ModuleRef(module.0 + 1)));
+        points.flat_map(|(_, p)| &p.woven.removal.text)
+    }
+
+    /// Forgets the points of a module whose text is gone: nothing of it is ours to write any more. Returns what was forgotten.
+    pub fn retire(&mut self, modules: &Modules, module: ModuleRef) -> Vec<PointRecord> {
+        let places = self.points.range(first_of(module)..first_of(ModuleRef(module.0 + 1)));
+        let places: Vec<Place> = places.map(|(place, _)| *place).collect();
+        self.texts.remove(&module.0);
+        let mut gone = Vec::with_capacity(places.len());
+        for place in places {
+            let Some(point) = self.points.remove(&place) else { continue };
+            gone.push(point_record(modules, module, &point));
+            self.leave_idle(&RemovalRecord::combine(point.woven.records()).retired);
+        }
+        gone
+    }
+
+    /// Keeps records of text that is gone for the fork children that have it still.
+    pub fn keep_inherited(&mut self, records: Vec<PointRecord>) {
+        for record in records {
+            if !self.inherited.contains(&record) {
+                self.inherited.push(record);
+            }
+        }
     }
 
     /// The pages of text that hold a springboard: module and address of one byte of each.
@@ -407,10 +462,11 @@ impl Woven {
         for ((p, minis), woven) in points.iter().zip(&ordered).zip(weave.woven) {
             match woven {
                 Ok(woven) => {
-                    change.new_points.push(whole_record(&woven));
                     let roles = minis.iter().map(|m| m.role).collect();
                     let meters = minis.iter().filter_map(|m| m.meter()).collect();
-                    self.points.insert(p.place, Point { woven, arena: arena_index, roles, meters });
+                    let point = Point { woven, arena: arena_index, roles, meters };
+                    change.new_points.push(point_record(modules, number, &point));
+                    self.points.insert(p.place, point);
                 }
                 Err(refusal) => {
                     change.refused.extend(minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
@@ -503,14 +559,45 @@ impl Woven {
         Ok((plan, gone))
     }
 
-    /// Code that a removal left behind may be used again: no thread is in it.
-    pub fn release(&mut self, retired: &[AvmaRange]) {
-        for range in retired {
-            for arena in &mut self.arenas {
-                let all = arena.range();
-                if all.start <= range.start && range.end <= all.end {
-                    arena.release(range);
-                }
+    /// Notes code that a removal left behind.
+    pub fn leave_idle(&mut self, code: &[AvmaRange]) {
+        self.idle.extend_from_slice(code);
+    }
+
+    /// Where nobody may be for idle code to be used again, sorted: that code, and the routines to which it leads and that come back to it.
+    pub fn idle(&self) -> Vec<AvmaRange> {
+        let holds = |arena: &&Arena| self.idle.iter().any(|code| holds(arena, code));
+        let routines = self.arenas.iter().filter(holds).flat_map(Arena::shared);
+        let mut ranges: Vec<AvmaRange> = self.idle.iter().cloned().chain(routines).collect();
+        ranges.sort_unstable_by_key(|r| r.start);
+        // a point without room of its own lies within another one's code
+        ranges.dedup_by(|later, first| {
+            let overlap = later.start < first.end;
+            if overlap {
+                first.end = first.end.max(later.end);
+            }
+            overlap
+        });
+        ranges
+    }
+
+    /// Idle code, as it was told by [`Woven::idle`], may be used again: no thread is in it. An arena without any points is as good as new.
+    pub fn release(&mut self, quiet: &[AvmaRange]) {
+        let is_quiet = |code: &AvmaRange| {
+            let next = quiet.partition_point(|r| r.start <= code.start);
+            next.checked_sub(1).and_then(|i| quiet.get(i)).is_some_and(|r| code.end <= r.end)
+        };
+        let (released, idle): (Vec<_>, Vec<_>) = std::mem::take(&mut self.idle).into_iter().partition(is_quiet);
+        self.idle = idle;
+        for (number, arena) in self.arenas.iter_mut().enumerate() {
+            let mut its = released.iter().filter(|code| holds(arena, code)).peekable();
+            if its.peek().is_none() {
+                continue;
+            }
+            let its: Vec<&AvmaRange> = its.collect();
+            its.into_iter().for_each(|code| arena.release(code));
+            if self.points.values().all(|p| p.arena != number) && !self.idle.iter().any(|code| holds(arena, code)) {
+                *arena = Arena::new(arena.range());
             }
         }
     }
@@ -635,13 +722,13 @@ impl Point {
 }
 
 /// All records of a point as one, for the journal.
-fn whole_record(point: &WovenPoint) -> RemovalRecord {
-    let mut whole = point.removal.clone();
-    for mini in &point.minis {
-        whole.moves.extend_from_slice(&mini.removal.moves);
-        whole.step_out.extend_from_slice(&mini.removal.step_out);
+fn point_record(modules: &Modules, module: ModuleRef, point: &Point) -> PointRecord {
+    let mut removal = point.woven.removal.clone();
+    for mini in &point.woven.minis {
+        removal.moves.extend_from_slice(&mini.removal.moves);
+        removal.step_out.extend_from_slice(&mini.removal.step_out);
     }
-    whole
+    PointRecord { file: modules.file(module).map(ModuleFile::id).unwrap_or_default(), removal }
 }
 
 fn append(plan: &mut PatchPlan, mut more: PatchPlan) {

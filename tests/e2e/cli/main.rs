@@ -14,6 +14,7 @@ mod cpu_times;
 mod crashes;
 mod families;
 mod launches;
+mod libraries;
 mod library;
 mod metrics;
 mod output;

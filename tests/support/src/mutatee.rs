@@ -53,6 +53,7 @@ fn recipe(name: &str) -> Recipe {
         "signals" => ("gcc", C, &["signals.c"], false),
         "loads" => ("gcc", C, &["loads.c"], false),
         "libplugin.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC"] as &[_], &["plugin.c"], false),
+        "libother.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC", "-DFACTOR=17"] as &[_], &["plugin.c"], false),
         "corner" => ("gcc", C, &["corner.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),

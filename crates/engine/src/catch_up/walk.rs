@@ -101,7 +101,7 @@ impl Walker {
         let Ok(maps) = target.maps() else { return Walker::default() };
         let code = maps.iter().filter(|m| m.exec);
         let file_of = |m: &ingraft_process::Mapping| {
-            let files = modules.files().iter().rev();
+            let files = modules.mapped().rev();
             let same = |k: &ingraft_process::Mapping| {
                 k.exec && (k.range.start, k.inode, k.device) == (m.range.start, m.inode, m.device)
             };

@@ -64,13 +64,12 @@ impl Session {
         }
         drop(shared);
         for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
-            let (refused, unwoven) = refused_of(control, &instrumentation, &refused, number);
+            let unwoven = refused_of(control, &instrumentation, &refused, number);
             let (metric, thread) = (instrumentation.metric, instrumentation.thread);
             let variables = instrumentation.variables.into();
             let Minis { points: minis, landings } = minis;
             let meters = Meters::default();
-            let pair =
-                Pair { metric, variables, counters, minis, landings, refused, unwoven, thread, meters, users: 0 };
+            let pair = Pair { metric, variables, counters, minis, landings, unwoven, thread, meters, users: 0 };
             control.pairs.insert(key, pair);
         }
         Ok(stopped)
@@ -87,11 +86,10 @@ impl Session {
         }
         let (refused, minis, stopped) = self.weave_and_apply(control, &more)?;
         for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
-            let (mut refused, mut unwoven) = refused_of(control, &instrumentation, &refused, number);
+            let mut unwoven = refused_of(control, &instrumentation, &refused, number);
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
             pair.minis.extend(minis.points);
             pair.landings.extend(minis.landings);
-            pair.refused.append(&mut refused);
             pair.unwoven.append(&mut unwoven);
         }
         Ok(stopped)
@@ -163,6 +161,9 @@ impl Session {
                 return Err(e);
             }
         };
+        if first {
+            self.hook_loader(control);
+        }
         refused.extend(woven_refused);
         for (pair, own) in minis.iter_mut().enumerate() {
             own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
@@ -349,19 +350,25 @@ impl Session {
         let (target, modules) = (&self.target, &control.modules);
         let mut catch_up = CatchUp::prepare(target, modules, versions, wanted, &change.refused, variables, counters);
         let applied = self.write_journal(&mut attached.journal, &attached.area, &records).and_then(|()| {
+            let options = ApplyOptions { check_quiet: attached.woven.idle(), ..ApplyOptions::default() };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
-            let applied = self.target.apply_and_visit(&change.plan, &ApplyOptions::default(), visitor);
-            applied.map_err(|e| Error::apply(self.pid(), e))
+            let applied = self.target.apply_and_visit(&change.plan, &options, visitor);
+            let applied = applied.map_err(|e| Error::apply(self.pid(), e))?;
+            Ok((applied, options.check_quiet))
         });
         match applied {
-            Ok(applied) => {
+            Ok((applied, idle)) => {
+                if applied.quiet {
+                    attached.woven.release(&idle);
+                }
                 self.shared_mut().remember(&applied.bases, attached.env.identity);
                 self.note_hold(applied.held);
                 let caught_up = catch_up.map(CatchUp::done).unwrap_or_default();
                 Ok((change.refused, Stop { held: applied.held, caught_up }))
             }
             Err(e) => {
-                let gone: Vec<_> = change.new_points.iter().map(|record| Record::PointGone(record.key())).collect();
+                let gone = change.new_points.iter().map(|record| Record::PointGone(record.removal.key()));
+                let gone: Vec<_> = gone.collect();
                 attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
                 let _ = self.write_journal(&mut attached.journal, &attached.area, &gone);
@@ -459,15 +466,13 @@ fn refused_of(
     instrumentation: &Instrumentation,
     refused: &Refused,
     pair: usize,
-) -> (Vec<RefusedFunction>, Vec<MdlFunction>) {
+) -> Vec<(MdlFunction, RefusedFunction)> {
     let functions: HashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
     let mut unwoven: Vec<MdlFunction> = functions.into_iter().filter(|f| refused.contains_key(&(*f, pair))).collect();
     unwoven.sort_unstable();
-    let told = unwoven.iter().filter_map(|f| {
-        Some(RefusedFunction {
-            function: function_ref(&control.modules, *f)?,
-            reason: refused.get(&(*f, pair))?.clone(),
-        })
-    });
-    (told.collect(), unwoven)
+    let told = |f: MdlFunction| {
+        let (function, reason) = (function_ref(&control.modules, f)?, refused.get(&(f, pair))?.clone());
+        Some((f, RefusedFunction { function, reason }))
+    };
+    unwoven.into_iter().filter_map(told).collect()
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ingraft_codegen::{Environment, RemovalRecord};
+use ingraft_codegen::Environment;
 use ingraft_mdl::{
     FunctionRef as MdlFunction, Instrumentation, Library, ModuleRef, Order, ValueUnit, Variable, VariableKind,
 };
@@ -49,9 +49,11 @@ use self::insert::Stop;
 
 mod adopt;
 mod cost;
+mod follow;
 mod insert;
 mod internals;
 mod landing;
+mod loader;
 mod read;
 mod remove;
 
@@ -88,9 +90,8 @@ struct Pair {
     minis: Vec<(MdlFunction, u64)>,
     /// The same where exceptions land.
     landings: Vec<(MdlFunction, u64)>,
-    refused: Vec<RefusedFunction>,
-    /// The functions of `refused`.
-    unwoven: Vec<MdlFunction>,
+    /// Functions that could not be woven, and why.
+    unwoven: Vec<(MdlFunction, RefusedFunction)>,
     /// The only thread that counts.
     thread: Option<Tid>,
     /// How often its snippets run.
@@ -146,6 +147,8 @@ struct Control {
     measurements: BTreeMap<MeasurementId, Measurement>,
     next_mini: u64,
     lock: Option<File>,
+    /// Something that was loaded could not be measured yet: it is tried again.
+    behind: bool,
     /// The engine ends: nothing new begins.
     closed: bool,
     /// The longest hold by anything else than a change.
@@ -158,6 +161,8 @@ struct Shared {
     area: Option<Arc<SharedArea>>,
     identity: Option<ThreadIdentity>,
     ended: EndedThreads,
+    /// What tells that the loader has worked.
+    hook: Option<loader::Hook>,
     /// Counters from 0 up to here may have been counted into.
     used_counters: u32,
     /// What the counters belong to that are not variables of their own.
@@ -227,6 +232,7 @@ impl Session {
             measurements: BTreeMap::new(),
             next_mini: 1,
             lock: Some(lock),
+            behind: false,
             closed: false,
             held: Duration::ZERO,
         };
@@ -244,9 +250,9 @@ impl Session {
         })
     }
 
-    /// Looks for modules that were mapped since.
+    /// Looks for modules that were mapped or unmapped since.
     pub fn refresh(&self) -> Result<(), Error> {
-        self.control().modules.refresh(&self.target).map(drop)
+        self.look_at_modules(&mut self.control()).map(drop)
     }
 
     /// Asks something about the modules.
@@ -298,6 +304,7 @@ impl Session {
             return Err(ending(self.pid()));
         }
         let attached_before = control.attached.is_some();
+        self.look_at_modules(control)?;
         let own = internals::of_request(library, request)?;
         let before = self.internal_views(&own);
         let (errors, wanted) = self.evaluate_rest(control, library, request, &own, missing, progress);
@@ -356,7 +363,7 @@ impl Session {
             pid: self.pid(),
             attached,
             threads: self.target.threads().map_or(0, |t| t.len() as u32),
-            modules: control.modules.files().len() as u32,
+            modules: control.modules.mapped().count() as u32,
             functions: control.modules.loaded().map(|(_, _, m)| m.image.functions().len() as u32).sum(),
             points: pairs.iter().map(|p| p.points).sum(),
             attach_time: begin.elapsed(),
@@ -395,7 +402,7 @@ impl Session {
             };
             // A pair that is there grows by the functions of modules that were loaded since.
             let known: HashSet<MdlFunction> =
-                pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().copied()).collect();
+                pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
             instrumentation.insertions.retain(|i| !known.contains(&i.function));
             if !instrumentation.insertions.is_empty() {
                 pair.meters.apply(&mut instrumentation);
@@ -411,29 +418,6 @@ impl Session {
             }
         }
         Ok((keys, stopped.and(self.extend(control, more)?)))
-    }
-
-    /// Looks for modules that were loaded since, and measures in them what was asked for. `exact` says that none of their code
-    /// has run yet. Returns the answer as it would be now.
-    pub fn grow(&self, id: MeasurementId, exact: bool, begin: Instant) -> Result<Option<Enabled>, Error> {
-        let mut control = self.control();
-        if !control.modules.refresh(&self.target)? {
-            return Ok(None);
-        }
-        self.grow_locked(&mut control, id, exact, begin)
-    }
-
-    /// Looks for libraries that were loaded while nobody held the target.
-    pub fn notice_modules(&self) {
-        let mut control = self.control();
-        if control.attached.is_none() || !control.modules.refresh(&self.target).unwrap_or(false) {
-            return;
-        }
-        for id in control.measurements.keys().copied().collect::<Vec<_>>() {
-            if let Err(error) = self.grow_locked(&mut control, id, false, Instant::now()) {
-                tracing::warn!(%error, "a library that was loaded is not measured");
-            }
-        }
     }
 
     /// Evaluates what of a request the engine does not know by itself. The errors are of modules that cannot be looked into.
@@ -452,57 +436,6 @@ impl Session {
         }
         let places = (&*self.target, &*self.context.images, &control.modules);
         request::evaluate(places, library, &rest, missing, progress)
-    }
-
-    fn grow_locked(
-        &self,
-        control: &mut Control,
-        id: MeasurementId,
-        exact: bool,
-        begin: Instant,
-    ) -> Result<Option<Enabled>, Error> {
-        let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
-        let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
-        let before = Arc::clone(&measurement.pairs);
-        let own = internals::of_request(&library, &request)?;
-        let (_, wanted) = self.evaluate_rest(control, &library, &request, &own, Missing::MayCome, &|_| ());
-        let mut wanted = wanted?;
-        let stay = self.taken_out(control, id);
-        wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
-        let (keys, stopped) = self.insert_wanted(control, wanted)?;
-        let mut pairs = pair_infos(control, &keys);
-        if !exact {
-            let now = now_ns();
-            for pair in &mut pairs {
-                let known = before.iter().find(|b| b.pair == pair.pair);
-                pair.exact_since_ns = match known {
-                    Some(known) if known.points == pair.points => known.exact_since_ns,
-                    _ => Some(now),
-                };
-            }
-        }
-        let old: HashSet<PairKey> = match control.measurements.get(&id) {
-            Some(m) => m.views.iter().map(|v| v.key.clone()).collect(),
-            None => return Ok(None),
-        };
-        let new: Vec<_> = keys.iter().filter(|(key, _)| !old.contains(key)).cloned().collect();
-        let views = self.views(control, &keys);
-        control.add_users(&new);
-        self.settle_accounts(control);
-        let Some(measurement) = control.measurements.get_mut(&id) else { return Ok(None) };
-        // Views that were there keep what they began with.
-        let mut kept: HashMap<PairKey, View> = measurement.views.iter().map(|v| (v.key.clone(), v.clone())).collect();
-        let mut views: Vec<View> = views.into_iter().map(|v| kept.remove(&v.key).unwrap_or(v)).collect();
-        for (view, info) in stay.into_values() {
-            views.push(view);
-            pairs.push(info);
-        }
-        let internal = own.iter().filter_map(|(_, key, _)| kept.remove(key)).collect();
-        internals::merge(&own, internal, &mut views, &mut pairs);
-        measurement.views = Arc::new(views);
-        measurement.pairs = Arc::new(pairs);
-        let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
-        Ok(Some(self.enabled(control, id, measurement, true, begin, stopped, Vec::new())))
     }
 
     /// What a measurement measures.
@@ -548,7 +481,7 @@ impl Session {
             pid: self.pid(),
             holder: format!("{} {}", self.context.program, std::process::id()),
             ours: true,
-            points: attached.woven.len() as u32,
+            points: (attached.woven.len() - usize::from(self.shared().hook.is_some())) as u32,
             code_bytes: attached.woven.code_bytes(),
             since_ns: attached.since_ns,
             identity: describe(attached.env.identity),
@@ -571,6 +504,19 @@ impl Control {
                 pair.users += 1;
             }
         }
+    }
+}
+
+impl Pair {
+    /// The functions in which it is woven.
+    fn points(&self) -> u32 {
+        let functions: HashSet<_> = self.minis.iter().map(|(f, _)| *f).collect();
+        functions.len() as u32
+    }
+
+    /// The functions in which it could not be woven.
+    fn refused(&self) -> Vec<RefusedFunction> {
+        self.unwoven.iter().map(|(_, refused)| refused.clone()).collect()
     }
 }
 
@@ -597,8 +543,8 @@ fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec
                 pair: MetricFocus { metric: key.metric.clone(), focus: key.focus.clone() },
                 metric: Arc::clone(&pair.metric),
                 function: function.and_then(|f| function_ref(&control.modules, f)),
-                points: functions.len() as u32,
-                refused: pair.refused.clone(),
+                points: pair.points(),
+                refused: pair.refused(),
                 exact_since_ns: None,
             })
         })

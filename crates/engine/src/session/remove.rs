@@ -13,6 +13,7 @@ impl Session {
         let removed = if last || self.ended.get().is_some() {
             if last { self.take_down(control)? } else { leftover::untouched(self.pid()) }
         } else {
+            self.look_at_modules(control)?;
             self.unweave(control, &views)?
         };
         // threads that ended with calls open have left them
@@ -48,19 +49,23 @@ impl Session {
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<Duration, Error> {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(Duration::ZERO) };
         let before = attached.woven.clone();
-        let (plan, gone) = attached.woven.unweave(minis)?;
-        let options = ApplyOptions { check_quiet: plan.retired.clone(), ..ApplyOptions::default() };
-        let applied = match self.target.apply(&plan, &options) {
-            Ok(applied) => applied,
+        let taken = attached.woven.unweave(minis).and_then(|(plan, gone)| {
+            attached.woven.leave_idle(&plan.retired);
+            let options = ApplyOptions { check_quiet: attached.woven.idle(), ..ApplyOptions::default() };
+            let applied = self.target.apply(&plan, &options).map_err(|e| Error::apply(self.pid(), e))?;
+            Ok((applied, options.check_quiet, gone))
+        });
+        let (applied, idle, gone) = match taken {
+            Ok(taken) => taken,
             Err(e) => {
                 // what is in the target is what it was
                 attached.woven.go_back_to(before);
-                return Err(Error::apply(self.pid(), e));
+                return Err(e);
             }
         };
         self.note_hold(applied.held);
         if applied.quiet {
-            attached.woven.release(&plan.retired);
+            attached.woven.release(&idle);
         }
         let records: Vec<_> = gone.into_iter().map(Record::PointGone).collect();
         self.write_journal(&mut attached.journal, &attached.area, &records)?;
@@ -98,7 +103,7 @@ impl Session {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
         }
-        let records = still_mapped(&self.target, &control.modules, &attached.woven)?;
+        let records = attached.woven.records(&control.modules);
         let arenas = attached.woven.arenas();
         let layout = attached.area.layout();
         let file = leftover::area_file(&self.target, layout);
@@ -191,26 +196,4 @@ impl Pair {
         let named = variables.filter(|(_, v)| v.shape == Shape::Activations);
         named.map(|(first, _)| COUNTERS + 8 * first).collect()
     }
-}
-
-/// The records of points whose module is still mapped as it was. A library that was unloaded took its text along.
-fn still_mapped(target: &Target, modules: &Modules, woven: &Woven) -> Result<Vec<RemovalRecord>, Error> {
-    let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
-    let there = |module: ModuleRef| {
-        modules.files().get(module.0 as usize).is_some_and(|file| {
-            file.file.mappings.iter().filter(|m| m.exec).all(|old| {
-                maps.iter().any(|new| {
-                    new.range.start <= old.range.start
-                        && old.range.end <= new.range.end
-                        && (new.inode, new.device) == (old.inode, old.device)
-                })
-            })
-        })
-    };
-    let mut known: HashMap<ModuleRef, bool> = HashMap::new();
-    Ok(woven
-        .records()
-        .filter(|(module, _)| module.is_none_or(|m| *known.entry(m).or_insert_with(|| there(m))))
-        .map(|(_, record)| record.clone())
-        .collect())
 }

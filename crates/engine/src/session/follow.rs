@@ -1,0 +1,136 @@
+//! What a target maps and unmaps while it is measured: libraries that come are measured, those that go take their points along.
+
+use super::*;
+
+impl Session {
+    /// Compares what is known of the modules with what is mapped. Points of text that is gone are forgotten: its addresses may be another
+    /// file's already. Returns whether there is text that was not measured yet.
+    pub(super) fn look_at_modules(&self, control: &mut Control) -> Result<bool, Error> {
+        let news = control.modules.refresh(&self.target)?;
+        let mut more = news.more;
+        let mut gone = news.gone;
+        if let Some(attached) = &control.attached {
+            // Unloaded and loaded again between two looks: the place and the file are the same, but nothing of ours is there.
+            for module in attached.woven.modules() {
+                if !gone.contains(&module) && restore::is_fresh(&self.target, attached.woven.text_of(module)) {
+                    control.modules.renew(module);
+                    gone.push(module);
+                    more = true;
+                }
+            }
+        }
+        if !gone.is_empty() {
+            self.retire(control, &gone)?;
+            self.settle_accounts(control);
+        }
+        Ok(more)
+    }
+
+    /// Forgets the points of modules whose text is gone. What they counted stays.
+    fn retire(&self, control: &mut Control, gone: &[ModuleRef]) -> Result<(), Error> {
+        let is_gone = |f: &MdlFunction| gone.contains(&f.module);
+        for pair in control.pairs.values_mut() {
+            pair.minis.retain(|(f, _)| !is_gone(f));
+            pair.landings.retain(|(f, _)| !is_gone(f));
+            pair.unwoven.retain(|(f, _)| !is_gone(f));
+        }
+        for measurement in control.measurements.values_mut() {
+            for (view, info) in measurement.views.iter().zip(Arc::make_mut(&mut measurement.pairs)) {
+                if let Some(pair) = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view)) {
+                    (info.points, info.refused) = (pair.points(), pair.refused());
+                }
+            }
+        }
+        let Some(attached) = control.attached.as_mut() else { return Ok(()) };
+        let records: Vec<_> = gone.iter().flat_map(|module| attached.woven.retire(&control.modules, *module)).collect();
+        if records.is_empty() {
+            return Ok(());
+        }
+        if leftover::has_heirs(&self.target, attached.area.layout()) {
+            // a fork child may have the library still, with our jumps in it
+            attached.woven.keep_inherited(records);
+            return Ok(());
+        }
+        let records: Vec<_> = records.iter().map(|point| Record::PointGone(point.removal.key())).collect();
+        self.write_journal(&mut attached.journal, &attached.area, &records)
+    }
+
+    /// Looks for modules that were loaded since, and measures in them what was asked for. `exact` says that none of their code
+    /// has run yet. Returns the answer as it would be now.
+    pub fn grow(&self, id: MeasurementId, exact: bool, begin: Instant) -> Result<Option<Enabled>, Error> {
+        let mut control = self.control();
+        if !self.look_at_modules(&mut control)? {
+            return Ok(None);
+        }
+        self.grow_locked(&mut control, id, exact, begin)
+    }
+
+    /// Looks for libraries that were loaded or unloaded while nobody held the target.
+    pub fn notice_modules(&self) {
+        let mut control = self.control();
+        if control.attached.is_none() {
+            return;
+        }
+        match self.look_at_modules(&mut control) {
+            Ok(more) => control.behind |= more,
+            Err(error) => tracing::debug!(%error, "the modules were not looked at"),
+        }
+        if !std::mem::take(&mut control.behind) {
+            return;
+        }
+        for id in control.measurements.keys().copied().collect::<Vec<_>>() {
+            if let Err(error) = self.grow_locked(&mut control, id, false, Instant::now()) {
+                // It may have been unloaded meanwhile.
+                tracing::warn!(%error, "a library that was loaded is not measured yet");
+                control.behind = true;
+            }
+        }
+    }
+
+    fn grow_locked(
+        &self,
+        control: &mut Control,
+        id: MeasurementId,
+        exact: bool,
+        begin: Instant,
+    ) -> Result<Option<Enabled>, Error> {
+        let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
+        let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
+        if request.pairs.is_empty() && request.functions.is_empty() {
+            return Ok(None); // adopted: what it was asked with is not known any more
+        }
+        let (before, old) = (Arc::clone(&measurement.pairs), Arc::clone(&measurement.views));
+        let own = internals::of_request(&library, &request)?;
+        let (_, wanted) = self.evaluate_rest(control, &library, &request, &own, Missing::MayCome, &|_| ());
+        let mut wanted = wanted?;
+        let stay = self.taken_out(control, id);
+        wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
+        let (found, stopped) = self.insert_wanted(control, wanted)?;
+        // Pairs that were there keep their places, those of unloaded libraries included; what is new comes behind.
+        let functions: HashMap<_, _> = found.iter().cloned().collect();
+        let known: HashSet<&PairKey> = old.iter().map(|v| &v.key).collect();
+        let new: Vec<_> = found.iter().filter(|(key, _)| !known.contains(key)).cloned().collect();
+        let now = now_ns();
+        let as_it_is = |(view, known): (&View, &PairInfo)| {
+            let pair = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view));
+            let key = (view.key.clone(), functions.get(&view.key).copied().flatten());
+            let Some(mut info) = pair.and_then(|_| pair_infos(control, &[key]).pop()) else { return known.clone() };
+            info.function = info.function.or_else(|| known.function.clone());
+            let late = !exact && known.points < info.points;
+            info.exact_since_ns = if late { Some(now) } else { known.exact_since_ns };
+            info
+        };
+        let mut pairs: Vec<PairInfo> = old.iter().zip(before.iter()).map(as_it_is).collect();
+        let late = |info| PairInfo { exact_since_ns: (!exact).then_some(now), ..info };
+        pairs.extend(pair_infos(control, &new).into_iter().map(late));
+        let mut views = old.to_vec();
+        views.extend(self.views(control, &new));
+        control.add_users(&new);
+        self.settle_accounts(control);
+        let Some(measurement) = control.measurements.get_mut(&id) else { return Ok(None) };
+        measurement.views = Arc::new(views);
+        measurement.pairs = Arc::new(pairs);
+        let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
+        Ok(Some(self.enabled(control, id, measurement, true, begin, stopped, Vec::new())))
+    }
+}
