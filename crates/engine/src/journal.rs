@@ -497,8 +497,8 @@ mod tests {
                 Record::Point(point(0x400200)),
             ],
             vec![
-                Record::PointGone(Avma(0x400000)),
-                Record::PointGone(point(0x400200).key()),
+                Record::PointGone(point(0x400000).removal.key()),
+                Record::PointGone(point(0x400200).removal.key()),
                 Record::Kept(Kept { id: 1, definitions: vec![], pairs: vec![kept] }),
             ],
         ] {
