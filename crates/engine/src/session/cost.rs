@@ -19,28 +19,58 @@ const PERCENT: f64 = 1e7;
 pub(super) struct Account {
     /// The first counter of the pair's value.
     first: u32,
-    /// Counters of hits, with the worst cases of all points that each stands at, and their number.
-    meters: Vec<(u32, Cost, u32)>,
+    meters: Vec<MeterAccount>,
+}
+
+/// What the hits cost that one counter counts.
+#[derive(Clone, Copy, Debug)]
+struct MeterAccount {
+    counter: u32,
+    /// The worst cases of all points that it stands at, and their number.
+    cost: Cost,
+    points: u32,
+    /// What the hits had cost when the points changed last, and how many they were.
+    before_ns: f64,
+    before: i64,
+}
+
+impl MeterAccount {
+    /// What a hit takes at worst, on average over the points.
+    fn hit_ns(&self) -> f64 {
+        Prices::here().ns(self.cost) / f64::from(self.points.max(1))
+    }
+
+    /// What all hits so far have taken at worst.
+    fn spent_ns(&self, columns: &Columns<'_>) -> f64 {
+        let hits = columns.sum(self.counter).wrapping_sub(self.before).max(0);
+        self.before_ns + hits as f64 * self.hit_ns()
+    }
+
+    /// The same with other points; without any the hits so far are all that there will be.
+    fn with(self, new: Option<&(Cost, u32)>, columns: Option<&Columns<'_>>) -> Self {
+        match (new, columns) {
+            (Some((cost, points)), Some(columns)) if (*cost, *points) != (self.cost, self.points) => MeterAccount {
+                cost: *cost,
+                points: *points,
+                before_ns: self.spent_ns(columns),
+                before: columns.sum(self.counter),
+                ..self
+            },
+            _ => self,
+        }
+    }
 }
 
 impl Account {
-    /// What a hit that a counter counts takes at worst, on average over its points.
-    fn each(&self) -> impl Iterator<Item = (u32, f64)> {
-        let prices = Prices::here();
-        self.meters
-            .iter()
-            .map(move |(counter, cost, points)| (*counter, prices.ns(*cost) / f64::from((*points).max(1))))
-    }
-
     /// How often its code has run since a time so many seconds ago, at least.
     fn mean(&self, columns: &Columns<'_>, seconds: f64) -> PairRate {
-        let most = self.meters.iter().map(|m| columns.sum(m.0).max(0) as f64 / seconds);
+        let most = self.meters.iter().map(|m| columns.sum(m.counter).max(0) as f64 / seconds);
         PairRate { hits_per_s: most.fold(0.0, f64::max), ns_per_s: self.spent_ns(columns) / seconds }
     }
 
     /// What all hits so far have taken at worst.
     fn spent_ns(&self, columns: &Columns<'_>) -> f64 {
-        self.each().map(|(counter, ns)| columns.sum(counter).max(0) as f64 * ns).sum()
+        self.meters.iter().map(|m| m.spent_ns(columns)).sum()
     }
 }
 
@@ -57,10 +87,10 @@ pub(super) struct Rates {
 impl Rates {
     fn of(&self, account: &Account) -> Option<PairRate> {
         let mut rate = PairRate::default();
-        for (counter, ns) in account.each() {
-            let per_s = *self.per_s.get(&counter)?;
+        for meter in &account.meters {
+            let per_s = *self.per_s.get(&meter.counter)?;
             rate.hits_per_s = rate.hits_per_s.max(per_s);
-            rate.ns_per_s += per_s * ns;
+            rate.ns_per_s += per_s * meter.hit_ns();
         }
         Some(rate)
     }
@@ -108,14 +138,28 @@ impl Session {
     /// Reckons anew what each pair costs, after a change of what is woven.
     pub(super) fn settle_accounts(&self, control: &Control) {
         let costs = control.attached.as_ref().map(|a| a.woven.costs()).unwrap_or_default();
+        let mut shared = self.shared_mut();
+        let columns = shared.columns();
         let account = |pair: &Pair| {
-            let of = |counter: &u32| costs.get(counter).map(|(cost, points)| (*counter, *cost, *points));
-            Some(Account { first: *pair.counters.first()?, meters: pair.counters.iter().filter_map(of).collect() })
+            let first = *pair.counters.first()?;
+            let known = shared.accounts.get(&first);
+            let meter = |counter: &u32| {
+                let new = costs.get(counter);
+                let old = known.and_then(|a| a.meters.iter().find(|m| m.counter == *counter));
+                match (old, new) {
+                    (Some(old), new) => Some(old.with(new, columns.as_ref())),
+                    (None, Some((cost, points))) => {
+                        let (counter, cost, points) = (*counter, *cost, *points);
+                        Some(MeterAccount { counter, cost, points, before_ns: 0.0, before: 0 })
+                    }
+                    (None, None) => None,
+                }
+            };
+            Some(Account { first, meters: pair.counters.iter().filter_map(meter).collect() })
         };
         let accounts: HashMap<u32, Account> =
             control.pairs.values().filter_map(account).map(|account| (account.first, account)).collect();
         let count = |clock| control.pairs.values().filter(|p| p.timer() == clock).count() as i64;
-        let mut shared = self.shared_mut();
         shared.wall_timers = count(Some(Clock::Wall));
         shared.cpu_timers = count(Some(Clock::Cpu));
         shared.no_timers = count(None);
@@ -135,7 +179,7 @@ impl Session {
         let hits: HashMap<u32, i64> = {
             let shared = self.shared();
             let Some(columns) = shared.columns() else { return };
-            let counters = shared.accounts.values().flat_map(|a| a.meters.iter().map(|m| m.0));
+            let counters = shared.accounts.values().flat_map(|a| a.meters.iter().map(|m| m.counter));
             counters.map(|counter| (counter, columns.sum(counter))).collect()
         };
         let now = Instant::now();
@@ -360,7 +404,7 @@ impl Session {
             let rate = rates.of(account).unwrap_or_else(|| account.mean(&columns, seconds));
             pairs.push(PairCost {
                 pair: MetricFocus { metric: key.metric.clone(), focus: key.focus.clone() },
-                hit_ns: account.each().map(|(_, ns)| ns).sum(),
+                hit_ns: account.meters.iter().map(MeterAccount::hit_ns).sum(),
                 hits_per_s: rate.hits_per_s,
                 cost_ns_per_s: rate.ns_per_s,
                 observed_ns: spent,
