@@ -168,14 +168,16 @@ COUNTED void locks(long n, struct locks *did) {
     long i = 0;
     do {
         pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER;
+        // Its own too: a wait that is given up beside others passes their signals on, which is one more signal.
+        pthread_cond_t lonely = PTHREAD_COND_INITIALIZER;
         pthread_mutex_lock(&mutex);
         pthread_mutex_unlock(&mutex);
         pthread_mutex_timedlock(&own, &past);
         if (pthread_mutex_trylock(&own) != EBUSY) abort();
-        pthread_cond_timedwait(&condition, &own, &past);
+        pthread_cond_timedwait(&lonely, &own, &past);
         pthread_mutex_unlock(&own);
-        pthread_cond_signal(&condition);
-        pthread_cond_broadcast(&condition);
+        pthread_cond_signal(&lonely);
+        pthread_cond_broadcast(&lonely);
         pthread_rwlock_rdlock(&rwlock);
         pthread_rwlock_unlock(&rwlock);
         pthread_rwlock_wrlock(&rwlock);
