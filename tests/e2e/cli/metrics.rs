@@ -164,9 +164,11 @@ fn a_flag_restricts_a_metric_to_what_happens_inside_a_function() {
 fn what_cannot_run_yet_is_refused_by_name() {
     let target = Mutatee::start("threads", &["1"]);
     let before = Text::of(target.pid());
-    let outcome = tool().run(["watch", "-p", &target.pid_text(), "cpu@/Code/threads/work_0", "--for", "1s"]);
+    let (pid, name) = (target.pid_text(), file("hardware.mdl"));
+    let pair = "cycles_inside@/Code/threads/work_0";
+    let outcome = tool().run(["watch", "-p", &pid, "-I", &name, pair, "--for", "1s"]);
     assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
-    assert!(outcome.stderr.to_lowercase().contains("call"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("hwTimer"), "{outcome:#?}");
     target::assert_clean(target.pid(), &before);
 }
 
