@@ -2,8 +2,8 @@
 #![no_main]
 
 use ingraft_codegen::verify::verify_removal;
-use ingraft_fuzz::{proven, survey, text_image, weave};
-use ingraft_model::{Svma, ThreadIdentity};
+use ingraft_fuzz::{bytes_before, proven, survey, text_image, weave};
+use ingraft_model::ThreadIdentity;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let Some((&kind, data)) = data.split_first() else { return };
@@ -18,13 +18,13 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     assert!(proven(&woven, &woven.weave), "the generator's plan is not proven");
     // The plan expects what is there.
     for write in &woven.weave.plan.text {
-        assert_eq!(image.bytes_at(Svma(write.at.0), usize::from(write.len)), Some(write.old_bytes()));
+        assert_eq!(bytes_before(&image, &woven.weave, write.at, usize::from(write.len)), Some(write.old_bytes()));
         assert_eq!(write.inverse().inverse(), *write);
     }
     let points: Vec<_> = woven.weave.woven.iter().flatten().cloned().collect();
     let removal = ingraft_codegen::remove_points(&points);
     assert!(verify_removal(&removal, &points).is_ok(), "the removal is not proven");
     for write in &removal.text {
-        assert_eq!(image.bytes_at(Svma(write.at.0), usize::from(write.len)), Some(write.new_bytes()));
+        assert_eq!(bytes_before(&image, &woven.weave, write.at, usize::from(write.len)), Some(write.new_bytes()));
     }
 });

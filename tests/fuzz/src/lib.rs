@@ -8,8 +8,8 @@ use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, Clock, CpuClock, DataArea, Expr, PointKind, Record, Restore, Scale, Site, Snippet, Stmt, ThreadIdentity, TimeUnit,
-    VariableId,
+    Avma, Bias, Clock, CpuClock, DataArea, Expr, PointKind, Record, Restore, Scale, Site, Snippet, Stmt,
+    ThreadIdentity, TimeUnit, VariableId,
 };
 
 /// Address of the text in images that [`image`] makes.
@@ -49,6 +49,17 @@ pub fn survey(image: &Image) -> Vec<Site> {
         assert_eq!(padding.range.end.0 - padding.range.start.0, padding.bytes.len() as u64);
     }
     sites
+}
+
+/// What a write of a plan finds: the file's bytes, or code of the plan itself, in which an exit can be that its entry displaces.
+pub fn bytes_before<'a>(image: &'a Image, weave: &'a Weave, at: Avma, len: usize) -> Option<&'a [u8]> {
+    let of_plan = || {
+        weave.plan.code.iter().find_map(|code| {
+            let offset = usize::try_from(at.0.checked_sub(code.at.0)?).ok()?;
+            code.bytes.get(offset..offset.checked_add(len)?)
+        })
+    };
+    image.bytes_at(ingraft_model::Svma(at.0), len).or_else(of_plan)
 }
 
 /// A shared object of these sections: text at [`TEXT`] with a global function at each of these offsets, and call frame information.
@@ -143,7 +154,8 @@ pub struct Woven {
 /// Weaves counts and what follows calls into every point.
 pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    let environment = Environment { data, identity, shadow_stack: false, ticks: Scale { mult: 1 << 31, shift: 32 }, cpu: CPU };
+    let environment =
+        Environment { data, identity, shadow_stack: false, ticks: Scale { mult: 1 << 31, shift: 32 }, cpu: CPU };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());
@@ -162,7 +174,12 @@ const CPU: CpuClock = CpuClock::Rseq { slot: 0x928, signature: 0x5305_3053 };
 /// The requests for these sites: every third point counts, the others run a timer from entry to exit.
 fn ask<R>(sites: &[Site], answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
     let [activations, timer, histogram] = [0, 1, 2].map(VariableId);
-    let record = Record { activations, time: Some(Clock::Wall), args: vec![0, 7], restore: Some(Restore::Timer(timer, Clock::Cpu)) };
+    let record = Record {
+        activations,
+        time: Some(Clock::Wall),
+        args: vec![0, 7],
+        restore: Some(Restore::Timer(timer, Clock::Cpu)),
+    };
     let count = Snippet::increment(VariableId(0));
     let open = Snippet { stmts: vec![Stmt::Settle, Stmt::Open(record.clone(), vec![Stmt::Start(timer, Clock::Cpu)])] };
     let observe = Stmt::Observe(histogram, Expr::Elapsed(TimeUnit::Nanoseconds));
@@ -177,7 +194,10 @@ fn ask<R>(sites: &[Site], answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
             [MiniRequest { id: i as u64, snippet, counters: &counters }]
         })
         .collect();
-    let requests: Vec<_> =
-        sites.iter().zip(&minis).map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None }).collect();
+    let requests: Vec<_> = sites
+        .iter()
+        .zip(&minis)
+        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None })
+        .collect();
     answer(&requests)
 }
