@@ -2,11 +2,10 @@
 //! Nothing is guessed: where the tables say nothing, nothing is answered.
 
 use gimli::{
-    BaseAddresses, CfaRule, CieOrFde, EhFrame, EhFrameOffset, Encoding, EndianSlice, EvaluationResult, Expression,
-    Format, LittleEndian, Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, Value,
+    BaseAddresses, CfaRule, EhFrame, EhFrameOffset, Encoding, EndianSlice, EvaluationResult, Expression, Format,
+    LittleEndian, Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, Value,
 };
 use ingraft_model::Svma;
-use rustc_hash::FxHashMap;
 
 use crate::elf::Elf;
 use crate::unwind;
@@ -118,27 +117,14 @@ impl FrameTable {
         let Some((svma, bytes)) = unwind::eh_frame(elf) else { return FrameTable::default() };
         let section = EhFrame::new(bytes, LittleEndian);
         let bases = BaseAddresses::default().set_eh_frame(svma);
-        let mut cies = FxHashMap::default();
-        let mut entries = Vec::new();
-        let mut all = section.entries(&bases);
-        let mut end = 0;
-        while let Ok(Some(entry)) = all.next() {
-            let CieOrFde::Fde(partial) = entry else { continue };
-            let fde = partial.parse(|section, bases, offset| {
-                if let Some(cie) = cies.get(&offset) {
-                    return Ok(Clone::clone(cie));
-                }
-                let cie = section.cie_from_offset(bases, offset)?;
-                cies.insert(offset, cie.clone());
-                Ok(cie)
-            });
-            let Ok(fde) = fde else { continue };
+        let (mut entries, mut end) = (Vec::new(), 0usize);
+        unwind::each_fde(&section, &bases, |fde| {
             // a length that is not all of it, but more than what comes before: enough to know what has to be kept
             end = end.max(fde.offset() + fde.entry_len());
             if let Some(stop) = fde.initial_address().checked_add(fde.len()).filter(|_| fde.len() > 0) {
                 entries.push((fde.initial_address(), stop, fde.offset()));
             }
-        }
+        });
         entries.sort_unstable();
         // without section headers the bytes go on to the end of the segment
         let kept = end.saturating_add(16).min(bytes.len());

@@ -1,7 +1,10 @@
 //! What the unwind tables tell about functions: where they begin and end, which pieces begin with a frame already set up (so
 //! they are parts of another function), and where exceptions land.
 
-use gimli::{BaseAddresses, CallFrameInstruction, CieOrFde, EhFrame, EhFrameHdr, LittleEndian, Pointer, UnwindSection};
+use gimli::{
+    BaseAddresses, CallFrameInstruction, CieOrFde, EhFrame, EhFrameHdr, EndianSlice, FrameDescriptionEntry,
+    LittleEndian, Pointer, UnwindSection,
+};
 use rustc_hash::FxHashMap;
 
 use crate::elf::{Elf, u64_at};
@@ -28,24 +31,12 @@ pub(crate) fn read(image: &Elf) -> Unwind {
     let Some((svma, bytes)) = eh_frame(image) else { return out };
     let section = EhFrame::new(bytes, LittleEndian);
     let bases = BaseAddresses::default().set_eh_frame(svma);
-    let mut cies = FxHashMap::default();
-    let mut entries = section.entries(&bases);
     // Entries may share language-specific data; hostile ones share all of it.
     let mut budget = image.bytes().len();
-    while let Ok(Some(entry)) = entries.next() {
-        let CieOrFde::Fde(partial) = entry else { continue };
-        let fde = partial.parse(|section, bases, offset| {
-            if let Some(cie) = cies.get(&offset) {
-                return Ok(Clone::clone(cie));
-            }
-            let cie = section.cie_from_offset(bases, offset)?;
-            cies.insert(offset, cie.clone());
-            Ok(cie)
-        });
-        let Ok(fde) = fde else { continue };
+    each_fde(&section, &bases, |fde| {
         let (start, size) = (fde.initial_address(), fde.len());
-        let Some(end) = start.checked_add(size).filter(|_| size > 0) else { continue };
-        let Some(region) = image.text_index(start) else { continue };
+        let Some(end) = start.checked_add(size).filter(|_| size > 0) else { return };
+        let Some(region) = image.text_index(start) else { return };
         let mut continued = false;
         let mut instructions = fde.instructions(&section, &bases);
         while let Ok(Some(instruction)) = instructions.next() {
@@ -62,9 +53,33 @@ pub(crate) fn read(image: &Elf) -> Unwind {
             landing_pads(image, lsda, start, &mut budget, &mut out.landing_pads);
         }
         out.fdes.push(Fde { start, end: end.min(image.text[region].end()), continued });
-    }
+    });
     out.fdes.sort_by_key(|f| (f.start, f.end));
     out
+}
+
+/// The entries that can be read, in their order; what they have in common is parsed once.
+pub(crate) fn each_fde<'a>(
+    section: &EhFrame<EndianSlice<'a, LittleEndian>>,
+    bases: &BaseAddresses,
+    mut each: impl FnMut(&FrameDescriptionEntry<EndianSlice<'a, LittleEndian>>),
+) {
+    let mut cies = FxHashMap::default();
+    let mut entries = section.entries(bases);
+    while let Ok(Some(entry)) = entries.next() {
+        let CieOrFde::Fde(partial) = entry else { continue };
+        let fde = partial.parse(|section, bases, offset| {
+            if let Some(cie) = cies.get(&offset) {
+                return Ok(Clone::clone(cie));
+            }
+            let cie = section.cie_from_offset(bases, offset)?;
+            cies.insert(offset, cie.clone());
+            Ok(cie)
+        });
+        if let Ok(fde) = fde {
+            each(&fde);
+        }
+    }
 }
 
 pub(crate) fn eh_frame(image: &Elf) -> Option<(u64, &[u8])> {
