@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::gap;
 use crate::procfs::Mapping;
 use crate::remote::Remote;
+use crate::survey::ATTEMPTS;
 use crate::target::{Identity, Target};
 
 /// Name of the data area's file, as /proc/PID/maps shows it.
@@ -66,6 +67,16 @@ impl Default for DataAreaRequest {
 impl Target {
     /// Makes the data area in the target and maps it here. On an error nothing is left behind.
     pub fn create_area(&self, request: &DataAreaRequest) -> Result<SharedArea, Error> {
+        let mut attempt = 1;
+        loop {
+            match self.create_area_once(request) {
+                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // no processor free for a thread
+                other => return other,
+            }
+        }
+    }
+
+    fn create_area_once(&self, request: &DataAreaRequest) -> Result<SharedArea, Error> {
         let holder = Identity::ours()?;
         let mut shards = request.shards.clamp(SHARDS_MIN, layout::SHARDS_MAX);
         let locked = self.status()?.locked_kib != 0;

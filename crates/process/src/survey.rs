@@ -14,8 +14,8 @@ use crate::tracer::{State, Tracer, with_tracer};
 /// Code segment of 64-bit programs.
 const CS_64: u64 = 0x33;
 
-/// How often a survey is tried in which a thread that runs does not stop.
-const ATTEMPTS: u32 = 10;
+/// How often what holds all threads is tried when one that runs does not stop.
+pub(crate) const ATTEMPTS: u32 = 10;
 
 /// Where the libcs keep a thread's id, from fs: glibc's, musl's.
 const ID_OFFSETS: [u32; 2] = [0x2d0, 0x30];
