@@ -223,23 +223,25 @@ impl Session {
     fn excess(&self, control: &Control, id: MeasurementId) -> Vec<(PairKey, TakenOut)> {
         let Some(measurement) = control.measurements.get(&id) else { return Vec::new() };
         let limit = measurement.limit * PERCENT;
-        let mut costs: Vec<(PairRate, &PairKey)> = Vec::new();
+        let mut costs: HashMap<&PairKey, PairRate> = HashMap::new();
         let shared = self.shared();
         let rates = self.rates();
         for view in measurement.views.iter().filter(|v| v.internal.is_none()) {
-            let Some(pair) = control.pairs.get(&view.key).filter(|p| p.is_dear() && p.is_seen_by(view)) else {
-                continue;
-            };
-            // what several measure stays as long as one of them may pay for it
-            if control.patron(&view.key) != Some(id) || costs.iter().any(|(_, key)| **key == view.key) {
-                continue;
-            }
-            let account = pair.counters.first().and_then(|first| shared.accounts.get(first));
+            let pair = control.pairs.get(&view.key).filter(|p| p.is_dear() && p.is_seen_by(view));
+            let account = pair.and_then(|p| p.counters.first()).and_then(|first| shared.accounts.get(first));
             if let Some(rate) = account.and_then(|account| rates.of(account)) {
-                costs.push((rate, &view.key));
+                costs.insert(&view.key, rate);
             }
         }
-        let mut sum: f64 = costs.iter().map(|(rate, _)| rate.ns_per_s).sum();
+        // who pays is looked for in all measurements: only if it matters
+        let sum_of = |costs: &HashMap<_, PairRate>| costs.values().map(|rate| rate.ns_per_s).sum::<f64>();
+        if sum_of(&costs) <= limit {
+            return Vec::new();
+        }
+        // what several measure stays as long as one of them may pay for it
+        costs.retain(|key, _| control.patron(key) == Some(id));
+        let mut sum = sum_of(&costs);
+        let mut costs: Vec<(PairRate, &PairKey)> = costs.into_iter().map(|(key, rate)| (rate, key)).collect();
         costs.sort_by(|a, b| b.0.ns_per_s.total_cmp(&a.0.ns_per_s));
         let mut out = Vec::new();
         for (rate, key) in costs {
