@@ -65,7 +65,14 @@ impl Arena {
 
     /// The ranges of shared routines: code that belongs to no single point and stays until the arena goes.
     pub fn shared(&self) -> Vec<AvmaRange> {
-        self.slow.iter().flatten().map(|s| &s.range).chain(self.routines.iter().flatten()).cloned().collect()
+        self.slow_routines().into_iter().chain(self.routines.iter().flatten().cloned()).collect()
+    }
+
+    /// The slow routines alone, which read slots.
+    pub(crate) fn slow_routines(&self) -> Vec<AvmaRange> {
+        let mut ranges: Vec<_> = self.slow.iter().flatten().map(|s| s.range.clone()).collect();
+        ranges.sort_unstable_by_key(|r| r.start);
+        ranges
     }
 
     /// Where a shared routine lies, if it has been needed.

@@ -181,7 +181,7 @@ fn snippets_come_and_go_in_any_order() {
             ] {
                 let before = point.clone();
                 let plan = remove_mini(&w.arena, &mut point, gone).expect("it is there");
-                verify_removed(&plan, &before, &point).expect("right");
+                verify_removed(&w.arena, &plan, &before, &point).expect("right");
                 plans.push(plan);
                 assert_eq!(all(&plans, vec![call(TEXT); 2]).shards[own], left, "{identity:?} without {gone}");
             }

@@ -93,8 +93,14 @@ fn break_claim(weave: &mut Weave, kind: usize, n: usize) -> bool {
         8 => {
             let Some(p) = point(weave, n) else { return false };
             let Some(m) = p.minis.first_mut() else { return false };
-            let field = [&mut m.start, &mut m.jump, &mut m.range.start];
-            field.into_iter().nth(n / 5 % 3).expect("one of three").0 ^= bit;
+            match &mut m.code {
+                Some(code) => {
+                    let field = [&mut code.start, &mut code.jump, &mut code.range.start];
+                    field.into_iter().nth(n / 5 % 3).expect("one of three").0 ^= bit;
+                }
+                None if n % 2 == 0 => m.count = None,
+                None => p.operand ^= 8,
+            }
         }
         _ => {
             let Some(i) = weave.plan.code.iter().position(|c| c.bytes.len() > 40) else { return false };
