@@ -57,7 +57,7 @@ impl Arena {
         self.cursor - self.range.start.0 - self.free.iter().map(|(start, end)| end - start).sum::<u64>()
     }
 
-    /// How long an arena should be for `points` entry points with a snippet or two each, in whole pages: three times what plain counts
+    /// How long an arena should be for `points` entry points with a snippet or two each, in whole pages: more than three times what plain counts
     /// take, because only pages that are written take memory.
     pub fn estimate_bytes(points: usize) -> u64 {
         ((points as u64).saturating_mul(192) + 2 * 4096).next_multiple_of(4096)

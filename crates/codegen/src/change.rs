@@ -46,10 +46,37 @@ pub fn add_mini(
     let next = kept.get(first).and_then(|m| m.code.as_ref()).map_or(point.leave, |c| c.start).0;
 
     let mut block = Block::default();
+    let parts = place(&frame, arena, &pieces, next, &mut block)?;
+    let start = parts.first().map_or(next, |p| p.start);
+    let before = first.checked_sub(1).and_then(|i| kept.get(i)).and_then(|m| m.code.as_ref());
+    plan.text = match before {
+        Some(before) => retarget(before.jump, next, start).map(|write| vec![write]),
+        None => slot.becomes(slot.leading_to(start)),
+    }
+    .ok_or(CodegenError::ArenaFull)?;
+    arena.take(block.at, block.bytes.len() as u64);
+    let ends = parts.iter().skip(1).map(|p| p.first).chain([block.here()]);
+    let woven = pieces.iter().zip(&parts).zip(ends);
+    let woven = woven.map(|(((id, code), parts), end)| WovenMini::in_chain(env, *id, code, *parts, end, &block));
+    let mut minis = kept;
+    minis.splice(first..first, woven.collect::<Vec<_>>());
+    point.minis = minis;
+    plan.code.push(ArenaCode { at: Avma(block.at), bytes: block.bytes });
+    Ok(plan)
+}
+
+/// Writes pieces where there is room for them and no live jump lies on two pages.
+fn place(
+    frame: &Frame,
+    arena: &Arena,
+    pieces: &[(u64, Compiled)],
+    next: u64,
+    block: &mut Block,
+) -> Result<Vec<Parts>, CodegenError> {
     let mut at = arena.place(0, |a| a).ok_or(CodegenError::ArenaFull)?;
-    let parts = loop {
+    loop {
         block.restart(at);
-        let parts = chain(&frame, arena, &pieces, next, &mut block).map_err(no_room)?;
+        let parts = chain(frame, arena, pieces, next, block).map_err(no_room)?;
         let fields: Vec<u64> = parts.iter().map(|p| p.jump + 1 - at).collect();
         let adjust = |start: u64| {
             let mut place = start;
@@ -60,26 +87,10 @@ pub fn add_mini(
         };
         let place = arena.place(block.bytes.len() as u64, adjust).ok_or(CodegenError::ArenaFull)?;
         if place == at {
-            break parts;
+            return Ok(parts);
         }
         at = place;
-    };
-    let start = parts.first().map_or(next, |p| p.start);
-    let before = first.checked_sub(1).and_then(|i| kept.get(i)).and_then(|m| m.code.as_ref());
-    plan.text = match before {
-        Some(before) => retarget(before.jump, next, start).map(|write| vec![write]),
-        None => slot.becomes(slot.leading_to(start)),
     }
-    .ok_or(CodegenError::ArenaFull)?;
-    arena.take(at, block.bytes.len() as u64);
-    let ends = parts.iter().skip(1).map(|p| p.first).chain([block.here()]);
-    let woven = pieces.iter().zip(&parts).zip(ends);
-    let woven = woven.map(|(((id, code), parts), end)| WovenMini::in_chain(env, *id, code, *parts, end, &block));
-    let mut minis = kept;
-    minis.splice(first..first, woven.collect::<Vec<_>>());
-    point.minis = minis;
-    plan.code.push(ArenaCode { at: Avma(at), bytes: block.bytes });
-    Ok(plan)
 }
 
 /// Writes pieces one behind the other, each going on at the next one and the last one at `next`.
@@ -118,16 +129,8 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
     let next = code_at(index + 1).map_or(point.leave, |c| c.start);
     // in a slow routine a thread may be about to go on from the jump that goes away, or about to read the slot
     let mut plan = PatchPlan { step_out: arena.shared(), ..PatchPlan::default() };
-    let rest = match point.minis.as_slice() {
-        [a, b] => {
-            if index == 0 {
-                b.count.map(|count| (b, count))
-            } else {
-                a.count.map(|count| (a, count))
-            }
-        }
-        _ => None,
-    };
+    let other = 1usize.checked_sub(index).filter(|_| point.minis.len() == 2).and_then(|i| point.minis.get(i));
+    let rest = other.and_then(|m| Some((m, m.count?)));
     let mut alone = None;
     let writes = match (code_at(index), rest) {
         // in the slot
