@@ -320,6 +320,14 @@ pub(crate) struct WatchArgs {
     #[command(flatten)]
     pub(crate) include: Include,
 
+    /// Print at the end what each value did over time
+    #[arg(long)]
+    pub(crate) history: bool,
+
+    /// Tell the time apart in phases of this length; implies --history
+    #[arg(long, value_name = "DURATION", value_parser = phase)]
+    pub(crate) phases: Option<Duration>,
+
     /// What to watch
     #[arg(value_name = "METRIC[@FOCUS]", required = true, value_parser = pair)]
     pub(crate) pairs: Vec<Pair>,
@@ -488,6 +496,13 @@ fn interval(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         d if d < Duration::from_millis(1) => Err("shorter than 1ms".to_owned()),
         d if d > Duration::from_secs(3600) => Err("longer than an hour".to_owned()),
+        d => Ok(d),
+    }
+}
+
+fn phase(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        d if d < Duration::from_secs(1) => Err("shorter than 1s".to_owned()),
         d => Ok(d),
     }
 }

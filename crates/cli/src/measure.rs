@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use crate::args::{self, Common, Format};
-use crate::conn::{Client, Enabled, Ended, Engines, Event, Reading, Request, Source, Target};
+use crate::conn::{Chapter, Client, Enabled, Ended, Engines, Event, Reading, Request, Source, Target};
 use crate::exit::{Failure, Kind, Stop};
 use crate::objects::{self, Cost, Object, hex, millis};
 use crate::output::progress::Progress;
@@ -35,6 +35,8 @@ pub(crate) struct Plan {
     measure: args::Measure,
     /// Time between two readings.
     interval: Duration,
+    /// How long a phase of the histories is.
+    phases: Option<Duration>,
 }
 
 impl Plan {
@@ -53,7 +55,13 @@ impl Plan {
             requests: targets.into_iter().map(request).collect(),
             interval: measure.interval.unwrap_or(INTERVAL),
             measure: measure.clone(),
+            phases: None,
         }
+    }
+
+    /// The same with its time told apart in phases.
+    pub(crate) fn in_phases(self, phases: Option<Duration>) -> Self {
+        Plan { phases, ..self }
     }
 }
 
@@ -72,6 +80,8 @@ pub(crate) struct Site {
     lost: Option<Failure>,
     /// Pairs of which it has been said that they were taken out.
     told_out: BTreeSet<usize>,
+    /// What the values did over time, if that was asked for and it is over.
+    pub(crate) chapters: Vec<Chapter>,
 }
 
 /// How a command presents a measurement.
@@ -186,6 +196,7 @@ impl Session<'_> {
     ) -> Result<(), Stop> {
         let deadline = self.plan.measure.duration.map(|d| Instant::now() + d);
         let mut look = tokio::time::interval(LOOK);
+        let mut phase_ends = self.plan.phases.map(|length| Instant::now() + length);
         while self.sites.iter().any(Site::goes_on) {
             tokio::select! {
                 biased;
@@ -194,6 +205,12 @@ impl Session<'_> {
                 _ = look.tick() => if out.reader_gone() {
                     return Err(Stop::ReaderGone);
                 },
+                () = until(phase_ends) => {
+                    phase_ends = phase_ends.zip(self.plan.phases).map(|(end, length)| end + length);
+                    for site in self.sites.iter().filter(|site| site.goes_on()) {
+                        site.client.start_phase(site.enabled.measurement).await?;
+                    }
+                }
                 arrival = arriving.recv() => {
                     let Some((at, event)) = arrival else { break };
                     let Some(site) = self.sites.get_mut(at) else { continue };
@@ -243,6 +260,12 @@ impl Session<'_> {
                     output::warn(&words::too_dear(&cost, limit), format);
                 }
                 farewells.push((site.ended, Object::Cost(cost)));
+            }
+            if counted && self.plan.requests.iter().any(|request| request.history) {
+                match site.client.chapters(site.enabled.measurement, &site.enabled.pairs).await {
+                    Ok(chapters) => site.chapters = chapters,
+                    Err(failure) => output::warn(&failure.to_string(), format),
+                }
             }
             let left = match site.leave(&self.plan.measure, format, out).await {
                 Ok(Object::Removed(removed)) => {
@@ -301,6 +324,7 @@ impl Site {
             ended: false,
             lost: None,
             told_out: BTreeSet::new(),
+            chapters: Vec::new(),
         }
     }
 

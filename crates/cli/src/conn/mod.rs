@@ -3,11 +3,13 @@
 
 mod answers;
 mod endpoint;
+mod history;
 
 pub(crate) use answers::{
     Enabled, Ended, Event, FunctionRef, Lower, PairInfo, Reading, RefusedFunction, Request, Source, Target,
     ThreadValue, Value,
 };
+pub(crate) use history::Chapter;
 
 use std::time::Duration;
 

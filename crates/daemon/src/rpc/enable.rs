@@ -11,15 +11,32 @@ use tonic::Response;
 
 use crate::core::Core;
 use crate::keeper;
+use crate::recorder;
 use crate::rpc::convert::{self, count, nanoseconds};
 use crate::rpc::{Answers, Progress};
 
 use v1::enable_response::Event;
 
+/// What becomes of a measurement once it is in.
+#[derive(Clone, Copy, Debug)]
+pub struct Afterwards {
+    /// It stays when its client goes away.
+    pub keep: bool,
+    /// What its values do is recorded.
+    pub history: bool,
+}
+
+impl Afterwards {
+    /// What a request asks for.
+    pub fn of(measure: Option<&v1::Measure>) -> Self {
+        Afterwards { keep: measure.is_some_and(|m| m.keep), history: measure.is_some_and(|m| m.history) }
+    }
+}
+
 /// Runs an insertion. It is leased as soon as it is done, and removed at once when the client has gone meanwhile.
 pub fn insert(
     core: &Core,
-    keep: bool,
+    Afterwards { keep, history }: Afterwards,
     call: impl FnOnce(&Engine, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
 ) -> Response<Answers<v1::EnableResponse>> {
     let (send, receive) = mpsc::channel(8);
@@ -30,11 +47,18 @@ pub fn insert(
         let enabled = core.engine_call(move |engine| {
             let enabled = call(engine, &progress)?;
             keeper.inserted(enabled.id, keep);
-            Ok(enabled)
+            Ok((enabled, ingraft_engine::now_ns()))
         });
         match enabled.await {
-            Ok(enabled) => {
+            Ok((enabled, now_ns)) => {
                 let id = enabled.id;
+                if history {
+                    if let Err(failure) = recorder::permit(enabled.pairs.len()) {
+                        keeper::remove(&core, id).await;
+                        return drop(send.send(Err(failure.into_status())).await);
+                    }
+                    recorder::begin(&core, id, &enabled.pairs, now_ns);
+                }
                 for event in events(enabled) {
                     if send.send(Ok(response(event))).await.is_err() {
                         if !keep {

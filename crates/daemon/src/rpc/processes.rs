@@ -38,8 +38,10 @@ impl v1::processes_server::Processes for Service {
             )
         })?;
         let inherit_streams = self.0.host() == Host::CommandLine;
-        let request = convert::launch(request.into_inner(), inherit_streams).map_err(Failure::from)?;
-        Ok(enable::insert(&self.0, request.enable.keep, move |engine, progress| {
+        let request = request.into_inner();
+        let afterwards = enable::Afterwards::of(request.measure.as_ref());
+        let request = convert::launch(request, inherit_streams).map_err(Failure::from)?;
+        Ok(enable::insert(&self.0, afterwards, move |engine, progress| {
             engine.launch(&request, caller, &|text| progress.say(text))
         }))
     }
