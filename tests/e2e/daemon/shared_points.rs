@@ -9,14 +9,18 @@ use crate::{client, daemon};
 /// Calls of each of four threads in a round.
 const CALLS: u64 = 20_000_000;
 
-/// Begins to watch a metric of a function.
-fn watch(tool: &Tool, target: &Mutatee, metric: &str) -> Session {
-    let pair = format!("{metric}@/Code/threads/work_0");
-    let file = source_directory().join("tests/e2e/mdl/arrivals.mdl").display().to_string();
-    let arguments = ["watch", "-p", &target.pid_text(), &pair, "-I", &file, "--max-overhead", "10000"];
-    let mut session = tool.start(arguments);
-    session.wait_for("attached");
+/// Begins one more measurement of the target.
+fn one_more(tool: &Tool, target: &Mutatee, command: &str, arguments: &[&str]) -> Session {
+    let pid = target.pid_text();
+    let mut session = tool.start([command, "-p", &pid, "--max-overhead", "10000"].iter().chain(arguments));
+    session.wait_for("changed");
     session
+}
+
+/// Begins to watch a metric of the function.
+fn watch(tool: &Tool, target: &Mutatee, metric: &str) -> Session {
+    let file = source_directory().join("tests/e2e/mdl/arrivals.mdl").display().to_string();
+    one_more(tool, target, "watch", &[&format!("{metric}@/Code/threads/work_0"), "-I", &file])
 }
 
 /// The value at the end.
@@ -34,10 +38,10 @@ fn a_count_is_exact_while_others_come_and_go() {
     let before = Text::of(target.pid());
     let tool = client(&daemon);
     let first = tool.count(target.pid(), &["work_0"]);
-    for metric in ["wall_time", "arrivals"].iter().cycle().take(scaled(4, 20) as usize) {
+    for metric in ["visits", "arrivals"].iter().cycle().take(scaled(4, 20) as usize) {
         target.tell(&format!("go {CALLS}"));
         let other = watch(&tool, &target, metric);
-        let another = watch(&tool, &target, if *metric == "arrivals" { "wall_time" } else { "arrivals" });
+        let another = watch(&tool, &target, if *metric == "arrivals" { "visits" } else { "arrivals" });
         let _ = other.interrupt().assert_code(0);
         let _ = another.interrupt().assert_code(0);
         target.reply().assert_right();
@@ -65,13 +69,13 @@ fn each_of_two_counts_is_exact_without_the_other() {
         let outcome = count.interrupt().assert_code(0);
         assert_eq!(outcome.calls("work_0"), truth - counted_from);
         target.tell(&format!("go {CALLS}"));
-        let under_load = tool.count(target.pid(), &["work_0"]);
+        let under_load = one_more(&tool, &target, "count", &["work_0"]);
         let _ = under_load.interrupt().assert_code(0);
         counted_from = target.reply().tally("work_0");
-        count = tool.count(target.pid(), &["work_0"]);
+        count = one_more(&tool, &target, "count", &["work_0"]);
         target.tell(&format!("go {CALLS}"));
-        let timer = watch(&tool, &target, "wall_time");
-        let _ = timer.interrupt().assert_code(0);
+        let visits = watch(&tool, &target, "visits");
+        let _ = visits.interrupt().assert_code(0);
         let truth = target.reply().tally("work_0");
         assert_eq!(last(&arrivals.interrupt().assert_code(0)), truth - arrived_from);
     }

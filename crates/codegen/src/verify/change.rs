@@ -135,7 +135,8 @@ pub fn verify_added(
         (None, Some(count)) => {
             let place = u64::from(count);
             let counter = place >= u64::from(env.data.counter(0)) && place < env.data.base.0 + env.data.stride;
-            counter && count % 8 == env.data.counter(0) % 8 && stepped_out(plan, &arena.slow_routines())
+            let alone = after.minis.len() == 1;
+            alone && counter && count % 8 == env.data.counter(0) % 8 && stepped_out(plan, &arena.slow_routines())
         }
         (None, None) => false,
     };
