@@ -7,7 +7,7 @@ use iced_x86::code_asm::{
     ax, byte_ptr, cl, cx, dword_ptr, eax, ecx, edi, edx, qword_ptr, r8, r8d, r9, r9d, r10, r11, rax, rcx, rdi, rdx,
     rsi, rsp, word_ptr,
 };
-use ingraft_model::{Avma, Expr, Scalar, Snippet, Width};
+use ingraft_model::{Avma, Expr, Scalar, Snippet, ThreadIdentity, Width};
 
 use crate::environment::{Assembly, CodegenError, Environment};
 use crate::routine::{Routine, Writer};
@@ -99,7 +99,13 @@ impl Writer<'_> {
         self.a.push(rdx)?;
         self.a.push(rcx)?;
         self.a.mov(r10, rsp)?;
-        self.a.mov(edi, self.env.readable.process.unwrap_or_default())?;
+        // where threads know their numbers, their own: it also works when the main thread has ended by itself
+        match self.env.identity {
+            ThreadIdentity::FsOffset(offset) => self.a.mov(edi, dword_ptr(u64::from(offset)).fs())?,
+            ThreadIdentity::FsBase | ThreadIdentity::Locked => {
+                self.a.mov(edi, self.env.readable.process.unwrap_or_default())?;
+            }
+        }
         self.a.mov(edx, 1)?;
         self.a.mov(r8d, 1)?;
         self.a.xor(r9d, r9d)?;

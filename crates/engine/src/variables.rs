@@ -1,7 +1,7 @@
 //! Data of a target by its names: symbols say where variables lie, debugging information what they are.
 
 use ingraft_analysis::{DataSymbol, DebugInfo, Elf, Function, Reach, TypeError};
-use ingraft_mdl::{Access, FunctionRef, Global, ModuleRef, Parameter, Unresolved};
+use ingraft_mdl::{Access, FunctionRef, Global, ModuleRef, Parameter, Program, Unresolved};
 use ingraft_model::{Avma, Scalar, Svma, Width};
 
 use crate::modules::{Module, ModuleFile, Modules};
@@ -88,7 +88,7 @@ fn described(
     elf: &Elf,
     ask: impl Fn(&DebugInfo<'_>) -> Result<Reach, TypeError>,
 ) -> Result<Reach, TypeError> {
-    let pid = ingraft_mdl::Program::pid(modules);
+    let pid = modules.pid();
     let own = DebugInfo::of(elf).and_then(|info| ask(&info));
     match (own, file.debug(pid, elf)) {
         (Err(TypeError::NoDebugInfo), Some(separate)) => DebugInfo::of(separate).and_then(|info| ask(&info)),
@@ -129,7 +129,7 @@ fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
     modules.look_into(|file| own(file) || of_module && is_module(file));
     let in_module = |(_, file, module): (ModuleRef, &'a ModuleFile, &'a Module)| -> Vec<Found<'a>> {
         let elf = module.image.elf();
-        let symbols = DataSymbol::named(elf, file.debug(ingraft_mdl::Program::pid(modules), elf), name);
+        let symbols = DataSymbol::named(elf, file.debug(modules.pid(), elf), name);
         let fits = |symbol: &DataSymbol| match source {
             Some(source) => symbol.file.as_deref().is_some_and(|f| f == source || f.ends_with(&format!("/{source}"))),
             None => true,
@@ -178,7 +178,7 @@ fn interposed<'a>(modules: &'a Modules, found: Found<'a>, name: &str) -> Found<'
 }
 
 fn missing(modules: &Modules, text: &str, name: &str) -> Unresolved {
-    let pid = ingraft_mdl::Program::pid(modules);
+    let pid = modules.pid();
     let names = |own: bool| {
         let loaded = modules.loaded().filter(move |(_, file, _)| file.is_program == own);
         loaded.flat_map(|(_, file, module)| {

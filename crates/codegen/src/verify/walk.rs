@@ -489,7 +489,7 @@ impl<'a> Walk<'a> {
         let calls: Vec<_> = visited().filter(|i| i.code() == Code::Syscall).map(Instruction::ip).collect();
         for branch in visited().filter(|i| i.is_jmp_short_or_near() || i.is_jcc_short_or_near()) {
             let target = branch.near_branch_target();
-            let asks = system_call::bytes_before(routine);
+            let asks = system_call::bytes_before(self.env, routine);
             if calls.iter().any(|call| target > call.wrapping_sub(asks) && target <= *call) {
                 return fail(branch.ip(), Flaw::Astray);
             }
