@@ -50,7 +50,7 @@ enum colour g_colour = BLUE;
 double g_double = 1.5;
 int g_array[3] = {1, 2, 3};
 __thread int g_own = 1;
-static int hidden = 77;
+static int waiting = 77;
 static struct item last = {NULL, 11}, first = {&last, 22};
 static struct request standing = {.inner = {.depth = -7, .port = 99}, .head = &first};
 struct request *g_request = &standing;
@@ -113,7 +113,7 @@ int main(void) {
             else if (!strcmp(name, "g_i32")) g_i32 = (int)n;
             else if (!strcmp(name, "g_u32")) g_u32 = (unsigned)n;
             else if (!strcmp(name, "g_i64")) g_i64 = n;
-            else if (!strcmp(name, "hidden")) hidden = (int)n;
+            else if (!strcmp(name, "waiting")) waiting = (int)n;
             else if (!strcmp(name, "optind")) optind = (int)n;
             else say("unknown variable %s", name);
         } else if (sscanf(line, "serve %ld", &n) == 1) {
@@ -156,7 +156,7 @@ int main(void) {
         say("tally weight %lld", weight);
         say("tally second %lld", second);
         say("tally history %lld", third);
-        say("variables %d %d %d", hidden, g_own, g_array[0] + (int)g_double + (int)g_colour + g_bool);
+        say("variables %d %d %d", waiting, g_own, g_array[0] + (int)g_double + (int)g_colour + g_bool);
         say("done");
     }
     return 0;

@@ -11,12 +11,17 @@ fn file() -> String {
     source_directory().join("tests/e2e/mdl/data.mdl").to_str().expect("a path").to_owned()
 }
 
-/// The last values of some metrics while the program obeys commands.
+/// The last values of metrics of [`file`] while the program obeys commands.
 fn values(target: &mut Mutatee, metrics: &[&str], commands: &[&str]) -> BTreeMap<String, i64> {
-    let before = Text::of(target.pid());
-    let (pid, name) = (target.pid_text(), file());
     let metrics: Vec<String> = metrics.iter().map(|m| format!("data_{m}")).collect();
-    let fixed = ["watch", "-p", &pid, "-I", &name];
+    let found = values_of(target, &file(), &metrics, commands);
+    found.into_iter().map(|(metric, value)| (metric.replace("data_", ""), value)).collect()
+}
+
+fn values_of(target: &mut Mutatee, name: &str, metrics: &[String], commands: &[&str]) -> BTreeMap<String, i64> {
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let fixed = ["watch", "-p", &pid, "-I", name];
     let mut session = tool().start(fixed.into_iter().chain(metrics.iter().map(String::as_str)));
     session.wait_for("attached");
     for command in commands {
@@ -27,7 +32,7 @@ fn values(target: &mut Mutatee, metrics: &[&str], commands: &[&str]) -> BTreeMap
     let last = |metric: &String| {
         let found = outcome.all("sample").into_iter().rfind(|sample| sample["metric"] == *metric);
         let found = found.unwrap_or_else(|| panic!("no sample of {metric}: {outcome:#?}"));
-        (metric.replace("data_", ""), found["value"].as_i64().expect("a number"))
+        (metric.clone(), found["value"].as_i64().expect("a number"))
     };
     metrics.iter().map(last).collect()
 }
@@ -47,7 +52,7 @@ fn truth(target: &mut Mutatee) -> BTreeMap<String, i64> {
     members.iter().map(value).collect()
 }
 
-const WIDTHS: [&str; 9] = ["g_i8", "g_u8", "g_i16", "g_u16", "g_i32", "g_u32", "g_i64", "hidden", "optind"];
+const WIDTHS: [&str; 9] = ["g_i8", "g_u8", "g_i16", "g_u16", "g_i32", "g_u32", "g_i64", "waiting", "optind"];
 
 #[test]
 fn variables_are_as_wide_as_they_are() {
@@ -111,6 +116,21 @@ fn members_are_what_the_program_has_given() {
     assert_eq!(found["element"], (0..500).sum::<i64>());
     assert_eq!((found["calls"], found["standing_port"], found["request_depth"]), (500, 99, -7));
     assert_eq!(found["request_second"], 499 * 1_000_003);
+}
+
+#[test]
+fn the_example_of_the_reference_is_right() {
+    let page = std::fs::read_to_string(source_directory().join("docs/mdl.md")).expect("the language reference");
+    let metrics = ["my_nested_lengths", "my_waiting"].map(str::to_owned);
+    let example =
+        page.split("```mdl").filter_map(|rest| rest.split("```").next()).find(|text| text.contains(&metrics[1]));
+    let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
+    std::fs::write(file.path(), example.expect("the example")).expect("a file");
+    let mut target = Mutatee::start("data", &[]);
+    let name = file.path().to_str().expect("a path");
+    let found = values_of(&mut target, name, &metrics, &["set waiting 12", "serve 500"]);
+    let nested: i64 = (0..500).filter(|i| i % 7 - 3 > 1).map(|i| 4_000_000_000 + i).sum();
+    assert_eq!((found["my_nested_lengths"], found["my_waiting"]), (nested, 12));
 }
 
 #[test]
