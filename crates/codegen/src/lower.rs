@@ -150,6 +150,7 @@ mod tests {
             shadow_stack: false,
             ticks: Scale::ONE,
             cpu: CpuClock::None,
+            readable: crate::Readable::default(),
         }
     }
 
