@@ -193,6 +193,10 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) max_overhead: Option<f64>,
 
+    /// Let definitions call functions of the program: its code then runs at places that its author did not plan
+    #[arg(long)]
+    pub(crate) allow_calls: bool,
+
     /// Leave the measurement in when this command ends (with --daemon only)
     #[arg(long)]
     pub(crate) no_remove: bool,

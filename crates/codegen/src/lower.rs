@@ -148,6 +148,7 @@ mod tests {
             shadow_stack: false,
             ticks: Scale::ONE,
             cpu: CpuClock::None,
+            vectors: None,
         }
     }
 
@@ -166,14 +167,14 @@ mod tests {
         }
         expect_test::expect![[r#"
             slow:
-              lea rax,[101172h]
+              lea rax,[1011B2h]
               jmp 0000000000101000h
             base:
               mov eax,fs:[2D0h]
               cmp gs:[10012000h],eax
-              jne short 0000000000101154h
+              jne short 0000000000101194h
             slot:
-              jmp 0000000000101184h
+              jmp 00000000001011C4h
             tail:
               push rbp
               mov rbp,rsp
@@ -181,7 +182,7 @@ mod tests {
               jmp 0000000000001008h
             snippet 0:
               inc qword ptr gs:[10012040h]
-              jmp 0000000000101177h
+              jmp 00000000001011B7h
         "#]]
         .assert_eq(&text);
         assert_eq!((lowered.base.clocks, lowered.base.locked), (0, 0));

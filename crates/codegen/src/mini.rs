@@ -1,7 +1,7 @@
 //! Mini trampolines: one snippet's code at one point, and the jump to the next.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet};
+use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet, ThreadIdentity};
 
 use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
@@ -99,6 +99,14 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
     if env.cpu == CpuClock::None && request.snippet.reads(Clock::Cpu) {
         return Err(CodegenError::NoCpuClock);
     }
+    if !request.snippet.calls().is_empty() {
+        let why = match env.vectors {
+            _ if env.identity == ThreadIdentity::Locked => Some("threads cannot be told apart"),
+            Some(vectors) if vectors.is_sound() => None,
+            _ => Some("the processor's state cannot be kept"),
+        };
+        why.map_or(Ok(()), |why| Err(CodegenError::NoCall { why }))?;
+    }
     snippet::check(request.snippet, request.counters, counters)
 }
 
@@ -127,7 +135,9 @@ impl Parts {
             CpuClock::SystemCall => code.exits().filter(|r| *r == Routine::CpuTime).count() as u32,
             CpuClock::None | CpuClock::Rseq { .. } => 0,
         };
-        let routines = Cost { system_calls, ..Cost::default() };
+        let calls = code.exits().filter(|r| *r == Routine::Call);
+        let calls: Cost = calls.filter_map(|r| Some(Cost::of(0, &routine::assemble(env, r).ok()?))).sum();
+        let routines = Cost { system_calls, ..calls };
         Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(1) + routines
     }
 }

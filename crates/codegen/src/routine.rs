@@ -24,10 +24,12 @@ pub(crate) enum Routine {
     Find,
     /// Reads the thread's processor time by a system call; answers in the shard (`CPU_LAST`), and keeps rcx.
     CpuTime,
+    /// Calls a function of the program, see `calling`; answers in rcx.
+    Call,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 3] = [Routine::Settle, Routine::Find, Routine::CpuTime];
+    pub const ALL: [Routine; 4] = [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Call];
 }
 
 /// The top of this thread's activation records.
@@ -48,6 +50,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Settle => w.settle()?,
             Routine::Find => w.find()?,
             Routine::CpuTime => w.cpu_time()?,
+            Routine::Call => w.call()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };

@@ -88,7 +88,9 @@ impl Evaluator {
         match e {
             Expr::Const(c) => *c,
             Expr::Arg(n) => self.arguments[usize::from(*n)],
-            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => unreachable!("not generated here"),
+            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored | Expr::Call(_) => {
+                unreachable!("not generated here")
+            }
             Expr::Variable(v) => self.variables[v.0 as usize],
             Expr::Unary(UnaryOp::Negate, e) => 0i64.wrapping_sub(self.expr(e)),
             Expr::Unary(UnaryOp::Complement, e) => self.expr(e) ^ -1,

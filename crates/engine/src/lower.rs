@@ -1,15 +1,16 @@
 //! What metrics become: evaluated at a focus, in a process or in a program that stands for all, and woven for nobody.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use ingraft_codegen::{Cost, Environment, MiniRequest, generic_site};
 use ingraft_mdl::{FunctionRef, Insertion, Library, ModuleRef, Program, Variable, evaluate};
 use ingraft_model::{
-    Avma, Bias, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scale, Site, Snippet, Stmt,
+    Avma, Bias, Called, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scale, Site, Snippet, Stmt,
     ThreadIdentity,
 };
-use ingraft_process::Target;
+use ingraft_process::{Target, vector_state};
 
 use crate::api::{EnableRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, TargetSpec};
 use crate::cost::{Meters, Prices};
@@ -24,13 +25,22 @@ use crate::weaving::SETTLE;
 /// Module and function of the program that stands for all.
 const MODULE: &str = "program";
 const FUNCTION: &str = "function";
+/// Where a function is that was not looked up in a process.
+const SOMEWHERE: Avma = Avma(0x7f00_0000_0000);
 
 /// What the code of a target looks like where the C library is glibc.
 fn environment() -> Environment {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
     // as glibc registers its areas
     let cpu = CpuClock::Rseq { slot: -0x98, signature: 0x5305_3053 };
-    Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: Scale::ONE, cpu }
+    Environment {
+        data,
+        identity: ThreadIdentity::FsOffset(0x2d0),
+        shadow_stack: false,
+        ticks: Scale::ONE,
+        cpu,
+        vectors: vector_state(),
+    }
 }
 
 /// One function of one module, which has every name.
@@ -104,7 +114,12 @@ fn woven(
 ) -> Option<Result<ingraft_codegen::Lowered, Refusal>> {
     let settle = Snippet { stmts: vec![Stmt::Settle] };
     let counters = counters(variables);
-    let own = MiniRequest { id: SETTLE + 1, snippet, counters: &counters };
+    let mut snippet = snippet.clone();
+    let Ok(()) = snippet.place_callees::<Infallible>(&mut |called| match called {
+        Called::Named(_) => Ok(Called::At(SOMEWHERE)),
+        Called::At(at) => Ok(Called::At(*at)),
+    });
+    let own = MiniRequest { id: SETTLE + 1, snippet: &snippet, counters: &counters };
     let first = MiniRequest { id: SETTLE, snippet: &settle, counters: &[] };
     // as a session weaves it: records that were left are looked for where one is opened
     let opens = snippet.stmts.iter().any(|s| matches!(s, Stmt::Open(..)));
@@ -168,6 +183,7 @@ fn asked(metric: &str, focus: &Focus) -> EnableRequest {
         definitions: Vec::new(),
         keep: false,
         max_overhead: None,
+        allow_calls: true,
     }
 }
 

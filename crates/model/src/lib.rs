@@ -5,6 +5,7 @@
 
 pub mod activations;
 pub mod addr;
+pub mod call;
 pub mod histogram;
 pub mod layout;
 pub mod metric;
@@ -15,6 +16,7 @@ pub mod snippet;
 
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
+pub use call::{Call, Called, VectorState};
 pub use histogram::{Bucket, Distribution, Scale};
 pub use layout::{CpuClock, DataArea, ThreadIdentity};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};

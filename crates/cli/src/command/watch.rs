@@ -23,6 +23,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         definitions: definitions.clone(),
         keep: args.measure.no_remove,
         max_overhead: args.measure.max_overhead,
+        allow_calls: args.measure.allow_calls,
     };
     let plan = Plan::new(&args.measure, &args.target, request, out);
     measure::run(plan, context, &mut WatchView::default(), out).await

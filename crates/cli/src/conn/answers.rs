@@ -46,6 +46,8 @@ pub(crate) struct Request {
     pub(crate) keep: bool,
     /// What it may cost, in percent of a processor; none: as the engine is set up.
     pub(crate) max_overhead: Option<f64>,
+    /// Whether definitions may call functions of the target.
+    pub(crate) allow_calls: bool,
 }
 
 /// What metrics become is asked.
@@ -171,6 +173,7 @@ impl Request {
             definitions: self.definitions.iter().map(Source::to_wire).collect(),
             keep: self.keep,
             max_overhead: self.max_overhead,
+            allow_calls: self.allow_calls,
         }
     }
 }

@@ -154,6 +154,7 @@ impl Stage<'_> {
             definitions: Vec::new(),
             keep: false,
             max_overhead: None,
+            allow_calls: false,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let enabled = self.client.enable(&request, &mut progress).await?;

@@ -7,7 +7,7 @@ use super::walk::Walk;
 use super::{Flaw, VerifyError, check_writes, fail, prove_routines};
 use crate::arena::Arena;
 use crate::environment::Environment;
-use crate::mini::WovenMini;
+use crate::mini::{MiniRequest, WovenMini};
 use crate::weave::{Inner, WovenPoint};
 
 /// Proves a removal: every original byte comes back, every record of the points is in the plan, nothing else is.
@@ -76,20 +76,20 @@ pub fn verify_removed_within(plan: &PatchPlan, point: &WovenPoint) -> Result<(),
     if right { Ok(()) } else { fail(point.at.0, Flaw::BadMove) }
 }
 
-/// Proves the plan of [`crate::add_mini`]: `after` is the point as it will be, with the new snippet of number `id`.
+/// Proves the plan of [`crate::add_mini`]: `after` is the point as it will be, with the snippet that was asked for.
 pub fn verify_added(
     env: &Environment,
     arena: &Arena,
     plan: &PatchPlan,
     after: &WovenPoint,
-    id: u64,
+    request: &MiniRequest<'_>,
 ) -> Result<(), VerifyError> {
     check_live_jump(plan, after)?;
-    let found = after.minis.iter().enumerate().find(|(_, m)| m.id == id);
+    let found = after.minis.iter().enumerate().find(|(_, m)| m.id == request.id);
     let Some((index, mini)) = found else { return fail(after.at.0, Flaw::Unmatched) };
     let memory = Memory::new(&plan.code, &arena.range())?;
     let next = after.minis.get(index + 1).map_or(after.leave, |m| m.start).0;
-    let mut walk = Walk::new(env, arena, &memory);
+    let mut walk = Walk::new(env, arena, &memory, std::iter::once(request));
     let mut proven = vec![(mini.range.start.0, mini.range.end.0)];
     prove_routines(&mut walk, arena, &memory, &mut proven)?;
     walk.begin_added(after, mini, next);

@@ -81,7 +81,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
                 restored.truncate(restored.len() - usize::from(restores.is_some()));
                 kept.push(Stmt::Open(record.clone(), body?));
             }
-            Stmt::Settle | Stmt::Close(..) | Stmt::Observe(..) => {}
+            Stmt::Settle | Stmt::Close(..) | Stmt::Observe(..) | Stmt::Call(_) => {}
         }
     }
     Ok(kept)
@@ -93,7 +93,7 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
         Expr::Const(_) | Expr::Variable(_) => Ok(()),
         Expr::Unary(_, e) => known(e),
         Expr::Binary(_, a, b) => known(a).and_then(|()| known(b)),
-        Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored => Err(Uncaught::Arguments),
+        Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Call(_) => Err(Uncaught::Arguments),
         Expr::Elapsed(_) => Err(Uncaught::Begin),
     }
 }
@@ -185,7 +185,7 @@ impl<'a> Shard<'a> {
                         self.set(counters, *timer, NEST, nest - 1);
                     }
                 }
-                Stmt::Settle | Stmt::Close(..) | Stmt::Observe(..) => {}
+                Stmt::Settle | Stmt::Close(..) | Stmt::Observe(..) | Stmt::Call(_) => {}
             }
         }
     }
@@ -218,7 +218,7 @@ impl<'a> Shard<'a> {
             Expr::Unary(op, e) => op.apply(self.eval(e, counters)),
             Expr::Binary(op, a, b) => op.apply(self.eval(a, counters), self.eval(b, counters)),
             // not in a state, see `known`
-            Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(_) => 0,
+            Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(_) | Expr::Call(_) => 0,
         }
     }
 

@@ -61,7 +61,14 @@ impl Session {
                     .insert(MeasurementId(kept.id), adopted(pid, library, kept.definitions, kept.pairs));
             }
             control.attached = Some(Attached {
-                env: Environment { data: area.layout(), identity, shadow_stack, ticks: Scale::ONE, cpu },
+                env: Environment {
+                    data: area.layout(),
+                    identity,
+                    shadow_stack,
+                    ticks: Scale::ONE,
+                    cpu,
+                    vectors: vector_state(),
+                },
                 area,
                 journal,
                 woven: Woven::adopt(contents.points, contents.arenas),
@@ -117,6 +124,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         definitions,
         keep: true,
         max_overhead: None,
+        allow_calls: false,
     };
     // its code is not known well enough to be taken out piece by piece
     let limit = f64::INFINITY;

@@ -51,7 +51,11 @@ impl Session {
         let before = attached.woven.clone();
         let taken = attached.woven.unweave(minis).and_then(|(plan, gone)| {
             attached.woven.leave_idle(&plan.retired);
-            let options = ApplyOptions { check_quiet: attached.woven.idle(), ..ApplyOptions::default() };
+            let options = ApplyOptions {
+                check_quiet: attached.woven.idle(),
+                calls: Some(attached.env.data),
+                ..ApplyOptions::default()
+            };
             let applied = self.target.apply(&plan, &options).map_err(|e| Error::apply(self.pid(), e))?;
             Ok((applied, options.check_quiet, gone))
         });

@@ -90,6 +90,7 @@ impl Check<'_> {
                     self.expr(condition, at, closed);
                     self.stmts(inner, at, closed);
                 }
+                Stmt::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
                 Stmt::Settle => panic!("who puts the code of several requests together settles once"),
                 Stmt::Open(record, inner) => {
                     assert!(!is_end(at));
@@ -125,6 +126,7 @@ impl Check<'_> {
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Unary(_, e) => self.expr(e, at, closed),
+            Expr::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
             Expr::Binary(_, a, b) => {
                 self.expr(a, at, closed);
                 self.expr(b, at, closed);
