@@ -186,7 +186,7 @@ impl<'a> Evaluation<'a> {
             ExprKind::Unary(op, operand) => Some(fold_unary(*op, self.value(operand)?)),
             ExprKind::Binary(op, a, b) => {
                 let (a, b) = (self.value(a), self.value(b));
-                Some(fold_binary(*op, a?, b?))
+                Some(both_sides(*op, a?, b?))
             }
             ExprKind::Call(callee, args) => self.call(expr, callee, args),
             ExprKind::Text(_) => self.refuse(expr, "strings in code"),
@@ -280,6 +280,20 @@ fn fold_unary(op: UnaryOp, value: Out) -> Out {
         Out::Const(value) => Out::Const(unary(op, value)),
         value => Out::Unary(op, Box::new(value)),
     }
+}
+
+/// An operator whose sides are both computed, as far as that can be told from outside: calls are made whatever the other side is.
+fn both_sides(op: BinaryOp, a: Out, b: Out) -> Out {
+    let bitwise = match op {
+        BinaryOp::LogicalAnd => BinaryOp::And,
+        BinaryOp::LogicalOr => BinaryOp::Or,
+        _ => return fold_binary(op, a, b),
+    };
+    if !a.has_calls() && !b.has_calls() {
+        return fold_binary(op, a, b);
+    }
+    let truth = |e| fold_binary(BinaryOp::NotEqual, e, Out::Const(0));
+    fold_binary(bitwise, truth(a), truth(b))
 }
 
 fn fold_binary(op: BinaryOp, a: Out, b: Out) -> Out {
