@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use crate::args::{self, Common, Format};
-use crate::conn::{Client, Enabled, Ended, Engines, Event, Reading, Request, Source, Target};
+use crate::conn::{Chapter, Client, Enabled, Ended, Engines, Event, Reading, Request, Source, Target};
 use crate::exit::{Failure, Kind, Stop};
 use crate::objects::{self, Cost, Object, hex, millis};
 use crate::output::progress::Progress;
@@ -35,6 +35,8 @@ pub(crate) struct Plan {
     measure: args::Measure,
     /// Time between two readings.
     interval: Duration,
+    /// How long a phase of the histories is.
+    phases: Option<Duration>,
 }
 
 impl Plan {
@@ -53,7 +55,13 @@ impl Plan {
             requests: targets.into_iter().map(request).collect(),
             interval: measure.interval.unwrap_or(INTERVAL),
             measure: measure.clone(),
+            phases: None,
         }
+    }
+
+    /// The same with its time told apart in phases.
+    pub(crate) fn in_phases(self, phases: Option<Duration>) -> Self {
+        Plan { phases, ..self }
     }
 }
 
@@ -72,6 +80,8 @@ pub(crate) struct Site {
     lost: Option<Failure>,
     /// Pairs of which it has been said that they were taken out.
     told_out: BTreeSet<usize>,
+    /// What the values did over time, if that was asked for and it is over.
+    pub(crate) chapters: Vec<Chapter>,
 }
 
 /// How a command presents a measurement.
@@ -95,7 +105,7 @@ pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, o
     let mut signals = Signals::take()?;
     let mut session = Session { plan, context, sites: Vec::new(), streams: Vec::new() };
     let (events, mut arriving) = mpsc::channel(64);
-    let mut result = session.insert(events, out).await;
+    let mut result = session.insert(events, &mut signals, out).await;
     if result.is_ok() {
         result = session.follow(&mut arriving, &mut signals, view, out).await;
     }
@@ -117,13 +127,23 @@ impl Session<'_> {
     }
 
     /// Inserts all requests; with an error, those that went in are in `sites`.
-    async fn insert(&mut self, events: mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
+    async fn insert(
+        &mut self,
+        events: mpsc::Sender<Arrival>,
+        signals: &mut Signals,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
         let clients = self.context.engines.clients();
         let mut missing = Vec::new();
         for client in clients {
             for request in &self.plan.requests {
                 let mut progress = Progress::new("reading the program", self.format());
-                let enabled = match client.enable(request, &mut progress).await {
+                let enabled = tokio::select! {
+                    enabled = client.enable(request, &mut progress) => enabled,
+                    // What may take long is given up; else the insertion is over in a moment.
+                    () = signals.asked(), if !request.wait.is_zero() => Err(given_up()),
+                };
+                let enabled = match enabled {
                     Ok(enabled) => enabled,
                     // With several hosts a target need not be on each of them.
                     Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => {
@@ -186,6 +206,7 @@ impl Session<'_> {
     ) -> Result<(), Stop> {
         let deadline = self.plan.measure.duration.map(|d| Instant::now() + d);
         let mut look = tokio::time::interval(LOOK);
+        let mut phase_ends = self.plan.phases.map(|length| Instant::now() + length);
         while self.sites.iter().any(Site::goes_on) {
             tokio::select! {
                 biased;
@@ -194,6 +215,12 @@ impl Session<'_> {
                 _ = look.tick() => if out.reader_gone() {
                     return Err(Stop::ReaderGone);
                 },
+                () = until(phase_ends) => {
+                    phase_ends = phase_ends.zip(self.plan.phases).map(|(end, length)| end + length);
+                    for site in self.sites.iter().filter(|site| site.goes_on()) {
+                        site.client.start_phase(site.enabled.measurement).await?;
+                    }
+                }
                 arrival = arriving.recv() => {
                     let Some((at, event)) = arrival else { break };
                     let Some(site) = self.sites.get_mut(at) else { continue };
@@ -244,6 +271,12 @@ impl Session<'_> {
                 }
                 farewells.push((site.ended, Object::Cost(cost)));
             }
+            if counted && self.plan.requests.iter().any(|request| request.history) {
+                match site.client.chapters(site.enabled.measurement, &site.enabled.pairs).await {
+                    Ok(chapters) => site.chapters = chapters,
+                    Err(failure) => output::warn(&failure.to_string(), format),
+                }
+            }
             let left = match site.leave(&self.plan.measure, format, out).await {
                 Ok(Object::Removed(removed)) => {
                     let differs = (!removed.text_restored).then(|| words::not_restored(&removed));
@@ -281,6 +314,10 @@ impl Session<'_> {
     }
 }
 
+fn given_up() -> Failure {
+    Failure::failed("the measurement was given up before it was in", "nothing is inserted")
+}
+
 async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
@@ -301,6 +338,7 @@ impl Site {
             ended: false,
             lost: None,
             told_out: BTreeSet::new(),
+            chapters: Vec::new(),
         }
     }
 

@@ -102,7 +102,7 @@ fn it_comes_and_goes_under_load() {
     for _ in 0..scaled(5, 50) {
         let mut session = watch(&target, &["helped@/Code/guest/work"]);
         session.wait_for("sample");
-        session.interrupt().assert_code(0).assert_removed();
+        let _ = session.interrupt().assert_code(0).assert_removed();
         target::assert_clean(target.pid(), &before);
     }
     target.reply().assert_right();
