@@ -107,6 +107,11 @@ impl Session {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
         }
+        if let Ok((left, missed)) = attached.area.calls_amiss()
+            && (left, missed) != (0, 0)
+        {
+            tracing::warn!(left, missed, "functions that were called did not return, or could not be called");
+        }
         let records = attached.woven.records(&control.modules);
         let arenas = attached.woven.arenas();
         let layout = attached.area.layout();
