@@ -9,6 +9,7 @@ mod calling;
 mod calls;
 mod catch_up;
 mod corners;
+mod coroutines;
 mod costs;
 mod counting;
 mod cpu_times;
