@@ -90,8 +90,11 @@ fn find(modules: &Modules, name: &str) -> Result<Avma, Error> {
     };
     let stays = file.is_program || file.names.iter().any(|n| C_LIBRARY.contains(&n.as_str()));
     let why = match known.kind() {
-        FunctionKind::IfuncResolver => "which code it means is chosen when the program starts; name that code",
-        FunctionKind::Stub => "it is a stub of the linker",
+        // where debug symbols are, a resolver has a name of its own as well
+        kind if kind == FunctionKind::IfuncResolver || known.names().iter().any(|name| name.is_ifunc()) => {
+            "which code it means is chosen when the program starts; name that code"
+        }
+        FunctionKind::IfuncResolver | FunctionKind::Stub => "it is a stub of the linker",
         FunctionKind::Normal if !stays => "a library other than the C library could be unloaded while code calls it",
         FunctionKind::Normal if module.image.elf().is_go() => "the stacks of Go have no room for it",
         FunctionKind::Normal if sites::never_returns(modules, *function) => "it never returns",

@@ -65,7 +65,7 @@ fn words(i: &Instruction) -> String {
 
 fn form(env: &Environment, vectors: VectorState) -> Vec<Right> {
     let data = &env.data;
-    let area = (u64::from(vectors.bytes) + 63) / 64 * 64;
+    let area = 64 * u64::from(vectors.bytes).div_ceil(64);
     let alive = format!("cmp dword ptr [{:#x}],0x0", data.alive());
     let open = |what: &str| format!("lock {what} dword ptr [{:#x}]", data.displacement(header::CALLS_OPEN));
     let components = [
