@@ -44,8 +44,11 @@ fn has_avx512() -> bool {
 
 type Written = Result<(), IcedError>;
 
+/// Where a function lies, and what writes it.
+type Part<'a> = (u64, &'a dyn Fn(&mut CodeAssembler) -> Written);
+
 /// A text of functions at their places.
-fn text(parts: &[(u64, &dyn Fn(&mut CodeAssembler) -> Written)]) -> Vec<u8> {
+fn text(parts: &[Part<'_>]) -> Vec<u8> {
     let mut text = Vec::new();
     for (at, write) in parts {
         let mut a = CodeAssembler::new(64).expect("64 bits");
