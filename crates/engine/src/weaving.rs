@@ -549,7 +549,7 @@ impl Woven {
                     let arena = &self.arenas[point.arena];
                     let before = point.woven.clone();
                     let removed = remove_mini(arena, &mut point.woven, *id).map_err(codegen_error)?;
-                    verify_removed(&removed, &before, &point.woven).map_err(|e| defect(&e))?;
+                    verify_removed(arena, &removed, &before, &point.woven).map_err(|e| defect(&e))?;
                     point.roles.remove(index);
                     point.meters.retain(|meter| meter.mini != *id);
                     append(&mut plan, removed);

@@ -12,9 +12,10 @@ use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
 use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
 use crate::environment::Environment;
-use crate::mini::{MiniRequest, WovenMini};
+use crate::mini::{MiniCode, MiniRequest};
 use crate::routine::Routine;
-use crate::slow::{COUNT, MARKER};
+use crate::slot::{LEN, OPCODE};
+use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::weave::WovenPoint;
 
 /// A word on the stack: the original value of a register by number, or these.
@@ -314,8 +315,9 @@ impl<'a> Walk<'a> {
         self.slot = point.slot.0;
         self.pushed = 0;
         self.base = point.base.0;
-        let jumps = std::iter::once(point.slot).chain(point.minis.iter().map(|m| m.jump));
-        let starts = point.minis.iter().map(|m| m.start).chain([point.leave]);
+        let chain = || point.minis.iter().filter_map(|m| m.code.as_ref());
+        let jumps = std::iter::once(point.slot).chain(chain().map(|m| m.jump));
+        let starts = chain().map(|m| m.start).chain([point.leave]);
         self.chain.clear();
         self.chain.extend(jumps.zip(starts).map(|(jump, start)| (jump.0, start.0)));
     }
@@ -372,18 +374,42 @@ impl<'a> Walk<'a> {
     pub fn from(&mut self, at: u64, state: State) -> Result<(), VerifyError> {
         self.execute(at, state, Mode::Point)?;
         let begins = |bytes: &[u8], what: &[u8]| bytes.starts_with(what);
-        let leave = self.slot + 5;
+        let leave = self.slot + LEN;
         let Some(bytes) = self.memory.bytes(leave) else { return fail(leave, Flaw::NoInstruction) };
         // the slow routine would take the tail for a snippet
         if begins(bytes, &COUNT[..4]) || begins(bytes, &MARKER) {
             return fail(leave, Flaw::Forbidden);
         }
-        let slot = self.memory.decode(self.slot)?;
-        if slot.code() == Code::Jmp_rel32_64 && self.visit(self.slot)?.1 != Visit::Never {
-            Ok(())
-        } else {
-            fail(self.slot, Flaw::Astray)
+        if self.visit(self.slot)?.1 != Visit::Never { Ok(()) } else { fail(self.slot, Flaw::Astray) }
+    }
+
+    /// The slot is the point's only snippet, in the form in which the slow routine finds it, or a jump, and behind that four bytes that nobody
+    /// executes; all on one page.
+    pub fn slot(&mut self, point: &WovenPoint) -> Result<(), VerifyError> {
+        let at = self.slot;
+        let bytes = self.memory.bytes(at).and_then(|b| b.first_chunk::<{ LEN as usize }>());
+        let Some([opcode @ .., a, b, c, d]) = bytes else { return fail(at, Flaw::NoInstruction) };
+        if at % 4096 > 4096 - LEN {
+            return fail(at, Flaw::Straddles);
         }
+        if point.operand != u32::from_le_bytes([*a, *b, *c, *d]) {
+            return fail(at, Flaw::Unmatched);
+        }
+        let slot = *self.memory.decode(at)?;
+        if point.minis.iter().all(|m| m.code.is_some()) {
+            let filler = *self.memory.decode(at + OPCODE)?;
+            let right =
+                slot.code() == Code::Jmp_rel32_64 && filler.code() == Code::Nop_rm32 && filler.next_ip() == at + LEN;
+            return if right { self.mark(&filler) } else { fail(at, Flaw::Astray) };
+        }
+        let count = if self.env.identity == ThreadIdentity::Locked { LOCKED_COUNT } else { COUNT };
+        let alone = point.minis.len() == 1 && *opcode == count && slot.next_ip() == at + LEN;
+        if alone { Ok(()) } else { fail(at, Flaw::Astray) }
+    }
+
+    /// Whether these are the bytes behind the jump of the slot.
+    pub fn is_filler(&self, at: u64) -> bool {
+        at == self.slot + OPCODE && self.visit(at).is_ok_and(|(_, visit)| visit == Visit::Marked)
     }
 
     /// The instructions right before the slot keep every thread out whose shard this is not, and fork children.
@@ -440,7 +466,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Starts the proof of a snippet that is added to a woven point, and ends generated code at `next`, where its chain goes on.
-    pub fn begin_added(&mut self, point: &WovenPoint, mini: &WovenMini, next: u64) {
+    pub fn begin_added(&mut self, point: &WovenPoint, mini: &MiniCode, next: u64) {
         self.restart();
         let free = point.scratch.map_or(0, |r| 1u16 << (r.0 & 15)) | u16::from(point.rax_free);
         self.scratch = free;
@@ -463,7 +489,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
-    pub fn twin(&mut self, mini: &WovenMini) -> Result<(), VerifyError> {
+    pub fn twin(&mut self, mini: &MiniCode) -> Result<(), VerifyError> {
         let start = mini.start.0;
         let Some(state) = self.state(self.visit(start)?.1).cloned() else {
             return fail(start, Flaw::Untiled);
@@ -489,12 +515,15 @@ impl<'a> Walk<'a> {
         self.execute(mini.range.start.0, state, Mode::Twin(mini.jump.0))
     }
 
-    /// Whether a snippet is one increment of that counter.
-    pub fn counts(&self, mini: &WovenMini, counter: u32) -> bool {
-        self.memory.decode(mini.start.0).is_ok_and(|i| {
-            i.code() == Code::Inc_rm64
-                && i.next_ip() == mini.jump.0
-                && i.memory_displacement64() == u64::from(self.env.data.counter(counter))
+    /// Where a counter lies.
+    pub fn displacement(&self, counter: u32) -> u32 {
+        self.env.data.counter(counter)
+    }
+
+    /// Whether the code of a snippet is one increment of the counter at that displacement.
+    pub fn counts(&self, start: u64, behind: u64, displacement: u32) -> bool {
+        self.memory.decode(start).is_ok_and(|i| {
+            i.code() == Code::Inc_rm64 && i.next_ip() == behind && i.memory_displacement64() == u64::from(displacement)
         })
     }
 

@@ -148,7 +148,7 @@ pub fn list(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>]) -> String {
         for (at, name) in [(p.base, "base"), (p.slot, "slot"), (p.leave, "leave"), (p.tail, "tail")] {
             names.entry(at.0).or_insert_with(Vec::new).push(name);
         }
-        for m in &p.minis {
+        for m in p.minis.iter().filter_map(|m| m.code.as_ref()) {
             names.entry(m.range.start.0).or_insert_with(Vec::new).push(if m.start == m.range.start {
                 "mini"
             } else {
