@@ -151,6 +151,7 @@ mod tests {
             ticks: Scale::ONE,
             cpu: CpuClock::None,
             vectors: None,
+            readable: crate::Readable::default(),
         }
     }
 

@@ -7,6 +7,7 @@ use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
 use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
+use crate::reading;
 use crate::routine::{self, Routine};
 use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::snippet::{self, Access, Code};
@@ -140,6 +141,7 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
         };
         why.map_or(Ok(()), |why| Err(CodegenError::NoCall { why }))?;
     }
+    reading::check(env, request.snippet)?;
     snippet::check(request.snippet, request.counters, counters)
 }
 
@@ -164,13 +166,15 @@ pub(crate) struct Parts {
 impl Parts {
     /// What the code costs that this is about.
     pub fn cost(&self, env: &Environment, code: &Compiled, block: &Block) -> Cost {
-        let system_calls = match env.cpu {
-            CpuClock::SystemCall => code.exits().filter(|r| *r == Routine::CpuTime).count() as u32,
-            CpuClock::None | CpuClock::Rseq { .. } => 0,
+        let calls = |routine: Routine| match (routine, env.cpu) {
+            (Routine::CpuTime, CpuClock::SystemCall) => 1,
+            (Routine::Read, _) => reading::SYSTEM_CALLS,
+            _ => 0,
         };
-        let calls = code.exits().filter(|r| *r == Routine::Call);
-        let calls: Cost = calls.filter_map(|r| Some(Cost::of(0, &routine::assemble(env, r).ok()?))).sum();
-        let routines = Cost { system_calls, ..calls };
+        let system_calls = code.usual_exits().iter().map(|(_, routine)| calls(*routine)).sum();
+        let called = code.usual_exits().iter().filter(|(_, routine)| *routine == Routine::Call);
+        let called: Cost = called.filter_map(|(_, r)| Some(Cost::of(0, &routine::assemble(env, *r).ok()?))).sum();
+        let routines = Cost { system_calls, ..called };
         Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(2) + routines
     }
 }
@@ -184,12 +188,21 @@ impl Compiled {
         }
     }
 
+    /// The jumps to routines of all of it.
     fn exits(&self) -> impl Iterator<Item = Routine> {
-        let own = match self {
-            Compiled::Code { own: Some(own), .. } => own.exits.as_slice(),
-            _ => &[],
+        let codes = match self {
+            Compiled::Code { own, shared } => [own.as_ref(), Some(shared)],
+            Compiled::Count(_) => [None, None],
         };
-        own.iter().map(|(_, routine)| *routine)
+        codes.into_iter().flatten().flat_map(|code| &code.exits).map(|(_, routine)| *routine)
+    }
+
+    /// The jumps to routines of what runs in a thread that has what it needs.
+    fn usual_exits(&self) -> &[(u32, Routine)] {
+        match self {
+            Compiled::Code { own: Some(code), .. } | Compiled::Code { own: None, shared: code } => &code.exits,
+            Compiled::Count(_) => &[],
+        }
     }
 
     /// Writes the shared routines that this code needs and the arena does not have yet.

@@ -26,10 +26,13 @@ pub(crate) enum Routine {
     CpuTime,
     /// Calls a function of the program, see `calling`; answers in rcx.
     Call,
+    /// Reads memory of the program by a system call: so many bytes as rdx says, from the address in rcx. Answers them in rcx, the others 0;
+    /// all 0 if they cannot be read.
+    Read,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 4] = [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Call];
+    pub const ALL: [Routine; 5] = [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Read, Routine::Call];
 }
 
 /// The top of this thread's activation records.
@@ -51,6 +54,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Find => w.find()?,
             Routine::CpuTime => w.cpu_time()?,
             Routine::Call => w.call()?,
+            Routine::Read => w.read()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };
@@ -203,14 +207,14 @@ impl Writer<'_> {
     }
 
     /// Addresses of an arena stay in registers, hence rbx, which no system call changes, for the way back.
-    fn save(&mut self) -> Result<(), Assembly> {
+    pub fn save(&mut self) -> Result<(), Assembly> {
         for r in SAVED {
             self.a.push(r)?;
         }
         Ok(self.a.mov(rbx, rax)?)
     }
 
-    fn leave(&mut self) -> Result<(), Assembly> {
+    pub fn leave(&mut self) -> Result<(), Assembly> {
         self.a.mov(rax, rbx)?;
         for r in SAVED.into_iter().rev() {
             self.a.pop(r)?;

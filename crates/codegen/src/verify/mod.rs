@@ -16,6 +16,7 @@ mod inner;
 mod lockstep;
 mod memory;
 mod rules;
+mod system_call;
 mod walk;
 
 use iced_x86::Code;

@@ -3,14 +3,14 @@
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpKind, Register};
 use ingraft_model::layout::{OWNER, TOP};
-use ingraft_model::{Avma, AvmaRange, Call, Called, CpuClock, Gpr, Site, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity};
 
 use super::calling;
 use super::memory::Memory;
 use super::rules::{may_read, may_write, number_of, permitted, writes};
+use super::system_call;
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
-use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
 use crate::environment::Environment;
 use crate::mini::{MiniCode, MiniRequest};
 use crate::routine::Routine;
@@ -28,9 +28,6 @@ const CALLEE: u8 = 19;
 
 /// Stands for the address in rax with which a shared routine is entered: no address of an instruction.
 const WAY_BACK: u64 = u64::MAX;
-
-/// Bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32` before a system call.
-const CLOCK_CALL: u64 = 13;
 
 /// Most words that generated code may push: a snippet's levels and what is saved around it.
 const STACK_MAX: usize = 80;
@@ -548,34 +545,31 @@ impl<'a> Walk<'a> {
         let calls: Vec<_> = visited().filter(|i| i.code() == Code::Syscall).map(Instruction::ip).collect();
         for branch in visited().filter(|i| i.is_jmp_short_or_near() || i.is_jcc_short_or_near()) {
             let target = branch.near_branch_target();
-            if calls.iter().any(|call| target > call - CLOCK_CALL && target <= *call) {
+            let asks = system_call::bytes_before(self.env, routine);
+            if calls.iter().any(|call| target > call.wrapping_sub(asks) && target <= *call) {
                 return fail(branch.ip(), Flaw::Astray);
             }
         }
         Ok(())
     }
 
-    /// The one system call that a routine makes: the time of the calling thread, into the two words that were pushed last.
-    fn clock_call(&self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+    /// The one system call that a routine makes, and what it leaves.
+    fn system_call(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
         let at = i.ip();
         let (number, _) = self.visit(at)?;
         let before = |n: usize| number.checked_sub(n).and_then(|n| self.memory.get(n)).copied().unwrap_or_default();
-        let sets = |i: &Instruction, r: Register, value: i32| {
-            i.code() == Code::Mov_r32_imm32 && i.op0_register() == r && i.immediate32() == value.cast_unsigned()
-        };
-        let (eax, rsi, edi) = (before(1), before(2), before(3));
-        let place = (rsi.op0_register(), rsi.op1_register()) == (Register::RSI, Register::RSP)
-            && matches!(rsi.code(), Code::Mov_rm64_r64 | Code::Mov_r64_rm64);
-        let asks = sets(&eax, Register::EAX, CLOCK_GETTIME) && place && sets(&edi, Register::EDI, THREAD_CPUTIME);
-        let permitted = matches!(mode, Mode::Routine(_)) && self.env.cpu != CpuClock::None;
-        if !permitted || !asks || edi.ip() != at.wrapping_sub(CLOCK_CALL) {
+        let Mode::Routine(routine) = mode else { return fail(at, Flaw::Forbidden) };
+        if !system_call::permitted(self.env, routine, at, &before) {
             return fail(at, Flaw::Forbidden);
         }
-        for _ in 0..2 {
-            state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
-        }
-        for _ in 0..2 {
-            state.stack.push(at, OTHER)?;
+        // a reading's answer lies where zeroes were pushed
+        if routine != Routine::Read {
+            for _ in 0..2 {
+                state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
+            }
+            for _ in 0..2 {
+                state.stack.push(at, OTHER)?;
+            }
         }
         [0, 1, 11].into_iter().for_each(|r| state.lose(r));
         state.flags_kept = false;
@@ -616,7 +610,7 @@ impl<'a> Walk<'a> {
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::Call if instruction.code() == Code::Syscall => {
-                    self.clock_call(instruction, &mut state, mode)?;
+                    self.system_call(instruction, &mut state, mode)?;
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
@@ -649,7 +643,6 @@ impl<'a> Walk<'a> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
         state.flags_kept = false;
         match routine {
-            Routine::CpuTime => {}
             Routine::Settle | Routine::Find => {
                 self.answers.push(back);
                 state.lose(1);
@@ -667,6 +660,8 @@ impl<'a> Walk<'a> {
                 }
                 state.lose(1);
             }
+            Routine::Read => state.lose(1),
+            Routine::CpuTime => {}
         }
         Ok((back, state))
     }

@@ -8,7 +8,9 @@ use std::fmt::Write as _;
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 use ingraft_codegen::verify::verify_weave;
-use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, weave_points};
+use ingraft_codegen::{
+    Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, WovenPoint, weave_points,
+};
 use ingraft_model::histogram::Scale;
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
@@ -24,10 +26,22 @@ pub fn property_config() -> proptest::test_runner::Config {
 /// The reference environment: glibc's thread id, a data area at 256 MiB.
 pub fn environment(identity: ThreadIdentity) -> Environment {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    Environment { data, identity, shadow_stack: false, ticks: TICKS, cpu: CpuClock::None, vectors: None }
+    Environment {
+        data,
+        identity,
+        shadow_stack: false,
+        ticks: TICKS,
+        cpu: CpuClock::None,
+        vectors: None,
+        readable: READABLE,
+    }
 }
 
 pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
+
+/// The scratch memory of programs that tests run, and a process that does not exist.
+pub const READABLE: Readable =
+    Readable { start: Avma(image::SCRATCH), end: Avma(image::SCRATCH + 0x8000), process: Some(0x7fff_ffff) };
 
 /// 3 GHz.
 pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };

@@ -68,6 +68,7 @@ impl Session {
                     ticks: Scale::ONE,
                     cpu,
                     vectors: vector_state(),
+                    readable: Readable::default(),
                 },
                 area,
                 journal,
