@@ -193,6 +193,10 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) max_overhead: Option<f64>,
 
+    /// Let definitions call functions of the program: its code then runs at places that its author did not plan
+    #[arg(long)]
+    pub(crate) allow_calls: bool,
+
     /// If the target cannot be changed now (a thread does not stop, a debugger is attached), try again for this time
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,

@@ -124,7 +124,7 @@ fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) 
         M::Bsr | M::Bsf | M::Lzcnt | M::Tzcnt => 4,
         M::Rdfsbase | M::Rdgsbase => 40,
         M::Wrfsbase | M::Wrgsbase => 80,
-        M::Xsave | M::Xsavec | M::Xrstor | M::Fxsave | M::Fxrstor => 250,
+        M::Xsave | M::Xsave64 | M::Xsavec | M::Xrstor | M::Xrstor64 | M::Fxsave | M::Fxrstor => 250,
         _ => 1,
     };
     if instruction.has_lock_prefix() {

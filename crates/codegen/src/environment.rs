@@ -2,7 +2,7 @@
 
 use ingraft_model::histogram::Scale;
 use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
-use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity};
+use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity, VectorState};
 
 /// Facts about a target that decide the shape of its trampolines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct Environment {
     pub ticks: Scale,
     /// How the processor time of a thread is read.
     pub cpu: CpuClock,
+    /// What is kept around calls of functions of the program; none can be made without it.
+    pub vectors: Option<VectorState>,
     /// What can be read of the program's own memory.
     pub readable: Readable,
 }
@@ -90,6 +92,12 @@ pub enum CodegenError {
     /// A snippet reads the processor time of its thread, which cannot be had in this target.
     #[error("processor time cannot be read here")]
     NoCpuClock,
+    /// A snippet calls a function of the program: where that is not possible, or one that was not looked up, or with too many arguments.
+    #[error("a function cannot be called here: {why}")]
+    NoCall {
+        /// What is missing.
+        why: &'static str,
+    },
     /// A snippet reads memory as if it could not go away, and it is not the program's own data.
     #[error("{at:#x} is not in the data of the program itself")]
     Fleeting {

@@ -28,6 +28,7 @@
 mod activation;
 mod arena;
 mod block;
+mod calling;
 mod change;
 mod cost;
 mod cpu;

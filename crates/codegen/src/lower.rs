@@ -150,6 +150,7 @@ mod tests {
             shadow_stack: false,
             ticks: Scale::ONE,
             cpu: CpuClock::None,
+            vectors: None,
             readable: crate::Readable::default(),
         }
     }
@@ -169,12 +170,12 @@ mod tests {
         }
         expect_test::expect![[r#"
             slow:
-              lea rax,[101192h]
+              lea rax,[1011C2h]
               jmp 0000000000101000h
             base:
               mov eax,fs:[2D0h]
               cmp gs:[10012000h],eax
-              jne short 0000000000101174h
+              jne short 00000000001011A4h
             snippet 0:
               inc qword ptr gs:[10012040h]
             tail:

@@ -1,7 +1,7 @@
 //! Mini trampolines: one snippet's code at one point, and the jump to the next.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet};
+use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet, ThreadIdentity};
 
 use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
@@ -133,6 +133,14 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
     if env.cpu == CpuClock::None && request.snippet.reads(Clock::Cpu) {
         return Err(CodegenError::NoCpuClock);
     }
+    if !request.snippet.calls().is_empty() {
+        let why = match env.vectors {
+            _ if env.identity == ThreadIdentity::Locked => Some("threads cannot be told apart"),
+            Some(vectors) if vectors.is_sound() => None,
+            _ => Some("the processor's state cannot be kept"),
+        };
+        why.map_or(Ok(()), |why| Err(CodegenError::NoCall { why }))?;
+    }
     reading::check(env, request.snippet)?;
     snippet::check(request.snippet, request.counters, counters)
 }
@@ -164,7 +172,9 @@ impl Parts {
             _ => 0,
         };
         let system_calls = code.usual_exits().iter().map(|(_, routine)| calls(*routine)).sum();
-        let routines = Cost { system_calls, ..Cost::default() };
+        let called = code.usual_exits().iter().filter(|(_, routine)| *routine == Routine::Call);
+        let called: Cost = called.filter_map(|(_, r)| Some(Cost::of(0, &routine::assemble(env, *r).ok()?))).sum();
+        let routines = Cost { system_calls, ..called };
         Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(2) + routines
     }
 }

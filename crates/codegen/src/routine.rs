@@ -24,13 +24,15 @@ pub(crate) enum Routine {
     Find,
     /// Reads the thread's processor time by a system call; answers in the shard (`CPU_LAST`), and keeps rcx.
     CpuTime,
+    /// Calls a function of the program, see `calling`; answers in rcx.
+    Call,
     /// Reads memory of the program by a system call: so many bytes as rdx says, from the address in rcx. Answers them in rcx, the others 0;
     /// all 0 if they cannot be read.
     Read,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 4] = [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Read];
+    pub const ALL: [Routine; 5] = [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Read, Routine::Call];
 }
 
 /// The top of this thread's activation records.
@@ -51,6 +53,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Settle => w.settle()?,
             Routine::Find => w.find()?,
             Routine::CpuTime => w.cpu_time()?,
+            Routine::Call => w.call()?,
             Routine::Read => w.read()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)

@@ -6,9 +6,9 @@
 use iced_x86::code_asm::{
     AsmRegister32, AsmRegister64, CodeAssembler, dword_ptr, eax, get_gpr32, get_gpr64, qword_ptr, rax,
 };
-use iced_x86::code_asm::{r10, r11};
+use iced_x86::code_asm::{r10, r11, rsp};
 use iced_x86::{BlockEncoderOptions, IcedError, Register};
-use ingraft_model::layout::{CHILD_SHARD, CLAIMS, FIRST_SHARD, OWNER, header};
+use ingraft_model::layout::{CALL_SP, CALLING, CHILD_SHARD, CLAIMS, FIRST_SHARD, OWNER, header};
 use ingraft_model::{Gpr, ThreadIdentity};
 
 use crate::environment::{Assembly, CodegenError, Environment};
@@ -137,8 +137,24 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
 
     // a gs base of the program's own is never touched: its thread counts in shard 0, a fork child's not at all, by going on behind the slot
     a.set_label(&mut foreign)?;
+    let mut skip = a.create_label();
     a.cmp(dword_ptr(u64::from(data.alive())), 0)?;
+    a.je(skip)?;
+    // in a function that a snippet has called: skipped, unless the stack shows that the thread has left it without a return
+    a.mov(n.half, k.half)?;
+    a.and(n.half, (stride - 1) as u32 as i32)?;
+    a.cmp(n.half, CALLING as i32)?;
     a.jne(locked)?;
+    a.mov(n.wide, stride * u64::from(data.shards))?;
+    a.cmp(k.wide, n.wide)?;
+    a.jae(locked)?;
+    a.cmp(rsp, qword_ptr(k.wide + abs(CALL_SP - CALLING)))?;
+    a.jb(skip)?;
+    a.lock().inc(dword_ptr(abs(header::CALLS_LEFT)))?;
+    a.sub(k.wide, CALLING as i32)?;
+    a.wrgsbase(k.wide)?;
+    a.jmp(resume)?;
+    a.set_label(&mut skip)?;
     a.add(slot, BEHIND)?;
     a.jmp(resume)?;
 

@@ -1,6 +1,6 @@
 //! Snippets that are more than one increment: compiled for an accumulator (rax), one further operand (rcx) and the division's second
 //! register (rdx). What of these the snippet uses and the function may need is saved on the stack, which is free below rsp at a
-//! function's entry. No vector register, no call, no loop.
+//! function's entry. No vector register, no loop; calls of functions of the program are made by a shared routine (`calling`).
 
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
@@ -8,8 +8,9 @@ use iced_x86::code_asm::{
     rsp,
 };
 use ingraft_model::layout::record;
-use ingraft_model::{BinaryOp, Expr, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId};
+use ingraft_model::{BinaryOp, Call, Called, Expr, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId};
 
+use crate::calling::WORDS;
 use crate::environment::{Assembly, CodegenError, Environment};
 use crate::mini::Frame;
 use crate::routine::Routine;
@@ -58,6 +59,7 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
         }
         Stmt::Start(v, clock) | Stmt::Stop(v, clock) => bound(*v, Shape::Timer(*clock)),
         Stmt::Observe(v, e) => bound(*v, Shape::Histogram).and_then(|()| check_expr(e, bound, depth)),
+        Stmt::Call(call) => check_call(call, bound, depth),
     })
 }
 
@@ -69,7 +71,20 @@ fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenErro
         Expr::Variable(v) | Expr::Number(v) => bound(*v, Shape::Counter),
         Expr::Unary(_, e) | Expr::Read(e, _) => check_expr(e, bound, deeper(depth)?),
         Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
+        Expr::Call(call) => check_call(call, bound, depth),
     }
+}
+
+fn check_call(call: &Call, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
+    if let Called::Named(_) = call.callee {
+        return Err(CodegenError::NoCall { why: "it is known by its name only" });
+    }
+    if call.args.len() > Call::ARGS_MAX {
+        return Err(CodegenError::NoCall { why: "more than six arguments" });
+    }
+    // each level pushes all its words
+    let depth = (0..WORDS).try_fold(depth, |depth, _| deeper(depth))?;
+    call.args.iter().try_for_each(|e| check_expr(e, bound, depth))
 }
 
 fn deeper(depth: u32) -> Result<u32, CodegenError> {
@@ -104,7 +119,10 @@ pub(crate) fn compile(
             saved,
             exits: Vec::new(),
         };
-        g.all(&snippet.stmts)?;
+        match access {
+            Access::Shared if !snippet.calls().is_empty() => g.missed_calls()?,
+            _ => g.all(&snippet.stmts)?,
+        }
         let result = g.a.assemble_options(0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
         let exit = |(label, routine): &(CodeLabel, Routine)| Ok((result.label_ip(label)? as u32, *routine));
         let exits = g.exits.iter().map(exit).collect::<Result<_, Assembly>>()?;
@@ -158,7 +176,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    fn push(&mut self, r: AsmRegister64) -> Result<(), Assembly> {
+    pub fn push(&mut self, r: AsmRegister64) -> Result<(), Assembly> {
         self.depth += 1;
         Ok(self.a.push(r)?)
     }
@@ -212,7 +230,8 @@ impl Generator<'_> {
             | Expr::Elapsed(_)
             | Expr::Restored
             | Expr::Load(..)
-            | Expr::Read(..) => None,
+            | Expr::Read(..)
+            | Expr::Call(_) => None,
         }
     }
 
@@ -262,6 +281,7 @@ impl Generator<'_> {
             Stmt::Start(v, clock) => self.start(*v, *clock)?,
             Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
             Stmt::Observe(v, e) => self.observe(*v, &fold(e))?,
+            Stmt::Call(call) => self.call_function(&fold_call(call))?,
         }
         Ok(())
     }
@@ -308,6 +328,7 @@ impl Generator<'_> {
             Expr::Load(at, scalar) => self.load(*at, *scalar)?,
             Expr::Read(address, scalar) => self.read(address, *scalar)?,
             Expr::Return => self.returned()?,
+            Expr::Call(call) => self.call_function(call)?,
             Expr::Restored => self.field(record::SAVED)?,
             Expr::Saved(n) => self.field(record::ARGS + 8 * u32::from(*n))?,
             Expr::Elapsed(unit) => {
@@ -548,6 +569,10 @@ fn negate(op: BinaryOp) -> BinaryOp {
     }
 }
 
+fn fold_call(call: &Call) -> Call {
+    Call { callee: call.callee.clone(), args: call.args.iter().map(fold).collect() }
+}
+
 /// Computes what is known already.
 fn fold(e: &Expr) -> Expr {
     match e {
@@ -560,6 +585,7 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Saved(_)
         | Expr::Elapsed(_)
         | Expr::Restored => e.clone(),
+        Expr::Call(call) => Expr::Call(Box::new(fold_call(call))),
         Expr::Read(address, scalar) => Expr::Read(Box::new(fold(address)), *scalar),
         Expr::Unary(op, e) => match fold(e) {
             Expr::Const(c) => Expr::Const(op.apply(c)),
@@ -567,8 +593,10 @@ fn fold(e: &Expr) -> Expr {
         },
         Expr::Binary(op, a, b) => match (fold(a), fold(b)) {
             (Expr::Const(a), Expr::Const(b)) => Expr::Const(op.apply(a, b)),
-            // expressions have no effects, so a known operand of a logical operator decides or goes away
-            (Expr::Const(c), e) | (e, Expr::Const(c)) if matches!(op, BinaryOp::LogicalAnd | BinaryOp::LogicalOr) => {
+            // what has no effects needs not be computed, so a known operand of a logical operator decides or goes away
+            (Expr::Const(c), e) | (e, Expr::Const(c))
+                if matches!(op, BinaryOp::LogicalAnd | BinaryOp::LogicalOr) && !e.has_calls() =>
+            {
                 let decisive = *op == BinaryOp::LogicalOr;
                 if (c != 0) == decisive {
                     Expr::Const(decisive.into())

@@ -124,7 +124,7 @@ fn calls_of_every_shape_are_counted_and_change_nothing() {
                 let mut point = w.point().clone();
                 let request = MiniRequest { id: 9, snippet: &count(), counters: &[3] };
                 let added = add_mini(&w.env, &mut w.arena, &mut point, &request, 9).expect("there is room");
-                verify_added(&w.env, &w.arena, &added, &point, 9).expect("right");
+                verify_added(&w.env, &w.arena, &added, &point, &request).expect("right");
                 let out = shape.run(&w, vec![&w.weave.plan, &added], steps());
                 assert_eq!((&plain.calls, out.shards[own][3]), (&out.calls, 4));
                 let before = point.clone();

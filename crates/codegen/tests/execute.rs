@@ -166,7 +166,7 @@ fn snippets_come_and_go_in_any_order() {
             for (id, snippet) in &snippets {
                 let request = MiniRequest { id: *id, snippet, counters: &[*id as u32] };
                 let plan = add_mini(&w.env, &mut w.arena, &mut point, &request, 0).expect("there is room");
-                verify_added(&w.env, &w.arena, &plan, &point, *id).expect("right");
+                verify_added(&w.env, &w.arena, &plan, &point, &request).expect("right");
                 plans.push(plan);
             }
             let out = all(&plans, vec![call(TEXT); 2]);
@@ -228,7 +228,7 @@ fn a_count_alone_stands_in_the_slot() {
                     Some(index) => {
                         let request = MiniRequest { id, snippet: &count, counters: &[id as u32] };
                         let plan = add_mini(&w.env, &mut w.arena, &mut point, &request, index).expect("there is room");
-                        verify_added(&w.env, &w.arena, &plan, &point, id).expect("right");
+                        verify_added(&w.env, &w.arena, &plan, &point, &request).expect("right");
                         plan
                     }
                     None => {

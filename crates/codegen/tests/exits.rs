@@ -112,7 +112,7 @@ fn exits_of_every_shape_are_counted_and_change_nothing() {
             let mut point = w.point().clone();
             let request = MiniRequest { id: 9, snippet: &count(), counters: &[3] };
             let added = add_mini(&w.env, &mut w.arena, &mut point, &request, 9).expect("there is room");
-            verify_added(&w.env, &w.arena, &added, &point, 9).expect("right");
+            verify_added(&w.env, &w.arena, &added, &point, &request).expect("right");
             assert_eq!(point.minis.last().map(|m| m.id), Some(9));
             let out = shape.run(&w.env, vec![&w.weave.plan, &added], steps.clone());
             assert_eq!(plain.calls, out.calls);

@@ -170,7 +170,7 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             let mut exit = second.woven[0].clone().expect("woven");
             let request = MiniRequest { id: 3, snippet: &result, counters: &[2] };
             let added = add_mini(&env, &mut arena, &mut exit, &request, 9).expect("there is room");
-            verify_added(&env, &arena, &added, &exit, 3).expect("right");
+            verify_added(&env, &arena, &added, &exit, &request).expect("right");
 
             let plain = f.run(identity, vec![]);
             let calls = CALLS.len() as i64;

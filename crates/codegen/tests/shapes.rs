@@ -211,7 +211,7 @@ fn chains() {
     for id in [7, 8] {
         let request = MiniRequest { id, snippet: if id == 7 { &snippet } else { &count() }, counters: &[5] };
         let plan = add_mini(&w.env, &mut w.arena, &mut point, &request, 0).expect("there is room");
-        verify_added(&w.env, &w.arena, &plan, &point, request.id).expect("right");
+        verify_added(&w.env, &w.arena, &plan, &point, &request).expect("right");
         listing += &format!("add {id}\n{}\n", list(&plan, &[Ok(point.clone())]));
     }
     for id in [7, 0, 8] {

@@ -100,7 +100,7 @@ impl Evaluator {
         match e {
             Expr::Const(c) => *c,
             Expr::Arg(n) => self.arguments[usize::from(*n)],
-            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored | Expr::Number(_) => {
+            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored | Expr::Number(_) | Expr::Call(_) => {
                 unreachable!("not generated here")
             }
             Expr::Load(at, scalar) => {

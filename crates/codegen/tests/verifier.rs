@@ -200,15 +200,14 @@ fn wrong_changes_of_a_slot_are_found() {
         let mut point = w.point().clone();
         for (id, index) in [(1, Some(0)), (0, None), (2, Some(1)), (2, None), (1, None), (3, Some(0))] {
             let before = point.clone();
+            let counters = [id as u32];
+            let request = MiniRequest { id, snippet: &count, counters: &counters };
             let plan = match index {
-                Some(index) => {
-                    let request = MiniRequest { id, snippet: &count, counters: &[id as u32] };
-                    add_mini(&w.env, &mut w.arena, &mut point, &request, index).expect("there is room")
-                }
+                Some(index) => add_mini(&w.env, &mut w.arena, &mut point, &request, index).expect("there is room"),
                 None => remove_mini(&w.arena, &mut point, id).expect("it is there"),
             };
             let verify = |plan: &PatchPlan| match index {
-                Some(_) => verify_added(&w.env, &w.arena, plan, &point, id),
+                Some(_) => verify_added(&w.env, &w.arena, plan, &point, &request),
                 None => verify_removed(&w.arena, plan, &before, &point),
             };
             verify(&plan).expect("right");

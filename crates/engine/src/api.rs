@@ -115,6 +115,8 @@ pub struct EnableRequest {
     pub keep: bool,
     /// What those of its pairs that do more than count may cost, in percent of one processor; `None`: [`Config::max_overhead`].
     pub max_overhead: Option<f64>,
+    /// Whether its definitions may call functions of the target, at places that their authors did not plan.
+    pub allow_calls: bool,
 }
 
 /// What to start and measure from its first instruction on.

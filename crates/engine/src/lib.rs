@@ -5,6 +5,7 @@
 
 pub mod api;
 mod background;
+mod calls;
 mod catch_up;
 mod cost;
 mod engine;

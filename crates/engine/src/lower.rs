@@ -1,6 +1,7 @@
 //! What metrics become: evaluated at a focus, in a process or in a program that stands for all, and woven for nobody.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
@@ -8,10 +9,10 @@ use ingraft_mdl::{
     Access, FunctionRef, Global, Insertion, Library, ModuleRef, Parameter, Program, Unresolved, Variable, evaluate,
 };
 use ingraft_model::{
-    Avma, Bias, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet, Stmt,
-    ThreadIdentity,
+    Avma, Bias, Called, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet,
+    Stmt, ThreadIdentity,
 };
-use ingraft_process::Target;
+use ingraft_process::{Target, vector_state};
 
 use crate::api::{EnableRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, TargetSpec};
 use crate::cost::{Meters, Prices};
@@ -26,6 +27,8 @@ use crate::weaving::SETTLE;
 /// Module and function of the program that stands for all.
 const MODULE: &str = "program";
 const FUNCTION: &str = "function";
+/// Where a function is that was not looked up in a process.
+const SOMEWHERE: Avma = Avma(0x7f00_0000_0000);
 /// Where its variables are.
 const VARIABLE: Avma = Avma(0x5555_5555_8000);
 
@@ -42,6 +45,7 @@ fn environment() -> Environment {
         shadow_stack: false,
         ticks: Scale::ONE,
         cpu,
+        vectors: vector_state(),
         readable,
     }
 }
@@ -125,7 +129,12 @@ fn woven(
 ) -> Option<Result<ingraft_codegen::Lowered, Refusal>> {
     let settle = Snippet { stmts: vec![Stmt::Settle] };
     let counters = counters(variables);
-    let own = MiniRequest { id: SETTLE + 1, snippet, counters: &counters };
+    let mut snippet = snippet.clone();
+    let Ok(()) = snippet.place_callees::<Infallible>(&mut |called| match called {
+        Called::Named(_) => Ok(Called::At(SOMEWHERE)),
+        Called::At(at) => Ok(Called::At(*at)),
+    });
+    let own = MiniRequest { id: SETTLE + 1, snippet: &snippet, counters: &counters };
     let first = MiniRequest { id: SETTLE, snippet: &settle, counters: &[] };
     // as a session weaves it: records that were left are looked for where one is opened
     let opens = snippet.stmts.iter().any(|s| matches!(s, Stmt::Open(..)));
@@ -189,6 +198,7 @@ fn asked(metric: &str, focus: &Focus) -> EnableRequest {
         definitions: Vec::new(),
         keep: false,
         max_overhead: None,
+        allow_calls: true,
     }
 }
 

@@ -8,6 +8,7 @@ use ingraft_model::{Focus, ResourcePath};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
+use crate::calls;
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
 use crate::modules::Modules;
@@ -120,6 +121,10 @@ pub fn evaluate(
         errors.extend(modules.load(target, store, &[], progress));
         wanted = evaluate_request(library, modules, request, missing);
     }
+    let wanted = wanted.and_then(|mut wanted| {
+        calls::place((target, store, modules), &mut wanted, request.allow_calls, progress)?;
+        Ok(wanted)
+    });
     (errors, wanted)
 }
 

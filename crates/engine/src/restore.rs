@@ -49,7 +49,7 @@ pub fn restore(
     area: Option<DataArea>,
 ) -> Result<Restored, Error> {
     let failed = |e| Error::process(target.pid(), e);
-    let mut options = ApplyOptions { reset_gs: area, check_quiet: sorted(arenas), ..ApplyOptions::default() };
+    let options = ApplyOptions { reset_gs: area, calls: area, check_quiet: sorted(arenas), ..ApplyOptions::default() };
     let mut look = 0;
     let (plan, applied) = loop {
         look += 1;
@@ -65,9 +65,9 @@ pub fn restore(
     let text_restored = !foreign && left.text.is_empty();
     let mut unmapped = false;
     if text_restored {
-        // Nothing leads into the arenas any more; a thread whose saved context does (in a handler, say) leaves when it returns.
+        // Nothing leads into the arenas any more; a thread whose saved context does (in a handler, say), or that is in a function which
+        // our code has called, leaves when it returns, and then has its shard again.
         let mut quiet = applied.quiet;
-        options.reset_gs = None;
         let moves = PatchPlan { moves: plan.moves.clone(), step_out: plan.step_out.clone(), ..PatchPlan::default() };
         for _ in 0..TRIES {
             if quiet {

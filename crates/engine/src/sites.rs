@@ -182,7 +182,7 @@ const NEVER_RETURN: [&str; 19] = [
 ];
 
 /// Whether it is certain that a function has no exit.
-fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
+pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
     modules
         .resolve(function)
         .is_some_and(|(_, module, f)| module.image.exit_sites(f).is_ok_and(|exits| exits.is_empty()))

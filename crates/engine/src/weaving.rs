@@ -134,6 +134,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
         shadow_stack: false,
         ticks: Scale::ONE,
         cpu: CpuClock::None,
+        vectors: None,
         readable: Readable::default(),
     };
     let count = Snippet::increment(VariableId(0));
@@ -714,7 +715,7 @@ impl Point {
         let before = |role: &&Option<Role>| if spot.opens() { **role < mini.role } else { **role <= mini.role };
         let index = self.roles.iter().take_while(before).count();
         let added = add_mini(env, arena, &mut self.woven, &mini.request(), index).map_err(codegen_error)?;
-        verify_added(env, arena, &added, &self.woven, mini.id).map_err(|e| defect(&e))?;
+        verify_added(env, arena, &added, &self.woven, &mini.request()).map_err(|e| defect(&e))?;
         self.roles.insert(index, mini.role);
         self.meters.extend(mini.meter());
         append(plan, added);

@@ -67,6 +67,13 @@ pub mod header {
     pub const CPU_RATE: u32 = 0x1028;
     /// Number of addresses below, u32.
     pub const SLOTS_COUNT: u32 = 0x1030;
+    /// Number of calls of functions of the program that generated code has made and that have not come back, u32, atomic. What a fork child has open
+    /// it does not count. As long as it is not 0 the arenas must stay.
+    pub const CALLS_OPEN: u32 = 0x1034;
+    /// Number of calls that a thread was seen to have left other than by returning, u32, atomic: they stay open.
+    pub const CALLS_LEFT: u32 = 0x1038;
+    /// How often a snippet with calls was not run because its thread had no shard, u32, atomic.
+    pub const CALLS_MISSED: u32 = 0x103c;
     /// Where ended threads had their pointer to a descriptor ([`super::CPU_SLOT`]), u64 each: memory of the program that may still hold the
     /// address of ours.
     pub const SLOTS: u32 = 0x1040;
@@ -94,6 +101,11 @@ pub const CPU_DESCRIPTOR: u32 = OWNER + 0x20;
 pub const CPU_SLOT: u32 = OWNER + 0x28;
 /// How often `CPU_OFFSET` was renewed, u64: as many system calls.
 pub const CPU_RENEWALS: u32 = OWNER + 0x30;
+/// What a thread's gs base has in addition while it is in a function that generated code has called: what it then takes for the owner of its shard
+/// is a word that is always 0, so that every point leads it into the slow path, which skips the snippets.
+pub const CALLING: u32 = 0x38;
+/// Stack pointer at the last call that generated code has made in this thread, u64; below all other words, on a page that nothing else is on.
+pub const CALL_SP: u32 = OWNER - 8;
 /// Offset of counter 0 in every shard; counter i is a u64 (two's complement) at `COUNTERS + 8 * i`.
 pub const COUNTERS: u32 = OWNER + 0x40;
 /// Offset in shard 1 of the word that is 1 in the target and 0 in its fork children (MADV_WIPEONFORK), u32.
@@ -181,6 +193,11 @@ impl DataArea {
     /// Displacement of counter `index`.
     pub fn counter(&self, index: u32) -> u32 {
         self.displacement(COUNTERS + 8 * index)
+    }
+
+    /// Whether a gs base says that its thread is in a function that generated code has called.
+    pub fn is_calling(&self, gs_base: u64) -> bool {
+        gs_base & self.stride.wrapping_sub(1) == u64::from(CALLING) && gs_base < self.stride * u64::from(self.shards)
     }
 
     /// Absolute address of the `alive` word.

@@ -5,6 +5,7 @@
 
 pub mod activations;
 pub mod addr;
+pub mod call;
 pub mod histogram;
 pub mod history;
 pub mod layout;
@@ -16,6 +17,7 @@ pub mod snippet;
 
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
+pub use call::{Call, Called, VectorState};
 pub use histogram::{Bucket, Distribution, Scale};
 pub use history::{Bin, Course, History};
 pub use layout::{CpuClock, DataArea, ThreadIdentity};

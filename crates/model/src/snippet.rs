@@ -4,6 +4,7 @@
 use std::fmt;
 
 use crate::Avma;
+use crate::call::{Call, Called};
 
 /// A variable of a metric-focus pair: as many neighbouring slots in every shard as its [`Shape`] says. The number is local to its
 /// [`crate::snippet`] set until the engine binds it to the index of its first counter.
@@ -212,12 +213,15 @@ pub enum Expr {
     Unary(UnaryOp, Box<Expr>),
     /// An operator applied to two values.
     Binary(BinaryOp, Box<Expr>, Box<Expr>),
+    /// What a function of the program returns that is called now.
+    Call(Box<Call>),
 }
 
 impl Expr {
     /// Visits its parts and then itself.
     pub fn each(&self, visit: &mut dyn FnMut(&Expr)) {
         match self {
+            Expr::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
             Expr::Unary(_, e) | Expr::Read(e, _) => e.each(visit),
             Expr::Binary(_, a, b) => {
                 a.each(visit);
@@ -260,6 +264,8 @@ pub enum Stmt {
     Stop(VariableId, Clock),
     /// Enter a value into a histogram; negative ones as 0.
     Observe(VariableId, Expr),
+    /// Call a function of the program for its effect.
+    Call(Call),
 }
 
 /// What one request does at one point.
@@ -282,10 +288,22 @@ impl Snippet {
                 Stmt::Start(_, c) | Stmt::Stop(_, c) => *c == clock,
                 Stmt::Open(record, body) | Stmt::Close(record, body) => record.time == Some(clock) || any(body, clock),
                 Stmt::If(_, body) => any(body, clock),
-                Stmt::Add(..) | Stmt::Set(..) | Stmt::Settle | Stmt::Observe(..) => false,
+                Stmt::Add(..) | Stmt::Set(..) | Stmt::Settle | Stmt::Observe(..) | Stmt::Call(_) => false,
             })
         }
         any(&self.stmts, clock)
+    }
+
+    /// Every call that it makes, outer ones before those in their arguments.
+    pub fn calls(&self) -> Vec<&Call> {
+        let mut calls = Vec::new();
+        calls_of(&self.stmts, &mut calls);
+        calls
+    }
+
+    /// Puts in place of every callee what `place` says; the first error ends it.
+    pub fn place_callees<E>(&mut self, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
+        place_in(&mut self.stmts, place)
     }
 
     /// Whether it reads memory of the program by system calls.
@@ -306,6 +324,7 @@ impl Snippet {
                         all(body, visit);
                     }
                     Stmt::Open(_, body) | Stmt::Close(_, body) => all(body, visit),
+                    Stmt::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
                     Stmt::Settle | Stmt::Start(..) | Stmt::Stop(..) => {}
                 }
             }
@@ -318,6 +337,79 @@ impl Snippet {
         match self.stmts.as_slice() {
             [Stmt::Add(variable, Expr::Const(1))] => Some(*variable),
             _ => None,
+        }
+    }
+}
+
+fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
+    for stmt in stmts {
+        match stmt {
+            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) => e.calls_in(calls),
+            Stmt::If(e, body) => {
+                e.calls_in(calls);
+                calls_of(body, calls);
+            }
+            Stmt::Open(_, body) | Stmt::Close(_, body) => calls_of(body, calls),
+            Stmt::Call(call) => {
+                calls.push(call);
+                call.args.iter().for_each(|e| e.calls_in(calls));
+            }
+            Stmt::Settle | Stmt::Start(..) | Stmt::Stop(..) => {}
+        }
+    }
+}
+
+fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
+    for stmt in stmts {
+        match stmt {
+            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) => e.place_callees(place)?,
+            Stmt::If(e, body) => {
+                e.place_callees(place)?;
+                place_in(body, place)?;
+            }
+            Stmt::Open(_, body) | Stmt::Close(_, body) => place_in(body, place)?,
+            Stmt::Call(call) => place_call(call, place)?,
+            Stmt::Settle | Stmt::Start(..) | Stmt::Stop(..) => {}
+        }
+    }
+    Ok(())
+}
+
+fn place_call<E>(call: &mut Call, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
+    call.callee = place(&call.callee)?;
+    call.args.iter_mut().try_for_each(|e| e.place_callees(place))
+}
+
+impl Expr {
+    fn calls_in<'a>(&'a self, calls: &mut Vec<&'a Call>) {
+        match self {
+            Expr::Unary(_, e) => e.calls_in(calls),
+            Expr::Binary(_, a, b) => {
+                a.calls_in(calls);
+                b.calls_in(calls);
+            }
+            Expr::Read(address, _) => address.calls_in(calls),
+            Expr::Call(call) => {
+                calls.push(call);
+                call.args.iter().for_each(|e| e.calls_in(calls));
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether computing it calls a function.
+    pub fn has_calls(&self) -> bool {
+        let mut calls = Vec::new();
+        self.calls_in(&mut calls);
+        !calls.is_empty()
+    }
+
+    fn place_callees<E>(&mut self, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
+        match self {
+            Expr::Unary(_, e) | Expr::Read(e, _) => e.place_callees(place),
+            Expr::Binary(_, a, b) => a.place_callees(place).and_then(|()| b.place_callees(place)),
+            Expr::Call(call) => place_call(call, place),
+            _ => Ok(()),
         }
     }
 }
@@ -408,6 +500,7 @@ impl fmt::Display for Expr {
                 write!(f, "{symbol}({e})")
             }
             Expr::Binary(op, a, b) => write!(f, "({a} {} {b})", op.symbol()),
+            Expr::Call(call) => call.fmt(f),
         }
     }
 }
@@ -466,6 +559,7 @@ impl fmt::Display for Stmt {
             Stmt::Start(v, clock) => write!(f, "{clock}start v{};", v.0),
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
             Stmt::Observe(v, e) => write!(f, "observe v{}, {e};", v.0),
+            Stmt::Call(call) => write!(f, "{call};"),
         }
     }
 }

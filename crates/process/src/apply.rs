@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ingraft_model::layout::header;
 use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid};
 
 use crate::error::{ApplyError, Error};
@@ -27,6 +28,8 @@ pub struct Options {
     pub retries: u32,
     /// Ranges of which [`Applied::quiet`] is to tell whether anybody is in them or may return there. Sorted.
     pub check_quiet: Vec<AvmaRange>,
+    /// The area whose calls of functions of the target (`model::layout`) must be over for [`Applied::quiet`].
+    pub calls: Option<DataArea>,
     /// Sets the gs base of every thread that has one of this area's back to 0.
     pub reset_gs: Option<DataArea>,
     /// Clears the pointers to this area's descriptor in the rseq areas of threads, and where those of ended threads were.
@@ -35,7 +38,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { retries: 20, check_quiet: Vec::new(), reset_gs: None, clear_slots: None }
+        Options { retries: 20, check_quiet: Vec::new(), calls: None, reset_gs: None, clear_slots: None }
     }
 }
 
@@ -50,7 +53,7 @@ pub struct Applied {
     pub threads: usize,
     /// Program counters that were moved, those in signal frames included.
     pub moved: usize,
-    /// Nobody is in `check_quiet`, and no saved program counter on any stack points there. True if nothing was asked.
+    /// Nobody is in `check_quiet`, no saved program counter on any stack points there, and no call that leads back there is open. True if nothing was asked.
     pub quiet: bool,
     /// The threads as they were released.
     pub bases: Vec<ThreadBase>,
@@ -285,7 +288,10 @@ impl Target {
             let (pc, sp, restarts) = match tracer.threads[i].state {
                 State::Asleep { pc, sp } => (pc, sp.0, true),
                 State::Stopped(_) => match tracer.regs(i)? {
-                    Some(regs) => (Avma(regs.rip), regs.rsp, frame::restarts(&regs) || ended_early(&regs)),
+                    Some(regs) => {
+                        quiet &= !options.calls.is_some_and(|area| area.is_calling(regs.gs_base));
+                        (Avma(regs.rip), regs.rsp, frame::restarts(&regs) || ended_early(&regs))
+                    }
                     None => continue,
                 },
                 State::Gone | State::Running => continue,
@@ -324,8 +330,19 @@ impl Target {
                 }
             }
             quiet &= !stacks.point_into(&options.check_quiet);
+            quiet &= !options.calls.is_some_and(|area| self.has_open_calls(&area));
         }
         Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs })
+    }
+
+    /// Whether a call of a function of the target is to return to an arena, on whatever stack that is. Of a fork child the count says nothing,
+    /// only its thread's gs base.
+    fn has_open_calls(&self, area: &DataArea) -> bool {
+        let word = |at: u32| {
+            let mut word = [0; 4];
+            self.read(Avma(at.into()), &mut word).map(|()| u32::from_le_bytes(word)).unwrap_or(1)
+        };
+        word(area.alive()) != 0 && word(area.displacement(header::CALLS_OPEN)) != 0
     }
 
     /// What the plan says about a program counter. `restarts`: the kernel may go two bytes back, to a `syscall` instruction.

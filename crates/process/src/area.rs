@@ -293,6 +293,12 @@ impl SharedArea {
         self.read_u32(header::EXHAUSTED.into())
     }
 
+    /// What became of calls of functions of the target: how many were seen to have been left other than by returning, and how many snippets with
+    /// calls were not run.
+    pub fn calls_amiss(&self) -> Result<(u32, u32), Error> {
+        Ok((self.read_u32(header::CALLS_LEFT.into())?, self.read_u32(header::CALLS_MISSED.into())?))
+    }
+
     /// The shards that threads hold.
     pub fn claims(&self) -> Result<Vec<Claim>, Error> {
         let mut owners = vec![0; self.layout.shards.min(layout::SHARDS_MAX) as usize];

@@ -26,6 +26,7 @@ mod switches;
 mod sys;
 mod target;
 mod tracer;
+mod vectors;
 mod visit;
 
 pub use access::{ProcessInfo, attachable, find_by_name, processes};
@@ -41,4 +42,5 @@ pub use spawn::{Start, Streams, spawn};
 pub use survey::{Survey, ThreadFacts};
 pub use sys::{abort_after, steps};
 pub use target::{AT_BASE, AT_ENTRY, AT_HWCAP2, AT_SYSINFO_EHDR, ExitStatus, HWCAP2_FSGSBASE, Identity, Target};
+pub use vectors::vector_state;
 pub use visit::{Held, HeldRegisters, HeldThread, Visitor};

@@ -153,7 +153,8 @@ fn identify(
     ours: Option<DataArea>,
 ) -> (ThreadIdentity, Option<&'static str>) {
     let locked = |why| (ThreadIdentity::Locked, Some(why));
-    let our_base = |gs: u64| ours.is_some_and(|a| gs.is_multiple_of(a.stride) && gs / a.stride < u64::from(a.shards));
+    let is_shard = |a: DataArea, gs: u64| gs.is_multiple_of(a.stride) && gs / a.stride < u64::from(a.shards);
+    let our_base = |gs: u64| ours.is_some_and(|a| is_shard(a, gs) || a.is_calling(gs));
     if !has_fsgsbase {
         return locked("the processor or the kernel does not offer WRGSBASE");
     }

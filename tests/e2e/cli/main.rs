@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bad_input;
+mod calling;
 mod calls;
 mod catch_up;
 mod corners;

@@ -6,6 +6,7 @@ use ingraft_testing::server::{Nginx, Postgres, Redis};
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, have, output, scaled, skip, source_directory};
 
+use crate::calling::definitions;
 use crate::library::{value, watch};
 use crate::tool;
 
@@ -46,6 +47,28 @@ fn redis_counts_equal_its_own_statistics() {
     assert!(served >= piped + single);
     assert_eq!(outcome.calls("call"), served);
     assert_eq!(outcome.calls("processCommand"), served);
+    target::assert_clean(pid, &before);
+}
+
+#[test]
+fn a_function_of_redis_is_called_at_every_command() {
+    let redis = match Redis::start() {
+        Ok(redis) => redis,
+        Err(why) => skip!("{why}"),
+    };
+    let (pid, mdl) = (redis.pid(), definitions());
+    let before = Text::of(pid);
+    let pid_text = pid.to_string();
+    let earlier = redis.command_calls();
+    let fixed = ["watch", "-p", &pid_text, "-I", &mdl, "--allow-calls", "--max-overhead", "10000"];
+    let mut session = tool().start(fixed.into_iter().chain(["used_memory@/Code/redis-server/call"]));
+    session.wait_for("attached");
+    let commands = scaled(100_000, 1_000_000);
+    redis.load(&["-n", &commands.to_string(), "-c", "25", "-P", "16", "-q", "-t", "set,get"]);
+    let served = redis.command_calls() - earlier;
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(served >= 2 * commands);
+    assert_eq!(value(&outcome, "used_memory@/Code/redis-server/call"), served.cast_signed());
     target::assert_clean(pid, &before);
 }
 

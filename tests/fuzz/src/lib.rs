@@ -8,8 +8,8 @@ use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Clock, CpuClock, DataArea, Expr, PointKind, Record, Restore, Scalar, Scale, Site, Snippet, Stmt,
-    ThreadIdentity, TimeUnit, VariableId,
+    Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, PointKind, Record, Restore, Scalar, Scale,
+    Site, Snippet, Stmt, ThreadIdentity, TimeUnit, VariableId, VectorState,
 };
 
 /// Address of the text in images that [`image`] makes.
@@ -154,18 +154,21 @@ pub struct Woven {
 /// Weaves counts and what follows calls into every point.
 pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
+    let ticks = Scale { mult: 1 << 31, shift: 32 };
     let environment =
-        Environment { data, identity, shadow_stack: false, ticks: Scale { mult: 1 << 31, shift: 32 }, cpu: CPU, readable: READABLE };
+        Environment { data, identity, shadow_stack: false, ticks, cpu: CPU, vectors: VECTORS, readable: READABLE };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());
-    let weave = ask(&sites, |requests| weave_points(&environment, &mut arena, &mut text, requests)).ok()?;
+    let weave = ask(&sites, identity, |requests| weave_points(&environment, &mut arena, &mut text, requests)).ok()?;
     Some(Woven { environment, arena, text, sites, weave })
 }
 
 /// Whether the verifier accepts a plan for what was asked.
 pub fn proven(woven: &Woven, weave: &Weave) -> bool {
-    ask(&woven.sites, |requests| verify_weave(&woven.environment, &woven.arena, &woven.text, requests, weave)).is_ok()
+    let environment = &woven.environment;
+    let verify = |requests: &[PointRequest<'_>]| verify_weave(environment, &woven.arena, &woven.text, requests, weave);
+    ask(&woven.sites, environment.identity, verify).is_ok()
 }
 
 /// Data of the program, and its number.
@@ -174,8 +177,12 @@ const READABLE: Readable = Readable { start: Avma(0x5555_5555_4000), end: Avma(0
 /// As with glibc.
 const CPU: CpuClock = CpuClock::Rseq { slot: 0x928, signature: 0x5305_3053 };
 
-/// The requests for these sites: every third point counts, the others run a timer from entry to exit.
-fn ask<R>(sites: &[Site], answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
+/// With AVX-512.
+const VECTORS: Option<VectorState> = Some(VectorState { components: 0xe7, bytes: 2688 });
+
+/// The requests for these sites: every third point counts, the others run a timer from entry to exit, and call a function where threads can be
+/// told apart.
+fn ask<R>(sites: &[Site], identity: ThreadIdentity, answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
     let [activations, timer, histogram] = [0, 1, 2].map(VariableId);
     let record = Record {
         activations,
@@ -190,7 +197,10 @@ fn ask<R>(sites: &[Site], answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
     let memory = Expr::Binary(BinaryOp::Add, Box::new(read), Box::new(load));
     let value = Expr::Binary(BinaryOp::Add, Box::new(Expr::Elapsed(TimeUnit::Nanoseconds)), Box::new(memory));
     let observe = Stmt::Observe(histogram, value);
-    let close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer, Clock::Cpu), observe])] };
+    let mut close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer, Clock::Cpu), observe])] };
+    if identity != ThreadIdentity::Locked {
+        close.stmts.push(Stmt::Call(Call { callee: Called::At(Avma(0x1234_5678)), args: vec![Expr::Return] }));
+    }
     let counters = [0, 3, 5];
     let minis: Vec<_> = sites
         .iter()

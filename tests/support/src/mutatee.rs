@@ -49,6 +49,7 @@ fn recipe(name: &str) -> Recipe {
         "shapes" => ("gcc", C, &["shapes.c", "shapes.s"], false),
         "throws" => ("g++", &["-O2", "-g", "-pthread", "-rdynamic", "-Wall"] as &[_], &["throws.cpp"], false),
         "onstack" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["onstack.cpp"], false),
+        "guest" => ("gcc", C, &["guest.c"], false),
         "blocked" => ("gcc", C, &["blocked.c"], false),
         "signals" => ("gcc", C, &["signals.c"], false),
         "loads" => ("gcc", C, &["loads.c"], false),

@@ -68,6 +68,7 @@ pub(super) async fn run(
         definitions: Vec::new(),
         keep: asked.measure.no_remove,
         max_overhead: asked.measure.max_overhead,
+        allow_calls: asked.measure.allow_calls,
         history: false,
         wait: asked.measure.wait.unwrap_or_default(),
     };

@@ -24,6 +24,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         definitions: definitions.clone(),
         keep: args.measure.no_remove,
         max_overhead: args.measure.max_overhead,
+        allow_calls: args.measure.allow_calls,
         history: args.history || args.phases.is_some(),
         wait: args.measure.wait.unwrap_or_default(),
     };

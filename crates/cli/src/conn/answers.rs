@@ -47,6 +47,8 @@ pub(crate) struct Request {
     pub(crate) keep: bool,
     /// What it may cost, in percent of a processor; none: as the engine is set up.
     pub(crate) max_overhead: Option<f64>,
+    /// Whether definitions may call functions of the target.
+    pub(crate) allow_calls: bool,
     /// Keep what the values do over time.
     pub(crate) history: bool,
     /// How long to try again.
@@ -176,6 +178,7 @@ impl Request {
             definitions: self.definitions.iter().map(Source::to_wire).collect(),
             keep: self.keep,
             max_overhead: self.max_overhead,
+            allow_calls: self.allow_calls,
             history: self.history,
             wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
         }

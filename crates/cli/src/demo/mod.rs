@@ -154,6 +154,7 @@ impl Stage<'_> {
             definitions: Vec::new(),
             keep: false,
             max_overhead: None,
+            allow_calls: false,
             history: false,
             wait: Duration::ZERO,
         };

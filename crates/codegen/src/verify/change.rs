@@ -7,7 +7,7 @@ use super::walk::Walk;
 use super::{Flaw, VerifyError, check_writes, fail, prove_routines};
 use crate::arena::Arena;
 use crate::environment::Environment;
-use crate::mini::WovenMini;
+use crate::mini::{MiniRequest, WovenMini};
 use crate::slot::OPCODE;
 use crate::slow::{COUNT, LOCKED_COUNT};
 use crate::weave::{Inner, WovenPoint};
@@ -78,21 +78,23 @@ pub fn verify_removed_within(plan: &PatchPlan, point: &WovenPoint) -> Result<(),
     if right { Ok(()) } else { fail(point.at.0, Flaw::BadMove) }
 }
 
-/// Proves the plan of [`crate::add_mini`]: `after` is the point as it will be, with the new snippet of number `id`.
+/// Proves the plan of [`crate::add_mini`]: `after` is the point as it will be, with the snippet that was asked for.
 pub fn verify_added(
     env: &Environment,
     arena: &Arena,
     plan: &PatchPlan,
     after: &WovenPoint,
-    id: u64,
+    request: &MiniRequest<'_>,
 ) -> Result<(), VerifyError> {
     let change = check_live_jump(plan, after)?;
-    let Some(index) = after.minis.iter().position(|m| m.id == id) else { return fail(after.at.0, Flaw::Unmatched) };
+    let Some(index) = after.minis.iter().position(|m| m.id == request.id) else {
+        return fail(after.at.0, Flaw::Unmatched);
+    };
     if !plan.moves.is_empty() || !plan.retired.is_empty() {
         return fail(after.at.0, Flaw::BadMove);
     }
     let memory = Memory::new(&plan.code, &arena.range())?;
-    let mut walk = Walk::new(env, arena, &memory);
+    let mut walk = Walk::new(env, arena, &memory, std::iter::once(request));
     let mut proven = Vec::with_capacity(2);
     prove_routines(&mut walk, arena, &memory, &mut proven)?;
     let minis: Vec<_> = after.minis.iter().filter_map(|m| Some((m, m.code.as_ref()?))).collect();
@@ -100,7 +102,8 @@ pub fn verify_added(
     for (i, (mini, code)) in minis.iter().enumerate() {
         // what stood in the slot alone gets its code now, at whose side the new one is
         let unslotted = change.counted && minis.len() == 2;
-        if mini.id != id && !unslotted {
+        let is_new = mini.id == request.id;
+        if !is_new && !unslotted {
             continue;
         }
         let next = minis.get(i + 1).map_or(after.leave, |(_, next)| next.start).0;
@@ -109,7 +112,7 @@ pub fn verify_added(
         walk.added(code.start.0)?;
         walk.twin(code)?;
         let right = |count: u32| walk.counts(code.start.0, code.jump.0, count);
-        if mini.count.is_some_and(|count| !right(count)) || mini.id != id && mini.count != Some(after.operand) {
+        if mini.count.is_some_and(|count| !right(count)) || !is_new && mini.count != Some(after.operand) {
             return fail(code.start.0, Flaw::NotEquivalent);
         }
         walk.tile(&code.range)?;

@@ -6,10 +6,11 @@
 //! - springboards lead to a base trampoline, and nothing can land inside them;
 //! - what runs before the tail changes only dead registers, dead flags, counters and its own words on the stack (`walk`);
 //! - the tail does what the displaced instructions did (`lockstep`), and control goes home;
-//! - no call instruction is in an arena and no address of it is pushed;
+//! - no call instruction is in an arena and no address of it is pushed, but by the routine that calls functions which a snippet names (`calling`);
 //! - every byte of new code belongs to an instruction that was proven, and no jump leads into the middle of one;
 //! - from every instruction of code that will be taken away a thread has a way home.
 
+mod calling;
 mod change;
 mod inner;
 mod lockstep;
@@ -95,6 +96,9 @@ pub enum Flaw {
     /// A jump leads into the middle of an instruction, or there is code that nothing proves.
     #[error("overlapping or unproven code")]
     Untiled,
+    /// A call of a function of the program that no snippet asks for.
+    #[error("a call that nobody has asked for")]
+    Undeclared,
     /// A move of program counters that is not an equivalence, or is missing.
     #[error("a program counter has no right way to go")]
     BadMove,
@@ -115,7 +119,7 @@ pub fn verify_weave(
     let plan = &weave.plan;
     check_writes(&plan.text)?;
     let memory = Memory::new(&plan.code, &arena.range())?;
-    let mut walk = Walk::new(env, arena, &memory);
+    let mut walk = Walk::new(env, arena, &memory, requests.iter().flat_map(|r| r.minis));
     let mut proven = Vec::with_capacity(2 * weave.woven.len() + 4);
     for routine in arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r, s.as_ref()?))) {
         let (r, routine) = routine;

@@ -28,6 +28,7 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
     match mode {
         Mode::Point if is_record_or_bucket(env, memory, bound) => true,
         Mode::Point if is_own(env, memory, &[CPU_LAST]) => true,
+        Mode::Twin(_) if is_missed_call(env, i, memory) => true,
         Mode::Routine(_) => routine_access(env, memory) || is_descriptor(env, i, memory),
         Mode::Point | Mode::Twin(_) => {
             let own = memory.segment() == Register::GS && mode == Mode::Point && env.identity != ThreadIdentity::Locked;
@@ -48,6 +49,9 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
 /// head and the chain of snippets at its register. All of it is mapped.
 pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound, mode: Mode) -> bool {
     if mode == Mode::Point && is_record_or_bucket(env, memory, bound) {
+        return true;
+    }
+    if matches!(mode, Mode::Twin(_)) && is_missed_call(env, i, memory) {
         return true;
     }
     if matches!(mode, Mode::Routine(_)) && memory.segment() == Register::GS {
@@ -133,6 +137,16 @@ fn is_descriptor(env: &Environment, i: &Instruction, memory: &UsedMemory) -> boo
         && memory.base() == Register::None
         && memory.index() == Register::None
         && memory.displacement() == i64::from(slot).cast_unsigned()
+}
+
+/// The note that a snippet with calls was not run.
+fn is_missed_call(env: &Environment, i: &Instruction, memory: &UsedMemory) -> bool {
+    i.code() == Code::Inc_rm32
+        && i.has_lock_prefix()
+        && memory.segment() == Register::DS
+        && memory.base() == Register::None
+        && memory.index() == Register::None
+        && memory.displacement() == u64::from(env.data.displacement(header::CALLS_MISSED))
 }
 
 /// What shared routines touch: this thread's shard.

@@ -20,6 +20,7 @@ const NAMED_BY_THREAD: u64 = 8;
 pub(super) fn bytes_before(env: &Environment, routine: Routine) -> u64 {
     match (routine, env.identity) {
         (Routine::CpuTime | Routine::Settle | Routine::Find, _) => CLOCK_CALL,
+        (Routine::Call, _) => 0,
         (Routine::Read, ThreadIdentity::FsOffset(_)) => READ_CALL + NAMED_BY_THREAD,
         (Routine::Read, ThreadIdentity::FsBase | ThreadIdentity::Locked) => READ_CALL + NAMED,
     }
@@ -29,6 +30,7 @@ pub(super) fn bytes_before(env: &Environment, routine: Routine) -> u64 {
 pub(super) fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
     match routine {
         Routine::CpuTime | Routine::Settle | Routine::Find => env.cpu != CpuClock::None && is_clock(at, before),
+        Routine::Call => false,
         Routine::Read => env.readable.process.is_some_and(|process| is_read(env, process, at, before)),
     }
 }

@@ -3,15 +3,16 @@
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpKind, Register};
 use ingraft_model::layout::{OWNER, TOP};
-use ingraft_model::{Avma, AvmaRange, Gpr, Site, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity};
 
+use super::calling;
 use super::memory::Memory;
 use super::rules::{may_read, may_write, number_of, permitted, writes};
 use super::system_call;
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
 use crate::environment::Environment;
-use crate::mini::MiniCode;
+use crate::mini::{MiniCode, MiniRequest};
 use crate::routine::Routine;
 use crate::slot::{LEN, OPCODE};
 use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
@@ -22,6 +23,8 @@ const FLAGS: u8 = 16;
 const OTHER: u8 = 17;
 /// The flags as [`Image::Whole`].
 const IMAGE: u8 = 18;
+/// The address of a function that may be called.
+const CALLEE: u8 = 19;
 
 /// Stands for the address in rax with which a shared routine is entered: no address of an instruction.
 const WAY_BACK: u64 = u64::MAX;
@@ -93,13 +96,15 @@ pub(super) enum Bound {
     Top(u8),
     /// It is at most this.
     Most(u8, u32),
+    /// It is the address of a function that may be called.
+    Callee(u8),
 }
 
 impl Bound {
     fn register(self) -> Option<u8> {
         match self {
             Bound::None => None,
-            Bound::Top(r) | Bound::Most(r, _) => Some(r),
+            Bound::Top(r) | Bound::Most(r, _) | Bound::Callee(r) => Some(r),
         }
     }
 }
@@ -184,6 +189,13 @@ pub(super) enum Mode {
     Routine(Routine),
 }
 
+fn called(call: &Call) -> Option<u64> {
+    match call.callee {
+        Called::At(at) => Some(at.0),
+        Called::Named(_) => None,
+    }
+}
+
 /// What is known about one instruction of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Visit {
@@ -200,7 +212,9 @@ pub(super) struct Walk<'a> {
     slow: Vec<(u8, &'a SlowRoutine)>,
     /// The entries of the shared routines.
     routines: Vec<(u64, Routine)>,
-    /// Where they have come back to in the current proof.
+    /// The functions that snippets of the plan may call.
+    callees: Vec<u64>,
+    /// Where routines have come back to in the current proof.
     answers: Vec<u64>,
     memory: &'a Memory<'a>,
     info: InstructionInfoFactory,
@@ -222,11 +236,21 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    pub fn new(env: &'a Environment, arena: &'a Arena, memory: &'a Memory<'a>) -> Self {
+    /// `requests`: the snippets of the plan, whose calls are allowed.
+    pub fn new<'r>(
+        env: &'a Environment,
+        arena: &'a Arena,
+        memory: &'a Memory<'a>,
+        requests: impl Iterator<Item = &'r MiniRequest<'r>>,
+    ) -> Self {
+        let mut callees: Vec<u64> = requests.flat_map(|r| r.snippet.calls()).filter_map(called).collect();
+        callees.sort_unstable();
+        callees.dedup();
         Walk {
             env,
             slow: arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))).collect(),
             routines: Routine::ALL.iter().filter_map(|r| Some((arena.routine(*r)?.start.0, *r))).collect(),
+            callees,
             answers: Vec::new(),
             memory,
             info: InstructionInfoFactory::new(),
@@ -512,6 +536,9 @@ impl<'a> Walk<'a> {
     /// Proves a shared routine.
     pub fn routine(&mut self, at: u64, routine: Routine) -> Result<(), VerifyError> {
         self.restart();
+        if routine == Routine::Call {
+            return calling::prove(self, self.env, at);
+        }
         self.execute(at, State::entry(), Mode::Routine(routine))?;
         // what a system call is asked for stands right before it, and nothing leads in between
         let visited = || self.touched.iter().filter_map(|number| self.memory.get(*number));
@@ -621,6 +648,18 @@ impl<'a> Walk<'a> {
                 state.lose(1);
                 state.bound = Bound::Top(1);
             }
+            Routine::Call => {
+                if state.stack.pop() != Some(CALLEE) {
+                    return fail(at, Flaw::Undeclared);
+                }
+                for _ in 0..Call::ARGS_MAX {
+                    state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
+                }
+                if state.stack.len() < self.pushed {
+                    return fail(at, Flaw::Stack);
+                }
+                state.lose(1);
+            }
             Routine::Read => state.lose(1),
             Routine::CpuTime => {}
         }
@@ -698,6 +737,9 @@ impl<'a> Walk<'a> {
                 }
                 if r == Some(0) && state.image == Image::Whole {
                     return state.stack.push(at, IMAGE);
+                }
+                if r.is_some_and(|r| state.bound == Bound::Callee(r)) {
+                    return state.stack.push(at, CALLEE);
                 }
                 return state.stack.push(at, r.filter(|r| state.kept & 1 << r != 0).unwrap_or(OTHER));
             }
@@ -790,6 +832,11 @@ impl<'a> Walk<'a> {
                     && i.memory_displacement64() == u64::from(env.data.displacement(TOP)) =>
             {
                 state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Top);
+            }
+            Code::Mov_r64_imm64 | Code::Mov_r32_imm32 | Code::Mov_rm64_imm32
+                if i.op0_kind() == OpKind::Register && self.callees.binary_search(&i.immediate(1)).is_ok() =>
+            {
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Callee);
             }
             Code::And_EAX_imm32 => state.bound = Bound::Most(0, i.immediate32()),
             _ => {}

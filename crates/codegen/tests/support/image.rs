@@ -46,6 +46,8 @@ pub struct Outcome {
     pub exhausted: u32,
     pub children: u32,
     pub child: u32,
+    /// Header fields `CALLS_OPEN`, `CALLS_LEFT` and `CALLS_MISSED`.
+    pub called: [u32; 3],
     /// Words for processor time of shard 2, from `CPU_OFFSET` to `CPU_RENEWALS`.
     pub cpu: Vec<u64>,
     /// The thread's pointer to a critical section, at [`SLOT`].
@@ -183,6 +185,7 @@ impl Program<'_> {
         syscall(&mut a, 1, &[1, SCRATCH, 0x800])?;
         syscall(&mut a, 1, &[1, base + u64::from(header::EXHAUSTED), 4])?;
         syscall(&mut a, 1, &[1, base + u64::from(header::CHILDREN_COUNT), 8])?;
+        syscall(&mut a, 1, &[1, base + u64::from(header::CALLS_OPEN), 12])?;
         let words = base + 2 * data.stride + u64::from(CPU_OFFSET);
         syscall(&mut a, 1, &[1, words, u64::from(CPU_RENEWALS - CPU_OFFSET) + 8])?;
         syscall(&mut a, 1, &[1, TLS + SLOT as u64, 8])?;
@@ -248,11 +251,12 @@ impl Program<'_> {
         let int = |b: &[u8]| u32::from_le_bytes(b.try_into().expect("4 bytes"));
         let exhausted = int(take(4));
         let (children, child) = (int(take(4)), int(take(4)));
+        let called = std::array::from_fn(|_| int(take(4)));
         let cpu = take((CPU_RENEWALS - CPU_OFFSET) as usize + 8).chunks(8).map(word).collect();
         let slot = word(take(8));
         let shards =
             std::array::from_fn(|_| take(8 * self.counters).chunks(8).map(|b| word(b).cast_signed()).collect());
-        Outcome { calls, scratch, exhausted, children, child, cpu, slot, shards }
+        Outcome { calls, scratch, exhausted, children, child, called, cpu, slot, shards }
     }
 }
 

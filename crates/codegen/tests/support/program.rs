@@ -39,6 +39,7 @@ pub fn weave_all(path: &Path) -> Option<Program> {
         shadow_stack: false,
         ticks,
         cpu: CpuClock::None,
+        vectors: None,
         readable: Readable::default(),
     };
     let mut arena = Arena::new(Avma(end)..Avma(end + (512 << 20)));

@@ -113,6 +113,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         definitions: sources(measure.definitions),
         keep: measure.keep,
         max_overhead,
+        allow_calls: measure.allow_calls,
     })
 }
 

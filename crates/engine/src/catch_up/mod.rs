@@ -220,6 +220,10 @@ impl<'a> CatchUp<'a> {
                 u32::from_le_bytes(id).into()
             }
         };
+        // in a function that a snippet has called: its calls are not the program's
+        if layout.is_calling(registers.gs_base) {
+            return None;
+        }
         let now = shard_of(&layout, registers.gs_base).filter(|_| identity != 0)?;
         let owner = || self.counters.area.read_u64(layout.stride * u64::from(now) + u64::from(OWNER)).ok();
         if now >= FIRST_SHARD && owner() == Some(identity) {

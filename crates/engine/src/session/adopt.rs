@@ -67,6 +67,7 @@ impl Session {
                     shadow_stack,
                     ticks: Scale::ONE,
                     cpu,
+                    vectors: vector_state(),
                     readable: Readable::default(),
                 },
                 area,
@@ -124,6 +125,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         definitions,
         keep: true,
         max_overhead: None,
+        allow_calls: false,
     };
     // its code is not known well enough to be taken out piece by piece
     let limit = f64::INFINITY;

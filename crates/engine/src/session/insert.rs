@@ -152,6 +152,8 @@ impl Session {
         let timed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter));
         let cpu = bound.iter().any(|(_, i, _)| reads_cpu(i));
         let ready = if timed { self.keep_time(control, cpu) } else { Ok(()) };
+        let calling = bound.iter().any(|(_, i, _)| calls::has_calls(i));
+        let ready = ready.and_then(|()| if calling { self.may_call(control) } else { Ok(()) });
         let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
         let (woven_refused, mut stopped) = match outcome {
             Ok(done) => done,
@@ -231,6 +233,19 @@ impl Session {
         }
     }
 
+    /// Whether functions of the target can be called.
+    fn may_call(&self, control: &Control) -> Result<(), Error> {
+        let Some(attached) = &control.attached else { return Ok(()) };
+        let why = match attached.env.identity {
+            ThreadIdentity::Locked => "the threads of this program cannot be told apart",
+            _ if attached.env.vectors.is_none() => "this processor has no XSAVE",
+            _ => return Ok(()),
+        };
+        let what = format!("functions of the program cannot be called: {why}");
+        let hint = "a program that is running already may differ; definitions without calls work";
+        Err(Error::new(ErrorKind::Failed, "no_calls", what, hint).about(self.pid()))
+    }
+
     pub(super) fn refuse_hopeless(
         &self,
         modules: &Modules,
@@ -301,9 +316,9 @@ impl Session {
         };
         let status = self.target.status().map_err(failed)?;
         let ticks = Scale::ONE;
+        let (data, shadow_stack, vectors) = (area.layout(), status.shadow_stack, vector_state());
         let readable = Readable::default();
-        let env =
-            Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks, cpu, readable };
+        let env = Environment { data, identity, shadow_stack, ticks, cpu, vectors, readable };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),
@@ -354,7 +369,11 @@ impl Session {
         let (target, modules) = (&self.target, &control.modules);
         let mut catch_up = CatchUp::prepare(target, modules, versions, wanted, &change.refused, variables, counters);
         let applied = self.write_journal(&mut attached.journal, &attached.area, &records).and_then(|()| {
-            let options = ApplyOptions { check_quiet: attached.woven.idle(), ..ApplyOptions::default() };
+            let options = ApplyOptions {
+                check_quiet: attached.woven.idle(),
+                calls: Some(attached.env.data),
+                ..ApplyOptions::default()
+            };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
             let applied = self.target.apply_and_visit(&change.plan, &options, visitor);
             let applied = applied.map_err(|e| Error::apply(self.pid(), e))?;

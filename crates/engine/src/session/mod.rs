@@ -26,10 +26,11 @@ use ingraft_model::{
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
-    TickClock, Visitor,
+    TickClock, Visitor, vector_state,
 };
 
 use crate::api::*;
+use crate::calls;
 use crate::catch_up::{CatchUp, Counters};
 use crate::cost::Meters;
 use crate::error::{Error, ErrorKind};
@@ -201,6 +202,9 @@ pub struct Session {
 const SYSTEM_CALLS: &str = "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because the \
                             program's threads have no rseq areas that tell of switches";
 
+/// What is said of definitions that call functions.
+const CALLS_COST: &str = "what the called functions themselves take is in no cost";
+
 /// Unix time in nanoseconds.
 pub fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -319,6 +323,9 @@ impl Session {
         }
         let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
         self.refuse_dear(control, &wanted, limit)?;
+        if wanted.iter().any(|w| calls::has_calls(&w.instrumentation)) {
+            warnings.push(CALLS_COST.to_owned());
+        }
         let reads_cpu = wanted.iter().any(|w| insert::reads_cpu(&w.instrumentation));
         let (keys, stopped) = self.insert_wanted(control, wanted)?;
         if reads_cpu && control.attached.as_ref().is_some_and(|a| a.env.cpu == CpuClock::SystemCall) {

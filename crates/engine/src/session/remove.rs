@@ -51,7 +51,11 @@ impl Session {
         let before = attached.woven.clone();
         let taken = attached.woven.unweave(minis).and_then(|(plan, gone)| {
             attached.woven.leave_idle(&plan.retired);
-            let options = ApplyOptions { check_quiet: attached.woven.idle(), ..ApplyOptions::default() };
+            let options = ApplyOptions {
+                check_quiet: attached.woven.idle(),
+                calls: Some(attached.env.data),
+                ..ApplyOptions::default()
+            };
             let applied = self.target.apply(&plan, &options).map_err(|e| Error::apply(self.pid(), e))?;
             Ok((applied, options.check_quiet, gone))
         });
@@ -102,6 +106,11 @@ impl Session {
         if self.ended.get().is_some() || !self.target.is_alive() {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
+        }
+        if let Ok((left, missed)) = attached.area.calls_amiss()
+            && (left, missed) != (0, 0)
+        {
+            tracing::warn!(left, missed, "functions that were called did not return, or could not be called");
         }
         let records = attached.woven.records(&control.modules);
         let arenas = attached.woven.arenas();

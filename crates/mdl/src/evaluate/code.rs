@@ -1,7 +1,9 @@
 //! The code language: statements that the program executes, to snippets. `$arg[n]` at the end of a call stays what it is at its beginning
 //! until the code of both ends is joined.
 
-use ingraft_model::{BinaryOp, Clock, Expr as Out, PointKind, Shape, Stmt, TimeUnit, UnaryOp, VariableId};
+use ingraft_model::{
+    BinaryOp, Call, Called, Clock, Expr as Out, PointKind, Shape, Stmt, TimeUnit, UnaryOp, VariableId,
+};
 
 use super::insert::Place;
 use super::meta::{Binding, Evaluation, Value, binary, unary};
@@ -103,14 +105,20 @@ impl<'a> Evaluation<'a> {
                         out.push(Stmt::Observe(histogram, value));
                     }
                 }
-                _ => {
-                    self.value(expr);
-                }
+                _ => self.effect_of_call(expr, out),
             },
+            ExprKind::Call(..) => self.effect_of_call(expr, out),
             // a value that nobody uses; only its findings matter
             _ => {
                 self.value(expr);
             }
+        }
+    }
+
+    /// A call of a function of the program whose value nobody uses.
+    fn effect_of_call(&mut self, expr: &'a Expr, out: &mut Vec<Stmt>) {
+        if let Some(Out::Call(call)) = self.value(expr) {
+            out.push(Stmt::Call(*call));
         }
     }
 
@@ -178,7 +186,7 @@ impl<'a> Evaluation<'a> {
             ExprKind::Unary(op, operand) => Some(fold_unary(*op, self.value(operand)?)),
             ExprKind::Binary(op, a, b) => {
                 let (a, b) = (self.value(a), self.value(b));
-                Some(fold_binary(*op, a?, b?))
+                Some(both_sides(*op, a?, b?))
             }
             ExprKind::Call(callee, args) => self.call(expr, callee, args),
             ExprKind::Text(_) => self.refuse(expr, "strings in code"),
@@ -240,7 +248,16 @@ impl<'a> Evaluation<'a> {
                 return Some(fold_binary(BinaryOp::LogicalAnd, first, second));
             }
         }
-        self.refuse(expr, &format!("the call of `{}`", callee.name))
+        if ["readSymbol", "readAddress"].contains(&callee.name.as_str()) && !callee.quoted {
+            return self.refuse(expr, &format!("the call of `{}`", callee.name));
+        }
+        let args: Vec<Out> = values.into_iter().collect::<Option<_>>()?;
+        if args.len() > Call::ARGS_MAX {
+            let message = format!("`{}` is called with more than {} arguments", callee.name, Call::ARGS_MAX);
+            self.error(codes::TYPE, expr.span, message, "what does not fit into registers is not passed");
+            return None;
+        }
+        Some(Out::Call(Box::new(Call { callee: Called::Named(callee.name.clone()), args })))
     }
 
     /// A value that the meta language knows when the request arrives.
@@ -265,6 +282,20 @@ fn fold_unary(op: UnaryOp, value: Out) -> Out {
         Out::Const(value) => Out::Const(unary(op, value)),
         value => Out::Unary(op, Box::new(value)),
     }
+}
+
+/// An operator whose sides are both computed, as far as that can be told from outside: calls are made whatever the other side is.
+fn both_sides(op: BinaryOp, a: Out, b: Out) -> Out {
+    let bitwise = match op {
+        BinaryOp::LogicalAnd => BinaryOp::And,
+        BinaryOp::LogicalOr => BinaryOp::Or,
+        _ => return fold_binary(op, a, b),
+    };
+    if !a.has_calls() && !b.has_calls() {
+        return fold_binary(op, a, b);
+    }
+    let truth = |e| fold_binary(BinaryOp::NotEqual, e, Out::Const(0));
+    fold_binary(bitwise, truth(a), truth(b))
 }
 
 pub(super) fn fold_binary(op: BinaryOp, a: Out, b: Out) -> Out {

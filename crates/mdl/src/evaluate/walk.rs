@@ -22,6 +22,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
                 each_expr(inner, visit);
             }
             Stmt::Open(_, inner) | Stmt::Close(_, inner) => each_expr(inner, visit),
+            Stmt::Call(call) => call.args.iter_mut().for_each(|e| parts(e, visit)),
             Stmt::Start(..) | Stmt::Stop(..) | Stmt::Settle => {}
         }
     }
@@ -34,6 +35,7 @@ fn parts(expr: &mut Expr, visit: &mut dyn FnMut(&mut Expr)) {
             parts(a, visit);
             parts(b, visit);
         }
+        Expr::Call(call) => call.args.iter_mut().for_each(|e| parts(e, visit)),
         _ => {}
     }
     visit(expr);

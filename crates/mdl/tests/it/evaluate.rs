@@ -54,6 +54,9 @@ fn code_becomes_snippets() {
         ("m += sizes[1] + DYNINSTAdd($arg[1], 2);", "v0 += (16 + ($arg[1] + 2));"),
         ("m += DYNINSTTwoComparesAndedExpr($arg[0], 1, $arg[1], 2);", "v0 += (($arg[0] == 1) && ($arg[1] == 2));"),
         ("m = 7 / 0 + 7 % 0;", "v0 = 0;"),
+        ("m += f(g($arg[0]), 2);", "v0 += call \"f\"(call \"g\"($arg[0]), 2);"),
+        ("Call(\"lib:f\"); f(1);", "call \"lib:f\"(); call \"f\"(1);"),
+        ("if (f() && $arg[0]) m++;", "if (((call \"f\"() != 0) & ($arg[0] != 0))) { v0++; }"),
     ] {
         let library = with(&format!("counter tmp; {}", base(&format!("append preInsn $start.entry (* {code} *)"))));
         assert_eq!(show(&library, "m", ""), format!("main Metric Append: {expected}\n"), "{code}");
@@ -188,7 +191,6 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         [
             "`own`: every thread has its own",
             "addresses of variables are not woven yet",
-            "the call of `f` is not woven yet",
             "a member of what a callee gets or gives is not woven yet",
             "`.blocks` points are not woven yet",
             "`.edges` points are not woven yet",
@@ -210,6 +212,10 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         (
             "vector over list heap; base is counter { foreach f in heap append preInsn f.entry (* m[0]++; *) }",
             "vectors are not woven yet",
+        ),
+        (
+            "base is counter { append preInsn $start.entry (* f(1, 2, 3, 4, 5, 6, 7); *) }",
+            "`f` is called with more than 6 arguments",
         ),
         ("base is counter { append postInsn $start.entry (* m++; *) }", "`postInsn` at an entry is not woven yet"),
         (

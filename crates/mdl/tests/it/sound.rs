@@ -90,6 +90,7 @@ impl Check<'_> {
                     self.expr(condition, at, closed);
                     self.stmts(inner, at, closed);
                 }
+                Stmt::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
                 Stmt::Settle => panic!("who puts the code of several requests together settles once"),
                 Stmt::Open(record, inner) => {
                     assert!(!is_end(at));
@@ -128,6 +129,7 @@ impl Check<'_> {
             Expr::Load(..) => {}
             Expr::Read(e, _) => self.expr(e, at, closed),
             Expr::Unary(_, e) => self.expr(e, at, closed),
+            Expr::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
             Expr::Binary(_, a, b) => {
                 self.expr(a, at, closed);
                 self.expr(b, at, closed);

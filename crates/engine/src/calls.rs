@@ -1,0 +1,104 @@
+//! Functions of the target that definitions call: found, and refused where calling them could not be right.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use ingraft_analysis::FunctionKind;
+use ingraft_mdl::Instrumentation;
+use ingraft_model::{Avma, Called, Snippet};
+use ingraft_process::Target;
+
+use crate::error::{Error, ErrorKind};
+use crate::images::ImageStore;
+use crate::modules::Modules;
+use crate::pattern::{Pattern, has_wildcard};
+use crate::request::{Missing, Wanted, resolve_patterns};
+use crate::sites;
+
+/// The C library: no program unloads it.
+const C_LIBRARY: [&str; 2] = ["libc", "musl"];
+
+/// The functions that code calls by their names.
+fn named(instrumentation: &Instrumentation) -> impl Iterator<Item = &String> {
+    let calls = instrumentation.insertions.iter().flat_map(|i| i.snippet.calls());
+    calls.filter_map(|call| match &call.callee {
+        Called::Named(name) => Some(name),
+        Called::At(_) => None,
+    })
+}
+
+/// Whether code of it calls functions.
+pub fn has_calls(instrumentation: &Instrumentation) -> bool {
+    instrumentation.insertions.iter().any(|i| !i.snippet.calls().is_empty())
+}
+
+/// Puts the addresses of functions in place of their names in all that is wanted. An error if one cannot be called, or `allowed` is not set.
+pub fn place(
+    (target, store, modules): (&Target, &ImageStore, &Modules),
+    wanted: &mut [Wanted],
+    allowed: bool,
+    progress: &dyn Fn(&str),
+) -> Result<(), Error> {
+    let names: BTreeSet<String> = wanted.iter().flat_map(|w| named(&w.instrumentation)).cloned().collect();
+    let Some(first) = names.first() else { return Ok(()) };
+    if !allowed {
+        let what = format!("a definition calls `{first}`, a function of the program");
+        let hint = "--allow-calls (Measure.allow_calls) permits it: it will run at places that its author did not plan";
+        return Err(Error::new(ErrorKind::Denied, "calls_not_allowed", what, hint));
+    }
+    let patterns: Vec<Pattern> = names.iter().map(|name| Pattern::parse(name)).collect();
+    modules.load(target, store, &patterns, progress);
+    let found = names.into_iter().map(|name| find(modules, &name).map(|at| (name, at)));
+    let found: BTreeMap<String, Avma> = found.collect::<Result<_, _>>()?;
+    for insertion in wanted.iter_mut().flat_map(|w| &mut w.instrumentation.insertions) {
+        if !insertion.snippet.calls().is_empty() {
+            insertion.snippet = placed(&insertion.snippet, &found)?;
+        }
+    }
+    Ok(())
+}
+
+fn placed(snippet: &Snippet, found: &BTreeMap<String, Avma>) -> Result<Arc<Snippet>, Error> {
+    let mut snippet = snippet.clone();
+    snippet.place_callees(&mut |called| match called {
+        Called::Named(name) => match found.get(name) {
+            Some(at) => Ok(Called::At(*at)),
+            None => Err(refusal(name, "it was not looked for")),
+        },
+        Called::At(at) => Ok(Called::At(*at)),
+    })?;
+    Ok(Arc::new(snippet))
+}
+
+fn refusal(name: &str, why: &str) -> Error {
+    let what = format!("`{name}` cannot be called: {why}");
+    Error::new(ErrorKind::NotFound, "cannot_call", what, "call another function, or measure without the call")
+}
+
+/// Where the one function of that name begins.
+fn find(modules: &Modules, name: &str) -> Result<Avma, Error> {
+    match Pattern::parse(name) {
+        Pattern::Names { function, .. } if !has_wildcard(&function) => {}
+        _ => return Err(refusal(name, "it must be named as `NAME` or `MODULE:NAME`")),
+    }
+    let found = resolve_patterns(modules, &[name.to_owned()], Missing::Fails)?;
+    let [function] = found.as_slice() else {
+        return Err(refusal(name, &format!("{} functions have that name", found.len())));
+    };
+    let Some((file, module, known)) = modules.resolve(*function) else {
+        return Err(refusal(name, "its module is gone"));
+    };
+    let stays = file.is_program || file.names.iter().any(|n| C_LIBRARY.contains(&n.as_str()));
+    let why = match known.kind() {
+        // where debug symbols are, a resolver has a name of its own as well
+        kind if kind == FunctionKind::IfuncResolver || known.names().iter().any(|name| name.is_ifunc()) => {
+            "which code it means is chosen when the program starts; name that code"
+        }
+        FunctionKind::IfuncResolver | FunctionKind::Stub => "it is a stub of the linker",
+        FunctionKind::Normal if !stays => "a library other than the C library could be unloaded while code calls it",
+        FunctionKind::Normal if module.image.elf().is_go() => "the stacks of Go have no room for it",
+        FunctionKind::Normal if sites::never_returns(modules, *function) => "it never returns",
+        FunctionKind::Normal => return Ok(known.start().to_avma(module.bias)),
+    };
+    Err(refusal(name, why))
+}
