@@ -12,6 +12,7 @@ mod costs;
 mod counting;
 mod cpu_times;
 mod crashes;
+mod events;
 mod families;
 mod launches;
 mod libraries;

@@ -22,7 +22,7 @@ impl Session {
                     unit,
                     aggregate: pair.metric.aggregate,
                     thread: pair.thread,
-                    internal: None,
+                    own: None,
                     before: before.unwrap_or_default(),
                 })
             })
@@ -58,11 +58,12 @@ impl Session {
         let shared = self.shared();
         let columns = shared.columns();
         let cpu = |tid| self.cpu_ticks(tid);
-        let value = |view: &View| match (view.internal, shared.frozen.get(&view.value.first), &columns) {
-            (Some(internal), ..) => {
+        let value = |view: &View| match (&view.own, shared.frozen.get(&view.value.first), &columns) {
+            (Some(OwnValue::Internal(internal)), ..) => {
                 let before = view.before.get(&None).map_or(0, |before| before.value);
-                Value { value: self.internal(internal, &shared).wrapping_sub(before), ..Value::default() }
+                Value { value: self.internal(*internal, &shared).wrapping_sub(before), ..Value::default() }
             }
+            (Some(OwnValue::Events(counting)), ..) => view.combined(counting.rows(), threads),
             (None, Some(frozen), _) => {
                 Value { taken_out: Some(frozen.why), ..view.combined(frozen.rows.iter().cloned(), threads) }
             }
@@ -89,6 +90,7 @@ impl Session {
             return false;
         }
         self.bury_ended_threads();
+        self.follow_events();
         true
     }
 

@@ -8,7 +8,7 @@ use ingraft_model::{Clock, Focus, PointKind, ResourcePath, Shape, Snippet, Varia
 
 use super::frame::KnownRecord;
 use super::insert::{Draft, Place};
-use super::select::{Selection, parse_number};
+use super::select::{HIERARCHIES, Selection, parse_number};
 use super::{Insertion, ValueUnit, Variable, VariableKind};
 use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp};
 use crate::diagnostic::{Diagnostic, Severity, codes};
@@ -156,7 +156,9 @@ impl<'a> Evaluation<'a> {
         }
         let Some(base) = node.base() else { return };
         let kind = base.kind;
-        if matches!(kind, Accumulator::HwTimer | Accumulator::HwCounter) {
+        let restricted = HIERARCHIES.iter().any(|root| focus.part(root).is_some());
+        let without_code = node.event().is_some() && !restricted;
+        if matches!(kind, Accumulator::HwTimer | Accumulator::HwCounter) && !without_code {
             let span =
                 node.fields.iter().rev().find(|f| matches!(&f.kind, crate::ast::FieldKind::Base(_))).map(|f| f.span);
             let head = span.map_or(node.ident.span, |s| Span { start: s.start, end: s.start + 4 });
@@ -181,7 +183,7 @@ impl<'a> Evaluation<'a> {
         self.measured = self.all_listed(&body, &flags);
         self.body(body);
         self.place_drafts();
-        if self.insertions.is_empty() && !self.diagnostics.iter().any(Diagnostic::is_error) {
+        if self.insertions.is_empty() && !without_code && !self.diagnostics.iter().any(Diagnostic::is_error) {
             self.counts_nothing(empty);
         }
         let ids = std::mem::take(&mut self.flags);
