@@ -1,6 +1,6 @@
 //! Events that the kernel counts for each thread of the target: no code, no stop, read by the engine.
 
-use ingraft_process::{CountedEvents, Event, EventError, KernelRefusal};
+use ingraft_process::{CountedEvents, Event, EventError, EventReading, KernelRefusal};
 
 use super::*;
 
@@ -72,11 +72,13 @@ impl Counting {
         })
     }
 
-    /// What it has come to, by thread.
-    pub fn rows(&self) -> impl Iterator<Item = (Option<Tid>, Raw)> {
+    /// What it has come to, by thread; and for how long it was counted, if not all the time.
+    pub fn rows(&self) -> (impl Iterator<Item = (Option<Tid>, Raw)>, Option<Counted>) {
         let reading = self.lock().read();
+        let EventReading { enabled_ns, running_ns, .. } = reading;
+        let counted = reading.shared_counters().then_some(Counted { enabled_ns, running_ns });
         let raw = |events: u64| Raw { value: i64::try_from(events).unwrap_or(i64::MAX), ..Raw::default() };
-        reading.threads.into_iter().map(move |(tid, events)| (tid, raw(events)))
+        (reading.threads.into_iter().map(move |(tid, events)| (tid, raw(events))), counted)
     }
 
     /// Looks for threads that have begun or ended.

@@ -63,7 +63,10 @@ impl Session {
                 let before = view.before.get(&None).map_or(0, |before| before.value);
                 Value { value: self.internal(*internal, &shared).wrapping_sub(before), ..Value::default() }
             }
-            (Some(OwnValue::Events(counting)), ..) => view.combined(counting.rows(), threads),
+            (Some(OwnValue::Events(counting)), ..) => {
+                let (rows, counted) = counting.rows();
+                Value { counted, ..view.combined(rows, threads) }
+            }
             (None, Some(frozen), _) => {
                 Value { taken_out: Some(frozen.why), ..view.combined(frozen.rows.iter().cloned(), threads) }
             }
@@ -209,6 +212,7 @@ impl View {
             activations: together.activations,
             threads: threads.into_iter().map(thread).collect(),
             taken_out: None,
+            counted: None,
         }
     }
 }

@@ -162,7 +162,13 @@ impl<'a> Evaluation<'a> {
             let span =
                 node.fields.iter().rev().find(|f| matches!(&f.kind, crate::ast::FieldKind::Base(_))).map(|f| f.span);
             let head = span.map_or(node.ident.span, |s| Span { start: s.start, end: s.start + 4 });
-            self.not_woven(head, format!("`{}` accumulators are not woven yet", kind.keyword()));
+            self.not_woven(
+                head,
+                format!(
+                    "events are not read at points (`{}`): without code, `hwCounter` counts them in whole threads",
+                    kind.keyword()
+                ),
+            );
         }
         if node.vector().is_some() {
             self.not_woven(node.ident.span, "vectors are not woven yet".to_owned());

@@ -233,33 +233,11 @@ impl EventReading {
     pub fn shared_counters(&self) -> bool {
         self.running_ns < self.enabled_ns
     }
-
-    /// How often it happened if it did as often when it was not counted as when it was; `None` if it was never counted.
-    pub fn scaled(&self, events: u64) -> Option<u64> {
-        if !self.shared_counters() {
-            return Some(events);
-        }
-        let scaled = u128::from(events) * u128::from(self.enabled_ns);
-        scaled.checked_div(u128::from(self.running_ns)).map(|n| u64::try_from(n).unwrap_or(u64::MAX))
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_was_not_counted_all_the_time_is_scaled_when_asked() {
-        let reading = EventReading { events: 10, enabled_ns: 300, running_ns: 100, ..EventReading::default() };
-        assert!(reading.shared_counters());
-        assert_eq!(reading.scaled(10), Some(30));
-        let never = EventReading { running_ns: 0, ..reading.clone() };
-        assert_eq!(never.scaled(10), None);
-        let always = EventReading { running_ns: 300, ..reading.clone() };
-        assert_eq!((always.shared_counters(), always.scaled(10)), (false, Some(10)));
-        let long = EventReading { enabled_ns: u64::MAX, running_ns: 1, ..reading };
-        assert_eq!(long.scaled(u64::MAX), Some(u64::MAX));
-    }
 
     #[test]
     fn the_own_events_of_a_thread_are_counted() {
