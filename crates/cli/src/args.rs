@@ -193,6 +193,10 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) max_overhead: Option<f64>,
 
+    /// If the target cannot be changed now (a thread does not stop, a debugger is attached), try again for this time
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) wait: Option<Duration>,
+
     /// Leave the measurement in when this command ends (with --daemon only)
     #[arg(long)]
     pub(crate) no_remove: bool,

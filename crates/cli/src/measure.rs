@@ -117,7 +117,7 @@ pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, o
     let mut signals = Signals::take()?;
     let mut session = Session { plan, context, sites: Vec::new(), streams: Vec::new() };
     let (events, mut arriving) = mpsc::channel(64);
-    let mut result = session.insert(events, out).await;
+    let mut result = session.insert(events, &mut signals, out).await;
     if result.is_ok() {
         result = session.follow(&mut arriving, &mut signals, view, out).await;
     }
@@ -139,13 +139,23 @@ impl Session<'_> {
     }
 
     /// Inserts all requests; with an error, those that went in are in `sites`.
-    async fn insert(&mut self, events: mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
+    async fn insert(
+        &mut self,
+        events: mpsc::Sender<Arrival>,
+        signals: &mut Signals,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
         let clients = self.context.engines.clients();
         let mut missing = Vec::new();
         for client in clients {
             for request in &self.plan.requests {
                 let mut progress = Progress::new("reading the program", self.format());
-                let enabled = match client.enable(request, &mut progress).await {
+                let enabled = tokio::select! {
+                    enabled = client.enable(request, &mut progress) => enabled,
+                    // What may take long is given up; else the insertion is over in a moment.
+                    () = signals.asked(), if !request.wait.is_zero() => Err(given_up()),
+                };
+                let enabled = match enabled {
                     Ok(enabled) => enabled,
                     // With several hosts a target need not be on each of them.
                     Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => {
@@ -327,6 +337,10 @@ impl Session<'_> {
         });
         result.and(presented)
     }
+}
+
+fn given_up() -> Failure {
+    Failure::failed("the measurement was given up before it was in", "nothing is inserted")
 }
 
 async fn until(deadline: Option<Instant>) {

@@ -25,6 +25,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         keep: args.measure.no_remove,
         max_overhead: args.measure.max_overhead,
         history: args.history || args.phases.is_some(),
+        wait: args.measure.wait.unwrap_or_default(),
     };
     let plan = Plan::new(&args.measure, &args.target, request, out).in_phases(args.phases).scaled(args.scale);
     measure::run(plan, context, &mut WatchView::default(), out).await

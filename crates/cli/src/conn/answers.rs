@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
+use std::time::Duration;
 
 use ingraft_model::Aggregate;
 use ingraft_wire::{FailureKind, Snapshot, v1};
@@ -48,6 +49,8 @@ pub(crate) struct Request {
     pub(crate) max_overhead: Option<f64>,
     /// Keep what the values do over time.
     pub(crate) history: bool,
+    /// How long to try again.
+    pub(crate) wait: Duration,
 }
 
 /// What metrics become is asked.
@@ -174,6 +177,7 @@ impl Request {
             keep: self.keep,
             max_overhead: self.max_overhead,
             history: self.history,
+            wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
         }
     }
 }

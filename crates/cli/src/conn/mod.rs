@@ -230,6 +230,10 @@ impl Client {
             use v1::enable_response::Event;
             match part.event {
                 Some(Event::Progress(p)) => progress.say(&p.text),
+                Some(Event::Deferred(d)) => {
+                    let wait = humantime::format_duration(request.wait);
+                    progress.once(&format!("deferred: {}; it is tried again for up to {wait}", d.what));
+                }
                 Some(Event::Enabled(enabled)) => collector.enabled(enabled),
                 Some(Event::Pairs(chunk)) => collector.pairs(chunk),
                 Some(Event::Refused(chunk)) => collector.refused(chunk),

@@ -155,6 +155,7 @@ impl Stage<'_> {
             keep: false,
             max_overhead: None,
             history: false,
+            wait: Duration::ZERO,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let enabled = self.client.enable(&request, &mut progress).await?;

@@ -19,8 +19,9 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let caller = auth::caller(&request)?;
         let request = request.into_inner();
         let afterwards = enable::Afterwards::of(request.measure.as_ref());
+        let wait = enable::wait(request.measure.as_ref());
         let request = convert::enable(request).map_err(Failure::from)?;
-        Ok(enable::insert(&self.0, afterwards, move |engine, progress| {
+        Ok(enable::insert(&self.0, afterwards, wait, move |engine, progress| {
             engine.enable(&request, caller, &|text| progress.say(text))
         }))
     }
