@@ -4,6 +4,7 @@
  * act PAGES NAPS    each of them touches PAGES fresh pages and sleeps NAPS times
  * short N PAGES     N threads, one after the other, that touch PAGES fresh pages and end
  * grow T            T threads more that wait
+ * child PAGES       a fork child that touches PAGES fresh pages
  * burn MS           this thread computes for MS milliseconds of processor time
  * say               what has been so far
  * Each answer has `thread TID minor M major M switches S` for every thread that waits, as of when it last began to wait, and the same of all
@@ -11,6 +12,7 @@
 #include "mutatee.h"
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <time.h>
 
 enum { MOST = 64 };
@@ -116,6 +118,13 @@ int main(int argc, char **argv) {
                 if (pthread_create(&t, NULL, brief, (void *)b)) abort();
                 pthread_join(t, NULL);
             }
+        } else if (sscanf(line, "child %ld", &a) == 1) {
+            pid_t child = fork();
+            if (child == 0) {
+                touch(a);
+                _exit(0);
+            }
+            if (child < 0 || waitpid(child, NULL, 0) != child) abort();
         } else if (sscanf(line, "grow %ld", &a) == 1) {
             grow((int)a);
         } else if (sscanf(line, "burn %ld", &a) == 1) {

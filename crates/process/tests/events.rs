@@ -145,6 +145,20 @@ fn threads_that_come_and_go_are_counted() {
 }
 
 #[test]
+fn fork_children_are_not_counted() {
+    within(Duration::from_secs(60), || {
+        let (mut program, target) = Program::start(1);
+        let (_, before) = program.ask("say");
+        let mut faults = begin(&target, "minor-faults");
+        let (_, after) = program.ask("child 5000");
+        let reading = faults.read();
+        adds_up(&reading);
+        assert_eq!(reading.events, after.minor - before.minor, "{reading:?}");
+        assert!(reading.events < 5000, "{reading:?}");
+    });
+}
+
+#[test]
 fn one_thread_alone() {
     within(Duration::from_secs(60), || {
         let (mut program, target) = Program::start(2);

@@ -123,9 +123,7 @@ impl Event {
         };
         let event = Event { name: name.to_owned(), kind, config: [config, 0, 0], user: true, kernel: true };
         match modifiers {
-            Some(modifiers) if modifiers.is_empty() => {
-                Err(EventProblem::Modifier { event: plain.to_owned(), modifier: String::new() })
-            }
+            Some("") => Err(EventProblem::Modifier { event: plain.to_owned(), modifier: String::new() }),
             Some(modifiers) => event.restricted(modifiers),
             None => Ok(event),
         }

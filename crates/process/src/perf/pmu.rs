@@ -45,12 +45,13 @@ fn apply(unit: &str, terms: &str, sysfs: &dyn Sysfs, config: &mut [u64; 3], name
         if !is_name(name) {
             return Err(wrong("it is no word"));
         }
-        if value.is_none() && names {
-            if let Some(meaning) = sysfs.read(unit, &format!("events/{name}")) {
-                // what a name stands for has no names
-                apply(unit, &meaning, sysfs, config, false)?;
-                continue;
-            }
+        if value.is_none()
+            && names
+            && let Some(meaning) = sysfs.read(unit, &format!("events/{name}"))
+        {
+            // what a name stands for has no names
+            apply(unit, &meaning, sysfs, config, false)?;
+            continue;
         }
         // without a value a term is 1, as perf has it
         let value = match value {
