@@ -2,7 +2,7 @@
 
 use ingraft_model::histogram::Scale;
 use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
-use ingraft_model::{CpuClock, DataArea, ThreadIdentity};
+use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity};
 
 /// Facts about a target that decide the shape of its trampolines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,27 @@ pub struct Environment {
     pub ticks: Scale,
     /// How the processor time of a thread is read.
     pub cpu: CpuClock,
+    /// What can be read of the program's own memory.
+    pub readable: Readable,
+}
+
+/// What snippets may read of the memory of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Readable {
+    /// Where the writable segment of the program's own file begins. It is mapped as long as the process lives, in contrast to libraries, which
+    /// may be unloaded.
+    pub start: Avma,
+    /// Where it ends.
+    pub end: Avma,
+    /// The number that the process has for itself, if it may make the system call that reads any other memory.
+    pub process: Option<u32>,
+}
+
+impl Readable {
+    /// Whether all of these bytes are mapped for ever.
+    pub fn lasts(&self, at: Avma, bytes: u64) -> bool {
+        self.start <= at && at.0.checked_add(bytes).is_some_and(|end| end <= self.end.0)
+    }
 }
 
 /// Why a request as a whole makes no sense; what is wrong with a single point is a [`ingraft_model::Refusal`].
@@ -69,6 +90,15 @@ pub enum CodegenError {
     /// A snippet reads the processor time of its thread, which cannot be had in this target.
     #[error("processor time cannot be read here")]
     NoCpuClock,
+    /// A snippet reads memory as if it could not go away, and it is not the program's own data.
+    #[error("{at:#x} is not in the data of the program itself")]
+    Fleeting {
+        /// The address.
+        at: u64,
+    },
+    /// A snippet reads memory of the program by a system call, which may not be made in this target.
+    #[error("memory of the program cannot be read here")]
+    NoReads,
     /// The arena has no room for a snippet at a point that is woven already.
     #[error("the arena has no room left")]
     ArenaFull,

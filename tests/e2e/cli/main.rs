@@ -13,6 +13,7 @@ mod costs;
 mod counting;
 mod cpu_times;
 mod crashes;
+mod data;
 mod events;
 mod families;
 mod launches;

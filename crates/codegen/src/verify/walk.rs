@@ -3,17 +3,18 @@
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpKind, Register};
 use ingraft_model::layout::{OWNER, TOP};
-use ingraft_model::{Avma, AvmaRange, CpuClock, Gpr, Site, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Gpr, Site, ThreadIdentity};
 
 use super::memory::Memory;
 use super::rules::{may_read, may_write, number_of, permitted, writes};
+use super::system_call;
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
-use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
 use crate::environment::Environment;
-use crate::mini::WovenMini;
+use crate::mini::MiniCode;
 use crate::routine::Routine;
-use crate::slow::{COUNT, MARKER};
+use crate::slot::{LEN, OPCODE};
+use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::weave::WovenPoint;
 
 /// A word on the stack: the original value of a register by number, or these.
@@ -24,9 +25,6 @@ const IMAGE: u8 = 18;
 
 /// Stands for the address in rax with which a shared routine is entered: no address of an instruction.
 const WAY_BACK: u64 = u64::MAX;
-
-/// Bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32` before a system call.
-const CLOCK_CALL: u64 = 13;
 
 /// Most words that generated code may push: a snippet's levels and what is saved around it.
 const STACK_MAX: usize = 80;
@@ -290,8 +288,9 @@ impl<'a> Walk<'a> {
         self.slot = point.slot.0;
         self.pushed = 0;
         self.base = point.base.0;
-        let jumps = std::iter::once(point.slot).chain(point.minis.iter().map(|m| m.jump));
-        let starts = point.minis.iter().map(|m| m.start).chain([point.leave]);
+        let chain = || point.minis.iter().filter_map(|m| m.code.as_ref());
+        let jumps = std::iter::once(point.slot).chain(chain().map(|m| m.jump));
+        let starts = chain().map(|m| m.start).chain([point.leave]);
         self.chain.clear();
         self.chain.extend(jumps.zip(starts).map(|(jump, start)| (jump.0, start.0)));
     }
@@ -348,18 +347,42 @@ impl<'a> Walk<'a> {
     pub fn from(&mut self, at: u64, state: State) -> Result<(), VerifyError> {
         self.execute(at, state, Mode::Point)?;
         let begins = |bytes: &[u8], what: &[u8]| bytes.starts_with(what);
-        let leave = self.slot + 5;
+        let leave = self.slot + LEN;
         let Some(bytes) = self.memory.bytes(leave) else { return fail(leave, Flaw::NoInstruction) };
         // the slow routine would take the tail for a snippet
         if begins(bytes, &COUNT[..4]) || begins(bytes, &MARKER) {
             return fail(leave, Flaw::Forbidden);
         }
-        let slot = self.memory.decode(self.slot)?;
-        if slot.code() == Code::Jmp_rel32_64 && self.visit(self.slot)?.1 != Visit::Never {
-            Ok(())
-        } else {
-            fail(self.slot, Flaw::Astray)
+        if self.visit(self.slot)?.1 != Visit::Never { Ok(()) } else { fail(self.slot, Flaw::Astray) }
+    }
+
+    /// The slot is the point's only snippet, in the form in which the slow routine finds it, or a jump, and behind that four bytes that nobody
+    /// executes; all on one page.
+    pub fn slot(&mut self, point: &WovenPoint) -> Result<(), VerifyError> {
+        let at = self.slot;
+        let bytes = self.memory.bytes(at).and_then(|b| b.first_chunk::<{ LEN as usize }>());
+        let Some([opcode @ .., a, b, c, d]) = bytes else { return fail(at, Flaw::NoInstruction) };
+        if at % 4096 > 4096 - LEN {
+            return fail(at, Flaw::Straddles);
         }
+        if point.operand != u32::from_le_bytes([*a, *b, *c, *d]) {
+            return fail(at, Flaw::Unmatched);
+        }
+        let slot = *self.memory.decode(at)?;
+        if point.minis.iter().all(|m| m.code.is_some()) {
+            let filler = *self.memory.decode(at + OPCODE)?;
+            let right =
+                slot.code() == Code::Jmp_rel32_64 && filler.code() == Code::Nop_rm32 && filler.next_ip() == at + LEN;
+            return if right { self.mark(&filler) } else { fail(at, Flaw::Astray) };
+        }
+        let count = if self.env.identity == ThreadIdentity::Locked { LOCKED_COUNT } else { COUNT };
+        let alone = point.minis.len() == 1 && *opcode == count && slot.next_ip() == at + LEN;
+        if alone { Ok(()) } else { fail(at, Flaw::Astray) }
+    }
+
+    /// Whether these are the bytes behind the jump of the slot.
+    pub fn is_filler(&self, at: u64) -> bool {
+        at == self.slot + OPCODE && self.visit(at).is_ok_and(|(_, visit)| visit == Visit::Marked)
     }
 
     /// The instructions right before the slot keep every thread out whose shard this is not, and fork children.
@@ -416,7 +439,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Starts the proof of a snippet that is added to a woven point, and ends generated code at `next`, where its chain goes on.
-    pub fn begin_added(&mut self, point: &WovenPoint, mini: &WovenMini, next: u64) {
+    pub fn begin_added(&mut self, point: &WovenPoint, mini: &MiniCode, next: u64) {
         self.restart();
         let free = point.scratch.map_or(0, |r| 1u16 << (r.0 & 15)) | u16::from(point.rax_free);
         self.scratch = free;
@@ -439,7 +462,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
-    pub fn twin(&mut self, mini: &WovenMini) -> Result<(), VerifyError> {
+    pub fn twin(&mut self, mini: &MiniCode) -> Result<(), VerifyError> {
         let start = mini.start.0;
         let Some(state) = self.state(self.visit(start)?.1).cloned() else {
             return fail(start, Flaw::Untiled);
@@ -465,12 +488,15 @@ impl<'a> Walk<'a> {
         self.execute(mini.range.start.0, state, Mode::Twin(mini.jump.0))
     }
 
-    /// Whether a snippet is one increment of that counter.
-    pub fn counts(&self, mini: &WovenMini, counter: u32) -> bool {
-        self.memory.decode(mini.start.0).is_ok_and(|i| {
-            i.code() == Code::Inc_rm64
-                && i.next_ip() == mini.jump.0
-                && i.memory_displacement64() == u64::from(self.env.data.counter(counter))
+    /// Where a counter lies.
+    pub fn displacement(&self, counter: u32) -> u32 {
+        self.env.data.counter(counter)
+    }
+
+    /// Whether the code of a snippet is one increment of the counter at that displacement.
+    pub fn counts(&self, start: u64, behind: u64, displacement: u32) -> bool {
+        self.memory.decode(start).is_ok_and(|i| {
+            i.code() == Code::Inc_rm64 && i.next_ip() == behind && i.memory_displacement64() == u64::from(displacement)
         })
     }
 
@@ -492,34 +518,31 @@ impl<'a> Walk<'a> {
         let calls: Vec<_> = visited().filter(|i| i.code() == Code::Syscall).map(Instruction::ip).collect();
         for branch in visited().filter(|i| i.is_jmp_short_or_near() || i.is_jcc_short_or_near()) {
             let target = branch.near_branch_target();
-            if calls.iter().any(|call| target > call - CLOCK_CALL && target <= *call) {
+            let asks = system_call::bytes_before(self.env, routine);
+            if calls.iter().any(|call| target > call.wrapping_sub(asks) && target <= *call) {
                 return fail(branch.ip(), Flaw::Astray);
             }
         }
         Ok(())
     }
 
-    /// The one system call that a routine makes: the time of the calling thread, into the two words that were pushed last.
-    fn clock_call(&self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+    /// The one system call that a routine makes, and what it leaves.
+    fn system_call(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
         let at = i.ip();
         let (number, _) = self.visit(at)?;
         let before = |n: usize| number.checked_sub(n).and_then(|n| self.memory.get(n)).copied().unwrap_or_default();
-        let sets = |i: &Instruction, r: Register, value: i32| {
-            i.code() == Code::Mov_r32_imm32 && i.op0_register() == r && i.immediate32() == value.cast_unsigned()
-        };
-        let (eax, rsi, edi) = (before(1), before(2), before(3));
-        let place = (rsi.op0_register(), rsi.op1_register()) == (Register::RSI, Register::RSP)
-            && matches!(rsi.code(), Code::Mov_rm64_r64 | Code::Mov_r64_rm64);
-        let asks = sets(&eax, Register::EAX, CLOCK_GETTIME) && place && sets(&edi, Register::EDI, THREAD_CPUTIME);
-        let permitted = matches!(mode, Mode::Routine(_)) && self.env.cpu != CpuClock::None;
-        if !permitted || !asks || edi.ip() != at.wrapping_sub(CLOCK_CALL) {
+        let Mode::Routine(routine) = mode else { return fail(at, Flaw::Forbidden) };
+        if !system_call::permitted(self.env, routine, at, &before) {
             return fail(at, Flaw::Forbidden);
         }
-        for _ in 0..2 {
-            state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
-        }
-        for _ in 0..2 {
-            state.stack.push(at, OTHER)?;
+        // a reading's answer lies where zeroes were pushed
+        if routine != Routine::Read {
+            for _ in 0..2 {
+                state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
+            }
+            for _ in 0..2 {
+                state.stack.push(at, OTHER)?;
+            }
         }
         [0, 1, 11].into_iter().for_each(|r| state.lose(r));
         state.flags_kept = false;
@@ -560,7 +583,7 @@ impl<'a> Walk<'a> {
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::Call if instruction.code() == Code::Syscall => {
-                    self.clock_call(instruction, &mut state, mode)?;
+                    self.system_call(instruction, &mut state, mode)?;
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
@@ -592,10 +615,14 @@ impl<'a> Walk<'a> {
     fn past_routine(&mut self, at: u64, mut state: State, routine: Routine) -> Result<(u64, State), VerifyError> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
         state.flags_kept = false;
-        if routine != Routine::CpuTime {
-            self.answers.push(back);
-            state.lose(1);
-            state.bound = Bound::Top(1);
+        match routine {
+            Routine::Settle | Routine::Find => {
+                self.answers.push(back);
+                state.lose(1);
+                state.bound = Bound::Top(1);
+            }
+            Routine::Read => state.lose(1),
+            Routine::CpuTime => {}
         }
         Ok((back, state))
     }

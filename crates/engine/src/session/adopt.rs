@@ -61,7 +61,14 @@ impl Session {
                     .insert(MeasurementId(kept.id), adopted(pid, library, kept.definitions, kept.pairs));
             }
             control.attached = Some(Attached {
-                env: Environment { data: area.layout(), identity, shadow_stack, ticks: Scale::ONE, cpu },
+                env: Environment {
+                    data: area.layout(),
+                    identity,
+                    shadow_stack,
+                    ticks: Scale::ONE,
+                    cpu,
+                    readable: Readable::default(),
+                },
                 area,
                 journal,
                 woven: Woven::adopt(contents.points, contents.arenas),
