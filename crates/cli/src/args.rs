@@ -336,6 +336,10 @@ pub(crate) struct WatchArgs {
     #[arg(long, value_name = "DURATION", value_parser = phase)]
     pub(crate) phases: Option<Duration>,
 
+    /// Estimate the whole where an event was counted in a part of the time only, because it shares the processor's counters
+    #[arg(long)]
+    pub(crate) scale: bool,
+
     /// What to watch
     #[arg(value_name = "METRIC[@FOCUS]", required = true, value_parser = pair)]
     pub(crate) pairs: Vec<Pair>,
@@ -350,6 +354,7 @@ pub(crate) struct WatchArgs {
 #[command(after_help = "Examples:
   ingraft metrics
   ingraft metrics -I my.mdl --format json
+  ingraft metrics --events                             page faults, switches, cycles ...: what is counted here
   ingraft metrics --cost                               what each costs at worst, on this machine
   ingraft metrics --cost -p 4711                       in the functions of a program")]
 pub(crate) struct MetricsArgs {
@@ -359,6 +364,10 @@ pub(crate) struct MetricsArgs {
     /// Print what the code of each metric costs at worst: in cycles, and in time on this machine
     #[arg(long)]
     pub(crate) cost: bool,
+
+    /// Print instead the events that hwCounter("EVENT") can name, and why this machine does not count some of them
+    #[arg(long, conflicts_with_all = ["cost", "pids", "name"])]
+    pub(crate) events: bool,
 
     #[command(flatten)]
     pub(crate) target: RunningTarget,

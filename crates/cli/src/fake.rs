@@ -108,7 +108,7 @@ impl Script {
             let distribution = self.distribution.map(|of| v1::Distribution::from(&of(value)));
             let thread = v1::ThreadValue { tid: Some(7), value, distribution: distribution.clone(), activations };
             let threads = if threads { vec![thread] } else { Vec::new() };
-            v1::PairValue { pair: pair as u32, value, threads, distribution, activations, taken_out: None }
+            v1::PairValue { pair: pair as u32, value, threads, distribution, activations, ..Default::default() }
         });
         let time_ns = 1_000_000_000 + sequence as u64 * 500_000_000;
         v1::Sample { sequence: sequence as u64, time_ns, dropped: 0, values: values.collect(), more: false }

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use crate::args::{self, Common, Format};
-use crate::conn::{Chapter, Client, Enabled, Ended, Engines, Event, Reading, Request, Source, Target};
+use crate::conn::{Chapter, Client, Enabled, Ended, Engines, Event, Reading, Request, Source, Target, Value};
 use crate::exit::{Failure, Kind, Stop};
 use crate::objects::{self, Cost, Object, hex, millis};
 use crate::output::progress::Progress;
@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     interval: Duration,
     /// How long a phase of the histories is.
     phases: Option<Duration>,
+    /// Whether events that were counted in a part of the time only are estimated for all of it.
+    scaled: bool,
 }
 
 impl Plan {
@@ -56,12 +58,18 @@ impl Plan {
             interval: measure.interval.unwrap_or(INTERVAL),
             measure: measure.clone(),
             phases: None,
+            scaled: false,
         }
     }
 
     /// The same with its time told apart in phases.
     pub(crate) fn in_phases(self, phases: Option<Duration>) -> Self {
         Plan { phases, ..self }
+    }
+
+    /// The same with estimates for events that were counted in a part of the time only.
+    pub(crate) fn scaled(self, scaled: bool) -> Self {
+        Plan { scaled, ..self }
     }
 }
 
@@ -80,6 +88,10 @@ pub(crate) struct Site {
     lost: Option<Failure>,
     /// Pairs of which it has been said that they were taken out.
     told_out: BTreeSet<usize>,
+    /// Values of events that were counted in a part of the time only are estimates for all of it.
+    pub(crate) scaled: bool,
+    /// Pairs of which it has been said that they are counted in a part of the time only.
+    told_share: BTreeSet<usize>,
     /// What the values did over time, if that was asked for and it is over.
     pub(crate) chapters: Vec<Chapter>,
 }
@@ -156,7 +168,7 @@ impl Session<'_> {
                 let (id, pairs) = (enabled.measurement, enabled.pairs.len());
                 let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
                 self.streams.push(tokio::spawn(stream));
-                self.sites.push(Site::new(client.clone(), enabled));
+                self.sites.push(Site { scaled: self.plan.scaled, ..Site::new(client.clone(), enabled) });
                 self.announce(out)?;
             }
         }
@@ -229,6 +241,7 @@ impl Session<'_> {
                             site.take(reading);
                             view.reading(&self.sites, at, out)?;
                             self.tell_taken_out(at, out)?;
+                            self.tell_shares(at);
                         }
                         Ok(Event::Ended(ended)) => site.end(ended, out)?,
                         Err(failure) => site.lost = Some(failure),
@@ -254,6 +267,18 @@ impl Session<'_> {
             out.object(&Object::TakenOut(object))?;
         }
         last.map_or(Ok(()), |failure| Err(failure.into()))
+    }
+
+    /// Says once of each event that it is counted in a part of the time only.
+    fn tell_shares(&mut self, at: usize) {
+        let format = self.format();
+        let Some(site) = self.sites.get_mut(at) else { return };
+        for (pair, value) in site.reading.values.iter().enumerate() {
+            let (Some(share), Some(info)) = (value.counted_share(), site.enabled.pairs.get(pair)) else { continue };
+            if site.told_share.insert(pair) {
+                output::warn(&words::counted_in_part(&info.metric, share, site.scaled), format);
+            }
+        }
     }
 
     /// Takes everything out and presents the last values. `so_far` is how the measurement went; a reader that went away
@@ -338,6 +363,8 @@ impl Site {
             ended: false,
             lost: None,
             told_out: BTreeSet::new(),
+            scaled: false,
+            told_share: BTreeSet::new(),
             chapters: Vec::new(),
         }
     }
@@ -393,9 +420,12 @@ impl Site {
         !self.ended && self.lost.is_none()
     }
 
-    fn take(&mut self, reading: Reading) {
+    fn take(&mut self, mut reading: Reading) {
         if reading.values.len() != self.enabled.pairs.len() {
             return;
+        }
+        if self.scaled {
+            reading.values.iter_mut().for_each(Value::scale);
         }
         let previous = std::mem::replace(&mut self.reading, reading);
         self.before = self.first_ns.is_some().then_some(previous);

@@ -17,6 +17,7 @@ pub(crate) enum Object {
     Changed(Changed),
     Function(Function),
     Metric(Metric),
+    Event(Event),
     Diagnostic(Diagnostic),
     Sample(Sample),
     Combined(Combined),
@@ -124,6 +125,19 @@ pub(crate) struct Metric {
     pub(crate) text: String,
 }
 
+/// An event of `metrics --events`.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Event {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) name: String,
+    pub(crate) aliases: Vec<String>,
+    /// `software`, `hardware`, `cache`, or the unit that counts it.
+    pub(crate) group: String,
+    /// Why this machine does not count it; null if it does.
+    pub(crate) problem: Option<String>,
+}
+
 /// Something to say about an MDL file.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Diagnostic {
@@ -163,6 +177,12 @@ pub(crate) struct Sample {
     /// Samples lost before this one because they were not read in time.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) dropped: u64,
+    /// The share of the time in which the event was counted; left out if it was all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) counted_share: Option<f64>,
+    /// Whether `value` and `rate` are estimates for all of the time; left out if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) scaled: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this shape")]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ingraft_engine::{Reading, TakenOut, ThreadValue, Value};
+use ingraft_engine::{Counted, Reading, TakenOut, ThreadValue, Value};
 use ingraft_model::Activations;
 use ingraft_wire::v1;
 
@@ -94,6 +94,7 @@ fn pair_values<'a>(values: impl Iterator<Item = (usize, &'a Value)>) -> Vec<v1::
             distribution: value.distribution.as_deref().map(Into::into),
             activations: activations(value.activations),
             taken_out: value.taken_out.map(taken_out),
+            counted: value.counted.map(|Counted { enabled_ns, running_ns }| v1::Counted { enabled_ns, running_ns }),
         })
         .collect()
 }

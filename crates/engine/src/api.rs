@@ -226,6 +226,30 @@ pub struct Value {
     pub threads: Vec<ThreadValue>,
     /// The value is what it was then: its code was taken out.
     pub taken_out: Option<TakenOut>,
+    /// The event was counted in a part of the time only.
+    pub counted: Option<Counted>,
+}
+
+/// How long an event was counted that shares the processor's counters with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Nanoseconds in which threads ran and it was to be counted.
+    pub enabled_ns: u64,
+    /// Nanoseconds of these in which it was.
+    pub running_ns: u64,
+}
+
+/// An event that the kernel or the processor counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventEntry {
+    /// Its name, as `perf list` has it.
+    pub name: String,
+    /// Other names that mean the same.
+    pub aliases: Vec<String>,
+    /// `software`, `hardware`, `cache`, or the unit that counts it.
+    pub group: String,
+    /// Why it cannot be counted on this machine.
+    pub problem: Option<String>,
 }
 
 /// Why a pair's code was taken out of its target: it cost more than it might.

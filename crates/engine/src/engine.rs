@@ -190,6 +190,17 @@ impl Engine {
         Ok(metrics)
     }
 
+    /// The events that metrics can name, and whether this machine counts them: each is tried on this very process.
+    pub fn events(&self) -> Vec<EventEntry> {
+        let entry = |event: ingraft_process::ListedEvent| EventEntry {
+            name: event.name,
+            aliases: event.aliases,
+            group: event.group,
+            problem: event.problem.map(|problem| problem.to_string()),
+        };
+        ingraft_process::event_list().into_iter().map(entry).collect()
+    }
+
     /// What metrics become, as text and as machine code, and what they cost on this machine. Nothing is touched.
     pub fn lower(&self, request: &LowerRequest, caller: Caller) -> Result<Vec<LoweredMetric>, Error> {
         let library = self.library_with(&request.definitions)?;

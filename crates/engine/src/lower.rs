@@ -224,6 +224,10 @@ fn lower_one(
             return LoweredMetric { metric, focus, pieces: Vec::new(), problem };
         }
     };
+    if library.event(&metric).is_some() && instrumentation.insertions.is_empty() {
+        let problem = Some("the kernel counts it: there is no code".to_owned());
+        return LoweredMetric { metric, focus, pieces: Vec::new(), problem };
+    }
     Meters::default().apply(&mut instrumentation);
     let mut pieces: Vec<LoweredPiece> = Vec::new();
     let mut known: HashMap<(Arc<Snippet>, PointKind, bool), usize> = HashMap::new();

@@ -560,6 +560,12 @@ impl Metric {
         self.last(|f| if let FieldKind::Base(b) = f { Some(b) } else { None })
     }
 
+    /// The event whose count is the value; only if no code says when to look at it.
+    pub fn event(&self) -> Option<&Text> {
+        let base = self.base().filter(|b| b.kind == Accumulator::HwCounter && b.body.is_empty())?;
+        base.event.as_ref().filter(|_| self.vector().is_none())
+    }
+
     /// What it is indexed by.
     pub fn vector(&self) -> Option<&Vector> {
         self.last(|f| if let FieldKind::Vector(v) = f { Some(v) } else { None })

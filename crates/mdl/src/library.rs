@@ -185,6 +185,11 @@ impl Library {
         self.metrics.get(name).map(|m| &m.info)
     }
 
+    /// The event of a metric whose whole value is counted by the kernel: `base is hwCounter("EVENT") { }` without code.
+    pub fn event(&self, name: &str) -> Option<&str> {
+        self.metrics.get(name)?.node.event().map(|event| event.value.as_str())
+    }
+
     /// The text that a diagnostic is about; the latest of that name.
     pub fn source(&self, name: &str) -> Option<&Source> {
         self.sources.iter().rev().find(|s| s.name() == name)

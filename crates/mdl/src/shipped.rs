@@ -14,6 +14,7 @@ pub const FILES: &[(&str, &str)] = &[
     ("postgres.mdl", include_str!("../../../mdl/postgres.mdl")),
     ("redis.mdl", include_str!("../../../mdl/redis.mdl")),
     ("nginx.mdl", include_str!("../../../mdl/nginx.mdl")),
+    ("events.mdl", include_str!("../../../mdl/events.mdl")),
     ("paradyn.mdl", include_str!("../../../mdl/paradyn.mdl")),
 ];
 

@@ -15,6 +15,7 @@ mod error;
 mod frame;
 mod gap;
 mod module;
+mod perf;
 mod procfs;
 mod remote;
 mod room;
@@ -35,6 +36,9 @@ pub use area::{Children, Claim, SharedArea};
 pub use clock::{ClockProblem, TickClock};
 pub use error::{ApplyError, Denial, Error};
 pub use module::{FileSource, MappedFile};
+pub use perf::{
+    CountedEvents, Event, EventError, EventProblem, EventReading, KernelRefusal, ListedEvent, event_list, paranoid,
+};
 pub use procfs::{Mapping, Status, boot_id};
 pub use remote::{Gadgets, Remote};
 pub use room::{DataAreaRequest, MAPS_NAME};

@@ -1,7 +1,9 @@
 //! System calls that no library wraps whole: ptrace with every signal, waits with every status. nix refuses statuses of
 //! real-time signals (and consumes them), hence our own.
 
+use std::fs::File;
 use std::io;
+use std::os::fd::{FromRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -272,6 +274,19 @@ pub(crate) fn same_memory(pid: Pid, other: Tid) -> bool {
     const KCMP_VM: libc::c_int = 1;
     // SAFETY: the request takes integers only.
     unsafe { libc::syscall(libc::SYS_kcmp, pid.0, other.0, KCMP_VM, 0, 0) == 0 }
+}
+
+/// A counter for the events of one thread on every processor; closed when another program is started.
+pub(crate) fn perf_event_open(event: &perf_event::Builder<'_>, tid: Tid) -> io::Result<File> {
+    /// PERF_FLAG_FD_CLOEXEC.
+    const CLOSE_ON_EXEC: libc::c_ulong = 1 << 3;
+    let (any_processor, no_group): (libc::c_int, libc::c_int) = (-1, -1);
+    let at: *const _ = event.attrs();
+    // SAFETY: the kernel reads as many bytes of the struct as its field `size` says, which the crate sets to the size of the type.
+    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, at, tid.0, any_processor, no_group, CLOSE_ON_EXEC) };
+    let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// The calling thread.

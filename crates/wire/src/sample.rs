@@ -41,10 +41,10 @@ fn split_threads(value: PairValue, limit: usize) -> Vec<PairValue> {
     if parts::in_list(&value) <= limit {
         return vec![value];
     }
-    let PairValue { pair, value, threads, distribution, activations, taken_out } = value;
+    let PairValue { pair, value, threads, distribution, activations, taken_out, counted } = value;
     let rest = PairValue { pair, value, ..PairValue::default() };
     let room = limit.saturating_sub(parts::in_list(&rest) + LENGTH_BYTES);
-    let first = PairValue { distribution, activations, taken_out, ..rest.clone() };
+    let first = PairValue { distribution, activations, taken_out, counted, ..rest.clone() };
     let others = Parts::with_limit(threads, room).map(|threads| PairValue { threads, ..rest.clone() });
     std::iter::once(first).chain(others).collect()
 }
@@ -62,6 +62,27 @@ pub struct Value {
     pub threads: Vec<ThreadValue>,
     /// The value is what it was then: its code was taken out.
     pub taken_out: Option<v1::TakenOut>,
+    /// The event was counted in a part of the time only.
+    pub counted: Option<v1::Counted>,
+}
+
+impl Value {
+    /// The share of the time in which the event was counted; `None`: all of it.
+    pub fn counted_share(&self) -> Option<f64> {
+        let v1::Counted { enabled_ns, running_ns } = self.counted?;
+        Some(if enabled_ns == 0 { 0.0 } else { running_ns as f64 / enabled_ns as f64 })
+    }
+
+    /// Turns what was counted in a part of the time into an estimate for all of it. What was never counted stays 0.
+    pub fn scale(&mut self) {
+        let Some(v1::Counted { enabled_ns, running_ns }) = self.counted.filter(|c| c.running_ns > 0) else { return };
+        let all = |value: i64| {
+            let scaled = i128::from(value) * i128::from(enabled_ns) / i128::from(running_ns);
+            i64::try_from(scaled).unwrap_or(i64::MAX)
+        };
+        self.value = all(self.value);
+        self.threads.iter_mut().for_each(|thread| thread.value = all(thread.value));
+    }
 }
 
 /// The value of one pair in one thread as a client keeps it.
@@ -143,8 +164,9 @@ impl Snapshot {
             if !continued {
                 let activations = value.activations.unwrap_or_default().into();
                 let distribution = distribution(value.distribution).map_err(inside)?;
-                let taken_out = value.taken_out;
-                *slot = Value { value: value.value, distribution, activations, threads: Vec::new(), taken_out };
+                let (taken_out, counted) = (value.taken_out, value.counted);
+                *slot =
+                    Value { value: value.value, distribution, activations, threads: Vec::new(), taken_out, counted };
             }
             for (j, thread) in value.threads.into_iter().enumerate() {
                 let thread =
@@ -198,6 +220,7 @@ mod tests {
                 cost_ns_per_s: 3,
                 limit_ns_per_s: 4,
             }),
+            counted: (value % 3 == 0).then_some(v1::Counted { enabled_ns: 2, running_ns: 1 }),
         });
         proptest::collection::vec(pair, 0..20)
     }
@@ -221,6 +244,7 @@ mod tests {
             distribution: value.distribution.as_deref().map(Into::into),
             activations: Some(value.activations.into()),
             taken_out: value.taken_out,
+            counted: value.counted,
         }
     }
 
@@ -240,6 +264,25 @@ mod tests {
             prop_assert_eq!((snapshot.sequence, snapshot.time_ns, snapshot.dropped), (sequence, time_ns, dropped));
             prop_assert_eq!(snapshot.values, values);
         }
+    }
+
+    #[test]
+    fn what_was_counted_in_a_part_of_the_time_is_scaled() {
+        let thread = ThreadValue { value: 5, ..ThreadValue::default() };
+        let counted = |enabled_ns, running_ns| Value {
+            value: 10,
+            threads: vec![thread.clone()],
+            counted: Some(v1::Counted { enabled_ns, running_ns }),
+            ..Value::default()
+        };
+        let scaled = |mut value: Value| {
+            value.scale();
+            (value.value, value.threads[0].value, value.counted_share())
+        };
+        assert_eq!(scaled(counted(400, 100)), (40, 20, Some(0.25)));
+        assert_eq!(scaled(counted(400, 0)), (10, 5, Some(0.0)));
+        assert_eq!(scaled(counted(u64::MAX, 1)).0, i64::MAX);
+        assert_eq!(scaled(Value { counted: None, ..counted(1, 1) }), (10, 5, None));
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod counting;
 mod cpu_times;
 mod crashes;
 mod data;
+mod events;
 mod families;
 mod launches;
 mod libraries;

@@ -68,6 +68,7 @@ fn recipe(name: &str) -> Recipe {
             ("gcc", &["-O2", "-g", "-pthread", "-fno-builtin", "-Wall", "-Wextra", "-Werror"], &["tally.c"], false)
         }
         "times" => ("gcc", C, &["times.c"], false),
+        "events" => ("gcc", C, &["events.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),
         "burns-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),
         "burns-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),

@@ -16,6 +16,9 @@ pub(crate) async fn run(args: MetricsArgs, engines: &Engines, common: &Common, o
     if args.cost {
         return super::lower::costs(definitions, &args.target, engines, common, out).await;
     }
+    if args.events {
+        return events(engines, common, out).await;
+    }
     let mut metrics = Vec::new();
     for client in engines.clients() {
         let mut progress = Progress::new("reading definitions", common.format);
@@ -24,6 +27,24 @@ pub(crate) async fn run(args: MetricsArgs, engines: &Engines, common: &Common, o
     let text = render(&metrics, out.width());
     out.text(&text)?;
     metrics.into_iter().try_for_each(|m| out.object(&Object::Metric(m)))
+}
+
+/// Prints the events.
+async fn events(engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
+    let mut events = Vec::new();
+    for client in engines.clients() {
+        let mut progress = Progress::new("trying events", common.format);
+        events.extend(client.events(&mut progress).await?);
+    }
+    let mut table = Table::new().shrinking("HOST").left("EVENT").left("COUNTED BY").shrinking("");
+    for e in &events {
+        let names = std::iter::once(&e.name).chain(&e.aliases).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let problem = e.problem.as_deref().unwrap_or_default();
+        let host = e.host.clone().unwrap_or_default();
+        table.row(vec![host.into(), names.into(), e.group.as_str().into(), Cell::styled(problem, DIM)]);
+    }
+    out.text(&table.render(out.width()))?;
+    events.into_iter().try_for_each(|e| out.object(&Object::Event(e)))
 }
 
 fn render(metrics: &[Metric], width: Option<usize>) -> String {

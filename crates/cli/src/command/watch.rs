@@ -28,7 +28,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         history: args.history || args.phases.is_some(),
         wait: args.measure.wait.unwrap_or_default(),
     };
-    let plan = Plan::new(&args.measure, &args.target, request, out).in_phases(args.phases);
+    let plan = Plan::new(&args.measure, &args.target, request, out).in_phases(args.phases).scaled(args.scale);
     measure::run(plan, context, &mut WatchView::default(), out).await
 }
 
@@ -119,6 +119,8 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
         missing: value.map(|v| v.activations).unwrap_or_default().into(),
         taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
         dropped: site.reading.dropped,
+        counted_share: value.and_then(Value::counted_share),
+        scaled: site.scaled && value.is_some_and(|v| v.counted.is_some()),
     })
 }
 

@@ -176,10 +176,23 @@ impl Client {
     ) -> Result<Vec<objects::Metric>, Failure> {
         let mut client = MetricsClient::new(self.service.clone());
         let definitions = definitions.iter().map(Source::to_wire).collect();
-        let mut stream = self.answer(client.list(v1::ListMetricsRequest { definitions }), progress).await?;
+        let request = v1::ListMetricsRequest { definitions, events: false };
+        let mut stream = self.answer(client.list(request), progress).await?;
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
             out.extend(part.metrics.into_iter().map(|m| answers::metric(m, self.host())));
+        }
+        Ok(out)
+    }
+
+    /// The events that metrics can name.
+    pub(crate) async fn events(&self, progress: &mut Progress) -> Result<Vec<objects::Event>, Failure> {
+        let mut client = MetricsClient::new(self.service.clone());
+        let request = v1::ListMetricsRequest { definitions: Vec::new(), events: true };
+        let mut stream = self.answer(client.list(request), progress).await?;
+        let mut out = Vec::new();
+        while let Some(part) = self.next(&mut stream, progress).await? {
+            out.extend(part.events.into_iter().map(|e| answers::event(e, self.host())));
         }
         Ok(out)
     }

@@ -5,6 +5,7 @@
 //! in it, so that a sum never goes back.
 
 use ingraft_model::{Activations, Aggregate};
+use ingraft_wire::v1;
 
 use super::Site;
 use crate::conn::{PairInfo, Value};
@@ -110,10 +111,14 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
     });
     let activations = values.iter().fold(Activations::default(), |sum, v| sum.plus(v.activations));
     let taken_out = values.iter().filter_map(|v| v.taken_out).min_by_key(|why| why.time_ns);
+    let counted = values.iter().filter_map(|v| v.counted).reduce(|a, b| v1::Counted {
+        enabled_ns: a.enabled_ns.saturating_add(b.enabled_ns),
+        running_ns: a.running_ns.saturating_add(b.running_ns),
+    });
     Some(Combined {
         info,
         time_ns: members.iter().map(|&(at, _)| sites[at].reading.time_ns).max()?,
-        value: Value { value, distribution, activations, threads: Vec::new(), taken_out },
+        value: Value { value, distribution, activations, threads: Vec::new(), taken_out, counted },
         rate,
         targets: members.len(),
         heard: members.iter().filter(|(at, _)| heard(*at)).count(),

@@ -123,6 +123,15 @@ pub(crate) fn taken_out(t: &TakenOut) -> String {
     )
 }
 
+/// An event that shares the processor's counters, for a warning.
+pub(crate) fn counted_in_part(metric: &str, share: f64, scaled: bool) -> String {
+    let percent = (share * 100.0).round();
+    let what = if scaled { "its value is an estimate for all of it" } else { "--scale estimates the rest" };
+    format!(
+        "{metric} has been counted in {percent} % of the time so far, because events share the processor's counters; {what}"
+    )
+}
+
 /// The last pair was taken out: nothing is measured any more.
 pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
     let allow = (t.percent * 1.5).ceil();

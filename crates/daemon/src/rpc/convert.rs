@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 
 use ingraft_engine::{
-    EnableRequest, Ended, Error, ErrorKind, FunctionEntry, FunctionRef, Inserted, LaunchRequest, LowerRequest,
-    LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary, ProcessEntry,
-    RefusedFunction, Removed, TargetSpec,
+    EnableRequest, Ended, Error, ErrorKind, EventEntry, FunctionEntry, FunctionRef, Inserted, LaunchRequest,
+    LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary,
+    ProcessEntry, RefusedFunction, Removed, TargetSpec,
 };
 use ingraft_model::Pid;
 use ingraft_wire::convert::{self, FieldError, required};
@@ -122,6 +122,12 @@ fn metric_focus(pair: v1::MetricFocus) -> Result<MetricFocus, FieldError> {
         return Err(FieldError::missing("metric"));
     }
     Ok(MetricFocus { focus: convert::focus(&pair.focus, "focus")?, metric: pair.metric })
+}
+
+/// An event.
+pub fn event(event: EventEntry) -> v1::Event {
+    let EventEntry { name, aliases, group, problem } = event;
+    v1::Event { name, aliases, group, problem: problem.unwrap_or_default() }
 }
 
 /// A process.

@@ -31,10 +31,14 @@ impl v1::metrics_server::Metrics for Service {
     type ListStream = Answers<v1::ListMetricsResponse>;
 
     async fn list(&self, request: Request<v1::ListMetricsRequest>) -> Result<Response<Self::ListStream>, Status> {
-        let definitions = convert::sources(request.into_inner().definitions);
+        let v1::ListMetricsRequest { definitions, events } = request.into_inner();
+        let definitions = convert::sources(definitions);
         let metrics = self.0.engine_call(move |engine| engine.metrics(&definitions)).await?;
         let metrics: Vec<_> = metrics.iter().map(v1::Metric::from).collect();
-        answers(Parts::new(metrics).map(|metrics| v1::ListMetricsResponse { metrics }))
+        let events = if events { self.0.engine_value(|engine| engine.events()).await? } else { Vec::new() };
+        let metrics = Parts::new(metrics).map(|metrics| v1::ListMetricsResponse { metrics, ..Default::default() });
+        let events = Parts::new(events.into_iter().map(convert::event));
+        answers(metrics.chain(events.map(|events| v1::ListMetricsResponse { events, ..Default::default() })))
     }
 
     type CheckStream = Answers<v1::CheckResponse>;

@@ -226,7 +226,7 @@ impl Session {
         let mut costs: HashMap<&PairKey, PairRate> = HashMap::new();
         let shared = self.shared();
         let rates = self.rates();
-        for view in measurement.views.iter().filter(|v| v.internal.is_none()) {
+        for view in measurement.views.iter().filter(|v| v.own.is_none()) {
             let pair = control.pairs.get(&view.key).filter(|p| p.is_dear() && p.is_seen_by(view));
             let account = pair.and_then(|p| p.counters.first()).and_then(|first| shared.accounts.get(first));
             if let Some(rate) = account.and_then(|account| rates.of(account)) {

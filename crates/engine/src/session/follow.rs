@@ -100,7 +100,7 @@ impl Session {
             return Ok(None); // adopted: what it was asked with is not known any more
         }
         let (before, old) = (Arc::clone(&measurement.pairs), Arc::clone(&measurement.views));
-        let own = internals::of_request(&library, &request)?;
+        let own = internals::of_request(&library, &request, &control.modules)?;
         let (_, wanted) = self.evaluate_rest(control, &library, &request, &own, Missing::MayCome, &|_| ());
         let mut wanted = wanted?;
         let stay = self.taken_out(control, id);

@@ -3,28 +3,61 @@
 use super::*;
 
 /// A pair of a request that the engine knows by itself: its position among the pairs, its key, what it is.
-pub(super) type Own = (usize, PairKey, Internal);
+pub(super) type Own = (usize, PairKey, Known);
+
+/// What the engine knows by itself.
+#[derive(Clone, Debug)]
+pub(super) enum Known {
+    /// A metric of its own.
+    Internal(Internal),
+    /// An event that the kernel counts.
+    Event(events::Wish),
+}
+
+/// Where such a value comes from.
+#[derive(Clone, Debug)]
+pub(super) enum OwnValue {
+    /// The engine's own figures.
+    Internal(Internal),
+    /// The kernel's counters.
+    Events(events::Counting),
+}
+
+impl OwnValue {
+    /// The kernel's counters, if it is those.
+    pub fn events(&self) -> Option<&events::Counting> {
+        if let OwnValue::Events(counting) = self { Some(counting) } else { None }
+    }
+}
 
 /// The pairs of a request that need no code. Definitions of the same name go first.
-pub(super) fn of_request(library: &Library, request: &EnableRequest) -> Result<Vec<Own>, Error> {
-    let unknown = request.pairs.iter().enumerate().filter(|(_, pair)| library.metric(&pair.metric).is_none());
+pub(super) fn of_request(library: &Library, request: &EnableRequest, modules: &Modules) -> Result<Vec<Own>, Error> {
     let mut own = Vec::new();
-    for (position, pair) in unknown {
-        if let Some(why) = internal::without_meaning(&pair.metric) {
-            let what = format!("the metric `{}` has no meaning here", pair.metric);
-            return Err(Error::new(ErrorKind::NotFound, "no_such_metric", what, why));
-        }
-        let Some(internal) = Internal::named(&pair.metric) else { continue };
-        if pair.focus != Focus::default() {
-            let what =
-                format!("the metric `{}` is about a whole process: `{}` cannot restrict it", pair.metric, pair.focus);
-            let hint = format!("ask for `{}` without a focus", pair.metric);
-            return Err(Error::new(ErrorKind::Usage, "focus_of_internal", what, hint));
-        }
-        let key = PairKey { text: String::new(), metric: pair.metric.clone(), focus: pair.focus.clone() };
-        own.push((position, key, internal));
+    for (position, pair) in request.pairs.iter().enumerate() {
+        let known = match library.metric(&pair.metric) {
+            Some(_) => events::of_pair(library, pair, modules)?.map(Known::Event),
+            None => internal(pair)?.map(Known::Internal),
+        };
+        let Some(known) = known else { continue };
+        let text = if let Known::Event(wish) = &known { wish.metric.text.clone() } else { String::new() };
+        own.push((position, PairKey { text, metric: pair.metric.clone(), focus: pair.focus.clone() }, known));
     }
     Ok(own)
+}
+
+fn internal(pair: &MetricFocus) -> Result<Option<Internal>, Error> {
+    if let Some(why) = internal::without_meaning(&pair.metric) {
+        let what = format!("the metric `{}` has no meaning here", pair.metric);
+        return Err(Error::new(ErrorKind::NotFound, "no_such_metric", what, why));
+    }
+    let Some(internal) = Internal::named(&pair.metric) else { return Ok(None) };
+    if pair.focus != Focus::default() {
+        let what =
+            format!("the metric `{}` is about a whole process: `{}` cannot restrict it", pair.metric, pair.focus);
+        let hint = format!("ask for `{}` without a focus", pair.metric);
+        return Err(Error::new(ErrorKind::Usage, "focus_of_internal", what, hint));
+    }
+    Ok(Some(internal))
 }
 
 /// The request without them.
@@ -36,14 +69,17 @@ pub(super) fn without(request: &EnableRequest, own: &[Own]) -> EnableRequest {
 
 /// Puts them where the request has them.
 pub(super) fn merge(own: &[Own], internal: Vec<View>, views: &mut Vec<View>, pairs: &mut Vec<PairInfo>) {
-    for ((position, key, which), view) in own.iter().zip(internal) {
+    for ((position, key, known), view) in own.iter().zip(internal) {
         let at = (*position).min(views.len()).min(pairs.len());
         views.insert(at, view);
         pairs.insert(
             at,
             PairInfo {
                 pair: MetricFocus { metric: key.metric.clone(), focus: key.focus.clone() },
-                metric: Arc::new(which.info()),
+                metric: match known {
+                    Known::Internal(which) => Arc::new(which.info()),
+                    Known::Event(wish) => Arc::clone(&wish.metric),
+                },
                 function: None,
                 points: 0,
                 refused: Vec::new(),
@@ -55,11 +91,10 @@ pub(super) fn merge(own: &[Own], internal: Vec<View>, views: &mut Vec<View>, pai
 
 impl Session {
     /// What a measurement reads of them from now on.
-    pub(super) fn internal_views(&self, own: &[Own]) -> Vec<View> {
+    pub(super) fn internal_views(&self, own: &[Own]) -> Result<Vec<View>, Error> {
         let shared = self.shared();
-        let view = |(_, key, which): &Own| {
-            let value = if which.adds_up() { self.internal(*which, &shared) } else { 0 };
-            View {
+        let view = |(_, key, known): &Own| {
+            let mut view = View {
                 key: key.clone(),
                 // no counter: nothing in the target has it
                 value: Slots { first: u32::MAX, shape: Shape::Counter },
@@ -67,9 +102,22 @@ impl Session {
                 unit: ValueUnit::Plain,
                 aggregate: Aggregate::Sum,
                 thread: None,
-                internal: Some(*which),
-                before: HashMap::from([(None, Raw { value, ..Raw::default() })]),
+                own: None,
+                before: HashMap::new(),
+            };
+            match known {
+                Known::Internal(which) => {
+                    let value = if which.adds_up() { self.internal(*which, &shared) } else { 0 };
+                    view.before.insert(None, Raw { value, ..Raw::default() });
+                    view.own = Some(OwnValue::Internal(*which));
+                }
+                Known::Event(wish) => {
+                    view.aggregate = wish.metric.aggregate;
+                    view.thread = wish.thread();
+                    view.own = Some(OwnValue::Events(wish.begin(&self.target)?));
+                }
             }
+            Ok(view)
         };
         own.iter().map(view).collect()
     }

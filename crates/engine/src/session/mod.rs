@@ -47,9 +47,11 @@ use crate::values::{Columns, CounterAllocator, EndedThreads, Raw, Ruler, Shapes,
 use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
 use self::insert::Stop;
+use self::internals::OwnValue;
 
 mod adopt;
 mod cost;
+mod events;
 mod follow;
 mod insert;
 mod internals;
@@ -111,7 +113,7 @@ struct View {
     aggregate: Aggregate,
     thread: Option<Tid>,
     /// The engine knows the value by itself.
-    internal: Option<Internal>,
+    own: Option<OwnValue>,
     /// What it was when the measurement began, per thread.
     before: HashMap<Option<Tid>, Raw>,
 }
@@ -309,8 +311,8 @@ impl Session {
         }
         let attached_before = control.attached.is_some();
         self.look_at_modules(control)?;
-        let own = internals::of_request(library, request)?;
-        let before = self.internal_views(&own);
+        let own = internals::of_request(library, request, &control.modules)?;
+        let before = self.internal_views(&own)?;
         let (errors, wanted) = self.evaluate_rest(control, library, request, &own, missing, progress);
         let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
         let from_memory = control.modules.loaded().filter(|(_, _, m)| m.from_memory);
@@ -318,6 +320,7 @@ impl Session {
             from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
         );
         let wanted = wanted?;
+        warnings.extend(before.iter().filter_map(|v| v.own.as_ref()?.events()?.warning()));
         for w in &wanted {
             warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
         }
@@ -467,7 +470,7 @@ impl Session {
                 .pairs
                 .iter()
                 .zip(measurement.views.iter())
-                .filter(|(_, view)| view.internal.is_none())
+                .filter(|(_, view)| view.own.is_none())
                 .map(|(info, view)| kept_pair(info, view))
                 .collect();
             Record::Kept(Kept { id: id.0, definitions: measurement.request.definitions.clone(), pairs })

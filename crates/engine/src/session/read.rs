@@ -22,7 +22,7 @@ impl Session {
                     unit,
                     aggregate: pair.metric.aggregate,
                     thread: pair.thread,
-                    internal: None,
+                    own: None,
                     before: before.unwrap_or_default(),
                 })
             })
@@ -58,10 +58,14 @@ impl Session {
         let shared = self.shared();
         let columns = shared.columns();
         let cpu = |tid| self.cpu_ticks(tid);
-        let value = |view: &View| match (view.internal, shared.frozen.get(&view.value.first), &columns) {
-            (Some(internal), ..) => {
+        let value = |view: &View| match (&view.own, shared.frozen.get(&view.value.first), &columns) {
+            (Some(OwnValue::Internal(internal)), ..) => {
                 let before = view.before.get(&None).map_or(0, |before| before.value);
-                Value { value: self.internal(internal, &shared).wrapping_sub(before), ..Value::default() }
+                Value { value: self.internal(*internal, &shared).wrapping_sub(before), ..Value::default() }
+            }
+            (Some(OwnValue::Events(counting)), ..) => {
+                let (rows, counted) = counting.rows();
+                Value { counted, ..view.combined(rows, threads) }
             }
             (None, Some(frozen), _) => {
                 Value { taken_out: Some(frozen.why), ..view.combined(frozen.rows.iter().cloned(), threads) }
@@ -89,6 +93,7 @@ impl Session {
             return false;
         }
         self.bury_ended_threads();
+        self.follow_events();
         true
     }
 
@@ -207,6 +212,7 @@ impl View {
             activations: together.activations,
             threads: threads.into_iter().map(thread).collect(),
             taken_out: None,
+            counted: None,
         }
     }
 }

@@ -8,7 +8,7 @@ use ingraft_model::{Clock, Focus, PointKind, ResourcePath, Shape, Snippet, Varia
 
 use super::frame::KnownRecord;
 use super::insert::{Draft, Place};
-use super::select::{Selection, parse_number};
+use super::select::{HIERARCHIES, Selection, parse_number};
 use super::{Insertion, ValueUnit, Variable, VariableKind};
 use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp};
 use crate::diagnostic::{Diagnostic, Severity, codes};
@@ -162,11 +162,19 @@ impl<'a> Evaluation<'a> {
         }
         let Some(base) = node.base() else { return };
         let kind = base.kind;
-        if matches!(kind, Accumulator::HwTimer | Accumulator::HwCounter) {
+        let restricted = HIERARCHIES.iter().any(|root| focus.part(root).is_some());
+        let without_code = node.event().is_some() && !restricted;
+        if matches!(kind, Accumulator::HwTimer | Accumulator::HwCounter) && !without_code {
             let span =
                 node.fields.iter().rev().find(|f| matches!(&f.kind, crate::ast::FieldKind::Base(_))).map(|f| f.span);
             let head = span.map_or(node.ident.span, |s| Span { start: s.start, end: s.start + 4 });
-            self.not_woven(head, format!("`{}` accumulators are not woven yet", kind.keyword()));
+            self.not_woven(
+                head,
+                format!(
+                    "events are not read at points (`{}`): without code, `hwCounter` counts them in whole threads",
+                    kind.keyword()
+                ),
+            );
         }
         if node.vector().is_some() {
             self.not_woven(node.ident.span, "vectors are not woven yet".to_owned());
@@ -187,7 +195,7 @@ impl<'a> Evaluation<'a> {
         self.measured = self.all_listed(&body, &flags);
         self.body(body);
         self.place_drafts();
-        if self.insertions.is_empty() && !self.diagnostics.iter().any(Diagnostic::is_error) {
+        if self.insertions.is_empty() && !without_code && !self.diagnostics.iter().any(Diagnostic::is_error) {
             self.counts_nothing(empty);
         }
         let ids = std::mem::take(&mut self.flags);

@@ -207,7 +207,7 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         ),
         (
             "base is hwTimer(\"cycles\") { append preInsn $start.entry (* startHwTimer(m); *) }",
-            "`hwTimer` accumulators are not woven yet",
+            "events are not read at points (`hwTimer`)",
         ),
         (
             "vector over list heap; base is counter { foreach f in heap append preInsn f.entry (* m[0]++; *) }",

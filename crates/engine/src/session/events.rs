@@ -1,0 +1,104 @@
+//! Events that the kernel counts for each thread of the target: no code, no stop, read by the engine.
+
+use ingraft_process::{CountedEvents, Event, EventError, EventReading, KernelRefusal};
+
+use super::*;
+
+/// What a pair counts.
+#[derive(Clone, Debug)]
+pub(super) struct Wish {
+    /// The metric that asks for it.
+    pub metric: Arc<MetricInfo>,
+    event: Event,
+    /// The only thread that counts.
+    thread: Option<Tid>,
+}
+
+/// An event that is being counted; every view of it reads the same.
+#[derive(Clone, Debug)]
+pub(super) struct Counting(Arc<Mutex<CountedEvents>>);
+
+/// What a pair of a request counts, if its metric is an event without code and its focus restricts no code.
+pub(super) fn of_pair(library: &Library, pair: &MetricFocus, modules: &Modules) -> Result<Option<Wish>, Error> {
+    let restricted = ["Code", "SyncObject"].iter().any(|root| pair.focus.part(root).is_some());
+    let Some(name) = library.event(&pair.metric).filter(|_| !restricted) else { return Ok(None) };
+    let instrumentation = ingraft_mdl::evaluate(library, &pair.metric, &pair.focus, modules).map_err(Error::mdl)?;
+    let event = Event::parse(name).map_err(|e| refused(e.into()))?;
+    Ok(Some(Wish { metric: instrumentation.metric, event, thread: instrumentation.thread }))
+}
+
+/// An event that is not counted, as an error for clients.
+pub(super) fn refused(e: EventError) -> Error {
+    let (kind, reason) = match &e {
+        EventError::Problem(_) => (ErrorKind::Usage, "no_such_event"),
+        EventError::NoThread(_) => (ErrorKind::NotFound, "no_such_thread"),
+        EventError::Refused { refusal: KernelRefusal::Forbidden { .. }, .. } => (ErrorKind::Denied, "event_forbidden"),
+        EventError::Refused { refusal: KernelRefusal::TooManyFiles, .. } => (ErrorKind::Failed, "too_many_files"),
+        EventError::Refused { .. } => (ErrorKind::NotFound, "event_not_counted"),
+        EventError::Process(_) => (ErrorKind::Failed, "process"),
+    };
+    Error::new(kind, reason, e.to_string(), e.hint())
+}
+
+impl Wish {
+    /// Begins to count.
+    pub fn begin(&self, target: &Target) -> Result<Counting, Error> {
+        let counted = CountedEvents::begin(target, &self.event, self.thread).map_err(|e| match e {
+            EventError::Process(e) => Error::process(target.pid(), e),
+            other => refused(other).about(target.pid()),
+        })?;
+        Ok(Counting(Arc::new(Mutex::new(counted))))
+    }
+
+    /// The only thread that counts.
+    pub fn thread(&self) -> Option<Tid> {
+        self.thread
+    }
+}
+
+impl Counting {
+    fn lock(&self) -> MutexGuard<'_, CountedEvents> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What to know about its values.
+    pub fn warning(&self) -> Option<String> {
+        let counted = self.lock();
+        counted.may_miss_threads().then(|| {
+            format!(
+                "threads began too fast while `{}` was turned on: those that began then, and what they begin, may be missing",
+                counted.event()
+            )
+        })
+    }
+
+    /// What it has come to, by thread; and for how long it was counted, if not all the time.
+    pub fn rows(&self) -> (impl Iterator<Item = (Option<Tid>, Raw)>, Option<Counted>) {
+        let reading = self.lock().read();
+        let EventReading { enabled_ns, running_ns, .. } = reading;
+        let counted = reading.shared_counters().then_some(Counted { enabled_ns, running_ns });
+        let raw = |events: u64| Raw { value: i64::try_from(events).unwrap_or(i64::MAX), ..Raw::default() };
+        (reading.threads.into_iter().map(move |(tid, events)| (tid, raw(events))), counted)
+    }
+
+    /// Looks for threads that have begun or ended.
+    pub fn follow(&self, target: &Target) {
+        self.lock().follow(target);
+    }
+}
+
+impl Session {
+    /// Looks for threads that have begun or ended since, unless a change is on its way: then the next time.
+    pub(super) fn follow_events(&self) {
+        let counting: Vec<Counting> = match self.control.try_lock() {
+            Ok(control) => {
+                let views = control.measurements.values().flat_map(|m| m.views.iter());
+                views.filter_map(|v| v.own.as_ref().and_then(OwnValue::events)).cloned().collect()
+            }
+            Err(_) => return,
+        };
+        for counting in counting {
+            counting.follow(&self.target);
+        }
+    }
+}

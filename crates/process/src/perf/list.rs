@@ -1,0 +1,72 @@
+//! The events that this machine knows, as `perf list` has them.
+
+use super::name::{Event, HARDWARE_EVENTS, SOFTWARE_EVENTS, caches};
+use super::open::{Counter, EventError, Scope};
+use super::pmu::DEVICES;
+use crate::sys;
+
+/// An event of the list.
+#[derive(Debug)]
+pub struct ListedEvent {
+    /// By which it is asked for.
+    pub name: String,
+    /// Other names that mean the same.
+    pub aliases: Vec<String>,
+    /// `software`, `hardware`, `cache`, or the unit that counts it.
+    pub group: String,
+    /// Why it cannot be counted here: what the kernel said when it was tried on ourselves.
+    pub problem: Option<EventError>,
+}
+
+/// All events with names: those of every machine, and those that its units name.
+pub fn event_list() -> Vec<ListedEvent> {
+    let table = |events: &[(&[&str], u64)], group: &str| {
+        let listed = events.iter().filter_map(|(names, _)| {
+            let (name, aliases) = names.split_first()?;
+            Some(listed((*name).to_owned(), aliases.iter().map(|a| (*a).to_owned()).collect(), group))
+        });
+        listed.collect::<Vec<_>>()
+    };
+    let mut all = table(&SOFTWARE_EVENTS, "software");
+    all.extend(table(&HARDWARE_EVENTS, "hardware"));
+    all.extend(caches().map(|(name, _)| listed(name, Vec::new(), "cache")));
+    all.extend(of_units().into_iter().map(|(unit, name)| listed(format!("{unit}/{name}/"), Vec::new(), &unit)));
+    all
+}
+
+fn listed(name: String, aliases: Vec<String>, group: &str) -> ListedEvent {
+    let tried = Event::parse(&name).map_err(EventError::from);
+    let problem = tried.and_then(|event| Counter::open(&event, sys::own_tid(), Scope::Alone)).err();
+    ListedEvent { name, aliases, group: group.to_owned(), problem }
+}
+
+/// Units and the names of their events, in order.
+fn of_units() -> Vec<(String, String)> {
+    let names = |path: &std::path::Path| -> Vec<String> {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    };
+    let mut all = Vec::new();
+    for unit in names(DEVICES.as_ref()) {
+        let events = names(&std::path::Path::new(DEVICES).join(&unit).join("events"));
+        // units and scales stand beside the events
+        let events = events.into_iter().filter(|e| !e.contains('.'));
+        all.extend(events.map(|event| (unit.clone(), event)));
+    }
+    all.sort();
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_listed_name_is_an_event() {
+        for event in event_list() {
+            for name in std::iter::once(&event.name).chain(&event.aliases) {
+                Event::parse(name).expect("an event");
+            }
+        }
+    }
+}

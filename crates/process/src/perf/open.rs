@@ -1,0 +1,165 @@
+//! perf_event_open(2): a counter for one thread, and what the kernel's refusals mean.
+
+use std::fs::File;
+use std::io::{self, Read};
+
+use ingraft_model::Tid;
+use perf_event::Builder;
+
+use super::name::{CACHE, Event, EventProblem, HARDWARE, RAW};
+use crate::error::Error;
+use crate::sys;
+
+/// Why an event is not counted.
+#[derive(Debug, thiserror::Error)]
+pub enum EventError {
+    /// There is no such event.
+    #[error(transparent)]
+    Problem(#[from] EventProblem),
+    /// The kernel does not count it.
+    #[error("the kernel does not count `{event}`: {refusal}")]
+    Refused {
+        /// The event.
+        event: String,
+        /// Its answer.
+        refusal: KernelRefusal,
+    },
+    /// The thread that is to be counted has ended, or never was.
+    #[error("the process has no thread {0}")]
+    NoThread(Tid),
+    /// The target cannot be looked at.
+    #[error(transparent)]
+    Process(#[from] Error),
+}
+
+/// What perf_event_open answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KernelRefusal {
+    /// ENOENT for what a unit of the processor counts.
+    #[error("this machine has no unit for hardware events, or not for this one (ENOENT), as in most virtual machines")]
+    NoHardware,
+    /// ENOENT for anything else.
+    #[error("it does not know the event (ENOENT)")]
+    Unknown,
+    /// EACCES or EPERM, with the value of kernel.perf_event_paranoid if that can be read.
+    #[error("not permitted (kernel.perf_event_paranoid is {})", paranoid.map_or_else(|| "not readable".to_owned(), |p| p.to_string()))]
+    Forbidden {
+        /// kernel.perf_event_paranoid.
+        paranoid: Option<i32>,
+    },
+    /// EOPNOTSUPP: the hardware or a unit lacks it.
+    #[error("the hardware does not support it (EOPNOTSUPP)")]
+    Unsupported,
+    /// EINVAL.
+    #[error("it cannot be counted for a thread, or the kernel is older than 5.13 (EINVAL)")]
+    Invalid,
+    /// EMFILE or ENFILE: one descriptor is needed for each thread, two where threads are told apart.
+    #[error("too many open files: each thread takes two")]
+    TooManyFiles,
+    /// ENOSYS: a kernel without perf events, or a filter of system calls around us.
+    #[error("the system call is not there (ENOSYS)")]
+    NoCall,
+    /// Another error number.
+    #[error("error {0}")]
+    Other(i32),
+}
+
+impl EventError {
+    /// What would help: one line for a person.
+    pub fn hint(&self) -> String {
+        let refusal = match self {
+            EventError::Problem(EventProblem::Tracepoint(_)) => {
+                return "`perf` and ftrace count those; events are listed by `ingraft metrics --events`".to_owned();
+            }
+            EventError::Problem(_) => return "`ingraft metrics --events` lists what this machine counts".to_owned(),
+            EventError::NoThread(_) => return "`ingraft ps` and /proc/PID/task list what runs".to_owned(),
+            EventError::Process(e) => return e.hint(),
+            EventError::Refused { refusal, .. } => refusal,
+        };
+        let text = match refusal {
+            KernelRefusal::NoHardware => "software events such as page-faults and task-clock work everywhere",
+            KernelRefusal::Forbidden { .. } => {
+                "run as root (CAP_PERFMON), `sysctl kernel.perf_event_paranoid=1`, or count in the program alone: EVENT:u"
+            }
+            KernelRefusal::TooManyFiles => "raise the limit: `ulimit -n`",
+            _ => "`ingraft metrics --events` lists what this machine counts",
+        };
+        text.to_owned()
+    }
+}
+
+impl KernelRefusal {
+    fn of(event: &Event, e: &io::Error) -> KernelRefusal {
+        match e.raw_os_error().unwrap_or_default() {
+            libc::ENOENT if [HARDWARE, CACHE, RAW].contains(&event.kind) => KernelRefusal::NoHardware,
+            libc::ENOENT | libc::ENODEV => KernelRefusal::Unknown,
+            libc::EACCES | libc::EPERM => KernelRefusal::Forbidden { paranoid: paranoid() },
+            libc::EOPNOTSUPP => KernelRefusal::Unsupported,
+            libc::EINVAL => KernelRefusal::Invalid,
+            libc::EMFILE | libc::ENFILE => KernelRefusal::TooManyFiles,
+            libc::ENOSYS => KernelRefusal::NoCall,
+            other => KernelRefusal::Other(other),
+        }
+    }
+}
+
+/// The value of kernel.perf_event_paranoid; `None`: it cannot be read.
+pub fn paranoid() -> Option<i32> {
+    std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
+}
+
+/// Whose events a counter counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Those of one thread.
+    Alone,
+    /// Those of the threads as well that it begins from now on, and those that they begin; not those of other processes.
+    WithThreads,
+}
+
+/// A counter of one thread's events, which counts from its making to the end of the thread or the start of another program.
+#[derive(Debug)]
+pub(super) struct Counter(File);
+
+/// What a counter has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Count {
+    /// Events.
+    pub(super) events: u64,
+    /// Nanoseconds in which they should have been counted, and were.
+    pub(super) enabled_ns: u64,
+    pub(super) running_ns: u64,
+}
+
+impl Counter {
+    /// `None`: there is no such thread.
+    pub(super) fn open(event: &Event, tid: Tid, scope: Scope) -> Result<Option<Counter>, EventError> {
+        let mut builder = Builder::new();
+        builder
+            .enabled(true)
+            .exclude_user(!event.user)
+            .exclude_kernel(!event.kernel)
+            .exclude_hv(!event.kernel)
+            .inherit(scope == Scope::WithThreads)
+            .inherit_thread(scope == Scope::WithThreads)
+            .remove_on_exec(true);
+        let attributes = builder.attrs_mut();
+        attributes.type_ = event.kind;
+        [attributes.config, attributes.__bindgen_anon_3.config1, attributes.__bindgen_anon_4.config2] = event.config;
+        match sys::perf_event_open(&builder, tid) {
+            Ok(file) => Ok(Some(Counter(file))),
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+            Err(e) => {
+                Err(EventError::Refused { event: event.name().to_owned(), refusal: KernelRefusal::of(event, &e) })
+            }
+        }
+    }
+
+    /// What it has now; `None` if the kernel could not keep it on the hardware.
+    pub(super) fn read(&self) -> Option<Count> {
+        let mut words = [0u8; 24];
+        (&self.0).read_exact(&mut words).ok()?;
+        let word = |n: usize| u64::from_ne_bytes(std::array::from_fn(|i| words[8 * n + i]));
+        Some(Count { events: word(0), enabled_ns: word(1), running_ns: word(2) })
+    }
+}
