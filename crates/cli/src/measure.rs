@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use crate::args::{self, Common, Format};
-use crate::conn::{Client, Enabled, Ended, Engines, Event, Reading, Request, Source, Target};
+use crate::conn::{Client, Enabled, Ended, Engines, Event, Farewell, PairInfo, Reading, Request, Source, Target};
 use crate::exit::{Failure, Kind, Stop};
 use crate::objects::{self, Cost, Object, hex, millis};
 use crate::output::progress::Progress;
@@ -203,6 +203,7 @@ impl Session<'_> {
                             view.reading(&self.sites, at, out)?;
                             self.tell_taken_out(at, out)?;
                         }
+                        Ok(Event::Grown(pairs)) => site.grow(pairs),
                         Ok(Event::Ended(ended)) => site.end(ended, out)?,
                         Err(failure) => site.lost = Some(failure),
                     }
@@ -355,6 +356,12 @@ impl Site {
         !self.ended && self.lost.is_none()
     }
 
+    /// Libraries were loaded that its patterns match: their pairs come behind those that were there.
+    fn grow(&mut self, pairs: Vec<PairInfo>) {
+        self.reading.values.resize(pairs.len(), Default::default());
+        self.enabled.pairs = pairs;
+    }
+
     fn take(&mut self, reading: Reading) {
         if reading.values.len() != self.enabled.pairs.len() {
             return;
@@ -421,11 +428,15 @@ impl Site {
         let (id, pairs, pid, host) =
             (self.enabled.measurement, self.enabled.pairs.len(), self.enabled.pid, self.host());
         if measure.no_remove && !self.ended {
-            let reading = self.client.read(id, pairs).await?;
+            self.grow(self.client.measured(id).await?);
+            let reading = self.client.read(id, self.enabled.pairs.len()).await?;
             self.take(reading);
             return Ok(Object::Kept(objects::Kept { host, pid, measurement: id }));
         }
-        let (removed, last, ended) = self.client.remove(id, pairs).await?;
+        let Farewell { removed, pairs: grown, last, ended } = self.client.remove(id, pairs).await?;
+        if let Some(pairs) = grown {
+            self.grow(pairs);
+        }
         if let Some(reading) = last {
             self.take(reading);
         }

@@ -2,7 +2,7 @@
 
 use ingraft_model::histogram::Scale;
 use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
-use ingraft_model::{CpuClock, DataArea, ThreadIdentity};
+use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity};
 
 /// Facts about a target that decide the shape of its trampolines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct Environment {
     pub ticks: Scale,
     /// How the processor time of a thread is read.
     pub cpu: CpuClock,
+    /// Where the loader says what it is about to do (`r_state` of link.h), if that is known: memory that stays mapped.
+    pub loader: Option<Avma>,
 }
 
 /// Why a request as a whole makes no sense; what is wrong with a single point is a [`ingraft_model::Refusal`].
@@ -69,6 +71,9 @@ pub enum CodegenError {
     /// A snippet reads the processor time of its thread, which cannot be had in this target.
     #[error("processor time cannot be read here")]
     NoCpuClock,
+    /// A snippet waits at the loader's hook, and it is not known where the loader says what it does.
+    #[error("it is not known where the loader says what it does")]
+    NoLoader,
     /// The arena has no room for a snippet at a point that is woven already.
     #[error("the arena has no room left")]
     ArenaFull,

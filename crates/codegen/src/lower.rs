@@ -148,6 +148,7 @@ mod tests {
             shadow_stack: false,
             ticks: Scale::ONE,
             cpu: CpuClock::None,
+            loader: None,
         }
     }
 

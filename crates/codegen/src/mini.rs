@@ -1,7 +1,7 @@
 //! Mini trampolines: one snippet's code at one point, and the jump to the next.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet};
+use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet, Stmt};
 
 use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
@@ -99,6 +99,9 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
     if env.cpu == CpuClock::None && request.snippet.reads(Clock::Cpu) {
         return Err(CodegenError::NoCpuClock);
     }
+    if env.loader.is_none() && request.snippet.stmts.contains(&Stmt::Await) {
+        return Err(CodegenError::NoLoader);
+    }
     snippet::check(request.snippet, request.counters, counters)
 }
 
@@ -134,11 +137,11 @@ impl Parts {
 
 impl Compiled {
     fn exits(&self) -> impl Iterator<Item = Routine> {
-        let own = match self {
-            Compiled::Code { own: Some(own), .. } => own.exits.as_slice(),
-            _ => &[],
+        let codes = match self {
+            Compiled::Code { own, shared } => [own.as_ref(), Some(shared)],
+            Compiled::Count(_) => [None, None],
         };
-        own.iter().map(|(_, routine)| *routine)
+        codes.into_iter().flatten().flat_map(|code| &code.exits).map(|(_, routine)| *routine)
     }
 
     /// Writes the shared routines that this code needs and the arena does not have yet.

@@ -24,10 +24,12 @@ pub(crate) enum Routine {
     Find,
     /// Reads the thread's processor time by a system call; answers in the shard (`CPU_LAST`), and keeps rcx.
     CpuTime,
+    /// At the loader's hook: tells the engine that something was mapped, and waits for it. Keeps rcx.
+    Await,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 3] = [Routine::Settle, Routine::Find, Routine::CpuTime];
+    pub const ALL: [Routine; 4] = [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Await];
 }
 
 /// The top of this thread's activation records.
@@ -48,6 +50,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Settle => w.settle()?,
             Routine::Find => w.find()?,
             Routine::CpuTime => w.cpu_time()?,
+            Routine::Await => w.await_engine()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };
@@ -200,14 +203,14 @@ impl Writer<'_> {
     }
 
     /// Addresses of an arena stay in registers, hence rbx, which no system call changes, for the way back.
-    fn save(&mut self) -> Result<(), Assembly> {
+    pub(crate) fn save(&mut self) -> Result<(), Assembly> {
         for r in SAVED {
             self.a.push(r)?;
         }
         Ok(self.a.mov(rbx, rax)?)
     }
 
-    fn leave(&mut self) -> Result<(), Assembly> {
+    pub(crate) fn leave(&mut self) -> Result<(), Assembly> {
         self.a.mov(rax, rbx)?;
         for r in SAVED.into_iter().rev() {
             self.a.pop(r)?;

@@ -30,7 +30,14 @@ fn environment() -> Environment {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
     // as glibc registers its areas
     let cpu = CpuClock::Rseq { slot: -0x98, signature: 0x5305_3053 };
-    Environment { data, identity: ThreadIdentity::FsOffset(0x2d0), shadow_stack: false, ticks: Scale::ONE, cpu }
+    Environment {
+        data,
+        identity: ThreadIdentity::FsOffset(0x2d0),
+        shadow_stack: false,
+        ticks: Scale::ONE,
+        cpu,
+        loader: None,
+    }
 }
 
 /// One function of one module, which has every name.

@@ -134,6 +134,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
         shadow_stack: false,
         ticks: Scale::ONE,
         cpu: CpuClock::None,
+        loader: None,
     };
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];

@@ -155,7 +155,7 @@ pub struct Woven {
 pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
     let environment =
-        Environment { data, identity, shadow_stack: false, ticks: Scale { mult: 1 << 31, shift: 32 }, cpu: CPU };
+        Environment { data, identity, shadow_stack: false, ticks: Scale { mult: 1 << 31, shift: 32 }, cpu: CPU, loader: Some(Avma(0x7fff_f7ff_e118)) };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());

@@ -10,6 +10,7 @@
 //! - every byte of new code belongs to an instruction that was proven, and no jump leads into the middle of one;
 //! - from every instruction of code that will be taken away a thread has a way home.
 
+mod calls;
 mod change;
 mod inner;
 mod lockstep;

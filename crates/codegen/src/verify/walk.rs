@@ -3,13 +3,13 @@
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpKind, Register};
 use ingraft_model::layout::{OWNER, TOP};
-use ingraft_model::{Avma, AvmaRange, CpuClock, Gpr, Site, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Gpr, Site, ThreadIdentity};
 
+use super::calls::{self, Call};
 use super::memory::Memory;
 use super::rules::{may_read, may_write, number_of, permitted, writes};
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
-use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
 use crate::environment::Environment;
 use crate::mini::WovenMini;
 use crate::routine::Routine;
@@ -24,9 +24,6 @@ const IMAGE: u8 = 18;
 
 /// Stands for the address in rax with which a shared routine is entered: no address of an instruction.
 const WAY_BACK: u64 = u64::MAX;
-
-/// Bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32` before a system call.
-const CLOCK_CALL: u64 = 13;
 
 /// Most words that generated code may push: a snippet's levels and what is saved around it.
 const STACK_MAX: usize = 80;
@@ -95,13 +92,15 @@ pub(super) enum Bound {
     Top(u8),
     /// It is at most this.
     Most(u8, u32),
+    /// It is the address of the word by which the loader says what it does.
+    Loader(u8),
 }
 
 impl Bound {
     fn register(self) -> Option<u8> {
         match self {
             Bound::None => None,
-            Bound::Top(r) | Bound::Most(r, _) => Some(r),
+            Bound::Top(r) | Bound::Most(r, _) | Bound::Loader(r) => Some(r),
         }
     }
 }
@@ -486,40 +485,39 @@ impl<'a> Walk<'a> {
     /// Proves a shared routine.
     pub fn routine(&mut self, at: u64, routine: Routine) -> Result<(), VerifyError> {
         self.restart();
-        self.execute(at, State::entry(), Mode::Routine(routine))?;
+        let mode = Mode::Routine(routine);
+        self.execute(at, State::entry(), mode)?;
         // what a system call is asked for stands right before it, and nothing leads in between
         let visited = || self.touched.iter().filter_map(|number| self.memory.get(*number));
-        let calls: Vec<_> = visited().filter(|i| i.code() == Code::Syscall).map(Instruction::ip).collect();
+        let calls =
+            visited().filter(|i| i.code() == Code::Syscall).filter_map(|i| Some((self.call(i, mode)?.start, i.ip())));
+        let calls: Vec<_> = calls.collect();
         for branch in visited().filter(|i| i.is_jmp_short_or_near() || i.is_jcc_short_or_near()) {
             let target = branch.near_branch_target();
-            if calls.iter().any(|call| target > call - CLOCK_CALL && target <= *call) {
+            if calls.iter().any(|(start, call)| target > *start && target <= *call) {
                 return fail(branch.ip(), Flaw::Astray);
             }
         }
         Ok(())
     }
 
-    /// The one system call that a routine makes: the time of the calling thread, into the two words that were pushed last.
-    fn clock_call(&self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
-        let at = i.ip();
-        let (number, _) = self.visit(at)?;
+    fn call(&self, i: &Instruction, mode: Mode) -> Option<Call> {
+        let number = self.memory.number(i.ip()).ok()?;
         let before = |n: usize| number.checked_sub(n).and_then(|n| self.memory.get(n)).copied().unwrap_or_default();
-        let sets = |i: &Instruction, r: Register, value: i32| {
-            i.code() == Code::Mov_r32_imm32 && i.op0_register() == r && i.immediate32() == value.cast_unsigned()
-        };
-        let (eax, rsi, edi) = (before(1), before(2), before(3));
-        let place = (rsi.op0_register(), rsi.op1_register()) == (Register::RSI, Register::RSP)
-            && matches!(rsi.code(), Code::Mov_rm64_r64 | Code::Mov_r64_rm64);
-        let asks = sets(&eax, Register::EAX, CLOCK_GETTIME) && place && sets(&edi, Register::EDI, THREAD_CPUTIME);
-        let permitted = matches!(mode, Mode::Routine(_)) && self.env.cpu != CpuClock::None;
-        if !permitted || !asks || edi.ip() != at.wrapping_sub(CLOCK_CALL) {
-            return fail(at, Flaw::Forbidden);
-        }
-        for _ in 0..2 {
-            state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
-        }
-        for _ in 0..2 {
-            state.stack.push(at, OTHER)?;
+        calls::call(self.env, mode, before)
+    }
+
+    /// A system call, which changes the registers that every one changes, and perhaps the two words that were pushed last.
+    fn system_call(&self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+        let at = i.ip();
+        let Some(call) = self.call(i, mode) else { return fail(at, Flaw::Forbidden) };
+        if call.writes {
+            for _ in 0..2 {
+                state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
+            }
+            for _ in 0..2 {
+                state.stack.push(at, OTHER)?;
+            }
         }
         [0, 1, 11].into_iter().for_each(|r| state.lose(r));
         state.flags_kept = false;
@@ -560,7 +558,7 @@ impl<'a> Walk<'a> {
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::Call if instruction.code() == Code::Syscall => {
-                    self.clock_call(instruction, &mut state, mode)?;
+                    self.system_call(instruction, &mut state, mode)?;
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
@@ -592,7 +590,7 @@ impl<'a> Walk<'a> {
     fn past_routine(&mut self, at: u64, mut state: State, routine: Routine) -> Result<(u64, State), VerifyError> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
         state.flags_kept = false;
-        if routine != Routine::CpuTime {
+        if matches!(routine, Routine::Settle | Routine::Find) {
             self.answers.push(back);
             state.lose(1);
             state.bound = Bound::Top(1);
@@ -646,7 +644,7 @@ impl<'a> Walk<'a> {
     fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
         let (r, changed) = match mode {
             Mode::Slow(r) => (r, 1 << r),
-            Mode::Routine(Routine::CpuTime) => (0, 0),
+            Mode::Routine(Routine::CpuTime | Routine::Await) => (0, 0),
             // the answer is in rcx
             Mode::Routine(_) => (0, 1 << 1),
             Mode::Point | Mode::Twin(_) => return fail(i.ip(), Flaw::Forbidden),
@@ -763,6 +761,9 @@ impl<'a> Walk<'a> {
                     && i.memory_displacement64() == u64::from(env.data.displacement(TOP)) =>
             {
                 state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Top);
+            }
+            Code::Mov_r64_imm64 if env.loader == Some(Avma(i.immediate64())) => {
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Loader);
             }
             Code::And_EAX_imm32 => state.bound = Bound::Most(0, i.immediate32()),
             _ => {}

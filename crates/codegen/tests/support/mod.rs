@@ -24,7 +24,7 @@ pub fn property_config() -> proptest::test_runner::Config {
 /// The reference environment: glibc's thread id, a data area at 256 MiB.
 pub fn environment(identity: ThreadIdentity) -> Environment {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    Environment { data, identity, shadow_stack: false, ticks: TICKS, cpu: CpuClock::None }
+    Environment { data, identity, shadow_stack: false, ticks: TICKS, cpu: CpuClock::None, loader: None }
 }
 
 pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);

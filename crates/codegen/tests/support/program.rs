@@ -39,6 +39,7 @@ pub fn weave_all(path: &Path) -> Option<Program> {
         shadow_stack: false,
         ticks,
         cpu: CpuClock::None,
+        loader: None,
     };
     let mut arena = Arena::new(Avma(end)..Avma(end + (512 << 20)));
     let mut text = TextSpace::new();

@@ -127,9 +127,12 @@ fn metrics(pairs: &[PairInfo]) -> Vec<v1::Metric> {
 }
 
 /// The messages of a removal.
-pub fn removal(removed: &ingraft_engine::Removed) -> Vec<v1::RemoveResponse> {
+pub fn removal(id: u64, removed: &ingraft_engine::Removed) -> Vec<v1::RemoveResponse> {
     use v1::remove_response::Event;
     let mut events = vec![Event::Removed(convert::removed(removed))];
+    if let Some(pairs) = &removed.grown {
+        events.extend(description(id, removed.pid, pairs).into_iter().map(Event::Measured));
+    }
     if let Some(last) = &removed.last {
         events.extend(ingraft_wire::sample::split(crate::backlog::whole(last)).into_iter().map(Event::Last));
         events.extend(last.ended.map(convert::ended).map(Event::Ended));
@@ -234,11 +237,14 @@ mod tests {
             text_restored: true,
             children_left: vec![Pid(8)],
             corrections: (0, 0),
+            grown: None,
             last: Some(Reading { time_ns: 1, values: vec![value], ended: Some(ended) }),
         };
-        let messages = removal(&removed);
+        let messages = removal(5, &removed);
         assert_eq!(messages.len(), 3);
-        let without = removal(&Removed { last: None, ..removed });
+        let without = removal(5, &Removed { last: None, ..removed.clone() });
         assert_eq!(without.len(), 1);
+        let grown = removal(5, &Removed { grown: Some(Arc::new(enabled(4).pairs)), ..removed });
+        assert_eq!(grown.len(), 6, "an Enabled, pairs and refused functions before the values");
     }
 }

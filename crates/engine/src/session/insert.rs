@@ -300,7 +300,8 @@ impl Session {
         };
         let status = self.target.status().map_err(failed)?;
         let ticks = Scale::ONE;
-        let env = Environment { data: area.layout(), identity, shadow_stack: status.shadow_stack, ticks, cpu };
+        let shadow_stack = status.shadow_stack;
+        let env = Environment { data: area.layout(), identity, shadow_stack, ticks, cpu, loader: None };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),

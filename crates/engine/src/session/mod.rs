@@ -119,6 +119,8 @@ struct View {
 struct Measurement {
     views: Arc<Vec<View>>,
     pairs: Arc<Vec<PairInfo>>,
+    /// The pairs are not those any more that the insertion has said.
+    grown: bool,
     request: EnableRequest,
     library: Arc<Library>,
     keep: bool,
@@ -329,6 +331,7 @@ impl Session {
         let measurement = Measurement {
             views: Arc::new(views),
             pairs: Arc::new(pairs),
+            grown: false,
             request: request.clone(),
             library: Arc::clone(library),
             keep: false,

@@ -22,7 +22,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
                 each_expr(inner, visit);
             }
             Stmt::Open(_, inner) | Stmt::Close(_, inner) => each_expr(inner, visit),
-            Stmt::Start(..) | Stmt::Stop(..) | Stmt::Settle => {}
+            Stmt::Start(..) | Stmt::Stop(..) | Stmt::Settle | Stmt::Await => {}
         }
     }
 }
