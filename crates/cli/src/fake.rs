@@ -159,6 +159,7 @@ impl Instrumentation for Script {
             warnings: Vec::new(),
             caught_up: 3,
             not_unwound: 0,
+            since_ns: 0,
         };
         let pair = |name: &&str| v1::Pair {
             pair: Some(v1::MetricFocus { metric: metric.clone(), focus: format!("/Code/server/{name}") }),

@@ -3,6 +3,7 @@
 //! Invariant "nothing stays in": whatever ends the command (time, a signal, the end of the target, an error, a closed
 //! pipe), every measurement that was inserted is removed before the command ends, unless it was asked to stay.
 
+mod kin;
 mod together;
 
 pub(crate) use together::{Combined, Together, last as together};
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::args::{self, Common, Format};
 use crate::conn::{Client, Enabled, Ended, Engines, Event, Farewell, PairInfo, Reading, Request, Source, Target};
@@ -21,6 +22,7 @@ use crate::objects::{self, Cost, Object, hex, millis};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
+use kin::Kin;
 
 /// Time between two readings unless told otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -70,6 +72,10 @@ pub(crate) struct Site {
     pub(crate) ended: bool,
     /// No reading will follow, and why.
     lost: Option<Failure>,
+    /// Since when it is measured if it was not asked for by name: what it did before was not counted. Unix time.
+    pub(crate) late_ns: Option<u64>,
+    /// What is to be said of its removal if that is done already.
+    farewell: Option<Object>,
     /// Pairs of which it has been said that they were taken out.
     told_out: BTreeSet<usize>,
 }
@@ -93,11 +99,11 @@ pub(crate) struct Context<'a> {
 /// Runs a measurement and presents it.
 pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
     let mut signals = Signals::take()?;
-    let mut session = Session { plan, context, sites: Vec::new(), streams: Vec::new() };
+    let mut session = Session { plan, context, sites: Vec::new(), streams: Vec::new(), kin: Kin::default() };
     let (events, mut arriving) = mpsc::channel(64);
-    let mut result = session.insert(events, out).await;
+    let mut result = session.insert(&events, out).await;
     if result.is_ok() {
-        result = session.follow(&mut arriving, &mut signals, view, out).await;
+        result = session.follow(events, &mut arriving, &mut signals, view, out).await;
     }
     session.finish(result, view, out).await
 }
@@ -109,6 +115,7 @@ struct Session<'a> {
     context: Context<'a>,
     sites: Vec<Site>,
     streams: Vec<JoinHandle<()>>,
+    kin: Kin,
 }
 
 impl Session<'_> {
@@ -117,13 +124,13 @@ impl Session<'_> {
     }
 
     /// Inserts all requests; with an error, those that went in are in `sites`.
-    async fn insert(&mut self, events: mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
+    async fn insert(&mut self, events: &mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
         let clients = self.context.engines.clients();
         let mut missing = Vec::new();
         for client in clients {
-            for request in &self.plan.requests {
+            for request in self.plan.requests.clone() {
                 let mut progress = Progress::new("reading the program", self.format());
-                let enabled = match client.enable(request, &mut progress).await {
+                let enabled = match client.enable(&request, &mut progress).await {
                     Ok(enabled) => enabled,
                     // With several hosts a target need not be on each of them.
                     Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => {
@@ -133,11 +140,7 @@ impl Session<'_> {
                     Err(failure) => return Err(failure.into()),
                 };
                 drop(progress);
-                let (id, pairs) = (enabled.measurement, enabled.pairs.len());
-                let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
-                self.streams.push(tokio::spawn(stream));
-                self.sites.push(Site::new(client.clone(), enabled));
-                self.announce(out)?;
+                self.add(client, enabled, events, out)?;
             }
         }
         if self.sites.is_empty() {
@@ -147,6 +150,21 @@ impl Session<'_> {
             output::warn(&format!("{}: {failure}", failure.host.as_deref().unwrap_or_default()), self.format());
         }
         Ok(())
+    }
+
+    /// Takes up a measurement that was inserted.
+    fn add(
+        &mut self,
+        client: &Client,
+        enabled: Enabled,
+        events: &mpsc::Sender<Arrival>,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
+        let (id, pairs) = (enabled.measurement, enabled.pairs.len());
+        let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
+        self.streams.push(tokio::spawn(stream));
+        self.sites.push(Site::new(client.clone(), enabled));
+        self.announce(out)
     }
 
     /// Says that the latest measurement is in.
@@ -179,6 +197,7 @@ impl Session<'_> {
     /// Shows what arrives until it is time to end.
     async fn follow(
         &mut self,
+        events: mpsc::Sender<Arrival>,
         arriving: &mut mpsc::Receiver<Arrival>,
         signals: &mut Signals,
         view: &mut dyn View,
@@ -186,13 +205,20 @@ impl Session<'_> {
     ) -> Result<(), Stop> {
         let deadline = self.plan.measure.duration.map(|d| Instant::now() + d);
         let mut look = tokio::time::interval(LOOK);
-        while self.sites.iter().any(Site::goes_on) {
+        // Without it the end of the last stream ends the command.
+        let events = self.plan.follows_anything().then_some(events);
+        let mut kin = tokio::time::interval(kin::LOOK);
+        kin.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while self.sites.iter().any(Site::goes_on) || self.kin.comes() {
             tokio::select! {
                 biased;
                 () = signals.asked() => return Ok(()),
                 () = until(deadline) => return Ok(()),
                 _ = look.tick() => if out.reader_gone() {
                     return Err(Stop::ReaderGone);
+                },
+                _ = kin.tick(), if events.is_some() => if let Some(events) = &events {
+                    self.look_for_kin(events, out).await?;
                 },
                 arrival = arriving.recv() => {
                     let Some((at, event)) = arrival else { break };
@@ -204,7 +230,10 @@ impl Session<'_> {
                             self.tell_taken_out(at, out)?;
                         }
                         Ok(Event::Grown(pairs)) => site.grow(pairs),
-                        Ok(Event::Ended(ended)) => site.end(ended, out)?,
+                        Ok(Event::Ended(ended)) => {
+                            site.end(ended, out)?;
+                            self.depart(at, ended.exec, out).await?;
+                        }
                         Err(failure) => site.lost = Some(failure),
                     }
                 }
@@ -237,7 +266,12 @@ impl Session<'_> {
         let mut result = so_far;
         let mut farewells = Vec::new();
         let format = self.format();
+        self.tell_missed();
         for site in &mut self.sites {
+            if let Some(farewell) = site.farewell.take() {
+                farewells.push((true, farewell));
+                continue;
+            }
             if counted && let Some(cost) = site.cost().await {
                 let limit = self.plan.measure.max_overhead.unwrap_or(ingraft_daemon::MAX_OVERHEAD);
                 if cost.percent > limit && site.told_out.is_empty() {
@@ -301,6 +335,8 @@ impl Site {
             first_ns: None,
             ended: false,
             lost: None,
+            late_ns: None,
+            farewell: None,
             told_out: BTreeSet::new(),
         }
     }

@@ -187,6 +187,8 @@ pub struct Enabled {
     pub functions: u32,
     /// Points woven by this request.
     pub points: u32,
+    /// When it was in: Unix time in nanoseconds.
+    pub since_ns: u64,
     /// From the start of the request to the last springboard.
     pub attach_time: Duration,
     /// The longest time any thread was held in one piece.

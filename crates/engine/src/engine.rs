@@ -135,6 +135,20 @@ impl Engine {
             .collect())
     }
 
+    /// The living children of processes that have memory of their own, as (child, parent). Processes that the caller may not trace, or that are
+    /// gone, have none.
+    pub fn children(&self, parents: &[Pid], caller: Caller) -> Result<Vec<(Pid, Pid)>, Error> {
+        let mut found = Vec::new();
+        for parent in parents.iter().filter(|parent| permit(**parent, caller).is_ok()) {
+            let children = ingraft_process::children(*parent).ok_or_else(|| {
+                let what = "the kernel does not tell the children of a process (CONFIG_PROC_CHILDREN)";
+                Error::new(ErrorKind::Failed, "no_children", what, "measure them one by one with -p PID")
+            })?;
+            found.extend(children.into_iter().map(|child| (child, *parent)));
+        }
+        Ok(found)
+    }
+
     /// Functions of a target that match any of the patterns (all without one). `progress` is called now and then with a line of text.
     pub fn functions(
         &self,

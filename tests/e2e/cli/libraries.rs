@@ -70,22 +70,30 @@ fn one_that_comes_back_counts_on() {
 fn a_metric_is_exact_over_many_lives_of_a_library() {
     let mut target = loads();
     target.ask("open").assert_right();
-    let foci =
-        ["calls@/Code/libplugin/plugin_work", "calls@/Code/libplugin/plugin_born", "calls@/Code/loads/local_work"];
+    let pairs = [
+        "calls@/Code/libplugin/plugin_work",
+        "calls@/Code/libplugin/plugin_born",
+        "calls@/Code/loads/local_work",
+        "wall_time@/Code/libplugin/plugin_work",
+    ];
     let tool = tool();
-    let mut session = tool.start(["watch", "-p", &target.pid_text()].iter().copied().chain(foci));
+    let pid = target.pid_text();
+    let mut session = tool.start(["watch", "-p", &pid, "--max-overhead", "10000"].into_iter().chain(pairs));
     session.wait_for("attached");
     target.ask("close").assert_right();
     let truth = target.ask(&format!("cycle {} 20", scaled(50, 1000)));
     truth.assert_right();
     let journal = journal_bytes(&tool);
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    let last = |focus: &str| {
+    let last = |metric: &str, function: &str| {
+        let focus = format!("/Code/libplugin/{function}");
         let samples = outcome.all("sample");
-        samples.iter().rfind(|s| s["focus"] == focus).and_then(|s| s["value"].as_u64()).expect("a value")
+        let last = samples.iter().rfind(|s| s["metric"] == metric && s["focus"] == focus.as_str());
+        last.and_then(|s| s["value"].as_u64()).expect("a value")
     };
-    assert_eq!(last("/Code/libplugin/plugin_work"), truth.tally("plugin_work"));
-    assert_eq!(last("/Code/libplugin/plugin_born"), truth.tally("plugin_born") - 1);
+    assert_eq!(last("calls", "plugin_work"), truth.tally("plugin_work"));
+    assert_eq!(last("calls", "plugin_born"), truth.tally("plugin_born") - 1);
+    assert!(last("wall_time", "plugin_work") > 0);
     assert!(journal < 8 << 20, "the journal has {journal} bytes");
     assert_eq!(target::arenas(target.pid()), 0);
 }

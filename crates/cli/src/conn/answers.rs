@@ -112,6 +112,8 @@ pub(crate) struct Enabled {
     pub(crate) caught_up: u64,
     /// Threads whose stacks could not be looked at.
     pub(crate) not_unwound: u32,
+    /// When it was in: Unix time.
+    pub(crate) since_ns: u64,
 }
 
 /// A value: the total, and by thread if it was asked for.
@@ -255,6 +257,7 @@ impl Collector {
             warnings: e.warnings.clone(),
             caught_up: e.caught_up,
             not_unwound: e.not_unwound,
+            since_ns: e.since_ns,
         })
     }
 }

@@ -141,6 +141,14 @@ impl Client {
         Ok(out)
     }
 
+    /// The children of processes.
+    pub(crate) async fn children(&self, parents: Vec<i32>) -> Result<Vec<i32>, Failure> {
+        let mut client = ProcessesClient::new(self.service.clone());
+        let answer = client.children(v1::ChildrenRequest { pids: parents }).await;
+        let children = answer.map_err(|s| self.failure(&s))?.into_inner().children;
+        Ok(children.into_iter().map(|child| child.pid).collect())
+    }
+
     /// Functions of a target that match any of the patterns.
     pub(crate) async fn functions(
         &self,

@@ -73,6 +73,7 @@ fn events(enabled: Enabled) -> Vec<Event> {
         warnings: enabled.warnings,
         caught_up: enabled.caught_up.calls,
         not_unwound: enabled.caught_up.not_unwound,
+        since_ns: enabled.since_ns,
     };
     let mut events = vec![Event::Enabled(head)];
     events.extend(pair_chunks(&enabled.pairs).map(Event::Pairs));
@@ -187,6 +188,7 @@ mod tests {
             modules: 2,
             functions: 3,
             points: 4,
+            since_ns: 7,
             attach_time: Duration::from_millis(5),
             stopped: Duration::from_micros(6),
             pairs: (0..pairs).map(pair).collect(),

@@ -118,7 +118,10 @@ impl Session {
         let mut wanted = wanted?;
         let stay = self.taken_out(control, id);
         wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
-        let (found, stopped) = self.insert_wanted(control, wanted)?;
+        control.unrun = exact();
+        let inserted = self.insert_wanted(control, wanted);
+        control.unrun = false;
+        let (found, stopped) = inserted?;
         let exact = exact();
         // Pairs that were there keep their places, those of unloaded libraries included; what is new comes behind.
         let functions: HashMap<_, _> = found.iter().cloned().collect();

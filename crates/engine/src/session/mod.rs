@@ -151,6 +151,8 @@ struct Control {
     lock: Option<File>,
     /// Something that was loaded could not be measured yet: it is tried again.
     behind: bool,
+    /// What is being woven has never run: no call of it can be in progress.
+    unrun: bool,
     /// The engine ends: nothing new begins.
     closed: bool,
     /// The longest hold by anything else than a change.
@@ -235,6 +237,7 @@ impl Session {
             next_mini: 1,
             lock: Some(lock),
             behind: false,
+            unrun: false,
             closed: false,
             held: Duration::ZERO,
         };
@@ -369,6 +372,7 @@ impl Session {
             modules: control.modules.mapped().count() as u32,
             functions: control.modules.loaded().map(|(_, _, m)| m.image.functions().len() as u32).sum(),
             points: pairs.iter().map(|p| p.points).sum(),
+            since_ns: now_ns(),
             attach_time: begin.elapsed(),
             stopped: stopped.held,
             pairs: pairs.to_vec(),
