@@ -6,7 +6,7 @@ use std::path::Path;
 
 use prost::Message;
 
-const FILES: [&str; 6] = ["target", "processes", "code", "metrics", "instrumentation", "daemon"];
+const FILES: [&str; 7] = ["target", "processes", "code", "history", "metrics", "instrumentation", "daemon"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(&std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");

@@ -202,6 +202,10 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) max_overhead: Option<f64>,
 
+    /// If the target cannot be changed now (a thread does not stop, a debugger is attached), try again for this time
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) wait: Option<Duration>,
+
     /// Leave the measurement in when this command ends (with --daemon only)
     #[arg(long, conflicts_with = "follow")]
     pub(crate) no_remove: bool,
@@ -332,6 +336,14 @@ pub(crate) struct WatchArgs {
 
     #[command(flatten)]
     pub(crate) include: Include,
+
+    /// Print at the end what each value did over time
+    #[arg(long)]
+    pub(crate) history: bool,
+
+    /// Tell the time apart in phases of this length; implies --history
+    #[arg(long, value_name = "DURATION", value_parser = phase)]
+    pub(crate) phases: Option<Duration>,
 
     /// What to watch
     #[arg(value_name = "METRIC[@FOCUS]", required = true, value_parser = pair)]
@@ -501,6 +513,13 @@ fn interval(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         d if d < Duration::from_millis(1) => Err("shorter than 1ms".to_owned()),
         d if d > Duration::from_secs(3600) => Err("longer than an hour".to_owned()),
+        d => Ok(d),
+    }
+}
+
+fn phase(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        d if d < Duration::from_secs(1) => Err("shorter than 1s".to_owned()),
         d => Ok(d),
     }
 }

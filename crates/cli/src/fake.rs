@@ -230,6 +230,15 @@ impl Metrics for Script {
     type LowerStream = Answer<v1::LowerResponse>;
     type StreamStream = Answer<v1::StreamResponse>;
     type ReadStream = Answer<v1::ReadResponse>;
+    type HistoryStream = Answer<v1::HistoryResponse>;
+
+    async fn history(&self, _: Request<v1::HistoryRequest>) -> Result<Response<Self::HistoryStream>, Status> {
+        Err(Status::unimplemented("not in tests"))
+    }
+
+    async fn start_phase(&self, _: Request<v1::StartPhaseRequest>) -> Result<Response<v1::StartPhaseResponse>, Status> {
+        Err(Status::unimplemented("not in tests"))
+    }
 
     async fn stream(&self, _: Request<v1::StreamRequest>) -> Result<Response<Self::StreamStream>, Status> {
         use v1::stream_response::Event;

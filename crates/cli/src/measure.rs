@@ -16,7 +16,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::args::{self, Common, Format};
-use crate::conn::{Client, Enabled, Ended, Engines, Event, Farewell, PairInfo, Reading, Request, Source, Target};
+use crate::conn::{
+    Chapter, Client, Enabled, Ended, Engines, Event, Farewell, PairInfo, Reading, Request, Source, Target,
+};
 use crate::exit::{Failure, Kind, Stop};
 use crate::objects::{self, Cost, Object, hex, millis};
 use crate::output::progress::Progress;
@@ -37,6 +39,8 @@ pub(crate) struct Plan {
     measure: args::Measure,
     /// Time between two readings.
     interval: Duration,
+    /// How long a phase of the histories is.
+    phases: Option<Duration>,
 }
 
 impl Plan {
@@ -55,7 +59,19 @@ impl Plan {
             requests: targets.into_iter().map(request).collect(),
             interval: measure.interval.unwrap_or(INTERVAL),
             measure: measure.clone(),
+            phases: None,
         }
+    }
+
+    /// The same with its time told apart in phases.
+    pub(crate) fn in_phases(self, phases: Option<Duration>) -> Self {
+        Plan { phases, ..self }
+    }
+}
+
+impl Plan {
+    fn keeps_history(&self) -> bool {
+        self.requests.iter().any(|request| request.history)
     }
 }
 
@@ -78,6 +94,8 @@ pub(crate) struct Site {
     farewell: Option<Object>,
     /// Pairs of which it has been said that they were taken out.
     told_out: BTreeSet<usize>,
+    /// What the values did over time, if that was asked for and it is over.
+    pub(crate) chapters: Vec<Chapter>,
 }
 
 /// How a command presents a measurement.
@@ -101,7 +119,7 @@ pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, o
     let mut signals = Signals::take()?;
     let mut session = Session { plan, context, sites: Vec::new(), streams: Vec::new(), kin: Kin::default() };
     let (events, mut arriving) = mpsc::channel(64);
-    let mut result = session.insert(&events, out).await;
+    let mut result = session.insert(&events, &mut signals, out).await;
     if result.is_ok() {
         result = session.follow(events, &mut arriving, &mut signals, view, out).await;
     }
@@ -124,13 +142,23 @@ impl Session<'_> {
     }
 
     /// Inserts all requests; with an error, those that went in are in `sites`.
-    async fn insert(&mut self, events: &mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
+    async fn insert(
+        &mut self,
+        events: &mpsc::Sender<Arrival>,
+        signals: &mut Signals,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
         let clients = self.context.engines.clients();
         let mut missing = Vec::new();
         for client in clients {
             for request in self.plan.requests.clone() {
                 let mut progress = Progress::new("reading the program", self.format());
-                let enabled = match client.enable(&request, &mut progress).await {
+                let enabled = tokio::select! {
+                    enabled = client.enable(&request, &mut progress) => enabled,
+                    // What may take long is given up; else the insertion is over in a moment.
+                    () = signals.asked(), if !request.wait.is_zero() => Err(given_up()),
+                };
+                let enabled = match enabled {
                     Ok(enabled) => enabled,
                     // With several hosts a target need not be on each of them.
                     Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => {
@@ -209,6 +237,7 @@ impl Session<'_> {
         let events = self.plan.follows_anything().then_some(events);
         let mut kin = tokio::time::interval(kin::LOOK);
         kin.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut phase_ends = self.plan.phases.map(|length| Instant::now() + length);
         while self.sites.iter().any(Site::goes_on) || self.kin.comes() {
             tokio::select! {
                 biased;
@@ -220,6 +249,12 @@ impl Session<'_> {
                 _ = kin.tick(), if events.is_some() => if let Some(events) = &events {
                     self.look_for_kin(events, out).await?;
                 },
+                () = until(phase_ends) => {
+                    phase_ends = phase_ends.zip(self.plan.phases).map(|(end, length)| end + length);
+                    for site in self.sites.iter().filter(|site| site.goes_on()) {
+                        site.client.start_phase(site.enabled.measurement).await?;
+                    }
+                }
                 arrival = arriving.recv() => {
                     let Some((at, event)) = arrival else { break };
                     let Some(site) = self.sites.get_mut(at) else { continue };
@@ -279,6 +314,9 @@ impl Session<'_> {
                 }
                 farewells.push((site.ended, Object::Cost(cost)));
             }
+            if counted && self.plan.keeps_history() {
+                site.fetch_history(format).await;
+            }
             let left = match site.leave(&self.plan.measure, format, out).await {
                 Ok(Object::Removed(removed)) => {
                     let differs = (!removed.text_restored).then(|| words::not_restored(&removed));
@@ -316,6 +354,10 @@ impl Session<'_> {
     }
 }
 
+fn given_up() -> Failure {
+    Failure::failed("the measurement was given up before it was in", "nothing is inserted")
+}
+
 async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
@@ -338,6 +380,7 @@ impl Site {
             late_ns: None,
             farewell: None,
             told_out: BTreeSet::new(),
+            chapters: Vec::new(),
         }
     }
 
@@ -457,6 +500,14 @@ impl Site {
         let inserted = ns_per_s?;
         let ns_per_s = inserted.observed_ns_per_s.or(inserted.cost_ns_per_s)?;
         Some(Cost { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
+    }
+
+    /// What the values did over time, as long as the measurement is in.
+    async fn fetch_history(&mut self, format: Format) {
+        match self.client.chapters(self.enabled.measurement, &self.enabled.pairs).await {
+            Ok(chapters) => self.chapters = chapters,
+            Err(failure) => output::warn(&failure.to_string(), format),
+        }
     }
 
     /// Removes the measurement, or leaves it in if that was asked for; the last values are in `reading` then.

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_model::{Activations, Distribution};
+use ingraft_model::{Activations, Bin, Distribution};
 use serde::Serialize;
+
+use crate::conn::PairInfo;
 
 /// One line of output.
 #[derive(Clone, Debug, Serialize)]
@@ -18,6 +20,7 @@ pub(crate) enum Object {
     Diagnostic(Diagnostic),
     Sample(Sample),
     Combined(Combined),
+    History(History),
     Count(Count),
     Latency(Latency),
     Refused(Refused),
@@ -165,6 +168,63 @@ pub(crate) struct Sample {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this shape")]
 fn is_zero(n: &u64) -> bool {
     *n == 0
+}
+
+/// What a value did over time. Of an interval, an event counter has what was added in it, a level what it was.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct History {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) metric: String,
+    pub(crate) focus: String,
+    pub(crate) unit: String,
+    /// Number of the phase; null: all the time.
+    pub(crate) phase: Option<u32>,
+    /// When the first bin begins: Unix time.
+    pub(crate) start_ns: u64,
+    /// How wide a bin is.
+    pub(crate) width_ns: u64,
+    /// How long an interval is: a bin has the least and the most of any.
+    pub(crate) interval_ns: u64,
+    /// One after the other; null where nothing is known.
+    pub(crate) bins: Vec<Option<HistoryBin>>,
+}
+
+/// What the intervals of a bin had, in the unit.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct HistoryBin {
+    pub(crate) intervals: u64,
+    pub(crate) sum: i64,
+    pub(crate) min: i64,
+    pub(crate) max: i64,
+}
+
+impl History {
+    /// What the value of a pair did.
+    pub(crate) fn new(
+        host: Host,
+        pid: i32,
+        info: &PairInfo,
+        phase: Option<&ingraft_wire::v1::Phase>,
+        history: &ingraft_model::History,
+    ) -> History {
+        let bin = |&Bin { intervals, sum, min, max }: &Bin| {
+            (intervals > 0).then_some(HistoryBin { intervals, sum, min, max })
+        };
+        History {
+            host,
+            pid,
+            metric: info.metric.clone(),
+            focus: info.focus.clone(),
+            unit: info.unit.clone(),
+            phase: phase.map(|phase| phase.number),
+            start_ns: history.start_ns(),
+            width_ns: history.width_ns(),
+            interval_ns: ingraft_model::history::INTERVAL_NS,
+            bins: history.bins().iter().map(bin).collect(),
+        }
+    }
 }
 
 /// The values of one metric and focus in several targets, combined by the metric's aggregate operator.

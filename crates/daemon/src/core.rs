@@ -8,6 +8,7 @@ use ingraft_wire::{Failure, FailureKind};
 use tokio::sync::{RwLock, watch};
 
 use crate::keeper::{self, Keeper};
+use crate::recorder::Recorder;
 use crate::rpc::convert;
 
 /// Least time between two samples of a stream.
@@ -44,6 +45,7 @@ struct Shared {
     engine: Engine,
     host: Host,
     keeper: Arc<Keeper>,
+    recorder: Recorder,
     closing: watch::Sender<bool>,
     /// Held shared by every call that may change a target, exclusively by the end: nothing is inserted after the end has begun.
     changes: Arc<RwLock<()>>,
@@ -67,6 +69,7 @@ impl Core {
             engine,
             host,
             keeper: Arc::default(),
+            recorder: Recorder::default(),
             closing: watch::Sender::new(false),
             changes: Arc::default(),
         };
@@ -81,6 +84,11 @@ impl Core {
     /// The leases.
     pub fn keeper(&self) -> &Arc<Keeper> {
         &self.shared.keeper
+    }
+
+    /// What values did over time.
+    pub fn recorder(&self) -> &Recorder {
+        &self.shared.recorder
     }
 
     /// Tells when the engine begins to end.

@@ -14,6 +14,8 @@ pub mod embedded;
 pub mod keeper;
 pub mod lease;
 pub mod listen;
+pub mod recorder;
+pub mod recording;
 pub mod rpc;
 pub mod run;
 

@@ -56,6 +56,7 @@ impl Served {
                 enable_response::Event::Enabled(enabled) => head = Some(enabled),
                 enable_response::Event::Pairs(chunk) => pairs.extend(chunk.pairs),
                 enable_response::Event::Refused(chunk) => panic!("{chunk:?}"),
+                enable_response::Event::Deferred(deferred) => panic!("{deferred:?}"),
             }
         }
         let head = head.unwrap();

@@ -212,9 +212,8 @@ fn callee(
         return Some(function);
     }
     // through the stub it leads back to the loader, or the loader has not come to it yet and it is as in the file
-    let unfilled = module.image.is_stub(pointer.to_svma(module.bias))
-        || module.image.is_stub(Svma(pointer.0))
-        || pointer.0 == 0;
+    let unfilled =
+        module.image.is_stub(pointer.to_svma(module.bias)) || module.image.is_stub(Svma(pointer.0)) || pointer.0 == 0;
     let name = module.image.import_at(slot).filter(|_| unfilled)?;
     let named = modules.functions_named_exactly(name);
     if let [function] = named.as_slice() { Some(*function) } else { None }

@@ -116,9 +116,9 @@ pub const DEFAULT_STRIDE: u64 = 1 << 20;
 /// Bytes of address space for the journal's copy.
 pub const DEFAULT_JOURNAL: u64 = 64 << 20;
 
-/// Nanoseconds that a thread waits at the loader's hook until the engine has woven what it has mapped: much longer than that takes with a
+/// Nanoseconds that a thread waits at the loader's hook until the engine has woven what it has mapped: longer than that takes on a busy machine with a
 /// library that was analysed before, and no longer than a program may stand still when the engine is dead.
-pub const LOADER_WAIT_NS: u32 = 100_000_000;
+pub const LOADER_WAIT_NS: u32 = 250_000_000;
 
 /// An activation record: a cache line at a multiple of its size. The first of a shard is no call's and ends every search.
 pub mod record {

@@ -6,6 +6,7 @@
 pub mod activations;
 pub mod addr;
 pub mod histogram;
+pub mod history;
 pub mod layout;
 pub mod metric;
 pub mod patch;
@@ -16,6 +17,7 @@ pub mod snippet;
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
 pub use histogram::{Bucket, Distribution, Scale};
+pub use history::{Bin, Course, History};
 pub use layout::{CpuClock, DataArea, ThreadIdentity};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use patch::{PatchPlan, PcMove, TextWrite};

@@ -371,6 +371,11 @@ impl Tracer {
             }
             let idle = progress.elapsed();
             if idle > SLEEPER_WAIT && (idle > self.patience || self.is_sleeper(i)) {
+                if self.others_came(i)? {
+                    tries = 0;
+                    progress = Instant::now();
+                    continue;
+                }
                 self.threads[i].state = self.where_asleep(i)?;
                 // the others have had their time as well
                 tries = 0;
@@ -381,6 +386,15 @@ impl Tracer {
             tries += 1;
         }
         Ok(())
+    }
+
+    /// Takes in the threads behind the `i`-th. True if one of them has settled: processors are busy with stopping, and patience begins anew.
+    fn others_came(&mut self, i: usize) -> Result<bool, Error> {
+        let mut came = false;
+        for other in i + 1..self.threads.len() {
+            came |= self.threads[other].state == State::Running && self.poll(other)?;
+        }
+        Ok(came)
     }
 
     /// Whether a thread sleeps uninterruptibly in the kernel.

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use ingraft_model::history::INTERVAL_NS;
 use ingraft_model::{
-    Activations, Aggregate, Bucket, Distribution, Focus, How, MetricInfo, Pid, PointKind, Style, Tid, UnitsType,
+    Activations, Aggregate, Bin, Bucket, Course, Distribution, Focus, History, How, MetricInfo, Pid, PointKind, Style,
+    Tid, UnitsType,
 };
 
 use crate::failure::{Failure, FailureKind};
@@ -187,6 +189,30 @@ impl From<v1::Activations> for Activations {
     fn from(v1::Activations { left, unseen, unrecorded }: v1::Activations) -> Self {
         Activations { left, unseen, unrecorded }
     }
+}
+
+impl From<(u32, &History)> for v1::PairHistory {
+    fn from((pair, history): (u32, &History)) -> Self {
+        let bin = |&Bin { intervals, sum, min, max }: &Bin| v1::Bin { intervals, sum, min, max };
+        v1::PairHistory {
+            pair,
+            start_ns: history.start_ns(),
+            width_ns: history.width_ns(),
+            interval_ns: INTERVAL_NS,
+            bins: history.bins().iter().map(bin).collect(),
+        }
+    }
+}
+
+/// The history of a pair from the wire.
+pub fn history(history: v1::PairHistory, course: Course, path: &str) -> Result<History, FieldError> {
+    let bin = |v1::Bin { intervals, sum, min, max }: v1::Bin| Bin { intervals, sum, min, max };
+    let bins = history.bins.into_iter().map(bin).collect();
+    if history.interval_ns != INTERVAL_NS {
+        return Err(FieldError::new(format!("{path}.interval_ns"), "is another version's"));
+    }
+    History::from_parts(course, history.start_ns, history.width_ns, bins)
+        .ok_or_else(|| FieldError::new(format!("{path}.width_ns"), "is no history's"))
 }
 
 #[cfg(test)]

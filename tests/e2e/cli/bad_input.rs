@@ -181,11 +181,21 @@ fn somebody_else_traces_it() {
     let outcome =
         tool().run(["count", "-p", &target.pid_text(), "work_0"]).assert_error(4, &["traced", "tracer", "debugger"]);
     assert!(outcome.stderr.contains(&std::process::id().to_string()), "the tracer is named: {outcome:#?}");
+    // Whoever is in no hurry waits for the tracer's end, or for Ctrl-C.
+    let arguments = ["count", "-p", &target.pid_text(), "work_0", "--wait", "1h"];
+    let mut given_up = tool().start(arguments);
+    given_up.wait_for_word("deferred");
+    let _ = given_up.interrupt().assert_error(1, &["given up"]);
+    let mut waiting = tool().start(arguments);
+    waiting.wait_for_word("deferred");
     ptrace::interrupt(pid).expect("interrupt the target");
     nix::sys::wait::waitpid(pid, None).expect("wait for the target");
     ptrace::detach(pid, None).expect("let the target go");
-    target::assert_clean(target.pid(), &before);
+    waiting.wait_for("attached");
     target.ask("solo 5").assert_right();
+    let outcome = waiting.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("work_0"), 5);
+    target::assert_clean(target.pid(), &before);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod bad_input;
 mod calls;
 mod catch_up;
 mod corners;
+mod coroutines;
 mod costs;
 mod counting;
 mod cpu_times;

@@ -49,6 +49,29 @@ fn every_shipped_file_is_without_a_finding() {
 }
 
 #[test]
+fn a_history_and_its_phases_have_all_that_was_counted() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let pair = "calls@/Code/threads/work_0";
+    let arguments = ["watch", "-p", &target.pid_text(), pair, "--for", "4s", "--phases", "1s"];
+    let mut session = tool().start(arguments);
+    session.wait_for("attached");
+    let counted: i64 = target.ask("go 20000").tally("work_0").try_into().expect("a small number");
+    let outcome = session.finish().assert_code(0);
+    assert_eq!(last(&outcome, "calls", "/Code/threads/work_0"), counted);
+    let histories = outcome.all("history");
+    let sum = |history: &Value| -> i64 {
+        let bins = history["bins"].as_array().expect("bins").iter();
+        bins.filter(|bin| !bin.is_null()).map(|bin| bin["sum"].as_i64().expect("a number")).sum()
+    };
+    let (whole, phases): (Vec<_>, Vec<_>) = histories.into_iter().partition(|history| history["phase"].is_null());
+    assert_eq!(whole.len(), 1, "{outcome:#?}");
+    assert_eq!((sum(whole[0]), whole[0]["focus"].as_str()), (counted, Some("/Code/threads/work_0")));
+    assert!(phases.len() >= 2, "{outcome:#?}");
+    assert_eq!(phases.iter().map(|phase| sum(phase)).sum::<i64>(), counted, "{outcome:#?}");
+    assert!(phases.windows(2).all(|two| two[0]["start_ns"].as_u64() < two[1]["start_ns"].as_u64()));
+}
+
+#[test]
 fn watch_streams_samples() {
     let mut target = Mutatee::start("threads", &["4"]);
     let before = Text::of(target.pid());

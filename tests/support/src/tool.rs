@@ -220,6 +220,17 @@ impl Session {
         }
     }
 
+    /// Waits until it has said a word on its standard error. Panics when it ends or takes too long before.
+    pub fn wait_for_word(&mut self, word: &str) {
+        let deadline = Instant::now() + BOUND;
+        while !self.stderr.contains(word) {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.accept(line),
+                Err(_) => panic!("{}: '{word}' did not come\nstderr:\n{}", self.description, self.stderr),
+            }
+        }
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.pid()), signal).expect("signal the program under test");

@@ -68,6 +68,8 @@ pub(super) async fn run(
         definitions: Vec::new(),
         keep: asked.measure.no_remove,
         max_overhead: asked.measure.max_overhead,
+        history: false,
+        wait: asked.measure.wait.unwrap_or_default(),
     };
     let plan = Plan::new(&asked.measure, &asked.target, request, out);
     let samples = asked.measure.interval.is_some();

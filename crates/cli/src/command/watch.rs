@@ -1,11 +1,12 @@
 //! `ingraft watch`: streams the values of metrics.
 
 use crate::args::WatchArgs;
-use crate::conn::{PairInfo, Request, Value};
+use crate::conn::{Chapter, PairInfo, Request, Value};
 use crate::exit::Stop;
 use crate::measure::{self, Combined, Context, Plan, Site, Together, View};
 use crate::objects::{self, Object, Sample};
 use crate::output::histogram::QUANTILES;
+use crate::output::history;
 use crate::output::number::{grouped, quantity, short, time};
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, Output};
@@ -23,8 +24,10 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         definitions: definitions.clone(),
         keep: args.measure.no_remove,
         max_overhead: args.measure.max_overhead,
+        history: args.history || args.phases.is_some(),
+        wait: args.measure.wait.unwrap_or_default(),
     };
-    let plan = Plan::new(&args.measure, &args.target, request, out);
+    let plan = Plan::new(&args.measure, &args.target, request, out).in_phases(args.phases);
     measure::run(plan, context, &mut WatchView::default(), out).await
 }
 
@@ -59,15 +62,16 @@ impl View for WatchView {
     fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
         if out.live() {
             let text = frame(sites, out.width());
-            return out.text(&text);
-        }
-        for at in 0..sites.len() {
-            // The values after the end of a target have been shown already.
-            if sites.get(at).is_some_and(|site| self.shown.get(at) != Some(&site.reading.time_ns)) {
-                self.reading(sites, at, out)?;
+            out.text(&text)?;
+        } else {
+            for at in 0..sites.len() {
+                // The values after the end of a target have been shown already.
+                if sites.get(at).is_some_and(|site| self.shown.get(at) != Some(&site.reading.time_ns)) {
+                    self.reading(sites, at, out)?;
+                }
             }
         }
-        Ok(())
+        sites.iter().try_for_each(|site| site.chapters.iter().try_for_each(|chapter| tell(site, chapter, out)))
     }
 }
 
@@ -78,6 +82,23 @@ impl WatchView {
             *shown = site.reading.time_ns;
         }
     }
+}
+
+/// What the values of a site did, in one phase or in all the time.
+fn tell(site: &Site, chapter: &Chapter, out: &mut Output) -> Result<(), Stop> {
+    let phase = chapter.phase.as_ref();
+    let title = match phase {
+        Some(phase) if phase.name.is_empty() => format!("phase {}", phase.number),
+        Some(phase) => format!("phase {} ({})", phase.number, phase.name),
+        None => "history".to_owned(),
+    };
+    for (pair, history) in &chapter.histories {
+        let Some(info) = site.enabled.pairs.get(*pair) else { continue };
+        let focus = if info.focus.is_empty() { String::new() } else { format!("@{}", info.focus) };
+        out.text(&format!("{title} of {}{focus}: {}\n", info.metric, history::line(history, &info.unit, info.time)))?;
+        out.object(&Object::History(objects::History::new(site.host(), site.enabled.pid, info, phase, history)))?;
+    }
+    Ok(())
 }
 
 /// The latest value of a pair as an object.

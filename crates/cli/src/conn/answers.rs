@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
+use std::time::Duration;
 
 use ingraft_model::Aggregate;
 use ingraft_wire::{FailureKind, Snapshot, v1};
@@ -46,6 +47,10 @@ pub(crate) struct Request {
     pub(crate) keep: bool,
     /// What it may cost, in percent of a processor; none: as the engine is set up.
     pub(crate) max_overhead: Option<f64>,
+    /// Keep what the values do over time.
+    pub(crate) history: bool,
+    /// How long to try again.
+    pub(crate) wait: Duration,
 }
 
 /// What metrics become is asked.
@@ -186,6 +191,8 @@ impl Request {
             definitions: self.definitions.iter().map(Source::to_wire).collect(),
             keep: self.keep,
             max_overhead: self.max_overhead,
+            history: self.history,
+            wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
         }
     }
 }

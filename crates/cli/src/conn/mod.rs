@@ -3,11 +3,13 @@
 
 mod answers;
 mod endpoint;
+mod history;
 
 pub(crate) use answers::{
     Enabled, Ended, Event, Farewell, FunctionRef, Lower, PairInfo, Reading, RefusedFunction, Request, Source, Target,
     ThreadValue, Value,
 };
+pub(crate) use history::Chapter;
 
 use std::time::Duration;
 
@@ -223,6 +225,10 @@ impl Client {
             use v1::enable_response::Event;
             match part.event {
                 Some(Event::Progress(p)) => progress.say(&p.text),
+                Some(Event::Deferred(d)) => {
+                    let wait = humantime::format_duration(request.wait);
+                    progress.once(&format!("deferred: {}; it is tried again for up to {wait}", d.what));
+                }
                 Some(Event::Enabled(enabled)) => collector.enabled(enabled),
                 Some(Event::Pairs(chunk)) => collector.pairs(chunk),
                 Some(Event::Refused(chunk)) => collector.refused(chunk),

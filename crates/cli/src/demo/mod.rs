@@ -154,6 +154,8 @@ impl Stage<'_> {
             definitions: Vec::new(),
             keep: false,
             max_overhead: None,
+            history: false,
+            wait: Duration::ZERO,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let enabled = self.client.enable(&request, &mut progress).await?;

@@ -106,7 +106,7 @@ impl Session<'_> {
         out: &mut Output,
     ) -> Result<Option<Failure>, Stop> {
         let Some(first) = self.plan.requests.first() else { return Ok(None) };
-        let request = Request { target: Target::Pid(pid), ..first.clone() };
+        let request = Request { target: Target::Pid(pid), wait: Duration::ZERO, ..first.clone() };
         let mut progress = Progress::new("reading the program", self.format());
         match client.enable(&request, &mut progress).await {
             Ok(enabled) => {
@@ -132,6 +132,9 @@ impl Session<'_> {
             self.kin.starting.push(Starting { client, pid, until: Instant::now() + LOADING });
         }
         if site.farewell.is_none() {
+            if self.plan.keeps_history() {
+                site.fetch_history(format).await;
+            }
             let farewell = site.leave(&measure, format, out).await?;
             site.farewell = Some(farewell);
         }

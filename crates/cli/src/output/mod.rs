@@ -1,6 +1,7 @@
 //! Where results go: lines of JSON for scripts, aligned text for people, and a table that redraws itself on a terminal.
 
 pub(crate) mod histogram;
+pub(crate) mod history;
 pub(crate) mod number;
 pub(crate) mod progress;
 pub(crate) mod table;

@@ -21,6 +21,9 @@ pub(crate) struct Progress {
     /// When it may be shown next.
     next: Instant,
     on_screen: bool,
+    format: Format,
+    /// What was said in spite of everything.
+    warned: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,12 +45,27 @@ impl Progress {
             (false, Format::Json) => How::Silent,
         };
         let first = if how == How::Lines { PAUSE } else { PATIENCE };
-        Progress { how, latest: what.to_owned(), next: Instant::now() + first, on_screen: false }
+        Progress { how, latest: what.to_owned(), next: Instant::now() + first, on_screen: false, format, warned: false }
     }
 
     /// There is something more precise to say.
     pub(crate) fn say(&mut self, text: &str) {
         self.latest = text.to_owned();
+    }
+
+    /// Something that whoever waits must know, scripts too; said once.
+    pub(crate) fn once(&mut self, text: &str) {
+        self.say(text);
+        if !std::mem::replace(&mut self.warned, true) {
+            self.clear();
+            super::warn(text, self.format);
+        }
+    }
+
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.on_screen) {
+            to_stderr("\r\x1b[K");
+        }
     }
 
     /// Returns when it is time to `show`.
@@ -80,8 +98,6 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.on_screen {
-            to_stderr("\r\x1b[K");
-        }
+        self.clear();
     }
 }

@@ -1,54 +1,124 @@
 //! Insertions: progress while they run, then what they did, in parts.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use ingraft_engine::{Enabled, Engine, Error, PairInfo, RefusedFunction};
 use ingraft_model::Pid;
-use ingraft_wire::{Parts, v1};
+use ingraft_wire::{Failure, Parts, v1};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Response;
+use tonic::{Response, Status};
 
 use crate::core::Core;
 use crate::keeper;
+use crate::recorder;
 use crate::rpc::convert::{self, count, nanoseconds};
 use crate::rpc::{Answers, Progress};
 
 use v1::enable_response::Event;
 
-/// Runs an insertion. It is leased as soon as it is done, and removed at once when the client has gone meanwhile.
+/// What becomes of a measurement once it is in.
+#[derive(Clone, Copy, Debug)]
+pub struct Afterwards {
+    /// It stays when its client goes away.
+    pub keep: bool,
+    /// What its values do is recorded.
+    pub history: bool,
+}
+
+/// Why an insertion may be possible later that is not now.
+const PASSING: [&str; 5] = ["already_traced", "busy", "held", "no_carrier", "unstoppable_thread"];
+
+/// Times between two tries of an insertion that was deferred: the first, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// Longest that a client may have an insertion tried again.
+const WAIT_MAX: Duration = Duration::from_secs(86_400);
+
+/// How long an insertion may be tried again.
+pub fn wait(measure: Option<&v1::Measure>) -> Duration {
+    Duration::from_nanos(measure.map_or(0, |m| m.wait_ns)).min(WAIT_MAX)
+}
+
+impl Afterwards {
+    /// What a request asks for.
+    pub fn of(measure: Option<&v1::Measure>) -> Self {
+        Afterwards { keep: measure.is_some_and(|m| m.keep), history: measure.is_some_and(|m| m.history) }
+    }
+}
+
+/// Runs an insertion, again and again for up to `wait` while what keeps it from being made may pass. It is leased as soon as it is done, and
+/// removed at once when the client has gone meanwhile.
 pub fn insert(
     core: &Core,
-    keep: bool,
-    call: impl FnOnce(&Engine, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
+    Afterwards { keep, history }: Afterwards,
+    wait: Duration,
+    call: impl Fn(&Engine, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Clone + Send + 'static,
 ) -> Response<Answers<v1::EnableResponse>> {
     let (send, receive) = mpsc::channel(8);
     let core = core.clone();
     tokio::spawn(async move {
-        let progress = Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text })));
-        let keeper = core.keeper().clone();
-        let enabled = core.engine_call(move |engine| {
-            let enabled = call(engine, &progress)?;
-            keeper.inserted(enabled.id, keep);
-            Ok(enabled)
-        });
-        match enabled.await {
-            Ok(enabled) => {
-                let id = enabled.id;
-                for event in events(enabled) {
-                    if send.send(Ok(response(event))).await.is_err() {
-                        if !keep {
-                            keeper::remove(&core, id).await;
-                        }
-                        return;
-                    }
+        let deadline = Instant::now() + wait;
+        let mut pause = RETRY.0;
+        for tries in 1.. {
+            match insert_once(&core, keep, call.clone(), &send).await {
+                Ok((enabled, now_ns)) => {
+                    return announce(&core, Afterwards { keep, history }, enabled, now_ns, &send).await;
                 }
+                Err(failure) if PASSING.contains(&&*failure.reason) && Instant::now() + pause < deadline => {
+                    let deferred = v1::Deferred { reason: failure.reason, what: failure.what, tries };
+                    drop(send.try_send(Ok(response(Event::Deferred(deferred)))));
+                }
+                // When the client has gone, nobody needs to know.
+                Err(failure) => return drop(send.send(Err(failure.into_status())).await),
             }
-            // When the client has gone, nobody needs to know.
-            Err(failure) => drop(send.send(Err(failure.into_status())).await),
+            tokio::select! {
+                () = send.closed() => return,
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(RETRY.1),
+            }
         }
     });
     Response::new(Box::pin(ReceiverStream::new(receive)))
+}
+
+type Messages = mpsc::Sender<Result<v1::EnableResponse, Status>>;
+
+/// One try; when the measurement is in, its lease and the time.
+async fn insert_once(
+    core: &Core,
+    keep: bool,
+    call: impl Fn(&Engine, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
+    send: &Messages,
+) -> Result<(Enabled, u64), Failure> {
+    let progress = Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text })));
+    let keeper = core.keeper().clone();
+    core.engine_call(move |engine| {
+        let enabled = call(engine, &progress)?;
+        keeper.inserted(enabled.id, keep);
+        Ok((enabled, ingraft_engine::now_ns()))
+    })
+    .await
+}
+
+/// Begins to record what is in, and says what it is.
+async fn announce(core: &Core, afterwards: Afterwards, enabled: Enabled, now_ns: u64, send: &Messages) {
+    let id = enabled.id;
+    if afterwards.history {
+        if let Err(failure) = recorder::permit(enabled.pairs.len()) {
+            keeper::remove(core, id).await;
+            return drop(send.send(Err(failure.into_status())).await);
+        }
+        recorder::begin(core, id, &enabled.pairs, now_ns);
+    }
+    for event in events(enabled) {
+        if send.send(Ok(response(event))).await.is_err() {
+            if !afterwards.keep {
+                keeper::remove(core, id).await;
+            }
+            return;
+        }
+    }
 }
 
 fn response(event: Event) -> v1::EnableResponse {
@@ -144,7 +214,6 @@ pub fn removal(id: u64, removed: &ingraft_engine::Removed) -> Vec<v1::RemoveResp
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use ingraft_engine::{FunctionRef, MeasurementId, MetricFocus, Reading, Removed, Value};
     use ingraft_model::{Focus, MetricInfo, Refusal, Svma};
@@ -204,7 +273,7 @@ mod tests {
         for event in events(enabled(14_000)) {
             assert!(response(event.clone()).encoded_len() < ingraft_wire::MESSAGE_BYTES);
             match event {
-                Event::Progress(_) => unreachable!("no progress after the end"),
+                Event::Progress(_) | Event::Deferred(_) => unreachable!("no progress after the end"),
                 Event::Enabled(enabled) => head = Some(enabled),
                 Event::Pairs(chunk) => {
                     assert_eq!(chunk.first as usize, pairs.len());

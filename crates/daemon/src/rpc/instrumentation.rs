@@ -17,8 +17,11 @@ impl v1::instrumentation_server::Instrumentation for Service {
 
     async fn enable(&self, request: Request<v1::EnableRequest>) -> Result<Response<Self::EnableStream>, Status> {
         let caller = auth::caller(&request)?;
-        let request = convert::enable(request.into_inner()).map_err(Failure::from)?;
-        Ok(enable::insert(&self.0, request.keep, move |engine, progress| {
+        let request = request.into_inner();
+        let afterwards = enable::Afterwards::of(request.measure.as_ref());
+        let wait = enable::wait(request.measure.as_ref());
+        let request = convert::enable(request).map_err(Failure::from)?;
+        Ok(enable::insert(&self.0, afterwards, wait, move |engine, progress| {
             engine.enable(&request, caller, &|text| progress.say(text))
         }))
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use ingraft_engine::{Caller, MeasurementId, Reading};
-use ingraft_wire::{Failure, FailureKind, PART_BYTES, Parts, failure, sample, v1};
+use ingraft_wire::{Failure, FailureKind, FieldError, PART_BYTES, Parts, failure, sample, v1};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
@@ -14,10 +14,14 @@ use crate::auth;
 use crate::backlog::{Backlog, Delta, whole};
 use crate::core::{BACKLOG, Core, INTERVAL_MIN, shutting_down};
 use crate::keeper::OpenStream;
+use crate::recorder;
 use crate::rpc::{Answers, answers, convert};
 
 /// Time between two samples when a request names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
+
+/// Longest name of a phase, in bytes.
+const PHASE_NAME_MAX: usize = 256;
 
 /// Knows metrics and reads values.
 pub struct Service(pub Core);
@@ -97,6 +101,38 @@ impl v1::metrics_server::Metrics for Service {
         let mut events: Vec<_> = sample::split(whole(&reading)).into_iter().map(Event::Sample).collect();
         events.extend(reading.ended.map(convert::ended).map(Event::Ended));
         answers(events.into_iter().map(|event| v1::ReadResponse { event: Some(event) }))
+    }
+
+    type HistoryStream = Answers<v1::HistoryResponse>;
+
+    async fn history(&self, request: Request<v1::HistoryRequest>) -> Result<Response<Self::HistoryStream>, Status> {
+        use v1::history_response::Event;
+        let caller = auth::caller(&request)?;
+        let v1::HistoryRequest { measurement, phase } = request.into_inner();
+        let recording = recorder::look(&self.0, MeasurementId(measurement), caller).await?;
+        let recording = recorder::open(&recording);
+        let number = phase.unwrap_or_default();
+        let histories = recording.histories(phase).ok_or_else(|| recorder::no_phase(number))?;
+        let phases = recording.phases().into_iter().map(v1::Phase::from).collect();
+        let mut events = vec![Event::Phases(v1::Phases { phases })];
+        let chunks = Parts::new((0..).zip(histories).map(v1::PairHistory::from));
+        events.extend(chunks.map(|histories| Event::Histories(v1::HistoryChunk { histories })));
+        answers(events.into_iter().map(|event| v1::HistoryResponse { event: Some(event) }))
+    }
+
+    async fn start_phase(
+        &self,
+        request: Request<v1::StartPhaseRequest>,
+    ) -> Result<Response<v1::StartPhaseResponse>, Status> {
+        let caller = auth::caller(&request)?;
+        let v1::StartPhaseRequest { measurement, name } = request.into_inner();
+        if name.len() > PHASE_NAME_MAX {
+            let why = format!("is longer than {PHASE_NAME_MAX} bytes");
+            return Err(Failure::from(FieldError::new("name", why)).into());
+        }
+        let recording = recorder::look(&self.0, MeasurementId(measurement), caller).await?;
+        let phase = recorder::open(&recording).start_phase(name);
+        Ok(Response::new(v1::StartPhaseResponse { phase: Some(phase.into()) }))
     }
 }
 

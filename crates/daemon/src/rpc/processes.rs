@@ -1,5 +1,7 @@
 //! `ingraft.v1.Processes`.
 
+use std::time::Duration;
+
 use ingraft_model::Pid;
 use ingraft_wire::{Failure, FailureKind, Parts, v1};
 use tonic::{Request, Response, Status};
@@ -47,8 +49,11 @@ impl v1::processes_server::Processes for Service {
             )
         })?;
         let inherit_streams = self.0.host() == Host::CommandLine;
-        let request = convert::launch(request.into_inner(), inherit_streams).map_err(Failure::from)?;
-        Ok(enable::insert(&self.0, request.enable.keep, move |engine, progress| {
+        let request = request.into_inner();
+        let afterwards = enable::Afterwards::of(request.measure.as_ref());
+        let request = convert::launch(request, inherit_streams).map_err(Failure::from)?;
+        // It is started once.
+        Ok(enable::insert(&self.0, afterwards, Duration::ZERO, move |engine, progress| {
             engine.launch(&request, caller, &|text| progress.say(text))
         }))
     }

@@ -1,0 +1,68 @@
+//! What values did over time, fetched from the engine.
+
+use ingraft_model::{Course, History};
+use ingraft_wire::v1;
+use ingraft_wire::v1::metrics_client::MetricsClient;
+
+use super::{Client, PairInfo};
+use crate::exit::Failure;
+
+/// A span of a measurement's time and what its values did in it.
+#[derive(Clone, Debug)]
+pub(crate) struct Chapter {
+    /// The phase; none: the whole time.
+    pub(crate) phase: Option<v1::Phase>,
+    /// By the number of the pair.
+    pub(crate) histories: Vec<(usize, History)>,
+}
+
+impl Client {
+    /// The whole time of a measurement, then its phases if there is more than one.
+    pub(crate) async fn chapters(&self, measurement: u64, pairs: &[PairInfo]) -> Result<Vec<Chapter>, Failure> {
+        let (phases, whole) = self.histories(measurement, None, pairs).await?;
+        let mut chapters = vec![Chapter { phase: None, histories: whole }];
+        if phases.len() > 1 {
+            for phase in phases {
+                let (_, histories) = self.histories(measurement, Some(phase.number), pairs).await?;
+                chapters.push(Chapter { phase: Some(phase), histories });
+            }
+        }
+        Ok(chapters)
+    }
+
+    async fn histories(
+        &self,
+        measurement: u64,
+        phase: Option<u32>,
+        pairs: &[PairInfo],
+    ) -> Result<(Vec<v1::Phase>, Vec<(usize, History)>), Failure> {
+        use v1::history_response::Event;
+        let mut client = MetricsClient::new(self.service.clone());
+        let answer = client.history(v1::HistoryRequest { measurement, phase }).await;
+        let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
+        let (mut phases, mut histories) = (Vec::new(), Vec::new());
+        while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
+            match part.event {
+                Some(Event::Phases(all)) => phases = all.phases,
+                Some(Event::Histories(chunk)) => {
+                    for history in chunk.histories {
+                        let pair = history.pair as usize;
+                        let Some(info) = pairs.get(pair) else { continue };
+                        let course = if info.level { Course::Level } else { Course::Total };
+                        let history = ingraft_wire::convert::history(history, course, "histories");
+                        histories.push((pair, history.map_err(|e| self.garbled(&e))?));
+                    }
+                }
+                None => {}
+            }
+        }
+        Ok((phases, histories))
+    }
+
+    /// Ends the current phase of a measurement with histories and begins one.
+    pub(crate) async fn start_phase(&self, measurement: u64) -> Result<(), Failure> {
+        let mut client = MetricsClient::new(self.service.clone());
+        let request = v1::StartPhaseRequest { measurement, name: String::new() };
+        client.start_phase(request).await.map(drop).map_err(|s| self.failure(&s))
+    }
+}

@@ -1,0 +1,118 @@
+//! Records what the values of measurements did that asked for it: a task for each reads them as often as a history has intervals.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ingraft_engine::{Caller, MeasurementId, PairInfo, Reading};
+use ingraft_model::Course;
+use ingraft_model::history::INTERVAL_NS;
+use ingraft_wire::{Failure, FailureKind};
+use tokio::time::MissedTickBehavior;
+
+use crate::core::Core;
+use crate::recording::{PAIRS_MAX, Recording, course};
+
+/// The recordings of a running engine.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    recordings: Mutex<HashMap<MeasurementId, Arc<Mutex<Recording>>>>,
+}
+
+impl Recorder {
+    fn table(&self) -> MutexGuard<'_, HashMap<MeasurementId, Arc<Mutex<Recording>>>> {
+        self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of(&self, id: MeasurementId) -> Option<Arc<Mutex<Recording>>> {
+        self.table().get(&id).cloned()
+    }
+}
+
+/// Refuses to record more pairs than memory is meant for.
+pub fn permit(pairs: usize) -> Result<(), Failure> {
+    if pairs <= PAIRS_MAX {
+        return Ok(());
+    }
+    Err(Failure::new(
+        FailureKind::Usage,
+        "too_many_histories",
+        format!("histories of {pairs} pairs were asked for; {PAIRS_MAX} are the most"),
+        "ask for fewer pairs, or for no history",
+    ))
+}
+
+/// Begins to record a measurement that has just been inserted, until it is removed.
+pub fn begin(core: &Core, id: MeasurementId, pairs: &[PairInfo], now_ns: u64) {
+    let recording = Arc::new(Mutex::new(Recording::begin(courses(pairs), now_ns)));
+    core.recorder().table().insert(id, recording);
+    tokio::spawn(record(core.clone(), id));
+}
+
+fn courses(pairs: &[PairInfo]) -> Vec<Course> {
+    pairs.iter().map(|pair| course(pair.metric.style)).collect()
+}
+
+async fn record(core: Core, id: MeasurementId) {
+    let mut closing = core.closing();
+    let mut ticks = tokio::time::interval(Duration::from_nanos(INTERVAL_NS));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = closing.wait() => return,
+        }
+        // The measurement is gone when it cannot be read any more; after the target's end its last values can.
+        if look(&core, id, Caller::Engine).await.is_err() {
+            core.recorder().table().remove(&id);
+            return;
+        }
+    }
+}
+
+/// Takes in what the values are now. On behalf of `caller`, who must be allowed to read them.
+pub async fn look(core: &Core, id: MeasurementId, caller: Caller) -> Result<Arc<Mutex<Recording>>, Failure> {
+    let Reading { time_ns, values, ended } = core.engine_call(move |engine| engine.read(id, false, caller)).await?;
+    let recording = core.recorder().of(id).ok_or_else(|| not_recorded(id))?;
+    let known = open(&recording).pairs();
+    if values.len() > known {
+        let (_, pairs) = core.engine_call(move |engine| engine.pairs(id, Caller::Engine)).await?;
+        if let Some(new) = pairs.get(known..values.len()).filter(|_| values.len() <= PAIRS_MAX) {
+            let mut recording = open(&recording);
+            // somebody else may have looked meanwhile
+            if recording.pairs() == known {
+                recording.grow(&courses(new));
+            }
+        }
+    }
+    if ended.is_none() {
+        let mut recording = open(&recording);
+        let known = recording.pairs();
+        recording.record(time_ns, values.iter().take(known).map(|value| value.value).collect());
+    }
+    Ok(recording)
+}
+
+/// A recording, for a moment.
+pub fn open(recording: &Mutex<Recording>) -> MutexGuard<'_, Recording> {
+    recording.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn not_recorded(id: MeasurementId) -> Failure {
+    Failure::new(
+        FailureKind::NotFound,
+        "no_history",
+        format!("measurement {} keeps no history", id.0),
+        "insert it with Measure.history (`ingraft watch --history`)",
+    )
+}
+
+/// There is no such phase, or it has been forgotten.
+pub fn no_phase(number: u32) -> Failure {
+    Failure::new(
+        FailureKind::NotFound,
+        "no_such_phase",
+        format!("there is no phase {number}, or it was long ago"),
+        "the first message of an answer without a phase lists them",
+    )
+}

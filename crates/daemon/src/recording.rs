@@ -1,0 +1,196 @@
+//! What the values of one measurement did: a history of each pair from the beginning on, and one for each phase.
+
+use std::collections::VecDeque;
+
+use ingraft_model::{Course, History, Style};
+
+/// Most histories of one measurement: when phases have more, the oldest phases are forgotten. Each history takes at most 32 KiB.
+pub const HISTORIES_MAX: usize = 4096;
+
+/// Most pairs of a measurement with histories: two histories each, the whole one and that of the current phase.
+pub const PAIRS_MAX: usize = HISTORIES_MAX / 2;
+
+/// A span of time with a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// Its number, from 0.
+    pub number: u32,
+    /// For people; phase 0 has none.
+    pub name: String,
+    /// Unix time in nanoseconds.
+    pub start_ns: u64,
+    /// When the next one began; `None`: it goes on.
+    pub end_ns: Option<u64>,
+}
+
+impl From<Phase> for ingraft_wire::v1::Phase {
+    fn from(Phase { number, name, start_ns, end_ns }: Phase) -> Self {
+        ingraft_wire::v1::Phase { number, name, start_ns, end_ns }
+    }
+}
+
+/// A phase and its histories, one for each pair.
+#[derive(Debug)]
+struct Chapter {
+    phase: Phase,
+    histories: Vec<History>,
+}
+
+/// The histories of a measurement.
+#[derive(Debug)]
+pub struct Recording {
+    courses: Vec<Course>,
+    whole: Vec<History>,
+    ended: VecDeque<Chapter>,
+    current: Chapter,
+    /// The latest reading: when, and the value of each pair.
+    latest: (u64, Vec<i64>),
+}
+
+/// What a metric's values are, as a history takes them.
+pub fn course(style: Style) -> Course {
+    match style {
+        Style::EventCounter => Course::Total,
+        Style::SampledFunction => Course::Level,
+    }
+}
+
+impl Recording {
+    /// Begins at `now_ns` (Unix time in nanoseconds), when all values were 0.
+    pub fn begin(courses: Vec<Course>, now_ns: u64) -> Recording {
+        let latest = (now_ns, vec![0; courses.len()]);
+        let whole = fresh(&courses, &latest);
+        let phase = Phase { number: 0, name: String::new(), start_ns: now_ns, end_ns: None };
+        Recording {
+            current: Chapter { phase, histories: whole.clone() },
+            whole,
+            ended: VecDeque::new(),
+            courses,
+            latest,
+        }
+    }
+
+    /// How many pairs it knows.
+    pub fn pairs(&self) -> usize {
+        self.courses.len()
+    }
+
+    /// Further pairs, whose values were 0 until now.
+    pub fn grow(&mut self, courses: &[Course]) {
+        let now_ns = self.latest.0;
+        self.courses.extend(courses);
+        self.latest.1.resize(self.courses.len(), 0);
+        let joins = |start_ns, course: &Course| History::new(*course, start_ns, now_ns, 0);
+        let (whole, current) = (self.whole_start(), self.current.phase.start_ns);
+        self.whole.extend(courses.iter().map(|course| joins(whole, course)));
+        self.current.histories.extend(courses.iter().map(|course| joins(current, course)));
+    }
+
+    fn whole_start(&self) -> u64 {
+        self.whole.first().map_or(self.latest.0, History::start_ns)
+    }
+
+    /// Takes in a reading of all pairs; one that is not later than the latest is left out.
+    pub fn record(&mut self, now_ns: u64, values: Vec<i64>) {
+        if now_ns <= self.latest.0 || values.len() != self.courses.len() {
+            return;
+        }
+        for (i, value) in values.iter().enumerate() {
+            for history in [&mut self.whole, &mut self.current.histories] {
+                history[i].record(now_ns, *value);
+            }
+        }
+        self.latest = (now_ns, values);
+    }
+
+    /// Ends the current phase at the latest reading and begins the next one there.
+    pub fn start_phase(&mut self, name: String) -> Phase {
+        let now_ns = self.latest.0;
+        let phase = Phase { number: self.current.phase.number.saturating_add(1), name, start_ns: now_ns, end_ns: None };
+        let next = Chapter { phase: phase.clone(), histories: fresh(&self.courses, &self.latest) };
+        let mut over = std::mem::replace(&mut self.current, next);
+        over.phase.end_ns = Some(now_ns);
+        over.histories.iter_mut().for_each(History::close);
+        self.ended.push_back(over);
+        let room = HISTORIES_MAX / self.courses.len().max(1);
+        while self.ended.len() + 2 > room.max(2) {
+            self.ended.pop_front();
+        }
+        phase
+    }
+
+    /// The phases whose histories are known, the current one last.
+    pub fn phases(&self) -> Vec<Phase> {
+        self.ended.iter().chain([&self.current]).map(|chapter| chapter.phase.clone()).collect()
+    }
+
+    /// The histories of all pairs, in a phase or from the beginning on. `None` if there is no such phase (any more).
+    pub fn histories(&self, phase: Option<u32>) -> Option<&[History]> {
+        let Some(number) = phase else { return Some(&self.whole) };
+        let chapter = self.ended.iter().chain([&self.current]).find(|chapter| chapter.phase.number == number)?;
+        Some(&chapter.histories)
+    }
+}
+
+/// Histories that begin at a reading.
+fn fresh(courses: &[Course], (now_ns, values): &(u64, Vec<i64>)) -> Vec<History> {
+    courses.iter().zip(values).map(|(course, value)| History::new(*course, *now_ns, *now_ns, *value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ingraft_model::history::INTERVAL_NS as I;
+
+    fn sums(recording: &Recording, phase: Option<u32>) -> Vec<i64> {
+        recording.histories(phase).unwrap().iter().map(History::sum).collect()
+    }
+
+    #[test]
+    fn phases_share_out_what_the_whole_has() {
+        let mut recording = Recording::begin(vec![Course::Total, Course::Total], 0);
+        recording.record(4 * I + 5, vec![40, 4]);
+        assert_eq!(recording.start_phase("load".into()).number, 1);
+        recording.record(6 * I + 5, vec![60, 4]);
+        assert_eq!(sums(&recording, Some(0)), [40, 4]);
+        assert_eq!(sums(&recording, Some(1)), [20, 0]);
+        recording.record(7 * I, vec![60, 4]);
+        assert_eq!(sums(&recording, None), [60, 4]);
+        let phases = recording.phases();
+        assert_eq!((phases[0].end_ns, phases[1].end_ns), (Some(4 * I + 5), None));
+        assert_eq!(phases[1].name, "load");
+        assert!(recording.histories(Some(2)).is_none());
+    }
+
+    #[test]
+    fn pairs_that_join_begin_where_they_joined() {
+        let mut recording = Recording::begin(vec![Course::Total], 0);
+        recording.record(2 * I, vec![2]);
+        recording.grow(&[Course::Total]);
+        recording.record(4 * I, vec![4, 10]);
+        assert_eq!(sums(&recording, None), [4, 10]);
+        let joined = &recording.histories(None).unwrap()[1];
+        assert_eq!(joined.start_ns(), 0, "bins of all pairs can be compared");
+        assert_eq!(joined.bins()[0].intervals, 0);
+    }
+
+    #[test]
+    fn old_phases_are_forgotten_before_memory_grows() {
+        let mut recording = Recording::begin(vec![Course::Total; PAIRS_MAX / 4], 0);
+        for n in 1..100 {
+            recording.record(n * I, vec![0; PAIRS_MAX / 4]);
+            recording.start_phase(String::new());
+        }
+        let phases = recording.phases();
+        assert_eq!(phases.len(), 7, "with the whole one eight of each pair");
+        assert_eq!(phases.last().unwrap().number, 99);
+    }
+
+    #[test]
+    fn a_reading_of_other_pairs_is_left_out() {
+        let mut recording = Recording::begin(vec![Course::Total], 0);
+        recording.record(I, vec![1, 2]);
+        recording.record(0, vec![5]);
+        assert_eq!(sums(&recording, None), [0]);
+    }
+}

@@ -1,0 +1,65 @@
+//! Calls that change their stack or their thread before they return: unharmed, and what cannot be measured is told.
+
+use std::path::Path;
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Daemon, Mutatee, open_directory, scaled, sibling};
+
+use crate::tool;
+
+#[test]
+fn coroutines_that_move_between_threads() {
+    let mut target = Mutatee::start("coroutines", &["3", "8"]);
+    let before = Text::of(target.pid());
+    let n = scaled(20_000, 2_000_000);
+    let session = tool().measure("latency", target.pid(), &["work", "leaf"]);
+    let truth = target.ask(&format!("go {n}"));
+    truth.assert_right();
+    assert!(truth.number("moved") > 0, "some calls returned on other threads");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    for function in ["work", "leaf"] {
+        let seen = outcome.latency(function);
+        let all = seen.calls + seen.left + seen.unrecorded;
+        // A return on another thread, or on one that has seen another stack since, is one whose entry is not known there.
+        assert!(all <= truth.tally(function), "{function}: {seen:?} of {}", truth.tally(function));
+        assert!(all + seen.unseen >= truth.tally(function), "{function}: {seen:?} of {}", truth.tally(function));
+    }
+    target::assert_clean(target.pid(), &before);
+    let session = tool().count(target.pid(), &["work", "leaf"]);
+    let earlier = truth.tally("work");
+    let truth = target.ask("go 1000");
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("work"), truth.tally("work") - earlier);
+    assert_eq!(outcome.calls("leaf"), 2 * (truth.tally("work") - earlier));
+    target::assert_clean(target.pid(), &before);
+}
+
+/// Futures are polled again and again, each time by whichever worker is free; a poll itself is a call like any other. All of them are timed.
+#[test]
+fn a_server_whose_tasks_move_between_threads() {
+    let directory = open_directory();
+    let server = Daemon::start(&sibling("ingraftd"), directory.path(), ["--log", "error"]);
+    let before = Text::of(server.pid());
+    let client = server.client(Path::new(env!("CARGO_BIN_EXE_ingraft")));
+    let answers = || client.run(["status"]).assert_code(0);
+    answers();
+    let pid = server.pid().to_string();
+    let mut session = tool().start(["watch", "-p", &pid, "wall_time@/Code/ingraftd", "--max-overhead", "10000"]);
+    let attached = session.wait_for("attached");
+    assert!(attached["points"].as_u64() > Some(5_000), "all of a large program: {attached}");
+    for _ in 0..scaled(30, 10_000) {
+        answers();
+    }
+    let _ = session.wait_for("sample");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let samples = outcome.all("sample");
+    let (first, last) = (samples[0], samples[samples.len() - 1]);
+    let since = |key: &str| last[key].as_i64().expect("a number") - first[key].as_i64().expect("a number");
+    // Each thread is always in one of the program's functions; the pool may have started more of them meanwhile.
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the server lives").count();
+    assert!(since("value") > 0 && since("value") <= since("time_ns") * (threads as i64 + 8), "{first} {last}");
+    target::assert_clean(server.pid(), &before);
+    answers();
+    assert!(server.terminate().success());
+}
