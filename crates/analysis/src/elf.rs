@@ -384,7 +384,7 @@ impl Elf {
                 elf::DT_FINI_ARRAYSZ => fini.1 = value,
                 elf::DT_SONAME => d.soname = Some(value),
                 elf::DT_TEXTREL => d.text_relocations = true,
-                elf::DT_FLAGS => d.text_relocations |= value & u64::from(elf::DF_TEXTREL.0) != 0,
+                elf::DT_FLAGS => d.text_relocations |= value & elf::DF_TEXTREL.0 != 0,
                 elf::DT_FLAGS_1 => d.pie = value & elf::DF_1_PIE.0 != 0,
                 _ => {}
             }
