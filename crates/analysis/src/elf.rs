@@ -59,6 +59,7 @@ pub(crate) struct Section {
     pub file: Range<usize>,
     pub alloc: bool,
     pub execute: bool,
+    pub compressed: bool,
 }
 
 /// A stretch of file-backed executable bytes, as finely divided as the file says.
@@ -293,6 +294,7 @@ impl Elf {
                 file: file.unwrap_or(0..0),
                 alloc: flags & elf::SHF_ALLOC.0 != 0,
                 execute: flags & elf::SHF_EXECINSTR.0 != 0,
+                compressed: flags & elf::SHF_COMPRESSED.0 != 0,
             });
         }
         if let Some(file) = self.section(".gnu_debuglink").map(|s| s.file.clone()) {

@@ -29,9 +29,9 @@ pub(crate) struct Symbols {
     pub imports_arch_prctl: bool,
 }
 
-struct Table<'a> {
-    symbols: &'a [u8],
-    strings: &'a [u8],
+pub(crate) struct Table<'a> {
+    pub symbols: &'a [u8],
+    pub strings: &'a [u8],
     versions: Option<Versions<'a>>,
 }
 
@@ -107,7 +107,7 @@ fn read_table(image: &Elf, table: &Table<'_>, budget: &mut usize, out: &mut Symb
     }
 }
 
-fn dynamic_table(image: &Elf) -> Option<Table<'_>> {
+pub(crate) fn dynamic_table(image: &Elf) -> Option<Table<'_>> {
     let d = &image.dynamic;
     let at = d.symtab?;
     let count = dynamic_count(image)?;

@@ -57,7 +57,7 @@ impl Arena {
         self.cursor - self.range.start.0 - self.free.iter().map(|(start, end)| end - start).sum::<u64>()
     }
 
-    /// How long an arena should be for `points` entry points with a snippet or two each, in whole pages: three times what plain counts
+    /// How long an arena should be for `points` entry points with a snippet or two each, in whole pages: more than three times what plain counts
     /// take, because only pages that are written take memory.
     pub fn estimate_bytes(points: usize) -> u64 {
         ((points as u64).saturating_mul(192) + 2 * 4096).next_multiple_of(4096)
@@ -65,7 +65,14 @@ impl Arena {
 
     /// The ranges of shared routines: code that belongs to no single point and stays until the arena goes.
     pub fn shared(&self) -> Vec<AvmaRange> {
-        self.slow.iter().flatten().map(|s| &s.range).chain(self.routines.iter().flatten()).cloned().collect()
+        self.slow_routines().into_iter().chain(self.routines.iter().flatten().cloned()).collect()
+    }
+
+    /// The slow routines alone, which read slots.
+    pub(crate) fn slow_routines(&self) -> Vec<AvmaRange> {
+        let mut ranges: Vec<_> = self.slow.iter().flatten().map(|s| s.range.clone()).collect();
+        ranges.sort_unstable_by_key(|r| r.start);
+        ranges
     }
 
     /// Where a shared routine lies, if it has been needed.

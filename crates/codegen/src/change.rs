@@ -6,10 +6,12 @@ use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
 use crate::arena::Arena;
 use crate::block::{Block, EmitError, displacement, jmp_bytes, straddles, text_write};
 use crate::environment::{CodegenError, Environment};
-use crate::mini::{self, MiniRequest, WovenMini};
+use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, WovenMini};
+use crate::slot::Slot;
 use crate::weave::{RemovalRecord, WovenPoint};
 
-/// Adds a snippet to those at a woven point, as the `index`-th (behind all others if there are fewer). The live jump before it is rewritten.
+/// Adds a snippet to those at a woven point, as the `index`-th (behind all others if there are fewer). The live jump before it or the slot is
+/// rewritten; a count that stood in the slot alone gets its place in the chain.
 pub fn add_mini(
     env: &Environment,
     arena: &mut Arena,
@@ -23,33 +25,91 @@ pub fn add_mini(
     let code = mini::compile(env, &frame, request)?;
     let mut plan = PatchPlan::default();
     code.routines(env, arena, &mut plan.code).map_err(no_room)?;
+    let slot = Slot::of(point);
+    if let ([], Some(counter)) = (point.minis.as_slice(), code.as_count()) {
+        let counting = slot.counting(counter);
+        plan.text = slot.becomes(counting).ok_or(CodegenError::ArenaFull)?;
+        plan.step_out = arena.slow_routines();
+        point.operand = counter;
+        point.minis.push(WovenMini::in_slot(request.id, counter, counting.cost()));
+        return Ok(plan);
+    }
     let index = index.min(point.minis.len());
-    let next = point.minis.get(index).map_or(point.leave, |m| m.start).0;
-    let before = index.checked_sub(1).and_then(|i| point.minis.get(i)).map_or(point.slot, |m| m.jump);
+    // what is written: the new snippet, and the one that stands in the slot
+    let mut pieces = vec![(request.id, code)];
+    let kept: Vec<WovenMini> = point.minis.iter().filter(|m| m.code.is_some()).cloned().collect();
+    let unslotted = point.minis.iter().find(|m| m.code.is_none()).and_then(|m| Some((m.id, m.count?)));
+    let first = if unslotted.is_some() { 0 } else { index };
+    if let Some((id, counter)) = unslotted {
+        pieces.insert(usize::from(index == 0), (id, Compiled::Count(counter)));
+    }
+    let next = kept.get(first).and_then(|m| m.code.as_ref()).map_or(point.leave, |c| c.start).0;
+
     let mut block = Block::default();
+    let parts = place(&frame, arena, &pieces, next, &mut block)?;
+    let start = parts.first().map_or(next, |p| p.start);
+    let before = first.checked_sub(1).and_then(|i| kept.get(i)).and_then(|m| m.code.as_ref());
+    plan.text = match before {
+        Some(before) => retarget(before.jump, next, start).map(|write| vec![write]),
+        None => slot.becomes(slot.leading_to(start)),
+    }
+    .ok_or(CodegenError::ArenaFull)?;
+    arena.take(block.at, block.bytes.len() as u64);
+    let ends = parts.iter().skip(1).map(|p| p.first).chain([block.here()]);
+    let woven = pieces.iter().zip(&parts).zip(ends);
+    let woven = woven.map(|(((id, code), parts), end)| WovenMini::in_chain(env, *id, code, *parts, end, &block));
+    let mut minis = kept;
+    minis.splice(first..first, woven.collect::<Vec<_>>());
+    point.minis = minis;
+    plan.code.push(ArenaCode { at: Avma(block.at), bytes: block.bytes });
+    Ok(plan)
+}
+
+/// Writes pieces where there is room for them and no live jump lies on two pages.
+fn place(
+    frame: &Frame,
+    arena: &Arena,
+    pieces: &[(u64, Compiled)],
+    next: u64,
+    block: &mut Block,
+) -> Result<Vec<Parts>, CodegenError> {
     let mut at = arena.place(0, |a| a).ok_or(CodegenError::ArenaFull)?;
-    let parts = loop {
+    loop {
         block.restart(at);
-        let parts = mini::emit(&frame, arena, &code, next, &mut block).map_err(no_room)?;
-        let field = parts.jump + 1 - at;
-        let adjust = |start: u64| if straddles(start + field, 4) { start + 4 } else { start };
+        let parts = chain(frame, arena, pieces, next, block).map_err(no_room)?;
+        let fields: Vec<u64> = parts.iter().map(|p| p.jump + 1 - at).collect();
+        let adjust = |start: u64| {
+            let mut place = start;
+            while fields.iter().any(|field| straddles(place + field, 4)) {
+                place += 1;
+            }
+            place
+        };
         let place = arena.place(block.bytes.len() as u64, adjust).ok_or(CodegenError::ArenaFull)?;
         if place == at {
-            break parts;
+            return Ok(parts);
         }
         at = place;
-    };
-    let write = retarget(before, next, parts.start).ok_or(CodegenError::ArenaFull)?;
-    arena.take(at, block.bytes.len() as u64);
-    let range = Avma(at)..Avma(block.here());
-    let (moves, step_out) = block.exits(at, block.here());
-    let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: range.clone() };
-    let (start, jump, cost) = (Avma(parts.start), Avma(parts.jump), parts.cost(env, &code, &block));
-    let woven = WovenMini { id: request.id, range, start, jump, cost, removal };
-    point.minis.insert(index, woven);
-    plan.code.push(ArenaCode { at: Avma(at), bytes: block.bytes });
-    plan.text.push(write);
-    Ok(plan)
+    }
+}
+
+/// Writes pieces one behind the other, each going on at the next one and the last one at `next`.
+fn chain(
+    frame: &Frame,
+    arena: &Arena,
+    pieces: &[(u64, Compiled)],
+    next: u64,
+    block: &mut Block,
+) -> Result<Vec<Parts>, EmitError> {
+    let mut all: Vec<Parts> = Vec::with_capacity(pieces.len());
+    for (_, code) in pieces {
+        let parts = mini::emit(frame, arena, code, next, block)?;
+        if let Some(before) = all.last() {
+            block.patch_relative(before.jump + 1, parts.start)?;
+        }
+        all.push(parts);
+    }
+    Ok(all)
 }
 
 fn no_room(e: EmitError) -> CodegenError {
@@ -59,22 +119,54 @@ fn no_room(e: EmitError) -> CodegenError {
     }
 }
 
-/// Takes one snippet out of a point's chain; the others' code is not touched, only the jump before it.
+/// Takes one snippet out of a point's chain. The others' code is not touched, only the jump before it; but a plain count that remains alone
+/// goes to the slot.
 pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<PatchPlan, CodegenError> {
     let missing = CodegenError::NoSuchMini { id, at: point.at.0 };
     let index = point.minis.iter().position(|m| m.id == id).ok_or(missing)?;
-    let before = index.checked_sub(1).and_then(|i| point.minis.get(i)).map_or(point.slot, |m| m.jump);
-    let next = point.minis.get(index + 1).map_or(point.leave, |m| m.start);
+    let slot = Slot::of(point);
+    let code_at = |i: usize| point.minis.get(i).and_then(|m| m.code.as_ref());
+    let next = code_at(index + 1).map_or(point.leave, |c| c.start);
+    // in a slow routine a thread may be about to go on from the jump that goes away, or about to read the slot
+    let mut plan = PatchPlan { step_out: arena.shared(), ..PatchPlan::default() };
+    let other = 1usize.checked_sub(index).filter(|_| point.minis.len() == 2).and_then(|i| point.minis.get(i));
+    let rest = other.and_then(|m| Some((m, m.count?)));
+    let mut alone = None;
+    let writes = match (code_at(index), rest) {
+        // in the slot
+        (None, _) => slot.becomes(slot.leading_to(next.0)),
+        (Some(_), Some((mini, counter))) => {
+            let counting = slot.counting(counter);
+            if let Some(code) = &mini.code {
+                plan.moves
+                    .extend([PcMove { from: code.start, to: point.slot }, PcMove { from: code.jump, to: point.leave }]);
+                plan.retired.push(code.range.clone());
+            }
+            alone = Some(WovenMini::in_slot(mini.id, counter, counting.cost()));
+            slot.becomes(counting)
+        }
+        (Some(code), None) => match index.checked_sub(1).and_then(code_at) {
+            Some(before) => retarget(before.jump, code.start.0, next.0).map(|write| vec![write]),
+            None => slot.becomes(slot.leading_to(next.0)),
+        },
+    };
+    plan.text = writes.ok_or(CodegenError::ArenaFull)?;
+    // on its first instruction and on its last one a thread may skip the rest; in between it is stepped
+    let next = if alone.is_some() && index == 0 { point.slot } else { next };
     let mini = point.minis.remove(index);
-    let write = retarget(before, mini.start.0, next.0).ok_or(CodegenError::ArenaFull)?;
-    // on its first instruction and on its last one a thread may skip the rest; in between it is stepped, and in a slow routine too, which
-    // may be about to go on from the jump that goes away
-    let mut moves = vec![PcMove { from: mini.start, to: next }, PcMove { from: mini.jump, to: next }];
-    moves.sort_unstable();
-    let mut step_out = arena.shared();
-    step_out.extend(mini.removal.step_out.iter().cloned());
-    step_out.sort_unstable_by_key(|r| r.start);
-    Ok(PatchPlan { text: vec![write], moves, step_out, retired: vec![mini.range], ..PatchPlan::default() })
+    if let Some(code) = mini.code {
+        plan.moves.extend([PcMove { from: code.start, to: next }, PcMove { from: code.jump, to: next }]);
+        plan.retired.push(code.range);
+    }
+    if let Some(alone) = alone {
+        point.operand = alone.count.unwrap_or(point.operand);
+        point.minis = vec![alone];
+    }
+    plan.step_out.extend(mini.removal.step_out);
+    plan.step_out.sort_unstable_by_key(|r| r.start);
+    plan.moves.sort_unstable();
+    plan.retired.sort_unstable_by_key(|r| r.start);
+    Ok(plan)
 }
 
 /// Takes an exit out of the entry's code that it is woven into, which stays. None if it has no host: then it is removed by its records.

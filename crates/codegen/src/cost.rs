@@ -1,8 +1,10 @@
 //! What generated code costs, from its bytes: no loops, so that the dearest path through it is known.
 //!
 //! A core issues several instructions in a cycle, so instructions are counted in slots, a quarter of a cycle each: what they keep busy where
-//! nothing waits for them, rounded up (Intel's and AMD's optimisation manuals, uops.info; measured values of this project). What differs much
-//! between machines is counted apart, to be priced by whoever has measured it: readings of the clock, locked operations, system calls.
+//! nothing waits for them, rounded up (Intel's and AMD's optimisation manuals, uops.info; measured values of this project). Jumps that are
+//! taken keep something else busy, the fetching of instructions, for a cycle each, while those that were fetched before go on: whichever of
+//! the two takes longer counts. What differs much between machines is counted apart, to be priced by whoever has measured it: readings of
+//! the clock, locked operations, system calls.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
@@ -20,8 +22,10 @@ const SYSTEM_CALL_WEIGHT: u64 = 2000;
 /// branch predictors miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
 pub struct Cost {
-    /// Quarters of a cycle.
+    /// Quarters of a cycle in which instructions are issued.
     pub slots: u32,
+    /// Jumps that are taken: cycles in which instructions are fetched.
+    pub jumps: u32,
     /// Readings of the time stamp counter.
     pub clocks: u32,
     /// Operations with a `lock` prefix.
@@ -36,6 +40,7 @@ impl Add for Cost {
     fn add(self, other: Cost) -> Cost {
         Cost {
             slots: self.slots.saturating_add(other.slots),
+            jumps: self.jumps.saturating_add(other.jumps),
             clocks: self.clocks.saturating_add(other.clocks),
             locked: self.locked.saturating_add(other.locked),
             system_calls: self.system_calls.saturating_add(other.system_calls),
@@ -55,17 +60,19 @@ impl Sum for Cost {
     }
 }
 
-/// Slots of a jump that is taken.
-const JUMP: u32 = 4;
-
 impl Cost {
+    /// Quarters of a cycle that a core is busy, without what is counted apart.
+    pub fn busy(self) -> u32 {
+        self.slots.max(self.jumps.saturating_mul(SLOTS_PER_CYCLE))
+    }
+
     /// So many jumps from one piece of code to another.
     pub(crate) fn jumps(count: u32) -> Cost {
-        Cost { slots: JUMP * count, ..Cost::default() }
+        Cost { slots: count, jumps: count, ..Cost::default() }
     }
 
     fn weight(self) -> u64 {
-        u64::from(self.slots)
+        u64::from(self.busy())
             + CLOCK_WEIGHT * u64::from(self.clocks)
             + LOCKED_WEIGHT * u64::from(self.locked)
             + SYSTEM_CALL_WEIGHT * u64::from(self.system_calls)
@@ -105,7 +112,7 @@ fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) 
     let alone = |slots| Cost { slots, ..Cost::default() };
     let own = match instruction.mnemonic() {
         M::Rdtsc | M::Rdtscp => return Cost { clocks: 1, ..Cost::default() },
-        M::Jmp => JUMP,
+        M::Jmp => return Cost::jumps(1),
         M::Push => return alone(3),
         M::Pop => return alone(2),
         M::Pushfq => return alone(8),
@@ -193,7 +200,13 @@ mod tests {
             a.set_label(&mut end)?;
             a.nop()
         });
-        assert_eq!(answered, Cost { clocks: 1, ..slots(1 + 1 + 1 + 4 + 1 + 1 + 1) });
+        assert_eq!(answered, Cost { clocks: 1, jumps: 1, ..slots(1 + 1 + 1 + 1 + 1 + 1 + 1) });
+    }
+
+    #[test]
+    fn jumps_are_taken_while_others_are_issued() {
+        let cost = |issued: u32, count| (slots(issued) + Cost::jumps(count)).busy();
+        assert_eq!((cost(0, 2), cost(3, 2), cost(6, 2), cost(10, 2)), (8, 8, 8, 12));
     }
 
     #[test]

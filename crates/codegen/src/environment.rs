@@ -19,6 +19,27 @@ pub struct Environment {
     pub cpu: CpuClock,
     /// Where the loader says what it is about to do (`r_state` of link.h), if that is known: memory that stays mapped.
     pub loader: Option<Avma>,
+    /// What can be read of the program's own memory.
+    pub readable: Readable,
+}
+
+/// What snippets may read of the memory of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Readable {
+    /// Where the writable segment of the program's own file begins. It is mapped as long as the process lives, in contrast to libraries, which
+    /// may be unloaded.
+    pub start: Avma,
+    /// Where it ends.
+    pub end: Avma,
+    /// The number that the process has for itself, if it may make the system call that reads any other memory.
+    pub process: Option<u32>,
+}
+
+impl Readable {
+    /// Whether all of these bytes are mapped for ever.
+    pub fn lasts(&self, at: Avma, bytes: u64) -> bool {
+        self.start <= at && at.0.checked_add(bytes).is_some_and(|end| end <= self.end.0)
+    }
 }
 
 /// Why a request as a whole makes no sense; what is wrong with a single point is a [`ingraft_model::Refusal`].
@@ -74,6 +95,15 @@ pub enum CodegenError {
     /// A snippet waits at the loader's hook, and it is not known where the loader says what it does.
     #[error("it is not known where the loader says what it does")]
     NoLoader,
+    /// A snippet reads memory as if it could not go away, and it is not the program's own data.
+    #[error("{at:#x} is not in the data of the program itself")]
+    Fleeting {
+        /// The address.
+        at: u64,
+    },
+    /// A snippet reads memory of the program by a system call, which may not be made in this target.
+    #[error("memory of the program cannot be read here")]
+    NoReads,
     /// The arena has no room for a snippet at a point that is woven already.
     #[error("the arena has no room left")]
     ArenaFull,

@@ -6,7 +6,8 @@
 //! slow:      lea r, [slot]       arena, one block per point
 //!            jmp slow_routine    (shared by all points that use register r)
 //! base:      is gs this thread's shard? if not: jne slow
-//! slot:      jmp mini            (live jump: rewritten when snippets come and go)
+//! slot:      inc qword gs:[counter]   if a plain count is all there is, else
+//!            jmp mini            (live: rewritten when snippets come and go)
 //! leave:     what base saved is restored (usually nothing)
 //! tail:      the displaced instructions, made to work here
 //!            jmp home
@@ -36,8 +37,10 @@ mod loader;
 mod loops;
 mod lower;
 mod mini;
+mod reading;
 mod relocate;
 mod routine;
+mod slot;
 mod slow;
 mod snippet;
 mod text;
@@ -47,8 +50,8 @@ mod weave;
 pub use arena::Arena;
 pub use change::{add_mini, remove_mini, remove_points, remove_within};
 pub use cost::{Cost, SLOTS_PER_CYCLE};
-pub use environment::{CodegenError, Environment};
+pub use environment::{CodegenError, Environment, Readable};
 pub use lower::{Line, Lowered, generic_site, lower};
-pub use mini::{MiniRequest, StackView, WovenMini};
+pub use mini::{MiniCode, MiniRequest, StackView, WovenMini};
 pub use text::TextSpace;
 pub use weave::{Inner, PointRequest, RemovalRecord, Weave, WovenPoint, weave_points};

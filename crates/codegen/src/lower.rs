@@ -28,7 +28,8 @@ pub struct Lowered {
 /// One instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// The part of the code that begins here: `slow`, `base`, `slot`, `leave`, `tail`, `snippet 0`, ….
+    /// The part of the code that begins here: `slow`, `base`, `slot`, `leave`, `tail`, `snippet 0`, …. A snippet that stands in the slot is
+    /// named instead of it.
     pub label: Option<String>,
     /// Where it lies.
     pub at: Avma,
@@ -89,7 +90,8 @@ pub fn lower(
         None => return Ok(Err(Refusal::NotAFunction { what: "no point" })),
     };
     let own = |at: Avma| {
-        let ranges = std::iter::once(&point.removal.code).chain(point.minis.iter().map(|m| &m.range));
+        let ranges = std::iter::once(&point.removal.code)
+            .chain(point.minis.iter().filter_map(|m| Some(&m.code.as_ref()?.range)));
         ranges.into_iter().any(|r| r.contains(&at))
     };
     let pieces = weave.plan.code.iter();
@@ -108,17 +110,17 @@ fn label(point: &WovenPoint, at: Avma) -> Option<String> {
         (point.base, "base"),
         (point.removal.code.start, "slow"),
     ];
-    if let Some((_, name)) = fixed.into_iter().find(|(start, _)| *start == at) {
-        return Some(name.to_owned());
-    }
-    point.minis.iter().enumerate().find_map(|(i, mini)| {
-        let twin = mini.range.start != mini.start;
+    let fixed = fixed.into_iter().find(|(start, _)| *start == at).map(|(_, name)| name.to_owned());
+    let snippet = point.minis.iter().enumerate().find_map(|(i, mini)| {
+        let start = mini.code.as_ref().map_or(point.slot, |code| code.start);
+        let first = mini.code.as_ref().map(|code| code.range.start);
         match at {
-            at if at == mini.start => Some(format!("snippet {i}")),
-            at if at == mini.range.start && twin => Some(format!("snippet {i} without a shard")),
+            at if at == start => Some(format!("snippet {i}")),
+            at if first == Some(at) => Some(format!("snippet {i} without a shard")),
             _ => None,
         }
-    })
+    });
+    snippet.or(fixed)
 }
 
 fn disassemble(at: Avma, bytes: &[u8]) -> Vec<Line> {
@@ -149,6 +151,7 @@ mod tests {
             ticks: Scale::ONE,
             cpu: CpuClock::None,
             loader: None,
+            readable: crate::Readable::default(),
         }
     }
 
@@ -167,26 +170,23 @@ mod tests {
         }
         expect_test::expect![[r#"
             slow:
-              lea rax,[101172h]
+              lea rax,[101192h]
               jmp 0000000000101000h
             base:
               mov eax,fs:[2D0h]
               cmp gs:[10012000h],eax
-              jne short 0000000000101154h
-            slot:
-              jmp 0000000000101184h
+              jne short 0000000000101174h
+            snippet 0:
+              inc qword ptr gs:[10012040h]
             tail:
               push rbp
               mov rbp,rsp
               sub rsp,20h
               jmp 0000000000001008h
-            snippet 0:
-              inc qword ptr gs:[10012040h]
-              jmp 0000000000101177h
         "#]]
         .assert_eq(&text);
         assert_eq!((lowered.base.clocks, lowered.base.locked), (0, 0));
-        assert_eq!(lowered.minis, [Cost { slots: 10, ..Cost::default() }]);
+        assert_eq!(lowered.minis, [Cost { slots: 6, ..Cost::default() }]);
     }
 
     #[test]

@@ -7,8 +7,9 @@ use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
 use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
+use crate::reading;
 use crate::routine::{self, Routine};
-use crate::slow::{COUNT, MARKER};
+use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::snippet::{self, Access, Code};
 use crate::weave::RemovalRecord;
 
@@ -28,16 +29,49 @@ pub struct MiniRequest<'a> {
 pub struct WovenMini {
     /// Its number.
     pub id: u64,
-    /// Its code, with the twin that counts in shard 0.
+    /// Displacement of its counter, if it is a plain count: alone at its point it stands in the slot.
+    pub count: Option<u32>,
+    /// Its code in the chain; none if it stands in the point's slot.
+    pub code: Option<MiniCode>,
+    /// Its worst case, with the jumps to it and to the next one.
+    pub cost: Cost,
+    /// What removing the whole point has to know about it.
+    pub removal: RemovalRecord,
+}
+
+/// The code of a snippet in the chain of its point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MiniCode {
+    /// All of it, with the twin that counts in shard 0.
     pub range: AvmaRange,
     /// Where the jump before it leads.
     pub start: Avma,
     /// Its last instruction, a live `jmp rel32` to the next one or to the point's `leave`.
     pub jump: Avma,
-    /// Its worst case, with the jump to the next one.
-    pub cost: Cost,
-    /// What removing the whole point has to know about it.
-    pub removal: RemovalRecord,
+}
+
+impl WovenMini {
+    /// A plain count in the slot of its point, with what it costs there.
+    pub(crate) fn in_slot(id: u64, count: u32, cost: Cost) -> Self {
+        WovenMini { id, count: Some(count), code: None, cost, removal: RemovalRecord::default() }
+    }
+
+    /// Code in a chain, which ends where the next snippet's begins or the block ends.
+    pub(crate) fn in_chain(
+        env: &Environment,
+        id: u64,
+        compiled: &Compiled,
+        parts: Parts,
+        end: u64,
+        block: &Block,
+    ) -> Self {
+        let (moves, step_out) = block.exits(parts.first, end);
+        let range = Avma(parts.first)..Avma(end);
+        let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: range.clone() };
+        let code = MiniCode { range, start: Avma(parts.start), jump: Avma(parts.jump) };
+        let cost = parts.cost(env, compiled, block);
+        WovenMini { id, count: compiled.as_count(), code: Some(code), cost, removal }
+    }
 }
 
 /// How the stack looks to the snippets of a point, in bytes from the stack pointer there.
@@ -102,6 +136,7 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
     if env.loader.is_none() && request.snippet.stmts.contains(&Stmt::Await) {
         return Err(CodegenError::NoLoader);
     }
+    reading::check(env, request.snippet)?;
     snippet::check(request.snippet, request.counters, counters)
 }
 
@@ -126,22 +161,41 @@ pub(crate) struct Parts {
 impl Parts {
     /// What the code costs that this is about.
     pub fn cost(&self, env: &Environment, code: &Compiled, block: &Block) -> Cost {
-        let system_calls = match env.cpu {
-            CpuClock::SystemCall => code.exits().filter(|r| *r == Routine::CpuTime).count() as u32,
-            CpuClock::None | CpuClock::Rseq { .. } => 0,
+        let calls = |routine: Routine| match (routine, env.cpu) {
+            (Routine::CpuTime, CpuClock::SystemCall) => 1,
+            (Routine::Read, _) => reading::SYSTEM_CALLS,
+            _ => 0,
         };
+        let system_calls = code.usual_exits().iter().map(|(_, routine)| calls(*routine)).sum();
         let routines = Cost { system_calls, ..Cost::default() };
-        Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(1) + routines
+        Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(2) + routines
     }
 }
 
 impl Compiled {
+    /// The displacement of the counter, if this is a plain count.
+    pub fn as_count(&self) -> Option<u32> {
+        match self {
+            Compiled::Count(counter) => Some(*counter),
+            Compiled::Code { .. } => None,
+        }
+    }
+
+    /// The jumps to routines of all of it.
     fn exits(&self) -> impl Iterator<Item = Routine> {
         let codes = match self {
             Compiled::Code { own, shared } => [own.as_ref(), Some(shared)],
             Compiled::Count(_) => [None, None],
         };
         codes.into_iter().flatten().flat_map(|code| &code.exits).map(|(_, routine)| *routine)
+    }
+
+    /// The jumps to routines of what runs in a thread that has what it needs.
+    fn usual_exits(&self) -> &[(u32, Routine)] {
+        match self {
+            Compiled::Code { own: Some(code), .. } | Compiled::Code { own: None, shared: code } => &code.exits,
+            Compiled::Count(_) => &[],
+        }
     }
 
     /// Writes the shared routines that this code needs and the arena does not have yet.
@@ -185,7 +239,7 @@ pub(crate) fn emit(
     let mut start = first;
     match (code, frame.private) {
         (Compiled::Count(counter), Some(_)) => block.put_absolute(&COUNT, *counter, back),
-        (Compiled::Count(counter), None) => block.put_absolute(&[0xf0, 0x48, 0xff, 0x04, 0x25], *counter, back),
+        (Compiled::Count(counter), None) => block.put_absolute(&LOCKED_COUNT, *counter, back),
         (Compiled::Code { own: Some(own), shared }, Some((r, walk))) => {
             // the twin goes on with the walk at this mini's jump, whose address follows from the lengths
             let tail_of_twin = 12;

@@ -24,12 +24,15 @@ pub(crate) enum Routine {
     Find,
     /// Reads the thread's processor time by a system call; answers in the shard (`CPU_LAST`), and keeps rcx.
     CpuTime,
+    /// Reads memory of the program by a system call: so many bytes as rdx says, from the address in rcx. Answers them in rcx, the others 0;
+    /// all 0 if they cannot be read.
+    Read,
     /// At the loader's hook: tells the engine that something was mapped, and waits for it. Keeps rcx.
     Await,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 4] = [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Await];
+    pub const ALL: [Routine; 5] = [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Read, Routine::Await];
 }
 
 /// The top of this thread's activation records.
@@ -51,6 +54,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Find => w.find()?,
             Routine::CpuTime => w.cpu_time()?,
             Routine::Await => w.await_engine()?,
+            Routine::Read => w.read()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };
@@ -203,14 +207,14 @@ impl Writer<'_> {
     }
 
     /// Addresses of an arena stay in registers, hence rbx, which no system call changes, for the way back.
-    pub(crate) fn save(&mut self) -> Result<(), Assembly> {
+    pub fn save(&mut self) -> Result<(), Assembly> {
         for r in SAVED {
             self.a.push(r)?;
         }
         Ok(self.a.mov(rbx, rax)?)
     }
 
-    pub(crate) fn leave(&mut self) -> Result<(), Assembly> {
+    pub fn leave(&mut self) -> Result<(), Assembly> {
         self.a.mov(rax, rbx)?;
         for r in SAVED.into_iter().rev() {
             self.a.pop(r)?;

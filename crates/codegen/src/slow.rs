@@ -12,12 +12,18 @@ use ingraft_model::layout::{CHILD_SHARD, CLAIMS, FIRST_SHARD, OWNER, header};
 use ingraft_model::{Gpr, ThreadIdentity};
 
 use crate::environment::{Assembly, CodegenError, Environment};
+use crate::slot::LEN;
 
 /// First bytes of a plain count: `inc qword gs:[disp32]` without its displacement (the fifth byte is always 0x25).
 pub(crate) const COUNT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
+/// The same where all threads share the counters: `lock inc qword [disp32]`.
+pub(crate) const LOCKED_COUNT: [u8; 5] = [0xf0, 0x48, 0xff, 0x04, 0x25];
 /// First bytes of the marker of a compiled snippet: a long nop, prefixed with gs so that no compiler emits it, whose displacement leads from
 /// its end to the snippet's twin for shard 0.
 pub(crate) const MARKER: [u8; 4] = [0x65, 0x0f, 0x1f, 0x80];
+
+/// From a slot to what is behind it.
+const BEHIND: i32 = LEN as i32;
 
 /// The code, and the offset of its second entry: walk the chain from the jump at `r` on and count in shard 0.
 pub(crate) struct SlowCode {
@@ -133,7 +139,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.set_label(&mut foreign)?;
     a.cmp(dword_ptr(u64::from(data.alive())), 0)?;
     a.jne(locked)?;
-    a.add(slot, 5)?;
+    a.add(slot, BEHIND)?;
     a.jmp(resume)?;
 
     // a fork child: named once to the engine, then it counts in the shard that is wiped on fork
@@ -167,11 +173,16 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.set_label(&mut walk)?;
     let w = if target == r11 { r10 } else { r11 };
     let half = get_gpr32(Register::from(w).full_register32()).ok_or_else(missing)?;
+    let mut only = a.create_label();
+    let count = i32::from_le_bytes([COUNT[0], COUNT[1], COUNT[2], COUNT[3]]);
     a.push(w)?;
+    // the slot itself may be a count: then the displaced instructions are right behind it
+    a.cmp(dword_ptr(target), count)?;
+    a.je(only)?;
     a.set_label(&mut follow)?;
     a.movsxd(w, dword_ptr(target + 1))?;
     a.lea(target, qword_ptr(target + w + 5))?;
-    a.cmp(dword_ptr(target), i32::from_le_bytes([COUNT[0], COUNT[1], COUNT[2], COUNT[3]]))?;
+    a.cmp(dword_ptr(target), count)?;
     a.jne(other)?;
     a.mov(half, dword_ptr(target + 5))?;
     a.lock().inc(qword_ptr(w))?;
@@ -185,6 +196,11 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.set_label(&mut done)?;
     a.pop(w)?;
     a.jmp(target)?;
+    a.set_label(&mut only)?;
+    a.mov(half, dword_ptr(target + 5))?;
+    a.lock().inc(qword_ptr(w))?;
+    a.add(target, BEHIND)?;
+    a.jmp(done)?;
 
     let result = a.assemble_options(at, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
     let walk = result.label_ip(&walk)? - at;

@@ -64,8 +64,10 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
 fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
     match e {
         Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => Ok(()),
-        Expr::Variable(v) => bound(*v, Shape::Counter),
-        Expr::Unary(_, e) => check_expr(e, bound, deeper(depth)?),
+        // whether it is readable is the environment's to say, see [`crate::reading`]
+        Expr::Load(..) => Ok(()),
+        Expr::Variable(v) | Expr::Number(v) => bound(*v, Shape::Counter),
+        Expr::Unary(_, e) | Expr::Read(e, _) => check_expr(e, bound, deeper(depth)?),
         Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
     }
 }
@@ -202,9 +204,15 @@ impl Generator<'_> {
             Expr::Const(c) => i32::try_from(*c).ok().map(Operand::Immediate),
             Expr::Arg(n) => Some(self.argument(*n)),
             Expr::Variable(v) => Some(Operand::Memory(self.variable(*v))),
-            Expr::Unary(..) | Expr::Binary(..) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => {
-                None
-            }
+            Expr::Number(v) => i32::try_from(self.index(*v)).ok().map(Operand::Immediate),
+            Expr::Unary(..)
+            | Expr::Binary(..)
+            | Expr::Return
+            | Expr::Saved(_)
+            | Expr::Elapsed(_)
+            | Expr::Restored
+            | Expr::Load(..)
+            | Expr::Read(..) => None,
         }
     }
 
@@ -297,6 +305,9 @@ impl Generator<'_> {
                 }
             }
             Expr::Binary(op, a, b) => self.binary(e, *op, a, b)?,
+            Expr::Number(v) => self.a.mov(eax, self.index(*v))?,
+            Expr::Load(at, scalar) => self.load(*at, *scalar)?,
+            Expr::Read(address, scalar) => self.read(address, *scalar)?,
             Expr::Return => self.returned()?,
             Expr::Restored => self.field(record::SAVED)?,
             Expr::Saved(n) => self.field(record::ARGS + 8 * u32::from(*n))?,
@@ -544,10 +555,13 @@ fn fold(e: &Expr) -> Expr {
         Expr::Const(_)
         | Expr::Arg(_)
         | Expr::Variable(_)
+        | Expr::Number(_)
+        | Expr::Load(..)
         | Expr::Return
         | Expr::Saved(_)
         | Expr::Elapsed(_)
         | Expr::Restored => e.clone(),
+        Expr::Read(address, scalar) => Expr::Read(Box::new(fold(address)), *scalar),
         Expr::Unary(op, e) => match fold(e) {
             Expr::Const(c) => Expr::Const(op.apply(c)),
             e => Expr::Unary(*op, Box::new(e)),

@@ -14,6 +14,7 @@ use crate::head::{self, Form, Head};
 use crate::loops::{self, Detour};
 use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, StackView, WovenMini};
 use crate::relocate::{self, Displaced};
+use crate::slot::{self, Slot};
 use crate::slow::{self, COUNT, MARKER};
 use crate::text::TextSpace;
 
@@ -85,8 +86,10 @@ pub struct WovenPoint {
     pub function: Avma,
     /// Where the springboard leads.
     pub base: Avma,
-    /// The live `jmp rel32` to the first snippet, or to `leave`.
+    /// The first of nine live bytes: a plain count if that is the only snippet, else `jmp rel32` to the first one, or to `leave`.
     pub slot: Avma,
+    /// The last four bytes of the slot: the displacement of the count that stands or stood there.
+    pub operand: u32,
     /// Behind the slot: what the base trampoline saved is restored.
     pub leave: Avma,
     /// The displaced instructions.
@@ -99,7 +102,8 @@ pub struct WovenPoint {
     pub rax_free: bool,
     /// Words that the base trampoline pushes.
     pub pushed: u8,
-    /// The worst case of reaching it, without its snippets and without what the function itself does: springboard, base trampoline, way home.
+    /// The worst case of reaching it, without its snippets and the jumps between them and without what the function itself does:
+    /// springboard, base trampoline, way home.
     pub cost: Cost,
     /// The snippets, in the order in which they run.
     pub minis: Vec<WovenMini>,
@@ -200,7 +204,7 @@ struct Layout {
     base: u64,
     /// Behind the function's own instructions that run before the point's.
     begin: u64,
-    slot: u64,
+    slot: Slot,
     leave: u64,
     tail: u64,
     /// First byte behind what belongs to the point itself.
@@ -215,18 +219,19 @@ struct Layout {
 }
 
 impl Layout {
-    /// What the base trampoline costs, with the jumps to it, from it to the snippets, and home.
+    /// What the base trampoline costs, with the jumps to it and home.
     fn cost(&self, block: &Block, head: &Head) -> Cost {
-        let pieces = [(self.begin, self.slot), (self.leave, self.tail)];
+        let pieces = [(self.begin, self.slot.at), (self.leave, self.tail)];
         let own: Cost = pieces.into_iter().map(|(from, until)| Cost::of(from, block.stretch(from, until))).sum();
         let springboard = if matches!(head.form, Form::Short(_)) { 2 } else { 1 };
-        own + Cost::jumps(springboard + 1 + u32::from(!head.ends()))
+        own + Cost::jumps(springboard + u32::from(!head.ends()))
     }
 
     /// What may be written while it is live: first byte and length.
     fn live_fields(&self) -> impl Iterator<Item = (u64, u64)> {
-        let jumps = std::iter::once(self.slot).chain(self.minis.iter().map(|m| m.jump));
-        jumps.map(|jump| (jump + 1, 4)).chain(self.exits.iter().map(|(_, copy, _)| (*copy, SPRINGBOARD)))
+        let jumps = self.minis.iter().map(|m| (m.jump + 1, 4));
+        let exits = self.exits.iter().map(|(_, copy, _)| (*copy, SPRINGBOARD));
+        std::iter::once((self.slot.at, slot::LEN)).chain(jumps).chain(exits)
     }
 }
 
@@ -475,17 +480,23 @@ impl Weaver<'_> {
             }
             (_, _) => {
                 block.cmp_zero(data.alive(), back);
-                let leave = block.here() + 7;
+                let leave = block.here() + 2 + slot::LEN;
                 block.jcc_short(4, leave, back)?;
             }
         }
-        let slot = block.here();
-        block.jmp(slot + 5, back)?;
+        let at = block.here();
+        let leave = at + slot::LEN;
+        let only = match d.minis {
+            [only] => only.as_count(),
+            _ => None,
+        };
+        let idle = Slot { at, private: d.frame.private.is_some(), target: Some(leave), operand: slot::FILLER };
+        let slot = only.map_or(idle, |counter| idle.counting(counter));
+        slot.emit(block, back)?;
         if let Some(field) = slow_lea {
-            block.patch_relative(field, slot)?;
+            block.patch_relative(field, at)?;
         }
 
-        let leave = block.here();
         if d.save.result {
             block.push_pop(0x58, Gpr(0), back);
             block.put(&[0x04, 0x7f], back);
@@ -545,8 +556,8 @@ impl Weaver<'_> {
         }
         let own_end = block.here();
         let mut minis: Vec<Parts> = Vec::with_capacity(d.minis.len());
-        let mut before = slot;
-        for code in d.minis {
+        let mut before = at;
+        for code in d.minis.iter().filter(|_| only.is_none()) {
             let parts = mini::emit(&d.frame, self.arena, code, leave, block)?;
             block.patch_relative(before + 1, parts.start)?;
             before = parts.jump;
@@ -610,14 +621,13 @@ impl Weaver<'_> {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
         }
         let ends = layout.minis.iter().skip(1).map(|m| m.first).chain([block.here()]);
-        let minis = layout.minis.iter().zip(ends).zip(request.minis.iter().zip(design.minis));
-        let minis = minis.map(|((parts, end), (m, compiled))| {
-            let (moves, step_out) = block.exits(parts.first, end);
-            let code = Avma(parts.first)..Avma(end);
-            let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: code.clone() };
-            let (start, jump) = (Avma(parts.start), Avma(parts.jump));
-            WovenMini { id: m.id, range: code, start, jump, cost: parts.cost(self.env, compiled, block), removal }
-        });
+        let chain = layout.minis.iter().zip(ends).zip(request.minis.iter().zip(design.minis));
+        let chain = chain
+            .map(|((parts, end), (m, compiled))| WovenMini::in_chain(self.env, m.id, compiled, *parts, end, block));
+        let minis = match (layout.slot.target, request.minis) {
+            (None, [only]) => vec![WovenMini::in_slot(only.id, layout.slot.operand, layout.slot.cost())],
+            _ => chain.collect(),
+        };
         let removal = RemovalRecord {
             text: writes.iter().map(TextWrite::inverse).collect(),
             moves: removed_moves,
@@ -641,7 +651,8 @@ impl Weaver<'_> {
             at: Avma(head.at),
             function: Avma(head.function),
             base: Avma(layout.base),
-            slot: Avma(layout.slot),
+            slot: Avma(layout.slot.at),
+            operand: layout.slot.operand,
             leave: Avma(layout.leave),
             tail: Avma(layout.tail),
             home: Avma(head.home()),
@@ -649,7 +660,7 @@ impl Weaver<'_> {
             rax_free: design.frame.rax_free,
             pushed: design.frame.pushed,
             cost: layout.cost(block, head),
-            minis: minis.collect(),
+            minis,
             exits: layout.exits.iter().filter_map(inner).collect(),
             host: head.host,
             removal,

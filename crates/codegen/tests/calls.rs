@@ -129,7 +129,7 @@ fn calls_of_every_shape_are_counted_and_change_nothing() {
                 assert_eq!((&plain.calls, out.shards[own][3]), (&out.calls, 4));
                 let before = point.clone();
                 let removed = remove_mini(&w.arena, &mut point, 0).expect("it is there");
-                verify_removed(&removed, &before, &point).expect("right");
+                verify_removed(&w.arena, &removed, &before, &point).expect("right");
                 let gone = remove_points([&point]);
                 verify_removal(&gone, std::slice::from_ref(&point)).expect("right");
                 w.text.release_point(&point);

@@ -181,7 +181,7 @@ fn snippets_come_and_go_in_any_order() {
             ] {
                 let before = point.clone();
                 let plan = remove_mini(&w.arena, &mut point, gone).expect("it is there");
-                verify_removed(&plan, &before, &point).expect("right");
+                verify_removed(&w.arena, &plan, &before, &point).expect("right");
                 plans.push(plan);
                 assert_eq!(all(&plans, vec![call(TEXT); 2]).shards[own], left, "{identity:?} without {gone}");
             }
@@ -195,6 +195,62 @@ fn snippets_come_and_go_in_any_order() {
                     .run();
             assert_eq!(out.calls, plain.calls);
             assert_eq!(out.shards.concat(), [0; 16]);
+        }
+    }
+}
+
+#[test]
+fn a_count_alone_stands_in_the_slot() {
+    let count = count();
+    for identity in IDENTITIES {
+        for (scratch, flags_dead) in [(vec![Gpr(0)], true), (vec![Gpr(11)], true), (vec![], false)] {
+            let s = ingraft_model::Site { scratch, flags_dead, ..site(&PLAIN) };
+            let mut w = weave(identity, s, &[], std::slice::from_ref(&count));
+            let mut point = w.point().clone();
+            let mut plans: Vec<PatchPlan> = Vec::new();
+            let slotted = |point: &ingraft_codegen::WovenPoint| point.minis.iter().any(|m| m.code.is_none());
+            assert!(slotted(&point));
+            let private = if identity == ThreadIdentity::Locked { vec![] } else { vec![Step::ForeignGs] };
+            // what comes (with its place) or goes, whether the slot is a count then, and what two calls count
+            for (id, index, alone, counted) in [
+                (1, Some(0), false, [2, 2, 0, 0]),
+                (2, Some(9), false, [2, 2, 2, 0]),
+                (0, None, false, [0, 2, 2, 0]),
+                (1, None, true, [0, 0, 2, 0]),
+                (3, Some(1), false, [0, 0, 2, 2]),
+                (3, None, true, [0, 0, 2, 0]),
+                (2, None, false, [0; 4]),
+                (1, Some(0), true, [0, 2, 0, 0]),
+                (0, Some(0), false, [2, 2, 0, 0]),
+                (1, None, true, [2, 0, 0, 0]),
+            ] {
+                let plan = match index {
+                    Some(index) => {
+                        let request = MiniRequest { id, snippet: &count, counters: &[id as u32] };
+                        let plan = add_mini(&w.env, &mut w.arena, &mut point, &request, index).expect("there is room");
+                        verify_added(&w.env, &w.arena, &plan, &point, id).expect("right");
+                        plan
+                    }
+                    None => {
+                        let before = point.clone();
+                        let plan = remove_mini(&w.arena, &mut point, id).expect("it is there");
+                        verify_removed(&w.arena, &plan, &before, &point).expect("right");
+                        plan
+                    }
+                };
+                plans.push(plan);
+                assert_eq!(slotted(&point), alone, "{id} {index:?}");
+                let all = |steps: Vec<Step>| {
+                    let plans = std::iter::once(&w.weave.plan).chain(&plans).collect();
+                    Program { env: &w.env, text: PLAIN.to_vec(), plans, steps, counters: 4 }.run()
+                };
+                let out = all(vec![call(TEXT); 2]);
+                assert_eq!(out.shards[own_shard(identity)], counted, "{identity:?} {id} {index:?}");
+                let out = all(vec![Step::Exhaust, call(TEXT), call(TEXT)]);
+                assert_eq!(out.shards[0], counted, "{identity:?} {id} {index:?}, no shard is free");
+                let out = all(private.iter().cloned().chain([call(TEXT), call(TEXT)]).collect());
+                assert_eq!(out.shards[0], counted, "{identity:?} {id} {index:?}, a gs base of its own");
+            }
         }
     }
 }

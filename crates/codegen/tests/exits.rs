@@ -120,7 +120,7 @@ fn exits_of_every_shape_are_counted_and_change_nothing() {
             assert_eq!(out.shards[own][3], passes);
             let before = point.clone();
             let removed = remove_mini(&w.arena, &mut point, 0).expect("it is there");
-            verify_removed(&removed, &before, &point).expect("right");
+            verify_removed(&w.arena, &removed, &before, &point).expect("right");
             let gone = remove_points([&point]);
             verify_removal(&gone, &[point]).expect("right");
             let out = shape.run(&w.env, vec![&w.weave.plan, &added, &removed, &gone], steps);

@@ -196,7 +196,7 @@ fn snippets() {
         let snippet = Snippet { stmts };
         let w = weave(identity, site(&PLAIN), &[], std::slice::from_ref(&snippet));
         let mini = &w.point().minis[0];
-        listing += &format!("{snippet}\n{}\n", list_range(&w.weave.plan, &w.weave.woven, &mini.range));
+        listing += &format!("{snippet}\n{}\n", list_range(&w.weave.plan, &w.weave.woven, &mini.removal.code));
     }
     let path = format!("{}/../../tests/golden/codegen/snippets.txt", env!("CARGO_MANIFEST_DIR"));
     expect_file![path].assert_eq(&listing);
@@ -217,7 +217,7 @@ fn chains() {
     for id in [7, 0, 8] {
         let before = point.clone();
         let plan = remove_mini(&w.arena, &mut point, id).expect("it is there");
-        verify_removed(&plan, &before, &point).expect("right");
+        verify_removed(&w.arena, &plan, &before, &point).expect("right");
         listing += &format!("remove {id}\n{}\n", list_removal(&plan));
     }
     let path = format!("{}/../../tests/golden/codegen/chains.txt", env!("CARGO_MANIFEST_DIR"));

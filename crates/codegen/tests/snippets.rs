@@ -4,7 +4,9 @@ mod support;
 
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, weave_points};
-use ingraft_model::{Bias, BinaryOp, Expr, Gpr, Site, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId};
+use ingraft_model::{
+    Avma, Bias, BinaryOp, Expr, Gpr, Scalar, Site, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId, Width,
+};
 use proptest::prelude::*;
 use support::image::{self, Program, STACK, Step, TEXT};
 use support::*;
@@ -49,16 +51,26 @@ fn constant() -> impl Strategy<Value = i64> {
     ]
 }
 
+/// Where the program has data of its own.
+const DATA: u64 = image::SCRATCH + 0x4000;
+
+fn scalar() -> impl Strategy<Value = Scalar> {
+    let width = prop_oneof![Just(Width::One), Just(Width::Two), Just(Width::Four), Just(Width::Eight)];
+    (width, any::<bool>()).prop_map(|(width, signed)| Scalar { width, signed })
+}
+
 fn expr() -> impl Strategy<Value = Expr> {
     let leaf = prop_oneof![
         2 => constant().prop_map(Expr::Const),
         3 => (0..9u8).prop_map(Expr::Arg),
         1 => (0..VARIABLES).prop_map(|v| Expr::Variable(VariableId(v))),
+        1 => (0..0x100u64, scalar()).prop_map(|(n, scalar)| Expr::Load(Avma(DATA + n), scalar)),
     ];
     leaf.prop_recursive(5, 24, 2, |inner| {
         let unary = prop_oneof![Just(UnaryOp::Negate), Just(UnaryOp::Not), Just(UnaryOp::Complement)];
         prop_oneof![
             1 => (unary, inner.clone()).prop_map(|(op, e)| Expr::Unary(op, Box::new(e))),
+            1 => (inner.clone(), scalar()).prop_map(|(e, scalar)| Expr::Read(Box::new(e), scalar)),
             5 => (0..OPERATORS.len(), inner.clone(), inner)
                 .prop_map(|(op, a, b)| Expr::Binary(OPERATORS[op], Box::new(a), Box::new(b))),
         ]
@@ -88,7 +100,18 @@ impl Evaluator {
         match e {
             Expr::Const(c) => *c,
             Expr::Arg(n) => self.arguments[usize::from(*n)],
-            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => unreachable!("not generated here"),
+            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored | Expr::Number(_) => {
+                unreachable!("not generated here")
+            }
+            Expr::Load(at, scalar) => {
+                let mut word = [0; 8];
+                for (i, byte) in (0..).zip(word.iter_mut().take(scalar.width.bytes() as usize)) {
+                    *byte = ((at.0 - image::SCRATCH + i) as usize * 37 + 11) as u8;
+                }
+                scalar.extend(u64::from_le_bytes(word))
+            }
+            // the process that is read does not exist
+            Expr::Read(..) => 0,
             Expr::Variable(v) => self.variables[v.0 as usize],
             Expr::Unary(UnaryOp::Negate, e) => 0i64.wrapping_sub(self.expr(e)),
             Expr::Unary(UnaryOp::Complement, e) => self.expr(e) ^ -1,

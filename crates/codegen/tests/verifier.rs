@@ -3,9 +3,9 @@
 mod support;
 
 use iced_x86::{Decoder, DecoderOptions};
-use ingraft_codegen::verify::Flaw;
-use ingraft_codegen::{Weave, WovenPoint};
-use ingraft_model::{Avma, ThreadIdentity};
+use ingraft_codegen::verify::{Flaw, verify_added, verify_removed};
+use ingraft_codegen::{MiniRequest, Weave, WovenPoint, add_mini, remove_mini};
+use ingraft_model::{Avma, PatchPlan, ThreadIdentity};
 use proptest::prelude::*;
 use support::random::{Field, functions, lay_out};
 use support::*;
@@ -93,8 +93,14 @@ fn break_claim(weave: &mut Weave, kind: usize, n: usize) -> bool {
         8 => {
             let Some(p) = point(weave, n) else { return false };
             let Some(m) = p.minis.first_mut() else { return false };
-            let field = [&mut m.start, &mut m.jump, &mut m.range.start];
-            field.into_iter().nth(n / 5 % 3).expect("one of three").0 ^= bit;
+            match &mut m.code {
+                Some(code) => {
+                    let field = [&mut code.start, &mut code.jump, &mut code.range.start];
+                    field.into_iter().nth(n / 5 % 3).expect("one of three").0 ^= bit;
+                }
+                None if n.is_multiple_of(2) => m.count = None,
+                None => p.operand ^= 8,
+            }
         }
         _ => {
             let Some(i) = weave.plan.code.iter().position(|c| c.bytes.len() > 40) else { return false };
@@ -145,4 +151,76 @@ fn flaws_have_names() {
     let mut weave = w.weave.clone();
     weave.plan.text[0].at.0 = 0x401ffe;
     assert_eq!(field.verify(&weave).map_err(|e| e.flaw), Err(Flaw::Straddles));
+}
+
+/// Every plan that is wrong in one bit of what it writes, moves or takes back, or does not step out of a slow routine.
+fn wrong(plan: &PatchPlan) -> Vec<PatchPlan> {
+    let mut all = Vec::new();
+    let mut with = |change: &dyn Fn(&mut PatchPlan)| {
+        let mut plan = plan.clone();
+        change(&mut plan);
+        all.push(plan);
+    };
+    for i in 0..plan.text.len() {
+        for bit in 0..8 * usize::from(plan.text[i].len) {
+            with(&|p| p.text[i].new[bit / 8] ^= 1 << (bit % 8));
+        }
+        with(&|p| {
+            p.text.remove(i);
+        });
+    }
+    for i in 0..plan.moves.len() {
+        with(&|p| p.moves[i].to.0 ^= 1);
+        with(&|p| {
+            p.moves.remove(i);
+        });
+    }
+    for i in 0..plan.retired.len() {
+        with(&|p| {
+            p.retired.remove(i);
+        });
+    }
+    for (i, code) in plan.code.iter().enumerate() {
+        with(&|p| {
+            p.code.remove(i);
+        });
+        for byte in 0..code.bytes.len() {
+            with(&|p| p.code[i].bytes[byte] ^= 0x10);
+        }
+    }
+    all
+}
+
+#[test]
+fn wrong_changes_of_a_slot_are_found() {
+    let count = count();
+    for identity in IDENTITIES {
+        let mut w =
+            weave(identity, site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]), &[], std::slice::from_ref(&count));
+        let mut point = w.point().clone();
+        for (id, index) in [(1, Some(0)), (0, None), (2, Some(1)), (2, None), (1, None), (3, Some(0))] {
+            let before = point.clone();
+            let plan = match index {
+                Some(index) => {
+                    let request = MiniRequest { id, snippet: &count, counters: &[id as u32] };
+                    add_mini(&w.env, &mut w.arena, &mut point, &request, index).expect("there is room")
+                }
+                None => remove_mini(&w.arena, &mut point, id).expect("it is there"),
+            };
+            let verify = |plan: &PatchPlan| match index {
+                Some(_) => verify_added(&w.env, &w.arena, plan, &point, id),
+                None => verify_removed(&w.arena, plan, &before, &point),
+            };
+            verify(&plan).expect("right");
+            for wrong in wrong(&plan) {
+                assert!(verify(&wrong).is_err(), "{identity:?} {id} {index:?}\n{wrong:#x?}");
+            }
+            // nobody may be between two readings of the slot when a count comes
+            let slotted = point.minis.iter().any(|m| m.code.is_none());
+            if identity != ThreadIdentity::Locked && slotted {
+                let wrong = PatchPlan { step_out: Vec::new(), ..plan.clone() };
+                assert!(verify(&wrong).is_err(), "{identity:?} {id} {index:?}");
+            }
+        }
+    }
 }

@@ -72,7 +72,7 @@ impl Prices {
 
     /// What a worst case takes, in nanoseconds.
     pub fn ns(&self, cost: Cost) -> f64 {
-        f64::from(cost.slots) / f64::from(SLOTS_PER_CYCLE) * self.cycle_ns
+        f64::from(cost.busy()) / f64::from(SLOTS_PER_CYCLE) * self.cycle_ns
             + f64::from(cost.clocks) * self.clock_ns
             + f64::from(cost.locked) * self.locked_ns
             + f64::from(cost.system_calls) * self.system_call_ns

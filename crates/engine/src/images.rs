@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ingraft_analysis::{Elf, Image};
-use ingraft_model::Avma;
+use ingraft_model::{Avma, Pid};
 use ingraft_process::{MappedFile, Target};
 
 use crate::background::in_background;
@@ -68,9 +68,7 @@ impl ImageStore {
         if let Some(image) = cached {
             return Ok(image);
         }
-        let debug = debug_file(target, file, elf.build_id(), elf.debuglink());
-        // A debug file that makes no sense adds no names.
-        let debug = debug.and_then(|bytes| Elf::parse_debug(bytes).ok());
+        let debug = debug_elf(target.pid(), file, &elf);
         let image = in_background(|| Image::from_elf(elf, debug.as_ref()));
         let cache = image.to_cache();
         let mut out = crc32fast::hash(&cache).to_le_bytes().to_vec();
@@ -101,14 +99,14 @@ fn cache_key(bytes: &[u8]) -> String {
     format!("{CACHE_VERSION}-{:08x}-{:x}", crc32fast::hash(bytes), bytes.len())
 }
 
+/// The outline of the separate debug file; one that makes no sense adds nothing.
+pub fn debug_elf(pid: Pid, file: &MappedFile, elf: &Elf) -> Option<Elf> {
+    debug_file(pid, file, elf.build_id(), elf.debuglink()).and_then(|bytes| Elf::parse_debug(bytes).ok())
+}
+
 /// The separate debug file, where the distributions put it (gdb's manual, "Debugging Information in Separate Files").
-fn debug_file(
-    target: &Target,
-    file: &MappedFile,
-    build_id: Option<&[u8]>,
-    link: Option<(String, u32)>,
-) -> Option<Arc<[u8]>> {
-    let root = PathBuf::from(format!("/proc/{}/root", target.pid()));
+fn debug_file(pid: Pid, file: &MappedFile, build_id: Option<&[u8]>, link: Option<(String, u32)>) -> Option<Arc<[u8]>> {
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
     let under = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
     if let Some(id) = build_id.filter(|id| id.len() > 1) {
         let hex: String = id[1..].iter().map(|b| format!("{b:02x}")).collect();

@@ -23,6 +23,7 @@ mod session;
 mod sites;
 mod state_dir;
 mod values;
+mod variables;
 mod weaving;
 
 pub use api::*;

@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ingraft_codegen::{Cost, Environment, MiniRequest, generic_site};
-use ingraft_mdl::{FunctionRef, Insertion, Library, ModuleRef, Program, Variable, evaluate};
+use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
+use ingraft_mdl::{
+    Access, FunctionRef, Global, Insertion, Library, ModuleRef, Parameter, Program, Unresolved, Variable, evaluate,
+};
 use ingraft_model::{
-    Avma, Bias, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scale, Site, Snippet, Stmt,
+    Avma, Bias, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet, Stmt,
     ThreadIdentity,
 };
 use ingraft_process::Target;
@@ -24,12 +26,16 @@ use crate::weaving::SETTLE;
 /// Module and function of the program that stands for all.
 const MODULE: &str = "program";
 const FUNCTION: &str = "function";
+/// Where its variables are.
+const VARIABLE: Avma = Avma(0x5555_5555_8000);
 
 /// What the code of a target looks like where the C library is glibc.
 fn environment() -> Environment {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
     // as glibc registers its areas
     let cpu = CpuClock::Rseq { slot: -0x98, signature: 0x5305_3053 };
+    // what code costs does not depend on where data lies, and nothing of this is executed
+    let readable = Readable { start: Avma(0), end: Avma(u64::MAX), process: Some(1) };
     Environment {
         data,
         identity: ThreadIdentity::FsOffset(0x2d0),
@@ -37,6 +43,7 @@ fn environment() -> Environment {
         ticks: Scale::ONE,
         cpu,
         loader: None,
+        readable,
     }
 }
 
@@ -83,6 +90,14 @@ impl Program for Generic {
     }
     fn function_name(&self, _: FunctionRef) -> &str {
         FUNCTION
+    }
+    fn variable(&self, _: &str, members: &[&str]) -> Result<Global, Unresolved> {
+        let pointers = vec![0; members.len().saturating_sub(1)];
+        Ok(Global { at: VARIABLE, lasts: true, access: Access { pointers, offset: 0, scalar: Scalar::INT } })
+    }
+    fn member(&self, _: FunctionRef, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+        let pointers = vec![0; members.len().saturating_sub(1)];
+        Ok(Access { pointers, offset: 0, scalar: Scalar::INT })
     }
 }
 

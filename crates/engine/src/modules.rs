@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
-use ingraft_mdl::{FunctionRef, ModuleRef, Program};
+use ingraft_mdl::{Access, FunctionRef, Global, ModuleRef, Parameter, Program, Unresolved};
 use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma};
 use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
-use crate::images::{ImageStore, bytes_of};
+use crate::images::{ImageStore, bytes_of, debug_elf};
 use crate::journal::FileId;
 use crate::pattern::{Pattern, glob_match};
+use crate::variables;
 
 const PAGE: u64 = 4096;
 /// Offset of `r_state` in `struct r_debug` (link.h).
@@ -39,6 +40,7 @@ pub struct ModuleFile {
     /// The image of its last time, so that it is not analysed anew when it comes back.
     last_image: Option<Arc<Image>>,
     frames: OnceLock<Option<(Bias, Arc<FrameTable>)>>,
+    debug: OnceLock<Option<Elf>>,
 }
 
 /// What has changed since the last look.
@@ -200,6 +202,7 @@ impl Modules {
                 loaded: OnceLock::new(),
                 last_image: None,
                 frames: OnceLock::new(),
+                debug: OnceLock::new(),
             });
         }
         while self.waiting.len() > WAITING_MAX {
@@ -214,6 +217,7 @@ impl Modules {
         if let Some(known) = self.files.get_mut(module.0 as usize) {
             known.last_image = known.loaded.take().flatten().map(|m| m.image).or(known.last_image.take());
             known.frames = OnceLock::new();
+            known.debug = OnceLock::new();
         }
     }
 
@@ -301,7 +305,7 @@ impl Modules {
     }
 
     /// Notes that these modules are looked into.
-    fn look_into(&self, mut asked: impl FnMut(&ModuleFile) -> bool) {
+    pub(crate) fn look_into(&self, mut asked: impl FnMut(&ModuleFile) -> bool) {
         if self.files.iter().any(|file| file.loaded.get().is_none() && asked(file)) {
             self.wanting.store(true, Ordering::Relaxed);
         }
@@ -444,6 +448,11 @@ impl ModuleFile {
         // Somebody else may have been faster; both have the same.
         let _ = self.loaded.set(module);
         result
+    }
+
+    /// Its separate debug file, if there is one.
+    pub fn debug(&self, pid: Pid, elf: &Elf) -> Option<&Elf> {
+        self.debug.get_or_init(|| debug_elf(pid, &self.file, elf)).as_ref()
     }
 
     /// What its unwind table says, and where it was loaded; none if it cannot be read.
@@ -590,5 +599,13 @@ impl Program for Modules {
 
     fn function_name(&self, function: FunctionRef) -> &str {
         self.resolve(function).and_then(|(_, _, f)| f.names().first()).map_or("", ingraft_analysis::Name::display)
+    }
+
+    fn variable(&self, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
+        variables::variable(self, name, members)
+    }
+
+    fn member(&self, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+        variables::member(self, function, of, members)
     }
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
 use ingraft_codegen::{
-    Arena, Cost, Environment, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini, remove_mini,
-    remove_within, weave_points,
+    Arena, Cost, Environment, MiniRequest, PointRequest, Readable, RemovalRecord, TextSpace, WovenPoint, add_mini,
+    remove_mini, remove_within, weave_points,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
@@ -135,6 +135,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
         ticks: Scale::ONE,
         cpu: CpuClock::None,
         loader: None,
+        readable: Readable::default(),
     };
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
@@ -549,7 +550,7 @@ impl Woven {
                     let arena = &self.arenas[point.arena];
                     let before = point.woven.clone();
                     let removed = remove_mini(arena, &mut point.woven, *id).map_err(codegen_error)?;
-                    verify_removed(&removed, &before, &point.woven).map_err(|e| defect(&e))?;
+                    verify_removed(arena, &removed, &before, &point.woven).map_err(|e| defect(&e))?;
                     point.roles.remove(index);
                     point.meters.retain(|meter| meter.mini != *id);
                     append(&mut plan, removed);

@@ -37,6 +37,6 @@ pub use library::{Library, ProcessDefinition};
 pub use parse::{Options, parse};
 pub use pattern::Exclusion;
 pub use print::{format, print};
-pub use program::{FunctionRef, ModuleRef, Program};
+pub use program::{Access, FunctionRef, Global, ModuleRef, Parameter, Program, Unresolved};
 pub use render::{Look, render};
 pub use source::{Source, Span};

@@ -1,6 +1,6 @@
 //! What the request stage must know of a program. The engine implements it; tests use a table.
 
-use ingraft_model::Pid;
+use ingraft_model::{Avma, Pid, Scalar};
 
 /// A module of a program: a number that only the implementor of [`Program`] understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,6 +13,59 @@ pub struct FunctionRef {
     pub module: ModuleRef,
     /// Its number in the module.
     pub function: u32,
+}
+
+/// How an integer of the program is reached from an address.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// The pointers on the way: how far each lies behind where the one before it leads, or behind the address.
+    pub pointers: Vec<i64>,
+    /// How far the integer lies behind where the last of them leads.
+    pub offset: i64,
+    /// The integer.
+    pub scalar: Scalar,
+}
+
+/// An integer in a variable of the program, or where a variable leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Global {
+    /// The variable's address.
+    pub at: Avma,
+    /// Whether it stays mapped as long as the process lives.
+    pub lasts: bool,
+    /// How the integer is reached from there.
+    pub access: Access,
+}
+
+/// What a function gets or gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parameter {
+    /// What `$arg[n]` means: an argument in the place of the n-th integer.
+    Argument(u8),
+    /// What `$return` means.
+    Result,
+}
+
+/// Why data of the program cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unresolved {
+    /// The program has nothing of that name.
+    #[error("{what}")]
+    NotFound {
+        /// What is not there.
+        what: String,
+        /// What there is.
+        help: Option<String>,
+    },
+    /// It is no integer that code can read, or it is not known what it is.
+    #[error("{0}")]
+    Unreadable(String),
+}
+
+impl Unresolved {
+    fn unknown() -> Self {
+        Unresolved::Unreadable("what this program's data is made of is not known".to_owned())
+    }
 }
 
 /// A program to which requests are made.
@@ -37,4 +90,12 @@ pub trait Program {
     fn module_name(&self, module: ModuleRef) -> &str;
     /// The name of a function.
     fn function_name(&self, function: FunctionRef) -> &str;
+    /// The variable that a name means: `NAME`, `FILE:NAME` or `MODULE:NAME`; with members, what they lead to in it, pointers followed.
+    fn variable(&self, _name: &str, _members: &[&str]) -> Result<Global, Unresolved> {
+        Err(Unresolved::unknown())
+    }
+    /// What members lead to in what a function gets or gives.
+    fn member(&self, _function: FunctionRef, _of: Parameter, _members: &[&str]) -> Result<Access, Unresolved> {
+        Err(Unresolved::unknown())
+    }
 }

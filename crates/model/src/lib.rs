@@ -23,4 +23,6 @@ pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{BackBranch, CallPoint, CallSite, Callee, Clearing, Gpr, How, PointKind, Refusal, Site};
 pub use resource::{Focus, FocusError, ResourcePath};
-pub use snippet::{BinaryOp, Clock, Expr, Record, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId};
+pub use snippet::{
+    BinaryOp, Clock, Expr, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId, Width,
+};

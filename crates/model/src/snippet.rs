@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::Avma;
+
 /// A variable of a metric-focus pair: as many neighbouring slots in every shard as its [`Shape`] says. The number is local to its
 /// [`crate::snippet`] set until the engine binds it to the index of its first counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -119,6 +121,68 @@ pub enum BinaryOp {
     LogicalOr,
 }
 
+/// How many bytes of memory an integer takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Width {
+    One,
+    Two,
+    Four,
+    Eight,
+}
+
+impl Width {
+    /// The width of so many bytes, if there is one.
+    pub const fn of(bytes: u64) -> Option<Width> {
+        Some(match bytes {
+            1 => Width::One,
+            2 => Width::Two,
+            4 => Width::Four,
+            8 => Width::Eight,
+            _ => return None,
+        })
+    }
+
+    /// Its bytes.
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Width::One => 1,
+            Width::Two => 2,
+            Width::Four => 4,
+            Width::Eight => 8,
+        }
+    }
+}
+
+/// An integer in the memory of the program, and how it becomes 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Scalar {
+    /// Its bytes.
+    pub width: Width,
+    /// Whether its first bit is its sign; if not, it is filled up with zeroes.
+    pub signed: bool,
+}
+
+impl Scalar {
+    /// An `int` of C.
+    pub const INT: Scalar = Scalar { width: Width::Four, signed: true };
+    /// A pointer.
+    pub const POINTER: Scalar = Scalar { width: Width::Eight, signed: false };
+
+    /// The value of the lowest bytes of a word; the others do not matter.
+    pub const fn extend(self, word: u64) -> i64 {
+        match (self.width, self.signed) {
+            (Width::One, true) => word as i8 as i64,
+            (Width::One, false) => word as u8 as i64,
+            (Width::Two, true) => word as i16 as i64,
+            (Width::Two, false) => word as u16 as i64,
+            (Width::Four, true) => word as i32 as i64,
+            (Width::Four, false) => word as u32 as i64,
+            (Width::Eight, _) => word.cast_signed(),
+        }
+    }
+}
+
 /// A value: 64 bits, signed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Expr {
@@ -137,10 +201,40 @@ pub enum Expr {
     Restored,
     /// This thread's value of a variable.
     Variable(VariableId),
+    /// The number of the variable's first counter: what tells a pair from all others that are measured with it.
+    Number(VariableId),
+    /// An integer of the program at an address that is mapped and readable as long as the process lives.
+    Load(Avma, Scalar),
+    /// An integer of the program at any address; 0 if it cannot be read. A system call, which never faults; in fork children, which
+    /// nobody measures, 0.
+    Read(Box<Expr>, Scalar),
     /// An operator applied to one value.
     Unary(UnaryOp, Box<Expr>),
     /// An operator applied to two values.
     Binary(BinaryOp, Box<Expr>, Box<Expr>),
+}
+
+impl Expr {
+    /// Visits its parts and then itself.
+    pub fn each(&self, visit: &mut dyn FnMut(&Expr)) {
+        match self {
+            Expr::Unary(_, e) | Expr::Read(e, _) => e.each(visit),
+            Expr::Binary(_, a, b) => {
+                a.each(visit);
+                b.each(visit);
+            }
+            Expr::Const(_)
+            | Expr::Arg(_)
+            | Expr::Return
+            | Expr::Saved(_)
+            | Expr::Elapsed(_)
+            | Expr::Restored
+            | Expr::Variable(_)
+            | Expr::Number(_)
+            | Expr::Load(..) => {}
+        }
+        visit(self);
+    }
 }
 
 /// One thing to do.
@@ -195,6 +289,31 @@ impl Snippet {
             })
         }
         any(&self.stmts, clock)
+    }
+
+    /// Whether it reads memory of the program by system calls.
+    pub fn reads_memory(&self) -> bool {
+        let mut found = false;
+        self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..)));
+        found
+    }
+
+    /// Visits every value, inner ones before outer ones.
+    pub fn each_expr(&self, visit: &mut dyn FnMut(&Expr)) {
+        fn all(stmts: &[Stmt], visit: &mut dyn FnMut(&Expr)) {
+            for stmt in stmts {
+                match stmt {
+                    Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) => e.each(visit),
+                    Stmt::If(condition, body) => {
+                        condition.each(visit);
+                        all(body, visit);
+                    }
+                    Stmt::Open(_, body) | Stmt::Close(_, body) => all(body, visit),
+                    Stmt::Settle | Stmt::Await | Stmt::Start(..) | Stmt::Stop(..) => {}
+                }
+            }
+        }
+        all(&self.stmts, visit);
     }
 
     /// The variable if the snippet is nothing but one increment by 1: the case with the shortest code.
@@ -280,6 +399,9 @@ impl fmt::Display for Expr {
             Expr::Elapsed(TimeUnit::Nanoseconds) => f.write_str("$elapsed"),
             Expr::Restored => f.write_str("restored"),
             Expr::Variable(v) => write!(f, "v{}", v.0),
+            Expr::Number(v) => write!(f, "number of v{}", v.0),
+            Expr::Load(at, scalar) => write!(f, "{scalar} at {:#x}", at.0),
+            Expr::Read(address, scalar) => write!(f, "read({address}, {scalar})"),
             Expr::Unary(op, e) => {
                 let symbol = match op {
                     UnaryOp::Negate => "-",
@@ -290,6 +412,13 @@ impl fmt::Display for Expr {
             }
             Expr::Binary(op, a, b) => write!(f, "({a} {} {b})", op.symbol()),
         }
+    }
+}
+
+/// As in Rust: `i32`, `u8`.
+impl fmt::Display for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", if self.signed { 'i' } else { 'u' }, 8 * self.width.bytes())
     }
 }
 

@@ -13,6 +13,7 @@ mod costs;
 mod counting;
 mod cpu_times;
 mod crashes;
+mod data;
 mod families;
 mod launches;
 mod libraries;

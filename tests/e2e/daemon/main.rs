@@ -5,6 +5,7 @@
 mod costs;
 mod generic;
 mod life;
+mod shared_points;
 
 use std::path::Path;
 

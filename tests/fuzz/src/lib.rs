@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
-use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
+use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, Clock, CpuClock, DataArea, Expr, PointKind, Record, Restore, Scale, Site, Snippet, Stmt,
+    Avma, Bias, BinaryOp, Clock, CpuClock, DataArea, Expr, PointKind, Record, Restore, Scalar, Scale, Site, Snippet, Stmt,
     ThreadIdentity, TimeUnit, VariableId,
 };
 
@@ -155,7 +155,7 @@ pub struct Woven {
 pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
     let environment =
-        Environment { data, identity, shadow_stack: false, ticks: Scale { mult: 1 << 31, shift: 32 }, cpu: CPU, loader: Some(Avma(0x7fff_f7ff_e118)) };
+        Environment { data, identity, shadow_stack: false, ticks: Scale { mult: 1 << 31, shift: 32 }, cpu: CPU, readable: READABLE, loader: None };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());
@@ -167,6 +167,9 @@ pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Optio
 pub fn proven(woven: &Woven, weave: &Weave) -> bool {
     ask(&woven.sites, |requests| verify_weave(&woven.environment, &woven.arena, &woven.text, requests, weave)).is_ok()
 }
+
+/// Data of the program, and its number.
+const READABLE: Readable = Readable { start: Avma(0x5555_5555_4000), end: Avma(0x5555_5555_8000), process: Some(4711) };
 
 /// As with glibc.
 const CPU: CpuClock = CpuClock::Rseq { slot: 0x928, signature: 0x5305_3053 };
@@ -182,7 +185,11 @@ fn ask<R>(sites: &[Site], answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
     };
     let count = Snippet::increment(VariableId(0));
     let open = Snippet { stmts: vec![Stmt::Settle, Stmt::Open(record.clone(), vec![Stmt::Start(timer, Clock::Cpu)])] };
-    let observe = Stmt::Observe(histogram, Expr::Elapsed(TimeUnit::Nanoseconds));
+    let read = Expr::Read(Box::new(Expr::Saved(0)), Scalar::INT);
+    let load = Expr::Load(READABLE.start, Scalar::POINTER);
+    let memory = Expr::Binary(BinaryOp::Add, Box::new(read), Box::new(load));
+    let value = Expr::Binary(BinaryOp::Add, Box::new(Expr::Elapsed(TimeUnit::Nanoseconds)), Box::new(memory));
+    let observe = Stmt::Observe(histogram, value);
     let close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer, Clock::Cpu), observe])] };
     let counters = [0, 3, 5];
     let minis: Vec<_> = sites

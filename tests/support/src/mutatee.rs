@@ -58,6 +58,9 @@ fn recipe(name: &str) -> Recipe {
         "corner" => ("gcc", C, &["corner.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),
+        "data" => ("gcc", C, &["data.c"], false),
+        "data-no-pie" => ("gcc", &["-O2", "-g", "-pthread", "-no-pie"] as &[_], &["data.c"], false),
+        "data-without-types" => ("gcc", &["-O2", "-g0", "-pthread"] as &[_], &["data.c"], false),
         "calls" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["calls.cpp"], false),
         "libraries" => ("gcc", LIBRARIES, &["libraries.c"], false),
         "tally" => {

@@ -8,3 +8,4 @@ mod hostile;
 mod sites;
 mod support;
 mod system;
+mod types;

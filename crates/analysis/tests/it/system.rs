@@ -35,7 +35,7 @@ fn find<'a>(image: &'a Image, name: &str) -> &'a Function {
 }
 
 /// Compiles a program; `None` without a compiler.
-fn compile(source: &str, compiler: &str, arguments: &[&str]) -> Option<(tempfile::TempDir, PathBuf)> {
+pub fn compile(source: &str, compiler: &str, arguments: &[&str]) -> Option<(tempfile::TempDir, PathBuf)> {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(if compiler == "g++" { "a.cc" } else { "a.c" });
     std::fs::write(&file, source).unwrap();

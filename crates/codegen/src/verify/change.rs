@@ -1,6 +1,6 @@
 //! Proofs of the smaller plans: one snippet more or less at a woven point, and removal.
 
-use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
+use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove};
 
 use super::memory::Memory;
 use super::walk::Walk;
@@ -8,6 +8,8 @@ use super::{Flaw, VerifyError, check_writes, fail, prove_routines};
 use crate::arena::Arena;
 use crate::environment::Environment;
 use crate::mini::WovenMini;
+use crate::slot::OPCODE;
+use crate::slow::{COUNT, LOCKED_COUNT};
 use crate::weave::{Inner, WovenPoint};
 
 /// Proves a removal: every original byte comes back, every record of the points is in the plan, nothing else is.
@@ -84,66 +86,173 @@ pub fn verify_added(
     after: &WovenPoint,
     id: u64,
 ) -> Result<(), VerifyError> {
-    check_live_jump(plan, after)?;
-    let found = after.minis.iter().enumerate().find(|(_, m)| m.id == id);
-    let Some((index, mini)) = found else { return fail(after.at.0, Flaw::Unmatched) };
-    let memory = Memory::new(&plan.code, &arena.range())?;
-    let next = after.minis.get(index + 1).map_or(after.leave, |m| m.start).0;
-    let mut walk = Walk::new(env, arena, &memory);
-    let mut proven = vec![(mini.range.start.0, mini.range.end.0)];
-    prove_routines(&mut walk, arena, &memory, &mut proven)?;
-    walk.begin_added(after, mini, next);
-    walk.added(mini.start.0)?;
-    walk.twin(mini)?;
-    walk.tile(&mini.range)?;
-    walk.all_tiled()?;
-    for (address, state) in walk.visited(&mini.range) {
-        let harmless = after.pushed == 0 && state.is_some_and(|s| walk.harmless(s));
-        match mini.removal.moves.iter().find(|m| m.from.0 == address) {
-            Some(m) if Some(m.to) == after.resume && harmless => {}
-            Some(_) => return fail(address, Flaw::BadMove),
-            None if mini.removal.step_out.iter().any(|r| r.start.0 <= address && address < r.end.0) => {}
-            None => return fail(address, Flaw::BadMove),
-        }
+    let change = check_live_jump(plan, after)?;
+    let Some(index) = after.minis.iter().position(|m| m.id == id) else { return fail(after.at.0, Flaw::Unmatched) };
+    if !plan.moves.is_empty() || !plan.retired.is_empty() {
+        return fail(after.at.0, Flaw::BadMove);
     }
-    if mini.removal.code != mini.range || !plan.moves.is_empty() || !plan.retired.is_empty() {
-        return fail(mini.start.0, Flaw::BadMove);
+    let memory = Memory::new(&plan.code, &arena.range())?;
+    let mut walk = Walk::new(env, arena, &memory);
+    let mut proven = Vec::with_capacity(2);
+    prove_routines(&mut walk, arena, &memory, &mut proven)?;
+    let minis: Vec<_> = after.minis.iter().filter_map(|m| Some((m, m.code.as_ref()?))).collect();
+    let mut new = Vec::with_capacity(2);
+    for (i, (mini, code)) in minis.iter().enumerate() {
+        // what stood in the slot alone gets its code now, at whose side the new one is
+        let unslotted = change.counted && minis.len() == 2;
+        if mini.id != id && !unslotted {
+            continue;
+        }
+        let next = minis.get(i + 1).map_or(after.leave, |(_, next)| next.start).0;
+        proven.push((code.range.start.0, code.range.end.0));
+        walk.begin_added(after, code, next);
+        walk.added(code.start.0)?;
+        walk.twin(code)?;
+        let right = |count: u32| walk.counts(code.start.0, code.jump.0, count);
+        if mini.count.is_some_and(|count| !right(count)) || mini.id != id && mini.count != Some(after.operand) {
+            return fail(code.start.0, Flaw::NotEquivalent);
+        }
+        walk.tile(&code.range)?;
+        walk.all_tiled()?;
+        for (address, state) in walk.visited(&code.range) {
+            let harmless = after.pushed == 0 && state.is_some_and(|s| walk.harmless(s));
+            match mini.removal.moves.iter().find(|m| m.from.0 == address) {
+                Some(m) if Some(m.to) == after.resume && harmless => {}
+                Some(_) => return fail(address, Flaw::BadMove),
+                None if mini.removal.step_out.iter().any(|r| r.start.0 <= address && address < r.end.0) => {}
+                None => return fail(address, Flaw::BadMove),
+            }
+        }
+        if mini.removal.code != code.range {
+            return fail(code.start.0, Flaw::BadMove);
+        }
+        new.push(i);
+    }
+    // the jump that was written leads to what is new
+    let leads = match (new.first(), after.minis.get(index).and_then(|m| m.count)) {
+        (Some(first), _) => change.link == *first && (new.len() == 2) == change.counted,
+        // into a slot that led nowhere
+        (None, Some(count)) => {
+            let place = u64::from(count);
+            let counter = place >= u64::from(env.data.counter(0)) && place < env.data.base.0 + env.data.stride;
+            let alone = after.minis.len() == 1;
+            alone && counter && count % 8 == env.data.counter(0) % 8 && stepped_out(plan, &arena.slow_routines())
+        }
+        (None, None) => false,
+    };
+    if !leads {
+        return fail(after.slot.0, Flaw::Astray);
     }
     memory.all_proven(&mut proven)
 }
 
 /// Proves the plan of [`crate::remove_mini`]: `before` and `after` are the point as it was and as it will be.
-pub fn verify_removed(plan: &PatchPlan, before: &WovenPoint, after: &WovenPoint) -> Result<(), VerifyError> {
-    let write = check_live_jump(plan, after)?;
-    let gone = |m: &&WovenMini| !after.minis.contains(m);
-    let (Some(mini), true) = (before.minis.iter().find(gone), plan.code.is_empty()) else {
-        return fail(after.at.0, Flaw::Unmatched);
+pub fn verify_removed(
+    arena: &Arena,
+    plan: &PatchPlan,
+    before: &WovenPoint,
+    after: &WovenPoint,
+) -> Result<(), VerifyError> {
+    let change = check_live_jump(plan, after)?;
+    let at = after.at.0;
+    let Some(index) = before.minis.iter().position(|m| after.minis.iter().all(|other| other.id != m.id)) else {
+        return fail(at, Flaw::Unmatched);
     };
-    let next = target(write.at.0 - 1, write.new_bytes());
-    let mut expected = [mini.start, mini.jump].map(|from| PcMove { from, to: next });
-    expected.sort_unstable();
-    if plan.moves != expected || target(write.at.0 - 1, write.old_bytes()) != mini.start {
-        return fail(mini.start.0, Flaw::BadMove);
+    let (gone, kept): (Vec<_>, Vec<_>) = before.minis.iter().enumerate().partition(|(i, _)| *i == index);
+    let same = |(one, other): (&(usize, &WovenMini), &WovenMini)| {
+        let slotted = other.code.is_none() && other.count.is_some();
+        one.1.id == other.id && one.1.count == other.count && (slotted || one.1 == other)
+    };
+    if kept.len() != after.minis.len() || !kept.iter().zip(&after.minis).all(same) || !plan.code.is_empty() {
+        return fail(at, Flaw::Unmatched);
     }
-    // what is neither at its first nor at its last instruction is stepped
-    let stepped = |at: Avma| plan.step_out.iter().any(|r| r.start <= at && at < r.end);
-    let plain = mini.jump.0 == mini.start.0 + 9 && mini.range.start == mini.start;
-    let middle = [mini.range.start, mini.start.offset(8), mini.jump.offset(-1)];
-    if !plain && middle.into_iter().any(|at| at != mini.jump && at != mini.start && !stepped(at)) {
-        return fail(mini.start.0, Flaw::BadMove);
+    let slotted = kept.first().filter(|_| in_slot(after));
+    // behind what goes: the next one, in the slot or in the chain
+    let later = after.minis.get(index).map(|m| m.code.as_ref().map_or(after.slot, |code| code.start));
+    let next = later.unwrap_or(after.leave);
+    let mut moves = Vec::with_capacity(4);
+    let mut retired = Vec::with_capacity(2);
+    let ways = [gone.first().map(|(_, m)| (m, next, next)), slotted.map(|(_, m)| (m, after.slot, after.leave))];
+    for (mini, to_start, to_jump) in ways.into_iter().flatten() {
+        let Some(code) = &mini.code else { continue };
+        moves.extend([PcMove { from: code.start, to: to_start }, PcMove { from: code.jump, to: to_jump }]);
+        retired.push(code.range.clone());
+        // what is neither at its first nor at its last instruction is stepped
+        let plain = code.jump.0 == code.start.0 + 9 && code.range.start == code.start;
+        let stepped = |at: Avma| plan.step_out.iter().any(|r| r.start <= at && at < r.end);
+        let middle = [code.range.start, code.start.offset(8), code.jump.offset(-1)];
+        if !plain && middle.into_iter().any(|at| at != code.jump && at != code.start && !stepped(at)) {
+            return fail(code.start.0, Flaw::BadMove);
+        }
     }
-    if plan.retired == [mini.range.clone()] { Ok(()) } else { fail(mini.start.0, Flaw::Unmatched) }
+    moves.sort_unstable();
+    retired.sort_unstable_by_key(|r| r.start);
+    let link = if in_slot(after) { 0 } else { index };
+    if change.link != link || change.counted != in_slot(before) {
+        return fail(at, Flaw::Astray);
+    }
+    if plan.moves != moves || !stepped_out(plan, &arena.slow_routines()) {
+        return fail(at, Flaw::BadMove);
+    }
+    if plan.retired == retired { Ok(()) } else { fail(at, Flaw::Unmatched) }
 }
 
-/// The one write of a change: a jump of the chain that leads to the next part of it afterwards.
-fn check_live_jump<'a>(plan: &'a PatchPlan, after: &WovenPoint) -> Result<&'a TextWrite, VerifyError> {
+/// Whether the only snippet stands in the slot.
+fn in_slot(point: &WovenPoint) -> bool {
+    point.minis.iter().any(|m| m.code.is_none())
+}
+
+/// Whether nobody is in these ranges when the plan is applied.
+fn stepped_out(plan: &PatchPlan, ranges: &[AvmaRange]) -> bool {
+    ranges.iter().all(|range| plan.step_out.contains(range))
+}
+
+/// What the writes of a change mean.
+struct Change {
+    /// The number of the snippet to which the changed jump leads, or of those there are.
+    link: usize,
+    /// A count stood in the slot.
+    counted: bool,
+}
+
+/// The writes of a change: the displacement of one jump of the chain, or the slot. Afterwards it leads to the next part of the chain, or is
+/// the only snippet.
+fn check_live_jump(plan: &PatchPlan, after: &WovenPoint) -> Result<Change, VerifyError> {
     check_writes(&plan.text)?;
-    let [write] = plan.text.as_slice() else { return fail(after.at.0, Flaw::Unmatched) };
-    let jumps = std::iter::once(after.slot).chain(after.minis.iter().map(|m| m.jump));
-    let starts = after.minis.iter().map(|m| m.start).chain([after.leave]);
-    let found = jumps.zip(starts).find(|(jump, _)| jump.0 + 1 == write.at.0);
-    let Some((jump, start)) = found.filter(|_| write.len == 4) else { return fail(write.at.0, Flaw::Astray) };
-    if target(jump.0, write.new_bytes()) == start { Ok(write) } else { fail(write.at.0, Flaw::Astray) }
+    let chain = || after.minis.iter().filter_map(|m| m.code.as_ref());
+    let jumps = std::iter::once(after.slot).chain(chain().map(|m| m.jump));
+    let starts = chain().map(|m| m.start).chain([after.leave]);
+    let mut links = jumps.zip(starts).enumerate();
+    let Some((write, rest)) = plan.text.split_first() else { return fail(after.at.0, Flaw::Unmatched) };
+    let astray = || fail(write.at.0, Flaw::Astray);
+    if write.at != after.slot {
+        let found = links.skip(1).find(|(_, (jump, _))| jump.0 + 1 == write.at.0);
+        let Some((link, (jump, start))) = found.filter(|_| write.len == 4 && rest.is_empty()) else { return astray() };
+        let right = target(jump.0, write.new_bytes()) == start;
+        return if right { Ok(Change { link, counted: false }) } else { astray() };
+    }
+    let count = if after.scratch.is_some() { COUNT } else { LOCKED_COUNT };
+    let is_jump = |bytes: &[u8]| bytes.first() == Some(&0xe9);
+    let (old, new) = (write.old_bytes(), write.new_bytes());
+    let counted = old == count;
+    let right = usize::from(write.len) == count.len()
+        && (counted || is_jump(old))
+        && if in_slot(after) {
+            new == count && after.minis.len() == 1 && after.minis.iter().all(|m| m.count == Some(after.operand))
+        } else {
+            let start = links.next().map(|(_, (_, start))| start);
+            is_jump(new) && start == new.get(1..).map(|displacement| target(after.slot.0, displacement))
+        };
+    // the displacement is written where a count comes, and stays behind a jump
+    let operand = match rest {
+        [] => !in_slot(after),
+        [w] => {
+            let place = w.at.0 == after.slot.0 + OPCODE && w.len == 4;
+            place && in_slot(after) && !counted && w.new_bytes() == after.operand.to_le_bytes()
+        }
+        _ => false,
+    };
+    if right && operand { Ok(Change { link: 0, counted }) } else { astray() }
 }
 
 /// Where a `jmp rel32` with this displacement leads.

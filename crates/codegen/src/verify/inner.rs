@@ -6,6 +6,7 @@ use super::lockstep::{self, Pair};
 use super::memory::decode;
 use super::walk::Walk;
 use super::{Flaw, Proof, VerifyError, fail};
+use crate::slot;
 use crate::weave::{Inner, WovenPoint};
 
 /// Bytes of a springboard in the arena.
@@ -68,7 +69,7 @@ impl Proof<'_> {
             && original == site.at.to_avma(self.request.bias)
             && point.function == site.function.to_avma(self.request.bias)
             && (point.at, point.resume) == (host.copy, Some(original))
-            && point.leave.0 == point.slot.0 + 5;
+            && point.leave.0 == point.slot.0 + slot::LEN;
         if !right || !hosts.any(proven) {
             return fail(copy, Flaw::Unmatched);
         }

@@ -10,12 +10,13 @@
 //! - every byte of new code belongs to an instruction that was proven, and no jump leads into the middle of one;
 //! - from every instruction of code that will be taken away a thread has a way home.
 
-mod calls;
 mod change;
 mod inner;
 mod lockstep;
 mod memory;
 mod rules;
+mod system_call;
+mod waiting;
 mod walk;
 
 use iced_x86::Code;
@@ -24,6 +25,7 @@ use ingraft_model::{Avma, Clearing, PcMove, PointKind, Site, TextWrite};
 use crate::arena::Arena;
 use crate::environment::Environment;
 use crate::routine::Routine;
+use crate::slot;
 use crate::text::TextSpace;
 use crate::weave::{PointRequest, RemovalRecord, Weave, WovenPoint};
 
@@ -224,7 +226,8 @@ impl Proof<'_> {
         if point.kind != site.kind || point.after != site.after {
             return fail(at.0, Flaw::Unmatched);
         }
-        if point.at != at || point.function != site.function.to_avma(bias) || point.leave.0 != point.slot.0 + 5 {
+        if point.at != at || point.function != site.function.to_avma(bias) || point.leave.0 != point.slot.0 + slot::LEN
+        {
             return fail(at.0, Flaw::Astray);
         }
         walk.begin(site, point);
@@ -344,11 +347,22 @@ impl Proof<'_> {
         if point.minis.len() != self.request.minis.len() {
             return fail(at.0, Flaw::Unmatched);
         }
+        walk.slot(point)?;
         for (mini, request) in point.minis.iter().zip(self.request.minis) {
-            walk.twin(mini)?;
+            let (start, behind) = mini.code.as_ref().map_or((point.slot, point.leave), |code| (code.start, code.jump));
+            if let Some(code) = &mini.code {
+                walk.twin(code)?;
+            }
             let counter = request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize));
-            if counter.is_some_and(|&index| !walk.counts(mini, index)) {
-                return fail(mini.start.0, Flaw::NotEquivalent);
+            let displacement = counter.map(|index| walk.displacement(*index));
+            if displacement.is_some_and(|counter| !walk.counts(start.0, behind.0, counter))
+                || mini.count != displacement
+            {
+                return fail(start.0, Flaw::NotEquivalent);
+            }
+            let code = mini.code.as_ref().map(|code| &code.range);
+            if code.is_some_and(|range| *range != mini.removal.code) {
+                return fail(start.0, Flaw::Unmatched);
             }
         }
         for record in point.records() {
@@ -530,6 +544,10 @@ impl Proof<'_> {
     fn ways_home(&self, walk: &Walk<'_>, record: &RemovalRecord, pairs: &[Pair]) -> Result<(), VerifyError> {
         let mut used = 0;
         for (address, state) in walk.visited(&record.code) {
+            // nobody is ever behind the jump of a slot
+            if walk.is_filler(address) {
+                continue;
+            }
             let pair = pairs.iter().find(|p| p.copy == address);
             let allowed = match pair {
                 Some(pair) => pair.back,

@@ -2,7 +2,7 @@
 
 use iced_x86::{Code, Instruction, Mnemonic, OpAccess, Register, UsedMemory};
 use ingraft_model::layout::{COUNTERS, CPU_DESCRIPTOR, CPU_LAST, CPU_OFFSET, OWNER, TOP, header, record};
-use ingraft_model::{CpuClock, ThreadIdentity};
+use ingraft_model::{Avma, CpuClock, ThreadIdentity};
 
 use super::walk::{Bound, Mode};
 use crate::cpu::{PROCESSOR, SELF};
@@ -64,6 +64,8 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
         place >= u64::from(data.counter(0)) && place < data.base.0 + data.stride && place % 8 == data.base.0 % 8;
     let absolute = memory.base() == Register::None && memory.index() == Register::None;
     let slow = matches!(mode, Mode::Slow(_));
+    let bytes = memory.memory_size().size() as u64;
+    let lasting = matches!(mode, Mode::Point | Mode::Twin(_)) && env.readable.lasts(Avma(place), bytes.max(1));
     match memory.segment() {
         _ if i.mnemonic() == Mnemonic::Lea => true,
         Register::FS => {
@@ -79,7 +81,7 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
         Register::DS if place == u64::from(data.displacement(header::CPU_RATE)) => {
             absolute && matches!(mode, Mode::Routine(_))
         }
-        Register::DS => absolute && (counter || place == u64::from(data.alive())),
+        Register::DS => absolute && (counter || lasting || place == u64::from(data.alive())),
         _ => false,
     }
 }
@@ -181,6 +183,7 @@ pub(super) fn permitted(mnemonic: Mnemonic) -> bool {
         M::Mov
             | M::Movsxd
             | M::Movzx
+            | M::Movsx
             | M::Lea
             | M::Add
             | M::Sub

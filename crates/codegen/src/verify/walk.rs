@@ -5,15 +5,16 @@ use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Instructi
 use ingraft_model::layout::{OWNER, TOP};
 use ingraft_model::{Avma, AvmaRange, Gpr, Site, ThreadIdentity};
 
-use super::calls::{self, Call};
 use super::memory::Memory;
 use super::rules::{may_read, may_write, number_of, permitted, writes};
+use super::system_call::{self, Call};
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
 use crate::environment::Environment;
-use crate::mini::WovenMini;
+use crate::mini::MiniCode;
 use crate::routine::Routine;
-use crate::slow::{COUNT, MARKER};
+use crate::slot::{LEN, OPCODE};
+use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::weave::WovenPoint;
 
 /// A word on the stack: the original value of a register by number, or these.
@@ -289,8 +290,9 @@ impl<'a> Walk<'a> {
         self.slot = point.slot.0;
         self.pushed = 0;
         self.base = point.base.0;
-        let jumps = std::iter::once(point.slot).chain(point.minis.iter().map(|m| m.jump));
-        let starts = point.minis.iter().map(|m| m.start).chain([point.leave]);
+        let chain = || point.minis.iter().filter_map(|m| m.code.as_ref());
+        let jumps = std::iter::once(point.slot).chain(chain().map(|m| m.jump));
+        let starts = chain().map(|m| m.start).chain([point.leave]);
         self.chain.clear();
         self.chain.extend(jumps.zip(starts).map(|(jump, start)| (jump.0, start.0)));
     }
@@ -347,18 +349,42 @@ impl<'a> Walk<'a> {
     pub fn from(&mut self, at: u64, state: State) -> Result<(), VerifyError> {
         self.execute(at, state, Mode::Point)?;
         let begins = |bytes: &[u8], what: &[u8]| bytes.starts_with(what);
-        let leave = self.slot + 5;
+        let leave = self.slot + LEN;
         let Some(bytes) = self.memory.bytes(leave) else { return fail(leave, Flaw::NoInstruction) };
         // the slow routine would take the tail for a snippet
         if begins(bytes, &COUNT[..4]) || begins(bytes, &MARKER) {
             return fail(leave, Flaw::Forbidden);
         }
-        let slot = self.memory.decode(self.slot)?;
-        if slot.code() == Code::Jmp_rel32_64 && self.visit(self.slot)?.1 != Visit::Never {
-            Ok(())
-        } else {
-            fail(self.slot, Flaw::Astray)
+        if self.visit(self.slot)?.1 != Visit::Never { Ok(()) } else { fail(self.slot, Flaw::Astray) }
+    }
+
+    /// The slot is the point's only snippet, in the form in which the slow routine finds it, or a jump, and behind that four bytes that nobody
+    /// executes; all on one page.
+    pub fn slot(&mut self, point: &WovenPoint) -> Result<(), VerifyError> {
+        let at = self.slot;
+        let bytes = self.memory.bytes(at).and_then(|b| b.first_chunk::<{ LEN as usize }>());
+        let Some([opcode @ .., a, b, c, d]) = bytes else { return fail(at, Flaw::NoInstruction) };
+        if at % 4096 > 4096 - LEN {
+            return fail(at, Flaw::Straddles);
         }
+        if point.operand != u32::from_le_bytes([*a, *b, *c, *d]) {
+            return fail(at, Flaw::Unmatched);
+        }
+        let slot = *self.memory.decode(at)?;
+        if point.minis.iter().all(|m| m.code.is_some()) {
+            let filler = *self.memory.decode(at + OPCODE)?;
+            let right =
+                slot.code() == Code::Jmp_rel32_64 && filler.code() == Code::Nop_rm32 && filler.next_ip() == at + LEN;
+            return if right { self.mark(&filler) } else { fail(at, Flaw::Astray) };
+        }
+        let count = if self.env.identity == ThreadIdentity::Locked { LOCKED_COUNT } else { COUNT };
+        let alone = point.minis.len() == 1 && *opcode == count && slot.next_ip() == at + LEN;
+        if alone { Ok(()) } else { fail(at, Flaw::Astray) }
+    }
+
+    /// Whether these are the bytes behind the jump of the slot.
+    pub fn is_filler(&self, at: u64) -> bool {
+        at == self.slot + OPCODE && self.visit(at).is_ok_and(|(_, visit)| visit == Visit::Marked)
     }
 
     /// The instructions right before the slot keep every thread out whose shard this is not, and fork children.
@@ -415,7 +441,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Starts the proof of a snippet that is added to a woven point, and ends generated code at `next`, where its chain goes on.
-    pub fn begin_added(&mut self, point: &WovenPoint, mini: &WovenMini, next: u64) {
+    pub fn begin_added(&mut self, point: &WovenPoint, mini: &MiniCode, next: u64) {
         self.restart();
         let free = point.scratch.map_or(0, |r| 1u16 << (r.0 & 15)) | u16::from(point.rax_free);
         self.scratch = free;
@@ -438,7 +464,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
-    pub fn twin(&mut self, mini: &WovenMini) -> Result<(), VerifyError> {
+    pub fn twin(&mut self, mini: &MiniCode) -> Result<(), VerifyError> {
         let start = mini.start.0;
         let Some(state) = self.state(self.visit(start)?.1).cloned() else {
             return fail(start, Flaw::Untiled);
@@ -464,12 +490,15 @@ impl<'a> Walk<'a> {
         self.execute(mini.range.start.0, state, Mode::Twin(mini.jump.0))
     }
 
-    /// Whether a snippet is one increment of that counter.
-    pub fn counts(&self, mini: &WovenMini, counter: u32) -> bool {
-        self.memory.decode(mini.start.0).is_ok_and(|i| {
-            i.code() == Code::Inc_rm64
-                && i.next_ip() == mini.jump.0
-                && i.memory_displacement64() == u64::from(self.env.data.counter(counter))
+    /// Where a counter lies.
+    pub fn displacement(&self, counter: u32) -> u32 {
+        self.env.data.counter(counter)
+    }
+
+    /// Whether the code of a snippet is one increment of the counter at that displacement.
+    pub fn counts(&self, start: u64, behind: u64, displacement: u32) -> bool {
+        self.memory.decode(start).is_ok_and(|i| {
+            i.code() == Code::Inc_rm64 && i.next_ip() == behind && i.memory_displacement64() == u64::from(displacement)
         })
     }
 
@@ -504,13 +533,15 @@ impl<'a> Walk<'a> {
     fn call(&self, i: &Instruction, mode: Mode) -> Option<Call> {
         let number = self.memory.number(i.ip()).ok()?;
         let before = |n: usize| number.checked_sub(n).and_then(|n| self.memory.get(n)).copied().unwrap_or_default();
-        calls::call(self.env, mode, before)
+        let Mode::Routine(routine) = mode else { return None };
+        system_call::call(self.env, routine, i.ip(), &before)
     }
 
-    /// A system call, which changes the registers that every one changes, and perhaps the two words that were pushed last.
-    fn system_call(&self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+    /// A system call of a routine, and what it leaves.
+    fn system_call(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
         let at = i.ip();
         let Some(call) = self.call(i, mode) else { return fail(at, Flaw::Forbidden) };
+        // a reading's answer lies where zeroes were pushed
         if call.writes {
             for _ in 0..2 {
                 state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
@@ -590,10 +621,14 @@ impl<'a> Walk<'a> {
     fn past_routine(&mut self, at: u64, mut state: State, routine: Routine) -> Result<(u64, State), VerifyError> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
         state.flags_kept = false;
-        if matches!(routine, Routine::Settle | Routine::Find) {
-            self.answers.push(back);
-            state.lose(1);
-            state.bound = Bound::Top(1);
+        match routine {
+            Routine::Settle | Routine::Find => {
+                self.answers.push(back);
+                state.lose(1);
+                state.bound = Bound::Top(1);
+            }
+            Routine::Read => state.lose(1),
+            Routine::CpuTime | Routine::Await => {}
         }
         Ok((back, state))
     }

@@ -26,7 +26,8 @@ pub const STACK: u64 = SCRATCH + 0xf000;
 /// A function `lea rbx, [rbx + rdi + 1]; ret` that every program has; r15 and a word of the scratch memory hold its address.
 pub const HELPER: u64 = TEXT + 0x3f000;
 pub const HELPER_POINTER: u64 = SCRATCH + 0x7f8;
-pub const TID: u32 = 4242;
+/// Larger than any that the kernel gives, so that nobody has it.
+pub const TID: u32 = 5_000_000;
 /// From fs to where the program's thread keeps the pointer to its critical section. The kernel does not know of it, and never clears it.
 pub const SLOT: i32 = 0x40;
 

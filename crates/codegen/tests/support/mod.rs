@@ -8,7 +8,9 @@ use std::fmt::Write as _;
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 use ingraft_codegen::verify::verify_weave;
-use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, weave_points};
+use ingraft_codegen::{
+    Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, WovenPoint, weave_points,
+};
 use ingraft_model::histogram::Scale;
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
@@ -24,10 +26,22 @@ pub fn property_config() -> proptest::test_runner::Config {
 /// The reference environment: glibc's thread id, a data area at 256 MiB.
 pub fn environment(identity: ThreadIdentity) -> Environment {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
-    Environment { data, identity, shadow_stack: false, ticks: TICKS, cpu: CpuClock::None, loader: None }
+    Environment {
+        data,
+        identity,
+        shadow_stack: false,
+        ticks: TICKS,
+        cpu: CpuClock::None,
+        readable: READABLE,
+        loader: None,
+    }
 }
 
 pub const GLIBC: ThreadIdentity = ThreadIdentity::FsOffset(0x2d0);
+
+/// The scratch memory of programs that tests run, and a process that does not exist.
+pub const READABLE: Readable =
+    Readable { start: Avma(image::SCRATCH), end: Avma(image::SCRATCH + 0x8000), process: Some(0x7fff_ffff) };
 
 /// 3 GHz.
 pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };
@@ -148,7 +162,7 @@ pub fn list(plan: &PatchPlan, woven: &[Result<WovenPoint, Refusal>]) -> String {
         for (at, name) in [(p.base, "base"), (p.slot, "slot"), (p.leave, "leave"), (p.tail, "tail")] {
             names.entry(at.0).or_insert_with(Vec::new).push(name);
         }
-        for m in &p.minis {
+        for m in p.minis.iter().filter_map(|m| m.code.as_ref()) {
             names.entry(m.range.start.0).or_insert_with(Vec::new).push(if m.start == m.range.start {
                 "mini"
             } else {

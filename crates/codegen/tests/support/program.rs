@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ingraft_analysis::{Function, FunctionKind, Image};
 use ingraft_codegen::verify::{VerifyError, verify_weave};
-use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
+use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::histogram::Scale;
 use ingraft_model::{Avma, Bias, CpuClock, DataArea, Refusal, Site, Snippet, ThreadIdentity, VariableId};
 use rayon::prelude::*;
@@ -40,6 +40,7 @@ pub fn weave_all(path: &Path) -> Option<Program> {
         ticks,
         cpu: CpuClock::None,
         loader: None,
+        readable: Readable::default(),
     };
     let mut arena = Arena::new(Avma(end)..Avma(end + (512 << 20)));
     let mut text = TextSpace::new();

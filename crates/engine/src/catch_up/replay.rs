@@ -23,6 +23,9 @@ pub enum Uncaught {
     /// Its code needs an argument of the call, which may be gone.
     #[error("their arguments are not known any more")]
     Arguments,
+    /// Its code needs what the program's memory held then.
+    #[error("what memory held then is not known any more")]
+    Memory,
     /// Its code needs to know when the call began.
     #[error("when they began is not known")]
     Begin,
@@ -90,10 +93,11 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
 /// Whether a value can be known without the registers at the entry.
 fn known(e: &Expr) -> Result<(), Uncaught> {
     match e {
-        Expr::Const(_) | Expr::Variable(_) => Ok(()),
+        Expr::Const(_) | Expr::Variable(_) | Expr::Number(_) => Ok(()),
         Expr::Unary(_, e) => known(e),
         Expr::Binary(_, a, b) => known(a).and_then(|()| known(b)),
         Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored => Err(Uncaught::Arguments),
+        Expr::Load(..) | Expr::Read(..) => Err(Uncaught::Memory),
         Expr::Elapsed(_) => Err(Uncaught::Begin),
     }
 }
@@ -217,7 +221,9 @@ impl<'a> Shard<'a> {
             Expr::Variable(v) => self.variable(counters, *v),
             Expr::Unary(op, e) => op.apply(self.eval(e, counters)),
             Expr::Binary(op, a, b) => op.apply(self.eval(a, counters), self.eval(b, counters)),
+            Expr::Number(v) => counters.get(v.0 as usize).copied().map_or(0, i64::from),
             // not in a state, see `known`
+            Expr::Load(..) | Expr::Read(..) => 0,
             Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(_) => 0,
         }
     }

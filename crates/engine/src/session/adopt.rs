@@ -63,7 +63,15 @@ impl Session {
                     .insert(MeasurementId(kept.id), adopted(pid, library, kept.definitions, kept.pairs));
             }
             control.attached = Some(Attached {
-                env: Environment { data: area.layout(), identity, shadow_stack, ticks: Scale::ONE, cpu, loader: None },
+                env: Environment {
+                    data: area.layout(),
+                    identity,
+                    shadow_stack,
+                    ticks: Scale::ONE,
+                    cpu,
+                    readable: Readable::default(),
+                    loader: None,
+                },
                 area,
                 journal,
                 woven: Woven::adopt(contents.points, contents.arenas),

@@ -2,6 +2,7 @@
 
 use super::landing::restores;
 use super::*;
+use crate::variables::data_of;
 
 /// Why a pair of a request, by its number, stays out of a function.
 type Refused = HashMap<(MdlFunction, usize), Refusal>;
@@ -300,8 +301,8 @@ impl Session {
         };
         let status = self.target.status().map_err(failed)?;
         let ticks = Scale::ONE;
-        let shadow_stack = status.shadow_stack;
-        let env = Environment { data: area.layout(), identity, shadow_stack, ticks, cpu, loader: None };
+        let (readable, shadow_stack) = (Readable::default(), status.shadow_stack);
+        let env = Environment { data: area.layout(), identity, shadow_stack, ticks, cpu, readable, loader: None };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),
@@ -326,6 +327,7 @@ impl Session {
         variables: &dyn Fn(usize) -> &'v [Variable],
     ) -> Result<(Refused, Stop), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok((Refused::new(), Stop::default())) };
+        attached.env.readable = self.readable(&control.modules, wanted)?;
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
         let (journal, area) = (&mut attached.journal, &attached.area);
@@ -380,6 +382,27 @@ impl Session {
                 Err(e)
             }
         }
+    }
+
+    /// What code may read of the program's memory; an error if it may not, and must.
+    fn readable(&self, modules: &Modules, wanted: &[WantedPoints<'_>]) -> Result<Readable, Error> {
+        let data = data_of(modules);
+        let status = self.target.status().map_err(|e| self.failed(e))?;
+        let process = u32::try_from(status.own_id).ok().filter(|id| *id != 0);
+        let readable = Readable { start: data.start, end: data.end, process };
+        if !wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.reads_memory())) {
+            return Ok(readable);
+        }
+        let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
+        // a program with this library will filter, if it does not yet
+        let will_filter = modules.mapped().any(|file| file.name.starts_with("libseccomp"));
+        if process.is_none() || will_filter || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered)) {
+            let what =
+                "memory of this program cannot be read: its system calls are filtered (seccomp), and reading needs one";
+            let hint = "variables of the program itself can be read, and counts and times work";
+            return Err(Error::new(ErrorKind::Failed, "filtered", what, hint).about(self.pid()));
+        }
+        Ok(readable)
     }
 
     pub(super) fn write_journal(

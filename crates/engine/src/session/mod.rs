@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ingraft_codegen::Environment;
+use ingraft_codegen::{Environment, Readable};
 use ingraft_mdl::{
     FunctionRef as MdlFunction, Instrumentation, Library, ModuleRef, Order, ValueUnit, Variable, VariableKind,
 };

@@ -134,6 +134,7 @@ impl Context<'_, '_> {
             ExprKind::Address(_) => {
                 self.error(codes::PLACE, expr.span, "an address can only be given to a called function");
             }
+            ExprKind::Field(of, _) if is_data(of) => self.data(of),
             ExprKind::Field(of, field) => {
                 let found = self.expr(expr);
                 if !matches!(found, Type::Int | Type::Text | Type::Unknown) {
@@ -145,6 +146,14 @@ impl Context<'_, '_> {
                 self.error(codes::PLACE, expr.span, "an assignment inside an expression").help =
                     Some("make it a statement of its own".to_owned());
             }
+        }
+    }
+
+    /// What members of data of the program are taken of.
+    fn data(&mut self, expr: &Expr) {
+        match &expr.bare().kind {
+            ExprKind::Field(of, _) => self.data(of),
+            _ => self.value(expr),
         }
     }
 
@@ -225,5 +234,15 @@ impl Context<'_, '_> {
                 self.error(codes::TYPE, inner.span, "only variables have addresses");
             }
         }
+    }
+}
+
+/// Whether it is an argument, a result or a variable of the program, or a member of one.
+fn is_data(expr: &Expr) -> bool {
+    match &expr.bare().kind {
+        ExprKind::Field(of, _) => is_data(of),
+        ExprKind::Call(callee, _) => callee.name == "readSymbol" && !callee.quoted,
+        ExprKind::Arg(_) | ExprKind::Return => true,
+        _ => false,
     }
 }

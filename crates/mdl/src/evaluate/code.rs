@@ -157,7 +157,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// A value of the code language; `None` after a finding.
-    fn value(&mut self, expr: &'a Expr) -> Option<Out> {
+    pub(super) fn value(&mut self, expr: &'a Expr) -> Option<Out> {
         match &expr.kind {
             ExprKind::Int(value) => Some(Out::Const(*value)),
             ExprKind::Paren(inner) => self.value(inner),
@@ -183,7 +183,7 @@ impl<'a> Evaluation<'a> {
             ExprKind::Call(callee, args) => self.call(expr, callee, args),
             ExprKind::Text(_) => self.refuse(expr, "strings in code"),
             ExprKind::Return => self.at_end(expr, "`$return` is only known at returns and behind calls", Out::Return),
-            ExprKind::GlobalId => self.refuse(expr, "`$globalId`"),
+            ExprKind::GlobalId => Some(Out::Number(VariableId(0))),
             ExprKind::Elapsed(clock) => self.elapsed(expr, *clock, TimeUnit::Nanoseconds),
             ExprKind::SelfTime => {
                 let all = self.elapsed(expr, Clock::Wall, TimeUnit::Nanoseconds)?;
@@ -191,7 +191,8 @@ impl<'a> Evaluation<'a> {
                 Some(Out::Binary(BinaryOp::Subtract, Box::new(all), Box::new(callees)))
             }
             ExprKind::Address(_) => self.refuse(expr, "addresses of variables"),
-            ExprKind::Field(..) | ExprKind::Assign(..) | ExprKind::Step(..) => self.refuse(expr, "this as a value"),
+            ExprKind::Field(of, field) => self.member(expr, of, &field.name),
+            ExprKind::Assign(..) | ExprKind::Step(..) => self.refuse(expr, "this as a value"),
         }
     }
 
@@ -204,7 +205,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// A value that exists only at the end of a call.
-    fn at_end(&mut self, expr: &Expr, otherwise: &str, value: Out) -> Option<Out> {
+    pub(super) fn at_end(&mut self, expr: &Expr, otherwise: &str, value: Out) -> Option<Out> {
         match self.place {
             None | Some(Place { point: PointKind::Exit, .. } | Place::BEHIND_CALL) => Some(value),
             Some(_) => {
@@ -224,9 +225,10 @@ impl<'a> Evaluation<'a> {
         new
     }
 
-    fn call(&mut self, expr: &Expr, callee: &Callee, args: &'a [Expr]) -> Option<Out> {
-        // the argument of readSymbol is a name, not a value
-        let args = if callee.name == "readSymbol" { &[] } else { args };
+    fn call(&mut self, expr: &'a Expr, callee: &Callee, args: &'a [Expr]) -> Option<Out> {
+        if let Some(known) = self.data(expr, callee, args) {
+            return known;
+        }
         let values: Vec<Option<Out>> = args.iter().map(|a| self.value(a)).collect();
         if !callee.quoted {
             if let (Some(op), [a, b]) = (helper(&callee.name, args.len()), values.as_slice()) {
@@ -242,7 +244,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// A value that the meta language knows when the request arrives.
-    fn known(&mut self, expr: &'a Expr) -> Option<Out> {
+    pub(super) fn known(&mut self, expr: &'a Expr) -> Option<Out> {
         match self.expr(expr) {
             Value::Int(value) => Some(Out::Const(value)),
             Value::Refused => None,
@@ -251,7 +253,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn refuse(&mut self, expr: &Expr, what: &str) -> Option<Out> {
+    pub(super) fn refuse(&mut self, expr: &Expr, what: &str) -> Option<Out> {
         let verb = if what.starts_with("addresses") || what.starts_with("strings") { "are" } else { "is" };
         self.not_woven(expr.span, format!("{what} {verb} not woven yet"));
         None
@@ -265,7 +267,7 @@ fn fold_unary(op: UnaryOp, value: Out) -> Out {
     }
 }
 
-fn fold_binary(op: BinaryOp, a: Out, b: Out) -> Out {
+pub(super) fn fold_binary(op: BinaryOp, a: Out, b: Out) -> Out {
     match (a, b) {
         (Out::Const(a), Out::Const(b)) => Out::Const(binary(op, a, b)),
         (a, b) => Out::Binary(op, Box::new(a), Box::new(b)),

@@ -51,6 +51,7 @@ impl<'a> Evaluation<'a> {
         if self.place == Some(Place { after: true, ..Place::ENTRY }) {
             self.not_woven(insert.points.span, "`postInsn` at an entry is not woven yet".to_owned());
         }
+        self.there = target.as_ref().map(|(_, functions)| functions.clone()).unwrap_or_default();
         let mut stmts = Vec::new();
         self.block(&insert.code, &mut stmts);
         let Some((place, functions)) = target else { return };

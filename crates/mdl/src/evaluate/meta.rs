@@ -109,6 +109,10 @@ pub(super) struct Evaluation<'a> {
     pub(super) flag: Option<VariableId>,
     /// Where the code at hand will run; unknown after a finding.
     pub(super) place: Option<Place>,
+    /// The functions in which it will run.
+    pub(super) there: Vec<FunctionRef>,
+    /// How many functions' arguments and results were looked into.
+    pub(super) looks: u32,
     pub(super) drafts: Vec<Draft>,
     pub(super) records: Vec<KnownRecord>,
     /// Time in instrumented callees, for `$self`.
@@ -138,6 +142,8 @@ impl<'a> Evaluation<'a> {
             definition: &metric.node.ident.name,
             group: 0,
             flag: None,
+            there: Vec::new(),
+            looks: 0,
             place: None,
             drafts: Vec::new(),
             records: Vec::new(),

@@ -1,6 +1,7 @@
 //! The request stage: a metric, a focus and a program to points and snippets.
 
 mod code;
+mod data;
 mod frame;
 mod insert;
 mod meta;

@@ -29,7 +29,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
 
 fn parts(expr: &mut Expr, visit: &mut dyn FnMut(&mut Expr)) {
     match expr {
-        Expr::Unary(_, operand) => parts(operand, visit),
+        Expr::Unary(_, operand) | Expr::Read(operand, _) => parts(operand, visit),
         Expr::Binary(_, a, b) => {
             parts(a, visit);
             parts(b, visit);

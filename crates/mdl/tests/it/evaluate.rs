@@ -137,9 +137,45 @@ fn a_replacement_of_a_lock_takes_the_address_from_the_focus() {
 }
 
 #[test]
+fn data_of_the_program_is_read_where_it_lies() {
+    let shown = |code: &str| show(&with(&base(&format!("append preInsn $start.entry (* {code} *)"))), "m", "");
+    let expect = |code: &str, statement: &str| {
+        assert_eq!(shown(code), format!("main Metric Append: {statement}\n"), "{code}");
+    };
+    expect("m = readSymbol(\"level\");", "v0 = u16 at 0x5000;");
+    expect("m = readSymbol(\"server.c:level\") + $globalId;", "v0 = (u16 at 0x5000 + number of v0);");
+    // a library may be unloaded
+    expect("m = readSymbol(\"shared\");", "v0 = read(1879048192, u16);");
+    expect("m = readSymbol(\"level\").a.b;", "v0 = read((u64 at 0x5000 + 8), u16);");
+    expect("m = readSymbol(\"shared\").a.b.c;", "v0 = read((read(read(1879048192, u64), u64) + 8), u16);");
+    expect("m += $arg[0].a;", "v0 += read(($arg[0] + 8), u16);");
+    expect("m += $arg[1].a.b;", "v0 += read((read($arg[1], u64) + 8), u16);");
+    expect("m += readAddress($arg[0] + 4);", "v0 += read(($arg[0] + 4), i32);");
+    expect("m += DYNINSTArrayField($arg[0], 2);", "v0 += read(($arg[0] + 8), i32);");
+    expect("m += DYNINSTArrayField($arg[0], $arg[1]);", "v0 += read(($arg[0] + ($arg[1] * 4)), i32);");
+    expect("m += DYNINSTCountElmsInArray($arg[0], 2);", "v0 += (read($arg[0], i32) + read(($arg[0] + 4), i32));");
+    expect("m += DYNINSTCountElmsInArray($arg[0], 0);", "v0 += 0;");
+    for (code, reason) in [
+        ("m = readSymbol(\"levle\");", "error[MDL053]: the program has no variable `levle`"),
+        ("m = readSymbol(\"own\");", "`own`: every thread has its own"),
+        ("m = DYNINSTCountElmsInArray($arg[0], 17);", "at most 16, is not woven yet"),
+        ("m = DYNINSTCountElmsInArray($arg[0], $arg[1]);", "at most 16, is not woven yet"),
+    ] {
+        assert!(shown(code).contains(reason), "{}", shown(code));
+    }
+    // kept from the entry, read at the return
+    let both = with(&base("append preInsn $start.return (* m += $arg[0].a + $return.a; *)"));
+    let end = "close r1 $arg[0] { v0 += (read((saved[0] + 8), u16) + read(($return + 8), u16)); }";
+    assert!(show(&both, "m", "").contains(end), "{}", show(&both, "m", ""));
+    // what differs between functions has no one way
+    let several = with(&base("foreach f in $procedures append preInsn f.entry (* m += $arg[0].a; *)"));
+    assert!(!show(&several, "m", "").contains("error"), "each function has its own snippet");
+}
+
+#[test]
 fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
-    let body = "append preInsn $start.entry (* m = readSymbol(\"v\"); Call(\"f\", &tmp); *) \
-                foreach c in $start.calls append preInsn c (* m += $globalId; *) \
+    let body = "append preInsn $start.entry (* m = readSymbol(\"own\"); Call(\"f\", &tmp); *) \
+                foreach c in $start.calls append preInsn c (* m += $arg[0].x; *) \
                 append preInsn $start.blocks (* m++; *) append preInsn $start.edges (* m++; *) \
                 foreach l in $start.loops append preInsn l.enter (* m++; *) \
                 prepend preInsn $start.return constrained (* m++; *)";
@@ -150,10 +186,10 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
     assert_eq!(
         reasons,
         [
-            "the call of `readSymbol` is not woven yet",
+            "`own`: every thread has its own",
             "addresses of variables are not woven yet",
             "the call of `f` is not woven yet",
-            "`$globalId` is not woven yet",
+            "a member of what a callee gets or gives is not woven yet",
             "`.blocks` points are not woven yet",
             "`.edges` points are not woven yet",
             "`.loops` points are not woven yet",

@@ -90,7 +90,9 @@ impl Check<'_> {
                     self.expr(condition, at, closed);
                     self.stmts(inner, at, closed);
                 }
-                Stmt::Settle => panic!("who puts the code of several requests together settles once"),
+                Stmt::Settle | Stmt::Await => {
+                    panic!("who puts the code of several requests together settles once, and the engine alone waits")
+                }
                 Stmt::Open(record, inner) => {
                     assert!(!is_end(at));
                     self.record(record);
@@ -124,6 +126,9 @@ impl Check<'_> {
             Expr::Elapsed(_) => assert!(closed.is_some_and(|r| r.time.is_some())),
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
+            Expr::Number(v) => assert!((v.0 as usize) < self.done.variables.len()),
+            Expr::Load(..) => {}
+            Expr::Read(e, _) => self.expr(e, at, closed),
             Expr::Unary(_, e) => self.expr(e, at, closed),
             Expr::Binary(_, a, b) => {
                 self.expr(a, at, closed);

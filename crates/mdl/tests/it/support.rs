@@ -1,7 +1,7 @@
 //! A program as a table, for tests of the request stage.
 
-use ingraft_mdl::{FunctionRef, Library, ModuleRef, Options, Program, evaluate};
-use ingraft_model::{Focus, Pid, PointKind};
+use ingraft_mdl::{Access, FunctionRef, Global, Library, ModuleRef, Options, Parameter, Program, Unresolved, evaluate};
+use ingraft_model::{Avma, Focus, Pid, PointKind, Scalar, Width};
 
 /// These texts, which have no error.
 pub fn library(texts: &[&str]) -> Library {
@@ -104,12 +104,33 @@ impl Program for Table {
     fn function(&self, module: &str, function: &str) -> Vec<FunctionRef> {
         self.refs(|m, f| m == module && f == function)
     }
+    fn variable(&self, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
+        let (at, lasts) = match name {
+            "level" | "server.c:level" => (Avma(0x5000), true),
+            "shared" => (Avma(0x7000_0000), false),
+            "own" => return Err(Unresolved::Unreadable("`own`: every thread has its own".to_owned())),
+            name => {
+                let help = Some("did you mean `level`?".to_owned());
+                return Err(Unresolved::NotFound { what: format!("the program has no variable `{name}`"), help });
+            }
+        };
+        Ok(Global { at, lasts, access: through(members.len()) })
+    }
+    fn member(&self, _: FunctionRef, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+        Ok(through(members.len()))
+    }
     fn module_name(&self, module: ModuleRef) -> &str {
         &self.modules[module.0 as usize].0
     }
     fn function_name(&self, function: FunctionRef) -> &str {
         &self.modules[function.module.0 as usize].1[function.function as usize]
     }
+}
+
+/// All members but the last are pointers at the beginning of what they are in; the last is an integer behind it.
+fn through(members: usize) -> Access {
+    let scalar = Scalar { width: Width::Two, signed: false };
+    Access { pointers: vec![0; members.saturating_sub(1)], offset: if members == 0 { 0 } else { 8 }, scalar }
 }
 
 /// A table with an index, as an engine has one.

@@ -1,23 +1,11 @@
-//! The system calls that generated code makes: each is one of these, and what it is asked for stands right before it.
+//! The system calls of the routine that waits at the loader's hook: each is one of these, and what it is asked for stands right before it.
 
 use iced_x86::{Code, Instruction, Register};
-use ingraft_model::CpuClock;
 use ingraft_model::layout::header;
 
-use super::walk::Mode;
-use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
+use super::system_call::Call;
 use crate::environment::Environment;
-use crate::loader::{ANY_BIT, CLOCK_MONOTONIC, FUTEX, FUTEX_WAIT_BITSET, FUTEX_WAKE, ONE};
-use crate::routine::Routine;
-
-/// A permitted system call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Call {
-    /// The first of the instructions that say what it is asked for.
-    pub start: u64,
-    /// It writes the two words that were pushed last.
-    pub writes: bool,
-}
+use crate::loader::{ANY_BIT, CLOCK_GETTIME, CLOCK_MONOTONIC, FUTEX, FUTEX_WAIT_BITSET, FUTEX_WAKE, ONE};
 
 /// What a register is set to right before a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +15,8 @@ enum Given {
 }
 
 /// The call that the instructions in front of a `syscall` ask for, `before(1)` the last of them; none if it is not a permitted one.
-pub(super) fn call(env: &Environment, mode: Mode, before: impl Fn(usize) -> Instruction) -> Option<Call> {
-    let given: Vec<_> = (1..).map(&before).map_while(|i| given(&i).map(|(r, value)| (r, value, i.ip()))).collect();
+pub(super) fn call(env: &Environment, before: &dyn Fn(usize) -> Instruction) -> Option<Call> {
+    let given: Vec<_> = (1..).map(before).map_while(|i| given(&i).map(|(r, value)| (r, value, i.ip()))).collect();
     // the last one that sets a register counts
     let find = |r: Register| given.iter().find(|(set, ..)| *set == r);
     let needs = |wanted: &[(Register, Given)]| {
@@ -38,18 +26,13 @@ pub(super) fn call(env: &Environment, mode: Mode, before: impl Fn(usize) -> Inst
     };
     let number = |r, value| (r, Given::Number(value));
     let address = |at| Given::Number(env.data.displacement(at).cast_signed());
-    let time = |clock| {
-        let start = needs(&[
+    let time = || {
+        needs(&[
             number(Register::RAX, CLOCK_GETTIME),
-            number(Register::RDI, clock),
+            number(Register::RDI, CLOCK_MONOTONIC),
             (Register::RSI, Given::StackPointer),
-        ]);
-        start.map(|start| Call { start, writes: true })
+        ])
     };
-    let Mode::Routine(routine) = mode else { return None };
-    if routine != Routine::Await {
-        return time(THREAD_CPUTIME).filter(|_| env.cpu != CpuClock::None);
-    }
     let wake = || {
         needs(&[
             number(Register::RAX, FUTEX),
@@ -67,7 +50,8 @@ pub(super) fn call(env: &Environment, mode: Mode, before: impl Fn(usize) -> Inst
             number(Register::R9, ANY_BIT),
         ])
     };
-    time(CLOCK_MONOTONIC).or_else(|| wake().or_else(wait).map(|start| Call { start, writes: false }))
+    let asks = time().map(|start| Call { start, writes: true });
+    asks.or_else(|| wake().or_else(wait).map(|start| Call { start, writes: false }))
 }
 
 /// A register that an instruction sets to something known, and does nothing else.

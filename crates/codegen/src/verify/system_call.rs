@@ -1,0 +1,117 @@
+//! The system calls that shared routines make, one in each but the one that waits: what they are asked stands right before them and is compared instruction by
+//! instruction.
+
+use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
+use ingraft_model::{CpuClock, ThreadIdentity};
+
+use super::waiting;
+use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
+use crate::environment::Environment;
+use crate::reading::{LENGTHS, READ};
+use crate::routine::Routine;
+
+/// Bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32`: the time of the calling thread, into the two words that were pushed last.
+const CLOCK_CALL: u64 = 13;
+/// Bytes of what [`is_read`] compares, but for how the process is named: `mov edi, imm32` or `mov edi, fs:[disp32]`.
+const READ_CALL: u64 = 43;
+const NAMED: u64 = 5;
+const NAMED_BY_THREAD: u64 = 8;
+
+/// A permitted system call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    /// The first of the instructions that say what it is asked for: nothing may jump behind it.
+    pub start: u64,
+    /// It writes the two words that were pushed last.
+    pub writes: bool,
+}
+
+/// The system call at `at`, if it is what its routine may ask for; `before(n)` is the n-th instruction before it.
+pub(super) fn call(
+    env: &Environment,
+    routine: Routine,
+    at: u64,
+    before: &dyn Fn(usize) -> Instruction,
+) -> Option<Call> {
+    if routine == Routine::Await {
+        return waiting::call(env, before);
+    }
+    let call = Call { start: at.wrapping_sub(bytes_before(env, routine)), writes: routine != Routine::Read };
+    permitted(env, routine, at, before).then_some(call)
+}
+
+/// How many bytes before a routine's system call nothing may jump into.
+fn bytes_before(env: &Environment, routine: Routine) -> u64 {
+    match (routine, env.identity) {
+        (Routine::CpuTime | Routine::Settle | Routine::Find | Routine::Await, _) => CLOCK_CALL,
+        (Routine::Read, ThreadIdentity::FsOffset(_)) => READ_CALL + NAMED_BY_THREAD,
+        (Routine::Read, ThreadIdentity::FsBase | ThreadIdentity::Locked) => READ_CALL + NAMED,
+    }
+}
+
+/// Whether a system call at `at` is what its routine may ask for; `before(n)` is the n-th instruction before it.
+fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
+    match routine {
+        Routine::CpuTime | Routine::Settle | Routine::Find => env.cpu != CpuClock::None && is_clock(at, before),
+        Routine::Await => false,
+        Routine::Read => env.readable.process.is_some_and(|process| is_read(env, process, at, before)),
+    }
+}
+
+fn is_clock(at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
+    let (eax, rsi, edi) = (before(1), before(2), before(3));
+    let place = (rsi.op0_register(), rsi.op1_register()) == (Register::RSI, Register::RSP)
+        && matches!(rsi.code(), Code::Mov_rm64_r64 | Code::Mov_r64_rm64);
+    sets(&eax, Register::EAX, CLOCK_GETTIME.cast_unsigned())
+        && place
+        && sets(&edi, Register::EDI, THREAD_CPUTIME.cast_unsigned())
+        && edi.ip() == at.wrapping_sub(CLOCK_CALL)
+}
+
+fn sets(i: &Instruction, r: Register, value: u32) -> bool {
+    i.code() == Code::Mov_r32_imm32 && i.op0_register() == r && i.immediate32() == value
+}
+
+/// At most 15 bytes from the address in rcx into the two words that are pushed first, of the process itself, by its number or its thread's.
+fn is_read(env: &Environment, process: u32, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
+    use Register as R;
+    let two = |i: Instruction, mnemonic: Mnemonic, a: Register, b: Register| {
+        i.mnemonic() == mnemonic
+            && i.op_kinds().all(|kind| kind == OpKind::Register)
+            && (i.op0_register(), i.op1_register()) == (a, b)
+    };
+    let copies = |i, to, from| two(i, Mnemonic::Mov, to, from);
+    let clears = |i, r| two(i, Mnemonic::Xor, r, r);
+    let pushes = |i: Instruction, r| i.code() == Code::Push_r64 && i.op0_register() == r;
+    let who = before(5);
+    let named = match env.identity {
+        ThreadIdentity::FsOffset(offset) => {
+            who.code() == Code::Mov_r32_rm32
+                && who.op0_register() == R::EDI
+                && who.memory_segment() == R::FS
+                && (who.memory_base(), who.memory_index()) == (R::None, R::None)
+                && who.memory_displacement64() == u64::from(offset)
+        }
+        ThreadIdentity::FsBase | ThreadIdentity::Locked => sets(&who, R::EDI, process),
+    };
+    let bounded = before(16);
+    bounded.code() == Code::And_rm32_imm8
+        && bounded.op0_register() == R::EDX
+        && bounded.immediate8to32() == LENGTHS
+        && clears(before(15), R::R8D)
+        && pushes(before(14), R::R8)
+        && pushes(before(13), R::R8)
+        && copies(before(12), R::R9, R::RSP)
+        && pushes(before(11), R::RDX)
+        && pushes(before(10), R::R9)
+        && copies(before(9), R::RSI, R::RSP)
+        && pushes(before(8), R::RDX)
+        && pushes(before(7), R::RCX)
+        && copies(before(6), R::R10, R::RSP)
+        && named
+        && sets(&before(4), R::EDX, 1)
+        && sets(&before(3), R::R8D, 1)
+        && clears(before(2), R::R9D)
+        && sets(&before(1), R::EAX, READ.cast_unsigned())
+        && bounded.ip() == at.wrapping_sub(bytes_before(env, Routine::Read))
+}

@@ -1,0 +1,74 @@
+//! Snippets that read memory of the program: what the verifier lets pass.
+
+mod support;
+
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
+use ingraft_codegen::verify::verify_weave;
+use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points};
+use ingraft_model::{Avma, Bias, Expr, Scalar, Snippet, Stmt, ThreadIdentity, VariableId, Width};
+use support::*;
+
+/// push rbp; mov rbp, rsp; sub rsp, 0x20
+const HEAD: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x20];
+
+fn add(value: Expr) -> Snippet {
+    Snippet { stmts: vec![Stmt::Add(VariableId(0), value)] }
+}
+
+fn decoded(bytes: &[u8], at: u64) -> Vec<Instruction> {
+    Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).into_iter().collect()
+}
+
+#[test]
+fn every_flipped_bit_of_a_system_call_is_found() {
+    let read = Expr::Read(Box::new(Expr::Arg(0)), Scalar { width: Width::Four, signed: true });
+    for identity in [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked] {
+        let (site, snippet) = (site(&HEAD), add(read.clone()));
+        let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
+        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, host: None }];
+        let (env, mut arena, mut text) = (environment(identity), arena(), TextSpace::new());
+        let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+        verify_weave(&env, &arena, &text, &requests, &weave).expect("it is right");
+        let is_call = |code: &ingraft_model::patch::ArenaCode| code.bytes.windows(2).any(|w| w == [0x0f, 0x05]);
+        let routine = weave.plan.code.iter().position(is_call).expect("the routine");
+        let original = decoded(&weave.plan.code[routine].bytes, 0);
+        let at = |mnemonic| original.iter().find(|i| i.mnemonic() == mnemonic).expect("the instruction");
+        // what it is asked; what is made of the answer changes a value, and harms nobody
+        let (first, last) = (at(Mnemonic::And).ip() as usize, at(Mnemonic::Syscall).next_ip() as usize);
+        for bit in 8 * first..8 * last {
+            let mut changed = weave.clone();
+            changed.plan.code[routine].bytes[bit / 8] ^= 1 << (bit % 8);
+            let shown = |all: &[Instruction]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
+            let now = shown(&decoded(&changed.plan.code[routine].bytes, 0));
+            let found = verify_weave(&env, &arena, &text, &requests, &changed);
+            // bits that mean nothing
+            assert!(found.is_err() || now == shown(&original), "{bit}: {now:#?}");
+        }
+    }
+}
+
+#[test]
+fn only_what_lasts_is_loaded() {
+    let weave = |env: &Environment, value: Expr| {
+        let (site, snippet) = (site(&HEAD), add(value));
+        let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
+        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, host: None }];
+        let (mut arena, mut text) = (arena(), TextSpace::new());
+        let weave = weave_points(env, &mut arena, &mut text, &requests)?;
+        // the same code where less lasts
+        let less = Environment { readable: Readable { end: Avma(READABLE.end.0 - 1), ..READABLE }, ..*env };
+        assert!(verify_weave(env, &arena, &text, &requests, &weave).is_ok());
+        Ok(verify_weave(&less, &arena, &text, &requests, &weave).is_ok())
+    };
+    let env = environment(GLIBC);
+    let load = |at: u64, scalar| Expr::Load(Avma(at), scalar);
+    assert_eq!(weave(&env, load(READABLE.start.0, Scalar::POINTER)), Ok(true));
+    assert_eq!(weave(&env, load(READABLE.end.0 - 8, Scalar::POINTER)), Ok(false));
+    assert_eq!(weave(&env, load(READABLE.end.0 - 4, Scalar::INT)), Ok(false));
+    let fleeting = |at| Err(CodegenError::Fleeting { at });
+    for at in [READABLE.end.0 - 7, READABLE.end.0, READABLE.start.0 - 1, 0, u64::MAX] {
+        assert_eq!(weave(&env, load(at, Scalar::POINTER)), fleeting(at));
+    }
+    let silent = Environment { readable: Readable { process: None, ..READABLE }, ..env };
+    assert_eq!(weave(&silent, Expr::Read(Box::new(Expr::Arg(0)), Scalar::INT)), Err(CodegenError::NoReads));
+}

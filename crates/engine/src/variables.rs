@@ -1,0 +1,198 @@
+//! Data of a target by its names: symbols say where variables lie, debugging information what they are.
+
+use ingraft_analysis::{DataSymbol, DebugInfo, Elf, Function, Reach, TypeError};
+use ingraft_mdl::{Access, FunctionRef, Global, ModuleRef, Parameter, Program, Unresolved};
+use ingraft_model::{Avma, Scalar, Svma, Width};
+
+use crate::modules::{Module, ModuleFile, Modules};
+use crate::pattern::edit_distance;
+
+/// What compilers add to the names of functions whose arguments they have changed.
+const CHANGED: [&str; 3] = [".isra.", ".constprop.", ".part."];
+/// Most members that are listed where one does not exist.
+const LISTED: usize = 12;
+
+/// A variable with its module.
+struct Found<'a> {
+    file: &'a ModuleFile,
+    module: &'a Module,
+    symbol: DataSymbol,
+}
+
+/// See [`ingraft_mdl::Program::variable`].
+pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
+    let found = find(modules, name)?;
+    if found.symbol.per_thread {
+        return Err(Unresolved::Unreadable(format!("`{name}`: every thread has its own")));
+    }
+    let elf = found.module.image.elf();
+    let reached = described(modules, found.file, elf, |info| info.reach_in_variable(found.symbol.at, members));
+    let access = match reached {
+        Ok(reach) => access(reach),
+        // without a description its size says enough
+        Err(TypeError::NoDebugInfo | TypeError::Compressed | TypeError::NotDescribed { .. }) if members.is_empty() => {
+            let width = Width::of(found.symbol.size).ok_or_else(|| {
+                let size = found.symbol.size;
+                Unresolved::Unreadable(format!("`{name}` takes {size} bytes, which is no integer of 1, 2, 4 or 8"))
+            })?;
+            Access { pointers: Vec::new(), offset: 0, scalar: Scalar { width, signed: true } }
+        }
+        Err(why) => return Err(told(name, why)),
+    };
+    let at = found.symbol.at.to_avma(found.module.bias);
+    let readable = data_of(modules);
+    let (first, bytes) = match access.pointers.first() {
+        Some(first) => (*first, Scalar::POINTER.width.bytes()),
+        None => (access.offset, access.scalar.width.bytes()),
+    };
+    let first = Avma(at.0.wrapping_add_signed(first));
+    let lasts = readable.start <= first && first.0.checked_add(bytes.into()).is_some_and(|end| end <= readable.end.0);
+    Ok(Global { at, lasts, access })
+}
+
+/// See [`ingraft_mdl::Program::member`].
+pub fn member(modules: &Modules, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
+    let unknown = || Unresolved::Unreadable("the function is not known any more".to_owned());
+    let (file, module, f) = modules.resolve(function).ok_or_else(unknown)?;
+    let name = f.display_name();
+    if changed(f) {
+        return Err(Unresolved::Unreadable(format!("`{name}`: the compiler has changed its arguments")));
+    }
+    let reached = described(modules, file, module.image.elf(), |info| match of {
+        Parameter::Argument(n) => info.reach_in_argument(f.start(), n, members),
+        Parameter::Result => info.reach_in_result(f.start(), members),
+    });
+    reached.map(access).map_err(|why| told(&name, why))
+}
+
+/// The writable data of the program's own file: what of it begins first, to its end. Empty as long as it was not analysed.
+pub fn data_of(modules: &Modules) -> std::ops::Range<Avma> {
+    let program = modules.loaded().find(|(_, file, _)| file.is_program);
+    let segment = program.and_then(|(_, _, module)| {
+        let segments = module.image.segments().iter().filter(|s| s.flags.write && s.flags.read);
+        segments.max_by_key(|s| s.mem_size).map(|s| (s, module.bias))
+    });
+    segment.map_or(Avma(0)..Avma(0), |(s, bias)| {
+        s.svma.to_avma(bias)..Svma(s.svma.0.saturating_add(s.mem_size)).to_avma(bias)
+    })
+}
+
+fn changed(f: &Function) -> bool {
+    f.names().iter().all(|name| CHANGED.iter().any(|mark| name.mangled().contains(mark))) && !f.names().is_empty()
+}
+
+/// What debugging information says: that in the separate file where there is one.
+fn described(
+    modules: &Modules,
+    file: &ModuleFile,
+    elf: &Elf,
+    ask: impl Fn(&DebugInfo<'_>) -> Result<Reach, TypeError>,
+) -> Result<Reach, TypeError> {
+    let pid = modules.pid();
+    let own = DebugInfo::of(elf).and_then(|info| ask(&info));
+    match (own, file.debug(pid, elf)) {
+        (Err(TypeError::NoDebugInfo), Some(separate)) => DebugInfo::of(separate).and_then(|info| ask(&info)),
+        (own, _) => own,
+    }
+}
+
+fn access(reach: Reach) -> Access {
+    Access { pointers: reach.pointers, offset: reach.offset, scalar: reach.scalar }
+}
+
+fn told(name: &str, why: TypeError) -> Unresolved {
+    match why {
+        TypeError::NoMember { ref member, ref has, .. } => {
+            let near = nearest(member, has.iter().map(String::as_str));
+            let listed = has.iter().take(LISTED).cloned().collect::<Vec<_>>().join(", ");
+            let help = match near {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("its members are {listed}{}", if has.len() > LISTED { ", …" } else { "" }),
+            };
+            Unresolved::NotFound { what: why.to_string(), help: (!has.is_empty()).then_some(help) }
+        }
+        why => Unresolved::Unreadable(format!("`{name}`: {why}")),
+    }
+}
+
+/// The variable of a name: the program's own first, which is where its libraries look as well; then one that exactly one library offers.
+fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
+    let (prefix, name) = match text.split_once(':') {
+        Some((prefix, name)) if !name.starts_with(':') => (Some(prefix), name),
+        _ => (None, text),
+    };
+    let is_module = |file: &ModuleFile| prefix.is_some_and(|prefix| file.names.iter().any(|n| n == prefix));
+    let of_module = modules.mapped().any(is_module);
+    let source = prefix.filter(|_| !of_module);
+    let wanted = |file: &ModuleFile| if of_module { is_module(file) } else { true };
+    let own = |file: &ModuleFile| file.is_program && wanted(file);
+    modules.look_into(|file| own(file) || of_module && is_module(file));
+    let in_module = |(_, file, module): (ModuleRef, &'a ModuleFile, &'a Module)| -> Vec<Found<'a>> {
+        let elf = module.image.elf();
+        let symbols = DataSymbol::named(elf, file.debug(modules.pid(), elf), name);
+        let fits = |symbol: &DataSymbol| match source {
+            Some(source) => symbol.file.as_deref().is_some_and(|f| f == source || f.ends_with(&format!("/{source}"))),
+            None => true,
+        };
+        symbols.into_iter().filter(fits).map(|symbol| Found { file, module, symbol }).collect()
+    };
+    let loaded = || modules.loaded().filter(|(_, file, _)| file.is_mapped && wanted(file));
+    let mut found: Vec<Found<'a>> = loaded().filter(|(_, file, _)| file.is_program).flat_map(in_module).collect();
+    if found.is_empty() {
+        modules.look_into(|file| wanted(file));
+        found = loaded().filter(|(_, file, _)| !file.is_program).flat_map(in_module).collect();
+        // what is static in a library is not what a bare name means
+        if prefix.is_none() {
+            found.retain(|f| !f.symbol.local);
+        }
+    }
+    if found.iter().any(|f| !f.symbol.local) {
+        found.retain(|f| !f.symbol.local);
+    }
+    match found.as_slice() {
+        [] => Err(missing(modules, text, name)),
+        [_] => found.pop().map(|f| interposed(modules, f, name)).ok_or_else(|| missing(modules, text, name)),
+        several => {
+            let place = |f: &Found<'_>| {
+                let of = f.symbol.file.as_deref().filter(|_| source.is_none()).unwrap_or(&f.file.name);
+                format!("{of}:{name}")
+            };
+            let places: Vec<String> = several.iter().map(place).collect();
+            let help = Some(format!("say which one: {}", places.join(", ")));
+            Err(Unresolved::NotFound { what: format!("several variables have the name `{text}`"), help })
+        }
+    }
+}
+
+/// What a library calls by that name if the program has a copy of it, or one of its own: every module then uses that one.
+fn interposed<'a>(modules: &'a Modules, found: Found<'a>, name: &str) -> Found<'a> {
+    if found.file.is_program || found.symbol.local {
+        return found;
+    }
+    let program = modules.loaded().find(|(_, file, _)| file.is_program);
+    let copy = program.and_then(|(_, file, module)| {
+        let symbol = DataSymbol::exported(module.image.elf(), name)?;
+        Some(Found { file, module, symbol })
+    });
+    copy.unwrap_or(found)
+}
+
+fn missing(modules: &Modules, text: &str, name: &str) -> Unresolved {
+    let pid = modules.pid();
+    let names = |own: bool| {
+        let loaded = modules.loaded().filter(move |(_, file, _)| file.is_program == own);
+        loaded.flat_map(|(_, file, module)| {
+            let elf = module.image.elf();
+            DataSymbol::names(elf, file.debug(pid, elf))
+        })
+    };
+    let near = |own| nearest(name, names(own).collect::<Vec<_>>().iter().map(String::as_str));
+    let help = near(true).or_else(|| near(false)).map(|near| format!("did you mean `{near}`?"));
+    Unresolved::NotFound { what: format!("the program has no variable `{text}`"), help }
+}
+
+fn nearest<'n>(name: &str, all: impl Iterator<Item = &'n str>) -> Option<String> {
+    let limit = (name.len() / 3).clamp(1, 3);
+    let close = all.filter_map(|other| Some((edit_distance(name, other, limit)?, other)));
+    close.min_by_key(|(distance, other)| (*distance, other.len())).map(|(_, other)| other.to_owned())
+}

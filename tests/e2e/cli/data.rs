@@ -1,0 +1,201 @@
+//! Data of the program in metrics: variables, members, memory; against what the program itself says that it holds.
+
+use std::collections::BTreeMap;
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, source_directory};
+
+use crate::tool;
+
+fn file() -> String {
+    source_directory().join("tests/e2e/mdl/data.mdl").to_str().expect("a path").to_owned()
+}
+
+/// The last values of metrics of [`file`] while the program obeys commands.
+fn values(target: &mut Mutatee, metrics: &[&str], commands: &[&str]) -> BTreeMap<String, i64> {
+    let metrics: Vec<String> = metrics.iter().map(|m| format!("data_{m}")).collect();
+    let found = values_of(target, &file(), &metrics, commands);
+    found.into_iter().map(|(metric, value)| (metric.replace("data_", ""), value)).collect()
+}
+
+fn values_of(target: &mut Mutatee, name: &str, metrics: &[String], commands: &[&str]) -> BTreeMap<String, i64> {
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let fixed = ["watch", "-p", &pid, "-I", name];
+    let mut session = tool().start(fixed.into_iter().chain(metrics.iter().map(String::as_str)));
+    session.wait_for("attached");
+    for command in commands {
+        target.ask(command);
+    }
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+    let last = |metric: &String| {
+        let found = outcome.all("sample").into_iter().rfind(|sample| sample["metric"] == *metric);
+        let found = found.unwrap_or_else(|| panic!("no sample of {metric}: {outcome:#?}"));
+        (metric.clone(), found["value"].as_i64().expect("a number"))
+    };
+    metrics.iter().map(last).collect()
+}
+
+fn refused(target: &Mutatee, metric: &str) -> Outcome {
+    let pid = target.pid_text();
+    let outcome = tool().run(["watch", "-p", &pid, "-I", &file(), &format!("data_{metric}"), "--for", "1s"]);
+    assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
+    outcome
+}
+
+/// What the program says of the members that its calls were given.
+fn truth(target: &mut Mutatee) -> BTreeMap<String, i64> {
+    let reply = target.ask("serve 0");
+    let members = ["kind", "depth", "port", "length", "colour", "weight", "second", "history"];
+    let value = |name: &&str| ((*name).to_owned(), reply.after(&format!("tally {name}")).parse().expect("a number"));
+    members.iter().map(value).collect()
+}
+
+const WIDTHS: [&str; 9] = ["g_i8", "g_u8", "g_i16", "g_u16", "g_i32", "g_u32", "g_i64", "waiting", "optind"];
+
+#[test]
+fn variables_are_as_wide_as_they_are() {
+    for program in ["data", "data-no-pie", "data-without-types"] {
+        let mut target = Mutatee::start(program, &[]);
+        let expected = [-128, 255, -32768, 65535, i64::from(i32::MIN), i64::from(u32::MAX), i64::MIN, -3, 41];
+        let set: Vec<String> = WIDTHS.iter().zip(expected).map(|(name, value)| format!("set {name} {value}")).collect();
+        let commands: Vec<&str> = set.iter().map(String::as_str).chain(["serve 1"]).collect();
+        let found = values(&mut target, &WIDTHS, &commands);
+        // a symbol tells a size, and no sign
+        let typed = program != "data-without-types";
+        let expected = expected.into_iter().map(|value| match value {
+            255 | 65535 | 4294967295 if !typed => -1,
+            value => value,
+        });
+        let expected: BTreeMap<String, i64> = WIDTHS.iter().map(|n| (*n).to_owned()).zip(expected).collect();
+        assert_eq!(found, expected, "{program}");
+    }
+}
+
+#[test]
+fn what_a_library_shares_with_the_program_is_the_programs() {
+    let mut target = Mutatee::start("data", &[]);
+    let metrics = ["optind", "optind_of_libc", "opterr_of_libc", "g_bool", "g_colour", "identifier"];
+    let found = values(&mut target, &metrics, &["set optind 1234", "serve 2"]);
+    assert_eq!((found["optind"], found["optind_of_libc"]), (1234, 1234));
+    assert_eq!(found["opterr_of_libc"], 1, "read through a system call");
+    assert_eq!((found["g_bool"], found["g_colour"]), (1, 2));
+    assert!((0..1000).contains(&found["identifier"]), "{found:?}");
+}
+
+#[test]
+fn members_are_what_the_program_has_given() {
+    let mut target = Mutatee::start("data", &[]);
+    let metrics = [
+        "kind",
+        "depth",
+        "port",
+        "length",
+        "colour",
+        "weight",
+        "second",
+        "returned",
+        "kept",
+        "address",
+        "history",
+        "element",
+        "calls",
+        "standing_port",
+        "request_depth",
+        "request_second",
+    ];
+    let found = values(&mut target, &metrics, &["serve 500"]);
+    let truth = truth(&mut target);
+    for name in ["kind", "depth", "port", "length", "colour", "weight", "second", "history"] {
+        assert_eq!(found[name], truth[name], "{name}");
+    }
+    assert_eq!(found["returned"], truth["depth"]);
+    assert_eq!(found["kept"], truth["second"]);
+    assert_eq!(found["address"], truth["colour"], "by its address");
+    assert_eq!(found["element"], (0..500).sum::<i64>());
+    assert_eq!((found["calls"], found["standing_port"], found["request_depth"]), (500, 99, -7));
+    assert_eq!(found["request_second"], 499 * 1_000_003);
+}
+
+#[test]
+fn the_example_of_the_reference_is_right() {
+    let page = std::fs::read_to_string(source_directory().join("docs/mdl.md")).expect("the language reference");
+    let metrics = ["my_nested_lengths", "my_waiting"].map(str::to_owned);
+    let example =
+        page.split("```mdl").filter_map(|rest| rest.split("```").next()).find(|text| text.contains(&metrics[1]));
+    let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
+    std::fs::write(file.path(), example.expect("the example")).expect("a file");
+    let mut target = Mutatee::start("data", &[]);
+    let name = file.path().to_str().expect("a path");
+    let found = values_of(&mut target, name, &metrics, &["set waiting 12", "serve 500"]);
+    let nested: i64 = (0..500).filter(|i| i % 7 - 3 > 1).map(|i| 4_000_000_000 + i).sum();
+    assert_eq!((found["my_nested_lengths"], found["my_waiting"]), (nested, 12));
+}
+
+#[test]
+fn pointers_that_lead_nowhere_are_zero_and_harm_nobody() {
+    let mut target = Mutatee::start("data", &[]);
+    let metrics = ["second", "depth", "weight", "address", "history", "element", "returned", "kept", "calls"];
+    let found = values(&mut target, &metrics, &["wild 50", "churn 20000", "serve 3"]);
+    let truth = truth(&mut target);
+    // the page that comes and goes holds zeroes
+    assert_eq!(found["calls"], 50 * 9 + 20000 + 3);
+    assert_eq!((found["second"], found["kept"]), (truth["second"], truth["second"]));
+    assert_eq!((found["depth"], found["returned"]), (truth["depth"], truth["depth"]));
+    assert_eq!((found["weight"], found["history"], found["element"]), (truth["weight"], truth["history"], 3));
+    assert_eq!(found["address"], truth["colour"]);
+}
+
+#[test]
+fn fork_children_read_nothing_and_live() {
+    let mut target = Mutatee::start("data", &[]);
+    let before = Text::of(target.pid());
+    let (pid, name) = (target.pid_text(), file());
+    let mut session = tool().start(["watch", "-p", &pid, "-I", &name, "data_second", "data_depth"]);
+    session.wait_for("attached");
+    assert_eq!(target.ask("fork").after("child"), "42");
+    target.ask("serve 10");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let truth = truth(&mut target);
+    let last = outcome.all("sample").into_iter().rfind(|sample| sample["metric"] == "data_second");
+    assert_eq!(last.expect("a sample")["value"].as_i64(), Some(truth["second"]));
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn what_is_no_integer_is_refused_by_name() {
+    let target = Mutatee::start("data", &[]);
+    let before = Text::of(target.pid());
+    for (metric, reason) in [
+        ("no_variable", "did you mean `g_i8`"),
+        ("no_member", "did you mean `depth`"),
+        ("thread_variable", "every thread has its own"),
+        ("double_variable", "double, not an integer"),
+        ("array_variable", "an array, not an integer"),
+        ("structure_variable", "struct request, not an integer"),
+        ("bit_field", "`level` is a bit field"),
+        ("floating_member", "double, not an integer"),
+        ("member_of_integer", "has no members"),
+        ("no_argument", "does not describe an argument"),
+    ] {
+        let outcome = refused(&target, metric);
+        assert!(outcome.stderr.contains(reason), "{metric}: {outcome:#?}");
+    }
+    let plain = Mutatee::start("data-without-types", &[]);
+    assert!(refused(&plain, "depth").stderr.contains("no debugging information"));
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn costs_say_that_memory_is_read() {
+    let outcome = tool().run(["check", "--lower", &file()]).assert_code(0);
+    let ns = |metric: &str| {
+        let found = outcome.all("lowered").into_iter().find(|line| line["metric"] == metric);
+        found.and_then(|line| line["pieces"][0]["ns"].as_f64()).unwrap_or_else(|| panic!("{metric}: {outcome:#?}"))
+    };
+    // a load is one of the cheapest things, a system call none
+    assert!(ns("data_g_i32") < 10.0 * ns("data_calls"), "{} {}", ns("data_g_i32"), ns("data_calls"));
+    assert!(ns("data_depth") > 10.0 * ns("data_g_i32"), "{} {}", ns("data_depth"), ns("data_g_i32"));
+    assert!(ns("data_second") > ns("data_depth"));
+}

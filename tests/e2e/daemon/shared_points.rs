@@ -1,0 +1,87 @@
+//! Measurements that come to and go from a point while several threads pass it: alone there, a count stands in the slot of the point, and in
+//! a chain with others.
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, Session, Tool, open_directory, scaled, source_directory};
+
+use crate::{client, daemon};
+
+/// Calls of each of four threads in a round.
+const CALLS: u64 = 20_000_000;
+
+/// Begins one more measurement of the target.
+fn one_more(tool: &Tool, target: &Mutatee, command: &str, arguments: &[&str]) -> Session {
+    let pid = target.pid_text();
+    let mut session = tool.start([command, "-p", &pid, "--max-overhead", "10000"].iter().chain(arguments));
+    session.wait_for("changed");
+    session
+}
+
+/// Begins to watch a metric of the function.
+fn watch(tool: &Tool, target: &Mutatee, metric: &str) -> Session {
+    let file = source_directory().join("tests/e2e/mdl/arrivals.mdl").display().to_string();
+    one_more(tool, target, "watch", &[&format!("{metric}@/Code/threads/work_0"), "-I", &file])
+}
+
+/// The value at the end.
+#[track_caller]
+fn last(outcome: &Outcome) -> u64 {
+    let value = outcome.all("sample").last().and_then(|sample| sample["value"].as_u64());
+    value.unwrap_or_else(|| panic!("no value: {outcome:#?}"))
+}
+
+#[test]
+fn a_count_is_exact_while_others_come_and_go() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let tool = client(&daemon);
+    let first = tool.count(target.pid(), &["work_0"]);
+    for metric in ["visits", "arrivals"].iter().cycle().take(scaled(4, 20) as usize) {
+        target.tell(&format!("go {CALLS}"));
+        let other = watch(&tool, &target, metric);
+        let another = watch(&tool, &target, if *metric == "arrivals" { "visits" } else { "arrivals" });
+        let _ = other.interrupt().assert_code(0);
+        let _ = another.interrupt().assert_code(0);
+        target.reply().assert_right();
+    }
+    let truth = target.ask("go 10");
+    let outcome = first.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("work_0"), truth.tally("work_0"));
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn each_of_two_counts_is_exact_without_the_other() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let tool = client(&daemon);
+    let mut count = tool.count(target.pid(), &["work_0"]);
+    let mut counted_from = 0;
+    for _ in 0..scaled(2, 10) {
+        // the second one comes while nobody passes, and the first one goes under load: the slot is the second one's
+        let arrived_from = target.ask("go 10").tally("work_0");
+        let arrivals = watch(&tool, &target, "arrivals");
+        let truth = target.ask("go 10").tally("work_0");
+        let outcome = count.interrupt().assert_code(0);
+        assert_eq!(outcome.calls("work_0"), truth - counted_from);
+        target.tell(&format!("go {CALLS}"));
+        let under_load = one_more(&tool, &target, "count", &["work_0"]);
+        let _ = under_load.interrupt().assert_code(0);
+        counted_from = target.reply().tally("work_0");
+        count = one_more(&tool, &target, "count", &["work_0"]);
+        target.tell(&format!("go {CALLS}"));
+        let visits = watch(&tool, &target, "visits");
+        let _ = visits.interrupt().assert_code(0);
+        let truth = target.reply().tally("work_0");
+        assert_eq!(last(&arrivals.interrupt().assert_code(0)), truth - arrived_from);
+    }
+    let truth = target.ask("go 10").tally("work_0");
+    let outcome = count.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("work_0"), truth - counted_from);
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 10").assert_right();
+}
