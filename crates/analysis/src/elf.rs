@@ -96,6 +96,7 @@ pub(crate) struct Dynamic {
     pub fini_array: Option<(u64, u64)>,
     soname: Option<u64>,
     pie: bool,
+    text_relocations: bool,
 }
 
 /// The outline of an ELF file for x86-64.
@@ -384,6 +385,8 @@ impl Elf {
                 elf::DT_FINI_ARRAY => fini.0 = value,
                 elf::DT_FINI_ARRAYSZ => fini.1 = value,
                 elf::DT_SONAME => d.soname = Some(value),
+                elf::DT_TEXTREL => d.text_relocations = true,
+                elf::DT_FLAGS => d.text_relocations |= value & elf::DF_TEXTREL.0 != 0,
                 elf::DT_FLAGS_1 => d.pie = value & elf::DF_1_PIE.0 != 0,
                 _ => {}
             }
@@ -478,6 +481,11 @@ impl Elf {
     /// Whether the Go tool chain made it, whose calling convention differs from System V.
     pub fn is_go(&self) -> bool {
         self.go
+    }
+
+    /// Whether the loader writes into its text (`DT_TEXTREL`): what the file has there is not what is executed.
+    pub fn has_text_relocations(&self) -> bool {
+        self.dynamic.text_relocations
     }
 
     /// Whether an `endbr64` lies at an address.

@@ -134,6 +134,11 @@ impl Image {
         self.elf.bytes_at(svma, len)
     }
 
+    /// Where a variable is that the image defines for others under this name.
+    pub fn variable(&self, name: &str) -> Option<Svma> {
+        symbols::variable(&self.elf, name).map(Svma)
+    }
+
     /// Whether code of the image may set or use the gs base: `wrgsbase`, a gs prefix, `arch_prctl` with `ARCH_SET_GS`, or
     /// `arch_prctl` imported. Defining `arch_prctl`, as a libc does, is no use.
     pub fn uses_gs(&self) -> bool {

@@ -121,6 +121,18 @@ pub(crate) fn dynamic_table(image: &Elf) -> Option<Table<'_>> {
     Some(Table { symbols, strings: image.dynamic_strings(), versions })
 }
 
+/// The address of a variable that an image defines for others.
+pub(crate) fn variable(image: &Elf, name: &str) -> Option<u64> {
+    let table = dynamic_table(image)?;
+    let defines = |entry: &&[u8]| {
+        elf::SymbolType(entry[4] & 15) == elf::STT_OBJECT
+            && u16_at(entry, 6).is_some_and(|section| section != elf::SHN_UNDEF.0)
+            && u32_at(entry, 0).and_then(|at| c_string(table.strings, at as usize, name.len() + 1))
+                == Some(name.as_bytes())
+    };
+    table.symbols.chunks_exact(24).find(defines).and_then(|entry| u64_at(entry, 8))
+}
+
 /// The dynamic section does not say how many symbols there are; the hash tables do.
 fn dynamic_count(image: &Elf) -> Option<usize> {
     if let Some(section) = image.sections.iter().find(|s| s.kind == elf::SHT_DYNSYM.0) {

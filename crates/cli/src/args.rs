@@ -174,6 +174,15 @@ pub(crate) struct Target {
     pub(crate) command: Vec<OsString>,
 }
 
+/// What is measured besides what was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Follow {
+    /// Children, and theirs.
+    Fork,
+    /// Another program in the same process.
+    Exec,
+}
+
 /// How long, how often, at what cost.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Measure {
@@ -202,8 +211,12 @@ pub(crate) struct Measure {
     pub(crate) wait: Option<Duration>,
 
     /// Leave the measurement in when this command ends (with --daemon only)
-    #[arg(long)]
+    #[arg(long, conflicts_with = "follow")]
     pub(crate) no_remove: bool,
+
+    /// Measure children as well (fork), and processes that start another program (exec), each from when it is noticed
+    #[arg(long, value_name = "fork,exec", value_delimiter = ',')]
+    pub(crate) follow: Vec<Follow>,
 }
 
 /// Metric definitions to read.

@@ -159,6 +159,7 @@ impl Instrumentation for Script {
             warnings: Vec::new(),
             caught_up: 3,
             not_unwound: 0,
+            since_ns: 0,
         };
         let pair = |name: &&str| v1::Pair {
             pair: Some(v1::MetricFocus { metric: metric.clone(), focus: format!("/Code/server/{name}") }),
@@ -200,7 +201,17 @@ impl Instrumentation for Script {
     }
 
     async fn describe(&self, _: Request<v1::DescribeRequest>) -> Result<Response<Self::DescribeStream>, Status> {
-        Err(Status::unimplemented("not in tests"))
+        use v1::describe_response::Event;
+        let pair = |name: &&str| v1::Pair {
+            pair: Some(v1::MetricFocus { metric: "calls".to_owned(), focus: format!("/Code/server/{name}") }),
+            function: Some(function(name)),
+            points: 1,
+            ..Default::default()
+        };
+        let enabled = v1::Enabled { pair_count: self.functions.len() as u32, ..Default::default() };
+        let pairs = v1::PairChunk { first: 0, pairs: self.functions.iter().map(pair).collect() };
+        let events = [Event::Enabled(enabled), Event::Pairs(pairs)];
+        Ok(answer(events.into_iter().map(|e| Ok(v1::DescribeResponse { event: Some(e) })).collect()))
     }
 
     async fn keep(&self, _: Request<v1::KeepRequest>) -> Result<Response<v1::KeepResponse>, Status> {

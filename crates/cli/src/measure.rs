@@ -3,6 +3,7 @@
 //! Invariant "nothing stays in": whatever ends the command (time, a signal, the end of the target, an error, a closed
 //! pipe), every measurement that was inserted is removed before the command ends, unless it was asked to stay.
 
+mod kin;
 mod together;
 
 pub(crate) use together::{Combined, Together, last as together};
@@ -12,15 +13,18 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::args::{self, Common, Format};
-use crate::conn::{Chapter, Client, Enabled, Ended, Engines, Event, Reading, Request, Source, Target, Value};
+use crate::conn::{
+    Chapter, Client, Enabled, Ended, Engines, Event, Farewell, PairInfo, Reading, Request, Source, Target, Value,
+};
 use crate::exit::{Failure, Kind, Stop};
 use crate::objects::{self, Cost, Object, hex, millis};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
+use kin::Kin;
 
 /// Time between two readings unless told otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -73,6 +77,12 @@ impl Plan {
     }
 }
 
+impl Plan {
+    fn keeps_history(&self) -> bool {
+        self.requests.iter().any(|request| request.history)
+    }
+}
+
 /// A measurement in one target.
 pub(crate) struct Site {
     client: Client,
@@ -86,6 +96,10 @@ pub(crate) struct Site {
     pub(crate) ended: bool,
     /// No reading will follow, and why.
     lost: Option<Failure>,
+    /// Since when it is measured if it was not asked for by name: what it did before was not counted. Unix time.
+    pub(crate) late_ns: Option<u64>,
+    /// What is to be said of its removal if that is done already.
+    farewell: Option<Object>,
     /// Pairs of which it has been said that they were taken out.
     told_out: BTreeSet<usize>,
     /// Values of events that were counted in a part of the time only are estimates for all of it.
@@ -115,11 +129,11 @@ pub(crate) struct Context<'a> {
 /// Runs a measurement and presents it.
 pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
     let mut signals = Signals::take()?;
-    let mut session = Session { plan, context, sites: Vec::new(), streams: Vec::new() };
+    let mut session = Session { plan, context, sites: Vec::new(), streams: Vec::new(), kin: Kin::default() };
     let (events, mut arriving) = mpsc::channel(64);
-    let mut result = session.insert(events, &mut signals, out).await;
+    let mut result = session.insert(&events, &mut signals, out).await;
     if result.is_ok() {
-        result = session.follow(&mut arriving, &mut signals, view, out).await;
+        result = session.follow(events, &mut arriving, &mut signals, view, out).await;
     }
     session.finish(result, view, out).await
 }
@@ -131,6 +145,7 @@ struct Session<'a> {
     context: Context<'a>,
     sites: Vec<Site>,
     streams: Vec<JoinHandle<()>>,
+    kin: Kin,
 }
 
 impl Session<'_> {
@@ -141,17 +156,17 @@ impl Session<'_> {
     /// Inserts all requests; with an error, those that went in are in `sites`.
     async fn insert(
         &mut self,
-        events: mpsc::Sender<Arrival>,
+        events: &mpsc::Sender<Arrival>,
         signals: &mut Signals,
         out: &mut Output,
     ) -> Result<(), Stop> {
         let clients = self.context.engines.clients();
         let mut missing = Vec::new();
         for client in clients {
-            for request in &self.plan.requests {
+            for request in self.plan.requests.clone() {
                 let mut progress = Progress::new("reading the program", self.format());
                 let enabled = tokio::select! {
-                    enabled = client.enable(request, &mut progress) => enabled,
+                    enabled = client.enable(&request, &mut progress) => enabled,
                     // What may take long is given up; else the insertion is over in a moment.
                     () = signals.asked(), if !request.wait.is_zero() => Err(given_up()),
                 };
@@ -165,11 +180,7 @@ impl Session<'_> {
                     Err(failure) => return Err(failure.into()),
                 };
                 drop(progress);
-                let (id, pairs) = (enabled.measurement, enabled.pairs.len());
-                let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
-                self.streams.push(tokio::spawn(stream));
-                self.sites.push(Site { scaled: self.plan.scaled, ..Site::new(client.clone(), enabled) });
-                self.announce(out)?;
+                self.add(client, enabled, events, out)?;
             }
         }
         if self.sites.is_empty() {
@@ -179,6 +190,21 @@ impl Session<'_> {
             output::warn(&format!("{}: {failure}", failure.host.as_deref().unwrap_or_default()), self.format());
         }
         Ok(())
+    }
+
+    /// Takes up a measurement that was inserted.
+    fn add(
+        &mut self,
+        client: &Client,
+        enabled: Enabled,
+        events: &mpsc::Sender<Arrival>,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
+        let (id, pairs) = (enabled.measurement, enabled.pairs.len());
+        let stream = client.clone().stream(id, pairs, self.plan.interval, self.sites.len(), events.clone());
+        self.streams.push(tokio::spawn(stream));
+        self.sites.push(Site { scaled: self.plan.scaled, ..Site::new(client.clone(), enabled) });
+        self.announce(out)
     }
 
     /// Says that the latest measurement is in.
@@ -211,6 +237,7 @@ impl Session<'_> {
     /// Shows what arrives until it is time to end.
     async fn follow(
         &mut self,
+        events: mpsc::Sender<Arrival>,
         arriving: &mut mpsc::Receiver<Arrival>,
         signals: &mut Signals,
         view: &mut dyn View,
@@ -218,14 +245,21 @@ impl Session<'_> {
     ) -> Result<(), Stop> {
         let deadline = self.plan.measure.duration.map(|d| Instant::now() + d);
         let mut look = tokio::time::interval(LOOK);
+        // Without it the end of the last stream ends the command.
+        let events = self.plan.follows_anything().then_some(events);
+        let mut kin = tokio::time::interval(kin::LOOK);
+        kin.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut phase_ends = self.plan.phases.map(|length| Instant::now() + length);
-        while self.sites.iter().any(Site::goes_on) {
+        while self.sites.iter().any(Site::goes_on) || self.kin.comes() {
             tokio::select! {
                 biased;
                 () = signals.asked() => return Ok(()),
                 () = until(deadline) => return Ok(()),
                 _ = look.tick() => if out.reader_gone() {
                     return Err(Stop::ReaderGone);
+                },
+                _ = kin.tick(), if events.is_some() => if let Some(events) = &events {
+                    self.look_for_kin(events, out).await?;
                 },
                 () = until(phase_ends) => {
                     phase_ends = phase_ends.zip(self.plan.phases).map(|(end, length)| end + length);
@@ -243,7 +277,11 @@ impl Session<'_> {
                             self.tell_taken_out(at, out)?;
                             self.tell_shares(at);
                         }
-                        Ok(Event::Ended(ended)) => site.end(ended, out)?,
+                        Ok(Event::Grown(pairs)) => site.grow(pairs),
+                        Ok(Event::Ended(ended)) => {
+                            site.end(ended, out)?;
+                            self.depart(at, ended.exec, out).await?;
+                        }
                         Err(failure) => site.lost = Some(failure),
                     }
                 }
@@ -288,7 +326,12 @@ impl Session<'_> {
         let mut result = so_far;
         let mut farewells = Vec::new();
         let format = self.format();
+        self.tell_missed();
         for site in &mut self.sites {
+            if let Some(farewell) = site.farewell.take() {
+                farewells.push((true, farewell));
+                continue;
+            }
             if counted && let Some(cost) = site.cost().await {
                 let limit = self.plan.measure.max_overhead.unwrap_or(ingraft_daemon::MAX_OVERHEAD);
                 if cost.percent > limit && site.told_out.is_empty() {
@@ -296,11 +339,8 @@ impl Session<'_> {
                 }
                 farewells.push((site.ended, Object::Cost(cost)));
             }
-            if counted && self.plan.requests.iter().any(|request| request.history) {
-                match site.client.chapters(site.enabled.measurement, &site.enabled.pairs).await {
-                    Ok(chapters) => site.chapters = chapters,
-                    Err(failure) => output::warn(&failure.to_string(), format),
-                }
+            if counted && self.plan.keeps_history() {
+                site.fetch_history(format).await;
             }
             let left = match site.leave(&self.plan.measure, format, out).await {
                 Ok(Object::Removed(removed)) => {
@@ -362,6 +402,8 @@ impl Site {
             first_ns: None,
             ended: false,
             lost: None,
+            late_ns: None,
+            farewell: None,
             told_out: BTreeSet::new(),
             scaled: false,
             told_share: BTreeSet::new(),
@@ -418,6 +460,12 @@ impl Site {
     /// Whether more values may come.
     fn goes_on(&self) -> bool {
         !self.ended && self.lost.is_none()
+    }
+
+    /// Libraries were loaded that its patterns match: their pairs come behind those that were there.
+    fn grow(&mut self, pairs: Vec<PairInfo>) {
+        self.reading.values.resize(pairs.len(), Default::default());
+        self.enabled.pairs = pairs;
     }
 
     fn take(&mut self, mut reading: Reading) {
@@ -484,16 +532,28 @@ impl Site {
         Some(Cost { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
     }
 
+    /// What the values did over time, as long as the measurement is in.
+    async fn fetch_history(&mut self, format: Format) {
+        match self.client.chapters(self.enabled.measurement, &self.enabled.pairs).await {
+            Ok(chapters) => self.chapters = chapters,
+            Err(failure) => output::warn(&failure.to_string(), format),
+        }
+    }
+
     /// Removes the measurement, or leaves it in if that was asked for; the last values are in `reading` then.
     async fn leave(&mut self, measure: &args::Measure, format: Format, out: &mut Output) -> Result<Object, Stop> {
         let (id, pairs, pid, host) =
             (self.enabled.measurement, self.enabled.pairs.len(), self.enabled.pid, self.host());
         if measure.no_remove && !self.ended {
-            let reading = self.client.read(id, pairs).await?;
+            self.grow(self.client.measured(id).await?);
+            let reading = self.client.read(id, self.enabled.pairs.len()).await?;
             self.take(reading);
             return Ok(Object::Kept(objects::Kept { host, pid, measurement: id }));
         }
-        let (removed, last, ended) = self.client.remove(id, pairs).await?;
+        let Farewell { removed, pairs: grown, last, ended } = self.client.remove(id, pairs).await?;
+        if let Some(pairs) = grown {
+            self.grow(pairs);
+        }
         if let Some(reading) = last {
             self.take(reading);
         }

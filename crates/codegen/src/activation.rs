@@ -279,6 +279,14 @@ impl Generator<'_> {
         Ok(self.a.inc(qword_ptr(rax * 8 + first).gs())?)
     }
 
+    /// Tells the engine what the loader has done, and waits for it.
+    pub(crate) fn await_engine(&mut self) -> Result<(), Assembly> {
+        self.used[0] = true;
+        let mut end = self.a.create_label();
+        self.routine(Routine::Await, end)?;
+        self.place(&mut end)
+    }
+
     /// Goes to a shared routine that comes back to `label`.
     pub(crate) fn routine(&mut self, routine: Routine, label: iced_x86::code_asm::CodeLabel) -> Result<(), Assembly> {
         self.a.lea(rax, iced_x86::code_asm::ptr(label))?;

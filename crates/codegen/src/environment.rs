@@ -19,6 +19,8 @@ pub struct Environment {
     pub cpu: CpuClock,
     /// What is kept around calls of functions of the program; none can be made without it.
     pub vectors: Option<VectorState>,
+    /// Where the loader says what it is about to do (`r_state` of link.h), if that is known: memory that stays mapped.
+    pub loader: Option<Avma>,
     /// What can be read of the program's own memory.
     pub readable: Readable,
 }
@@ -98,6 +100,9 @@ pub enum CodegenError {
         /// What is missing.
         why: &'static str,
     },
+    /// A snippet waits at the loader's hook, and it is not known where the loader says what it does.
+    #[error("it is not known where the loader says what it does")]
+    NoLoader,
     /// A snippet reads memory as if it could not go away, and it is not the program's own data.
     #[error("{at:#x} is not in the data of the program itself")]
     Fleeting {

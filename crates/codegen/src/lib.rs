@@ -34,6 +34,7 @@ mod cost;
 mod cpu;
 mod environment;
 mod head;
+mod loader;
 mod loops;
 mod lower;
 mod mini;

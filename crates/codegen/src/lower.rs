@@ -151,6 +151,7 @@ mod tests {
             ticks: Scale::ONE,
             cpu: CpuClock::None,
             vectors: None,
+            loader: None,
             readable: crate::Readable::default(),
         }
     }

@@ -1,7 +1,7 @@
 //! Mini trampolines: one snippet's code at one point, and the jump to the next.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet, Stmt, ThreadIdentity};
 
 use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
@@ -132,6 +132,9 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
     }
     if env.cpu == CpuClock::None && request.snippet.reads(Clock::Cpu) {
         return Err(CodegenError::NoCpuClock);
+    }
+    if env.loader.is_none() && request.snippet.stmts.contains(&Stmt::Await) {
+        return Err(CodegenError::NoLoader);
     }
     if !request.snippet.calls().is_empty() {
         let why = match env.vectors {

@@ -29,10 +29,13 @@ pub(crate) enum Routine {
     /// Reads memory of the program by a system call: so many bytes as rdx says, from the address in rcx. Answers them in rcx, the others 0;
     /// all 0 if they cannot be read.
     Read,
+    /// At the loader's hook: tells the engine that something was mapped, and waits for it. Keeps rcx.
+    Await,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 5] = [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Read, Routine::Call];
+    pub const ALL: [Routine; 6] =
+        [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Read, Routine::Call, Routine::Await];
 }
 
 /// The top of this thread's activation records.
@@ -54,6 +57,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Find => w.find()?,
             Routine::CpuTime => w.cpu_time()?,
             Routine::Call => w.call()?,
+            Routine::Await => w.await_engine()?,
             Routine::Read => w.read()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)

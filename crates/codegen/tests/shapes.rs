@@ -3,7 +3,7 @@
 mod support;
 
 use expect_test::expect_file;
-use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed};
+use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, verify_weave};
 use ingraft_codegen::{
     Arena, MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points,
 };
@@ -121,7 +121,7 @@ fn a_call_far_up_gets_its_whole_return_address() {
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
     let requests = [PointRequest { site: &site, bias, name: "f", minis: &minis, host: None }];
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
-    ingraft_codegen::verify::verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
+    verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
     golden("relocate_call_high", &Woven { env, arena, text, site: site.clone(), weave });
 }
 
@@ -222,6 +222,69 @@ fn chains() {
     }
     let path = format!("{}/../../tests/golden/codegen/chains.txt", env!("CARGO_MANIFEST_DIR"));
     expect_file![path].assert_eq(&listing);
+}
+
+#[test]
+fn the_loaders_hook_waits_for_the_engine() {
+    let hook = site(&PLAIN);
+    let snippet = Snippet { stmts: vec![Stmt::Await] };
+    let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[] }];
+    let requests = [PointRequest { site: &hook, bias: Bias(0), name: "_dl_debug_state", minis: &minis, host: None }];
+    let mut listing = String::new();
+    for identity in [GLIBC, ThreadIdentity::Locked] {
+        let env = ingraft_codegen::Environment { loader: Some(Avma(0x7fff_f7ff_e118)), ..environment(identity) };
+        let (mut arena, mut text) = (arena(), TextSpace::new());
+        let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+        verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
+        listing += &format!("{identity:?}\n{}\n", list(&weave.plan, &weave.woven));
+        // without a place to look at, or with another one, nothing of it may be executed
+        let mut arena_of_nobody = Arena::new(arena.range());
+        let nowhere = ingraft_codegen::Environment { loader: None, ..env };
+        assert!(weave_points(&nowhere, &mut arena_of_nobody, &mut TextSpace::new(), &requests).is_err());
+        let elsewhere = ingraft_codegen::Environment { loader: Some(Avma(0x7fff_f7ff_e11c)), ..env };
+        assert!(verify_weave(&elsewhere, &arena, &text, &requests, &weave).is_err());
+        refuses_other_calls(&env, &arena, &text, &requests, &weave);
+    }
+    let path = format!("{}/../../tests/golden/codegen/loader.txt", env!("CARGO_MANIFEST_DIR"));
+    expect_file![path].assert_eq(&listing);
+}
+
+/// Whatever the verifier accepts of code in which one bit is wrong makes no other system calls.
+fn refuses_other_calls(
+    env: &ingraft_codegen::Environment,
+    arena: &Arena,
+    text: &TextSpace,
+    requests: &[PointRequest<'_>],
+    weave: &ingraft_codegen::Weave,
+) {
+    let right = system_calls(weave);
+    assert_eq!(right.len(), 3);
+    for piece in 0..weave.plan.code.len() {
+        for bit in 0..8 * weave.plan.code[piece].bytes.len() {
+            let mut wrong = weave.clone();
+            wrong.plan.code[piece].bytes[bit / 8] ^= 1 << (bit % 8);
+            if verify_weave(env, arena, text, requests, &wrong).is_ok() {
+                let calls = system_calls(&wrong);
+                assert!(calls.iter().all(|call| right.contains(call)), "bit {bit} of piece {piece}: {calls:?}");
+            }
+        }
+    }
+}
+
+/// The system calls of a plan with the instructions before each that move something.
+fn system_calls(weave: &ingraft_codegen::Weave) -> Vec<Vec<String>> {
+    let mut calls = Vec::new();
+    for code in &weave.plan.code {
+        let mut moves: Vec<String> = Vec::new();
+        for i in &mut iced_x86::Decoder::with_ip(64, &code.bytes, code.at.0, iced_x86::DecoderOptions::NONE) {
+            match i.mnemonic() {
+                iced_x86::Mnemonic::Syscall => calls.push(std::mem::take(&mut moves)),
+                iced_x86::Mnemonic::Mov if i.memory_base() == iced_x86::Register::None => moves.push(text_of(&i)),
+                _ => moves.clear(),
+            }
+        }
+    }
+    calls
 }
 
 #[test]

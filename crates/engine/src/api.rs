@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{Activations, Distribution, Focus, How, MetricInfo, Pid, PointKind, Refusal, Svma, Tid};
@@ -140,7 +141,7 @@ pub struct PairInfo {
     /// Metric and focus.
     pub pair: MetricFocus,
     /// Unit and aggregate of the metric.
-    pub metric: std::sync::Arc<MetricInfo>,
+    pub metric: Arc<MetricInfo>,
     /// The one function that the focus names, if it does: module, name, offset.
     pub function: Option<FunctionRef>,
     /// Points woven for it.
@@ -188,6 +189,8 @@ pub struct Enabled {
     pub functions: u32,
     /// Points woven by this request.
     pub points: u32,
+    /// When it was in: Unix time in nanoseconds.
+    pub since_ns: u64,
     /// From the start of the request to the last springboard.
     pub attach_time: Duration,
     /// The longest time any thread was held in one piece.
@@ -410,6 +413,8 @@ pub struct Removed {
     pub children_left: Vec<Pid>,
     /// Activations in progress at insertion and at removal that corrections account for (0 for plain counts).
     pub corrections: (u64, u64),
+    /// What was measured, if that is not what the insertion said: libraries were loaded since.
+    pub grown: Option<Arc<Vec<PairInfo>>>,
     /// The last values, read in the stop of the removal.
     pub last: Option<Reading>,
 }

@@ -135,6 +135,20 @@ impl Engine {
             .collect())
     }
 
+    /// The living children of processes that have memory of their own, as (child, parent). Processes that the caller may not trace, or that are
+    /// gone, have none.
+    pub fn children(&self, parents: &[Pid], caller: Caller) -> Result<Vec<(Pid, Pid)>, Error> {
+        let mut found = Vec::new();
+        for parent in parents.iter().filter(|parent| permit(**parent, caller).is_ok()) {
+            let children = ingraft_process::children(*parent).ok_or_else(|| {
+                let what = "the kernel does not tell the children of a process (CONFIG_PROC_CHILDREN)";
+                Error::new(ErrorKind::Failed, "no_children", what, "measure them one by one with -p PID")
+            })?;
+            found.extend(children.into_iter().map(|child| (child, *parent)));
+        }
+        Ok(found)
+    }
+
     /// Functions of a target that match any of the patterns (all without one). `progress` is called now and then with a line of text.
     pub fn functions(
         &self,
@@ -329,23 +343,29 @@ impl Engine {
 
     /// Looks after a session until it or its target is gone.
     fn watch(&self, session: &Arc<Session>) {
-        let weak = Arc::downgrade(session);
-        let spawned = std::thread::Builder::new().name("watch".to_owned()).spawn(move || {
-            for round in 1u32.. {
-                let Some(session) = weak.upgrade() else { return };
-                if session.is_over() || !session.watch(WATCH) {
-                    return;
-                }
-                if round.is_multiple_of(COSTS_EVERY) {
-                    session.hold_limits();
-                }
-                if round.is_multiple_of(MODULES_EVERY) {
-                    session.notice_modules();
-                }
+        let looks = |round: u32, session: &Session| {
+            if !session.watch(WATCH) {
+                return false;
             }
-        });
-        if let Err(error) = spawned {
+            if round.is_multiple_of(COSTS_EVERY) {
+                session.hold_limits();
+            }
+            if round.is_multiple_of(MODULES_EVERY) {
+                session.notice_modules();
+            }
+            true
+        };
+        if let Err(error) = attend("watch", session, looks) {
             tracing::warn!(%error, "no thread to watch a target with; its end will be noticed late");
+        }
+        // Whoever hears that something is measured may rely on it for what is loaded then.
+        session.follow_loader(Duration::ZERO);
+        let follows = |_, session: &Session| {
+            session.follow_loader(WATCH);
+            session.target().is_alive()
+        };
+        if let Err(error) = attend("loader", session, follows) {
+            tracing::warn!(%error, "no thread to follow the loader with; libraries will be noticed late");
         }
     }
 
@@ -469,6 +489,24 @@ impl Engine {
         drop(ended);
         sessions.iter().filter_map(|s| s.shut_down().transpose()).collect()
     }
+}
+
+/// A thread that does something for a session again and again, by its round, until that says that it is over or the session is.
+fn attend(
+    name: &str,
+    session: &Arc<Session>,
+    each: impl Fn(u32, &Session) -> bool + Send + 'static,
+) -> std::io::Result<()> {
+    let weak = Arc::downgrade(session);
+    let rounds = move || {
+        for round in 1u32.. {
+            let Some(session) = weak.upgrade() else { return };
+            if session.is_over() || !each(round, &session) {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(rounds).map(drop)
 }
 
 fn load_all(sources: &[(String, String)]) -> (Library, Vec<Diagnostic>) {

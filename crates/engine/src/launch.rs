@@ -68,7 +68,7 @@ impl Launch<'_> {
         let session = self.session.insert(session);
         let begun = matches!(self.answer, Ok(Some(_)));
         if begun {
-            if let Some(enabled) = session.grow(self.id, true, self.begin)? {
+            if let Some(enabled) = session.grow(self.id, &|| true, self.begin)? {
                 self.answer = Ok(Some(enabled));
             }
         } else {

@@ -67,6 +67,7 @@ pub fn untouched(pid: Pid) -> Removed {
         text_restored: true,
         children_left: Vec::new(),
         corrections: (0, 0),
+        grown: None,
         last: None,
     }
 }

@@ -46,6 +46,7 @@ fn environment() -> Environment {
         ticks: Scale::ONE,
         cpu,
         vectors: vector_state(),
+        loader: None,
         readable,
     }
 }

@@ -18,6 +18,8 @@ use crate::pattern::{Pattern, glob_match};
 use crate::variables;
 
 const PAGE: u64 = 4096;
+/// Offset of `r_state` in `struct r_debug` (link.h).
+const R_STATE: i64 = 24;
 /// Length of an `endbr64`.
 const ENDBR: u64 = 4;
 
@@ -317,12 +319,26 @@ impl Modules {
 
     /// A function of the loader, if the target has one that can be analysed.
     pub fn loader_function(&self, target: &Target, store: &ImageStore, name: &str) -> Option<FunctionRef> {
-        let base = Avma(target.aux(AT_BASE).filter(|&base| base != 0)?);
-        let number = self.files.iter().position(|f| f.is_mapped && f.file.base == base)?;
-        self.files[number].load(target, store, &|_| ()).ok()?;
-        let module = ModuleRef(number as u32);
+        let module = self.loader(target)?;
+        self.files[module.0 as usize].load(target, store, &|_| ()).ok()?;
         let functions = self.module(module)?.1.named(name);
         functions.first().map(|&function| FunctionRef { module, function })
+    }
+
+    fn loader(&self, target: &Target) -> Option<ModuleRef> {
+        let base = Avma(target.aux(AT_BASE).filter(|&base| base != 0)?);
+        self.files.iter().position(|f| f.is_mapped && f.file.base == base).map(|number| ModuleRef(number as u32))
+    }
+
+    /// Where the loader says what it is about to do (`r_state` of link.h), once it was analysed: in glibc's variable, or where musl's leads.
+    pub fn loader_state(&self, target: &Target) -> Option<Avma> {
+        let (_, module) = self.module(self.loader(target)?)?;
+        let variable = |name| Some(module.image.variable(name)?.to_avma(module.bias));
+        let debug = variable("_r_debug").or_else(|| {
+            let at = target.read_u64(variable("_dl_debug_addr")?).ok()?;
+            Some(Avma(at)).filter(|at| at.0 != 0)
+        })?;
+        Some(debug.offset(R_STATE))
     }
 
     /// A module that was analysed.

@@ -131,6 +131,7 @@ fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function)
     let (file, module, f) = modules.resolve(function).ok_or(Refusal::NotAFunction { what: "no such function" })?;
     match f.kind() {
         FunctionKind::Normal if file.is_shared() => Err(Refusal::SharedText),
+        FunctionKind::Normal if module.image.elf().has_text_relocations() => Err(Refusal::TextRelocations),
         FunctionKind::Normal => Ok((module, f)),
         FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
         FunctionKind::Stub => Err(Refusal::NotAFunction { what: "a stub of the linker" }),
@@ -210,9 +211,10 @@ fn callee(
     if let Some(function) = modules.function_at(pointer) {
         return Some(function);
     }
-    // through the stub it leads back to the loader
-    let inside = module.image.is_stub(pointer.to_svma(module.bias));
-    let name = module.image.import_at(slot).filter(|_| inside)?;
+    // through the stub it leads back to the loader, or the loader has not come to it yet and it is as in the file
+    let unfilled =
+        module.image.is_stub(pointer.to_svma(module.bias)) || module.image.is_stub(Svma(pointer.0)) || pointer.0 == 0;
+    let name = module.image.import_at(slot).filter(|_| unfilled)?;
     let named = modules.functions_named_exactly(name);
     if let [function] = named.as_slice() { Some(*function) } else { None }
 }

@@ -135,6 +135,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
         ticks: Scale::ONE,
         cpu: CpuClock::None,
         vectors: None,
+        loader: None,
         readable: Readable::default(),
     };
     let count = Snippet::increment(VariableId(0));

@@ -18,7 +18,7 @@ use crate::addr::{Avma, AvmaRange};
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
 /// Version of everything that this module describes.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// Offsets in the header (shard 0). All integers little-endian.
 pub mod header {
@@ -78,7 +78,16 @@ pub mod header {
     /// address of ours.
     pub const SLOTS: u32 = 0x1040;
     /// How many fit.
-    pub const SLOTS_MAX: u32 = (super::CLAIMS - SLOTS) / 8;
+    pub const SLOTS_MAX: u32 = (LISTENING - SLOTS) / 8;
+    /// 1 as long as the engine answers threads at the loader's hook, u32. Cleared by the engine, and by a thread that had no answer in
+    /// [`super::LOADER_WAIT_NS`].
+    pub const LISTENING: u32 = super::CLAIMS - 0x40;
+    /// How often the loader has ended to map or unmap, u32, atomic. The engine waits for it (futex(2)).
+    pub const LOADS: u32 = LISTENING + 4;
+    /// Up to which of these the engine has looked at what is mapped, u32. Threads at the hook wait for it.
+    pub const ANSWERED: u32 = LISTENING + 8;
+    /// What the loader was last about to do, `r_state` of link.h: 1 to map, 2 to unmap, u32; 0 when it has ended.
+    pub const LOADER_STATE: u32 = LISTENING + 12;
 }
 
 /// Offset of the claims in shard 0: one u64 per shard, the identity of the thread that holds it or 0.
@@ -118,6 +127,10 @@ pub const FIRST_SHARD: u32 = 2;
 pub const DEFAULT_STRIDE: u64 = 1 << 20;
 /// Bytes of address space for the journal's copy.
 pub const DEFAULT_JOURNAL: u64 = 64 << 20;
+
+/// Nanoseconds that a thread waits at the loader's hook until the engine has woven what it has mapped: longer than that takes on a busy machine with a
+/// library that was analysed before, and no longer than a program may stand still when the engine is dead.
+pub const LOADER_WAIT_NS: u32 = 250_000_000;
 
 /// An activation record: a cache line at a multiple of its size. The first of a shard is no call's and ends every search.
 pub mod record {

@@ -108,6 +108,9 @@ pub enum Refusal {
     /// The text is mapped shared; a write would reach other processes.
     #[error("its text is mapped shared")]
     SharedText,
+    /// The loader writes into the text of its file (`DT_TEXTREL`), perhaps where code would be displaced, and perhaps later.
+    #[error("the loader writes into its text (text relocations)")]
+    TextRelocations,
     /// The function was given but belongs to ingraft's own runtime needs or to the kernel (vdso).
     #[error("the kernel's own code (vdso) is left alone")]
     Vdso,

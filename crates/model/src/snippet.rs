@@ -253,6 +253,9 @@ pub enum Stmt {
     /// Close the records of calls that have ended without passing an exit: once at an entry or before a call, before any record is opened
     /// there, because what is open afterwards at this call's stack pointer belongs to this call.
     Settle,
+    /// At the loader's hook, and only there: tell the engine that something was mapped or unmapped, and wait until it has looked at what was
+    /// mapped, for at most [`crate::layout::LOADER_WAIT_NS`].
+    Await,
     /// Open an activation record and do the statements; nothing of it if no record can be had, which is counted. At an entry or before a call.
     Open(Record, Vec<Stmt>),
     /// If the record of this call is open: do the statements and close it. If not, count that. At an exit or behind a call; records that were
@@ -288,7 +291,7 @@ impl Snippet {
                 Stmt::Start(_, c) | Stmt::Stop(_, c) => *c == clock,
                 Stmt::Open(record, body) | Stmt::Close(record, body) => record.time == Some(clock) || any(body, clock),
                 Stmt::If(_, body) => any(body, clock),
-                Stmt::Add(..) | Stmt::Set(..) | Stmt::Settle | Stmt::Observe(..) | Stmt::Call(_) => false,
+                Stmt::Add(..) | Stmt::Set(..) | Stmt::Settle | Stmt::Observe(..) | Stmt::Call(_) | Stmt::Await => false,
             })
         }
         any(&self.stmts, clock)
@@ -325,7 +328,7 @@ impl Snippet {
                     }
                     Stmt::Open(_, body) | Stmt::Close(_, body) => all(body, visit),
                     Stmt::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
-                    Stmt::Settle | Stmt::Start(..) | Stmt::Stop(..) => {}
+                    Stmt::Settle | Stmt::Await | Stmt::Start(..) | Stmt::Stop(..) => {}
                 }
             }
         }
@@ -354,7 +357,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
                 calls.push(call);
                 call.args.iter().for_each(|e| e.calls_in(calls));
             }
-            Stmt::Settle | Stmt::Start(..) | Stmt::Stop(..) => {}
+            Stmt::Settle | Stmt::Await | Stmt::Start(..) | Stmt::Stop(..) => {}
         }
     }
 }
@@ -369,7 +372,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             }
             Stmt::Open(_, body) | Stmt::Close(_, body) => place_in(body, place)?,
             Stmt::Call(call) => place_call(call, place)?,
-            Stmt::Settle | Stmt::Start(..) | Stmt::Stop(..) => {}
+            Stmt::Settle | Stmt::Await | Stmt::Start(..) | Stmt::Stop(..) => {}
         }
     }
     Ok(())
@@ -554,6 +557,7 @@ impl fmt::Display for Stmt {
             Stmt::Set(v, e) => write!(f, "v{} = {e};", v.0),
             Stmt::If(c, body) => write_block(f, &format_args!("if ({c})"), body),
             Stmt::Settle => f.write_str("settle;"),
+            Stmt::Await => f.write_str("await;"),
             Stmt::Open(record, body) => write_block(f, &format_args!("open {record}"), body),
             Stmt::Close(record, body) => write_block(f, &format_args!("close {record}"), body),
             Stmt::Start(v, clock) => write!(f, "{clock}start v{};", v.0),

@@ -42,6 +42,20 @@ pub fn processes() -> Vec<ProcessInfo> {
     list
 }
 
+/// The living children of a process that have memory of their own, in order of their ids: a vfork child has its parent's until it starts a
+/// program. `None`: the kernel does not tell (it was built without CONFIG_PROC_CHILDREN).
+pub fn children(parent: Pid) -> Option<Vec<Pid>> {
+    let own = sys::own_tid();
+    if !std::path::Path::new(&format!("/proc/self/task/{own}/children")).exists() {
+        return None;
+    }
+    let threads = procfs::threads(parent).unwrap_or_default();
+    let mut found: Vec<Pid> = threads.into_iter().flat_map(procfs::children).map(|tid| Pid(tid.0)).collect();
+    found.retain(|child| sys::has_own_memory(*child, parent));
+    found.sort();
+    Some(found)
+}
+
 /// The processes of this name: that of the main thread, the base name of the first argument, or that of the program file.
 pub fn find_by_name(name: &str) -> Vec<Pid> {
     let base = |path: &str| path.rsplit('/').next().is_some_and(|b| b == name);

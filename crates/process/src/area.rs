@@ -6,11 +6,14 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use ingraft_model::layout::{self, header, record};
 use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity};
 use memmap2::MmapRaw;
 use rustix::fs::FlockOperation;
+use rustix::thread::futex;
+use rustix::time::Timespec;
 
 use crate::error::Error;
 use crate::target::{Identity, Target};
@@ -181,6 +184,48 @@ impl SharedArea {
             Access::Through(target) => target.write(self.at(offset), bytes)?,
         }
         Ok(())
+    }
+
+    /// Says whether threads at the loader's hook are answered from now on. An area that is not mapped here cannot answer.
+    pub fn listen(&self, listening: bool) -> Result<(), Error> {
+        self.write_u32(header::LISTENING.into(), u32::from(listening && self.is_mapped()))
+    }
+
+    /// Whether they are, and none has waited in vain since.
+    pub fn is_listening(&self) -> bool {
+        self.read_u32(header::LISTENING.into()).is_ok_and(|word| word != 0)
+    }
+
+    /// How often the loader has ended to map or unmap; waits at most so long for that to be another number than `seen`.
+    pub fn wait_for_loads(&self, seen: u32, at_most: Duration) -> Result<u32, Error> {
+        let at = u64::from(header::LOADS);
+        self.check(at, 4, 1)?;
+        if let Access::Mapped { map, .. } = &self.access {
+            let timeout = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
+            // however it ends, the number tells
+            let _ = futex::wait(word32(map, at), futex::Flags::empty(), seen, Some(&timeout));
+        } else {
+            std::thread::sleep(at_most);
+        }
+        self.read_u32(at)
+    }
+
+    /// Lets the threads at the loader's hook go on that have come up to this number of [`SharedArea::wait_for_loads`].
+    pub fn answer(&self, loads: u32) -> Result<(), Error> {
+        let at = u64::from(header::ANSWERED);
+        self.write_u32(at, loads)?;
+        if let Access::Mapped { map, .. } = &self.access {
+            // who is not woken looks by itself when its time is over
+            let _ = futex::wake(word32(map, at), futex::Flags::empty(), i32::MAX.cast_unsigned());
+        }
+        Ok(())
+    }
+
+    /// Nobody answers threads at the loader's hook any more; those that wait go on.
+    pub fn stop_listening(&self) -> Result<(), Error> {
+        self.listen(false)?;
+        let loads = self.read_u32(header::LOADS.into())?;
+        self.answer(loads)
     }
 
     /// Writes the whole header of a new area. The magic comes last: before it, the area is nobody's.

@@ -30,7 +30,7 @@ mod tracer;
 mod vectors;
 mod visit;
 
-pub use access::{ProcessInfo, attachable, find_by_name, processes};
+pub use access::{ProcessInfo, attachable, children, find_by_name, processes};
 pub use apply::{Applied, Options, ThreadBase};
 pub use area::{Children, Claim, SharedArea};
 pub use clock::{ClockProblem, TickClock};

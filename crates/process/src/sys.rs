@@ -289,6 +289,13 @@ pub(crate) fn perf_event_open(event: &perf_event::Builder<'_>, tid: Tid) -> io::
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
+/// Whether a process certainly has memory of its own and not this other one's (a vfork child before exec has not).
+pub(crate) fn has_own_memory(pid: Pid, other: Pid) -> bool {
+    const KCMP_VM: libc::c_int = 1;
+    // SAFETY: the request takes integers only.
+    unsafe { libc::syscall(libc::SYS_kcmp, pid.0, other.0, KCMP_VM, 0, 0) > 0 }
+}
+
 /// The calling thread.
 pub(crate) fn own_tid() -> Tid {
     Tid(rustix::thread::gettid().as_raw_nonzero().get())

@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All words that [`reason`] answers, in the order of docs/protocol.md.
-pub const REASONS: [&str; 18] = [
+pub const REASONS: [&str; 19] = [
     "too_short",
     "branch_into_springboard",
     "straddles_pages",
@@ -20,6 +20,7 @@ pub const REASONS: [&str; 18] = [
     "restartable_sequence",
     "bytes_differ",
     "shared_text",
+    "text_relocations",
     "vdso",
     "overlap",
     "no_room_nearby",
@@ -43,6 +44,7 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::RestartableSequence => "restartable_sequence",
         Refusal::BytesDiffer { .. } => "bytes_differ",
         Refusal::SharedText => "shared_text",
+        Refusal::TextRelocations => "text_relocations",
         Refusal::Vdso => "vdso",
         Refusal::Overlap { .. } => "overlap",
         Refusal::NoRoomNearby => "no_room_nearby",

@@ -140,6 +140,16 @@ impl Snapshot {
         Snapshot { values: vec![Value::default(); pairs], ..Snapshot::default() }
     }
 
+    /// The measurement has so many pairs by now; those that are new begin with nothing. Never makes it smaller.
+    pub fn grow(&mut self, pairs: usize) {
+        self.values.resize(pairs.max(self.values.len()), Value::default());
+    }
+
+    /// Whether a message has the value of a pair that is not known yet: the measurement has grown, and Describe tells by what.
+    pub fn is_outgrown_by(&self, sample: &Sample) -> bool {
+        sample.values.iter().any(|value| usize::try_from(value.pair).is_ok_and(|pair| pair >= self.values.len()))
+    }
+
     /// Takes in one message. Answers whether the sample is complete, so that the values belong to one time.
     pub fn apply(&mut self, sample: Sample) -> Result<bool, FieldError> {
         let goes_on = self.open && sample.sequence == self.sequence;
@@ -319,7 +329,13 @@ mod tests {
         let next = Sample { sequence: 3, dropped: 2, values: vec![value(1, 9)], ..Sample::default() };
         assert_eq!(s.apply(next), Ok(true));
         assert_eq!((s.values[0].value, s.values[1].value, s.dropped), (5, 9, 2));
-        let wrong = s.apply(Sample { values: vec![value(2, 1)], ..Sample::default() }).unwrap_err();
+        let more = Sample { sequence: 4, values: vec![value(2, 1)], ..Sample::default() };
+        assert!(s.is_outgrown_by(&more));
+        let wrong = s.apply(more.clone()).unwrap_err();
         assert_eq!(wrong.to_string(), "values[0].pair: 2 is no pair of a measurement that has 2");
+        s.grow(3);
+        assert!(!s.is_outgrown_by(&more));
+        assert_eq!(s.apply(more), Ok(true));
+        assert_eq!(s.values.iter().map(|v| v.value).collect::<Vec<_>>(), [5, 9, 1]);
     }
 }

@@ -1,7 +1,10 @@
 //! A parent's counts are its own; its children run unharmed and are restored at the end as well.
 
+use std::io::Write;
+use std::process::Stdio;
+
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, scaled};
+use ingraft_testing::{Mutatee, Outcome, program, scaled};
 
 use crate::tool;
 
@@ -68,4 +71,78 @@ fn a_child_that_never_called_anything_is_harmless() {
     target::assert_clean(target.pid(), &before);
     target.ask("poke 5000").assert_right();
     target.ask("drop").assert_right();
+}
+
+/// The calls of a function in one of several processes, and since when they are exact.
+fn calls_in(outcome: &Outcome, pid: i32, function: &str) -> (u64, Option<u64>) {
+    let counts = outcome.all("count");
+    let count = counts.iter().find(|c| c["pid"] == pid && c["function"] == function).expect("a count");
+    (count["calls"].as_u64().expect("a number"), count["exact_since_ns"].as_u64())
+}
+
+#[test]
+fn children_are_followed() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
+    session.wait_for("attached");
+    let kept: i32 = target.ask("keep").after("child").parse().expect("a process id");
+    assert_eq!(session.wait_for("attached")["pid"], kept);
+    target.ask("poke 5000").assert_right();
+    let truth = target.ask("drop");
+    assert_eq!(session.wait_for("ended")["pid"], kept);
+    let outcome = session.interrupt().assert_code(0);
+    let (calls, since) = calls_in(&outcome, kept, "parent_work");
+    assert_eq!(calls, 5000);
+    assert!(since.is_some(), "its life before is not known");
+    assert_eq!(calls_in(&outcome, target.pid(), "parent_work"), (truth.tally("parent_work"), None));
+    let together = outcome.all("combined");
+    let sum = together.iter().find(|c| c["focus"].as_str().is_some_and(|f| f.ends_with("/parent_work")));
+    assert_eq!(sum.expect("both together")["value"], 5000 + truth.tally("parent_work"));
+    target::assert_clean(target.pid(), &before);
+    target.ask("fork 3 3").assert_right();
+}
+
+#[test]
+fn children_that_come_and_go_are_followed_as_far_as_they_can_be() {
+    let mut target = Mutatee::start("family", &[]);
+    let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork,exec"].iter().chain(COUNTED));
+    session.wait_for("attached");
+    let rounds = scaled(100, 1000);
+    for command in [format!("fork {rounds} 1000"), format!("vfork {rounds}"), format!("spawn {rounds}")] {
+        target.ask(&command).assert_right();
+    }
+    let truth = target.ask("fork 1 1");
+    let outcome = session.interrupt().assert_code(0);
+    for function in ["parent_work", "shared_work"] {
+        assert_eq!(calls_in(&outcome, target.pid(), function), (truth.tally(function), None));
+    }
+    for child in outcome.all("count").iter().filter(|c| c["pid"] != target.pid()) {
+        assert!(child["calls"].as_u64() <= Some(1000) && child["exact_since_ns"].is_u64(), "{child}");
+    }
+    assert_eq!(target::arenas(target.pid()), 0);
+    target.ask("fork 3 3").assert_right();
+}
+
+#[test]
+fn another_program_in_the_same_process_is_followed() {
+    let spin = program("spin").expect("gcc");
+    let script = format!("read go; exec {} 1", spin.display());
+    let mut shell = std::process::Command::new("sh").args(["-c", &script]).stdin(Stdio::piped()).spawn().expect("sh");
+    let pid = shell.id() as i32;
+    let mut session = tool().start(["count", "-p", &pid.to_string(), "--follow", "exec", "*:read"]);
+    session.wait_for("attached");
+    let mut input = shell.stdin.take().expect("a pipe");
+    input.write_all(b"go\n").expect("it listens");
+    let ended = session.wait_for("ended");
+    assert_eq!((&ended["pid"], &ended["exec"]), (&pid.into(), &true.into()));
+    let attached = session.wait_for("attached");
+    assert_eq!(attached["pid"], pid);
+    let outcome = session.interrupt().assert_code(0);
+    let counts = outcome.all("count");
+    let late: Vec<_> = counts.iter().map(|c| c["exact_since_ns"].is_u64()).collect();
+    assert_eq!((late.first(), late.last()), (Some(&false), Some(&true)), "{counts:?}");
+    assert_eq!(target::arenas(pid), 0);
+    shell.kill().expect("it is ours");
+    shell.wait().expect("it is ours");
 }

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use ingraft_testing::target::{self, Size};
-use ingraft_testing::{Mutatee, Reply, program, scaled, wait_until};
+use ingraft_testing::{Mutatee, Outcome, Reply, Session, Tool, program, scaled, wait_until};
+use nix::sys::signal::Signal;
 
 use crate::tool;
 
@@ -26,23 +28,25 @@ fn is_woven(pid: i32, answer: &Reply) -> bool {
     head(pid, answer).is_some_and(|bytes| bytes[0] == 0xe9)
 }
 
+/// Since when a count of a function is exact; null: since the insertion.
+fn exact_since<'a>(outcome: &'a Outcome, function: &str) -> &'a serde_json::Value {
+    let counts = outcome.all("count");
+    let count = counts.iter().find(|c| c["function"] == function).expect("a count");
+    &count["exact_since_ns"]
+}
+
 #[test]
 fn one_that_comes_back_counts_on() {
     let mut target = loads();
     let opened = target.ask("open");
-    let session = tool().count(target.pid(), &["libplugin:plugin_work"]);
+    let session = tool().count(target.pid(), &["libplugin:plugin_work", "libplugin:plugin_born"]);
     assert!(is_woven(target.pid(), &opened));
     let mut size = None;
-    let mut early = 0;
-    for round in 0..scaled(6, 100) {
+    for round in 0..scaled(20, 100) {
         target.ask("call 50").assert_right();
         target.ask("close").assert_right();
         let opened = target.ask("open");
-        // Calls before the library is woven again may be missed, and no others.
-        target.ask("call 10").assert_right();
-        early += 10;
-        wait_until("the library is woven again", || is_woven(target.pid(), &opened));
-        target.ask("call 7").assert_right();
+        assert!(is_woven(target.pid(), &opened), "before anybody can call it");
         if round == 2 {
             size = Some(Size::of(target.pid()));
         }
@@ -50,12 +54,113 @@ fn one_that_comes_back_counts_on() {
     let (first, last) = (size.expect("three rounds"), Size::of(target.pid()));
     assert!(last.maps <= first.maps, "mappings: {first:?} grew to {last:?}");
     assert!(last.resident <= first.resident + 512, "memory: {first:?} grew to {last:?}");
-    let called = target.ask("call 0").tally("plugin_work");
+    let truth = target.ask("call 13");
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    let seen = outcome.calls("plugin_work");
-    assert!((called - early..=called).contains(&seen), "{seen} of {called}, of which {early} were early");
+    assert_eq!(outcome.calls("plugin_work"), truth.tally("plugin_work"));
+    // the constructor of the first time came before the count
+    assert_eq!(outcome.calls("plugin_born"), truth.tally("plugin_born") - 1);
+    for function in ["plugin_work", "plugin_born"] {
+        assert!(exact_since(&outcome, function).is_null(), "{function}");
+    }
     assert_eq!(target::arenas(target.pid()), 0);
     target.ask("call 20").assert_right();
+}
+
+#[test]
+fn a_metric_is_exact_over_many_lives_of_a_library() {
+    let mut target = loads();
+    target.ask("open").assert_right();
+    let pairs = [
+        "calls@/Code/libplugin/plugin_work",
+        "calls@/Code/libplugin/plugin_born",
+        "calls@/Code/loads/local_work",
+        "wall_time@/Code/libplugin/plugin_work",
+    ];
+    let tool = tool();
+    let pid = target.pid_text();
+    let mut session = tool.start(["watch", "-p", &pid, "--max-overhead", "10000"].into_iter().chain(pairs));
+    session.wait_for("attached");
+    target.ask("close").assert_right();
+    let truth = target.ask(&format!("cycle {} 20", scaled(50, 1000)));
+    truth.assert_right();
+    let journal = journal_bytes(&tool);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let last = |metric: &str, function: &str| {
+        let focus = format!("/Code/libplugin/{function}");
+        let samples = outcome.all("sample");
+        let last = samples.iter().rfind(|s| s["metric"] == metric && s["focus"] == focus.as_str());
+        last.and_then(|s| s["value"].as_u64()).expect("a value")
+    };
+    assert_eq!(last("calls", "plugin_work"), truth.tally("plugin_work"));
+    assert_eq!(last("calls", "plugin_born"), truth.tally("plugin_born") - 1);
+    assert!(last("wall_time", "plugin_work") > 0);
+    assert!(journal < 8 << 20, "the journal has {journal} bytes");
+    assert_eq!(target::arenas(target.pid()), 0);
+}
+
+/// Bytes of the journals of a tool.
+fn journal_bytes(tool: &Tool) -> u64 {
+    let files = std::fs::read_dir(tool.state_directory().join("journal")).into_iter().flatten().flatten();
+    files.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
+}
+
+/// Stops an engine; it is stopped afterwards.
+fn stop(session: &Session) {
+    session.signal(Signal::SIGSTOP);
+    let stopped = || target::threads(session.pid()).into_iter().all(|tid| target::state(tid) == 'T');
+    wait_until("it is stopped", stopped);
+}
+
+#[test]
+fn an_engine_that_does_not_answer_costs_one_delay() {
+    let mut target = loads();
+    target.ask("open").assert_right();
+    let tool = tool();
+    let session = tool.count(target.pid(), &["libplugin:plugin_work", "local_work"]);
+    target.ask("close").assert_right();
+    stop(&session);
+    let begin = Instant::now();
+    let opened = target.ask("open");
+    assert!(begin.elapsed() >= Duration::from_millis(200), "it waited");
+    assert!(!is_woven(target.pid(), &opened));
+    target.ask("call 10").assert_right();
+    // nobody waits for it any more
+    let begin = Instant::now();
+    target.ask("cycle 20 1").assert_right();
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    session.signal(Signal::SIGCONT);
+    wait_until("the library is woven", || is_woven(target.pid(), &opened));
+    target.ask("call 7").assert_right();
+    // it answers again
+    target.ask("close").assert_right();
+    let opened = target.ask("open");
+    assert!(is_woven(target.pid(), &opened));
+    target.ask("call 5").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("plugin_work"), 12);
+    assert!(exact_since(&outcome, "plugin_work").is_u64(), "some calls came too early");
+    assert_eq!(outcome.calls("local_work"), 22);
+}
+
+#[test]
+fn an_engine_that_dies_while_a_thread_waits_for_it() {
+    let mut target = loads();
+    target.ask("open").assert_right();
+    target.ask("close").assert_right();
+    let tool = tool();
+    let session = tool.count(target.pid(), &["local_work"]);
+    stop(&session);
+    target.tell("open");
+    wait_until("it waits", || {
+        std::fs::read_to_string(format!("/proc/{}/syscall", target.pid())).is_ok_and(|call| call.starts_with("202 "))
+    });
+    session.kill();
+    target.reply().assert_right();
+    target.ask("call 10").assert_right();
+    tool.detach(target.pid());
+    assert_eq!(target::arenas(target.pid()), 0);
+    let truth = target.ask("cycle 20 20");
+    truth.assert_right();
 }
 
 #[test]
@@ -136,4 +241,28 @@ fn another_measurement_ends_while_the_library_is_gone() {
     assert_eq!(head(target.pid(), &other), bytes, "untouched");
     assert_eq!(target::arenas(target.pid()), 0);
     target.ask("call 30").assert_right();
+}
+
+/// A measurement that knows only a pattern, while the library that it matches is loaded.
+fn grows(interval: &str) {
+    let mut target = loads();
+    let mut session = tool().start(["count", "-p", &target.pid_text(), "--interval", interval, "*:*_work"]);
+    session.wait_for("attached");
+    target.ask("call 10").assert_right();
+    target.ask("open").assert_right();
+    let truth = target.ask("call 25");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("local_work"), truth.tally("local_work"));
+    assert_eq!(outcome.calls("plugin_work"), truth.tally("plugin_work"));
+    assert!(exact_since(&outcome, "plugin_work").is_null());
+}
+
+#[test]
+fn a_pattern_matches_libraries_that_are_loaded_later() {
+    grows("20ms");
+}
+
+#[test]
+fn what_a_pattern_matched_after_the_last_reading_comes_with_the_removal() {
+    grows("1h");
 }

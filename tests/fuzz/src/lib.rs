@@ -156,7 +156,7 @@ pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Optio
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
     let ticks = Scale { mult: 1 << 31, shift: 32 };
     let environment =
-        Environment { data, identity, shadow_stack: false, ticks, cpu: CPU, vectors: VECTORS, readable: READABLE };
+        Environment { data, identity, shadow_stack: false, ticks, cpu: CPU, vectors: VECTORS, readable: READABLE, loader: None };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());

@@ -188,7 +188,7 @@ impl<'a> Row<'a> {
 
     /// Unix time from which on the value is exact, if that is later than the insertion.
     pub(super) fn exact_since_ns(&self) -> Option<u64> {
-        self.site.enabled.pairs.get(self.pair)?.exact_since_ns
+        self.site.enabled.pairs.get(self.pair)?.exact_since_ns.or(self.site.late_ns)
     }
 
     /// Which function in which target.

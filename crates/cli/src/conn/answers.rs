@@ -119,6 +119,8 @@ pub(crate) struct Enabled {
     pub(crate) caught_up: u64,
     /// Threads whose stacks could not be looked at.
     pub(crate) not_unwound: u32,
+    /// When it was in: Unix time.
+    pub(crate) since_ns: u64,
 }
 
 /// A value: the total, and by thread if it was asked for.
@@ -145,8 +147,21 @@ pub(crate) struct Ended {
 /// What a stream brings.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
+    /// What it measures now; the values of the pairs that are new follow.
+    Grown(Vec<PairInfo>),
     Reading(Reading),
     Ended(Ended),
+}
+
+/// What is left of a measurement that was removed.
+#[derive(Clone, Debug)]
+pub(crate) struct Farewell {
+    pub(crate) removed: objects::Removed,
+    /// What it measured in the end, if that is not what the insertion said.
+    pub(crate) pairs: Option<Vec<PairInfo>>,
+    /// The last values.
+    pub(crate) last: Option<Reading>,
+    pub(crate) ended: Option<Ended>,
 }
 
 impl Target {
@@ -206,6 +221,27 @@ impl Collector {
         self.refused.extend(chunk.functions);
     }
 
+    /// A part of a description.
+    pub(super) fn described(&mut self, part: v1::DescribeResponse) {
+        use v1::describe_response::Event;
+        match part.event {
+            Some(Event::Enabled(enabled)) => self.enabled(enabled),
+            Some(Event::Pairs(chunk)) => self.pairs(chunk),
+            Some(Event::Refused(chunk)) => self.refused(chunk),
+            None => {}
+        }
+    }
+
+    /// How many pairs have come.
+    pub(super) fn count(&self) -> usize {
+        self.pairs.len()
+    }
+
+    /// Whether anything came.
+    pub(super) fn has_begun(&self) -> bool {
+        self.enabled.is_some()
+    }
+
     /// The whole, if all of it came.
     pub(super) fn finish(self) -> Option<Enabled> {
         let e = self.enabled?;
@@ -231,6 +267,7 @@ impl Collector {
             warnings: e.warnings.clone(),
             caught_up: e.caught_up,
             not_unwound: e.not_unwound,
+            since_ns: e.since_ns,
         })
     }
 }

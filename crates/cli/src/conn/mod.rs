@@ -6,7 +6,7 @@ mod endpoint;
 mod history;
 
 pub(crate) use answers::{
-    Enabled, Ended, Event, FunctionRef, Lower, PairInfo, Reading, RefusedFunction, Request, Source, Target,
+    Enabled, Ended, Event, Farewell, FunctionRef, Lower, PairInfo, Reading, RefusedFunction, Request, Source, Target,
     ThreadValue, Value,
 };
 pub(crate) use history::Chapter;
@@ -141,6 +141,14 @@ impl Client {
             out.extend(part.processes.into_iter().map(|p| answers::process(p, self.host())));
         }
         Ok(out)
+    }
+
+    /// The children of processes.
+    pub(crate) async fn children(&self, parents: Vec<i32>) -> Result<Vec<i32>, Failure> {
+        let mut client = ProcessesClient::new(self.service.clone());
+        let answer = client.children(v1::ChildrenRequest { pids: parents }).await;
+        let children = answer.map_err(|s| self.failure(&s))?.into_inner().children;
+        Ok(children.into_iter().map(|child| child.pid).collect())
     }
 
     /// Functions of a target that match any of the patterns.
@@ -279,6 +287,13 @@ impl Client {
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
             let event = match part.event {
                 Some(Wire::Sample(sample)) => {
+                    if snapshot.is_outgrown_by(&sample) {
+                        let pairs = self.measured(measurement).await?;
+                        snapshot.grow(pairs.len());
+                        if events.send((tag, Ok(Event::Grown(pairs)))).await.is_err() {
+                            break;
+                        }
+                    }
                     if !snapshot.apply(sample).map_err(|e| self.garbled(&e))? {
                         continue;
                     }
@@ -295,7 +310,19 @@ impl Client {
         Ok(())
     }
 
-    /// Reads all values once, by thread.
+    /// What a measurement measures by now: more than at first when libraries were loaded since.
+    pub(crate) async fn measured(&self, measurement: u64) -> Result<Vec<PairInfo>, Failure> {
+        let mut client = InstrumentationClient::new(self.service.clone());
+        let answer = client.describe(v1::DescribeRequest { measurement }).await;
+        let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
+        let mut collector = answers::Collector::default();
+        while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
+            collector.described(part);
+        }
+        collector.finish().map(|e| e.pairs).ok_or_else(|| self.incomplete("the measurement"))
+    }
+
+    /// Reads the values of the first `pairs` once, by thread; those that came since are left out.
     pub(crate) async fn read(&self, measurement: u64, pairs: usize) -> Result<Reading, Failure> {
         use v1::read_response::Event as Wire;
         let mut client = MetricsClient::new(self.service.clone());
@@ -303,35 +330,42 @@ impl Client {
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
         let mut snapshot = Snapshot::new(pairs);
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
-            if let Some(Wire::Sample(sample)) = part.event {
+            if let Some(Wire::Sample(mut sample)) = part.event {
+                sample.values.retain(|value| usize::try_from(value.pair).is_ok_and(|pair| pair < pairs));
                 snapshot.apply(sample).map_err(|e| self.garbled(&e))?;
             }
         }
         Ok(answers::reading(&snapshot, 0))
     }
 
-    /// Removes a measurement; answers the removal and the last values.
-    pub(crate) async fn remove(
-        &self,
-        measurement: u64,
-        pairs: usize,
-    ) -> Result<(objects::Removed, Option<Reading>, Option<Ended>), Failure> {
+    /// Removes a measurement of so many pairs, unless it has grown since.
+    pub(crate) async fn remove(&self, measurement: u64, pairs: usize) -> Result<Farewell, Failure> {
         use v1::remove_response::Event as Wire;
         let mut client = InstrumentationClient::new(self.service.clone());
         let answer = client.remove(v1::RemoveRequest { measurement }).await;
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
         let mut snapshot = Snapshot::new(pairs);
         let (mut removed, mut complete, mut ended) = (None, false, None);
+        let mut grown = answers::Collector::default();
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
             match part.event {
                 Some(Wire::Removed(r)) => removed = Some(answers::removed(r, self.host())),
+                Some(Wire::Measured(part)) => {
+                    grown.described(part);
+                    snapshot.grow(grown.count());
+                }
                 Some(Wire::Last(sample)) => complete = snapshot.apply(sample).map_err(|e| self.garbled(&e))?,
                 Some(Wire::Ended(e)) => ended = Some(answers::ended(&e)),
                 None => {}
             }
         }
         let last = complete.then(|| answers::reading(&snapshot, 0));
-        removed.map(|removed| (removed, last, ended)).ok_or_else(|| self.incomplete("the removal"))
+        let pairs = match grown.has_begun() {
+            true => Some(grown.finish().map(|e| e.pairs).ok_or_else(|| self.incomplete("the measurement"))?),
+            false => None,
+        };
+        let removed = removed.ok_or_else(|| self.incomplete("the removal"))?;
+        Ok(Farewell { removed, pairs, last, ended })
     }
 
     /// What is inserted where.

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::args::DemoArgs;
-use crate::conn::{Client, Enabled, Event, Reading, Request, Target};
+use crate::conn::{Client, Enabled, Event, Farewell, Reading, Request, Target};
 use crate::exit::{Failure, Kind, Stop};
 use crate::measure::Context;
 use crate::objects::{self, Object};
@@ -232,6 +232,8 @@ impl Stage<'_> {
                         }
                         before = Some(reading);
                     }
+                    // its functions are named one by one: no library can bring more
+                    Some((_, Ok(Event::Grown(_)))) => {}
                     Some((_, Err(failure))) => break Err(failure.into()),
                     Some((_, Ok(Event::Ended(_)))) | None => {
                         break Err(Failure::failed("the demo's server ended", "run the demo again; if it stays so, please report it").into());
@@ -248,7 +250,7 @@ impl Stage<'_> {
         // Removed under load, as it was inserted.
         self.load.resume();
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let (removed, _, _) = self.client.remove(enabled.measurement, enabled.pairs.len()).await?;
+        let Farewell { removed, .. } = self.client.remove(enabled.measurement, enabled.pairs.len()).await?;
         tokio::time::sleep(Duration::from_millis(100)).await;
         let pid = self.server.pid();
         let mut look = || -> io::Result<()> {

@@ -161,6 +161,7 @@ mod tests {
                 pairs: pairs.clone(),
                 caught_up: 0,
                 not_unwound: 0,
+                since_ns: 0,
                 refused: Vec::new(),
                 warnings: Vec::new(),
             };

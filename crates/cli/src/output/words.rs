@@ -52,6 +52,12 @@ pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
     text
 }
 
+/// How many processes that came while others were measured are not, and why the first of them.
+pub(crate) fn missed_kin(count: u64, why: &Failure) -> String {
+    let what = plural(count, "process that was followed is", "processes that were followed are");
+    format!("{what} not measured: {why}")
+}
+
 /// Fork children that still have springboards, for a warning.
 pub(crate) fn children_left(pid: i32, children: &[i32]) -> String {
     let children = children.iter().map(i32::to_string).collect::<Vec<_>>().join(", ");

@@ -17,6 +17,7 @@ mod lockstep;
 mod memory;
 mod rules;
 mod system_call;
+mod waiting;
 mod walk;
 
 use iced_x86::Code;

@@ -7,6 +7,7 @@ use ingraft_model::{Avma, CpuClock, ThreadIdentity};
 use super::walk::{Bound, Mode};
 use crate::cpu::{PROCESSOR, SELF};
 use crate::environment::Environment;
+use crate::routine::Routine;
 
 /// Number of the general purpose register that this one is or is part of.
 pub(super) fn number_of(r: Register) -> Option<u8> {
@@ -29,6 +30,7 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
         Mode::Point if is_record_or_bucket(env, memory, bound) => true,
         Mode::Point if is_own(env, memory, &[CPU_LAST]) => true,
         Mode::Twin(_) if is_missed_call(env, i, memory) => true,
+        Mode::Routine(Routine::Await) => writes_to_engine(env, i, memory),
         Mode::Routine(_) => routine_access(env, memory) || is_descriptor(env, i, memory),
         Mode::Point | Mode::Twin(_) => {
             let own = memory.segment() == Register::GS && mode == Mode::Point && env.identity != ThreadIdentity::Locked;
@@ -53,6 +55,9 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
     }
     if matches!(mode, Mode::Twin(_)) && is_missed_call(env, i, memory) {
         return true;
+    }
+    if mode == Mode::Routine(Routine::Await) {
+        return reads_loader(env, i, memory, bound);
     }
     if matches!(mode, Mode::Routine(_)) && memory.segment() == Register::GS {
         return routine_access(env, memory);
@@ -154,6 +159,35 @@ fn routine_access(env: &Environment, memory: &UsedMemory) -> bool {
     let shard = env.data.base.0..env.data.base.0 + env.data.stride;
     memory.segment() == Register::GS && memory.index() == Register::None && shard.contains(&memory.displacement())
         || memory.segment() == Register::SS
+}
+
+/// What a thread at the loader's hook says to the engine: that one more has come, what it was about to do, and that nobody listens.
+fn writes_to_engine(env: &Environment, i: &Instruction, memory: &UsedMemory) -> bool {
+    let word = |at: u32| memory.displacement() == u64::from(env.data.displacement(at));
+    let what = match i.code() {
+        Code::Xadd_rm32_r32 => word(header::LOADS) && i.has_lock_prefix(),
+        Code::Mov_rm32_r32 => word(header::LOADER_STATE),
+        Code::Mov_rm32_imm32 => (word(header::LISTENING) || word(header::LOADER_STATE)) && i.immediate32() == 0,
+        _ => false,
+    };
+    what && is_absolute(memory)
+}
+
+/// What it looks at: the words that it shares with the engine, whether it is the target at all, and the loader's own word.
+fn reads_loader(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: Bound) -> bool {
+    let words = [header::LISTENING, header::LOADS, header::ANSWERED, header::LOADER_STATE];
+    let place = memory.displacement();
+    let shared = words.iter().any(|at| place == u64::from(env.data.displacement(*at)));
+    let known = is_absolute(memory) && (shared || place == u64::from(env.data.alive()));
+    let loader = matches!(bound, Bound::Loader(r) if number_of(memory.base()) == Some(r))
+        && memory.index() == Register::None
+        && place == 0
+        && matches!(i.code(), Code::Mov_r32_rm32);
+    known || loader
+}
+
+fn is_absolute(memory: &UsedMemory) -> bool {
+    memory.segment() == Register::DS && memory.base() == Register::None && memory.index() == Register::None
 }
 
 pub(super) fn permitted(mnemonic: Mnemonic) -> bool {

@@ -1,9 +1,10 @@
-//! The system calls that shared routines make, one in each: what they are asked stands right before them and is compared instruction by
+//! The system calls that shared routines make, one in each but the one that waits: what they are asked stands right before them and is compared instruction by
 //! instruction.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 use ingraft_model::{CpuClock, ThreadIdentity};
 
+use super::waiting;
 use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
 use crate::environment::Environment;
 use crate::reading::{LENGTHS, READ};
@@ -16,10 +17,33 @@ const READ_CALL: u64 = 43;
 const NAMED: u64 = 5;
 const NAMED_BY_THREAD: u64 = 8;
 
+/// A permitted system call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SystemCall {
+    /// The first of the instructions that say what it is asked for: nothing may jump behind it.
+    pub start: u64,
+    /// It writes the two words that were pushed last.
+    pub writes: bool,
+}
+
+/// The system call at `at`, if it is what its routine may ask for; `before(n)` is the n-th instruction before it.
+pub(super) fn call(
+    env: &Environment,
+    routine: Routine,
+    at: u64,
+    before: &dyn Fn(usize) -> Instruction,
+) -> Option<SystemCall> {
+    if routine == Routine::Await {
+        return waiting::call(env, before);
+    }
+    let call = SystemCall { start: at.wrapping_sub(bytes_before(env, routine)), writes: routine != Routine::Read };
+    permitted(env, routine, at, before).then_some(call)
+}
+
 /// How many bytes before a routine's system call nothing may jump into.
-pub(super) fn bytes_before(env: &Environment, routine: Routine) -> u64 {
+fn bytes_before(env: &Environment, routine: Routine) -> u64 {
     match (routine, env.identity) {
-        (Routine::CpuTime | Routine::Settle | Routine::Find, _) => CLOCK_CALL,
+        (Routine::CpuTime | Routine::Settle | Routine::Find | Routine::Await, _) => CLOCK_CALL,
         (Routine::Call, _) => 0,
         (Routine::Read, ThreadIdentity::FsOffset(_)) => READ_CALL + NAMED_BY_THREAD,
         (Routine::Read, ThreadIdentity::FsBase | ThreadIdentity::Locked) => READ_CALL + NAMED,
@@ -27,10 +51,10 @@ pub(super) fn bytes_before(env: &Environment, routine: Routine) -> u64 {
 }
 
 /// Whether a system call at `at` is what its routine may ask for; `before(n)` is the n-th instruction before it.
-pub(super) fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
+fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
     match routine {
         Routine::CpuTime | Routine::Settle | Routine::Find => env.cpu != CpuClock::None && is_clock(at, before),
-        Routine::Call => false,
+        Routine::Call | Routine::Await => false,
         Routine::Read => env.readable.process.is_some_and(|process| is_read(env, process, at, before)),
     }
 }

@@ -8,7 +8,7 @@ use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity};
 use super::calling;
 use super::memory::Memory;
 use super::rules::{may_read, may_write, number_of, permitted, writes};
-use super::system_call;
+use super::system_call::{self, SystemCall};
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
 use crate::environment::Environment;
@@ -98,13 +98,15 @@ pub(super) enum Bound {
     Most(u8, u32),
     /// It is the address of a function that may be called.
     Callee(u8),
+    /// It is the address of the word by which the loader says what it does.
+    Loader(u8),
 }
 
 impl Bound {
     fn register(self) -> Option<u8> {
         match self {
             Bound::None => None,
-            Bound::Top(r) | Bound::Most(r, _) | Bound::Callee(r) => Some(r),
+            Bound::Top(r) | Bound::Most(r, _) | Bound::Callee(r) | Bound::Loader(r) => Some(r),
         }
     }
 }
@@ -539,31 +541,35 @@ impl<'a> Walk<'a> {
         if routine == Routine::Call {
             return calling::prove(self, self.env, at);
         }
-        self.execute(at, State::entry(), Mode::Routine(routine))?;
+        let mode = Mode::Routine(routine);
+        self.execute(at, State::entry(), mode)?;
         // what a system call is asked for stands right before it, and nothing leads in between
         let visited = || self.touched.iter().filter_map(|number| self.memory.get(*number));
-        let calls: Vec<_> = visited().filter(|i| i.code() == Code::Syscall).map(Instruction::ip).collect();
+        let calls =
+            visited().filter(|i| i.code() == Code::Syscall).filter_map(|i| Some((self.call(i, mode)?.start, i.ip())));
+        let calls: Vec<_> = calls.collect();
         for branch in visited().filter(|i| i.is_jmp_short_or_near() || i.is_jcc_short_or_near()) {
             let target = branch.near_branch_target();
-            let asks = system_call::bytes_before(self.env, routine);
-            if calls.iter().any(|call| target > call.wrapping_sub(asks) && target <= *call) {
+            if calls.iter().any(|(start, call)| target > *start && target <= *call) {
                 return fail(branch.ip(), Flaw::Astray);
             }
         }
         Ok(())
     }
 
-    /// The one system call that a routine makes, and what it leaves.
+    fn call(&self, i: &Instruction, mode: Mode) -> Option<SystemCall> {
+        let number = self.memory.number(i.ip()).ok()?;
+        let before = |n: usize| number.checked_sub(n).and_then(|n| self.memory.get(n)).copied().unwrap_or_default();
+        let Mode::Routine(routine) = mode else { return None };
+        system_call::call(self.env, routine, i.ip(), &before)
+    }
+
+    /// A system call of a routine, and what it leaves.
     fn system_call(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
         let at = i.ip();
-        let (number, _) = self.visit(at)?;
-        let before = |n: usize| number.checked_sub(n).and_then(|n| self.memory.get(n)).copied().unwrap_or_default();
-        let Mode::Routine(routine) = mode else { return fail(at, Flaw::Forbidden) };
-        if !system_call::permitted(self.env, routine, at, &before) {
-            return fail(at, Flaw::Forbidden);
-        }
+        let Some(call) = self.call(i, mode) else { return fail(at, Flaw::Forbidden) };
         // a reading's answer lies where zeroes were pushed
-        if routine != Routine::Read {
+        if call.writes {
             for _ in 0..2 {
                 state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
             }
@@ -661,7 +667,7 @@ impl<'a> Walk<'a> {
                 state.lose(1);
             }
             Routine::Read => state.lose(1),
-            Routine::CpuTime => {}
+            Routine::CpuTime | Routine::Await => {}
         }
         Ok((back, state))
     }
@@ -712,7 +718,7 @@ impl<'a> Walk<'a> {
     fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
         let (r, changed) = match mode {
             Mode::Slow(r) => (r, 1 << r),
-            Mode::Routine(Routine::CpuTime) => (0, 0),
+            Mode::Routine(Routine::CpuTime | Routine::Await) => (0, 0),
             // the answer is in rcx
             Mode::Routine(_) => (0, 1 << 1),
             Mode::Point | Mode::Twin(_) => return fail(i.ip(), Flaw::Forbidden),
@@ -832,6 +838,9 @@ impl<'a> Walk<'a> {
                     && i.memory_displacement64() == u64::from(env.data.displacement(TOP)) =>
             {
                 state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Top);
+            }
+            Code::Mov_r64_imm64 if env.loader == Some(Avma(i.immediate64())) => {
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Loader);
             }
             Code::Mov_r64_imm64 | Code::Mov_r32_imm32 | Code::Mov_rm64_imm32
                 if i.op0_kind() == OpKind::Register && self.callees.binary_search(&i.immediate(1)).is_ok() =>

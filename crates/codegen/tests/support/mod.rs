@@ -34,6 +34,7 @@ pub fn environment(identity: ThreadIdentity) -> Environment {
         cpu: CpuClock::None,
         vectors: None,
         readable: READABLE,
+        loader: None,
     }
 }
 

@@ -40,6 +40,7 @@ pub fn weave_all(path: &Path) -> Option<Program> {
         ticks,
         cpu: CpuClock::None,
         vectors: None,
+        loader: None,
         readable: Readable::default(),
     };
     let mut arena = Arena::new(Avma(end)..Avma(end + (512 << 20)));

@@ -143,6 +143,7 @@ fn events(enabled: Enabled) -> Vec<Event> {
         warnings: enabled.warnings,
         caught_up: enabled.caught_up.calls,
         not_unwound: enabled.caught_up.not_unwound,
+        since_ns: enabled.since_ns,
     };
     let mut events = vec![Event::Enabled(head)];
     events.extend(pair_chunks(&enabled.pairs).map(Event::Pairs));
@@ -197,9 +198,12 @@ fn metrics(pairs: &[PairInfo]) -> Vec<v1::Metric> {
 }
 
 /// The messages of a removal.
-pub fn removal(removed: &ingraft_engine::Removed) -> Vec<v1::RemoveResponse> {
+pub fn removal(id: u64, removed: &ingraft_engine::Removed) -> Vec<v1::RemoveResponse> {
     use v1::remove_response::Event;
     let mut events = vec![Event::Removed(convert::removed(removed))];
+    if let Some(pairs) = &removed.grown {
+        events.extend(description(id, removed.pid, pairs).into_iter().map(Event::Measured));
+    }
     if let Some(last) = &removed.last {
         events.extend(ingraft_wire::sample::split(crate::backlog::whole(last)).into_iter().map(Event::Last));
         events.extend(last.ended.map(convert::ended).map(Event::Ended));
@@ -253,6 +257,7 @@ mod tests {
             modules: 2,
             functions: 3,
             points: 4,
+            since_ns: 7,
             attach_time: Duration::from_millis(5),
             stopped: Duration::from_micros(6),
             pairs: (0..pairs).map(pair).collect(),
@@ -303,11 +308,14 @@ mod tests {
             text_restored: true,
             children_left: vec![Pid(8)],
             corrections: (0, 0),
+            grown: None,
             last: Some(Reading { time_ns: 1, values: vec![value], ended: Some(ended) }),
         };
-        let messages = removal(&removed);
+        let messages = removal(5, &removed);
         assert_eq!(messages.len(), 3);
-        let without = removal(&Removed { last: None, ..removed });
+        let without = removal(5, &Removed { last: None, ..removed.clone() });
         assert_eq!(without.len(), 1);
+        let grown = removal(5, &Removed { grown: Some(Arc::new(enabled(4).pairs)), ..removed });
+        assert_eq!(grown.len(), 6, "an Enabled, pairs and refused functions before the values");
     }
 }

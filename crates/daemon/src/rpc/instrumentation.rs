@@ -46,7 +46,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
             keeper.removed(id);
             Ok(removed)
         });
-        answers(enable::removal(&removed.await?))
+        answers(enable::removal(id.0, &removed.await?))
     }
 
     async fn keep(&self, request: Request<v1::KeepRequest>) -> Result<Response<v1::KeepResponse>, Status> {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ingraft_model::Pid;
 use ingraft_wire::{Failure, FailureKind, Parts, v1};
 use tonic::{Request, Response, Status};
 
@@ -24,6 +25,14 @@ impl v1::processes_server::Processes for Service {
             Parts::new(found.into_iter().map(convert::process))
                 .map(|processes| v1::ListProcessesResponse { processes }),
         )
+    }
+
+    async fn children(&self, request: Request<v1::ChildrenRequest>) -> Result<Response<v1::ChildrenResponse>, Status> {
+        let caller = auth::caller(&request)?;
+        let parents: Vec<_> = request.into_inner().pids.into_iter().map(Pid).collect();
+        let found = self.0.engine_call(move |engine| engine.children(&parents, caller)).await?;
+        let child = |(child, parent): (Pid, Pid)| v1::Child { pid: child.0, parent: parent.0 };
+        Ok(Response::new(v1::ChildrenResponse { children: found.into_iter().map(child).collect() }))
     }
 
     type LaunchStream = Answers<v1::EnableResponse>;

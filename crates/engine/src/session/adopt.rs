@@ -33,6 +33,8 @@ impl Session {
         let journal = Journal::replace(path, &text).map_err(|e| journal_error(pid, &e))?;
         area.write_journal(&text).map_err(failed)?;
         area.set_holder(&Identity::ours().map_err(failed)?).map_err(failed)?;
+        // Whoever listened is dead. What it wove at the loader's hook says nothing to us.
+        area.stop_listening().map_err(failed)?;
         let identity = area.identity().map_err(failed)?;
         let cpu = area.cpu_clock().map_err(failed)?;
         let rate = area.read_u64(header::CPU_RATE.into()).map_err(failed)?;
@@ -69,6 +71,7 @@ impl Session {
                     cpu,
                     vectors: vector_state(),
                     readable: Readable::default(),
+                    loader: None,
                 },
                 area,
                 journal,
@@ -130,5 +133,5 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
     // its code is not known well enough to be taken out piece by piece
     let limit = f64::INFINITY;
     let library = Arc::clone(library);
-    Measurement { views: Arc::new(views), pairs: Arc::new(infos), request, library, keep: true, limit }
+    Measurement { views: Arc::new(views), pairs: Arc::new(infos), grown: false, request, library, keep: true, limit }
 }

@@ -55,9 +55,9 @@ impl Session {
         self.write_journal(&mut attached.journal, &attached.area, &records)
     }
 
-    /// Looks for modules that were loaded since, and measures in them what was asked for. `exact` says that none of their code
-    /// has run yet. Returns the answer as it would be now.
-    pub fn grow(&self, id: MeasurementId, exact: bool, begin: Instant) -> Result<Option<Enabled>, Error> {
+    /// Looks for modules that were loaded since, and measures in them what was asked for. `exact`, asked when they are woven, says
+    /// that none of their code has run yet. Returns the answer as it would be now.
+    pub fn grow(&self, id: MeasurementId, exact: &dyn Fn() -> bool, begin: Instant) -> Result<Option<Enabled>, Error> {
         let mut control = self.control();
         if !self.look_at_modules(&mut control)? {
             return Ok(None);
@@ -65,21 +65,34 @@ impl Session {
         self.grow_locked(&mut control, id, exact, begin)
     }
 
-    /// Looks for libraries that were loaded or unloaded while nobody held the target.
+    /// Looks for libraries that were loaded or unloaded while nobody held the target. What the loader is about to load is left to its hook.
     pub fn notice_modules(&self) {
+        if !self.loader_works(&self.control()) {
+            self.notice(&|| false);
+        }
+    }
+
+    /// Looks for libraries that were loaded or unloaded, and measures in them what was asked for. `waited`, asked when they are woven, says that the
+    /// thread that has loaded them still waits.
+    pub(super) fn notice(&self, waited: &dyn Fn() -> bool) {
         let mut control = self.control();
         if control.attached.is_none() {
             return;
         }
-        match self.look_at_modules(&mut control) {
-            Ok(more) => control.behind |= more,
-            Err(error) => tracing::debug!(%error, "the modules were not looked at"),
-        }
-        if !std::mem::take(&mut control.behind) {
+        let behind = std::mem::take(&mut control.behind);
+        let looked = match self.look_at_modules(&mut control) {
+            Ok(more) => more || behind,
+            Err(error) => {
+                tracing::debug!(%error, "the modules were not looked at");
+                control.behind = true;
+                return;
+            }
+        };
+        if !looked {
             return;
         }
         for id in control.measurements.keys().copied().collect::<Vec<_>>() {
-            if let Err(error) = self.grow_locked(&mut control, id, false, Instant::now()) {
+            if let Err(error) = self.grow_locked(&mut control, id, &|| !behind && waited(), Instant::now()) {
                 // It may have been unloaded meanwhile.
                 tracing::warn!(%error, "a library that was loaded is not measured yet");
                 control.behind = true;
@@ -91,7 +104,7 @@ impl Session {
         &self,
         control: &mut Control,
         id: MeasurementId,
-        exact: bool,
+        exact: &dyn Fn() -> bool,
         begin: Instant,
     ) -> Result<Option<Enabled>, Error> {
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
@@ -105,7 +118,11 @@ impl Session {
         let mut wanted = wanted?;
         let stay = self.taken_out(control, id);
         wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
-        let (found, stopped) = self.insert_wanted(control, wanted)?;
+        control.unrun = exact();
+        let inserted = self.insert_wanted(control, wanted);
+        control.unrun = false;
+        let (found, stopped) = inserted?;
+        let exact = exact();
         // Pairs that were there keep their places, those of unloaded libraries included; what is new comes behind.
         let functions: HashMap<_, _> = found.iter().cloned().collect();
         let known: HashSet<&PairKey> = old.iter().map(|v| &v.key).collect();
@@ -130,6 +147,7 @@ impl Session {
         let Some(measurement) = control.measurements.get_mut(&id) else { return Ok(None) };
         measurement.views = Arc::new(views);
         measurement.pairs = Arc::new(pairs);
+        measurement.grown = true;
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
         Ok(Some(self.enabled(control, id, measurement, true, begin, stopped, Vec::new())))
     }

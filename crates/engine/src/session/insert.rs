@@ -318,7 +318,7 @@ impl Session {
         let ticks = Scale::ONE;
         let (data, shadow_stack, vectors) = (area.layout(), status.shadow_stack, vector_state());
         let readable = Readable::default();
-        let env = Environment { data, identity, shadow_stack, ticks, cpu, vectors, readable };
+        let env = Environment { data, identity, shadow_stack, ticks, cpu, vectors, readable, loader: None };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),
@@ -367,7 +367,11 @@ impl Session {
         let counters = Counters { area: &area, identity: attached.env.identity, now: &now };
         let versions = (&before, &attached.woven);
         let (target, modules) = (&self.target, &control.modules);
-        let mut catch_up = CatchUp::prepare(target, modules, versions, wanted, &change.refused, variables, counters);
+        let mut catch_up = match control.unrun {
+            // Besides, the thread that has loaded it waits in code of ours, where nobody can tell what its calls are.
+            true => None,
+            false => CatchUp::prepare(target, modules, versions, wanted, &change.refused, variables, counters),
+        };
         let applied = self.write_journal(&mut attached.journal, &attached.area, &records).and_then(|()| {
             let options = ApplyOptions {
                 check_quiet: attached.woven.idle(),

@@ -122,6 +122,8 @@ struct View {
 struct Measurement {
     views: Arc<Vec<View>>,
     pairs: Arc<Vec<PairInfo>>,
+    /// The pairs are not those any more that the insertion has said.
+    grown: bool,
     request: EnableRequest,
     library: Arc<Library>,
     keep: bool,
@@ -152,6 +154,8 @@ struct Control {
     lock: Option<File>,
     /// Something that was loaded could not be measured yet: it is tried again.
     behind: bool,
+    /// What is being woven has never run: no call of it can be in progress.
+    unrun: bool,
     /// The engine ends: nothing new begins.
     closed: bool,
     /// The longest hold by anything else than a change.
@@ -239,6 +243,7 @@ impl Session {
             next_mini: 1,
             lock: Some(lock),
             behind: false,
+            unrun: false,
             closed: false,
             held: Duration::ZERO,
         };
@@ -339,6 +344,7 @@ impl Session {
         let measurement = Measurement {
             views: Arc::new(views),
             pairs: Arc::new(pairs),
+            grown: false,
             request: request.clone(),
             library: Arc::clone(library),
             keep: false,
@@ -376,6 +382,7 @@ impl Session {
             modules: control.modules.mapped().count() as u32,
             functions: control.modules.loaded().map(|(_, _, m)| m.image.functions().len() as u32).sum(),
             points: pairs.iter().map(|p| p.points).sum(),
+            since_ns: now_ns(),
             attach_time: begin.elapsed(),
             stopped: stopped.held,
             pairs: pairs.to_vec(),

@@ -79,7 +79,7 @@ impl Session {
 
     /// Waits a little for the end of the target, and does what has to be done from time to time. `false`: the target is gone.
     pub fn watch(&self, at_most: Duration) -> bool {
-        if let Some(status) = self.wait_and_follow(at_most) {
+        if let Some(status) = self.target.wait_exit(at_most) {
             let (status, signal) = match status {
                 ExitStatus::Code(code) => (Some(code), None),
                 ExitStatus::Signal(signal) => (None, Some(signal)),

@@ -9,6 +9,7 @@ impl Session {
         let control = &mut *guard;
         let measurement = control.measurements.get(&id).ok_or_else(|| no_measurement(id))?;
         let (views, keep) = (Arc::clone(&measurement.views), measurement.keep);
+        let grown = measurement.grown.then(|| Arc::clone(&measurement.pairs));
         let last = control.measurements.len() == 1;
         let removed = if last || self.ended.get().is_some() {
             if last { self.take_down(control)? } else { leftover::untouched(self.pid()) }
@@ -27,7 +28,7 @@ impl Session {
         }
         control.measurements.remove(&id);
         self.drop_users(control, &views);
-        Ok((Removed { last: Some(reading), ..removed }, last))
+        Ok((Removed { grown, last: Some(reading), ..removed }, last))
     }
 
     /// Takes out the code of pairs that only this measurement uses.
@@ -107,6 +108,7 @@ impl Session {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
         }
+        self.deafen(&attached.area);
         if let Ok((left, missed)) = attached.area.calls_amiss()
             && (left, missed) != (0, 0)
         {
@@ -169,6 +171,9 @@ impl Session {
     pub fn shut_down(&self) -> Result<Option<Removed>, Error> {
         let mut control = self.control();
         control.closed = true;
+        if let Some(attached) = &control.attached {
+            self.deafen(&attached.area);
+        }
         let ids: Vec<_> = control.measurements.iter().filter(|(_, m)| !m.keep).map(|(id, _)| *id).collect();
         drop(control);
         let mut removed = None;

@@ -91,7 +91,9 @@ impl Check<'_> {
                     self.stmts(inner, at, closed);
                 }
                 Stmt::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
-                Stmt::Settle => panic!("who puts the code of several requests together settles once"),
+                Stmt::Settle | Stmt::Await => {
+                    panic!("who puts the code of several requests together settles once, and the engine alone waits")
+                }
                 Stmt::Open(record, inner) => {
                     assert!(!is_end(at));
                     self.record(record);

@@ -1,0 +1,66 @@
+//! The system calls of the routine that waits at the loader's hook: each is one of these, and what it is asked for stands right before it.
+
+use iced_x86::{Code, Instruction, Register};
+use ingraft_model::layout::header;
+
+use super::system_call::SystemCall;
+use crate::environment::Environment;
+use crate::loader::{ANY_BIT, CLOCK_GETTIME, CLOCK_MONOTONIC, FUTEX, FUTEX_WAIT_BITSET, FUTEX_WAKE, ONE};
+
+/// What a register is set to right before a system call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Given {
+    Number(i32),
+    StackPointer,
+}
+
+/// The call that the instructions in front of a `syscall` ask for, `before(1)` the last of them; none if it is not a permitted one.
+pub(super) fn call(env: &Environment, before: &dyn Fn(usize) -> Instruction) -> Option<SystemCall> {
+    let given: Vec<_> = (1..).map(before).map_while(|i| given(&i).map(|(r, value)| (r, value, i.ip()))).collect();
+    // the last one that sets a register counts
+    let find = |r: Register| given.iter().find(|(set, ..)| *set == r);
+    let needs = |wanted: &[(Register, Given)]| {
+        let found: Option<Vec<u64>> =
+            wanted.iter().map(|(r, value)| find(*r).filter(|(_, is, _)| is == value).map(|(.., at)| *at)).collect();
+        found?.into_iter().min()
+    };
+    let number = |r, value| (r, Given::Number(value));
+    let address = |at| Given::Number(env.data.displacement(at).cast_signed());
+    let time = || {
+        needs(&[
+            number(Register::RAX, CLOCK_GETTIME),
+            number(Register::RDI, CLOCK_MONOTONIC),
+            (Register::RSI, Given::StackPointer),
+        ])
+    };
+    let wake = || {
+        needs(&[
+            number(Register::RAX, FUTEX),
+            (Register::RDI, address(header::LOADS)),
+            number(Register::RSI, FUTEX_WAKE),
+            number(Register::RDX, ONE),
+        ])
+    };
+    let wait = || {
+        needs(&[
+            number(Register::RAX, FUTEX),
+            (Register::RDI, address(header::ANSWERED)),
+            number(Register::RSI, FUTEX_WAIT_BITSET),
+            (Register::R10, Given::StackPointer),
+            number(Register::R9, ANY_BIT),
+        ])
+    };
+    let asks = time().map(|start| SystemCall { start, writes: true });
+    asks.or_else(|| wake().or_else(wait).map(|start| SystemCall { start, writes: false }))
+}
+
+/// A register that an instruction sets to something known, and does nothing else.
+fn given(i: &Instruction) -> Option<(Register, Given)> {
+    match i.code() {
+        Code::Mov_r32_imm32 => Some((i.op0_register().full_register(), Given::Number(i.immediate32().cast_signed()))),
+        Code::Mov_rm64_r64 | Code::Mov_r64_rm64 if i.op1_register() == Register::RSP && i.op0_register().is_gpr64() => {
+            Some((i.op0_register(), Given::StackPointer))
+        }
+        _ => None,
+    }
+}
