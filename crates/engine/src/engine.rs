@@ -210,7 +210,7 @@ impl Engine {
             name: event.name,
             aliases: event.aliases,
             group: event.group,
-            problem: event.problem.map(|problem| problem.to_string()),
+            problem: event.problem.map(|problem| problem.reason()),
         };
         ingraft_process::event_list().into_iter().map(entry).collect()
     }

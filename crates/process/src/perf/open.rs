@@ -65,6 +65,14 @@ pub enum KernelRefusal {
 }
 
 impl EventError {
+    /// Why, without the name of the event: for where that stands beside it.
+    pub fn reason(&self) -> String {
+        match self {
+            EventError::Refused { refusal, .. } => refusal.to_string(),
+            other => other.to_string(),
+        }
+    }
+
     /// What would help: one line for a person.
     pub fn hint(&self) -> String {
         let refusal = match self {
