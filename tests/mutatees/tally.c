@@ -53,6 +53,9 @@ struct heap {
     long long requests, bytes, large, releases;
 };
 
+/* Only looks: definitions may call it. */
+COUNTED long answer_size(long answer) { return answer < 0 ? -answer : answer; }
+
 COUNTED void heap(long n, struct heap *did) {
     long i = 0;
     do {

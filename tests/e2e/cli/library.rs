@@ -199,8 +199,11 @@ fn examples_of_the_reference_can_be_enabled() {
         for metric in text.lines().filter_map(|line| line.trim().strip_prefix("name \"")?.strip_suffix("\";")) {
             let focus = if text.contains("constraint perFunction") { "@/Code/tally/study" } else { "" };
             let pid = target.pid_text();
-            let outcome = tool().run(["watch", "-p", &pid, &format!("{metric}{focus}"), "-I", name, "--for", "50ms"]);
-            if text.contains("vector over") {
+            let pair = format!("{metric}{focus}");
+            let outcome = tool().run(["watch", "-p", &pid, &pair, "-I", name, "--for", "50ms", "--allow-calls"]);
+            if text.contains("hwCounter") && outcome.stderr.contains("event_not_counted") {
+                println!("skipped: {metric}: this machine does not count its event");
+            } else if text.contains("vector over") {
                 let _ = outcome.assert_error(2, &["vectors are not woven yet"]);
             } else {
                 let _ = outcome.assert_code(0).assert_removed();
