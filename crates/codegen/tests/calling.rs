@@ -10,7 +10,7 @@ use ingraft_model::{
     Avma, Bias, BinaryOp, Call, Called, Expr, PointKind, Site, Snippet, Stmt, Svma, ThreadIdentity, VariableId,
     VectorState,
 };
-use support::image::{self, Outcome, Program, SCRATCH, Step, TEXT};
+use support::image::{self, Outcome, Program, SCRATCH, Step, TEXT, TID, TLS};
 use support::*;
 
 /// As large as it is with AVX-512 on any processor.
@@ -380,10 +380,15 @@ fn threads_without_a_shard_and_fork_children_call_nothing() {
 
 #[test]
 fn a_function_may_fork() {
-    // both processes return from it; the child ends there, behind the call
+    // both processes return from it, the child with another thread id, as C libraries do it; the child ends behind the call
     let forks = |a: &mut CodeAssembler| -> Written {
+        let mut parent = a.create_label();
         a.mov(eax, 57)?;
         a.syscall()?;
+        a.test(eax, eax)?;
+        a.jne(parent)?;
+        a.mov(dword_ptr(TLS + 0x2d0), TID + 1)?;
+        a.set_label(&mut parent)?;
         a.ret()
     };
     let ends = |a: &mut CodeAssembler| -> Written {
@@ -397,13 +402,20 @@ fn a_function_may_fork() {
         a.xor(edi, edi)?;
         a.syscall()?;
         a.set_label(&mut parent)?;
+        // what the child counts, it has counted now
+        a.mov(eax, 61)?;
+        a.mov(edi, -1)?;
+        a.xor(esi, esi)?;
+        a.xor(edx, edx)?;
+        a.xor(r10d, r10d)?;
+        a.syscall()?;
         a.ret()
     };
     let code = text(&[(TEXT, &empty), (CALLEE, &forks), (OUTER, &ends)]);
     let calls = snippet(vec![Stmt::Add(v(0), Expr::Const(1)), Stmt::Call(call(vec![]))]);
     let field = Field::new(GLIBC, vec![entry(&code, TEXT)], vec![calls]);
     let out = field.run(&code, vec![plain(OUTER)]);
-    assert_eq!((out.shards[2][0], out.called), (1, [0, 0, 0]));
+    assert_eq!((out.shards[2][0], out.called, out.children), (1, [0, 0, 0], 1));
 }
 
 #[test]
