@@ -7,6 +7,7 @@ use iced_x86::{Code, FlowControl, Instruction, Mnemonic, Register};
 use ingraft_model::{BackBranch, CallPoint, CallSite, Callee, PointKind, Refusal, Site, Svma};
 
 use crate::body::Body;
+use crate::exit;
 use crate::entry::{self, SITE_MAX, SPRINGBOARD};
 use crate::flow;
 use crate::function::Function;
@@ -71,7 +72,28 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
         };
         CallPoint { call, site }
     };
-    Ok(calls(&body, &flow).map(point).collect())
+    let mut points: Vec<CallPoint> = calls(&body, &flow).map(point).collect();
+    make_room(image, function, &mut points);
+    Ok(points)
+}
+
+/// Offers stretches that can be displaced for islands to the sites that may need one.
+fn make_room(image: &Image, function: &Function, points: &mut [CallPoint]) {
+    let short = |site: &Site| {
+        let first = site.landings.first().map_or(u64::MAX, |landing| landing.0 - site.at.0);
+        let room = if site.after { first.min(site.bytes.len() as u64) } else { u64::from(site.own) };
+        let hop = |b: &BackBranch| b.bytes.get((b.at.0 - b.from.0) as usize).is_some_and(|opcode| *opcode != 0xe9 && *opcode != 0x0f);
+        room < SPRINGBOARD || !on_one_page(site.at.0, SPRINGBOARD) && site.after || site.back_branches.iter().any(hop)
+    };
+    let mut sites: Vec<&mut Site> = points.iter_mut().filter_map(|p| p.site.as_mut().ok()?.as_mut()).collect();
+    if !sites.iter().any(|site| short(site)) {
+        return;
+    }
+    let Ok(known) = exit::known(image, function) else { return };
+    let needed: Vec<_> =
+        sites.iter().map(|site| site.at.0..site.at.0 + SPRINGBOARD.min(site.bytes.len() as u64)).collect();
+    let own = known.clearings(image, &needed);
+    sites.iter_mut().filter(|site| short(site)).for_each(|site| exit::offer(image, &own, site));
 }
 
 fn calls<'a>(body: &'a Body<'_>, flow: &'a flow::Flow) -> impl Iterator<Item = usize> + 'a {
@@ -168,7 +190,7 @@ fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refus
     if room < SHORT {
         return Err(Refusal::TooShort { available: room as u32, next: "the next place where control can arrive" });
     }
-    if !on_one_page(at, if room < SPRINGBOARD { SHORT } else { SPRINGBOARD }) {
+    if !on_one_page(at, SHORT) {
         return Err(Refusal::StraddlesPages);
     }
     let site = Site { own: own as u8, landings, back_branches, ..bare(stretches, at, len, true) };

@@ -77,7 +77,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
         back_branches,
         least: (displaced_until(image, function) - at) as u8,
         within: false,
-        clearings: if short { clearing::around(image, at) } else { Vec::new() },
+        clearings: if short { clearing::around(image, at, None) } else { Vec::new() },
     })
 }
 

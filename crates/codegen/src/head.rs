@@ -374,7 +374,7 @@ fn clear(
     let old = *clearing.bytes.first_chunk()?;
     let island = Island { at: room, old: *clearing.bytes.get(5..)?.first_chunk()? };
     text.take(at, at + clearing.bytes.len() as u64, name).ok()?;
-    Some((island, Detour::Stretch { displaced, old }))
+    Some((island, Detour::Stretch { displaced, old, clears: true }))
 }
 
 /// Displaces more than the springboard needs where that takes along a short branch of the function back to its entry: the

@@ -17,8 +17,9 @@ use crate::weave::PointRequest;
 pub(crate) enum Detour {
     /// Its 32-bit displacement, at this address, is rewritten.
     Retarget { field: u64, old: [u8; 4] },
-    /// The branch and perhaps instructions before it are displaced as well: five bytes of springboard at the first of them.
-    Stretch { displaced: Vec<Displaced>, old: [u8; 5] },
+    /// The branch and perhaps instructions before it are displaced as well, or a stretch that only makes room for an island: five bytes of
+    /// springboard at the first of them.
+    Stretch { displaced: Vec<Displaced>, old: [u8; 5], clears: bool },
     /// Its 8-bit displacement, at this address, is rewritten to lead to an island.
     Hop { field: u64, old: u8, island: Island },
     /// Another point displaces the branch at this address: the displacement of its copy is rewritten.
@@ -32,6 +33,11 @@ impl Detour {
             Detour::Stretch { displaced, .. } => displaced.first().map(|d| d.at),
             Detour::Retarget { .. } | Detour::Hop { .. } | Detour::Led { .. } => None,
         }
+    }
+
+    /// Whether it only makes room for an island.
+    pub fn clears(&self) -> bool {
+        matches!(self, Detour::Stretch { clears: true, .. })
     }
 
     /// The text that it takes.
@@ -122,7 +128,7 @@ fn detour(
         if fits && !middle_ends && text.take(start, branch.next().max(start + 5), name).is_ok() {
             let offset = usize::try_from(start - from).ok()?;
             let old = b.bytes.get(offset..)?.first_chunk::<5>().copied()?;
-            return Some(vec![Detour::Stretch { displaced: displaced.to_vec(), old }]);
+            return Some(vec![Detour::Stretch { displaced: displaced.to_vec(), old, clears: false }]);
         }
     }
     if branch.is_long_branch() {

@@ -126,6 +126,8 @@ pub struct WovenPoint {
     pub host: Option<Inner>,
     /// Jumps to the springboard that other points displace: their copies lead to the tail.
     pub led: Vec<Inner>,
+    /// Where stretches begin that are displaced to make room for islands.
+    pub cleared: Vec<Avma>,
     /// What removing the point has to know, without its snippets; for one with a host: removing it together with the host.
     pub removal: RemovalRecord,
 }
@@ -699,7 +701,7 @@ impl Weaver<'_> {
                 }
                 // once all points are there
                 Detour::Led { .. } => {}
-                Detour::Stretch { displaced, old } => {
+                Detour::Stretch { displaced, old, .. } => {
                     let (Some(first), Some(stub)) = (displaced.first(), stubs.next()) else { continue };
                     writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, *stub))?));
                 }
@@ -762,6 +764,7 @@ impl Weaver<'_> {
             inner: layout.inner.iter().filter_map(inner).collect(),
             host: head.host,
             led: Vec::new(),
+            cleared: detours.iter().filter(|d| d.clears()).filter_map(Detour::first).map(Avma).collect(),
             removal,
         };
         self.plan.text.append(&mut writes);

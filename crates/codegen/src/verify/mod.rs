@@ -472,9 +472,8 @@ impl Proof<'_> {
             return at + 5 <= start + bytes.len() as u64;
         }
         let within = |c: &Clearing| {
-            let start = c.at.to_avma(self.request.bias).0;
-            let cleared = self.point.removal.text.iter().any(|w| w.at.0 == start && w.len == 5);
-            cleared && at >= start + 5 && at + 5 <= start + c.bytes.len() as u64
+            let start = c.at.to_avma(self.request.bias);
+            self.point.cleared.contains(&start) && at == start.0 + 5 && c.bytes.len() >= 10
         };
         self.site().clearings.iter().any(within)
     }
@@ -482,8 +481,11 @@ impl Proof<'_> {
     /// What makes room for an island is displaced as a whole, if it is at all; where it begins.
     fn clearing(&self, walk: &mut Walk<'_>, c: &Clearing, pairs: &mut Vec<Pair>) -> Result<Option<u64>, VerifyError> {
         let at = c.at.to_avma(self.request.bias).0;
-        let Some(w) = self.point.removal.text.iter().find(|w| w.at.0 == at) else { return Ok(None) };
-        let copy = self.follow(w).filter(|_| w.len == 5);
+        if !self.point.cleared.contains(&Avma(at)) {
+            return Ok(None);
+        }
+        let write = self.point.removal.text.iter().find(|w| w.at.0 == at);
+        let copy = write.filter(|w| w.len == 5).and_then(|w| self.follow(w));
         let Some(copy) = copy else { return fail(at, Flaw::Astray) };
         let end = at + c.bytes.len() as u64;
         let mut own = Vec::new();
@@ -522,7 +524,9 @@ impl Proof<'_> {
         let end = memory::decode(original, at)?.next_ip();
         let until = branch.until.to_avma(bias).0;
         let inside = |w: &&TextWrite| w.at.0 >= from && w.at.0 < end && !displaced.contains(&w.at.0);
-        let Some(w) = self.point.removal.text.iter().find(inside) else { return Err(astray()) };
+        // what is in front of its own stretch may have been cleared for an island
+        let last = self.point.removal.text.iter().filter(inside).max_by_key(|w| w.at);
+        let Some(w) = last else { return Err(astray()) };
         if let [0xe9, ..] = *w.old_bytes()
             && w.len == 5
         {
