@@ -30,6 +30,7 @@ mod arena;
 mod block;
 mod calling;
 mod change;
+mod choose;
 mod cost;
 mod cpu;
 mod environment;

@@ -154,7 +154,7 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             let counting = count();
             let mini = |id, counters| MiniRequest { id, snippet: &counting, counters };
             let minis = [mini(1, &[0])];
-            let requests = [PointRequest { site: &f.sites[0], bias: Bias(0), name: "f", minis: &minis, host: None }];
+            let requests = [PointRequest { site: &f.sites[0], bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
             let first = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
             verify_weave(&env, &arena, &text, &requests, &first).expect("right");
             let entry = first.woven[0].clone().expect("woven");

@@ -214,7 +214,7 @@ fn ask<R>(sites: &[Site], identity: ThreadIdentity, answer: impl FnOnce(&[PointR
     let requests: Vec<_> = sites
         .iter()
         .zip(&minis)
-        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None })
+        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] })
         .collect();
     answer(&requests)
 }
