@@ -33,6 +33,7 @@ mod change;
 mod cost;
 mod cpu;
 mod environment;
+mod float;
 mod head;
 mod loader;
 mod loops;
@@ -44,7 +45,9 @@ mod routine;
 mod slot;
 mod slow;
 mod snippet;
+mod storing;
 mod text;
+mod usage;
 pub mod verify;
 mod weave;
 
