@@ -34,6 +34,7 @@ mod choose;
 mod cost;
 mod cpu;
 mod environment;
+mod float;
 mod head;
 mod loader;
 mod loops;
@@ -45,7 +46,9 @@ mod routine;
 mod slot;
 mod slow;
 mod snippet;
+mod storing;
 mod text;
+mod usage;
 pub mod verify;
 mod weave;
 

@@ -27,9 +27,14 @@ pub(crate) fn check(env: &Environment, snippet: &Snippet) -> Result<(), CodegenE
         Expr::Load(at, scalar) if !env.readable.lasts(*at, scalar.width.bytes().into()) => {
             result = Err(CodegenError::Fleeting { at: at.0 });
         }
-        Expr::Read(..) if env.readable.process.is_none() => result = Err(CodegenError::NoReads),
+        Expr::Read(..) | Expr::Usage(_) if env.readable.process.is_none() => result = Err(CodegenError::NoReads),
         _ => {}
     });
+    for (at, width) in snippet.stores() {
+        if !env.readable.lasts(at, width.bytes().into()) {
+            return Err(CodegenError::Fleeting { at: at.0 });
+        }
+    }
     result
 }
 

@@ -1,12 +1,12 @@
-//! Functions of the target that definitions call: found, and refused where calling them could not be right.
+//! How definitions change the target: functions that they call and variables that they set, found, and refused where that could not be right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_mdl::Instrumentation;
-use ingraft_model::{Avma, Called, Snippet};
-use ingraft_process::Target;
+use ingraft_model::{Avma, Called, Snippet, Width};
+use ingraft_process::{Mapping, Target};
 
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
@@ -27,6 +27,29 @@ fn named(instrumentation: &Instrumentation) -> impl Iterator<Item = &String> {
     })
 }
 
+/// The integers of the program that code sets.
+fn stores(instrumentation: &Instrumentation) -> impl Iterator<Item = (Avma, Width)> {
+    instrumentation.insertions.iter().flat_map(|i| i.snippet.stores())
+}
+
+/// An error unless the program itself may write what code sets.
+fn are_writable(target: &Target, stores: &BTreeSet<(Avma, Width)>) -> Result<(), Error> {
+    if stores.is_empty() {
+        return Ok(());
+    }
+    let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
+    for (at, width) in stores {
+        let end = at.0.saturating_add(width.bytes().into());
+        let inside = |m: &&Mapping| m.range.contains(at);
+        if maps.iter().find(inside).is_none_or(|m| !m.write || m.range.end.0 < end) {
+            let what = format!("the variable at {:#x} cannot be set: the program itself may not write there", at.0);
+            let hint = "it is a constant, or became one when the program was loaded";
+            return Err(Error::new(ErrorKind::NotFound, "cannot_set", what, hint).about(target.pid()));
+        }
+    }
+    Ok(())
+}
+
 /// Whether code of it calls functions.
 pub fn has_calls(instrumentation: &Instrumentation) -> bool {
     instrumentation.insertions.iter().any(|i| !i.snippet.calls().is_empty())
@@ -40,11 +63,20 @@ pub fn place(
     progress: &dyn Fn(&str),
 ) -> Result<(), Error> {
     let names: BTreeSet<String> = wanted.iter().flat_map(|w| named(&w.instrumentation)).cloned().collect();
-    let Some(first) = names.first() else { return Ok(()) };
-    if !allowed {
-        let what = format!("a definition calls `{first}`, a function of the program");
+    let stores: BTreeSet<(Avma, Width)> = wanted.iter().flat_map(|w| stores(&w.instrumentation)).collect();
+    let denied = |what, hint| Err(Error::new(ErrorKind::Denied, "calls_not_allowed", what, hint));
+    if let (Some(first), false) = (names.first(), allowed) {
         let hint = "--allow-calls (Measure.allow_calls) permits it: it will run at places that its author did not plan";
-        return Err(Error::new(ErrorKind::Denied, "calls_not_allowed", what, hint));
+        return denied(format!("a definition calls `{first}`, a function of the program"), hint);
+    }
+    if !stores.is_empty() && !allowed {
+        let hint =
+            "--allow-calls (Measure.allow_calls) permits it: the program will do what it does with the new value";
+        return denied("a definition sets a variable of the program".to_owned(), hint);
+    }
+    are_writable(target, &stores)?;
+    if names.is_empty() {
+        return Ok(());
     }
     let patterns: Vec<Pattern> = names.iter().map(|name| Pattern::parse(name)).collect();
     modules.load(target, store, &patterns, progress);

@@ -25,6 +25,7 @@ mod output;
 mod rounds;
 mod servers;
 mod shapes;
+mod speech;
 mod stacks;
 mod times;
 mod waits;

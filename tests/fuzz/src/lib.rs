@@ -8,8 +8,9 @@ use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, PointKind, Record, Restore, Scalar, Scale,
-    Site, Snippet, Stmt, ThreadIdentity, TimeUnit, VariableId, VectorState,
+    Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, PointKind, Record, Restore, Scalar, Scale,
+    Site, Snippet, Stmt, ThreadIdentity, TimeUnit, Usage, VariableId, VectorState,
+    Width,
 };
 
 /// Address of the text in images that [`image`] makes.
@@ -194,12 +195,15 @@ fn ask<R>(sites: &[Site], identity: ThreadIdentity, answer: impl FnOnce(&[PointR
     let open = Snippet { stmts: vec![Stmt::Settle, Stmt::Open(record.clone(), vec![Stmt::Start(timer, Clock::Cpu)])] };
     let read = Expr::Read(Box::new(Expr::Saved(0)), Scalar::INT);
     let load = Expr::Load(READABLE.start, Scalar::POINTER);
-    let memory = Expr::Binary(BinaryOp::Add, Box::new(read), Box::new(load));
+    let add = |a, b| Expr::Binary(BinaryOp::Add, Box::new(a), Box::new(b));
+    let float = Expr::Float(Float { register: 0, format: FloatFormat::Double });
+    let memory = add(add(read, load), add(float, Expr::Usage(Usage::PageFaults)));
     let value = Expr::Binary(BinaryOp::Add, Box::new(Expr::Elapsed(TimeUnit::Nanoseconds)), Box::new(memory));
     let observe = Stmt::Observe(histogram, value);
     let mut close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer, Clock::Cpu), observe])] };
     if identity != ThreadIdentity::Locked {
-        close.stmts.push(Stmt::Call(Call { callee: Called::At(Avma(0x1234_5678)), args: vec![Expr::Return] }));
+        close.stmts.push(Stmt::Call(Call { callee: Called::At(Avma(0x1234_5678)), args: vec![Expr::Return, Expr::Text("text".into())] }));
+        close.stmts.push(Stmt::Store(READABLE.start, Width::Four, Expr::Return));
     }
     let counters = [0, 3, 5];
     let minis: Vec<_> = sites

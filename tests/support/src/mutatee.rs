@@ -69,6 +69,7 @@ fn recipe(name: &str) -> Recipe {
         }
         "times" => ("gcc", C, &["times.c"], false),
         "events" => ("gcc", C, &["events.c"], false),
+        "speech" => ("gcc", C, &["speech.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),
         "burns-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),
         "burns-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),

@@ -186,7 +186,7 @@ fn reads_loader(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: 
     known || loader
 }
 
-fn is_absolute(memory: &UsedMemory) -> bool {
+pub(super) fn is_absolute(memory: &UsedMemory) -> bool {
     memory.segment() == Register::DS && memory.base() == Register::None && memory.index() == Register::None
 }
 
@@ -231,5 +231,7 @@ pub(super) fn permitted(mnemonic: Mnemonic) -> bool {
             | M::Btr
             | M::Rdfsbase
             | M::Rdgsbase
+            | M::Movd
+            | M::Movq
     )
 }
