@@ -200,6 +200,7 @@ fn asked(metric: &str, focus: &Focus) -> EnableRequest {
         keep: false,
         max_overhead: None,
         allow_calls: true,
+        family: false,
     }
 }
 

@@ -49,7 +49,13 @@ pub fn restore(
     area: Option<DataArea>,
 ) -> Result<Restored, Error> {
     let failed = |e| Error::process(target.pid(), e);
-    let options = ApplyOptions { reset_gs: area, calls: area, check_quiet: sorted(arenas), ..ApplyOptions::default() };
+    let options = ApplyOptions {
+        reset_gs: area,
+        clear_slots: area,
+        calls: area,
+        check_quiet: sorted(arenas),
+        ..ApplyOptions::default()
+    };
     let mut look = 0;
     let (plan, applied) = loop {
         look += 1;

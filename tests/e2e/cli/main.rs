@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backends;
 mod bad_input;
 mod calling;
 mod calls;

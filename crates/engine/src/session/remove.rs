@@ -11,6 +11,8 @@ impl Session {
         let (views, keep) = (Arc::clone(&measurement.views), measurement.keep);
         let grown = measurement.grown.then(|| Arc::clone(&measurement.pairs));
         let last = control.measurements.len() == 1;
+        // which children there are is not seen any more once they are restored
+        self.bury_ended_threads();
         let removed = if last || self.ended.get().is_some() {
             if last { self.take_down(control)? } else { leftover::untouched(self.pid()) }
         } else {
@@ -78,6 +80,7 @@ impl Session {
     }
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
+        let counted_elsewhere = self.has_heirs(control);
         for view in views {
             let Some(pair) = control.last_use(view) else { continue };
             self.close_account(view.value.first);
@@ -93,7 +96,9 @@ impl Session {
                     shared.ended.clear(&**area, first..first + shape.slots());
                 }
                 shared.shapes.remove(first);
-                control.counters.give_back(first, shape.slots());
+                if !counted_elsewhere {
+                    control.counters.give_back(first, shape.slots());
+                }
             }
         }
     }
