@@ -58,7 +58,8 @@ fn pgbench(arguments: &[&str]) {
     let of = |metric: &str| value_in(&outcome, postgres.pid(), metric);
     assert_eq!((of("postgres_executions"), of("postgres_execution_latency")), (calls, calls));
     let ms = of("postgres_execution_time") as f64 / 1e6;
-    assert!((ms - time).abs() < 0.03 * time, "{ms} ms, but PostgreSQL says {time} ms");
+    // What its own hook does around its clock is in every call; in a short one of a new process that is more than a share.
+    assert!((ms - time).abs() < 0.03 * time + 0.01 * calls as f64, "{ms} ms, but PostgreSQL says {time} ms");
     println!("{calls} calls, {ms:.1} ms; PostgreSQL says {time:.1} ms");
     assert!(outcome.all("removed").iter().all(|removed| removed["text_restored"] == true), "{outcome:#?}");
     target::assert_clean(postgres.pid(), &before);

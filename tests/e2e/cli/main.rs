@@ -22,6 +22,7 @@ mod launches;
 mod libraries;
 mod library;
 mod metrics;
+mod oracle;
 mod output;
 mod rounds;
 mod servers;

@@ -34,6 +34,10 @@ const LIBRARIES: &[&str] = &[
     "-Werror",
 ];
 
+/// At a fixed address, with every call bound before it begins.
+const STEPS: &[&str] =
+    &["-O2", "-g", "-pthread", "-no-pie", "-Wl,-z,now", "-fno-optimize-sibling-calls", "-Wall", "-Wextra", "-Werror"];
+
 fn recipe(name: &str) -> Recipe {
     let (compiler, flags, sources, strip): (_, _, &[&str], _) = match name {
         "threads" => ("gcc", C, &["threads.c"], false),
@@ -68,6 +72,7 @@ fn recipe(name: &str) -> Recipe {
             ("gcc", &["-O2", "-g", "-pthread", "-fno-builtin", "-Wall", "-Wextra", "-Werror"], &["tally.c"], false)
         }
         "times" => ("gcc", C, &["times.c"], false),
+        "steps" => ("gcc", STEPS, &["steps.c"], false),
         "events" => ("gcc", C, &["events.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),
         "burns-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),
