@@ -190,7 +190,7 @@ fn values_are_right_from_any_moment_on() {
         .chain(FOCI.iter().map(|f| format!("leaves_inside@/Code/steps/{f}")))
         .collect();
     let (tool, moments) = (tool(), scaled(12, 100));
-    let mut wrong = Vec::new();
+    let (mut wrong, mut not_unwound) = (Vec::new(), 0);
     for round in 0..moments {
         // spread over the run, at places that have nothing to do with each other
         let moment = instructions * round / moments + round * 7919 % (instructions / moments);
@@ -201,15 +201,19 @@ fn values_are_right_from_any_moment_on() {
         ptrace::detach(pid, Signal::SIGSTOP).expect("let it go");
         let fixed = ["watch", "-p", &target.pid_text(), "-I", &definitions, "--max-overhead", "10000"].map(String::from);
         let mut session = tool.start(fixed.iter().chain(&pairs));
-        session.wait_for("attached");
+        let attached = session.wait_for("attached");
         kill(pid, Signal::SIGCONT).expect("let it go on");
         target.reply();
         let outcome = session.interrupt().assert_code(0).assert_removed();
         target::assert_clean(target.pid(), &before);
         let (seen, known) = (measured(&outcome), truth(&events, moment));
-        if seen != known {
+        // in the few instructions in which longjmp has put back a part of the registers no stack can be walked, and the answer says so
+        let told = attached["not_unwound"] == 1;
+        not_unwound += u64::from(told);
+        if seen != known && !told {
             wrong.push(format!("after {moment} of {instructions} at {at:x?}:\n{seen:?}\n{known:?}"));
         }
     }
+    assert!(not_unwound <= moments / 20, "{not_unwound} of {moments}");
     assert!(wrong.is_empty(), "{} of {moments} moments:\n{}", wrong.len(), wrong.join("\n"));
 }
