@@ -1,10 +1,10 @@
 //! A parent's counts are its own; its children run unharmed and are restored at the end as well.
 
-use std::io::Write;
+use std::io::{Seek, Write};
 use std::process::Stdio;
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, program, scaled};
+use ingraft_testing::{Daemon, Mutatee, Outcome, Session, Tool, open_directory, program, scaled, sibling, skip};
 
 use crate::tool;
 
@@ -108,11 +108,10 @@ fn children_are_followed_from_their_first_call_on() {
     target.ask("drop").assert_right();
 }
 
-#[test]
-fn children_that_come_and_go_lose_no_call() {
-    let mut target = Mutatee::start("family", &[]);
+/// Has children come and go all the time while they are followed, and compares.
+fn follow_children_of(mut target: Mutatee, tool: &Tool) {
     let before = Text::of(target.pid());
-    let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork,exec"].iter().chain(COUNTED));
+    let mut session = tool.start(["count", "-p", &target.pid_text(), "--follow", "fork,exec"].iter().chain(COUNTED));
     session.wait_for("attached");
     let (rounds, calls) = (scaled(300, 2000), 1000);
     target.ask(&format!("fork {rounds} {calls}")).assert_right();
@@ -120,10 +119,77 @@ fn children_that_come_and_go_lose_no_call() {
     let truth = target.ask(&format!("spawn {rounds}"));
     truth.assert_right();
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    assert_eq!(calls_in(&outcome, target.pid(), "parent_work"), (truth.tally("parent_work") + rounds * calls, None));
+    let parents = truth.tally("parent_work") + rounds * calls;
+    assert_eq!(calls_in(&outcome, target.pid(), "parent_work"), (parents, None));
     assert_eq!(calls_in(&outcome, target.pid(), "child_work"), (rounds * calls, None));
+    assert_eq!(calls_in(&outcome, target.pid(), "shared_work"), (truth.tally("shared_work"), None));
     target::assert_clean(target.pid(), &before);
     target.ask("fork 3 3").assert_right();
+}
+
+#[test]
+fn children_that_come_and_go_lose_no_call() {
+    follow_children_of(Mutatee::start("family", &[]), &tool());
+}
+
+#[test]
+fn children_with_musl_lose_no_call() {
+    match program("family-musl") {
+        Ok(_) => follow_children_of(Mutatee::start("family-musl", &[]), &tool()),
+        Err(why) => skip!("{why}"),
+    }
+}
+
+#[test]
+fn children_lose_no_call_through_a_daemon() {
+    let directory = open_directory();
+    let daemon = Daemon::start(&sibling("ingraftd"), directory.path(), ["--log", "error"]);
+    follow_children_of(Mutatee::start("family", &[]), &daemon.client(env!("CARGO_BIN_EXE_ingraft")));
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn children_of_a_program_that_is_started_lose_no_call() {
+    let family = program("family").expect("gcc");
+    let mut input = tempfile::tempfile().expect("a file");
+    input.write_all(b"fork 50 100\n").and_then(|()| input.rewind()).expect("write a file");
+    let (tool, fixed) = (tool(), ["count", "--follow", "fork", "--until-exit"]);
+    let command = fixed.into_iter().chain(COUNTED.iter().copied()).chain(["--", family.to_str().expect("a path")]);
+    let outcome = Session::start(tool.command(command).stdin(input)).finish().assert_code(0);
+    assert_eq!((outcome.calls("parent_work"), outcome.calls("child_work")), (50 + 50 * 100, 50 * 100));
+}
+
+#[test]
+fn an_engine_that_dies_leaves_nothing_in_followed_children() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    let mut session = tool.start(["latency", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
+    session.wait_for("attached");
+    let kept: i32 = target.ask("keep").after("child").parse().expect("a process id");
+    target.ask("poke 5000").assert_right();
+    session.kill();
+    target.ask("poke 5000").assert_right();
+    target.ask("fork 20 20").assert_right();
+    tool.detach(target.pid());
+    for pid in [target.pid(), kept] {
+        target::assert_clean(pid, &before);
+    }
+    target.ask("poke 5000").assert_right();
+    target.ask("drop").assert_right();
+}
+
+#[test]
+fn a_followed_child_is_nobody_elses() {
+    let mut target = Mutatee::start("family", &[]);
+    let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
+    session.wait_for("attached");
+    let kept = target.ask("keep").after("child").to_owned();
+    let _ = tool().run(["count", "-p", &kept, "parent_work", "--for", "100ms"]).assert_error(4, &["held"]);
+    target.ask("poke 70").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(calls_of_child(&outcome, "parent_work", kept.parse().expect("a process id")), 70);
+    target.ask("drop").assert_right();
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod families;
 mod launches;
 mod libraries;
 mod library;
+mod longruns;
 mod metrics;
 mod oracle;
 mod output;
