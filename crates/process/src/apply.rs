@@ -44,7 +44,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { patience: Duration::from_secs(15), check_quiet: Vec::new(), calls: None, reset_gs: None, clear_slots: None }
+        Options {
+            patience: Duration::from_secs(15),
+            check_quiet: Vec::new(),
+            calls: None,
+            reset_gs: None,
+            clear_slots: None,
+        }
     }
 }
 

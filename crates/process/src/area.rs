@@ -435,6 +435,10 @@ impl SharedArea {
         if self.remember_slot(self.read_u64(start + u64::from(layout::CPU_SLOT))?)? {
             self.write_u64(start + u64::from(layout::CPU_SLOT), 0)?;
             self.write_u64(u64::from(layout::CLAIMS) + 8 * u64::from(shard), 0)?;
+            // the next thread takes the lowest free one: memory is that of as many threads as there are at a time
+            if shard < self.read_u32(header::CLAIM_HINT.into())? {
+                self.write_u32(header::CLAIM_HINT.into(), shard)?;
+            }
         }
         Ok(values)
     }

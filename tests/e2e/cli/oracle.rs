@@ -199,7 +199,8 @@ fn values_are_right_from_any_moment_on() {
         let pid = hold_at_start(&mut target, symbols["rounds"]);
         let at = (0..moment).map(|_| step(pid)).last();
         ptrace::detach(pid, Signal::SIGSTOP).expect("let it go");
-        let fixed = ["watch", "-p", &target.pid_text(), "-I", &definitions, "--max-overhead", "10000"].map(String::from);
+        let fixed =
+            ["watch", "-p", &target.pid_text(), "-I", &definitions, "--max-overhead", "10000"].map(String::from);
         let mut session = tool.start(fixed.iter().chain(&pairs));
         let attached = session.wait_for("attached");
         kill(pid, Signal::SIGCONT).expect("let it go on");

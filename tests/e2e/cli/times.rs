@@ -62,7 +62,8 @@ fn with_and_without_callees_nested_and_recursive() {
         (target, session)
     };
 
-    let (mut target, session) = measure("times", ["exec_time", "exec_time_inclusive"], &["around", "deep", "nap", "spin"]);
+    let (mut target, session) =
+        measure("times", ["exec_time", "exec_time_inclusive"], &["around", "deep", "nap", "spin"]);
     target.ask(&format!("nest {times} 3000"));
     let before = target.ask("spin 1 1");
     let truth = target.ask("deep 20 200000");

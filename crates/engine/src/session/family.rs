@@ -25,11 +25,15 @@ impl Session {
         }
         if control.family && !may {
             let what = "the children of this process are measured with it, which this measurement cannot be";
-            let hint = "ask for it with `--follow fork`, without memory that is read, calls and events, or end the other one";
+            let hint =
+                "ask for it with `--follow fork`, without memory that is read, calls and events, or end the other one";
             return Err(Error::new(ErrorKind::Failed, "family", what, hint).about(self.pid()));
         }
         if self.has_heirs(control) {
-            warnings.push("children that were born before are not measured: they have the code of an earlier measurement".to_owned());
+            warnings.push(
+                "children that were born before are not measured: they have the code of an earlier measurement"
+                    .to_owned(),
+            );
         }
         Ok(())
     }

@@ -21,8 +21,8 @@ use ingraft_mdl::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape,
-    Snippet, Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType,
+    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, PatchPlan, Pid, PointKind, Refusal,
+    Scale, Shape, Snippet, Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType,
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
@@ -43,7 +43,7 @@ use crate::request::{self, Missing, Wanted};
 use crate::restore;
 use crate::sites::{Originals, Spot, sites};
 use crate::state_dir::StateDir;
-use crate::values::{Columns, CounterAllocator, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
+use crate::values::{Columns, CounterAllocator, ENDED_MAX, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
 use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
 use self::insert::Stop;
@@ -157,6 +157,8 @@ struct Control {
     behind: bool,
     /// What is being woven has never run: no call of it can be in progress.
     unrun: bool,
+    /// A thread may be in code that was taken out: counters are not used again.
+    unsettled: bool,
     /// Fork children count like threads of the target; before anything is woven: they are to.
     family: bool,
     /// The engine ends: nothing new begins.
@@ -251,6 +253,7 @@ impl Session {
             lock: Some(lock),
             behind: false,
             unrun: false,
+            unsettled: false,
             family: false,
             closed: false,
             held: Duration::ZERO,

@@ -130,7 +130,9 @@ impl Session {
             let strangers = claims.iter().map(|(_, identity)| *identity).filter(|id| !living.contains(id));
             let kin: Vec<_> = strangers.filter_map(|id| family::find(Tid(id as i32), area.layout())).collect();
             living.extend(kin.iter().map(|(tid, _)| tid.0 as u64));
-            shared.kin.extend(kin);
+            if shared.kin.len() < ENDED_MAX {
+                shared.kin.extend(kin);
+            }
         }
         // Counters are handed out from 0 on.
         let used = shared.used_counters;
