@@ -289,7 +289,11 @@ impl Session {
         let own_gs = control.modules.uses_gs(&self.target);
         let identity = if own_gs { ThreadIdentity::Locked } else { survey.identity };
         let cpu = if own_gs { CpuClock::None } else { survey.cpu };
-        let request = DataAreaRequest { identity, cpu, ..DataAreaRequest::default() };
+        // a child has its parent's fs base, and in another pid namespace the numbers of its threads say nothing to us
+        let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
+        control.family &= identity != ThreadIdentity::FsBase && own_namespace;
+        let family = control.family;
+        let request = DataAreaRequest { identity, cpu, family, ..DataAreaRequest::default() };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         let since_ns = now_ns();
         let known = self.target.identity();
@@ -324,6 +328,7 @@ impl Session {
             area: Some(Arc::clone(&area)),
             identity: Some(identity),
             used_counters: control.counters.used(),
+            family,
             ..Shared::default()
         };
         for t in &survey.threads {
