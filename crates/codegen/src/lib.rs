@@ -44,6 +44,7 @@ mod routine;
 mod slot;
 mod slow;
 mod snippet;
+mod table;
 mod text;
 pub mod verify;
 mod weave;

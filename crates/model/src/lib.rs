@@ -14,6 +14,7 @@ pub mod patch;
 pub mod point;
 pub mod resource;
 pub mod snippet;
+pub mod table;
 
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
@@ -28,3 +29,4 @@ pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{
     BinaryOp, Clock, Expr, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId, Width,
 };
+pub use table::Table;
