@@ -212,7 +212,11 @@ impl<'a> Place<'a> {
 }
 
 /// The springboard of a point that is woven into the copy of its instruction that another point displaces.
-pub(crate) fn within(env: &Environment, request: &PointRequest<'_>, host: Option<&WovenPoint>) -> Result<Head, Refusal> {
+pub(crate) fn within(
+    env: &Environment,
+    request: &PointRequest<'_>,
+    host: Option<&WovenPoint>,
+) -> Result<Head, Refusal> {
     let place = Place::new(request);
     let point = place.at.wrapping_add(u64::from(request.site.point));
     let inner = host.filter(|host| place.function == host.function.0);

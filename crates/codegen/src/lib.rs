@@ -47,6 +47,7 @@ mod slot;
 mod slow;
 mod snippet;
 mod storing;
+mod table;
 mod text;
 mod usage;
 pub mod verify;

@@ -9,7 +9,7 @@ use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::{
     Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, PointKind, Record, Restore, Scalar, Scale,
-    Site, Snippet, Stmt, ThreadIdentity, TimeUnit, Usage, VariableId, VectorState,
+    Shape, Site, Snippet, Stmt, ThreadIdentity, TimeUnit, Usage, VariableId, VectorState,
     Width,
 };
 
@@ -184,7 +184,7 @@ const VECTORS: Option<VectorState> = Some(VectorState { components: 0xe7, bytes:
 /// The requests for these sites: every third point counts, the others run a timer from entry to exit, and call a function where threads can be
 /// told apart.
 fn ask<R>(sites: &[Site], identity: ThreadIdentity, answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
-    let [activations, timer, histogram] = [0, 1, 2].map(VariableId);
+    let [activations, timer, histogram, table] = [0, 1, 2, 3].map(VariableId);
     let record = Record {
         activations,
         time: Some(Clock::Wall),
@@ -199,13 +199,14 @@ fn ask<R>(sites: &[Site], identity: ThreadIdentity, answer: impl FnOnce(&[PointR
     let float = Expr::Float(Float { register: 0, format: FloatFormat::Double });
     let memory = add(add(read, load), add(float, Expr::Usage(Usage::PageFaults)));
     let value = Expr::Binary(BinaryOp::Add, Box::new(Expr::Elapsed(TimeUnit::Nanoseconds)), Box::new(memory));
-    let observe = Stmt::Observe(histogram, value);
-    let mut close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer, Clock::Cpu), observe])] };
+    let observe = Stmt::Observe(histogram, value.clone());
+    let add_at = Stmt::AddAt(table, Expr::Saved(1), value);
+    let mut close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer, Clock::Cpu), observe, add_at])] };
     if identity != ThreadIdentity::Locked {
         close.stmts.push(Stmt::Call(Call { callee: Called::At(Avma(0x1234_5678)), args: vec![Expr::Return, Expr::Text("text".into())] }));
         close.stmts.push(Stmt::Store(READABLE.start, Width::Four, Expr::Return));
     }
-    let counters = [0, 3, 5];
+    let counters = [0, 3, 5, 5 + Shape::Histogram.slots()];
     let minis: Vec<_> = sites
         .iter()
         .enumerate()

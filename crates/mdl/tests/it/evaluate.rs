@@ -210,7 +210,7 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         ),
         (
             "vector over list heap; base is counter { foreach f in heap append preInsn f.entry (* m[0]++; *) }",
-            "vectors are not woven yet",
+            "vectors over anything but keys are not woven yet",
         ),
         (
             "base is counter { append preInsn $start.entry (* f(1, 2, 3, 4, 5, 6, 7); *) }",
@@ -226,6 +226,26 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         let shown = show(&with(fields), "m", "");
         assert!(shown.contains(fragment), "{fields}: {shown}");
     }
+}
+
+#[test]
+fn a_vector_over_keys_adds_to_what_the_code_names() {
+    let keyed = |code: &str| {
+        let body = format!("append preInsn $start.entry (* {code} *)");
+        show(&with(&format!("vector over keys; base is counter {{ {body} }}")), "m", "")
+    };
+    for (code, expected) in [
+        ("m[$arg[0]]++;", "v0[$arg[0]] += 1;"),
+        ("m[$arg[0] + 1] -= $arg[1];", "v0[($arg[0] + 1)] += -($arg[1]);"),
+        ("if (m[1] > 0) m[0]++;", "the value of a key is not woven yet"),
+        ("m[1] = 3;", "setting the value of a key is not woven yet"),
+    ] {
+        assert!(keyed(code).contains(expected), "{}", keyed(code));
+    }
+    // what is kept from the entry is in the key as well
+    let wait = "append preInsn $start.return (* m[$arg[0]] += $elapsed; *)";
+    let shown = show(&with(&format!("vector over keys; base is counter {{ {wait} }}")), "m", "");
+    assert!(shown.contains("close r1 time $arg[0] { v0[saved[0]] += $elapsed; }"), "{shown}");
 }
 
 #[test]
