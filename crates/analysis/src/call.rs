@@ -7,8 +7,8 @@ use iced_x86::{Code, FlowControl, Instruction, Mnemonic, Register};
 use ingraft_model::{BackBranch, CallPoint, CallSite, Callee, PointKind, Refusal, Site, Svma};
 
 use crate::body::Body;
-use crate::exit;
 use crate::entry::{self, SITE_MAX, SPRINGBOARD};
+use crate::exit;
 use crate::flow;
 use crate::function::Function;
 use crate::image::Image;
@@ -68,7 +68,8 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
         let site = match after {
             false => before(&stretches, index).map(Some),
             // where nothing returns to there is nothing to weave
-            true => behind(&stretches, index).or_else(|refusal| if never_returns(image, &call) { Ok(None) } else { Err(refusal) }),
+            true => behind(&stretches, index)
+                .or_else(|refusal| if never_returns(image, &call) { Ok(None) } else { Err(refusal) }),
         };
         CallPoint { call, site }
     };
@@ -82,7 +83,9 @@ fn make_room(image: &Image, function: &Function, points: &mut [CallPoint]) {
     let short = |site: &Site| {
         let first = site.landings.first().map_or(u64::MAX, |landing| landing.0 - site.at.0);
         let room = if site.after { first.min(site.bytes.len() as u64) } else { u64::from(site.own) };
-        let hop = |b: &BackBranch| b.bytes.get((b.at.0 - b.from.0) as usize).is_some_and(|opcode| *opcode != 0xe9 && *opcode != 0x0f);
+        let hop = |b: &BackBranch| {
+            b.bytes.get((b.at.0 - b.from.0) as usize).is_some_and(|opcode| *opcode != 0xe9 && *opcode != 0x0f)
+        };
         room < SPRINGBOARD || !on_one_page(site.at.0, SPRINGBOARD) && site.after || site.back_branches.iter().any(hop)
     };
     let mut sites: Vec<&mut Site> = points.iter_mut().filter_map(|p| p.site.as_mut().ok()?.as_mut()).collect();
@@ -119,7 +122,9 @@ fn callee(i: &Instruction) -> Callee {
 fn never_returns(image: &Image, call: &CallSite) -> bool {
     let slot = match call.callee {
         Callee::Direct(at) => match image.stub_slot(at) {
-            None => return image.function_at(at).is_some_and(|f| image.exit_sites(f).is_ok_and(|exits| exits.is_empty())),
+            None => {
+                return image.function_at(at).is_some_and(|f| image.exit_sites(f).is_ok_and(|exits| exits.is_empty()));
+            }
             slot => slot,
         },
         Callee::Slot(slot) => Some(slot),
@@ -173,14 +178,20 @@ fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refus
     let back_branches = jumps_to(stretches, at).ok_or(Refusal::BranchIntoSpringboard { offset })?;
     let Some(end) = stretches.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end) else { return Ok(None) };
     let mut until = at;
-    let mut ended = false;
+    let mut home = at;
+    let (mut ended, mut leaves) = (false, false);
     while until < (at + SITE_MAX).min(end) && !ended {
-        let Some(i) = stretches.body.index_of(until).map(|index| &stretches.body.code[index]) else { break };
+        let Some(index) = stretches.body.index_of(until) else { break };
+        let i = &stretches.body.code[index];
         if i.next_ip() > at + SITE_MAX {
             break;
         }
         until = i.next_ip();
+        if home < at + SPRINGBOARD {
+            home = until;
+        }
         ended = !matches!(i.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
+        leaves = stretches.flow.leaves(index);
     }
     let own = until - at;
     let padding = if ended { entry::dead_padding(image, function, until) } else { 0 };
@@ -193,7 +204,9 @@ fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refus
     if !on_one_page(at, SHORT) {
         return Err(Refusal::StraddlesPages);
     }
-    let site = Site { own: own as u8, landings, back_branches, ..bare(stretches, at, len, true) };
+    // an exit that would have no room of its own behind the springboard is displaced with it
+    let least = if leaves && landings.is_empty() && at + len - home < SPRINGBOARD { own as u8 } else { 0 };
+    let site = Site { own: own as u8, landings, back_branches, least, ..bare(stretches, at, len, true) };
     allowed(stretches, site).map(Some)
 }
 

@@ -88,7 +88,8 @@ pub(crate) fn around(image: &Image, at: u64, except: Option<u64>) -> Vec<Clearin
     functions.retain(|f| Some(f.start) != except);
     functions.retain(|f| f.size() + f.parts().iter().map(|p| p.end.0 - p.start.0).sum::<u64>() <= NEIGHBOUR_MAX);
     functions.truncate(NEIGHBOURS);
-    let of = |f: &&Function| exit::known(image, f).map_or_else(|_| Vec::new(), |k| k.clearings(image, &[]).near(image, at));
+    let of =
+        |f: &&Function| exit::known(image, f).map_or_else(|_| Vec::new(), |k| k.clearings(image, &[]).near(image, at));
     let mut all: Vec<Clearing> = functions.iter().flat_map(of).collect();
     all.sort_by_key(|c| c.at.0.abs_diff(at));
     all.dedup();

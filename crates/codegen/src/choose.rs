@@ -35,8 +35,7 @@ pub(crate) fn choose(env: &Environment, text: &mut TextSpace, requests: &[PointR
     let held = requests.iter().flat_map(|r| r.beside).flat_map(|woven| &woven.inner).map(|inner| inner.original.0);
     let mut held: FxHashSet<u64> = held.collect();
 
-    let mut choices: Vec<Option<Choice>> =
-        requests.iter().map(|r| r.site.within.then_some(Choice::Hosted)).collect();
+    let mut choices: Vec<Option<Choice>> = requests.iter().map(|r| r.site.within.then_some(Choice::Hosted)).collect();
     let mut round = |which: &dyn Fn(&PointRequest<'_>) -> bool, width, keep: &FxHashSet<u64>, host: bool| {
         for (choice, r) in choices.iter_mut().zip(requests).filter(|(_, r)| which(r)) {
             if !matches!(choice, None | Some(Choice::Refused(_))) {

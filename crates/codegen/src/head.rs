@@ -144,7 +144,7 @@ impl<'a> Place<'a> {
     fn least(&self, springboard: u64) -> u64 {
         match self.site.kind {
             PointKind::Entry => springboard.max(u64::from(self.site.least)),
-            PointKind::Call if self.site.after => springboard,
+            PointKind::Call if self.site.after => springboard.max(u64::from(self.site.least)),
             PointKind::Call if u64::from(self.site.point) >= springboard => u64::from(self.site.point),
             _ => springboard.max(u64::from(self.site.own)),
         }
@@ -153,8 +153,12 @@ impl<'a> Place<'a> {
     /// The instructions that a springboard of that length displaces.
     fn displaced_by(&self, env: &Environment, springboard: u64) -> Result<Vec<Displaced>, Refusal> {
         let all = self.displace(env, self.least(springboard));
-        // without its exits an entry can do
-        if self.site.kind == PointKind::Entry { all.or_else(|_| self.displace(env, springboard)) } else { all }
+        // without its exits an entry can do, and who returns
+        if self.site.kind == PointKind::Entry || self.site.after {
+            all.or_else(|_| self.displace(env, springboard))
+        } else {
+            all
+        }
     }
 
     fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
@@ -212,7 +216,11 @@ impl<'a> Place<'a> {
 }
 
 /// The springboard of a point that is woven into the copy of its instruction that another point displaces.
-pub(crate) fn within(env: &Environment, request: &PointRequest<'_>, host: Option<&WovenPoint>) -> Result<Head, Refusal> {
+pub(crate) fn within(
+    env: &Environment,
+    request: &PointRequest<'_>,
+    host: Option<&WovenPoint>,
+) -> Result<Head, Refusal> {
     let place = Place::new(request);
     let point = place.at.wrapping_add(u64::from(request.site.point));
     let inner = host.filter(|host| place.function == host.function.0);

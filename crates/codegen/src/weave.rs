@@ -391,7 +391,8 @@ impl Weaver<'_> {
                 let Detour::Led { branch } = detour else { continue };
                 let of = |p: &WovenPoint| p.inner.iter().find(|inner| inner.original.0 == *branch).copied();
                 let host = hosts.get(&Avma(*branch)).and_then(|host| of(woven.get(*host)?.as_ref().ok()?));
-                let inner = host.or_else(|| request.beside.iter().find_map(|p| of(p))).ok_or(CodegenError::ArenaFull)?;
+                let inner =
+                    host.or_else(|| request.beside.iter().find_map(|p| of(p))).ok_or(CodegenError::ArenaFull)?;
                 self.plan.text.push(inner.leading(tail).ok_or(CodegenError::ArenaFull)?);
                 led.push(inner);
             }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
 use ingraft_codegen::{
-    Arena, Cost, Environment, Inner, MiniRequest, PointRequest, Readable, RemovalRecord, TextSpace, WovenPoint, add_mini,
-    remove_mini, remove_within, weave_points,
+    Arena, Cost, Environment, Inner, MiniRequest, PointRequest, Readable, RemovalRecord, TextSpace, WovenPoint,
+    add_mini, remove_mini, remove_within, weave_points,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;

@@ -67,12 +67,7 @@ pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<P
 
 impl Proof<'_> {
     /// Proves a point with a host; the write that leads to it.
-    pub(super) fn within(
-        &self,
-        walk: &mut Walk<'_>,
-        host: Inner,
-        hosts: &Hosts<'_>,
-    ) -> Result<TextWrite, VerifyError> {
+    pub(super) fn within(&self, walk: &mut Walk<'_>, host: Inner, hosts: &Hosts<'_>) -> Result<TextWrite, VerifyError> {
         let (site, point, original) = (self.site(), self.point, host.original);
         let copy = host.copy.0;
         // what runs behind the host's own code, and before nothing of it

@@ -6,7 +6,9 @@ use ingraft_analysis::{Function, FunctionKind, Image};
 use ingraft_codegen::verify::{VerifyError, verify_weave};
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::histogram::Scale;
-use ingraft_model::{Avma, Bias, CallPoint, CpuClock, DataArea, PointKind, Refusal, Site, Snippet, ThreadIdentity, VariableId};
+use ingraft_model::{
+    Avma, Bias, CallPoint, CpuClock, DataArea, PointKind, Refusal, Site, Snippet, ThreadIdentity, VariableId,
+};
 use rayon::prelude::*;
 
 /// What became of one function.
