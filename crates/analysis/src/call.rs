@@ -178,14 +178,20 @@ fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refus
     let back_branches = jumps_to(stretches, at).ok_or(Refusal::BranchIntoSpringboard { offset })?;
     let Some(end) = stretches.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end) else { return Ok(None) };
     let mut until = at;
-    let mut ended = false;
+    let mut home = at;
+    let (mut ended, mut leaves) = (false, false);
     while until < (at + SITE_MAX).min(end) && !ended {
-        let Some(i) = stretches.body.index_of(until).map(|index| &stretches.body.code[index]) else { break };
+        let Some(index) = stretches.body.index_of(until) else { break };
+        let i = &stretches.body.code[index];
         if i.next_ip() > at + SITE_MAX {
             break;
         }
         until = i.next_ip();
+        if home < at + SPRINGBOARD {
+            home = until;
+        }
         ended = !matches!(i.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
+        leaves = stretches.flow.leaves(index);
     }
     let own = until - at;
     let padding = if ended { entry::dead_padding(image, function, until) } else { 0 };
@@ -198,7 +204,9 @@ fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refus
     if !on_one_page(at, SHORT) {
         return Err(Refusal::StraddlesPages);
     }
-    let site = Site { own: own as u8, landings, back_branches, ..bare(stretches, at, len, true) };
+    // an exit that would have no room of its own behind the springboard is displaced with it
+    let least = if leaves && landings.is_empty() && at + len - home < SPRINGBOARD { own as u8 } else { 0 };
+    let site = Site { own: own as u8, landings, back_branches, least, ..bare(stretches, at, len, true) };
     allowed(stretches, site).map(Some)
 }
 

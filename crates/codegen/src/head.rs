@@ -144,7 +144,7 @@ impl<'a> Place<'a> {
     fn least(&self, springboard: u64) -> u64 {
         match self.site.kind {
             PointKind::Entry => springboard.max(u64::from(self.site.least)),
-            PointKind::Call if self.site.after => springboard,
+            PointKind::Call if self.site.after => springboard.max(u64::from(self.site.least)),
             PointKind::Call if u64::from(self.site.point) >= springboard => u64::from(self.site.point),
             _ => springboard.max(u64::from(self.site.own)),
         }
@@ -153,8 +153,12 @@ impl<'a> Place<'a> {
     /// The instructions that a springboard of that length displaces.
     fn displaced_by(&self, env: &Environment, springboard: u64) -> Result<Vec<Displaced>, Refusal> {
         let all = self.displace(env, self.least(springboard));
-        // without its exits an entry can do
-        if self.site.kind == PointKind::Entry { all.or_else(|_| self.displace(env, springboard)) } else { all }
+        // without its exits an entry can do, and who returns
+        if self.site.kind == PointKind::Entry || self.site.after {
+            all.or_else(|_| self.displace(env, springboard))
+        } else {
+            all
+        }
     }
 
     fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {

@@ -186,7 +186,7 @@ pub struct Site {
     /// The function's own branches to where control also comes from elsewhere: at an entry those to `at` or to `function`, behind a call
     /// those to the return address. Empty elsewhere.
     pub back_branches: Vec<BackBranch>,
-    /// At an entry: bytes that are better displaced than not, because an exit that ends there has no room of its own and can be woven into
+    /// At an entry and behind a call: bytes that are better displaced than not, because an exit that ends there has no room of its own and can be woven into
     /// the displaced copy. 0 elsewhere.
     pub least: u8,
     /// The entry displaces this exit (see `least`), so that it can only be woven into the entry's copy of it. `at` is then the exit itself.
