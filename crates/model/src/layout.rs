@@ -88,6 +88,8 @@ pub mod header {
     pub const ANSWERED: u32 = LISTENING + 8;
     /// What the loader was last about to do, `r_state` of link.h: 1 to map, 2 to unmap, u32; 0 when it has ended.
     pub const LOADER_STATE: u32 = LISTENING + 12;
+    /// How many readings of the program's memory have found nothing there, u32, atomic.
+    pub const READS_FAILED: u32 = LISTENING + 16;
 }
 
 /// Offset of the claims in shard 0: one u64 per shard, the identity of the thread that holds it or 0.
