@@ -293,7 +293,8 @@ impl<'a> Columns<'a> {
             .threads
             .iter()
             .map(|(&tid, record)| (tid, read(&|n| record.get(&n).copied().unwrap_or(0), &|| 0)));
-        let table = |tables: &HashMap<u32, Table>| tables.get(&slots.first).filter(|_| slots.shape == Shape::Table).cloned();
+        let table =
+            |tables: &HashMap<u32, Table>| tables.get(&slots.first).filter(|_| slots.shape == Shape::Table).cloned();
         let tables = self.ended.tables.iter().filter_map(|(&tid, of)| Some((tid, Raw::of_table(table(of)?))));
         let mut by_thread: BTreeMap<(bool, Option<Tid>), Raw> = BTreeMap::new();
         for (tid, raw) in live.chain(ended).chain(tables).filter(|(_, raw)| !raw.is_nothing()) {
@@ -489,7 +490,7 @@ mod tests {
             let all = columns.threads(table, &[], Ruler::PLAIN);
             all.into_iter().map(|(tid, raw)| (tid, raw.value, raw.table.expect("a table").values)).collect::<Vec<_>>()
         };
-        let of = |value| std::collections::BTreeMap::from([(0x1000, value)]);
+        let of = |value| BTreeMap::from([(0x1000, value)]);
         let expected = [(Some(Tid(70)), 14, of(12)), (Some(Tid(71)), 2, of(1))];
         assert_eq!(read(&ended), expected);
         let counters = table.first + Shape::Table.slots();

@@ -21,6 +21,7 @@ mod launches;
 mod libraries;
 mod library;
 mod metrics;
+mod objects;
 mod output;
 mod rounds;
 mod servers;

@@ -73,7 +73,12 @@ impl Session {
             (None, None, Some(columns)) => view.value(columns, self.ruler(view.unit, &cpu), threads),
             (None, None, None) => Value::default(),
         };
-        let values = views.iter().map(value).collect();
+        let named = |view: &View| {
+            let mut value = value(view);
+            value.keys.iter_mut().for_each(|keys| shared.symbols.label(keys));
+            value
+        };
+        let values = views.iter().map(named).collect();
         Reading { time_ns: now_ns(), values, ended }
     }
 
@@ -209,6 +214,7 @@ impl View {
         Value {
             value,
             distribution: together.distribution,
+            keys: together.table.as_deref().map(|table| Box::new(table.into())),
             activations: together.activations,
             threads: threads.into_iter().map(thread).collect(),
             taken_out: None,

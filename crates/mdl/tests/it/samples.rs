@@ -188,7 +188,10 @@ fn illegal_in_the_static_stage() {
         &metric("vector over map \"f\", 64; base is counter { append preInsn $start.entry (* m++; *) }"),
         "`m` is a vector",
     );
-    illegal(&metric("vector over keys; base is wallTimer { }"), "a vector of `wallTimer`; only counters can be indexed");
+    illegal(
+        &metric("vector over keys; base is wallTimer { }"),
+        "a vector of `wallTimer`; only counters can be indexed",
+    );
     illegal(
         &metric("vector over keys; base is counter { }").replace("Operator sum", "Operator max"),
         "the values of a key in several threads add up",
