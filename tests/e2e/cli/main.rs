@@ -23,6 +23,7 @@ mod libraries;
 mod library;
 mod longruns;
 mod metrics;
+mod objects;
 mod oracle;
 mod output;
 mod rounds;

@@ -69,6 +69,7 @@ fn recipe(name: &str) -> Recipe {
         "data-without-types" => ("gcc", &["-O2", "-g0", "-pthread"] as &[_], &["data.c"], false),
         "calls" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["calls.cpp"], false),
         "libraries" => ("gcc", LIBRARIES, &["libraries.c"], false),
+        "objects" => ("gcc", &["-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"], &["objects.c"], false),
         "tally" => {
             ("gcc", &["-O2", "-g", "-pthread", "-fno-builtin", "-Wall", "-Wextra", "-Werror"], &["tally.c"], false)
         }

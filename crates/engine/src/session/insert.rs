@@ -2,6 +2,7 @@
 
 use super::landing::restores;
 use super::*;
+use crate::symbols::Symbols;
 use crate::variables::data_of;
 
 /// Why a pair of a request, by its number, stays out of a function.
@@ -57,7 +58,10 @@ impl Session {
                 return Err(e);
             }
         };
+        let keyed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape == Shape::Table));
+        let symbols = keyed.then(|| Symbols::of(&control.modules));
         let mut shared = self.shared_mut();
+        shared.symbols = symbols.unwrap_or_else(|| std::mem::take(&mut shared.symbols));
         for (_, instrumentation, counters) in &bound {
             for (first, variable) in counters.iter().zip(&instrumentation.variables) {
                 shared.shapes.insert(*first, variable.shape);
