@@ -36,6 +36,7 @@ mod choose;
 mod cost;
 mod cpu;
 mod environment;
+mod float;
 mod head;
 mod loader;
 mod loops;
@@ -47,7 +48,10 @@ mod routine;
 mod slot;
 mod slow;
 mod snippet;
+mod storing;
+mod table;
 mod text;
+mod usage;
 pub mod verify;
 mod weave;
 

@@ -180,6 +180,8 @@ fn snippets() {
         (GLIBC, vec![Stmt::Add(v(0), Arg(1))]),
         (GLIBC, vec![Stmt::Add(v(0), Const(1)), Stmt::Add(v(1), Const(-3))]),
         (GLIBC, vec![Stmt::Set(v(0), Const(1 << 40))]),
+        (GLIBC, vec![Stmt::AddAt(v(0), Arg(0), Const(1))]),
+        (GLIBC, vec![Stmt::AddAt(v(0), op(B::Add, Arg(0), Const(8)), Arg(3))]),
         (GLIBC, vec![Stmt::If(range, vec![Stmt::Add(v(0), Const(1))])]),
         (GLIBC, vec![Stmt::Add(v(0), op(B::Divide, Arg(2), Arg(7)))]),
         (

@@ -103,6 +103,9 @@ impl Evaluator {
             Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored | Expr::Number(_) | Expr::Call(_) => {
                 unreachable!("not generated here")
             }
+            Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => {
+                unreachable!("not generated here")
+            }
             Expr::Load(at, scalar) => {
                 let mut word = [0; 8];
                 for (i, byte) in (0..).zip(word.iter_mut().take(scalar.width.bytes() as usize)) {

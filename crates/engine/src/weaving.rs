@@ -566,6 +566,11 @@ impl Woven {
         Ok((plan, gone))
     }
 
+    /// The shared routines of all arenas: a thread in one may be about to read what a change writes.
+    pub fn routines(&self) -> Vec<AvmaRange> {
+        self.arenas.iter().flat_map(Arena::shared).collect()
+    }
+
     /// Notes code that a removal left behind.
     pub fn leave_idle(&mut self, code: &[AvmaRange]) {
         self.idle.extend_from_slice(code);
