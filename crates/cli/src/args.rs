@@ -214,7 +214,7 @@ pub(crate) struct Measure {
     #[arg(long, conflicts_with = "follow")]
     pub(crate) no_remove: bool,
 
-    /// Measure children as well (fork), and processes that start another program (exec), each from when it is noticed
+    /// Measure children as well, from their birth on (fork), and processes that start another program, from when that is noticed (exec)
     #[arg(long, value_name = "fork,exec", value_delimiter = ',')]
     pub(crate) follow: Vec<Follow>,
 }

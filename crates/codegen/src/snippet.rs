@@ -61,6 +61,10 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
         }
         Stmt::Start(v, clock) | Stmt::Stop(v, clock) => bound(*v, Shape::Timer(*clock)),
         Stmt::Observe(v, e) => bound(*v, Shape::Histogram).and_then(|()| check_expr(e, bound, depth)),
+        Stmt::AddAt(v, key, e) => {
+            bound(*v, Shape::Table)?;
+            check_expr(key, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        }
         Stmt::Call(call) => check_call(call, bound, depth),
         Stmt::Store(_, _, e) => check_expr(e, bound, depth),
     })
@@ -268,12 +272,7 @@ impl Generator<'_> {
                 if self.access == Access::Shared {
                     let _ = self.a.lock();
                 }
-                match source {
-                    Operand::Immediate(1) => self.a.inc(slot)?,
-                    Operand::Immediate(c) => self.a.add(slot, c)?,
-                    Operand::Register(r) => self.a.add(slot, r)?,
-                    Operand::Memory(_) => self.a.add(slot, rax)?,
-                }
+                self.add(slot, &source)?;
             }
             Stmt::Set(v, e) => {
                 let (slot, e) = (self.variable(*v), fold(e));
@@ -300,14 +299,26 @@ impl Generator<'_> {
             Stmt::Start(v, clock) => self.start(*v, *clock)?,
             Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
             Stmt::Observe(v, e) => self.observe(*v, &fold(e))?,
+            Stmt::AddAt(v, key, e) => self.add_at(*v, &fold(key), &fold(e))?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,
             Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,
         }
         Ok(())
     }
 
+    /// Adds what [`Generator::source`] has answered.
+    pub fn add(&mut self, slot: AsmMemoryOperand, source: &Operand) -> Result<(), Assembly> {
+        match *source {
+            Operand::Immediate(1) => self.a.inc(slot)?,
+            Operand::Immediate(c) => self.a.add(slot, c)?,
+            Operand::Register(r) => self.a.add(slot, r)?,
+            Operand::Memory(_) => self.a.add(slot, rax)?,
+        }
+        Ok(())
+    }
+
     /// A value as an immediate or in a register: rax unless it lies in one already.
-    fn source(&mut self, e: &Expr) -> Result<Operand, Assembly> {
+    pub fn source(&mut self, e: &Expr) -> Result<Operand, Assembly> {
         match self.leaf(e) {
             Some(o @ (Operand::Immediate(_) | Operand::Register(_))) => Ok(o),
             Some(Operand::Memory(_)) | None => {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_model::{Activations, Distribution, Focus, How, MetricInfo, Pid, PointKind, Refusal, Svma, Tid};
+use ingraft_model::{Activations, Distribution, Focus, How, MetricInfo, Pid, PointKind, Refusal, Svma, Table, Tid};
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -118,6 +118,9 @@ pub struct EnableRequest {
     pub max_overhead: Option<f64>,
     /// Whether its definitions may call functions of the target, at places that their authors did not plan.
     pub allow_calls: bool,
+    /// Measure fork children of the target with it, from their birth on, as if they were threads of it. Where that cannot be the target alone
+    /// is measured.
+    pub family: bool,
 }
 
 /// What to start and measure from its first instruction on.
@@ -223,6 +226,8 @@ pub struct Value {
     pub value: i64,
     /// The values of a histogram, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
+    /// The values by key of a vector over keys.
+    pub keys: Option<Box<Keys>>,
     /// Calls whose values are missing.
     pub activations: Activations,
     /// Per thread, ended ones too. Empty unless asked for.
@@ -231,6 +236,41 @@ pub struct Value {
     pub taken_out: Option<TakenOut>,
     /// The event was counted in a part of the time only.
     pub counted: Option<Counted>,
+}
+
+/// Values by key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Keys {
+    /// The largest first, at most [`Keys::MAX`].
+    pub values: Vec<KeyValue>,
+    /// What all other keys have together: those beyond the most that are told, and those for which a thread's table had no place.
+    pub others: i64,
+}
+
+/// The value of one key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyValue {
+    /// The number by which the code named it.
+    pub key: u64,
+    /// The variable of which it is the address, or an address inside: `lock`, `file.c:lock+0x28`, `libx:lock`.
+    pub name: Option<String>,
+    /// Cumulative since the request.
+    pub value: i64,
+}
+
+impl Keys {
+    /// Most keys that are told apart in an answer.
+    pub const MAX: usize = 1000;
+}
+
+impl From<&Table> for Keys {
+    fn from(table: &Table) -> Self {
+        let each = |(&key, &value): (&u64, &i64)| KeyValue { key, name: None, value };
+        let mut values: Vec<KeyValue> = table.values.iter().map(each).collect();
+        values.sort_by_key(|v| (std::cmp::Reverse(v.value), v.key));
+        let beyond = values.split_off(values.len().min(Keys::MAX));
+        Keys { values, others: beyond.iter().fold(table.others, |sum, v| sum.wrapping_add(v.value)) }
+    }
 }
 
 /// How long an event was counted that shares the processor's counters with others.
@@ -370,6 +410,8 @@ pub struct LoweredLine {
 pub struct ThreadValue {
     /// Which; `None`: could not be told apart.
     pub tid: Option<Tid>,
+    /// Its process, if that is a fork child; `None`: the target, or a child that ended before it was looked at.
+    pub pid: Option<Pid>,
     /// Cumulative since the request; of a histogram: how many values it has.
     pub value: i64,
     /// The values of a histogram, in the metric's unit.

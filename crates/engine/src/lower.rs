@@ -205,6 +205,7 @@ fn asked(metric: &str, focus: &Focus) -> EnableRequest {
         keep: false,
         max_overhead: None,
         allow_calls: true,
+        family: false,
     }
 }
 

@@ -51,6 +51,15 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
     Ok(Global { at, lasts, access, described })
 }
 
+/// See [`ingraft_mdl::Program::address`].
+pub fn address(modules: &Modules, name: &str) -> Result<Avma, Unresolved> {
+    let found = find(modules, name)?;
+    if found.symbol.per_thread {
+        return Err(Unresolved::Unreadable(format!("`{name}`: every thread has its own")));
+    }
+    Ok(found.symbol.at.to_avma(found.module.bias))
+}
+
 /// See [`ingraft_mdl::Program::member`].
 pub fn member(modules: &Modules, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
     let unknown = || Unresolved::Unreadable("the function is not known any more".to_owned());

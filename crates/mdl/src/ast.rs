@@ -179,6 +179,8 @@ pub enum Vector {
     Map(Text, i64),
     /// Equal ranges: base, length and granule.
     Table(i64, i64, i64),
+    /// Whatever numbers the code names while the program runs.
+    Keys,
 }
 
 /// `base is KIND { … }`.

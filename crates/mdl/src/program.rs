@@ -96,6 +96,10 @@ pub trait Program {
     fn variable(&self, _name: &str, _members: &[&str]) -> Result<Global, Unresolved> {
         Err(Unresolved::unknown())
     }
+    /// Where the variable that a name means lies, whatever its type; the name as for [`Program::variable`].
+    fn address(&self, _name: &str) -> Result<Avma, Unresolved> {
+        Err(Unresolved::unknown())
+    }
     /// What members lead to in what a function gets or gives.
     fn member(&self, _function: FunctionRef, _of: Parameter, _members: &[&str]) -> Result<Access, Unresolved> {
         Err(Unresolved::unknown())

@@ -14,6 +14,7 @@ pub mod patch;
 pub mod point;
 pub mod resource;
 pub mod snippet;
+pub mod table;
 
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
@@ -29,3 +30,4 @@ pub use snippet::{
     BinaryOp, Clock, Expr, Float, FloatFormat, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage,
     VariableId, Width,
 };
+pub use table::Table;

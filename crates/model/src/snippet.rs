@@ -26,6 +26,8 @@ pub enum Shape {
     /// What became of the activations of one [`Record`]: ended without passing their exit (exceptions, longjmp, the end of a thread), exits
     /// whose entry was not seen, entries that could not be recorded.
     Activations,
+    /// Values by key (see [`crate::table`]).
+    Table,
 }
 
 impl Shape {
@@ -36,6 +38,7 @@ impl Shape {
             Shape::Timer(_) => 2,
             Shape::Activations => 3,
             Shape::Histogram => 3 + crate::histogram::BUCKETS,
+            Shape::Table => crate::table::SLOTS,
         }
     }
 }
@@ -347,6 +350,8 @@ pub enum Stmt {
     Stop(VariableId, Clock),
     /// Enter a value into a histogram; negative ones as 0.
     Observe(VariableId, Expr),
+    /// Add to the value of a key in a table: the key, then what is added.
+    AddAt(VariableId, Expr, Expr),
     /// Call a function of the program for its effect.
     Call(Call),
     /// Set an integer of the program at an address that is mapped and writable as long as the process lives; not in fork children.
@@ -375,6 +380,7 @@ impl Snippet {
                 Stmt::If(_, body) => any(body, clock),
                 Stmt::Add(..)
                 | Stmt::Set(..)
+                | Stmt::AddAt(..)
                 | Stmt::Settle
                 | Stmt::Observe(..)
                 | Stmt::Call(_)
@@ -431,6 +437,10 @@ impl Snippet {
             for stmt in stmts {
                 match stmt {
                     Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) => e.each(visit),
+                    Stmt::AddAt(_, key, e) => {
+                        key.each(visit);
+                        e.each(visit);
+                    }
                     Stmt::If(condition, body) => {
                         condition.each(visit);
                         all(body, visit);
@@ -457,6 +467,10 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
     for stmt in stmts {
         match stmt {
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) => e.calls_in(calls),
+            Stmt::AddAt(_, key, e) => {
+                key.calls_in(calls);
+                e.calls_in(calls);
+            }
             Stmt::If(e, body) => {
                 e.calls_in(calls);
                 calls_of(body, calls);
@@ -475,6 +489,10 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
     for stmt in stmts {
         match stmt {
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) => e.place_callees(place)?,
+            Stmt::AddAt(_, key, e) => {
+                key.place_callees(place)?;
+                e.place_callees(place)?;
+            }
             Stmt::If(e, body) => {
                 e.place_callees(place)?;
                 place_in(body, place)?;
@@ -699,6 +717,7 @@ impl fmt::Display for Stmt {
             Stmt::Start(v, clock) => write!(f, "{clock}start v{};", v.0),
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
             Stmt::Observe(v, e) => write!(f, "observe v{}, {e};", v.0),
+            Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
             Stmt::Call(call) => write!(f, "{call};"),
             Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),
         }

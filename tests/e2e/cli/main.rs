@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backends;
 mod bad_input;
 mod calling;
 mod calls;
@@ -20,7 +21,10 @@ mod families;
 mod launches;
 mod libraries;
 mod library;
+mod longruns;
 mod metrics;
+mod objects;
+mod oracle;
 mod output;
 mod rounds;
 mod servers;

@@ -890,6 +890,9 @@ impl<'a> Walk<'a> {
                 state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Callee);
             }
             Code::And_EAX_imm32 => state.bound = Bound::Most(0, i.immediate32()),
+            Code::And_rm32_imm32 if i.op0_kind() == OpKind::Register => {
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, |r| Bound::Most(r, i.immediate32()));
+            }
             _ => {}
         }
         if i.rflags_modified() != 0 {

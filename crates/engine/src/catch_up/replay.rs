@@ -84,7 +84,13 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
                 restored.truncate(restored.len() - usize::from(restores.is_some()));
                 kept.push(Stmt::Open(record.clone(), body?));
             }
-            Stmt::Settle | Stmt::Await | Stmt::Close(..) | Stmt::Observe(..) | Stmt::Call(_) | Stmt::Store(..) => {}
+            Stmt::Settle
+            | Stmt::Await
+            | Stmt::Close(..)
+            | Stmt::Observe(..)
+            | Stmt::AddAt(..)
+            | Stmt::Call(_)
+            | Stmt::Store(..) => {}
         }
     }
     Ok(kept)
@@ -190,7 +196,13 @@ impl<'a> Shard<'a> {
                         self.set(counters, *timer, NEST, nest - 1);
                     }
                 }
-                Stmt::Settle | Stmt::Await | Stmt::Close(..) | Stmt::Observe(..) | Stmt::Call(_) | Stmt::Store(..) => {}
+                Stmt::Settle
+                | Stmt::Await
+                | Stmt::Close(..)
+                | Stmt::Observe(..)
+                | Stmt::AddAt(..)
+                | Stmt::Call(_)
+                | Stmt::Store(..) => {}
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::landing::restores;
 use super::*;
+use crate::symbols::Symbols;
 use crate::variables::data_of;
 
 /// Why a pair of a request, by its number, stays out of a function.
@@ -57,7 +58,10 @@ impl Session {
                 return Err(e);
             }
         };
+        let keyed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape == Shape::Table));
+        let symbols = keyed.then(|| Symbols::of(&control.modules));
         let mut shared = self.shared_mut();
+        shared.symbols = symbols.unwrap_or_else(|| std::mem::take(&mut shared.symbols));
         for (_, instrumentation, counters) in &bound {
             for (first, variable) in counters.iter().zip(&instrumentation.variables) {
                 shared.shapes.insert(*first, variable.shape);
@@ -289,7 +293,11 @@ impl Session {
         let own_gs = control.modules.uses_gs(&self.target);
         let identity = if own_gs { ThreadIdentity::Locked } else { survey.identity };
         let cpu = if own_gs { CpuClock::None } else { survey.cpu };
-        let request = DataAreaRequest { identity, cpu, ..DataAreaRequest::default() };
+        // a child has its parent's fs base, and in another pid namespace the numbers of its threads say nothing to us
+        let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
+        control.family &= identity != ThreadIdentity::FsBase && own_namespace;
+        let family = control.family;
+        let request = DataAreaRequest { identity, cpu, family, ..DataAreaRequest::default() };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         let since_ns = now_ns();
         let known = self.target.identity();
@@ -324,6 +332,7 @@ impl Session {
             area: Some(Arc::clone(&area)),
             identity: Some(identity),
             used_counters: control.counters.used(),
+            family,
             ..Shared::default()
         };
         for t in &survey.threads {

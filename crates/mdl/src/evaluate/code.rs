@@ -84,6 +84,14 @@ impl<'a> Evaluation<'a> {
                     out.extend(value.and_then(|value| self.assigned(target, *op, value)));
                     return;
                 }
+                if let ExprKind::Index(name, key) = &target.bare().kind {
+                    let amount = match op {
+                        AssignOp::Set => self.refuse(target, "setting the value of a key"),
+                        AssignOp::Add => value,
+                        AssignOp::Subtract => value.map(|value| fold_unary(UnaryOp::Negate, value)),
+                    };
+                    return self.add_at(target, &name.name, key, amount, out);
+                }
                 let (Some(target), Some(value)) = (self.target(target), value) else { return };
                 out.push(match op {
                     AssignOp::Set => Stmt::Set(target, value),
@@ -96,8 +104,12 @@ impl<'a> Evaluation<'a> {
                 out.extend(self.assigned(target, op, Out::Const(1)));
             }
             ExprKind::Step(target, up) => {
+                let amount = if *up { 1 } else { -1 };
+                if let ExprKind::Index(name, key) = &target.bare().kind {
+                    return self.add_at(target, &name.name, key, Some(Out::Const(amount)), out);
+                }
                 if let Some(target) = self.target(target) {
-                    out.push(Stmt::Add(target, Out::Const(if *up { 1 } else { -1 })));
+                    out.push(Stmt::Add(target, Out::Const(amount)));
                 }
             }
             ExprKind::Call(callee, args) if !callee.quoted => match (callee.name.as_str(), args.as_slice()) {
@@ -124,6 +136,21 @@ impl<'a> Evaluation<'a> {
                 self.value(expr);
             }
         }
+    }
+
+    /// Adds to the value of a key of the vector.
+    fn add_at(&mut self, slot: &'a Expr, vector: &str, key: &'a Expr, amount: Option<Out>, out: &mut Vec<Stmt>) {
+        let (key, vector) = (self.value(key), self.table_named(vector));
+        if vector.is_none() {
+            self.refuse(slot, "this as a target");
+        }
+        if let (Some(vector), Some(key), Some(amount)) = (vector, key, amount) {
+            out.push(Stmt::AddAt(vector, key, amount));
+        }
+    }
+
+    fn table_named(&self, name: &str) -> Option<VariableId> {
+        self.variable_named(name).filter(|v| self.variables[v.0 as usize].shape == Shape::Table)
     }
 
     /// A call of a function of the program whose value nobody uses.
@@ -186,6 +213,10 @@ impl<'a> Evaluation<'a> {
         match &expr.kind {
             ExprKind::Int(value) => Some(Out::Const(*value)),
             ExprKind::Paren(inner) => self.value(inner),
+            ExprKind::Name(name) if self.table_named(name).is_some() => self.refuse(expr, "the value of a vector"),
+            ExprKind::Index(name, _) if self.table_named(&name.name).is_some() => {
+                self.refuse(expr, "the value of a key")
+            }
             ExprKind::Name(name) => match self.variable_named(name) {
                 Some(id) => Some(Out::Variable(id)),
                 None => self.known(expr),

@@ -11,7 +11,7 @@ use super::frame::KnownRecord;
 use super::insert::{Draft, Place};
 use super::select::{HIERARCHIES, Selection, parse_number};
 use super::{Insertion, ValueUnit, Variable, VariableKind};
-use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp};
+use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp, Vector};
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::library::{Library, MetricEntry};
 use crate::program::{FunctionRef, ModuleRef, Program};
@@ -192,11 +192,13 @@ impl<'a> Evaluation<'a> {
                 self.not_woven(head, why);
             }
         }
-        if node.vector().is_some() {
-            self.not_woven(node.ident.span, "vectors are not woven yet".to_owned());
+        let keyed = node.vector() == Some(&Vector::Keys);
+        if node.vector().is_some() && !keyed {
+            self.not_woven(node.ident.span, "vectors over anything but keys are not woven yet".to_owned());
         }
         let Selection { replacement, flags } = self.select(focus);
-        self.declare(&node.ident.name, VariableKind::Counter, self.shape(kind));
+        let shape = if keyed { Shape::Table } else { self.shape(kind) };
+        self.declare(&node.ident.name, VariableKind::Counter, shape);
         self.variables[0].sampled = kind != Accumulator::Void;
         for scratch in node.scratch() {
             self.declare(&scratch.name, VariableKind::Scratch, Shape::Counter);

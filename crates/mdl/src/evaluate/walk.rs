@@ -17,6 +17,10 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
     for stmt in stmts {
         match stmt {
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) => parts(e, visit),
+            Stmt::AddAt(_, key, e) => {
+                parts(key, visit);
+                parts(e, visit);
+            }
             Stmt::If(condition, inner) => {
                 parts(condition, visit);
                 each_expr(inner, visit);

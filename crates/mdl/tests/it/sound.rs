@@ -81,6 +81,11 @@ impl Check<'_> {
                     assert_eq!(self.shape(*v), Shape::Counter);
                     self.expr(e, at, closed);
                 }
+                Stmt::AddAt(v, key, e) => {
+                    assert_eq!(self.shape(*v), Shape::Table);
+                    self.expr(key, at, closed);
+                    self.expr(e, at, closed);
+                }
                 Stmt::Observe(v, e) => {
                     assert_eq!(self.shape(*v), Shape::Histogram);
                     self.expr(e, at, closed);

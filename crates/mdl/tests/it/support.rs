@@ -116,6 +116,9 @@ impl Program for Table {
         };
         Ok(Global { at, lasts, access: through(members.len()), described: true })
     }
+    fn address(&self, name: &str) -> Result<Avma, Unresolved> {
+        self.variable(name, &[]).map(|global| global.at)
+    }
     fn member(&self, _: FunctionRef, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         Ok(through(members.len()))
     }
