@@ -3,7 +3,7 @@
 mod support;
 
 use iced_x86::code_asm::*;
-use iced_x86::{Decoder, DecoderOptions, IcedError, Instruction, Mnemonic};
+use iced_x86::{Decoder, DecoderOptions, IcedError, Instruction, Mnemonic, OpKind};
 use ingraft_codegen::verify::{Flaw, VerifyError, verify_weave};
 use ingraft_codegen::{Arena, CodegenError, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
 use ingraft_model::{
@@ -270,7 +270,10 @@ fn only_the_variables_that_are_asked_for_are_set() {
         let byte = &mut changed.plan.code[piece].bytes[bit / 8];
         *byte ^= 1 << (bit % 8);
         let now = shown(&changed.plan.code[piece].bytes);
-        assert!(field.verify(&asked, &changed).is_err() || now == original, "{bit}: {now:#?}");
+        // a store that became a load harms nobody
+        let loads = |i: &Instruction| i.memory_displacement64() == PLACE && i.op0_kind() == OpKind::Register;
+        let harmless = now == original || decoded(&changed.plan.code[piece].bytes).iter().any(loads);
+        assert!(field.verify(&asked, &changed).is_err() || harmless, "{bit}: {now:#?}");
     }
 }
 
