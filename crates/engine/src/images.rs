@@ -89,7 +89,7 @@ pub fn bytes_of(target: &Target, file: &MappedFile) -> Result<(Arc<[u8]>, bool),
     let mapping = file.mappings.iter().find(|m| m.exec).or(file.mappings.first());
     let bytes = mapping.and_then(|mapping| target.read_file_of(mapping).ok());
     Ok(match bytes {
-        Some((bytes, _)) => (bytes.into(), false),
+        Some((bytes, _)) => (bytes, false),
         None => (read_from_memory(target, file)?.into(), true),
     })
 }

@@ -12,6 +12,7 @@ use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
+use crate::gs_search::sets_gs;
 use crate::images::{ImageStore, bytes_of, debug_elf};
 use crate::journal::FileId;
 use crate::pattern::{Pattern, glob_match};
@@ -232,11 +233,12 @@ impl Modules {
     pub fn uses_gs(&self, target: &Target) -> bool {
         self.mapped().any(|file| match file.loaded.get() {
             Some(Some(module)) => module.image.uses_gs(),
-            _ => file.file.mappings.iter().filter(|m| m.exec).any(|m| {
-                let mut bytes = vec![0; usize::try_from(m.len()).unwrap_or(0)];
-                let n = target.read_some(m.range.start, &mut bytes).unwrap_or(0);
-                contains_wrgsbase(&bytes[..n])
-            }),
+            _ => file
+                .file
+                .mappings
+                .iter()
+                .filter(|m| m.exec)
+                .any(|m| sets_gs(m.range.start, m.len(), |at, bytes| target.read_some(at, bytes).unwrap_or(0))),
         })
     }
 
@@ -466,17 +468,6 @@ impl ModuleFile {
         };
         self.frames.get_or_init(read).clone()
     }
-}
-
-/// Whether the bytes hold `wrgsbase r32/r64` (F3, perhaps REX, 0F AE /3 with a register).
-fn contains_wrgsbase(bytes: &[u8]) -> bool {
-    bytes.windows(4).enumerate().any(|(i, w)| {
-        w[0] == 0x0f && w[1] == 0xae && w[2] & 0xf8 == 0xd8 && i > 0 && {
-            let rex = bytes[i - 1] & 0xf0 == 0x40;
-            let prefix = if rex { i.checked_sub(2).map(|p| bytes[p]) } else { Some(bytes[i - 1]) };
-            prefix == Some(0xf3)
-        }
-    })
 }
 
 /// What the loader added: an executable mapping shows it, whatever the first segment looks like, and also if somebody mapped the

@@ -1,10 +1,11 @@
 //! The files that a process has mapped, and their bytes: also of files that were deleted, replaced or lie in another
 //! mount namespace.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use ingraft_model::Avma;
 
@@ -47,11 +48,11 @@ impl Target {
     }
 
     /// The bytes of a mapped file. An error if no way leads to the very file: its loaded segments can still be read from memory.
-    pub fn read_file_of(&self, mapping: &Mapping) -> Result<(Vec<u8>, FileSource), Error> {
+    pub fn read_file_of(&self, mapping: &Mapping) -> Result<(Arc<[u8]>, FileSource), Error> {
         let pid = self.pid();
         let (start, end) = (mapping.range.start.0, mapping.range.end.0);
         let exact = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
-        if let Ok(bytes) = fs::read(&exact) {
+        if let Ok(bytes) = File::open(&exact).and_then(read_whole) {
             return Ok((bytes, FileSource::MapFiles));
         }
         let relative = mapping.path.strip_prefix("/").unwrap_or(&mapping.path).to_path_buf();
@@ -71,16 +72,24 @@ impl Target {
 }
 
 /// The bytes of the file at `path` if it is the one that is mapped.
-fn read_same(path: &PathBuf, mapping: &Mapping) -> std::io::Result<Option<Vec<u8>>> {
-    let mut file = File::open(path)?;
+fn read_same(path: &PathBuf, mapping: &Mapping) -> std::io::Result<Option<Arc<[u8]>>> {
+    let file = File::open(path)?;
     let meta = file.metadata()?;
     let device = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
     if !meta.is_file() || (meta.ino(), device) != (mapping.inode, mapping.device) {
         return Ok(None);
     }
-    let mut bytes = Vec::with_capacity(usize::try_from(meta.len()).unwrap_or(0));
-    file.read_to_end(&mut bytes)?;
-    Ok(Some(bytes))
+    read_whole(file).map(Some)
+}
+
+/// The bytes of a file, each page of ours touched once: the first touch costs more than the reading.
+fn read_whole(mut file: File) -> std::io::Result<Arc<[u8]>> {
+    let len = usize::try_from(file.metadata()?.len()).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
+    let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, len).collect();
+    if let Some(only) = Arc::get_mut(&mut bytes) {
+        file.read_exact(only)?;
+    }
+    Ok(bytes)
 }
 
 fn group(maps: &[Mapping]) -> Vec<MappedFile> {

@@ -302,7 +302,7 @@ impl<'a> Remote<'a> {
                         waited: CALL_WAIT,
                     });
                 }
-                Ok(None) => pause(tries),
+                Ok(None) => pause(tries, 0),
                 Err(e) => {
                     self.tracer.check("wait", self.tid, Err(e))?;
                 }

@@ -141,7 +141,7 @@ fn wait(tracer: &Tracer, tid: Tid) -> Result<Status, Error> {
         if let Some(status) = tracer.check("wait", tid, sys::try_wait(tid))? {
             return Ok(status);
         }
-        pause(tries);
+        pause(tries, 0);
         tries = tries.saturating_add(1);
     }
 }

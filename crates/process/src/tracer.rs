@@ -119,11 +119,12 @@ pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<
     })
 }
 
-/// Between two looks at a thread that is to stop. It stops within microseconds where a processor is free, hence some looks at once; else it needs
-/// ours, hence sleep: yielding counts as having used one's share, and at raised priority yields to nobody.
-pub(crate) fn pause(tries: u32) {
+/// Between two looks at a thread that is to stop, with so many others behind it. It stops within microseconds where a processor is free, hence
+/// some looks at once; else it needs ours, hence sleep: yielding counts as having used one's share, and at raised priority yields to nobody.
+/// A nap costs as much as several threads need to stop, so it lasts until many of them have.
+pub(crate) fn pause(tries: u32, others: usize) {
     if tries > 25 {
-        thread::sleep(Duration::from_micros(10));
+        thread::sleep(Duration::from_micros((2 * others as u64).clamp(10, 200)));
     }
 }
 
@@ -344,7 +345,7 @@ impl Tracer {
                     let _ = self.repair(i);
                 }
             }
-            pause(tries);
+            pause(tries, 0);
             tries += 1;
         }
     }
@@ -382,7 +383,7 @@ impl Tracer {
                 i += 1;
                 continue;
             }
-            pause(tries);
+            pause(tries, self.threads.len() - i);
             tries += 1;
         }
         Ok(())

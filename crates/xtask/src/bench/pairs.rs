@@ -54,7 +54,8 @@ fn pairs(metric: &str, functions: &[String]) -> Vec<String> {
 
 fn inserted(client: &Tool, pid: i32, functions: &[String]) -> Vec<Row> {
     // what belongs to the first insertion in a target is measured by others
-    let first = client.count(pid, &["postgres:exec_simple_query"]);
+    let other = functions.last().map_or("*", String::as_str);
+    let first = client.count(pid, &[&format!("postgres:{other}")]);
     let (mut took, mut held_in, mut out, mut held_out) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..9 {
         let mut arguments = vec!["watch".to_owned(), "-p".to_owned(), pid.to_string()];
