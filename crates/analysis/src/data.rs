@@ -29,7 +29,7 @@ impl DataSymbol {
     /// The variables of a name, from an image and its debug file, each once. A name with `::` is a demangled one.
     pub fn named(image: &Elf, debug: Option<&Elf>, wanted: &str) -> Vec<DataSymbol> {
         let mut found: Vec<DataSymbol> = Vec::new();
-        each(image, debug, &mut |name, symbol| {
+        DataSymbol::each(image, debug, &mut |name, symbol| {
             let same = name == wanted
                 || wanted.contains("::") && Name::new(name, None, Binding::Global, false).demangled() == Some(wanted);
             if same && !found.iter().any(|known| (known.at, known.per_thread) == (symbol.at, symbol.per_thread)) {
@@ -53,22 +53,23 @@ impl DataSymbol {
     /// The names of all variables.
     pub fn names(image: &Elf, debug: Option<&Elf>) -> Vec<String> {
         let mut names = Vec::new();
-        each(image, debug, &mut |name, _| names.push(name.to_owned()));
+        DataSymbol::each(image, debug, &mut |name, _| names.push(name.to_owned()));
         names.sort_unstable();
         names.dedup();
         names
     }
-}
 
-fn each(image: &Elf, debug: Option<&Elf>, visit: &mut dyn FnMut(&str, DataSymbol)) {
-    for file in [Some(image), debug].into_iter().flatten() {
-        for section in file.sections.iter().filter(|s| s.kind == elf::SHT_SYMTAB.0) {
-            let strings = file.sections.get(section.link as usize).map_or(0..0, |s| s.file.clone());
-            each_in(image, &file.bytes()[section.file.clone()], &file.bytes()[strings], visit);
+    /// Visits the names of all variables of an image and its debug file; some more than once.
+    pub fn each(image: &Elf, debug: Option<&Elf>, visit: &mut dyn FnMut(&str, DataSymbol)) {
+        for file in [Some(image), debug].into_iter().flatten() {
+            for section in file.sections.iter().filter(|s| s.kind == elf::SHT_SYMTAB.0) {
+                let strings = file.sections.get(section.link as usize).map_or(0..0, |s| s.file.clone());
+                each_in(image, &file.bytes()[section.file.clone()], &file.bytes()[strings], visit);
+            }
         }
-    }
-    if let Some(table) = dynamic_table(image) {
-        each_in(image, table.symbols, table.strings, visit);
+        if let Some(table) = dynamic_table(image) {
+            each_in(image, table.symbols, table.strings, visit);
+        }
     }
 }
 

@@ -202,7 +202,7 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) max_overhead: Option<f64>,
 
-    /// Let definitions call functions of the program: its code then runs at places that its author did not plan
+    /// Let definitions call functions of the program, at places that its author did not plan, and set its variables
     #[arg(long)]
     pub(crate) allow_calls: bool,
 

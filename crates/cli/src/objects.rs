@@ -170,6 +170,8 @@ pub(crate) struct Sample {
     #[serde(flatten)]
     pub(crate) quantiles: Option<Quantiles>,
     #[serde(flatten)]
+    pub(crate) keys: Option<Keys>,
+    #[serde(flatten)]
     pub(crate) missing: Missing,
     /// Unix time from which on the value stays as it is, because its code was taken out.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -292,6 +294,35 @@ impl From<&Distribution> for Quantiles {
             p999: d.quantile(0.999),
             max: d.quantile(1.0),
         }
+    }
+}
+
+/// The values by key of a vector over keys, the largest first.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Keys {
+    pub(crate) keys: Vec<Key>,
+    /// What all other keys have together.
+    pub(crate) others: i64,
+}
+
+/// The value of one key.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Key {
+    /// In hexadecimal, as numbers of 64 bits do not fit into every reader's.
+    pub(crate) key: String,
+    /// The variable of which it is the address; null: of none.
+    pub(crate) name: Option<String>,
+    pub(crate) value: i64,
+}
+
+impl From<&ingraft_wire::v1::Keys> for Keys {
+    fn from(keys: &ingraft_wire::v1::Keys) -> Self {
+        let each = |v: &ingraft_wire::v1::KeyValue| Key {
+            key: format!("{:#x}", v.key),
+            name: (!v.name.is_empty()).then(|| v.name.clone()),
+            value: v.value,
+        };
+        Keys { keys: keys.values.iter().map(each).collect(), others: keys.others }
     }
 }
 

@@ -119,7 +119,7 @@ fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) 
         M::Popfq => return alone(40),
         M::Imul | M::Mul => 4,
         M::Div | M::Idiv => 120,
-        M::Shld | M::Shrd => 6,
+        M::Shld | M::Shrd | M::Cmpxchg => 6,
         M::Shl | M::Shr | M::Sar if instruction.op1_kind() == iced_x86::OpKind::Register => 3,
         M::Bsr | M::Bsf | M::Lzcnt | M::Tzcnt => 4,
         M::Rdfsbase | M::Rdgsbase => 40,

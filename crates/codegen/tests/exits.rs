@@ -223,7 +223,7 @@ impl Nest {
             .map(|(site, minis)| {
                 // what has ended otherwise is looked for at entries
                 let minis = if site.kind == PointKind::Entry { &minis[..] } else { &minis[1..] };
-                PointRequest { site, bias: Bias(0), name: "f", minis, host: None }
+                PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] }
             })
             .collect();
         let weave = weave_points(env, &mut arena, &mut text, &requests).expect("the request makes sense");
@@ -231,7 +231,7 @@ impl Nest {
             panic!("{e}\n{}", list(&weave.plan, &weave.woven));
         }
         assert!(weave.woven.iter().all(Result::is_ok), "{:?}", weave.woven);
-        let counters = 20 + Shape::Histogram.slots() as usize;
+        let counters = 20 + Shape::Table.slots().max(Shape::Histogram.slots()) as usize;
         let program = |plans| Program { env, text: self.text.clone(), plans, steps: steps.clone(), counters };
         let (plain, out) = (program(vec![]).run(), program(vec![&weave.plan]).run());
         assert_eq!(plain.calls, out.calls);
@@ -320,6 +320,37 @@ fn values_fall_into_their_buckets() {
         let bucket = histogram::bucket_of(value) as usize;
         assert!(histogram[3..].iter().enumerate().all(|(i, n)| *n == if i == bucket { 2 } else { 0 }), "{value}");
     }
+}
+
+#[test]
+fn values_of_keys_add_up_until_no_place_is_in_reach() {
+    use ingraft_model::table::{MULTIPLIER, PLACE_BITS, PROBES, Table};
+    let nest = nest();
+    let add = |key: Expr, amount: Expr| Stmt::AddAt(v(3), key, amount);
+    let c = |n: u64| Expr::Const(n.cast_signed());
+    // keys whose search begins at the last place and goes on at the first
+    let hash = |key: &u64| key.wrapping_mul(MULTIPLIER) >> (64 - PLACE_BITS);
+    let same: Vec<u64> = (1..).filter(|key| hash(key) == (1 << PLACE_BITS) - 1).take(PROBES as usize + 2).collect();
+    let mut stmts: Vec<Stmt> = same.iter().map(|key| add(c(*key), c(key + 1))).collect();
+    stmts.extend([
+        add(c(0), c(7)),
+        add(c(u64::MAX), Expr::Return),
+        add(c(1 << 63), c((-9_i64).cast_unsigned())),
+        add(Expr::Binary(BinaryOp::Add, Box::new(Expr::Return), Box::new(c(1 << 40))), c(1 << 41)),
+    ]);
+    let (keyed, nothing) = (snippet(stmts), snippet(vec![]));
+    let calls = 3;
+    let out = nest.run(GLIBC, [&nothing, &nothing], [&nothing, &keyed], &vec![0; calls as usize]);
+    let table = Table::from_slots(|n| out.shards[2][20 + n as usize]);
+    let returned = out.calls[0].registers[0].cast_signed();
+    let mut expected: Vec<(u64, i64)> =
+        same.iter().take(PROBES as usize).map(|key| (*key, calls * (key + 1).cast_signed())).collect();
+    expected.extend([(0, calls * 7), (u64::MAX, calls * returned), (1 << 63, calls * -9)]);
+    expected.push(((returned + (1 << 40)).cast_unsigned(), calls << 41));
+    expected.sort_unstable();
+    assert_eq!(table.values.into_iter().collect::<Vec<_>>(), expected);
+    let beyond: i64 = same.iter().skip(PROBES as usize).map(|key| calls * (key + 1).cast_signed()).sum();
+    assert_eq!(table.others, beyond);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ingraft_engine::{Counted, Reading, TakenOut, ThreadValue, Value};
+use ingraft_engine::{Counted, KeyValue, Keys, Reading, TakenOut, ThreadValue, Value};
 use ingraft_model::Activations;
 use ingraft_wire::v1;
 
@@ -92,6 +92,7 @@ fn pair_values<'a>(values: impl Iterator<Item = (usize, &'a Value)>) -> Vec<v1::
             value: value.value,
             threads: value.threads.iter().map(thread_value).collect(),
             distribution: value.distribution.as_deref().map(Into::into),
+            keys: value.keys.as_deref().map(keys),
             activations: activations(value.activations),
             taken_out: value.taken_out.map(taken_out),
             counted: value.counted.map(|Counted { enabled_ns, running_ns }| v1::Counted { enabled_ns, running_ns }),
@@ -102,6 +103,11 @@ fn pair_values<'a>(values: impl Iterator<Item = (usize, &'a Value)>) -> Vec<v1::
 fn taken_out(why: TakenOut) -> v1::TakenOut {
     let TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s } = why;
     v1::TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s }
+}
+
+fn keys(keys: &Keys) -> v1::Keys {
+    let each = |v: &KeyValue| v1::KeyValue { key: v.key, name: v.name.clone().unwrap_or_default(), value: v.value };
+    v1::Keys { values: keys.values.iter().map(each).collect(), others: keys.others }
 }
 
 fn thread_value(thread: &ThreadValue) -> v1::ThreadValue {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_model::{Activations, Distribution, Focus, How, MetricInfo, Pid, PointKind, Refusal, Svma, Tid};
+use ingraft_model::{Activations, Distribution, Focus, How, MetricInfo, Pid, PointKind, Refusal, Svma, Table, Tid};
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -226,6 +226,8 @@ pub struct Value {
     pub value: i64,
     /// The values of a histogram, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
+    /// The values by key of a vector over keys.
+    pub keys: Option<Box<Keys>>,
     /// Calls whose values are missing.
     pub activations: Activations,
     /// Per thread, ended ones too. Empty unless asked for.
@@ -234,6 +236,41 @@ pub struct Value {
     pub taken_out: Option<TakenOut>,
     /// The event was counted in a part of the time only.
     pub counted: Option<Counted>,
+}
+
+/// Values by key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Keys {
+    /// The largest first, at most [`Keys::MAX`].
+    pub values: Vec<KeyValue>,
+    /// What all other keys have together: those beyond the most that are told, and those for which a thread's table had no place.
+    pub others: i64,
+}
+
+/// The value of one key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyValue {
+    /// The number by which the code named it.
+    pub key: u64,
+    /// The variable of which it is the address, or an address inside: `lock`, `file.c:lock+0x28`, `libx:lock`.
+    pub name: Option<String>,
+    /// Cumulative since the request.
+    pub value: i64,
+}
+
+impl Keys {
+    /// Most keys that are told apart in an answer.
+    pub const MAX: usize = 1000;
+}
+
+impl From<&Table> for Keys {
+    fn from(table: &Table) -> Self {
+        let each = |(&key, &value): (&u64, &i64)| KeyValue { key, name: None, value };
+        let mut values: Vec<KeyValue> = table.values.iter().map(each).collect();
+        values.sort_by_key(|v| (std::cmp::Reverse(v.value), v.key));
+        let beyond = values.split_off(values.len().min(Keys::MAX));
+        Keys { values, others: beyond.iter().fold(table.others, |sum, v| sum.wrapping_add(v.value)) }
+    }
 }
 
 /// How long an event was counted that shares the processor's counters with others.

@@ -318,8 +318,14 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
     frame(kind, &p, out);
 }
 
-const SHAPES: [Shape; 5] =
-    [Shape::Counter, Shape::Timer(Clock::Wall), Shape::Histogram, Shape::Activations, Shape::Timer(Clock::Cpu)];
+const SHAPES: [Shape; 6] = [
+    Shape::Counter,
+    Shape::Timer(Clock::Wall),
+    Shape::Histogram,
+    Shape::Activations,
+    Shape::Timer(Clock::Cpu),
+    Shape::Table,
+];
 
 fn shape_number(shape: Shape) -> u8 {
     match shape {
@@ -328,6 +334,7 @@ fn shape_number(shape: Shape) -> u8 {
         Shape::Histogram => 2,
         Shape::Activations => 3,
         Shape::Timer(Clock::Cpu) => 4,
+        Shape::Table => 5,
     }
 }
 

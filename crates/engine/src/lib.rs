@@ -24,6 +24,7 @@ mod restore;
 mod session;
 mod sites;
 mod state_dir;
+mod symbols;
 mod values;
 mod variables;
 mod weaving;

@@ -596,6 +596,10 @@ impl Program for Modules {
         variables::variable(self, name, members)
     }
 
+    fn address(&self, name: &str) -> Result<Avma, Unresolved> {
+        variables::address(self, name)
+    }
+
     fn member(&self, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         variables::member(self, function, of, members)
     }

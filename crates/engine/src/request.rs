@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_mdl::{FunctionRef, Instrumentation, Library};
-use ingraft_model::{Focus, ResourcePath};
+use ingraft_model::{Focus, ResourcePath, Shape};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
@@ -120,6 +120,11 @@ pub fn evaluate(
     if modules.were_wanting() {
         errors.extend(modules.load(target, store, &[], progress));
         wanted = evaluate_request(library, modules, request, missing);
+    }
+    let keyed = |w: &Wanted| w.instrumentation.variables.iter().any(|v| v.shape == Shape::Table);
+    if wanted.as_ref().is_ok_and(|wanted| wanted.iter().any(keyed)) {
+        // keys may be addresses of its variables
+        errors.extend(modules.load_files(target, store, &|file| file.is_program));
     }
     let wanted = wanted.and_then(|mut wanted| {
         calls::place((target, store, modules), &mut wanted, request.allow_calls, progress)?;

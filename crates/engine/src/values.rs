@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-use ingraft_model::{Activations, Clock, Distribution, Scale, Shape, Tid};
+use ingraft_model::{Activations, Clock, Distribution, Scale, Shape, Table, Tid};
 use ingraft_process::SharedArea;
 
 /// The shards of a data area.
@@ -69,6 +69,9 @@ pub struct EndedThreads {
     threads: HashMap<Option<Tid>, HashMap<u32, i64>>,
     /// What all of them together have in a counter.
     together: HashMap<u32, i64>,
+    /// Per thread, what it had in tables, by the first counter. These counters are in neither of the others, as places mean something
+    /// else in every shard.
+    tables: HashMap<Option<Tid>, HashMap<u32, Table>>,
 }
 
 impl EndedThreads {
@@ -76,7 +79,15 @@ impl EndedThreads {
     pub fn bury(&mut self, shards: &dyn Shards, shapes: &Shapes, shard: u32, tid: Option<Tid>, counters: u32) {
         let tid = if self.threads.len() < ENDED_MAX || self.threads.contains_key(&tid) { tid } else { None };
         let record = self.threads.entry(tid).or_default();
-        for (counter, value) in (0..).zip(shards.free(shard, counters)).filter(|&(_, value)| value != 0) {
+        let values = shards.free(shard, counters);
+        for first in shapes.tables().filter(|first| first.saturating_add(Shape::Table.slots()) <= counters) {
+            let table = Table::from_slots(|n| values.get((first + n) as usize).copied().unwrap_or(0));
+            if !table.is_empty() {
+                self.tables.entry(tid).or_default().entry(first).or_default().merge(&table);
+            }
+        }
+        let own = |&(counter, value): &(u32, i64)| value != 0 && shapes.of(counter).1 != Shape::Table;
+        for (counter, value) in (0..).zip(values).filter(own) {
             for sum in [record.entry(counter).or_default(), self.together.entry(counter).or_default()] {
                 *sum = shapes.combine(counter, *sum, value);
             }
@@ -89,6 +100,7 @@ impl EndedThreads {
             record.retain(|counter, _| !counters.contains(counter));
         }
         self.together.retain(|counter, _| !counters.contains(counter));
+        self.tables.values_mut().for_each(|tables| tables.retain(|first, _| !counters.contains(first)));
         shards.clear(counters);
     }
 }
@@ -108,6 +120,11 @@ impl Shapes {
     /// Forgets a variable.
     pub fn remove(&mut self, first: u32) {
         self.0.remove(&first);
+    }
+
+    /// The first counters of tables.
+    fn tables(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().filter(|(_, shape)| **shape == Shape::Table).map(|(first, _)| *first)
     }
 
     /// The offset in its variable and the variable's shape.
@@ -163,6 +180,8 @@ pub struct Raw {
     pub value: i64,
     /// The values of a histogram.
     pub distribution: Option<Box<Distribution>>,
+    /// The values by key.
+    pub table: Option<Box<Table>>,
     /// Calls whose values are missing.
     pub activations: Activations,
 }
@@ -188,6 +207,7 @@ impl Raw {
                 raw.value = i64::try_from(distribution.count).unwrap_or(i64::MAX);
                 raw.distribution = Some(Box::new(distribution));
             }
+            Shape::Table => raw = Raw::of_table(Table::from_slots(at)),
             Shape::Activations => {
                 let [left, unseen, unrecorded] = [0, 1, 2].map(|n| at(n).cast_unsigned());
                 raw.activations = Activations { left, unseen, unrecorded };
@@ -196,10 +216,21 @@ impl Raw {
         raw
     }
 
+    fn of_table(table: Table) -> Self {
+        Raw { value: table.total(), table: Some(Box::new(table)), ..Raw::default() }
+    }
+
     /// Both together.
     pub fn plus(mut self, other: Raw) -> Raw {
         self.value = self.value.wrapping_add(other.value);
         self.distribution = match (self.distribution, other.distribution) {
+            (Some(mut a), Some(b)) => {
+                a.merge(&b);
+                Some(a)
+            }
+            (a, b) => a.or(b),
+        };
+        self.table = match (self.table, other.table) {
             (Some(mut a), Some(b)) => {
                 a.merge(&b);
                 Some(a)
@@ -216,13 +247,17 @@ impl Raw {
         if let (Some(now), Some(before)) = (&mut self.distribution, &before.distribution) {
             **now = now.minus(before);
         }
+        if let (Some(now), Some(before)) = (&mut self.table, &before.table) {
+            **now = now.minus(before);
+        }
         self.activations = self.activations.minus(before.activations);
         self
     }
 
     /// Whether nothing was recorded.
     pub fn is_nothing(&self) -> bool {
-        self.value == 0 && self.activations == Activations::default()
+        let no_keys = self.table.as_ref().is_none_or(|table| table.is_empty());
+        self.value == 0 && no_keys && self.activations == Activations::default()
     }
 }
 
@@ -258,8 +293,11 @@ impl<'a> Columns<'a> {
             .threads
             .iter()
             .map(|(&tid, record)| (tid, read(&|n| record.get(&n).copied().unwrap_or(0), &|| 0)));
+        let table =
+            |tables: &HashMap<u32, Table>| tables.get(&slots.first).filter(|_| slots.shape == Shape::Table).cloned();
+        let tables = self.ended.tables.iter().filter_map(|(&tid, of)| Some((tid, Raw::of_table(table(of)?))));
         let mut by_thread: BTreeMap<(bool, Option<Tid>), Raw> = BTreeMap::new();
-        for (tid, raw) in live.chain(ended).filter(|(_, raw)| !raw.is_nothing()) {
+        for (tid, raw) in live.chain(ended).chain(tables).filter(|(_, raw)| !raw.is_nothing()) {
             let place = by_thread.entry((tid.is_none(), tid)).or_default();
             *place = std::mem::take(place).plus(raw);
         }
@@ -432,6 +470,37 @@ mod tests {
         let [(tid, raw)] = columns.threads(histogram, &[], Ruler::PLAIN).try_into().expect("one");
         let d = raw.distribution.expect("a histogram");
         assert_eq!((tid, d.count, d.sum, d.min, d.max), (Some(Tid(70)), 3, 60, 10, 30));
+    }
+
+    #[test]
+    fn tables_of_ended_threads_keep_their_keys() {
+        use ingraft_model::table::{KEYS, OTHERS, TAKEN, VALUES};
+        let (shards, mut ended) = (Fake::default(), EndedThreads::default());
+        let table = Slots { first: 2, shape: Shape::Table };
+        let mut shapes = Shapes::default();
+        shapes.insert(table.first, table.shape);
+        // the same key in another place of every thread
+        for (shard, id, value) in [(2, 70, 5), (3, 70, 7), (4, 71, 1)] {
+            shards.claims.borrow_mut().push((shard, id));
+            let words = [(OTHERS, 1), (TAKEN, 1), (KEYS + shard, 0x1000), (VALUES + shard, value)];
+            words.iter().for_each(|(at, value)| put(&shards, shard, table.first + at, &[*value]));
+        }
+        let read = |ended: &EndedThreads| {
+            let columns = Columns::new(&shards, ended, &|id| Some(Tid(id as i32)));
+            let all = columns.threads(table, &[], Ruler::PLAIN);
+            all.into_iter().map(|(tid, raw)| (tid, raw.value, raw.table.expect("a table").values)).collect::<Vec<_>>()
+        };
+        let of = |value| BTreeMap::from([(0x1000, value)]);
+        let expected = [(Some(Tid(70)), 14, of(12)), (Some(Tid(71)), 2, of(1))];
+        assert_eq!(read(&ended), expected);
+        let counters = table.first + Shape::Table.slots();
+        ended.bury(&shards, &shapes, 2, Some(Tid(70)), counters);
+        assert_eq!(read(&ended), expected);
+        ended.bury(&shards, &shapes, 3, Some(Tid(70)), counters);
+        ended.bury(&shards, &shapes, 4, Some(Tid(71)), counters);
+        assert_eq!(read(&ended), expected);
+        ended.clear(&shards, 2..counters);
+        assert_eq!(read(&ended), []);
     }
 
     #[test]

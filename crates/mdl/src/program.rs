@@ -35,6 +35,8 @@ pub struct Global {
     pub lasts: bool,
     /// How the integer is reached from there.
     pub access: Access,
+    /// Whether debugging information says what it is, not only how large.
+    pub described: bool,
 }
 
 /// What a function gets or gives.
@@ -92,6 +94,10 @@ pub trait Program {
     fn function_name(&self, function: FunctionRef) -> &str;
     /// The variable that a name means: `NAME`, `FILE:NAME` or `MODULE:NAME`; with members, what they lead to in it, pointers followed.
     fn variable(&self, _name: &str, _members: &[&str]) -> Result<Global, Unresolved> {
+        Err(Unresolved::unknown())
+    }
+    /// Where the variable that a name means lies, whatever its type; the name as for [`Program::variable`].
+    fn address(&self, _name: &str) -> Result<Avma, Unresolved> {
         Err(Unresolved::unknown())
     }
     /// What members lead to in what a function gets or gives.

@@ -91,6 +91,8 @@ pub mod header {
     pub const LOADER_STATE: u32 = LISTENING + 12;
     /// 1 if fork children count like threads of the target, in this memory, u32. Set once, before there is any code.
     pub const FAMILY: u32 = LISTENING + 16;
+    /// How many readings of the program's memory have found nothing there, u32, atomic.
+    pub const READS_FAILED: u32 = LISTENING + 20;
 }
 
 /// Offset of the claims in shard 0: one u64 per shard, the identity of the thread that holds it or 0.

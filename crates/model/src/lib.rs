@@ -14,6 +14,7 @@ pub mod patch;
 pub mod point;
 pub mod resource;
 pub mod snippet;
+pub mod table;
 
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
@@ -26,5 +27,7 @@ pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{BackBranch, CallPoint, CallSite, Callee, Clearing, Gpr, How, PointKind, Refusal, Site};
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{
-    BinaryOp, Clock, Expr, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId, Width,
+    BinaryOp, Clock, Expr, Float, FloatFormat, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage,
+    VariableId, Width,
 };
+pub use table::Table;

@@ -350,6 +350,11 @@ impl SharedArea {
         Ok((self.read_u32(header::CALLS_LEFT.into())?, self.read_u32(header::CALLS_MISSED.into())?))
     }
 
+    /// How many readings of the program's memory have found nothing there.
+    pub fn reads_failed(&self) -> Result<u32, Error> {
+        self.read_u32(header::READS_FAILED.into())
+    }
+
     /// The shards that threads hold.
     pub fn claims(&self) -> Result<Vec<Claim>, Error> {
         let mut owners = vec![0; self.layout.shards.min(layout::SHARDS_MAX) as usize];

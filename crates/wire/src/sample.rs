@@ -41,21 +41,23 @@ fn split_threads(value: PairValue, limit: usize) -> Vec<PairValue> {
     if parts::in_list(&value) <= limit {
         return vec![value];
     }
-    let PairValue { pair, value, threads, distribution, activations, taken_out, counted } = value;
+    let PairValue { pair, value, threads, distribution, activations, taken_out, counted, keys } = value;
     let rest = PairValue { pair, value, ..PairValue::default() };
     let room = limit.saturating_sub(parts::in_list(&rest) + LENGTH_BYTES);
-    let first = PairValue { distribution, activations, taken_out, counted, ..rest.clone() };
+    let first = PairValue { distribution, activations, taken_out, counted, keys, ..rest.clone() };
     let others = Parts::with_limit(threads, room).map(|threads| PairValue { threads, ..rest.clone() });
     std::iter::once(first).chain(others).collect()
 }
 
 /// The value of one pair as a client keeps it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Value {
     /// Cumulative since the request; of a histogram: how many values it has.
     pub value: i64,
     /// The values of a histogram, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
+    /// The values by key of a vector over keys.
+    pub keys: Option<v1::Keys>,
     /// Calls whose values are missing.
     pub activations: Activations,
     /// The same by thread, if asked for.
@@ -121,7 +123,7 @@ fn distribution(message: Option<v1::Distribution>) -> Result<Option<Box<Distribu
 }
 
 /// All values of a measurement, kept up to date from the samples of one stream or one reading.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Number of the last reading in its stream.
     pub sequence: u64,
@@ -166,7 +168,7 @@ impl Snapshot {
         self.sequence = sample.sequence;
         self.time_ns = sample.time_ns;
         self.open = sample.more;
-        for (i, value) in sample.values.into_iter().enumerate() {
+        for (i, mut value) in sample.values.into_iter().enumerate() {
             let count = self.values.len();
             let Some(slot) = usize::try_from(value.pair).ok().and_then(|pair| self.values.get_mut(pair)) else {
                 let why = format!("{} is no pair of a measurement that has {count}", value.pair);
@@ -174,14 +176,14 @@ impl Snapshot {
             };
             let continued = self.last_pair.replace(value.pair) == Some(value.pair);
             let inside = |e: FieldError| e.inside(format_args!("values[{i}]"));
+            let threads = std::mem::take(&mut value.threads);
             if !continued {
                 let activations = value.activations.unwrap_or_default().into();
-                let distribution = distribution(value.distribution).map_err(inside)?;
-                let (taken_out, counted) = (value.taken_out, value.counted);
-                *slot =
-                    Value { value: value.value, distribution, activations, threads: Vec::new(), taken_out, counted };
+                let distribution = distribution(value.distribution.take()).map_err(inside)?;
+                let PairValue { value, taken_out, counted, keys, .. } = value;
+                *slot = Value { value, distribution, keys, activations, threads: Vec::new(), taken_out, counted };
             }
-            for (j, thread) in value.threads.into_iter().enumerate() {
+            for (j, thread) in threads.into_iter().enumerate() {
                 let thread =
                     ThreadValue::try_from(thread).map_err(|e| inside(e.inside(format_args!("threads[{j}]"))))?;
                 slot.threads.push(thread);
@@ -226,6 +228,8 @@ mod tests {
         let pair = pair.prop_map(|(value, (distribution, activations), threads)| Value {
             value,
             distribution,
+            keys: (value % 5 == 0)
+                .then(|| v1::Keys { values: vec![v1::KeyValue { key: 1, name: "lock".to_owned(), value }], others: 2 }),
             activations,
             threads,
             taken_out: (value % 2 == 0).then_some(v1::TakenOut {
@@ -257,6 +261,7 @@ mod tests {
             value: value.value,
             threads: value.threads.iter().map(thread).collect(),
             distribution: value.distribution.as_deref().map(Into::into),
+            keys: value.keys.clone(),
             activations: Some(value.activations.into()),
             taken_out: value.taken_out,
             counted: value.counted,

@@ -69,12 +69,14 @@ fn recipe(name: &str) -> Recipe {
         "data-without-types" => ("gcc", &["-O2", "-g0", "-pthread"] as &[_], &["data.c"], false),
         "calls" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["calls.cpp"], false),
         "libraries" => ("gcc", LIBRARIES, &["libraries.c"], false),
+        "objects" => ("gcc", &["-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"], &["objects.c"], false),
         "tally" => {
             ("gcc", &["-O2", "-g", "-pthread", "-fno-builtin", "-Wall", "-Wextra", "-Werror"], &["tally.c"], false)
         }
         "times" => ("gcc", C, &["times.c"], false),
         "steps" => ("gcc", STEPS, &["steps.c"], false),
         "events" => ("gcc", C, &["events.c"], false),
+        "speech" => ("gcc", C, &["speech.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),
         "burns-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),
         "burns-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),

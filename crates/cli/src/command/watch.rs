@@ -6,10 +6,10 @@ use crate::exit::Stop;
 use crate::measure::{self, Combined, Context, Plan, Site, Together, View};
 use crate::objects::{self, Object, Sample};
 use crate::output::histogram::QUANTILES;
-use crate::output::history;
 use crate::output::number::{grouped, quantity, short, time};
 use crate::output::table::{Cell, Table};
-use crate::output::{DIM, Output};
+use crate::output::{DIM, HEADING, Output};
+use crate::output::{history, keys};
 
 /// Runs the command.
 pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
@@ -53,7 +53,9 @@ impl View for WatchView {
         let start = *self.start_ns.get_or_insert(site.reading.time_ns);
         for pair in 0..site.enabled.pairs.len() {
             out.object(&sample(site, pair))?;
-            out.text(&Curve::of(site, pair, sites.len() > 1).line(start))?;
+            let curve = Curve::of(site, pair, sites.len() > 1);
+            out.text(&curve.line(start))?;
+            out.text(&curve.keys(out.width()))?;
         }
         self.together.reading(sites, at).iter().try_for_each(|combined| {
             out.object(&combined_object(combined))?;
@@ -117,6 +119,7 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
         rate: if info.level { None } else { site.rate(pair) },
         unit: info.unit.clone(),
         quantiles: value.and_then(|v| v.distribution.as_deref()).map(Into::into),
+        keys: value.and_then(|v| v.keys.as_ref()).map(Into::into),
         missing: value.map(|v| v.activations).unwrap_or_default().into(),
         taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
         dropped: site.reading.dropped,
@@ -172,7 +175,10 @@ impl<'a> Curve<'a> {
     }
 
     fn number(&self) -> String {
-        let value = self.value.map_or(0, |v| v.value);
+        self.amount(self.value.map_or(0, |v| v.value))
+    }
+
+    fn amount(&self, value: i64) -> String {
         if self.info.time { time(value as f64) } else { grouped(value) }
     }
 
@@ -199,6 +205,12 @@ impl<'a> Curve<'a> {
         let named = QUANTILES.iter().zip(self.quantiles()).filter(|(_, text)| !text.is_empty());
         let quantiles: String = named.map(|((name, _), text)| format!("  {name} {text}")).collect();
         format!("{seconds:>9.3} s  {host}{who}{}{focus}  {}{unit}{change}{quantiles}\n", info.metric, self.number())
+    }
+
+    /// The values by key as a table; empty if it is no vector.
+    fn keys(&self, width: Option<usize>) -> String {
+        let keys = self.value.and_then(|v| v.keys.as_ref());
+        keys.map_or_else(String::new, |of| keys::render(of, |v| self.amount(v), width))
     }
 
     fn cells(&self) -> Vec<Cell> {
@@ -230,7 +242,13 @@ fn frame(sites: &[Site], width: Option<usize>) -> String {
     let several = sites.len() > 1;
     let pairs = sites.iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| (site, pair)));
     let together = measure::together(sites);
-    table(pairs.map(|(site, pair)| Curve::of(site, pair, several)).chain(together.iter().map(Curve::from)), width)
+    let own: Vec<Curve<'_>> = pairs.map(|(site, pair)| Curve::of(site, pair, several)).collect();
+    let by_key: String = own
+        .iter()
+        .filter_map(|curve| Some((curve, Some(curve.keys(width)).filter(|text| !text.is_empty())?)))
+        .map(|(curve, text)| format!("\n{HEADING}{}{HEADING:#}\n{text}", curve.info.metric))
+        .collect();
+    table(own.into_iter().chain(together.iter().map(Curve::from)), width) + &by_key
 }
 
 /// What several targets have together as a table; empty if there is nothing.

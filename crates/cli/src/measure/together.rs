@@ -118,7 +118,7 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
     Some(Combined {
         info,
         time_ns: members.iter().map(|&(at, _)| sites[at].reading.time_ns).max()?,
-        value: Value { value, distribution, activations, threads: Vec::new(), taken_out, counted },
+        value: Value { value, distribution, activations, taken_out, counted, ..Value::default() },
         rate,
         targets: members.len(),
         heard: members.iter().filter(|(at, _)| heard(*at)).count(),

@@ -2,6 +2,7 @@
 
 pub(crate) mod histogram;
 pub(crate) mod history;
+pub(crate) mod keys;
 pub(crate) mod number;
 pub(crate) mod progress;
 pub(crate) mod table;

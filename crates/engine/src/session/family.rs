@@ -15,8 +15,7 @@ impl Session {
     ) -> Result<(), Error> {
         // their code would read the parent's memory, and a call that ends with its process would stay open
         let alike = |w: &Wanted| {
-            let reads = w.instrumentation.insertions.iter().any(|i| i.snippet.reads_memory());
-            !reads && !calls::has_calls(&w.instrumentation)
+            !w.instrumentation.insertions.iter().any(|i| i.snippet.asks_kernel() || i.snippet.interferes())
         };
         let may = asked && wanted.iter().all(alike);
         if control.attached.is_none() {
@@ -25,8 +24,7 @@ impl Session {
         }
         if control.family && !may {
             let what = "the children of this process are measured with it, which this measurement cannot be";
-            let hint =
-                "ask for it with `--follow fork`, without memory that is read, calls and events, or end the other one";
+            let hint = "ask for it with `--follow fork`, without memory that is read or set, calls and events, or end the other one";
             return Err(Error::new(ErrorKind::Failed, "family", what, hint).about(self.pid()));
         }
         if self.has_heirs(control) {

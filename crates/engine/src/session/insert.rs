@@ -2,6 +2,7 @@
 
 use super::landing::restores;
 use super::*;
+use crate::symbols::Symbols;
 use crate::variables::data_of;
 
 /// Why a pair of a request, by its number, stays out of a function.
@@ -57,7 +58,10 @@ impl Session {
                 return Err(e);
             }
         };
+        let keyed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape == Shape::Table));
+        let symbols = keyed.then(|| Symbols::of(&control.modules));
         let mut shared = self.shared_mut();
+        shared.symbols = symbols.unwrap_or_else(|| std::mem::take(&mut shared.symbols));
         for (_, instrumentation, counters) in &bound {
             for (first, variable) in counters.iter().zip(&instrumentation.variables) {
                 shared.shapes.insert(*first, variable.shape);
@@ -415,15 +419,14 @@ impl Session {
         let status = self.target.status().map_err(|e| self.failed(e))?;
         let process = u32::try_from(status.own_id).ok().filter(|id| *id != 0);
         let readable = Readable { start: data.start, end: data.end, process };
-        if !wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.reads_memory())) {
+        if !wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.asks_kernel())) {
             return Ok(readable);
         }
         let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
         // a program with this library will filter, if it does not yet
         let will_filter = modules.mapped().any(|file| file.name.starts_with("libseccomp"));
         if process.is_none() || will_filter || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered)) {
-            let what =
-                "memory of this program cannot be read: its system calls are filtered (seccomp), and reading needs one";
+            let what = "neither memory of this program nor what the kernel counts for it can be read: its system calls are filtered (seccomp), and reading needs one";
             let hint = "variables of the program itself can be read, and counts and times work";
             return Err(Error::new(ErrorKind::Failed, "filtered", what, hint).about(self.pid()));
         }

@@ -43,6 +43,7 @@ use crate::request::{self, Missing, Wanted};
 use crate::restore;
 use crate::sites::{Originals, Spot, sites};
 use crate::state_dir::StateDir;
+use crate::symbols::Symbols;
 use crate::values::{Columns, CounterAllocator, ENDED_MAX, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
 use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
@@ -179,6 +180,8 @@ struct Shared {
     used_counters: u32,
     /// What the counters belong to that are not variables of their own.
     shapes: Shapes,
+    /// What addresses are called, once a pair has values by key.
+    symbols: Symbols,
     /// Identities (as the target's threads see themselves, or fs bases) to thread ids as we see them.
     tids: HashMap<u64, Tid>,
     /// Fork children count like threads of the target.

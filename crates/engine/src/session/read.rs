@@ -73,7 +73,12 @@ impl Session {
             (None, None, Some(columns)) => view.value(columns, self.ruler(view.unit, &cpu), threads),
             (None, None, None) => Value::default(),
         };
-        let mut values: Vec<Value> = views.iter().map(value).collect();
+        let named = |view: &View| {
+            let mut value = value(view);
+            value.keys.iter_mut().for_each(|keys| shared.symbols.label(keys));
+            value
+        };
+        let mut values: Vec<Value> = views.iter().map(named).collect();
         for thread in values.iter_mut().flat_map(|v| &mut v.threads) {
             thread.pid = thread.tid.and_then(|tid| shared.kin.get(&tid).copied());
         }
@@ -222,6 +227,7 @@ impl View {
         Value {
             value,
             distribution: together.distribution,
+            keys: together.table.as_deref().map(|table| Box::new(table.into())),
             activations: together.activations,
             threads: threads.into_iter().map(thread).collect(),
             taken_out: None,

@@ -7,6 +7,8 @@ mod types;
 
 use std::collections::HashMap;
 
+use ingraft_model::Aggregate;
+
 use self::meta::Context;
 use self::types::{Type, chain, list};
 use crate::ast::{
@@ -179,7 +181,7 @@ impl Context<'_, '_> {
                         self.statement(statement);
                     }
                 }
-                FieldKind::Vector(vector) => self.vector(vector, kind, field.span),
+                FieldKind::Vector(vector) => self.vector(vector, metric, field.span),
                 _ => {}
             }
         }
@@ -226,7 +228,8 @@ impl Context<'_, '_> {
         }
     }
 
-    fn vector(&mut self, vector: &Vector, kind: Accumulator, span: Span) {
+    fn vector(&mut self, vector: &Vector, metric: &Metric, span: Span) {
+        let kind = metric.base().map_or(Accumulator::Counter, |b| b.kind);
         if kind != Accumulator::Counter {
             let message = format!("a vector of `{}`; only counters can be indexed", kind.keyword());
             self.error(codes::KIND, span, message);
@@ -245,6 +248,10 @@ impl Context<'_, '_> {
                 if *granule <= 0 || !(1..=1 << 16).contains(&(length / granule.max(&1))) =>
             {
                 self.error(codes::VALUE, span, "length divided by granule must be between 1 and 65536");
+            }
+            Vector::Keys if metric.aggregate().is_some_and(|a| a != Aggregate::Sum) => {
+                self.error(codes::VALUE, span, "the values of a key in several threads add up").help =
+                    Some("write `aggregateOperator sum;`".to_owned());
             }
             _ => {}
         }

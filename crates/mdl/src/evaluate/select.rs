@@ -5,7 +5,7 @@ use ingraft_model::{Focus, ResourcePath, Tid};
 use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value};
 use crate::ast::{Constraint, ConstraintBody, FieldKind};
 use crate::diagnostic::{Diagnostic, Severity, codes};
-use crate::program::FunctionRef;
+use crate::program::{FunctionRef, Unresolved};
 use crate::source::Span;
 
 /// The hierarchies that constraints restrict, in the order in which their flags are tested.
@@ -132,23 +132,50 @@ impl<'a> Evaluation<'a> {
                 vec![Value::Refused, self.focus_functions(part, module, function), self.focus_module(part, module)]
             }
             (_, names) => {
-                let leaf_is_number =
-                    names.len() > 1 && !(names[0] == "Message" && names.len() == 2 || names[0] == "Window");
                 let upper = names.iter().rev().skip(1).map(|n| Value::Text(n.clone().into()));
-                let leaf = names.last().map(|leaf| match parse_number(leaf) {
-                    Some(value) if leaf_is_number => Value::Int(value),
-                    None if leaf_is_number => {
-                        let message = format!("`{leaf}` in the focus is no number");
-                        self.error(codes::VALUE, span, message, "name the object by its address, e.g. 0x7f0000001000");
-                        Value::Refused
-                    }
-                    _ => Value::Text(leaf.clone().into()),
-                });
-                leaf.into_iter().chain(upper).collect()
+                let leaf = match names {
+                    [] => None,
+                    [of, _] if of == "Message" || of == "Window" => None,
+                    [of, .., leaf] if of == "Message" => Some(self.tag(leaf, span)),
+                    [_, .., leaf] if names.len() > 1 => Some(self.object(leaf, span)),
+                    _ => None,
+                };
+                let text = || names.last().map(|leaf| Value::Text(leaf.clone().into()));
+                leaf.or_else(text).into_iter().chain(upper).collect()
             }
         };
         chain.push(Value::Text(part.root.clone().into()));
         chain
+    }
+
+    /// The number of a message's tag.
+    fn tag(&mut self, leaf: &str, span: Span) -> Value<'a> {
+        if let Some(value) = parse_number(leaf) {
+            return Value::Int(value);
+        }
+        self.error(codes::VALUE, span, format!("`{leaf}` in the focus is no number"), "tags are numbers");
+        Value::Refused
+    }
+
+    /// The address of an object: a number, or a variable with an offset or without one.
+    fn object(&mut self, leaf: &str, span: Span) -> Value<'a> {
+        if let Some(value) = parse_number(leaf) {
+            return Value::Int(value);
+        }
+        let offset = |text: &str| parse_number(text).filter(|n| *n >= 0);
+        let (name, offset) = leaf.rsplit_once('+').and_then(|(name, n)| Some((name, offset(n)?))).unwrap_or((leaf, 0));
+        match self.program.address(name) {
+            Ok(at) => Value::Int(at.0.cast_signed().wrapping_add(offset)),
+            Err(Unresolved::NotFound { what, help }) => {
+                let otherwise = "name the object by its address, e.g. 0x7f0000001000, or its variable";
+                self.error(codes::NOT_FOUND, span, what, help.as_deref().unwrap_or(otherwise));
+                Value::Refused
+            }
+            Err(Unresolved::Unreadable(why)) => {
+                self.error(codes::NOT_FOUND, span, why, "");
+                Value::Refused
+            }
+        }
     }
 
     fn focus_module(&mut self, part: &ResourcePath, module: &str) -> Value<'a> {

@@ -122,7 +122,7 @@ impl Parser<'_, '_> {
         read(self)
     }
 
-    /// `over list NAME`, `over map "f", SLOTS`, `over table BASE, LENGTH, GRANULE`.
+    /// `over list NAME`, `over map "f", SLOTS`, `over table BASE, LENGTH, GRANULE`, `over keys`.
     fn vector(&mut self) -> Read<Vector> {
         self.need_word("over")?;
         match self.word() {
@@ -144,9 +144,13 @@ impl Parser<'_, '_> {
                 self.need_mark(",")?;
                 Ok(Vector::Table(base, length, self.integer()?))
             }
+            Some("keys") => {
+                self.bump();
+                Ok(Vector::Keys)
+            }
             _ => self.expected_help(
                 "what the vector is indexed by",
-                "one of: list NAME, map \"f\", SLOTS, table BASE, LENGTH, GRANULE",
+                "one of: list NAME, map \"f\", SLOTS, table BASE, LENGTH, GRANULE, keys",
             ),
         }
     }

@@ -123,6 +123,24 @@ fn every_restricted_hierarchy_needs_a_constraint() {
 }
 
 #[test]
+fn the_tag_of_a_message_is_a_number_and_its_group_a_name() {
+    let tagged = "constraint tagged /SyncObject/Message/* is replace counter {
+        append preInsn $start.entry (* if ($arg[4] == $constraint[0]) m++; *) }
+    constraint group /SyncObject/Message is replace counter {
+        if ($constraint[0] == \"world\") append preInsn $start.entry (* m += 2; *) }
+    base is counter { append preInsn $start.entry (* m += 3; *) }";
+    let of = |focus: &str| show(&with(tagged), "m", focus);
+    assert_eq!(of("/SyncObject/Message/world/7"), "main Metric Append: if (($arg[4] == 7)) { v0++; }\n");
+    assert_eq!(of("/SyncObject/Message/world"), "main Metric Append: v0 += 2;\n");
+    assert!(
+        of("/SyncObject/Message/other").contains("has no code for this focus"),
+        "{}",
+        of("/SyncObject/Message/other")
+    );
+    assert!(of("/SyncObject/Message/world/seven").contains("`seven` in the focus is no number"));
+}
+
+#[test]
 fn what_is_allowed_without_a_flag_need_not_be_understood() {
     let library = with(&format!("constraint mutex; {}", base("append preInsn $start.entry constrained (* m++; *)")));
     assert_eq!(show(&library, "m", "/SyncObject/Mutex/here"), "main Metric Append: v0++;\n");
@@ -135,7 +153,12 @@ fn a_replacement_of_a_lock_takes_the_address_from_the_focus() {
         show(&library, "lock_operations", "/SyncObject/Mutex/0x7f00"),
         "pthread_mutex_lock Metric Append: if (($arg[0] == 32512)) { v0++; }\n"
     );
-    assert!(show(&library, "lock_operations", "/SyncObject/Mutex/here").contains("`here` in the focus is no number"));
+    let of = |name: &str| show(&library, "lock_operations", &format!("/SyncObject/Mutex/{name}"));
+    assert!(of("here").contains("error[MDL053]: the program has no variable `here`"), "{}", of("here"));
+    // 0x5000, as a variable
+    assert!(of("server.c:level").contains("if (($arg[0] == 20480)) { v0++; }"), "{}", of("server.c:level"));
+    assert!(of("level+0x28").contains("if (($arg[0] == 20520)) { v0++; }"), "{}", of("level+0x28"));
+    assert!(of("own").contains("`own`: every thread has its own"), "{}", of("own"));
     assert_eq!(show(&library, "lock_operations", "/SyncObject/Mutex").lines().count(), 1);
 }
 
@@ -190,7 +213,6 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         reasons,
         [
             "`own`: every thread has its own",
-            "addresses of variables are not woven yet",
             "a member of what a callee gets or gives is not woven yet",
             "`.blocks` points are not woven yet",
             "`.edges` points are not woven yet",
@@ -207,11 +229,11 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         ),
         (
             "base is hwTimer(\"cycles\") { append preInsn $start.entry (* startHwTimer(m); *) }",
-            "events are not read at points (`hwTimer`)",
+            "a thread cannot ask for its `cycles` at points",
         ),
         (
             "vector over list heap; base is counter { foreach f in heap append preInsn f.entry (* m[0]++; *) }",
-            "vectors are not woven yet",
+            "vectors over anything but keys are not woven yet",
         ),
         (
             "base is counter { append preInsn $start.entry (* f(1, 2, 3, 4, 5, 6, 7); *) }",
@@ -227,6 +249,26 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         let shown = show(&with(fields), "m", "");
         assert!(shown.contains(fragment), "{fields}: {shown}");
     }
+}
+
+#[test]
+fn a_vector_over_keys_adds_to_what_the_code_names() {
+    let keyed = |code: &str| {
+        let body = format!("append preInsn $start.entry (* {code} *)");
+        show(&with(&format!("vector over keys; base is counter {{ {body} }}")), "m", "")
+    };
+    for (code, expected) in [
+        ("m[$arg[0]]++;", "v0[$arg[0]] += 1;"),
+        ("m[$arg[0] + 1] -= $arg[1];", "v0[($arg[0] + 1)] += -($arg[1]);"),
+        ("if (m[1] > 0) m[0]++;", "the value of a key is not woven yet"),
+        ("m[1] = 3;", "setting the value of a key is not woven yet"),
+    ] {
+        assert!(keyed(code).contains(expected), "{}", keyed(code));
+    }
+    // what is kept from the entry is in the key as well
+    let wait = "append preInsn $start.return (* m[$arg[0]] += $elapsed; *)";
+    let shown = show(&with(&format!("vector over keys; base is counter {{ {wait} }}")), "m", "");
+    assert!(shown.contains("close r1 time $arg[0] { v0[saved[0]] += $elapsed; }"), "{shown}");
 }
 
 #[test]

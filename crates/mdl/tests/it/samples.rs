@@ -188,6 +188,14 @@ fn illegal_in_the_static_stage() {
         &metric("vector over map \"f\", 64; base is counter { append preInsn $start.entry (* m++; *) }"),
         "`m` is a vector",
     );
+    illegal(
+        &metric("vector over keys; base is wallTimer { }"),
+        "a vector of `wallTimer`; only counters can be indexed",
+    );
+    illegal(
+        &metric("vector over keys; base is counter { }").replace("Operator sum", "Operator max"),
+        "the values of a key in several threads add up",
+    );
 }
 
 #[test]
@@ -207,6 +215,7 @@ fn what_was_extended_on_purpose() {
             "base is histogram { foreach f in $procedures append preInsn f.return (* observe(m, $elapsed - $self); *) }",
         ),
         metric("base is hwCounter(\"instructions\") { append preInsn $start.entry (* sampleHwCounter(m); *) }"),
+        metric("vector over keys; base is counter { append preInsn $start.entry (* m[$arg[0]]++; *) }"),
         metric(
             "vector over table 0, 4096, 64; base is counter { append preInsn $start.entry (* m[$arg[0]] += m[1]; *) }",
         ),

@@ -1,0 +1,124 @@
+//! Values by key, for keys that nobody knows before the program uses them: an open-addressing hash table in the counters of every shard.
+//! Code in the target looks at a few neighbouring places, and what finds none adds to a counter of the rest, so that its cost is bounded.
+//!
+//! ```text
+//! 0                     what found no place
+//! 1                     the value of key 0, which marks free places
+//! 2                     how many places are taken
+//! 3 ..                  a key per place
+//! 3 + PLACES ..         a value per place
+//! ```
+//!
+//! A place is taken by one instruction (`cmpxchg`), so that a signal handler that counts as well never gets between, and stays taken.
+//! Should both take one for the same key, their values add up.
+
+use std::collections::BTreeMap;
+
+/// Number of places, a power of two.
+pub const PLACES: u32 = 1 << PLACE_BITS;
+/// Bits of the number of a place.
+pub const PLACE_BITS: u32 = 10;
+/// How many places are looked at for a key, from that of its hash on, the first behind the last.
+pub const PROBES: u32 = 8;
+/// What a key is multiplied by; the highest bits of the product are its hash (Fibonacci hashing).
+pub const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Counter of what found no place.
+pub const OTHERS: u32 = 0;
+/// Counter of the value of key 0.
+pub const OF_ZERO: u32 = 1;
+/// Counter of the number of places that are taken.
+pub const TAKEN: u32 = 2;
+/// Counter of the first place's key.
+pub const KEYS: u32 = 3;
+/// Counter of the first place's value.
+pub const VALUES: u32 = KEYS + PLACES;
+/// Number of all counters.
+pub const SLOTS: u32 = VALUES + PLACES;
+
+/// What one thread, or several together, have in the slots of a [`Shape::Table`](crate::Shape::Table).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// By key, those that are not 0.
+    pub values: BTreeMap<u64, i64>,
+    /// What found no place.
+    pub others: i64,
+}
+
+impl Table {
+    /// Reads the slots; those of places only if some are taken, as to look at memory would make it.
+    pub fn from_slots(at: impl Fn(u32) -> i64) -> Self {
+        let mut table = Table { others: at(OTHERS), values: BTreeMap::new() };
+        table.add(0, at(OF_ZERO));
+        if at(TAKEN) != 0 {
+            for place in 0..PLACES {
+                let key = at(KEYS + place).cast_unsigned();
+                if key != 0 {
+                    table.add(key, at(VALUES + place));
+                }
+            }
+        }
+        table
+    }
+
+    /// Adds to the value of a key.
+    fn add(&mut self, key: u64, value: i64) {
+        let sum = self.values.get(&key).copied().unwrap_or(0).wrapping_add(value);
+        if sum == 0 {
+            self.values.remove(&key);
+        } else {
+            self.values.insert(key, sum);
+        }
+    }
+
+    /// Adds what another one has.
+    pub fn merge(&mut self, other: &Table) {
+        other.values.iter().for_each(|(key, value)| self.add(*key, *value));
+        self.others = self.others.wrapping_add(other.others);
+    }
+
+    /// What came since.
+    pub fn minus(&self, before: &Table) -> Table {
+        let mut since = self.clone();
+        before.values.iter().for_each(|(key, value)| since.add(*key, value.wrapping_neg()));
+        since.others = since.others.wrapping_sub(before.others);
+        since
+    }
+
+    /// The values of all keys and of what found no place.
+    pub fn total(&self) -> i64 {
+        self.values.values().fold(self.others, |sum, value| sum.wrapping_add(*value))
+    }
+
+    /// Whether it has no value.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty() && self.others == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(words: &[(u32, i64)]) -> Vec<i64> {
+        let mut slots = vec![0; SLOTS as usize];
+        words.iter().for_each(|(at, value)| slots[*at as usize] = *value);
+        slots
+    }
+
+    #[test]
+    fn slots_become_values_by_key() {
+        // the same key twice, a place that was taken a moment ago, key 0 and a key with the highest bit
+        let pairs = [(4, 7, 1), (5, 7, 2), (9, 8, 0), (10, i64::MIN, -3)];
+        let mut words = vec![(OTHERS, 40), (OF_ZERO, 5), (TAKEN, 4)];
+        words.extend(pairs.iter().flat_map(|(place, key, value)| [(KEYS + place, *key), (VALUES + place, *value)]));
+        let slots = slots(&words);
+        let table = Table::from_slots(|n| slots[n as usize]);
+        let values: Vec<_> = table.values.iter().map(|(k, v)| (*k, *v)).collect();
+        assert_eq!(values, [(0, 5), (7, 3), (1 << 63, -3)]);
+        assert_eq!((table.others, table.total()), (40, 45));
+        let mut twice = table.clone();
+        twice.merge(&table);
+        assert_eq!(twice.minus(&table), table);
+        assert!(table.minus(&table).is_empty());
+    }
+}
