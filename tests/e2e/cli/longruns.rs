@@ -30,15 +30,17 @@ impl Run<'_> {
         let tool: Tool = daemon.client(Path::new(env!("CARGO_BIN_EXE_ingraft")));
         let pid = self.target.pid();
         let (before, begin) = (Text::of(pid), Instant::now());
-        let mdl = source_directory().join("tests/e2e/mdl/inside.mdl").to_str().expect("a path").to_owned();
+        let mdl = |name: &str| source_directory().join("tests/e2e/mdl").join(name).to_str().expect("a path").to_owned();
+        let (inside, arrivals) = (mdl("inside.mdl"), mdl("arrivals.mdl"));
         let count = tool.count(pid, self.counted);
         let (mut size, mut rounds) = (None, 0);
         while begin.elapsed() < long() || rounds < 4 {
             for command in self.commands {
                 self.target.tell(command);
                 let text = self.target.pid_text();
-                let fixed = ["watch", "-p", &text, "-I", &mdl, "--max-overhead", "10000", "--interval", "20ms"];
-                let mut guest = tool.start(fixed.iter().chain(self.guests));
+                let files = ["-I", &inside, "-I", &arrivals];
+                let fixed = ["watch", "-p", &text, "--max-overhead", "10000", "--interval", "20ms"];
+                let mut guest = tool.start(fixed.iter().chain(&files).chain(self.guests));
                 guest.wait_for("changed");
                 guest.wait_for("sample");
                 assert_eq!(target::tracer(pid), 0, "untraced while it measures");
@@ -106,7 +108,7 @@ fn goroutines_with_garbage_and_growing_stacks() {
         target: Mutatee::start("gopher", &[]),
         commands: &["go 2000000"],
         counted: &["main.work", "main.deep"],
-        guests: &["calls@/Code/gopher/main.work", "calls@/Code/gopher/main.deep"],
+        guests: &["visits@/Code/gopher/main.work", "arrivals@/Code/gopher/main.deep"],
     }
     .go();
 }
