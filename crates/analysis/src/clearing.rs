@@ -79,15 +79,17 @@ impl Clearings {
     }
 }
 
-/// Clearings of short functions around an address.
-pub(crate) fn around(image: &Image, at: u64) -> Vec<Clearing> {
+/// Clearings of short functions around an address, without one that begins at `except`.
+pub(crate) fn around(image: &Image, at: u64, except: Option<u64>) -> Vec<Clearing> {
     let places = (at.saturating_sub(REACH.start.unsigned_abs() + ROOM)..at + REACH.end.unsigned_abs()).step_by(8);
     let mut functions: Vec<&Function> = places.filter_map(|at| image.function_around(at)).collect();
     functions.sort_unstable_by_key(|f| f.start);
     functions.dedup_by_key(|f| f.start);
+    functions.retain(|f| Some(f.start) != except);
     functions.retain(|f| f.size() + f.parts().iter().map(|p| p.end.0 - p.start.0).sum::<u64>() <= NEIGHBOUR_MAX);
     functions.truncate(NEIGHBOURS);
-    let of = |f: &&Function| exit::known(image, f).map_or_else(|_| Vec::new(), |k| k.clearings(image).near(image, at));
+    let of =
+        |f: &&Function| exit::known(image, f).map_or_else(|_| Vec::new(), |k| k.clearings(image, &[]).near(image, at));
     let mut all: Vec<Clearing> = functions.iter().flat_map(of).collect();
     all.sort_by_key(|c| c.at.0.abs_diff(at));
     all.dedup();

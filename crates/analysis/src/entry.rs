@@ -77,7 +77,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
         back_branches,
         least: (displaced_until(image, function) - at) as u8,
         within: false,
-        clearings: if short { clearing::around(image, at) } else { Vec::new() },
+        clearings: if short { clearing::around(image, at, None) } else { Vec::new() },
     })
 }
 
@@ -148,8 +148,8 @@ fn valid_len(image: &Image, at: u64, len: u64) -> u64 {
     len
 }
 
-/// The stretch of whole instructions around a branch back to the entry that nothing else lands in.
-fn back_branch(image: &Image, function: &Function, entry: u64, branch: u64) -> Option<BackBranch> {
+/// The stretch of whole instructions around a branch to `entry` that nothing else lands in.
+pub(crate) fn back_branch(image: &Image, function: &Function, entry: u64, branch: u64) -> Option<BackBranch> {
     let elf = image.elf();
     let i = decode::one(elf.data_from(branch)?, branch)?;
     let mut until = i.next_ip();
@@ -160,7 +160,7 @@ fn back_branch(image: &Image, function: &Function, entry: u64, branch: u64) -> O
     if until - from < SPRINGBOARD {
         let boundaries = boundaries_before(image, function, branch);
         for &at in boundaries.iter().rev() {
-            if until - from >= SPRINGBOARD || at <= entry || image.arrivals().get(from) {
+            if until - from >= SPRINGBOARD || (at..until).contains(&entry) || image.arrivals().get(from) {
                 break;
             }
             from = at;

@@ -25,18 +25,21 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
     let mut known = known(image, function)?;
     let short = |site: &&mut Site| !site.within && !fits(site.at.0, needed(site).end, SPRINGBOARD);
     if known.sites.iter_mut().flatten().any(|site| short(&site)) {
-        let own = known.clearings(image);
-        for site in known.sites.iter_mut().flatten().filter(short) {
-            site.clearings = own.near(image, site.at.0);
-            if site.clearings.len() < ENOUGH {
-                let more = clearing::around(image, site.at.0);
-                let new = |c: &Clearing| !site.clearings.iter().any(|own| own.at == c.at);
-                let more: Vec<_> = more.into_iter().filter(new).collect();
-                site.clearings.extend(more);
-            }
-        }
+        let own = known.clearings(image, &[]);
+        known.sites.iter_mut().flatten().filter(short).for_each(|site| offer(image, &own, site));
     }
     Ok(known.sites)
+}
+
+/// Offers a short site what its own function can clear, and where that is not much others around it.
+pub(crate) fn offer(image: &Image, own: &Clearings, site: &mut Site) {
+    site.clearings = own.near(image, site.at.0);
+    if site.clearings.len() < ENOUGH {
+        let more = clearing::around(image, site.at.0, Some(site.function.0));
+        let new = |c: &Clearing| !site.clearings.iter().any(|own| own.at == c.at);
+        let more: Vec<_> = more.into_iter().filter(new).collect();
+        site.clearings.extend(more);
+    }
 }
 
 /// The ways out of a function, and how control gets there.
@@ -67,12 +70,13 @@ pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Know
 }
 
 impl Known<'_> {
-    /// What may be displaced for islands: nothing that a point of the function needs.
-    pub fn clearings(&self, image: &Image) -> Clearings {
+    /// What may be displaced for islands: nothing that an entry or exit of the function needs, nor what else is needed.
+    pub fn clearings(&self, image: &Image, else_needed: &[Range<u64>]) -> Clearings {
         let start = self.body.function.start;
         let entry = entry::first_byte(image, self.body.function);
         let home = entry::displaced_until(image, self.body.function).max(entry + SPRINGBOARD);
         let mut all: Vec<_> = self.sites.iter().flatten().map(needed).chain(std::iter::once(entry..home)).collect();
+        all.extend_from_slice(else_needed);
         // the entry may need what is around branches back to it, and what is on the way there
         for branch in image.back_branches_to(start) {
             all.extend([branch.saturating_sub(20)..branch + 22, entry..entry + SITE_MAX]);

@@ -15,6 +15,10 @@ pub(crate) struct Flow {
     pub exits: Vec<usize>,
     /// Where its own jumps land, sorted.
     pub joins: Vec<u64>,
+    /// Its jumps to stated places inside: where each lands, and where it lies. Sorted.
+    pub branches: Vec<(u64, u64)>,
+    /// Where control arrives by a table, by an exception, or from outside. Sorted.
+    pub unstated: Vec<u64>,
     /// The first bytes behind it or a part of it, where control runs off the end.
     pub runs_on: Vec<u64>,
 }
@@ -25,11 +29,19 @@ pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
         body,
         budget: body.budget(),
         work: vec![body.function.start],
-        flow: Flow { reached: vec![false; body.code.len()], exits: Vec::new(), joins: Vec::new(), runs_on: Vec::new() },
+        flow: Flow {
+            reached: vec![false; body.code.len()],
+            exits: Vec::new(),
+            joins: Vec::new(),
+            branches: Vec::new(),
+            unstated: Vec::new(),
+            runs_on: Vec::new(),
+        },
     };
     for range in &body.inside {
         walk.work.extend(body.image.landing_pads_in(range));
     }
+    walk.flow.unstated.clone_from(&walk.work);
     while let Some(at) = walk.work.pop() {
         walk.flow.joins.push(at);
         walk.path(at)?;
@@ -60,6 +72,8 @@ pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
     }
     flow.joins.sort_unstable();
     flow.joins.dedup();
+    flow.branches.sort_unstable();
+    flow.unstated.sort_unstable();
     flow.exits.sort_unstable();
     flow.runs_on.sort_unstable();
     flow.runs_on.dedup();
@@ -70,6 +84,13 @@ impl Flow {
     /// Whether the instruction of that index leaves the function.
     pub fn leaves(&self, index: usize) -> bool {
         self.exits.binary_search(&index).is_ok()
+    }
+
+    /// The jumps to an address, if these are all ways by which control arrives there other than by running on or returning.
+    pub fn jumps_to(&self, at: u64) -> Option<impl Iterator<Item = u64> + '_> {
+        let first = self.branches.partition_point(|b| b.0 < at);
+        let jumps = self.branches[first..].iter().take_while(move |b| b.0 == at).map(|b| b.1);
+        self.unstated.binary_search(&at).is_err().then_some(jumps)
     }
 
     /// Whether control can arrive at an address other than by running on.
@@ -126,6 +147,7 @@ impl Walk<'_> {
     fn branch(&mut self, index: usize, target: u64) -> Result<(), Refusal> {
         if self.body.contains(target) {
             self.work.push(target);
+            self.flow.branches.push((target, self.body.code[index].ip()));
             return Ok(());
         }
         // Behind a call that never returns, compilers leave jumps to the end of the function: never taken, and no harm as an exit.
@@ -162,7 +184,10 @@ impl Walk<'_> {
         }
         let inside = |at: &u64| self.body.contains(*at);
         match self.body.indirect(index, &mut self.budget) {
-            Indirect::Table(t) if t.bounded && t.places.iter().all(inside) => self.work.extend(t.places),
+            Indirect::Table(t) if t.bounded && t.places.iter().all(inside) => {
+                self.flow.unstated.extend(&t.places);
+                self.work.extend(t.places);
+            }
             Indirect::Table(t) if t.bounded && !t.places.iter().any(inside) => self.flow.exits.push(index),
             Indirect::Leaves => self.flow.exits.push(index),
             Indirect::Table(_) | Indirect::Unknown => return Err(self.unresolved(index)),

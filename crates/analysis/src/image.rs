@@ -230,6 +230,11 @@ impl Image {
         self.elf.dynamic_name(imports[index].1)
     }
 
+    /// A slot of this file in which the loader puts what a resolver (IFUNC) has chosen, if there is one.
+    pub fn chosen_by(&self, resolver: Svma) -> Option<Svma> {
+        relocs::chosen_by(&self.elf, resolver.0).map(Svma)
+    }
+
     pub(crate) fn pointers(&self) -> &Pointers {
         &self.pointers
     }

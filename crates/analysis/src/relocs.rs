@@ -113,6 +113,17 @@ pub(crate) fn imports(image: &Elf) -> Vec<(u64, u64)> {
     found
 }
 
+/// The first slot that holds what a resolver has chosen: the loader asks it before the program begins.
+pub(crate) fn chosen_by(image: &Elf, resolver: u64) -> Option<u64> {
+    let tables = [image.dynamic.rela, image.dynamic.plt_rela].into_iter().flatten();
+    let mut entries = tables.flat_map(|(at, size)| image.data_at(at, size).unwrap_or_default().chunks_exact(24));
+    entries.find_map(|entry| {
+        let word = |at| u64_at(entry, at).unwrap_or_default();
+        let chooses = elf::RelocationType(word(8) as u32) == elf::R_X86_64_IRELATIVE && word(16) == resolver;
+        chooses.then(|| word(0))
+    })
+}
+
 fn symbol_name(image: &Elf, index: u64) -> Option<u32> {
     let at = image.dynamic.symtab?.checked_add(index.checked_mul(24)?)?;
     image.data_at(at, 4)?.try_into().ok().map(u32::from_le_bytes)

@@ -202,7 +202,7 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub(crate) max_overhead: Option<f64>,
 
-    /// Let definitions call functions of the program: its code then runs at places that its author did not plan
+    /// Let definitions call functions of the program, at places that its author did not plan, and set its variables
     #[arg(long)]
     pub(crate) allow_calls: bool,
 
@@ -214,7 +214,7 @@ pub(crate) struct Measure {
     #[arg(long, conflicts_with = "follow")]
     pub(crate) no_remove: bool,
 
-    /// Measure children as well (fork), and processes that start another program (exec), each from when it is noticed
+    /// Measure children as well, from their birth on (fork), and processes that start another program, from when that is noticed (exec)
     #[arg(long, value_name = "fork,exec", value_delimiter = ',')]
     pub(crate) follow: Vec<Follow>,
 }

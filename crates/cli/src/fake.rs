@@ -106,7 +106,8 @@ impl Script {
         let activations = Some(self.missing.into());
         let values = values.iter().enumerate().map(|(pair, &value)| {
             let distribution = self.distribution.map(|of| v1::Distribution::from(&of(value)));
-            let thread = v1::ThreadValue { tid: Some(7), value, distribution: distribution.clone(), activations };
+            let thread =
+                v1::ThreadValue { tid: Some(7), value, distribution: distribution.clone(), activations, pid: None };
             let threads = if threads { vec![thread] } else { Vec::new() };
             v1::PairValue { pair: pair as u32, value, threads, distribution, activations, ..Default::default() }
         });

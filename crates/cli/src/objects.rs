@@ -374,6 +374,9 @@ pub(crate) struct Count {
 pub(crate) struct ThreadCount {
     /// `null`: could not be told apart.
     pub(crate) tid: Option<i32>,
+    /// Its process if that is a child that is measured with the target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pid: Option<i32>,
     pub(crate) calls: i64,
 }
 
@@ -402,6 +405,9 @@ pub(crate) struct Latency {
 pub(crate) struct ThreadLatency {
     /// `null`: could not be told apart.
     pub(crate) tid: Option<i32>,
+    /// Its process if that is a child that is measured with the target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pid: Option<i32>,
     #[serde(flatten)]
     pub(crate) times: Times,
     #[serde(flatten)]

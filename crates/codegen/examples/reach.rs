@@ -1,5 +1,6 @@
-//! Prints, for each file, how many of its functions can have their entry and all of their exits woven together in place, and why the
-//! others cannot: `cargo run --release -p ingraft-codegen --example reach -- FILE…`. With `VERBOSE` set, all of their names.
+//! Prints, for each file, how many of its functions can have their entry and all of their exits woven together in place, then how many can
+//! have all of their calls woven as well, and why the others cannot: `cargo run --release -p ingraft-codegen --example reach -- FILE…`. With
+//! `VERBOSE` set, all of their names.
 
 #[path = "../tests/support/program.rs"]
 mod program;
@@ -13,33 +14,40 @@ fn main() {
     let verbose = std::env::var_os("VERBOSE").is_some();
     for path in std::env::args_os().skip(1) {
         let path = std::path::Path::new(&path);
-        let start = Instant::now();
-        let Some(program) = program::weave_all(path) else {
-            println!("{}: not a program", path.display());
-            continue;
-        };
-        println!(
-            "{}: {:.2} % of {} functions have their entry and all exits woven; {} points in {:.1?}; proof: {:?}",
-            path.display(),
-            100.0 * program.share(),
-            program.functions.len(),
-            program.points,
-            start.elapsed(),
-            program.proof,
-        );
-        let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for f in program.functions.iter().filter(|f| !f.whole()) {
-            let why = match (&f.entry, f.exits.first()) {
-                (Some(refusal), _) => format!("entry: {}", kind(refusal)),
-                (None, Some(refusal)) => format!("exit: {}", kind(refusal)),
-                (None, None) => continue,
+        for (calls, what) in [(false, "their entry and all exits woven"), (true, "all calls woven as well")] {
+            let start = Instant::now();
+            let Some(program) = program::weave_all(path, calls) else {
+                println!("{}: not a program", path.display());
+                break;
             };
-            reasons.entry(why).or_default().push(format!("{} {:?}", f.name, f.exits.first()));
+            println!(
+                "{}: {:.2} % of {} functions have {what}; {} points in {:.1?}; proof: {:?}",
+                path.display(),
+                100.0 * program.share(),
+                program.functions.len(),
+                program.points,
+                start.elapsed(),
+                program.proof,
+            );
+            print_reasons(&program, verbose);
         }
-        for (why, names) in reasons {
-            let shown = if verbose { names.len() } else { 3 };
-            println!("  {why}: {} ({})", names.len(), names[..names.len().min(shown)].join(", "));
-        }
+    }
+}
+
+/// The functions that are not woven whole, by the first reason.
+fn print_reasons(program: &program::Program, verbose: bool) {
+    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for f in program.functions.iter().filter(|f| !f.whole()) {
+        let entry = f.entry.iter().map(|r| ("entry", r));
+        let exits = f.exits.iter().map(|r| ("exit", r));
+        let before = f.before.iter().map(|r| ("before a call", r));
+        let behind = f.behind.iter().map(|r| ("behind a call", r));
+        let Some((place, refusal)) = entry.chain(exits).chain(before).chain(behind).next() else { continue };
+        reasons.entry(format!("{place}: {}", kind(refusal))).or_default().push(format!("{} {refusal:?}", f.name));
+    }
+    for (why, names) in reasons {
+        let shown = if verbose { names.len() } else { 3 };
+        println!("  {why}: {} ({})", names.len(), names[..names.len().min(shown)].join(", "));
     }
 }
 

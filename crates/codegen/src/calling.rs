@@ -28,13 +28,41 @@ const XSAVE_HEADER_WORDS: u32 = 8;
 /// XSAVE wants its area at a multiple of this.
 const ALIGNMENT: u32 = 64;
 
+/// A text and the zero byte behind it, as words.
+pub(crate) fn words_of(text: &str) -> Vec<i64> {
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.resize((text.len() / 8 + 1) * 8, 0);
+    bytes.chunks_exact(8).filter_map(|word| Some(i64::from_le_bytes(*word.first_chunk()?))).collect()
+}
+
 impl Generator<'_> {
     /// Calls a function; what it returns is in rax.
     pub(crate) fn call_function(&mut self, call: &Call) -> Result<(), Assembly> {
         self.used[0] = true;
         self.used[1] = true;
+        let before = self.depth;
+        // texts lie on the stack as long as the call
+        let mut texts = [0; Call::ARGS_MAX];
+        for (arg, text) in call.args.iter().zip(&mut texts) {
+            if let Expr::Text(arg) = arg {
+                for word in words_of(arg).into_iter().rev() {
+                    self.value(&Expr::Const(word))?;
+                    self.push(rax)?;
+                }
+                *text = self.depth;
+            }
+        }
+        let texts_end = self.depth;
         for n in (0..Call::ARGS_MAX).rev() {
-            self.value(call.args.get(n).unwrap_or(&Expr::Const(0)))?;
+            match (call.args.get(n), texts.get(n)) {
+                (Some(Expr::Text(_)), Some(text)) => self.a.lea(rax, qword_ptr(rsp + 8 * (self.depth - text)))?,
+                (Some(Expr::Address(v)), _) => {
+                    let slot = self.env.data.counter(self.index(*v));
+                    self.a.rdgsbase(rax)?;
+                    self.a.lea(rax, qword_ptr(rax + slot))?;
+                }
+                (arg, _) => self.value(arg.unwrap_or(&Expr::Const(0)))?,
+            }
             self.push(rax)?;
         }
         if let Called::At(at) = call.callee {
@@ -45,6 +73,9 @@ impl Generator<'_> {
         self.routine(Routine::Call, behind)?;
         self.place(&mut behind)?;
         self.depth -= WORDS;
+        for _ in before..texts_end {
+            self.pop(rax)?;
+        }
         Ok(self.a.mov(rax, rcx)?)
     }
 

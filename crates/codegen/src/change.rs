@@ -8,7 +8,7 @@ use crate::block::{Block, EmitError, displacement, jmp_bytes, straddles, text_wr
 use crate::environment::{CodegenError, Environment};
 use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, WovenMini};
 use crate::slot::Slot;
-use crate::weave::{RemovalRecord, WovenPoint};
+use crate::weave::{Inner, RemovalRecord, WovenPoint};
 
 /// Adds a snippet to those at a woven point, as the `index`-th (behind all others if there are fewer). The live jump before it or the slot is
 /// rewritten; a count that stood in the slot alone gets its place in the chain.
@@ -169,18 +169,29 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
     Ok(plan)
 }
 
-/// Takes an exit out of the entry's code that it is woven into, which stays. None if it has no host: then it is removed by its records.
-pub fn remove_within(point: &WovenPoint) -> Option<PatchPlan> {
-    let host = point.host?;
+/// Takes out a point for which code of others was changed that stays: `stays` tells of each copy that the point needs
+/// ([`WovenPoint::needs`]). None if none stays: then it is removed by its records.
+pub fn remove_within(point: &WovenPoint, stays: impl Fn(&Inner) -> bool) -> Option<PatchPlan> {
     let mut plan = RemovalRecord::combine(point.records());
-    for m in &mut plan.moves {
-        if m.to == host.original {
-            m.to = host.copy;
-        } else if let Some((_, copy)) = host.next.filter(|(text, _)| *text == m.to) {
-            m.to = copy;
-        }
+    let led: Vec<&Inner> = point.led.iter().filter(|inner| stays(inner)).collect();
+    let host = point.host.filter(|host| stays(host));
+    if led.is_empty() && host.is_none() {
+        return None;
     }
-    plan.text = vec![text_write(host.copy.0, &jmp_bytes(host.copy.0, point.base.0)?, &host.bytes)];
+    for inner in led {
+        plan.text.push(inner.leading(point.tail.0)?.inverse());
+    }
+    if let Some(host) = host {
+        for m in &mut plan.moves {
+            if m.to == host.original {
+                m.to = host.copy;
+            } else if let Some((_, copy)) = host.next.filter(|(text, _)| *text == m.to) {
+                m.to = copy;
+            }
+        }
+        plan.text.push(text_write(host.copy.0, &jmp_bytes(host.copy.0, point.base.0)?, &host.bytes));
+    }
+    plan.text.sort_unstable_by_key(|w| w.at);
     Some(plan)
 }
 

@@ -100,10 +100,13 @@ pub enum CodegenError {
         /// What is missing.
         why: &'static str,
     },
+    /// A snippet reads a floating-point argument that is in no register.
+    #[error("only the first eight floating-point arguments are in registers")]
+    NoFloat,
     /// A snippet waits at the loader's hook, and it is not known where the loader says what it does.
     #[error("it is not known where the loader says what it does")]
     NoLoader,
-    /// A snippet reads memory as if it could not go away, and it is not the program's own data.
+    /// A snippet reads or sets memory as if it could not go away, and it is not the program's own data.
     #[error("{at:#x} is not in the data of the program itself")]
     Fleeting {
         /// The address.

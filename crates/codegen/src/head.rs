@@ -1,6 +1,7 @@
 //! Springboards: what of a function's head is overwritten, and which instructions that displaces.
 
 use ingraft_model::{Clearing, PointKind, Refusal, Site};
+use rustc_hash::FxHashSet;
 
 use crate::block::{USER_END, displacement, jmp_bytes, straddles};
 use crate::environment::Environment;
@@ -98,6 +99,11 @@ impl Head {
         self.behind().first().filter(|_| kind == PointKind::Exit)?.condition()
     }
 
+    /// Whether a branch to an address is one to the springboard of a point of this kind, and must miss it.
+    pub fn begins(&self, kind: PointKind, target: u64) -> bool {
+        target == self.at || kind == PointKind::Entry && target == self.function
+    }
+
     /// First original byte that was not displaced.
     pub fn home(&self) -> u64 {
         self.displaced.last().map_or(self.at, Displaced::next)
@@ -138,7 +144,7 @@ impl<'a> Place<'a> {
     fn least(&self, springboard: u64) -> u64 {
         match self.site.kind {
             PointKind::Entry => springboard.max(u64::from(self.site.least)),
-            PointKind::Call if self.site.after => springboard,
+            PointKind::Call if self.site.after => springboard.max(u64::from(self.site.least)),
             PointKind::Call if u64::from(self.site.point) >= springboard => u64::from(self.site.point),
             _ => springboard.max(u64::from(self.site.own)),
         }
@@ -147,13 +153,22 @@ impl<'a> Place<'a> {
     /// The instructions that a springboard of that length displaces.
     fn displaced_by(&self, env: &Environment, springboard: u64) -> Result<Vec<Displaced>, Refusal> {
         let all = self.displace(env, self.least(springboard));
-        // without its exits an entry can do
-        if self.site.kind == PointKind::Entry { all.or_else(|_| self.displace(env, springboard)) } else { all }
+        // without its exits an entry can do, and who returns
+        if self.site.kind == PointKind::Entry || self.site.after {
+            all.or_else(|_| self.displace(env, springboard))
+        } else {
+            all
+        }
     }
 
     fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
         let point = self.at.wrapping_add(u64::from(self.site.point));
         Head { at: self.at, function: self.function, form, displaced, point, host: None, clearing: None }
+    }
+
+    /// Room for an island that a jump of two bytes reaches which ends at `end`, and what is displaced for it.
+    pub fn clear(&self, env: &Environment, text: &mut TextSpace, end: u64, name: &str) -> Option<(Island, Detour)> {
+        self.site.clearings.iter().find_map(|clearing| clear(env, text, self, clearing, end, name))
     }
 
     /// The first landing place in `at+1 .. at+len`, as offset from `at`.
@@ -200,25 +215,41 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The springboard of an exit that is woven into the copy of it that its function's entry displaces.
-pub(crate) fn within(env: &Environment, request: &PointRequest<'_>, entry: &WovenPoint) -> Result<Head, Refusal> {
+/// The springboard of a point that is woven into the copy of its instruction that another point displaces.
+pub(crate) fn within(
+    env: &Environment,
+    request: &PointRequest<'_>,
+    host: Option<&WovenPoint>,
+) -> Result<Head, Refusal> {
     let place = Place::new(request);
-    let inner = entry.exits.iter().find(|e| e.original.0 == place.at);
-    let Some(inner) = inner.filter(|_| place.function == entry.function.0) else {
-        let offset = place.at.wrapping_sub(place.function) as u32;
-        return Err(Refusal::NotDisplaceable { offset, why: "the springboard of the entry ends before it" });
+    let point = place.at.wrapping_add(u64::from(request.site.point));
+    let inner = host.filter(|host| place.function == host.function.0);
+    let Some(inner) = inner.and_then(|host| host.inner.iter().find(|inner| inner.original.0 == point)) else {
+        let offset = point.wrapping_sub(place.function) as u32;
+        return Err(Refusal::NotDisplaceable { offset, why: "no other point of the function takes it along" });
     };
-    let displaced = decode(&request.site.bytes, place.at, place.function, env.shadow_stack)?;
+    let own = request.site.bytes.get(usize::from(request.site.point)..).unwrap_or_default();
+    let displaced = decode(own, point, place.function, env.shadow_stack)?;
     let head = place.head(Form::Near, vec![displaced]);
     Ok(Head { at: inner.copy.0, host: Some(*inner), ..head })
 }
 
-/// Chooses the springboard of an entry and takes its bytes of text.
+/// Which springboards are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Width {
+    /// Of five bytes only.
+    Near,
+    /// Or of two bytes and an island.
+    Any,
+}
+
+/// Chooses the springboard of a point and takes its bytes of text. It displaces none of the instructions at `keep`.
 pub(crate) fn choose(
     env: &Environment,
     text: &mut TextSpace,
     request: &PointRequest<'_>,
-    near_only: bool,
+    width: Width,
+    keep: &FxHashSet<u64>,
 ) -> Result<Head, Refusal> {
     let place = Place::new(request);
     if place.at >= USER_END {
@@ -233,11 +264,11 @@ pub(crate) fn choose(
     if is_call && let Some(chosen) = choose_call(text, &place, request.name) {
         return chosen;
     }
-    let near = choose_near(env, text, &place, request.name);
+    let near = choose_near(env, text, &place, keep, request.name);
     match near {
         Ok(head) => Ok(head),
-        Err(why) if near_only => Err(why),
-        Err(why) => choose_short(env, text, &place, request.name).map_err(|_| why),
+        Err(why) if width == Width::Near => Err(why),
+        Err(why) => choose_short(env, text, &place, keep, request.name).map_err(|_| why),
     }
 }
 
@@ -254,27 +285,39 @@ fn choose_call(text: &mut TextSpace, place: &Place<'_>, name: &str) -> Option<Re
     Some(taken.map(|()| place.head(Form::Call { len: len as u8, direct }, vec![call])))
 }
 
-fn choose_near(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
+fn choose_near(
+    env: &Environment,
+    text: &mut TextSpace,
+    place: &Place<'_>,
+    keep: &FxHashSet<u64>,
+    name: &str,
+) -> Result<Head, Refusal> {
     let len = Form::Near.len();
     let displaced = place.displaced_by(env, len)?;
     if straddles(place.at, len) {
         return Err(Refusal::StraddlesPages);
     }
-    take(env, text, place, place.head(Form::Near, displaced), name)
+    take(env, text, place, place.head(Form::Near, displaced), keep, name)
 }
 
-fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name: &str) -> Result<Head, Refusal> {
+fn choose_short(
+    env: &Environment,
+    text: &mut TextSpace,
+    place: &Place<'_>,
+    keep: &FxHashSet<u64>,
+    name: &str,
+) -> Result<Head, Refusal> {
     let end = place.at + 2;
     let displaced = place.displaced_by(env, 2)?;
     if straddles(place.at, 2) {
         return Err(Refusal::StraddlesPages);
     }
     let unknown = Form::Short(Island { at: 0, old: [0; 5] });
-    let head = take(env, text, place, place.head(unknown, displaced), name)?;
+    let head = take(env, text, place, place.head(unknown, displaced), keep, name)?;
     if let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) {
         return Ok(Head { form: Form::Short(island), ..head });
     }
-    if let Some((island, clearing)) = place.site.clearings.iter().find_map(|c| clear(env, text, place, c, name)) {
+    if let Some((island, clearing)) = place.clear(env, text, end, name) {
         return Ok(Head { form: Form::Short(island), clearing: Some(clearing), ..head });
     }
     text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
@@ -282,8 +325,20 @@ fn choose_short(env: &Environment, text: &mut TextSpace, place: &Place<'_>, name
 }
 
 /// Takes the bytes that a springboard overwrites and those that it leaves dead, with more displaced than it needs where that is better.
-fn take(env: &Environment, text: &mut TextSpace, place: &Place<'_>, head: Head, name: &str) -> Result<Head, Refusal> {
-    let mut taken = |head: &Head| text.take(head.at, head.home().max(head.at + head.form.len()), name);
+fn take(
+    env: &Environment,
+    text: &mut TextSpace,
+    place: &Place<'_>,
+    head: Head,
+    keep: &FxHashSet<u64>,
+    name: &str,
+) -> Result<Head, Refusal> {
+    let mut taken = |head: &Head| {
+        if head.displaced.iter().any(|d| keep.contains(&d.at)) {
+            return Err(name.to_owned());
+        }
+        text.take(head.at, head.home().max(head.at + head.form.len()), name)
+    };
     let longer = extend(env, place, head.clone());
     if longer.displaced.len() > head.displaced.len() && taken(&longer).is_ok() {
         return Ok(longer);
@@ -291,12 +346,14 @@ fn take(env: &Environment, text: &mut TextSpace, place: &Place<'_>, head: Head, 
     taken(&head).map(|()| head).map_err(|other| Refusal::Overlap { other })
 }
 
-/// Displaces a stretch of the function for an island behind the springboard that leads to its copy.
+/// Displaces a stretch of the function for an island behind the springboard that leads to its copy; a jump of two bytes that ends at `end`
+/// reaches the island.
 fn clear(
     env: &Environment,
     text: &mut TextSpace,
     place: &Place<'_>,
     clearing: &Clearing,
+    end: u64,
     name: &str,
 ) -> Option<(Island, Detour)> {
     let at = place.at.wrapping_add(clearing.at.0.wrapping_sub(place.site.at.0));
@@ -304,7 +361,7 @@ fn clear(
         return None;
     }
     let room = at + Form::Near.len();
-    let reached = i8::try_from(room.wrapping_sub(place.at + 2).cast_signed()).is_ok();
+    let reached = i8::try_from(room.wrapping_sub(end).cast_signed()).is_ok();
     if !reached || straddles(at, Form::Near.len()) || straddles(room, ISLAND) {
         return None;
     }
@@ -315,8 +372,8 @@ fn clear(
         let d = decode(rest, next, place.function, env.shadow_stack).ok()?;
         rest = rest.get(d.bytes().len()..)?;
         // behind a jump nothing is certain to be dead; and into what goes away and to the point itself nothing may lead
-        let end = at + clearing.bytes.len() as u64;
-        let inside = |t: u64| t > at && t < end || t == place.at || t == place.function;
+        let cleared = at + clearing.bytes.len() as u64;
+        let inside = |t: u64| t > at && t < cleared || t == place.at || t == place.function;
         if d.branch_target().is_some_and(inside) || d.ends && !rest.is_empty() {
             return None;
         }
@@ -325,7 +382,7 @@ fn clear(
     let old = *clearing.bytes.first_chunk()?;
     let island = Island { at: room, old: *clearing.bytes.get(5..)?.first_chunk()? };
     text.take(at, at + clearing.bytes.len() as u64, name).ok()?;
-    Some((island, Detour::Stretch { displaced, old }))
+    Some((island, Detour::Stretch { displaced, old, clears: true }))
 }
 
 /// Displaces more than the springboard needs where that takes along a short branch of the function back to its entry: the

@@ -1,23 +1,29 @@
-//! A function's own branches back to its entry: they must reach the tail, because a loop is not a call.
+//! A function's own branches to its entry or to a return address: they must reach the tail, because a loop is not a call, and who jumps
+//! past a call has not made it.
 
 use ingraft_model::point::BackBranch;
-use ingraft_model::{Avma, Bias, Refusal};
+use ingraft_model::{Avma, PointKind, Refusal};
 
 use crate::block::{USER_END, straddles};
+use crate::choose::Carried;
 use crate::environment::Environment;
-use crate::head::Head;
+use crate::head::{Head, Place};
 use crate::relocate::{Displaced, decode};
 use crate::text::{Island, TextSpace};
+use crate::weave::PointRequest;
 
 /// How one branch is made to miss the springboard.
 #[derive(Clone, Debug)]
 pub(crate) enum Detour {
     /// Its 32-bit displacement, at this address, is rewritten.
     Retarget { field: u64, old: [u8; 4] },
-    /// The branch and perhaps instructions before it are displaced as well: five bytes of springboard at the first of them.
-    Stretch { displaced: Vec<Displaced>, old: [u8; 5] },
+    /// The branch and perhaps instructions before it are displaced as well, or a stretch that only makes room for an island: five bytes of
+    /// springboard at the first of them.
+    Stretch { displaced: Vec<Displaced>, old: [u8; 5], clears: bool },
     /// Its 8-bit displacement, at this address, is rewritten to lead to an island.
     Hop { field: u64, old: u8, island: Island },
+    /// Another point displaces the branch at this address: the displacement of its copy is rewritten.
+    Led { branch: u64 },
 }
 
 impl Detour {
@@ -25,8 +31,13 @@ impl Detour {
     pub fn first(&self) -> Option<u64> {
         match self {
             Detour::Stretch { displaced, .. } => displaced.first().map(|d| d.at),
-            Detour::Retarget { .. } | Detour::Hop { .. } => None,
+            Detour::Retarget { .. } | Detour::Hop { .. } | Detour::Led { .. } => None,
         }
+    }
+
+    /// Whether it only makes room for an island.
+    pub fn clears(&self) -> bool {
+        matches!(self, Detour::Stretch { clears: true, .. })
     }
 
     /// The text that it takes.
@@ -35,6 +46,7 @@ impl Detour {
             Detour::Retarget { field, .. } => vec![(*field, field + 4)],
             Detour::Stretch { displaced, .. } => displaced.first().map(|d| (d.at, d.at + 5)).into_iter().collect(),
             Detour::Hop { field, island, .. } => vec![(*field, field + 1), (island.at, island.at + 5)],
+            Detour::Led { .. } => Vec::new(),
         }
     }
 }
@@ -44,27 +56,39 @@ pub(crate) fn detours(
     env: &Environment,
     text: &mut TextSpace,
     head: &Head,
-    branches: &[BackBranch],
-    bias: Bias,
-    name: &str,
+    request: &PointRequest<'_>,
+    carried: &Carried,
 ) -> Result<Vec<Detour>, Refusal> {
     let mut out: Vec<Detour> = Vec::new();
-    for b in branches {
-        let at = b.at.to_avma(bias).0;
+    for b in &request.site.back_branches {
+        let at = b.at.to_avma(request.bias).0;
         if at >= head.at && at < head.home() {
             continue;
         }
-        match detour(env, text, head, b, bias, name) {
-            Some(d) => out.push(d),
+        if carried.has(head.function, at) {
+            out.push(Detour::Led { branch: at });
+            continue;
+        }
+        match detour(env, text, head, b, request) {
+            Some(found) => out.extend(found),
             None => {
                 for (start, end) in out.iter().flat_map(Detour::taken) {
                     text.release(&(Avma(start)..Avma(end)));
                 }
-                return Err(Refusal::OwnBranchToEntry { offset: at.wrapping_sub(head.function) as u32 });
+                return Err(cannot_tell(head, request, at));
             }
         }
     }
     Ok(out)
+}
+
+/// Why a point cannot be woven to which the branch at an address leads.
+pub(crate) fn cannot_tell(head: &Head, request: &PointRequest<'_>, branch: u64) -> Refusal {
+    let offset = branch.wrapping_sub(head.function) as u32;
+    match request.site.kind {
+        PointKind::Entry => Refusal::OwnBranchToEntry { offset },
+        _ => Refusal::OwnBranchToReturn { offset },
+    }
 }
 
 fn detour(
@@ -72,9 +96,9 @@ fn detour(
     text: &mut TextSpace,
     head: &Head,
     b: &BackBranch,
-    bias: Bias,
-    name: &str,
-) -> Option<Detour> {
+    request: &PointRequest<'_>,
+) -> Option<Vec<Detour>> {
+    let (bias, name) = (request.bias, request.name);
     let from = b.from.to_avma(bias).0;
     let at = b.at.to_avma(bias).0;
     if from >= USER_END || at >= USER_END {
@@ -83,14 +107,14 @@ fn detour(
     let all = decode_all(env, &b.bytes, from, head.function, at);
     let branch = *all.as_ref().and_then(|all| all.last())?;
     let target = branch.branch_target()?;
-    if branch.at != at || (target != head.at && target != head.function) {
+    if branch.at != at || !head.begins(request.site.kind, target) {
         return None;
     }
     if branch.is_long_branch() {
         let field = branch.next() - 4;
         let old = branch.bytes().last_chunk::<4>().copied()?;
         if !straddles(field, 4) && text.take(field, field + 4, name).is_ok() {
-            return Some(Detour::Retarget { field, old });
+            return Some(vec![Detour::Retarget { field, old }]);
         }
     }
     let end = b.until.to_avma(bias).0.min(from + b.bytes.len() as u64);
@@ -104,7 +128,7 @@ fn detour(
         if fits && !middle_ends && text.take(start, branch.next().max(start + 5), name).is_ok() {
             let offset = usize::try_from(start - from).ok()?;
             let old = b.bytes.get(offset..)?.first_chunk::<5>().copied()?;
-            return Some(Detour::Stretch { displaced: displaced.to_vec(), old });
+            return Some(vec![Detour::Stretch { displaced: displaced.to_vec(), old, clears: false }]);
         }
     }
     if branch.is_long_branch() {
@@ -113,13 +137,15 @@ fn detour(
     let field = branch.next() - 1;
     let old = *branch.bytes().last()?;
     text.take(field, field + 1, name).ok()?;
-    match text.take_island(branch.next().saturating_sub(128), branch.next() + 127, name) {
-        Some(island) => Some(Detour::Hop { field, old, island }),
-        None => {
-            text.release(&(Avma(field)..Avma(field + 1)));
-            None
-        }
+    if let Some(island) = text.take_island(branch.next().saturating_sub(128), branch.next() + 127, name) {
+        return Some(vec![Detour::Hop { field, old, island }]);
     }
+    let place = Place::new(request);
+    if let Some((island, clearing)) = place.clear(env, text, branch.next(), name) {
+        return Some(vec![clearing, Detour::Hop { field, old, island }]);
+    }
+    text.release(&(Avma(field)..Avma(field + 1)));
+    None
 }
 
 /// The instructions from `from` to the branch at `branch`; only the branch itself when those before cannot be displaced.

@@ -136,9 +136,10 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
     if env.loader.is_none() && request.snippet.stmts.contains(&Stmt::Await) {
         return Err(CodegenError::NoLoader);
     }
-    if !request.snippet.calls().is_empty() {
+    if request.snippet.interferes() {
         let why = match env.vectors {
             _ if env.identity == ThreadIdentity::Locked => Some("threads cannot be told apart"),
+            _ if request.snippet.calls().is_empty() => None,
             Some(vectors) if vectors.is_sound() => None,
             _ => Some("the processor's state cannot be kept"),
         };
@@ -172,6 +173,7 @@ impl Parts {
         let calls = |routine: Routine| match (routine, env.cpu) {
             (Routine::CpuTime, CpuClock::SystemCall) => 1,
             (Routine::Read, _) => reading::SYSTEM_CALLS,
+            (Routine::Usage, _) => 1,
             _ => 0,
         };
         let system_calls = code.usual_exits().iter().map(|(_, routine)| calls(*routine)).sum();

@@ -7,6 +7,7 @@ use iced_x86::code_asm::{
     ax, byte_ptr, cl, cx, dword_ptr, eax, ecx, edi, edx, qword_ptr, r8, r8d, r9, r9d, r10, r11, rax, rcx, rdi, rdx,
     rsi, rsp, word_ptr,
 };
+use ingraft_model::layout::header;
 use ingraft_model::{Avma, Expr, Scalar, Snippet, ThreadIdentity, Width};
 
 use crate::environment::{Assembly, CodegenError, Environment};
@@ -27,9 +28,14 @@ pub(crate) fn check(env: &Environment, snippet: &Snippet) -> Result<(), CodegenE
         Expr::Load(at, scalar) if !env.readable.lasts(*at, scalar.width.bytes().into()) => {
             result = Err(CodegenError::Fleeting { at: at.0 });
         }
-        Expr::Read(..) if env.readable.process.is_none() => result = Err(CodegenError::NoReads),
+        Expr::Read(..) | Expr::Usage(_) if env.readable.process.is_none() => result = Err(CodegenError::NoReads),
         _ => {}
     });
+    for (at, width) in snippet.stores() {
+        if !env.readable.lasts(at, width.bytes().into()) {
+            return Err(CodegenError::Fleeting { at: at.0 });
+        }
+    }
     result
 }
 
@@ -116,6 +122,7 @@ impl Writer<'_> {
         }
         self.a.cmp(rax, rdx)?;
         self.a.je(whole)?;
+        self.a.lock().inc(dword_ptr(u64::from(self.env.data.displacement(header::READS_FAILED))))?;
         self.a.xor(ecx, ecx)?;
         self.a.set_label(&mut whole)?;
         for r in keep.into_iter().rev() {

@@ -57,13 +57,18 @@ impl Displaced {
         }
     }
 
-    /// Whether it can be an exit: a return, or a jump, conditional or not.
-    pub fn may_leave(&self) -> bool {
+    /// Whether it can be a point by itself: a return, a jump, conditional or not, or a call.
+    pub fn may_be_point(&self) -> bool {
         match self.kind {
             Kind::Copy => self.ends,
-            Kind::Jump(_) | Kind::Jcc(..) => true,
-            Kind::Loop(_) | Kind::Call(_) | Kind::IndirectCall => false,
+            Kind::Jump(_) | Kind::Jcc(..) | Kind::Call(_) | Kind::IndirectCall => true,
+            Kind::Loop(_) => false,
         }
+    }
+
+    /// Whether it is a jump, conditional or not, whose copy has a displacement of 32 bits.
+    pub fn is_branch(&self) -> bool {
+        matches!(self.kind, Kind::Jump(_) | Kind::Jcc(..))
     }
 
     /// Where it calls, if it is a call of a fixed address.

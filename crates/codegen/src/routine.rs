@@ -29,13 +29,23 @@ pub(crate) enum Routine {
     /// Reads memory of the program by a system call: so many bytes as rdx says, from the address in rcx. Answers them in rcx, the others 0;
     /// all 0 if they cannot be read.
     Read,
+    /// Asks the kernel what it has counted for this thread: the sum of the counts whose bits (see [`ingraft_model::Usage::counts`]) are set in
+    /// edx. Answers in rcx.
+    Usage,
     /// At the loader's hook: tells the engine that something was mapped, and waits for it. Keeps rcx.
     Await,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 6] =
-        [Routine::Settle, Routine::Find, Routine::CpuTime, Routine::Read, Routine::Call, Routine::Await];
+    pub const ALL: [Routine; 7] = [
+        Routine::Settle,
+        Routine::Find,
+        Routine::CpuTime,
+        Routine::Read,
+        Routine::Call,
+        Routine::Await,
+        Routine::Usage,
+    ];
 }
 
 /// The top of this thread's activation records.
@@ -59,6 +69,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Call => w.call()?,
             Routine::Await => w.await_engine()?,
             Routine::Read => w.read()?,
+            Routine::Usage => w.usage()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };

@@ -8,9 +8,11 @@ use iced_x86::code_asm::{
     rsp,
 };
 use ingraft_model::layout::record;
-use ingraft_model::{BinaryOp, Call, Called, Expr, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId};
+use ingraft_model::{
+    BinaryOp, Call, Called, Expr, Float, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId,
+};
 
-use crate::calling::WORDS;
+use crate::calling::{WORDS, words_of};
 use crate::environment::{Assembly, CodegenError, Environment};
 use crate::mini::Frame;
 use crate::routine::Routine;
@@ -64,14 +66,20 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
             check_expr(key, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
         }
         Stmt::Call(call) => check_call(call, bound, depth),
+        Stmt::Store(_, _, e) => check_expr(e, bound, depth),
     })
 }
 
 fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
     match e {
         Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => Ok(()),
-        // whether it is readable is the environment's to say, see [`crate::reading`]
-        Expr::Load(..) => Ok(()),
+        // whether they can be read is the environment's to say, see [`crate::reading`]
+        Expr::Load(..) | Expr::Usage(_) => Ok(()),
+        Expr::Float(float) if float.register < Float::ARGS_MAX => Ok(()),
+        Expr::Float(_) => Err(CodegenError::NoFloat),
+        Expr::Text(_) | Expr::Address(_) => {
+            Err(CodegenError::NoCall { why: "a text or an address is an argument of something else" })
+        }
         Expr::Variable(v) | Expr::Number(v) => bound(*v, Shape::Counter),
         Expr::Unary(_, e) | Expr::Read(e, _) => check_expr(e, bound, deeper(depth)?),
         Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
@@ -86,9 +94,15 @@ fn check_call(call: &Call, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenE
     if call.args.len() > Call::ARGS_MAX {
         return Err(CodegenError::NoCall { why: "more than six arguments" });
     }
-    // each level pushes all its words
-    let depth = (0..WORDS).try_fold(depth, |depth, _| deeper(depth))?;
-    call.args.iter().try_for_each(|e| check_expr(e, bound, depth))
+    // each level pushes all its words, and its texts before
+    let texts = call.args.iter().map(|e| if let Expr::Text(text) = e { words_of(text).len() } else { 0 });
+    let words = texts.sum::<usize>().saturating_add(WORDS as usize);
+    let depth = (0..words).try_fold(depth, |depth, _| deeper(depth))?;
+    call.args.iter().try_for_each(|e| match e {
+        Expr::Text(_) => Ok(()),
+        Expr::Address(v) => bound(*v, Shape::Counter),
+        e => check_expr(e, bound, depth),
+    })
 }
 
 fn deeper(depth: u32) -> Result<u32, CodegenError> {
@@ -124,7 +138,7 @@ pub(crate) fn compile(
             exits: Vec::new(),
         };
         match access {
-            Access::Shared if !snippet.calls().is_empty() => g.missed_calls()?,
+            Access::Shared if snippet.interferes() => g.missed_calls()?,
             _ => g.all(&snippet.stmts)?,
         }
         let result = g.a.assemble_options(0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
@@ -185,7 +199,7 @@ impl Generator<'_> {
         Ok(self.a.push(r)?)
     }
 
-    fn pop(&mut self, r: AsmRegister64) -> Result<(), Assembly> {
+    pub fn pop(&mut self, r: AsmRegister64) -> Result<(), Assembly> {
         self.depth -= 1;
         Ok(self.a.pop(r)?)
     }
@@ -235,6 +249,10 @@ impl Generator<'_> {
             | Expr::Restored
             | Expr::Load(..)
             | Expr::Read(..)
+            | Expr::Float(_)
+            | Expr::Usage(_)
+            | Expr::Text(_)
+            | Expr::Address(_)
             | Expr::Call(_) => None,
         }
     }
@@ -283,6 +301,7 @@ impl Generator<'_> {
             Stmt::Observe(v, e) => self.observe(*v, &fold(e))?,
             Stmt::AddAt(v, key, e) => self.add_at(*v, &fold(key), &fold(e))?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,
+            Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,
         }
         Ok(())
     }
@@ -340,6 +359,10 @@ impl Generator<'_> {
             Expr::Load(at, scalar) => self.load(*at, *scalar)?,
             Expr::Read(address, scalar) => self.read(address, *scalar)?,
             Expr::Return => self.returned()?,
+            Expr::Float(float) => self.float(*float)?,
+            Expr::Usage(usage) => self.usage(*usage)?,
+            // only as arguments, see `call_function`
+            Expr::Text(_) | Expr::Address(_) => {}
             Expr::Call(call) => self.call_function(call)?,
             Expr::Restored => self.field(record::SAVED)?,
             Expr::Saved(n) => self.field(record::ARGS + 8 * u32::from(*n))?,
@@ -594,6 +617,10 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Number(_)
         | Expr::Load(..)
         | Expr::Return
+        | Expr::Float(_)
+        | Expr::Usage(_)
+        | Expr::Text(_)
+        | Expr::Address(_)
         | Expr::Saved(_)
         | Expr::Elapsed(_)
         | Expr::Restored => e.clone(),

@@ -7,7 +7,8 @@ use ingraft_model::{
 use rustc_hash::FxHashMap;
 
 use crate::arena::{Arena, SlowRoutine};
-use crate::block::{Back, Block, EmitError, jmp_bytes, straddles, text_write};
+use crate::block::{Back, Block, EmitError, displacement, jmp_bytes, straddles, text_write};
+use crate::choose::{self, Carried, Choice};
 use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
 use crate::head::{self, Form, Head};
@@ -38,8 +39,8 @@ pub struct PointRequest<'a> {
     pub name: &'a str,
     /// What to do there, in order.
     pub minis: &'a [MiniRequest<'a>],
-    /// The entry whose springboard displaces the point ([`Site::within`]), if it is woven already and not requested with it.
-    pub host: Option<&'a WovenPoint>,
+    /// The points of its function that are woven already: one may displace this point's instruction, or branches to it.
+    pub beside: &'a [&'a WovenPoint],
 }
 
 /// All that removing a piece of woven code needs, without this crate: a removal's plan is the concatenation of records.
@@ -55,8 +56,9 @@ pub struct RemovalRecord {
     pub code: AvmaRange,
 }
 
-/// The copy of a displaced instruction by which control may leave the function. A point there has its springboard over the copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The copy of a displaced jump, return or call. A point there has its springboard over the copy; and a point to which a jump leads, without
+/// control passing the point, makes the copy lead past it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Inner {
     /// The instruction in the text.
     pub original: Avma,
@@ -64,8 +66,19 @@ pub struct Inner {
     pub copy: Avma,
     /// The first bytes of the copy, which a springboard overwrites.
     pub bytes: [u8; 5],
+    /// Where the copy of a jump leads, conditional or not.
+    pub leads: Option<Avma>,
     /// Where control goes on if the instruction is a conditional jump that is not taken: in the text, and behind the copy.
     pub next: Option<(Avma, Avma)>,
+}
+
+impl Inner {
+    /// The write that makes the copy of a jump lead to `to`.
+    pub(crate) fn leading(&self, to: u64) -> Option<TextWrite> {
+        let field = self.copy.0 + if self.bytes.starts_with(&[0x0f]) { 2 } else { 1 };
+        let [old, new] = [self.leads?.0, to].map(|target| displacement(field + 4, target).map(i32::to_le_bytes));
+        Some(text_write(field, &old?, &new?))
+    }
 }
 
 /// A point that is woven.
@@ -107,10 +120,14 @@ pub struct WovenPoint {
     pub cost: Cost,
     /// The snippets, in the order in which they run.
     pub minis: Vec<WovenMini>,
-    /// At an entry: the displaced instructions that may be exits. Points that are woven there go before it or together with it.
-    pub exits: Vec<Inner>,
-    /// Which of the entry's it is woven into, if it is an exit that the entry displaces.
+    /// The displaced instructions that others may need. Points that have one as their host, or lead one, go before this or together with it.
+    pub inner: Vec<Inner>,
+    /// Which of another point's it is woven into, if that displaces its instruction.
     pub host: Option<Inner>,
+    /// Jumps to the springboard that other points displace: their copies lead to the tail.
+    pub led: Vec<Inner>,
+    /// Where stretches begin that are displaced to make room for islands.
+    pub cleared: Vec<Avma>,
     /// What removing the point has to know, without its snippets; for one with a host: removing it together with the host.
     pub removal: RemovalRecord,
 }
@@ -125,6 +142,11 @@ pub struct Weave {
 }
 
 impl WovenPoint {
+    /// The copies that it changes in the code of other points, which have to stay as long as it does.
+    pub fn needs(&self) -> impl Iterator<Item = &Inner> {
+        self.host.iter().chain(&self.led)
+    }
+
     pub(crate) fn frame(&self, arena: &Arena) -> Result<Frame, CodegenError> {
         let private = match self.scratch {
             None => None,
@@ -164,31 +186,35 @@ pub fn weave_points(
         block: Block::default(),
         plan: PatchPlan::default(),
     };
-    // springboards of five bytes first: what padding they leave is for islands
-    let mut heads: Vec<_> =
-        requests.iter().map(|r| (!r.site.within).then(|| head::choose(env, weaver.text, r, true))).collect();
-    for (slot, request) in heads.iter_mut().zip(requests) {
-        if slot.as_ref().is_some_and(Result::is_err) {
-            *slot = Some(head::choose(env, weaver.text, request, false));
-        }
-    }
+    let choices = choose::choose(env, weaver.text, requests);
+    let designs = weaver.detours(choices, requests);
     let mut woven = Vec::with_capacity(requests.len());
-    for (head, request) in heads.into_iter().zip(requests) {
-        woven.push(match head {
-            Some(Ok(head)) => weaver.point(head, request)?,
-            Some(Err(refusal)) => Err(refusal),
-            None => Err(UNHOSTED),
+    for (design, request) in designs.iter().zip(requests) {
+        woven.push(match design {
+            Ok(Some((head, detours))) => weaver.point(head, detours, request)?,
+            Ok(None) => Err(UNHOSTED),
+            Err(refusal) => Err(refusal.clone()),
         });
     }
-    weaver.within(requests, &mut woven)?;
+    weaver.within(requests, &designs, &mut woven)?;
+    weaver.lead(requests, &designs, &mut woven)?;
     let mut plan = weaver.plan;
     plan.text.sort_unstable_by_key(|w| w.at);
     plan.moves.sort_unstable();
     Ok(Weave { plan, woven })
 }
 
-/// What is refused of an exit that only the entry's code can hold.
-const UNHOSTED: Refusal = Refusal::NotAFunction { what: "the entry that its exit is displaced with is not woven" };
+/// What is refused of a point that only another one's code can hold.
+const UNHOSTED: Refusal = Refusal::NotAFunction { what: "the point that it is displaced with is not woven" };
+
+/// A springboard with all detours around it; none for a point that another one holds.
+type Chosen = Result<Option<(Head, Vec<Detour>)>, Refusal>;
+
+/// Which of the points displaces the instruction at an address.
+fn hosts(woven: &[Result<WovenPoint, Refusal>]) -> FxHashMap<Avma, usize> {
+    let points = woven.iter().enumerate().filter_map(|(i, w)| Some((i, w.as_ref().ok()?)));
+    points.flat_map(|(i, point)| point.inner.iter().map(move |inner| (inner.original, i))).collect()
+}
 
 struct Weaver<'a> {
     env: &'a Environment,
@@ -213,8 +239,8 @@ struct Layout {
     /// Displaced instructions that a thread may be about to execute: original address and copy; for the point's own instruction the
     /// beginning of what runs before it.
     copies: Vec<PcMove>,
-    /// Displaced instructions that may be exits: original address, copy, and what is behind that.
-    exits: Vec<(Displaced, u64, u64)>,
+    /// Displaced instructions that other points may need: the copy of each, and what is behind that.
+    inner: Vec<(Displaced, u64, u64)>,
     minis: Vec<Parts>,
 }
 
@@ -230,8 +256,9 @@ impl Layout {
     /// What may be written while it is live: first byte and length.
     fn live_fields(&self) -> impl Iterator<Item = (u64, u64)> {
         let jumps = self.minis.iter().map(|m| (m.jump + 1, 4));
-        let exits = self.exits.iter().map(|(_, copy, _)| (*copy, SPRINGBOARD));
-        std::iter::once((self.slot.at, slot::LEN)).chain(jumps).chain(exits)
+        // a springboard, or the last four bytes of a jump
+        let inner = self.inner.iter().map(|(_, copy, behind)| (*copy, SPRINGBOARD.max(behind - copy)));
+        std::iter::once((self.slot.at, slot::LEN)).chain(jumps).chain(inner)
     }
 }
 
@@ -264,49 +291,113 @@ impl Save {
 }
 
 impl Weaver<'_> {
-    fn point(&mut self, head: Head, request: &PointRequest<'_>) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
-        let detours =
-            loops::detours(self.env, self.text, &head, &request.site.back_branches, request.bias, request.name);
-        let detours: Vec<Detour> = match detours {
-            Ok(detours) => head.clearing.iter().cloned().chain(detours).collect(),
-            Err(refusal) => {
-                self.release(&head, head.clearing.as_slice());
-                return Ok(Err(refusal));
+    /// Finds detours for the branches to every springboard; what has none is refused, and with it what counts on its copies.
+    fn detours(&mut self, choices: Vec<Choice>, requests: &[PointRequest<'_>]) -> Vec<Chosen> {
+        let mut carried = Carried::new(&choices, requests);
+        let mut designs: Vec<Chosen> = Vec::with_capacity(choices.len());
+        for (owner, (choice, request)) in choices.into_iter().zip(requests).enumerate() {
+            designs.push(match choice {
+                Choice::Hosted => Ok(None),
+                Choice::Refused(refusal) => Err(refusal),
+                Choice::Own(head) => match loops::detours(self.env, self.text, &head, request, &carried) {
+                    Ok(detours) => {
+                        carried.add_detours(owner, &head, &detours);
+                        let detours = head.clearing.iter().cloned().chain(detours).collect();
+                        Ok(Some((head, detours)))
+                    }
+                    Err(refusal) => {
+                        self.release(&head, head.clearing.as_slice());
+                        carried.remove(owner, &head, head.clearing.as_slice());
+                        Err(refusal)
+                    }
+                },
+            });
+        }
+        loop {
+            let mut stable = true;
+            for (owner, (design, request)) in designs.iter_mut().zip(requests).enumerate() {
+                let Ok(Some((head, detours))) = design else { continue };
+                let lost = |d: &Detour| match d {
+                    Detour::Led { branch } => (!carried.has(head.function, *branch)).then_some(*branch),
+                    _ => None,
+                };
+                let Some(branch) = detours.iter().find_map(lost) else { continue };
+                let refusal = loops::cannot_tell(head, request, branch);
+                self.release(head, detours);
+                carried.remove(owner, head, detours);
+                *design = Err(refusal);
+                stable = false;
             }
-        };
-        match self.build(&head, &detours, request) {
+            if stable {
+                return designs;
+            }
+        }
+    }
+
+    fn point(
+        &mut self,
+        head: &Head,
+        detours: &[Detour],
+        request: &PointRequest<'_>,
+    ) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
+        match self.build(head, detours, request) {
             Ok(point) => Ok(Ok(point)),
             Err(EmitError::OutOfReach) => {
-                self.release(&head, &detours);
+                self.release(head, detours);
                 Ok(Err(Refusal::NoRoomNearby))
             }
             Err(EmitError::Codegen(e)) => Err(e),
         }
     }
 
-    /// The exits that entries displace, into the entries' code.
+    /// The points whose instructions others displace, into the code of these.
     fn within(
         &mut self,
         requests: &[PointRequest<'_>],
+        designs: &[Chosen],
         woven: &mut [Result<WovenPoint, Refusal>],
     ) -> Result<(), CodegenError> {
-        let entries: FxHashMap<Avma, usize> = requests
-            .iter()
-            .zip(woven.iter())
-            .enumerate()
-            .filter(|(_, (r, _))| r.site.kind == PointKind::Entry)
-            .filter_map(|(i, (_, woven))| Some((woven.as_ref().ok()?.function, i)))
-            .collect();
-        for (i, request) in requests.iter().enumerate().filter(|(_, r)| r.site.within) {
-            let beside = entries.get(&request.site.function.to_avma(request.bias)).and_then(|&entry| woven.get(entry));
-            let host = request.host.or(beside.and_then(|w| w.as_ref().ok()));
-            let head = host.map_or(Err(UNHOSTED), |host| head::within(self.env, request, host));
-            let point = match head {
-                Ok(head) => self.point(head, request)?,
+        let hosts = hosts(woven);
+        for (i, request) in requests.iter().enumerate().filter(|(i, _)| matches!(designs.get(*i), Some(Ok(None)))) {
+            let original = request.site.at.to_avma(request.bias).offset(i64::from(request.site.point));
+            let has = |p: &&&WovenPoint| p.inner.iter().any(|inner| inner.original == original);
+            let beside = request.beside.iter().find(has).copied();
+            let host = hosts.get(&original).and_then(|host| woven.get(*host)?.as_ref().ok()).or(beside);
+            let point = match head::within(self.env, request, host) {
+                Ok(head) => self.point(&head, &[], request)?,
                 Err(refusal) => Err(refusal),
             };
             if let Some(slot) = woven.get_mut(i) {
                 *slot = point;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the copies of branches that other points displace lead past the springboards to which the branches lead.
+    fn lead(
+        &mut self,
+        requests: &[PointRequest<'_>],
+        designs: &[Chosen],
+        woven: &mut [Result<WovenPoint, Refusal>],
+    ) -> Result<(), CodegenError> {
+        let hosts = hosts(woven);
+        for (i, (request, design)) in requests.iter().zip(designs).enumerate() {
+            let Ok(Some((_, detours))) = design else { continue };
+            let Some(Ok(point)) = woven.get(i) else { continue };
+            let tail = point.tail.0;
+            let mut led = Vec::new();
+            for detour in detours {
+                let Detour::Led { branch } = detour else { continue };
+                let of = |p: &WovenPoint| p.inner.iter().find(|inner| inner.original.0 == *branch).copied();
+                let host = hosts.get(&Avma(*branch)).and_then(|host| of(woven.get(*host)?.as_ref().ok()?));
+                let inner =
+                    host.or_else(|| request.beside.iter().find_map(|p| of(p))).ok_or(CodegenError::ArenaFull)?;
+                self.plan.text.push(inner.leading(tail).ok_or(CodegenError::ArenaFull)?);
+                led.push(inner);
+            }
+            if let Some(Ok(point)) = woven.get_mut(i) {
+                point.led = led;
             }
         }
         Ok(())
@@ -438,11 +529,14 @@ impl Weaver<'_> {
         }
 
         let base = block.here();
+        let mut inner = Vec::new();
         let mut copies = Vec::with_capacity(d.head.displaced.len());
         for displaced in d.head.before() {
             copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
             // what branches away in front of a point does not pass it
+            let copy = block.here();
             relocate::emit(displaced, |target| target, block)?;
+            inner.extend(displaced.is_branch().then(|| (*displaced, copy, block.here())));
         }
         let begin = block.here();
         let leaves_if = d.head.leaves_if(d.kind);
@@ -515,9 +609,8 @@ impl Weaver<'_> {
             block.put(&[0x90], back);
         }
         let tail = block.here();
-        let own = |target: u64| d.kind == PointKind::Entry && (target == d.head.at || target == d.head.function);
+        let own = |target: u64| d.springboard_first && d.head.begins(d.kind, target);
         let resolve = |target: u64| if own(target) { tail } else { target };
-        let mut exits = Vec::new();
         for displaced in d.head.behind() {
             match leaves_if {
                 None if d.head.is_called() => relocate::emit_callee(displaced, block)?,
@@ -528,12 +621,12 @@ impl Weaver<'_> {
                     }
                     let copy = block.here();
                     relocate::emit(displaced, resolve, block)?;
-                    if d.kind == PointKind::Entry && displaced.may_leave() {
-                        // room for the springboard of an exit
+                    if d.springboard_first && displaced.may_be_point() {
+                        // room for its springboard
                         while block.here() < copy + SPRINGBOARD {
                             block.put(&[0xcc], Back::To(displaced.at));
                         }
-                        exits.push((*displaced, copy, block.here()));
+                        inner.push((*displaced, copy, block.here()));
                     }
                 }
             }
@@ -546,8 +639,10 @@ impl Weaver<'_> {
             if let Detour::Stretch { displaced, .. } = detour {
                 stubs.push(block.here());
                 for i in displaced {
-                    copies.push(PcMove { from: Avma(i.at), to: Avma(block.here()) });
+                    let copy = block.here();
+                    copies.push(PcMove { from: Avma(i.at), to: Avma(copy) });
                     relocate::emit(i, resolve, block)?;
+                    inner.extend(i.is_branch().then(|| (*i, copy, block.here())));
                 }
                 if let Some(last) = displaced.last().filter(|last| !last.ends) {
                     block.jmp(last.next(), Back::To(last.next()))?;
@@ -563,7 +658,7 @@ impl Weaver<'_> {
             before = parts.jump;
             minis.push(parts);
         }
-        Ok(Layout { base, begin, slot, leave, tail, own_end, stubs, copies, exits, minis })
+        Ok(Layout { base, begin, slot, leave, tail, own_end, stubs, copies, inner, minis })
     }
 
     /// Writes to text, moves, and the records that undo it all.
@@ -605,7 +700,9 @@ impl Weaver<'_> {
                     writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.tail))?));
                     removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
                 }
-                Detour::Stretch { displaced, old } => {
+                // once all points are there
+                Detour::Led { .. } => {}
+                Detour::Stretch { displaced, old, .. } => {
                     let (Some(first), Some(stub)) = (displaced.first(), stubs.next()) else { continue };
                     writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, *stub))?));
                 }
@@ -634,11 +731,15 @@ impl Weaver<'_> {
             step_out,
             code: Avma(block.at)..Avma(layout.own_end),
         };
-        let inner = |(displaced, copy, next): &(Displaced, u64, u64)| {
+        let inner = |(displaced, copy, next_at): &(Displaced, u64, u64)| {
             let offset = usize::try_from(copy - block.at).ok()?;
             let bytes = *block.bytes.get(offset..)?.first_chunk()?;
-            let next = displaced.condition().map(|_| (Avma(displaced.next()), Avma(*next)));
-            Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, next })
+            let next = displaced.condition().map(|_| (Avma(displaced.next()), Avma(*next_at)));
+            let leads = displaced.is_branch().then(|| {
+                let field = block.stretch(next_at - 4, *next_at).first_chunk::<4>();
+                Avma(next_at.wrapping_add_signed(field.map_or(0, |f| i64::from(i32::from_le_bytes(*f)))))
+            });
+            Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, leads, next })
         };
         let point = WovenPoint {
             kind: request.site.kind,
@@ -661,8 +762,10 @@ impl Weaver<'_> {
             pushed: design.frame.pushed,
             cost: layout.cost(block, head),
             minis,
-            exits: layout.exits.iter().filter_map(inner).collect(),
+            inner: layout.inner.iter().filter_map(inner).collect(),
             host: head.host,
+            led: Vec::new(),
+            cleared: detours.iter().filter(|d| d.clears()).filter_map(Detour::first).map(Avma).collect(),
             removal,
         };
         self.plan.text.append(&mut writes);

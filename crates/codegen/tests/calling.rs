@@ -94,7 +94,7 @@ impl Field {
 fn ask<T>(sites: &[Site], snippets: &[Snippet], f: impl FnOnce(&[PointRequest<'_>]) -> T) -> T {
     let minis: Vec<_> =
         snippets.iter().map(|snippet| [MiniRequest { id: 1, snippet, counters: &[0, 1, 2, 3] }]).collect();
-    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None };
+    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
     let requests: Vec<_> = sites.iter().zip(&minis).map(|(s, m)| request((s, m.as_slice()))).collect();
     f(&requests)
 }

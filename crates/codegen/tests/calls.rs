@@ -179,7 +179,7 @@ fn no_springboard_takes_bytes_of_another() {
     let minis = [MiniRequest { id: 0, snippet: &count(), counters: &[0] }];
     let sites = [shape.before(), entry];
     let requests =
-        sites.each_ref().map(|site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, host: None });
+        sites.each_ref().map(|site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[] });
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
     verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
     assert!(weave.woven[0].is_ok() && weave.woven[1].is_err(), "{:?}", weave.woven);
@@ -212,7 +212,7 @@ fn a_record_opened_before_a_call_is_closed_behind_it() {
         let mini = |id, snippet| MiniRequest { id, snippet, counters: &PLACES };
         let (before, after) = ([mini(1, &settle), mini(2, &open)], [mini(3, &close)]);
         let sites = [shape.before(), shape.after()];
-        let request = |site, minis| PointRequest { site, bias: Bias(0), name: "f", minis, host: None };
+        let request = |site, minis| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
         let requests = [request(&sites[0], &before[..]), request(&sites[1], &after[..])];
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
@@ -244,7 +244,7 @@ fn the_verifier_sees_what_is_wrong_at_a_call() {
         let (mut w, minis) = good();
         change(&mut w);
         let minis: Vec<_> = minis.iter().map(|(id, s)| MiniRequest { id: *id, snippet: s, counters: &[0] }).collect();
-        let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, host: None }];
+        let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
         verify_weave(&w.env, &w.arena, &w.text, &requests, &w.weave).map_err(|e| e.flaw.to_string())
     };
     assert_eq!(check(&|_| {}), Ok(()));

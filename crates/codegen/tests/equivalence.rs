@@ -54,7 +54,7 @@ fn check_moves(functions: &[Function], identity: ThreadIdentity) {
     // the jump to the slow routine needs what the instruction before it has put into the scratch register
     let mut bound: Vec<_> = field.weave.woven.iter().flatten().map(|p| p.base.offset(-5)).collect();
     // behind the copy of a return is room that nothing reaches
-    let exits = || field.weave.woven.iter().flatten().flat_map(|p| &p.exits);
+    let exits = || field.weave.woven.iter().flatten().flat_map(|p| &p.inner);
     bound.extend(exits().flat_map(|e| (1..5).map(|n| e.copy.offset(n))));
     let pairs: Vec<_> = inserted.chain(removed).filter(|p| !bound.contains(&p.1)).collect();
     let steps = |pick: fn(&(Avma, Avma)) -> u64| {

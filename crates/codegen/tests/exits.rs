@@ -223,7 +223,7 @@ impl Nest {
             .map(|(site, minis)| {
                 // what has ended otherwise is looked for at entries
                 let minis = if site.kind == PointKind::Entry { &minis[..] } else { &minis[1..] };
-                PointRequest { site, bias: Bias(0), name: "f", minis, host: None }
+                PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] }
             })
             .collect();
         let weave = weave_points(env, &mut arena, &mut text, &requests).expect("the request makes sense");

@@ -89,7 +89,7 @@ proptest! {
         let snippet = count();
         let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
         let requests: Vec<_> =
-            sites.iter().map(|site| PointRequest { site, bias: Bias(bias), name: "f", minis: &minis, host: None }).collect();
+            sites.iter().map(|site| PointRequest { site, bias: Bias(bias), name: "f", minis: &minis, beside: &[] }).collect();
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         let proof = verify_weave(&env, &arena, &text, &requests, &weave);
         // facts that contradict each other (code that is padding too) may be woven; then it is the verifier that refuses

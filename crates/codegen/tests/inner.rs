@@ -154,17 +154,19 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             let counting = count();
             let mini = |id, counters| MiniRequest { id, snippet: &counting, counters };
             let minis = [mini(1, &[0])];
-            let requests = [PointRequest { site: &f.sites[0], bias: Bias(0), name: "f", minis: &minis, host: None }];
+            let requests = [PointRequest { site: &f.sites[0], bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
             let first = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
             verify_weave(&env, &arena, &text, &requests, &first).expect("right");
             let entry = first.woven[0].clone().expect("woven");
             // without it the exit has nowhere to be
             let minis = [mini(2, &[1])];
-            let request = |host| [PointRequest { site: &f.sites[1], bias: Bias(0), name: "f", minis: &minis, host }];
-            let alone = weave_points(&env, &mut arena.clone(), &mut text.clone(), &request(None)).expect("makes sense");
+            let request =
+                |beside| [PointRequest { site: &f.sites[1], bias: Bias(0), name: "f", minis: &minis, beside }];
+            let alone = weave_points(&env, &mut arena.clone(), &mut text.clone(), &request(&[])).expect("makes sense");
             assert!(alone.woven[0].is_err() && alone.plan.text.is_empty());
 
-            let requests = request(Some(&entry));
+            let beside = [&entry];
+            let requests = request(&beside);
             let second = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
             verify_weave(&env, &arena, &text, &requests, &second).expect("right");
             let mut exit = second.woven[0].clone().expect("woven");
@@ -184,8 +186,8 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             let passes = f.passes[1] * calls;
             let returned = counted(vec![&first.plan, &second.plan, &added], [calls, passes]);
             assert_eq!(returned != 0, passes != 0);
-            let removed = remove_within(&exit).expect("it has a host");
-            verify_removed_within(&removed, &exit).expect("right");
+            let removed = remove_within(&exit, |_| true).expect("it has a host");
+            verify_removed_within(&removed, &exit, |_| true).expect("right");
             counted(vec![&first.plan, &second.plan, &added, &removed], [calls, 0]);
             // the entry may not go without it
             assert!(verify_removal(&remove_points([&exit]), std::slice::from_ref(&exit)).is_err());
@@ -207,17 +209,17 @@ fn threads_go_on_where_the_copy_is() {
     let exit = field.weave.woven[1].as_ref().expect("woven");
     let host = exit.host.expect("it has one");
     let (text, copy) = host.next.expect("it is conditional");
-    let alone = remove_within(exit).expect("it has a host");
+    let alone = remove_within(exit, |_| true).expect("it has a host");
     let to = |plan: &PatchPlan, at: Avma| plan.moves.iter().find(|m| m.from == at).map(|m| m.to);
     assert_eq!(to(&alone, exit.base), Some(host.copy));
     assert_eq!(to(&remove_points([exit]), exit.base), Some(host.original));
     assert_eq!((text.0, copy.0), (host.original.0 + 6, host.copy.0 + 6));
     let mut wrong = alone.clone();
     wrong.moves.iter_mut().filter(|m| m.to == host.copy).for_each(|m| m.to = host.original);
-    assert!(verify_removed_within(&wrong, exit).is_err());
+    assert!(verify_removed_within(&wrong, exit, |_| true).is_err());
     let mut wrong = alone;
     wrong.text[0].new[0] ^= 1;
-    assert!(verify_removed_within(&wrong, exit).is_err());
+    assert!(verify_removed_within(&wrong, exit, |_| true).is_err());
 }
 
 #[test]
@@ -250,10 +252,10 @@ fn a_verifier_that_is_lied_to_finds_it() {
         }
         for p in 0..field.weave.woven.len() {
             let change = |how: &dyn Fn(&mut WovenPoint)| lie(&|w| w.woven[p].as_mut().map_or((), how));
-            assert!(!change(&|p| p.exits.iter_mut().for_each(|e| e.original.0 ^= 1)), "{shown}");
-            assert!(!change(&|p| p.exits.iter_mut().for_each(|e| e.copy.0 ^= 1)), "{shown}");
-            assert!(!change(&|p| p.exits.iter_mut().for_each(|e| e.bytes[1] ^= 1)), "{shown}");
-            assert!(!change(&|p| p.exits.iter_mut().for_each(|e| e.next = None)), "{shown}");
+            assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.original.0 ^= 1)), "{shown}");
+            assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.copy.0 ^= 1)), "{shown}");
+            assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.bytes[1] ^= 1)), "{shown}");
+            assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.next = None)), "{shown}");
             assert!(!change(&|p| p.host = None), "{shown}");
             assert!(!change(&|p| p.host.iter_mut().for_each(|e| e.copy.0 += 1)), "{shown}");
             assert!(!change(&|p| p.base.0 += 1), "{shown}");

@@ -25,7 +25,7 @@ fn every_flipped_bit_of_a_system_call_is_found() {
     for identity in [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked] {
         let (site, snippet) = (site(&HEAD), add(read.clone()));
         let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, host: None }];
+        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
         let (env, mut arena, mut text) = (environment(identity), arena(), TextSpace::new());
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         verify_weave(&env, &arena, &text, &requests, &weave).expect("it is right");
@@ -52,7 +52,7 @@ fn only_what_lasts_is_loaded() {
     let weave = |env: &Environment, value: Expr| {
         let (site, snippet) = (site(&HEAD), add(value));
         let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, host: None }];
+        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
         let (mut arena, mut text) = (arena(), TextSpace::new());
         let weave = weave_points(env, &mut arena, &mut text, &requests)?;
         // the same code where less lasts

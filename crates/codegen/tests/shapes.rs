@@ -119,7 +119,7 @@ fn a_call_far_up_gets_its_whole_return_address() {
     let (mut arena, mut text) = (Arena::new(Avma(base)..Avma(base + 0x10000)), TextSpace::new());
     let snippet = count();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-    let requests = [PointRequest { site: &site, bias, name: "f", minis: &minis, host: None }];
+    let requests = [PointRequest { site: &site, bias, name: "f", minis: &minis, beside: &[] }];
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
     verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
     golden("relocate_call_high", &Woven { env, arena, text, site: site.clone(), weave });
@@ -231,7 +231,7 @@ fn the_loaders_hook_waits_for_the_engine() {
     let hook = site(&PLAIN);
     let snippet = Snippet { stmts: vec![Stmt::Await] };
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[] }];
-    let requests = [PointRequest { site: &hook, bias: Bias(0), name: "_dl_debug_state", minis: &minis, host: None }];
+    let requests = [PointRequest { site: &hook, bias: Bias(0), name: "_dl_debug_state", minis: &minis, beside: &[] }];
     let mut listing = String::new();
     for identity in [GLIBC, ThreadIdentity::Locked] {
         let env = ingraft_codegen::Environment { loader: Some(Avma(0x7fff_f7ff_e118)), ..environment(identity) };
@@ -346,7 +346,7 @@ fn refusals_say_why() {
 fn a_shadow_stack_forbids_displaced_calls() {
     let env = ingraft_codegen::Environment { shadow_stack: true, ..environment(GLIBC) };
     let site = site(&[0x53, 0xe8, 0, 1, 0, 0]);
-    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &[], host: None }];
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &[], beside: &[] }];
     let weave = weave_points(&env, &mut arena(), &mut TextSpace::new(), &requests).expect("the request makes sense");
     let refusal = weave.woven[0].as_ref().expect_err("refused").to_string();
     assert!(refusal.contains("shadow stack"), "{refusal}");
@@ -356,7 +356,7 @@ fn a_shadow_stack_forbids_displaced_calls() {
 fn two_functions_cannot_share_bytes() {
     let (first, mut second) = (site(&PLAIN), site(&PLAIN));
     second.at = Svma(0x401003);
-    let request = |site, name| PointRequest { site, bias: Bias(0), name, minis: &[], host: None };
+    let request = |site, name| PointRequest { site, bias: Bias(0), name, minis: &[], beside: &[] };
     let requests = [request(&first, "one"), request(&second, "two")];
     let weave = weave_points(&environment(GLIBC), &mut arena(), &mut TextSpace::new(), &requests).expect("woven");
     let refusal = weave.woven[1].as_ref().expect_err("refused").to_string();
@@ -371,7 +371,7 @@ fn a_full_arena_refuses_the_rest_and_gives_their_text_back() {
     let snippet = count();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
     let requests: Vec<_> =
-        sites.iter().map(|site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, host: None }).collect();
+        sites.iter().map(|site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }).collect();
     let env = environment(GLIBC);
     let mut text = TextSpace::new();
     let mut small = Arena::new(Avma(0x500000)..Avma(0x500400));
@@ -390,7 +390,7 @@ fn what_was_removed_can_be_woven_again_in_the_same_place() {
     let used = w.arena.used();
     let snippet = count();
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
-    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, host: None }];
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
     let again = weave_points(&w.env, &mut w.arena, &mut w.text, &requests).expect("the request makes sense");
     assert!(again.woven[0].is_err(), "its bytes are taken");
     for range in &remove_points([&point]).retired {
@@ -408,7 +408,7 @@ fn senseless_requests_are_errors() {
     let site = site(&PLAIN);
     let weave = |snippet: &Snippet, counters: &[u32], env| {
         let minis = [MiniRequest { id: 0, snippet, counters }];
-        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, host: None }];
+        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
         let result = weave_points(&env, &mut arena(), &mut TextSpace::new(), &requests);
         result.map(|_| ()).expect_err("refused").to_string()
     };

@@ -46,7 +46,13 @@ fn run(sites: &[Site], snippet: &Snippet) -> Run {
     let requests: Vec<_> = sites
         .iter()
         .zip(minis.chunks(1))
-        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "a_function_of_some_length", minis, host: None })
+        .map(|(site, minis)| PointRequest {
+            site,
+            bias: Bias(0),
+            name: "a_function_of_some_length",
+            minis,
+            beside: &[],
+        })
         .collect();
     let t = Instant::now();
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");

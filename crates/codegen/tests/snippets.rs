@@ -103,6 +103,9 @@ impl Evaluator {
             Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored | Expr::Number(_) | Expr::Call(_) => {
                 unreachable!("not generated here")
             }
+            Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => {
+                unreachable!("not generated here")
+            }
             Expr::Load(at, scalar) => {
                 let mut word = [0; 8];
                 for (i, byte) in (0..).zip(word.iter_mut().take(scalar.width.bytes() as usize)) {
@@ -189,7 +192,7 @@ fn check(snippets: &[Vec<Stmt>], arguments: [i64; 6], identity: ThreadIdentity, 
     let requests: Vec<_> = sites
         .iter()
         .zip(minis.chunks(1))
-        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None })
+        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] })
         .collect();
     let (mut arena, mut text) = (arena(), TextSpace::new());
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");

@@ -116,6 +116,7 @@ fn thread_value(thread: &ThreadValue) -> v1::ThreadValue {
         value: thread.value,
         distribution: thread.distribution.as_deref().map(Into::into),
         activations: activations(thread.activations),
+        pid: thread.pid.map(|pid| pid.0),
     }
 }
 

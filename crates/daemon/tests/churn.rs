@@ -47,6 +47,7 @@ impl Churn {
             // what a loaded server's busiest functions cost is not the question here
             max_overhead: Some(10_000.0),
             allow_calls: false,
+            family: false,
         };
         match self.engine.enable(&request, Caller::Engine, &|_| ()) {
             Ok(enabled) => Some(enabled.id),

@@ -118,6 +118,9 @@ pub struct EnableRequest {
     pub max_overhead: Option<f64>,
     /// Whether its definitions may call functions of the target, at places that their authors did not plan.
     pub allow_calls: bool,
+    /// Measure fork children of the target with it, from their birth on, as if they were threads of it. Where that cannot be the target alone
+    /// is measured.
+    pub family: bool,
 }
 
 /// What to start and measure from its first instruction on.
@@ -407,6 +410,8 @@ pub struct LoweredLine {
 pub struct ThreadValue {
     /// Which; `None`: could not be told apart.
     pub tid: Option<Tid>,
+    /// Its process, if that is a fork child; `None`: the target, or a child that ended before it was looked at.
+    pub pid: Option<Pid>,
     /// Cumulative since the request; of a histogram: how many values it has.
     pub value: i64,
     /// The values of a histogram, in the metric's unit.

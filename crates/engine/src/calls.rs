@@ -1,16 +1,16 @@
-//! Functions of the target that definitions call: found, and refused where calling them could not be right.
+//! How definitions change the target: functions that they call and variables that they set, found, and refused where that could not be right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_mdl::Instrumentation;
-use ingraft_model::{Avma, Called, Snippet};
-use ingraft_process::Target;
+use ingraft_model::{Avma, Called, Snippet, Svma, Width};
+use ingraft_process::{Mapping, Target};
 
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
-use crate::modules::Modules;
+use crate::modules::{Module, Modules};
 use crate::pattern::{Pattern, has_wildcard};
 use crate::request::{Missing, Wanted, resolve_patterns};
 use crate::sites;
@@ -27,6 +27,29 @@ fn named(instrumentation: &Instrumentation) -> impl Iterator<Item = &String> {
     })
 }
 
+/// The integers of the program that code sets.
+fn stores(instrumentation: &Instrumentation) -> impl Iterator<Item = (Avma, Width)> {
+    instrumentation.insertions.iter().flat_map(|i| i.snippet.stores())
+}
+
+/// An error unless the program itself may write what code sets.
+fn are_writable(target: &Target, stores: &BTreeSet<(Avma, Width)>) -> Result<(), Error> {
+    if stores.is_empty() {
+        return Ok(());
+    }
+    let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
+    for (at, width) in stores {
+        let end = at.0.saturating_add(width.bytes().into());
+        let inside = |m: &&Mapping| m.range.contains(at);
+        if maps.iter().find(inside).is_none_or(|m| !m.write || m.range.end.0 < end) {
+            let what = format!("the variable at {:#x} cannot be set: the program itself may not write there", at.0);
+            let hint = "it is a constant, or became one when the program was loaded";
+            return Err(Error::new(ErrorKind::NotFound, "cannot_set", what, hint).about(target.pid()));
+        }
+    }
+    Ok(())
+}
+
 /// Whether code of it calls functions.
 pub fn has_calls(instrumentation: &Instrumentation) -> bool {
     instrumentation.insertions.iter().any(|i| !i.snippet.calls().is_empty())
@@ -40,15 +63,24 @@ pub fn place(
     progress: &dyn Fn(&str),
 ) -> Result<(), Error> {
     let names: BTreeSet<String> = wanted.iter().flat_map(|w| named(&w.instrumentation)).cloned().collect();
-    let Some(first) = names.first() else { return Ok(()) };
-    if !allowed {
-        let what = format!("a definition calls `{first}`, a function of the program");
+    let stores: BTreeSet<(Avma, Width)> = wanted.iter().flat_map(|w| stores(&w.instrumentation)).collect();
+    let denied = |what, hint| Err(Error::new(ErrorKind::Denied, "calls_not_allowed", what, hint));
+    if let (Some(first), false) = (names.first(), allowed) {
         let hint = "--allow-calls (Measure.allow_calls) permits it: it will run at places that its author did not plan";
-        return Err(Error::new(ErrorKind::Denied, "calls_not_allowed", what, hint));
+        return denied(format!("a definition calls `{first}`, a function of the program"), hint);
+    }
+    if !stores.is_empty() && !allowed {
+        let hint =
+            "--allow-calls (Measure.allow_calls) permits it: the program will do what it does with the new value";
+        return denied("a definition sets a variable of the program".to_owned(), hint);
+    }
+    are_writable(target, &stores)?;
+    if names.is_empty() {
+        return Ok(());
     }
     let patterns: Vec<Pattern> = names.iter().map(|name| Pattern::parse(name)).collect();
     modules.load(target, store, &patterns, progress);
-    let found = names.into_iter().map(|name| find(modules, &name).map(|at| (name, at)));
+    let found = names.into_iter().map(|name| find(target, modules, &name).map(|at| (name, at)));
     let found: BTreeMap<String, Avma> = found.collect::<Result<_, _>>()?;
     for insertion in wanted.iter_mut().flat_map(|w| &mut w.instrumentation.insertions) {
         if !insertion.snippet.calls().is_empty() {
@@ -75,8 +107,21 @@ fn refusal(name: &str, why: &str) -> Error {
     Error::new(ErrorKind::NotFound, "cannot_call", what, "call another function, or measure without the call")
 }
 
+/// What a resolver of a module has chosen, by a slot of the module that holds it.
+fn chosen(target: &Target, modules: &Modules, module: &Module, resolver: Svma) -> Option<Avma> {
+    let slot = module.image.chosen_by(resolver)?;
+    let mut word = [0; 8];
+    target.read(slot.to_avma(module.bias), &mut word).ok()?;
+    let at = Avma(u64::from_le_bytes(word));
+    // another function of the same module, and not the resolver itself, which a slot holds that was not filled yet
+    let function = modules.function_at(at)?;
+    let (_, of, known) = modules.resolve(function)?;
+    let same = std::ptr::eq(of, module) && known.start() != resolver;
+    (same && !sites::never_returns(modules, function)).then_some(at)
+}
+
 /// Where the one function of that name begins.
-fn find(modules: &Modules, name: &str) -> Result<Avma, Error> {
+fn find(target: &Target, modules: &Modules, name: &str) -> Result<Avma, Error> {
     match Pattern::parse(name) {
         Pattern::Names { function, .. } if !has_wildcard(&function) => {}
         _ => return Err(refusal(name, "it must be named as `NAME` or `MODULE:NAME`")),
@@ -89,10 +134,14 @@ fn find(modules: &Modules, name: &str) -> Result<Avma, Error> {
         return Err(refusal(name, "its module is gone"));
     };
     let stays = file.is_program || file.names.iter().any(|n| C_LIBRARY.contains(&n.as_str()));
+    // where debug symbols are, a resolver has a name of its own as well
+    let is_resolver = known.kind() == FunctionKind::IfuncResolver || known.names().iter().any(|name| name.is_ifunc());
     let why = match known.kind() {
-        // where debug symbols are, a resolver has a name of its own as well
-        kind if kind == FunctionKind::IfuncResolver || known.names().iter().any(|name| name.is_ifunc()) => {
-            "which code it means is chosen when the program starts; name that code"
+        FunctionKind::IfuncResolver | FunctionKind::Normal if is_resolver && stays => {
+            let chosen = chosen(target, modules, module, known.start());
+            return chosen.ok_or_else(|| {
+                refusal(name, "which code it means was chosen when the program started, and nothing tells which")
+            });
         }
         FunctionKind::IfuncResolver | FunctionKind::Stub => "it is a stub of the linker",
         FunctionKind::Normal if !stays => "a library other than the C library could be unloaded while code calls it",

@@ -136,7 +136,7 @@ impl Engine {
     }
 
     /// The living children of processes that have memory of their own, as (child, parent). Processes that the caller may not trace, or that are
-    /// gone, have none.
+    /// gone, have none. Children that are measured with a parent are left out, and theirs stand for them.
     pub fn children(&self, parents: &[Pid], caller: Caller) -> Result<Vec<(Pid, Pid)>, Error> {
         let mut found = Vec::new();
         for parent in parents.iter().filter(|parent| permit(**parent, caller).is_ok()) {
@@ -144,7 +144,16 @@ impl Engine {
                 let what = "the kernel does not tell the children of a process (CONFIG_PROC_CHILDREN)";
                 Error::new(ErrorKind::Failed, "no_children", what, "measure them one by one with -p PID")
             })?;
-            found.extend(children.into_iter().map(|child| (child, *parent)));
+            let session = lock(&self.inner.sessions).get(parent).cloned();
+            let mut children: Vec<_> = children.into_iter().map(|child| (child, *parent)).collect();
+            while let Some((child, parent)) = children.pop() {
+                if session.as_ref().is_some_and(|s| s.is_kin(child)) {
+                    let theirs = ingraft_process::children(child).unwrap_or_default();
+                    children.extend(theirs.into_iter().map(|grandchild| (grandchild, child)));
+                } else {
+                    found.push((child, parent));
+                }
+            }
         }
         Ok(found)
     }

@@ -25,6 +25,12 @@ pub enum Internal {
     ActProcTimers,
     /// Whether the target runs.
     ActiveProcesses,
+    /// Calls by definitions that were left other than by returning.
+    CallsLeft,
+    /// How often code that calls or sets something was left out.
+    CallsMissed,
+    /// Readings of memory that have found nothing.
+    ReadsFailed,
 }
 
 /// What an [`Internal`] is, in the order of [`MetricInfo`].
@@ -39,7 +45,7 @@ struct Facts {
 
 impl Internal {
     /// All of them.
-    pub const ALL: [Internal; 10] = [
+    pub const ALL: [Internal; 13] = [
         Internal::PauseTime,
         Internal::PredictedCost,
         Internal::ObservedCost,
@@ -50,6 +56,9 @@ impl Internal {
         Internal::ActWallTimers,
         Internal::ActProcTimers,
         Internal::ActiveProcesses,
+        Internal::CallsLeft,
+        Internal::CallsMissed,
+        Internal::ReadsFailed,
     ];
 
     /// The one of that name.
@@ -129,6 +138,27 @@ impl Internal {
                 Aggregate::Sum,
                 false,
                 "Processes of the request that have not ended.",
+            ),
+            Internal::CallsLeft => level(
+                "calls_left",
+                "calls",
+                Aggregate::Sum,
+                false,
+                "Calls of functions of the target by definitions that did not return.",
+            ),
+            Internal::CallsMissed => level(
+                "calls_missed",
+                "calls",
+                Aggregate::Sum,
+                false,
+                "How often code that calls a function or sets a variable was left out, because its thread had no counters of its own.",
+            ),
+            Internal::ReadsFailed => level(
+                "reads_failed",
+                "reads",
+                Aggregate::Sum,
+                false,
+                "Readings of the target's memory by definitions that found nothing there and gave 0.",
             ),
         }
     }

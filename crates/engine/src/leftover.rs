@@ -211,10 +211,11 @@ pub fn refuse_held(target: &Arc<Target>, range: &AvmaRange) -> Result<(), Error>
     };
     let holder = area.holder().map_err(failed)?;
     let own_id = target.status().map_err(failed)?.own_id;
-    // A fork child has its parent's area; the holder does not care for it.
+    // A fork child has its parent's area; the holder does not care for it, unless it is measured with the parent.
     let inherited =
         area.read_u32(u64::from(ingraft_model::layout::header::TARGET_PID)).map_err(failed)? != own_id as u32;
-    if inherited || (!holder.is_alive() && area.try_lock() != Some(false)) {
+    let strange = inherited && !area.is_family().map_err(failed)?;
+    if strange || (!holder.is_alive() && area.try_lock() != Some(false)) {
         return Ok(());
     }
     let journal = area.read_journal().ok().and_then(|bytes| journal::decode(&bytes));

@@ -97,7 +97,12 @@ impl Program for Generic {
     }
     fn variable(&self, _: &str, members: &[&str]) -> Result<Global, Unresolved> {
         let pointers = vec![0; members.len().saturating_sub(1)];
-        Ok(Global { at: VARIABLE, lasts: true, access: Access { pointers, offset: 0, scalar: Scalar::INT } })
+        Ok(Global {
+            at: VARIABLE,
+            lasts: true,
+            access: Access { pointers, offset: 0, scalar: Scalar::INT },
+            described: true,
+        })
     }
     fn member(&self, _: FunctionRef, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         let pointers = vec![0; members.len().saturating_sub(1)];
@@ -200,6 +205,7 @@ fn asked(metric: &str, focus: &Focus) -> EnableRequest {
         keep: false,
         max_overhead: None,
         allow_calls: true,
+        family: false,
     }
 }
 

@@ -42,6 +42,8 @@ const LOOKS: u32 = 20;
 
 /// Restores the text of a target, moves its threads out of the arenas, and unmaps everything that is ours. What a kill left half done
 /// is restored as well: places that are original already are left alone, and so are those whose text was unloaded.
+///
+/// First nothing leads into the arenas any more; threads that are in the middle of a snippet then go home by themselves, however busy they are.
 pub fn restore(
     target: &Target,
     points: &[PointRecord],
@@ -49,43 +51,52 @@ pub fn restore(
     area: Option<DataArea>,
 ) -> Result<Restored, Error> {
     let failed = |e| Error::process(target.pid(), e);
-    let options = ApplyOptions { reset_gs: area, calls: area, check_quiet: sorted(arenas), ..ApplyOptions::default() };
     let mut look = 0;
-    let (plan, applied) = loop {
+    let (plan, first) = loop {
         look += 1;
         let (plan, _) = restorable(target, &there(target, points)?);
-        match target.apply(&plan, &options) {
+        let text = PatchPlan { step_out: Vec::new(), ..plan.clone() };
+        match target.apply(&text, &ApplyOptions::default()) {
             Ok(applied) => break (plan, applied),
             Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}
             Err(e) => return Err(Error::apply(target.pid(), e)),
         }
     };
-    let mut stopped = applied.held;
+    let (mut stopped, mut threads) = (first.held, first.bases);
     let (left, foreign) = restorable(target, &there(target, points)?);
     let text_restored = !foreign && left.text.is_empty();
     let mut unmapped = false;
     if text_restored {
-        // Nothing leads into the arenas any more; a thread whose saved context does (in a handler, say), or that is in a function which
-        // our code has called, leaves when it returns, and then has its shard again.
-        let mut quiet = applied.quiet;
-        let moves = PatchPlan { moves: plan.moves.clone(), step_out: plan.step_out.clone(), ..PatchPlan::default() };
+        // A thread whose saved context leads into the arenas (in a handler, say), or that is in a function which our code has called, leaves
+        // when it returns, and then has its shard again.
+        let rest = PatchPlan { moves: plan.moves, step_out: plan.step_out, ..PatchPlan::default() };
+        let options = ApplyOptions {
+            reset_gs: area,
+            clear_slots: area,
+            calls: area,
+            check_quiet: sorted(arenas),
+            ..ApplyOptions::default()
+        };
         for _ in 0..TRIES {
-            if quiet {
+            let applied = match target.apply(&rest, &options) {
+                Ok(applied) => applied,
+                // it stays until somebody tries again
+                Err(ApplyError::Busy { .. }) => break,
+                Err(e) => return Err(Error::apply(target.pid(), e)),
+            };
+            stopped = stopped.max(applied.held);
+            threads = applied.bases;
+            if applied.quiet {
+                let mut ours = arenas.to_vec();
+                ours.extend(area.map(|a| a.range()));
+                target.unmap(&ours).map_err(failed)?;
+                unmapped = true;
                 break;
             }
             std::thread::sleep(PAUSE);
-            let again = target.apply(&moves, &options).map_err(|e| Error::apply(target.pid(), e))?;
-            stopped = stopped.max(again.held);
-            quiet = again.quiet;
-        }
-        if quiet {
-            let mut ours = arenas.to_vec();
-            ours.extend(area.map(|a| a.range()));
-            target.unmap(&ours).map_err(failed)?;
-            unmapped = true;
         }
     }
-    Ok(Restored { stopped, text_restored, unmapped, threads: applied.bases })
+    Ok(Restored { stopped, text_restored, unmapped, threads })
 }
 
 fn sorted(ranges: &[AvmaRange]) -> Vec<AvmaRange> {

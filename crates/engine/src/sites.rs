@@ -118,7 +118,6 @@ fn calls(
             Ok(Some(site)) => agrees(target, module, site, originals),
             // where nothing returns to there is nothing to weave
             Err(_) if after && callee.is_some_and(|callee| never_returns(modules, callee)) => continue,
-            Err(_) if after && import(module, &point.call).is_some_and(|name| NEVER_RETURN.contains(&name)) => continue,
             Err(refusal) => Err(refusal),
         };
         out.push(Found { site, callee });
@@ -158,29 +157,6 @@ fn agrees(target: &Target, module: &Module, mut site: Site, originals: &Original
         }
     }
 }
-
-/// Functions of system libraries that never return to their caller, by the names under which they are imported.
-const NEVER_RETURN: [&str; 19] = [
-    "_Exit",
-    "_Unwind_Resume",
-    "__assert_fail",
-    "__chk_fail",
-    "__cxa_bad_cast",
-    "__cxa_call_unexpected",
-    "__cxa_pure_virtual",
-    "__cxa_rethrow",
-    "__cxa_throw",
-    "__fortify_fail",
-    "__longjmp_chk",
-    "__stack_chk_fail",
-    "_exit",
-    "_longjmp",
-    "abort",
-    "exit",
-    "longjmp",
-    "pthread_exit",
-    "siglongjmp",
-];
 
 /// Whether it is certain that a function has no exit.
 pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
@@ -225,9 +201,4 @@ fn slot(module: &Module, call: &CallSite) -> Option<Svma> {
         Callee::Slot(slot) => Some(slot),
         Callee::Computed => None,
     }
-}
-
-/// The name under which a call's callee is imported.
-fn import<'m>(module: &'m Module, call: &CallSite) -> Option<&'m str> {
-    module.image.import_at(slot(module, call)?)
 }

@@ -61,7 +61,7 @@ impl Shards for SharedArea {
 }
 
 /// Most ended threads that are kept apart; what ends beyond that is added to the thread that could not be told.
-const ENDED_MAX: usize = 100_000;
+pub const ENDED_MAX: usize = 100_000;
 
 /// What ended threads left: per thread, the counters that are not 0.
 #[derive(Debug, Default)]

@@ -27,6 +27,7 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
     }
     let elf = found.module.image.elf();
     let reached = described(modules, found.file, elf, |info| info.reach_in_variable(found.symbol.at, members));
+    let described = reached.is_ok();
     let access = match reached {
         Ok(reach) => access(reach),
         // without a description its size says enough
@@ -47,7 +48,7 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
     };
     let first = Avma(at.0.wrapping_add_signed(first));
     let lasts = readable.start <= first && first.0.checked_add(bytes.into()).is_some_and(|end| end <= readable.end.0);
-    Ok(Global { at, lasts, access })
+    Ok(Global { at, lasts, access, described })
 }
 
 /// See [`ingraft_mdl::Program::address`].

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
 use ingraft_codegen::{
-    Arena, Cost, Environment, MiniRequest, PointRequest, Readable, RemovalRecord, TextSpace, WovenPoint, add_mini,
-    remove_mini, remove_within, weave_points,
+    Arena, Cost, Environment, Inner, MiniRequest, PointRequest, Readable, RemovalRecord, TextSpace, WovenPoint,
+    add_mini, remove_mini, remove_within, weave_points,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
@@ -166,7 +166,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
                 bias: module.bias,
                 name: "another function",
                 minis: &minis,
-                host: None,
+                beside: &[],
             })
             .collect();
         // A request as a whole fails only for reasons that this one does not have.
@@ -194,8 +194,7 @@ impl Woven {
     }
 
     fn places_of(&self, function: FunctionRef) -> impl Iterator<Item = Place> + '_ {
-        let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
-        self.points.range(first..).map(|(place, _)| *place).take_while(move |place| place.function == function)
+        points_of(&self.points, function).map(|(place, _)| *place)
     }
 
     /// What a hit that a counter counts costs: the worst case of the snippets that it belongs to and of reaching them, as if nothing else stood
@@ -451,14 +450,16 @@ impl Woven {
                 modules.resolve(p.place.function).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned())
             })
             .collect();
+        let beside: Vec<Vec<&WovenPoint>> = points
+            .iter()
+            .map(|p| points_of(&self.points, p.place.function).map(|(_, point)| &point.woven).collect())
+            .collect();
         let requests: Vec<PointRequest<'_>> = points
             .iter()
             .zip(&minis)
             .zip(&names)
-            .map(|((p, minis), name)| {
-                let host = p.site.within.then(|| entry_of(&self.points, p.place.function)).flatten();
-                PointRequest { site: p.site, bias: module.bias, name, minis, host: host.map(|point| &point.woven) }
-            })
+            .zip(&beside)
+            .map(|(((p, minis), name), beside)| PointRequest { site: p.site, bias: module.bias, name, minis, beside })
             .collect();
         let weave = weave_points(env, &mut self.arenas[arena_index], text, &requests).map_err(codegen_error)?;
         verify_weave(env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
@@ -523,17 +524,20 @@ impl Woven {
         for (function, ids) in order {
             let places: Vec<Place> = self.places_of(function).collect();
             let idle = |p: &Point| p.woven.minis.iter().all(|m| m.id == SETTLE || ids.contains(&m.id));
-            let points = || places.iter().filter_map(|place| self.points.get(place));
-            // an entry stays as long as there are exits in its code
-            let holds = points().any(|p| p.woven.host.is_some() && !idle(p));
-            let entry_stays = holds || entry_of(&self.points, function).is_some_and(|entry| !idle(entry));
+            let staying = staying(&self.points, &places, idle);
+            let offered: HashSet<Inner> = staying
+                .iter()
+                .filter_map(|place| self.points.get(place))
+                .flat_map(|p| p.woven.inner.iter().copied())
+                .collect();
+            let stays = |inner: &Inner| offered.contains(inner);
             for place in places {
                 let Some(point) = self.points.get_mut(&place) else { continue };
                 let is_idle = idle(point);
-                if is_idle && !(place.spot == Spot::ENTRY && entry_stays) {
-                    let removed = match remove_within(&point.woven).filter(|_| entry_stays) {
+                if !staying.contains(&place) {
+                    let removed = match remove_within(&point.woven, stays) {
                         Some(alone) => {
-                            verify_removed_within(&alone, &point.woven).map_err(|e| defect(&e))?;
+                            verify_removed_within(&alone, &point.woven, stays).map_err(|e| defect(&e))?;
                             alone
                         }
                         None => RemovalRecord::combine(point.woven.records()),
@@ -560,6 +564,11 @@ impl Woven {
         }
         sort(&mut plan);
         Ok((plan, gone))
+    }
+
+    /// The shared routines of all arenas: a thread in one may be about to read what a change writes.
+    pub fn routines(&self) -> Vec<AvmaRange> {
+        self.arenas.iter().flat_map(Arena::shared).collect()
     }
 
     /// Notes code that a removal left behind.
@@ -611,6 +620,28 @@ impl Woven {
         let new = failed.arenas.iter().skip(self.arenas.len()).map(|a| Arena::new(a.range()));
         self.arenas.extend(new);
     }
+}
+
+/// The points of a function.
+fn points_of(points: &BTreeMap<Place, Point>, function: FunctionRef) -> impl Iterator<Item = (&Place, &Point)> {
+    let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
+    points.range(first..).take_while(move |(place, _)| place.function == function)
+}
+
+/// Those of a function's points that stay when the idle ones go: what displaces instructions that others need stays as long as these do.
+fn staying(points: &BTreeMap<Place, Point>, places: &[Place], idle: impl Fn(&Point) -> bool) -> HashSet<Place> {
+    let (mut left, mut stay): (Vec<_>, Vec<_>) =
+        places.iter().filter_map(|place| points.get_key_value(place)).partition(|(_, point)| idle(point));
+    let mut from = 0;
+    while let Some(new) = stay.get(from..).filter(|new| !new.is_empty()) {
+        let needed: HashSet<&Inner> = new.iter().flat_map(|(_, point)| point.woven.needs()).collect();
+        from = stay.len();
+        let (hosts, rest): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|(_, point)| point.woven.inner.iter().any(|inner| needed.contains(inner)));
+        left = rest;
+        stay.extend(hosts);
+    }
+    stay.into_iter().map(|(place, _)| *place).collect()
 }
 
 /// The woven entry of a function.

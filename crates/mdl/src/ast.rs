@@ -404,6 +404,15 @@ pub enum AssignOp {
 }
 
 impl Expr {
+    /// Whether it is a variable of the program, `readSymbol("v")`, or a member of one.
+    pub(crate) fn is_symbol(&self) -> bool {
+        match &self.bare().kind {
+            ExprKind::Field(of, _) => of.is_symbol(),
+            ExprKind::Call(callee, _) => callee.name == "readSymbol" && !callee.quoted,
+            _ => false,
+        }
+    }
+
     /// Without the parentheses around it.
     pub fn bare(&self) -> &Expr {
         let mut expr = self;

@@ -35,6 +35,8 @@ pub struct Global {
     pub lasts: bool,
     /// How the integer is reached from there.
     pub access: Access,
+    /// Whether debugging information says what it is, not only how large.
+    pub described: bool,
 }
 
 /// What a function gets or gives.

@@ -4,8 +4,9 @@
 //! ```text
 //! A = base (below 2 GiB)              a memfd, mapped shared:
 //! A + 0                 shard 0:      the header, the claims, the counters that all threads share (`lock`ed)
-//! A + stride            shard 1:      private anonymous memory with MADV_WIPEONFORK: the `alive` word, and
-//!                                     the shard that fork children count into, to nobody's harm
+//! A + stride            shard 1:      private anonymous memory: the `alive` word, and the shard that fork children count
+//!                                     into, to nobody's harm. With MADV_WIPEONFORK, but where children are measured with
+//!                                     their parent (`family`): there they are like threads of it, each with a shard
 //! A + k * stride        shard k >= 2: one thread's own
 //! A + shards * stride   the journal's copy (`journal_bytes`)
 //! ```
@@ -88,6 +89,10 @@ pub mod header {
     pub const ANSWERED: u32 = LISTENING + 8;
     /// What the loader was last about to do, `r_state` of link.h: 1 to map, 2 to unmap, u32; 0 when it has ended.
     pub const LOADER_STATE: u32 = LISTENING + 12;
+    /// 1 if fork children count like threads of the target, in this memory, u32. Set once, before there is any code.
+    pub const FAMILY: u32 = LISTENING + 16;
+    /// How many readings of the program's memory have found nothing there, u32, atomic.
+    pub const READS_FAILED: u32 = LISTENING + 20;
 }
 
 /// Offset of the claims in shard 0: one u64 per shard, the identity of the thread that holds it or 0.
@@ -117,7 +122,7 @@ pub const CALLING: u32 = 0x38;
 pub const CALL_SP: u32 = OWNER - 8;
 /// Offset of counter 0 in every shard; counter i is a u64 (two's complement) at `COUNTERS + 8 * i`.
 pub const COUNTERS: u32 = OWNER + 0x40;
-/// Offset in shard 1 of the word that is 1 in the target and 0 in its fork children (MADV_WIPEONFORK), u32.
+/// Offset in shard 1 of the word that is 1 in the target, and 0 in fork children that are not measured with it (MADV_WIPEONFORK), u32.
 pub const ALIVE: u32 = 0x00;
 /// Index of the shard that fork children use.
 pub const CHILD_SHARD: u32 = 1;

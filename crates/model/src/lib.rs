@@ -27,6 +27,7 @@ pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{BackBranch, CallPoint, CallSite, Callee, Clearing, Gpr, How, PointKind, Refusal, Site};
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{
-    BinaryOp, Clock, Expr, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId, Width,
+    BinaryOp, Clock, Expr, Float, FloatFormat, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage,
+    VariableId, Width,
 };
 pub use table::Table;

@@ -71,6 +71,12 @@ pub enum Refusal {
         /// Offset of the branch from the function's first byte.
         offset: u32,
     },
+    /// A jump of the function to a return address cannot be told from a return.
+    #[error("its own branch at +{offset:#x} to a return address cannot be told from a return")]
+    OwnBranchToReturn {
+        /// Offset of the branch from the function's first byte.
+        offset: u32,
+    },
     /// Where the function's jumps lead could not be found out, so a landing place inside the springboard cannot be excluded.
     #[error("an indirect jump at +{offset:#x} whose targets are not known")]
     UnresolvedJump {
@@ -177,9 +183,10 @@ pub struct Site {
     pub scratch: Vec<Gpr>,
     /// Whether the arithmetic flags are dead at `at`.
     pub flags_dead: bool,
-    /// The function's own branches to `at` or to `function`.
+    /// The function's own branches to where control also comes from elsewhere: at an entry those to `at` or to `function`, behind a call
+    /// those to the return address. Empty elsewhere.
     pub back_branches: Vec<BackBranch>,
-    /// At an entry: bytes that are better displaced than not, because an exit that ends there has no room of its own and can be woven into
+    /// At an entry and behind a call: bytes that are better displaced than not, because an exit that ends there has no room of its own and can be woven into
     /// the displaced copy. 0 elsewhere.
     pub least: u8,
     /// The entry displaces this exit (see `least`), so that it can only be woven into the entry's copy of it. `at` is then the exit itself.

@@ -2,6 +2,7 @@
 //! (hollingsworth97, section 3).
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::Avma;
 use crate::call::{Call, Called};
@@ -126,7 +127,7 @@ pub enum BinaryOp {
 }
 
 /// How many bytes of memory an integer takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Width {
     One,
@@ -187,6 +188,73 @@ impl Scalar {
     }
 }
 
+/// A floating-point number that an argument or a result is: in the vector register that the System V convention says. Its value is truncated
+/// towards zero; what is no number, or does not fit into 64 bits, is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Float {
+    /// Number of the register: of arguments from 0 to [`Float::ARGS_MAX`] less one, 0 of a result.
+    pub register: u8,
+    /// How it is written.
+    pub format: FloatFormat,
+}
+
+impl Float {
+    /// Most arguments that go in vector registers.
+    pub const ARGS_MAX: u8 = 8;
+}
+
+/// Formats of IEEE 754.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FloatFormat {
+    /// A `float` of C.
+    Single,
+    /// A `double`.
+    Double,
+}
+
+impl FloatFormat {
+    /// Bits of its fraction, without the one that is not written.
+    pub const fn fraction_bits(self) -> u32 {
+        match self {
+            FloatFormat::Single => 23,
+            FloatFormat::Double => 52,
+        }
+    }
+
+    /// The exponent as it is written of the number 1, half of what the exponent's bits hold.
+    pub const fn bias(self) -> u32 {
+        match self {
+            FloatFormat::Single => 127,
+            FloatFormat::Double => 1023,
+        }
+    }
+}
+
+/// What the kernel counts for each thread and tells that thread itself (getrusage(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Usage {
+    /// Page faults of both kinds.
+    PageFaults,
+    /// Those that needed no reading from a disk.
+    MinorFaults,
+    /// Those that needed it.
+    MajorFaults,
+    /// Switches to another thread, by itself or not.
+    ContextSwitches,
+}
+
+impl Usage {
+    /// Its counts as bits: minor faults 1, major faults 2, switches 4.
+    pub const fn counts(self) -> u32 {
+        match self {
+            Usage::MinorFaults => 1,
+            Usage::MajorFaults => 2,
+            Usage::PageFaults => 3,
+            Usage::ContextSwitches => 4,
+        }
+    }
+}
+
 /// A value: 64 bits, signed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Expr {
@@ -197,6 +265,14 @@ pub enum Expr {
     Arg(u8),
     /// The value that the function returns (rax): at an exit, and behind a call.
     Return,
+    /// A floating-point argument or result, truncated.
+    Float(Float),
+    /// What the kernel has counted for this thread: a system call.
+    Usage(Usage),
+    /// The address of a text that ends with a zero byte and is there as long as the call: only as an argument of a [`Call`].
+    Text(Arc<str>),
+    /// The address of this thread's slot of a variable: only as an argument of a [`Call`].
+    Address(VariableId),
     /// The n-th of the arguments that the record of the enclosing [`Stmt::Close`] has kept.
     Saved(u8),
     /// Time since the record of the enclosing [`Stmt::Close`] was opened.
@@ -233,6 +309,10 @@ impl Expr {
             Expr::Const(_)
             | Expr::Arg(_)
             | Expr::Return
+            | Expr::Float(_)
+            | Expr::Usage(_)
+            | Expr::Text(_)
+            | Expr::Address(_)
             | Expr::Saved(_)
             | Expr::Elapsed(_)
             | Expr::Restored
@@ -274,6 +354,8 @@ pub enum Stmt {
     AddAt(VariableId, Expr, Expr),
     /// Call a function of the program for its effect.
     Call(Call),
+    /// Set an integer of the program at an address that is mapped and writable as long as the process lives; not in fork children.
+    Store(Avma, Width, Expr),
 }
 
 /// What one request does at one point.
@@ -302,6 +384,7 @@ impl Snippet {
                 | Stmt::Settle
                 | Stmt::Observe(..)
                 | Stmt::Call(_)
+                | Stmt::Store(..)
                 | Stmt::Await => false,
             })
         }
@@ -320,11 +403,32 @@ impl Snippet {
         place_in(&mut self.stmts, place)
     }
 
-    /// Whether it reads memory of the program by system calls.
-    pub fn reads_memory(&self) -> bool {
+    /// Whether it reads memory of the program, or asks for what the kernel counts, by system calls.
+    pub fn asks_kernel(&self) -> bool {
         let mut found = false;
-        self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..)));
+        self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..) | Expr::Usage(_)));
         found
+    }
+
+    /// The integers of the program that it sets.
+    pub fn stores(&self) -> Vec<(Avma, Width)> {
+        fn all(stmts: &[Stmt], found: &mut Vec<(Avma, Width)>) {
+            for stmt in stmts {
+                match stmt {
+                    Stmt::Store(at, width, _) => found.push((*at, *width)),
+                    Stmt::If(_, body) | Stmt::Open(_, body) | Stmt::Close(_, body) => all(body, found),
+                    _ => {}
+                }
+            }
+        }
+        let mut found = Vec::new();
+        all(&self.stmts, &mut found);
+        found
+    }
+
+    /// Whether it changes the program: calls its functions, or sets its variables.
+    pub fn interferes(&self) -> bool {
+        !self.calls().is_empty() || !self.stores().is_empty()
     }
 
     /// Visits every value, inner ones before outer ones.
@@ -332,7 +436,7 @@ impl Snippet {
         fn all(stmts: &[Stmt], visit: &mut dyn FnMut(&Expr)) {
             for stmt in stmts {
                 match stmt {
-                    Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) => e.each(visit),
+                    Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) => e.each(visit),
                     Stmt::AddAt(_, key, e) => {
                         key.each(visit);
                         e.each(visit);
@@ -362,7 +466,7 @@ impl Snippet {
 fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
     for stmt in stmts {
         match stmt {
-            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) => e.calls_in(calls),
+            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) => e.calls_in(calls),
             Stmt::AddAt(_, key, e) => {
                 key.calls_in(calls);
                 e.calls_in(calls);
@@ -384,7 +488,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
 fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
     for stmt in stmts {
         match stmt {
-            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) => e.place_callees(place)?,
+            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) => e.place_callees(place)?,
             Stmt::AddAt(_, key, e) => {
                 key.place_callees(place)?;
                 e.place_callees(place)?;
@@ -509,6 +613,10 @@ impl fmt::Display for Expr {
             Expr::Const(value) => write!(f, "{value}"),
             Expr::Arg(n) => write!(f, "$arg[{n}]"),
             Expr::Return => f.write_str("$return"),
+            Expr::Float(float) => float.fmt(f),
+            Expr::Usage(usage) => usage.fmt(f),
+            Expr::Text(text) => write!(f, "{text:?}"),
+            Expr::Address(v) => write!(f, "&v{}", v.0),
             Expr::Saved(n) => write!(f, "saved[{n}]"),
             Expr::Elapsed(TimeUnit::Ticks) => f.write_str("elapsed_ticks"),
             Expr::Elapsed(TimeUnit::Nanoseconds) => f.write_str("$elapsed"),
@@ -528,6 +636,29 @@ impl fmt::Display for Expr {
             Expr::Binary(op, a, b) => write!(f, "({a} {} {b})", op.symbol()),
             Expr::Call(call) => call.fmt(f),
         }
+    }
+}
+
+/// As in Rust, and the register: `f64 in xmm0`.
+impl fmt::Display for Float {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bits = match self.format {
+            FloatFormat::Single => 32,
+            FloatFormat::Double => 64,
+        };
+        write!(f, "f{bits} in xmm{}", self.register)
+    }
+}
+
+/// The name of the event.
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Usage::PageFaults => "page-faults",
+            Usage::MinorFaults => "minor-faults",
+            Usage::MajorFaults => "major-faults",
+            Usage::ContextSwitches => "context-switches",
+        })
     }
 }
 
@@ -588,6 +719,7 @@ impl fmt::Display for Stmt {
             Stmt::Observe(v, e) => write!(f, "observe v{}, {e};", v.0),
             Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
             Stmt::Call(call) => write!(f, "{call};"),
+            Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),
         }
     }
 }

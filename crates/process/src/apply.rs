@@ -18,14 +18,20 @@ use crate::tracer::{State, Tracer, with_tracer};
 use crate::visit::{Held, Visitor, held_threads};
 
 const PAGE: u64 = 4096;
-/// Longest that one attempt holds the target to let threads out of what changes.
+/// Longest that the first attempt holds the target to let threads out of what changes. Each later one may take as much longer, because on a
+/// loaded machine a thread that is let go has to wait for a processor.
 const NUDGE_TIME: Duration = Duration::from_micros(500);
+const NUDGE_TIME_MAX: Duration = Duration::from_millis(4);
+/// Time between attempts, growing by itself: the target goes on meanwhile.
+const REST: Duration = Duration::from_millis(2);
+const REST_MAX: Duration = Duration::from_millis(40);
 
 /// How a plan is to be applied.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How often to try again when a thread stands inside of what changes.
-    pub retries: u32,
+    /// How long to try again and again while threads stand inside of what changes, or do not stop. Each attempt holds the target for some
+    /// milliseconds only.
+    pub patience: Duration,
     /// Ranges of which [`Applied::quiet`] is to tell whether anybody is in them or may return there. Sorted.
     pub check_quiet: Vec<AvmaRange>,
     /// The area whose calls of functions of the target (`model::layout`) must be over for [`Applied::quiet`].
@@ -38,7 +44,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { retries: 20, check_quiet: Vec::new(), calls: None, reset_gs: None, clear_slots: None }
+        Options {
+            patience: Duration::from_secs(15),
+            check_quiet: Vec::new(),
+            calls: None,
+            reset_gs: None,
+            clear_slots: None,
+        }
     }
 }
 
@@ -122,10 +134,11 @@ impl Target {
         let mut runs = make_runs(&plan.text);
         let mut held = Duration::ZERO;
         let mut attempt = 1;
+        let begin = Instant::now();
         loop {
             let (outcome, time) = with_tracer(self.pid(), |tracer| {
                 tracer.be_patient(attempt);
-                let outcome = self.attempt(tracer, plan, options, &returns, &mut runs, &mut visitor);
+                let outcome = self.attempt(tracer, attempt, plan, options, &returns, &mut runs, &mut visitor);
                 let repaired = tracer.repair_all().or_else(|e| if e.is_gone() { Ok(()) } else { Err(e) });
                 outcome.and_then(|applied| repaired.map(|()| applied).map_err(ApplyError::from))
             })?;
@@ -133,8 +146,8 @@ impl Target {
             self.note_hold(time);
             match outcome {
                 Ok(applied) => return Ok(Applied { held, attempts: attempt, ..applied }),
-                Err(e) if attempt <= options.retries && e.may_pass() => {
-                    thread::sleep(Duration::from_millis(1 << attempt.min(5)));
+                Err(e) if e.may_pass() && begin.elapsed() < options.patience => {
+                    thread::sleep((REST * attempt).min(REST_MAX));
                     attempt += 1;
                 }
                 Err(e) => return Err(e),
@@ -148,9 +161,11 @@ impl Target {
         Ok(self.apply(&PatchPlan::default(), &options)?.quiet)
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what one call of `apply_and_visit` knows")]
     fn attempt(
         &self,
         tracer: &mut Tracer,
+        attempt: u32,
         plan: &PatchPlan,
         options: &Options,
         returns: &[Avma],
@@ -174,7 +189,7 @@ impl Target {
             self.write_text(tracer, code.at, &code.bytes)?;
         }
         self.read_and_compare(plan, runs)?;
-        let deadline = Instant::now() + NUDGE_TIME;
+        let deadline = Instant::now() + (NUDGE_TIME * attempt).min(NUDGE_TIME_MAX);
         let (moves, quiet, stacks, saved) = loop {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
             match self.look(tracer, plan, options, returns, picky, &mut maps)? {

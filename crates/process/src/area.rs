@@ -16,6 +16,7 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use crate::error::Error;
+use crate::room::DataAreaRequest;
 use crate::target::{Identity, Target};
 
 /// The data area of a target.
@@ -232,11 +233,10 @@ impl SharedArea {
     pub(crate) fn write_header(
         &self,
         target_pid: Pid,
-        identity: ThreadIdentity,
-        cpu: CpuClock,
+        request: &DataAreaRequest,
         holder: &Identity,
     ) -> Result<(), Error> {
-        let (kind, offset) = match identity {
+        let (kind, offset) = match request.identity {
             ThreadIdentity::Locked => (0, 0),
             ThreadIdentity::FsOffset(offset) => (1, offset),
             ThreadIdentity::FsBase => (2, 0),
@@ -248,11 +248,12 @@ impl SharedArea {
             (header::SHARDS, self.layout.shards),
             (header::CLAIM_HINT, layout::FIRST_SHARD),
             (header::TARGET_PID, target_pid.0 as u32),
+            (header::FAMILY, request.family.into()),
         ];
         for (at, value) in u32s {
             self.write_u32(at.into(), value)?;
         }
-        if let CpuClock::Rseq { slot, signature } = cpu {
+        if let CpuClock::Rseq { slot, signature } = request.cpu {
             // no instruction is in it: an empty section at its own address
             let descriptor = self.at(header::DESCRIPTOR.into()).0;
             let words = [0, descriptor, 0, descriptor + u64::from(header::SIGNATURE - header::DESCRIPTOR) + 4];
@@ -284,6 +285,11 @@ impl SharedArea {
         self.write_u32(header::HOLDER_PID.into(), holder.pid.0 as u32)?;
         self.write_u64(header::HOLDER_START.into(), holder.start_time)?;
         self.write_bytes(header::BOOT_ID.into(), &holder.boot_id)
+    }
+
+    /// Whether fork children count like threads of the target.
+    pub fn is_family(&self) -> Result<bool, Error> {
+        Ok(self.read_u32(header::FAMILY.into())? != 0)
     }
 
     /// How threads are told apart, as the header says.
@@ -342,6 +348,11 @@ impl SharedArea {
     /// calls were not run.
     pub fn calls_amiss(&self) -> Result<(u32, u32), Error> {
         Ok((self.read_u32(header::CALLS_LEFT.into())?, self.read_u32(header::CALLS_MISSED.into())?))
+    }
+
+    /// How many readings of the program's memory have found nothing there.
+    pub fn reads_failed(&self) -> Result<u32, Error> {
+        self.read_u32(header::READS_FAILED.into())
     }
 
     /// The shards that threads hold.
@@ -429,6 +440,10 @@ impl SharedArea {
         if self.remember_slot(self.read_u64(start + u64::from(layout::CPU_SLOT))?)? {
             self.write_u64(start + u64::from(layout::CPU_SLOT), 0)?;
             self.write_u64(u64::from(layout::CLAIMS) + 8 * u64::from(shard), 0)?;
+            // the next thread takes the lowest free one: memory is that of as many threads as there are at a time
+            if shard < self.read_u32(header::CLAIM_HINT.into())? {
+                self.write_u32(header::CLAIM_HINT.into(), shard)?;
+            }
         }
         Ok(values)
     }

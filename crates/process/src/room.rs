@@ -50,6 +50,8 @@ pub struct DataAreaRequest {
     pub identity: ThreadIdentity,
     /// How generated code reads processor time: prepared there.
     pub cpu: CpuClock,
+    /// Fork children count like threads of the target. Not with [`ThreadIdentity::FsBase`], which a child has from its parent.
+    pub family: bool,
 }
 
 impl Default for DataAreaRequest {
@@ -60,6 +62,7 @@ impl Default for DataAreaRequest {
             journal_bytes: layout::DEFAULT_JOURNAL,
             identity: ThreadIdentity::Locked,
             cpu: CpuClock::None,
+            family: false,
         }
     }
 }
@@ -92,7 +95,7 @@ impl Target {
             loop {
                 let made = self.try_area(remote, request, shards, locked).and_then(|area| {
                     let finish = |area: &SharedArea| {
-                        area.write_header(own_id, request.identity, request.cpu, &holder)?;
+                        area.write_header(own_id, request, &holder)?;
                         self.write(Avma(area.layout().alive().into()), &1u32.to_le_bytes())
                     };
                     match finish(&area) {
@@ -136,7 +139,7 @@ impl Target {
         let name = remote.scratch_name()?;
         let fd =
             remote.syscall("memfd_create", libc::SYS_memfd_create, [name.0, libc::MFD_CLOEXEC.into(), 0, 0, 0, 0])?;
-        let mapped = self.map_area(remote, &layout, fd, locked);
+        let mapped = self.map_area(remote, &layout, fd, (locked, request.family));
         let closed = remote.close(fd);
         match (mapped, closed) {
             (Ok(area), Ok(())) => Ok(area),
@@ -148,7 +151,13 @@ impl Target {
         }
     }
 
-    fn map_area(&self, remote: &mut Remote<'_>, layout: &DataArea, fd: u64, locked: bool) -> Result<SharedArea, Error> {
+    fn map_area(
+        &self,
+        remote: &mut Remote<'_>,
+        layout: &DataArea,
+        fd: u64,
+        (locked, family): (bool, bool),
+    ) -> Result<SharedArea, Error> {
         let own = |what| move |e: rustix::io::Errno| Error::Own { what, source: e.into() };
         let number = i32::try_from(fd).unwrap_or(-1);
         let memfd: OwnedFd =
@@ -173,11 +182,10 @@ impl Target {
                 remote.syscall("mprotect", libc::SYS_mprotect, [base, len, PROT_RW, 0, 0, 0])?;
             }
             let advice = |a: i32| a as u64;
-            remote.syscall(
-                "madvise",
-                libc::SYS_madvise,
-                [own_shard, stride, advice(libc::MADV_WIPEONFORK), 0, 0, 0],
-            )?;
+            if !family {
+                let args = [own_shard, stride, advice(libc::MADV_WIPEONFORK), 0, 0, 0];
+                remote.syscall("madvise", libc::SYS_madvise, args)?;
+            }
             remote.syscall("madvise", libc::SYS_madvise, [base, len, advice(libc::MADV_DONTDUMP), 0, 0, 0])?;
             SharedArea::map(*layout, &memfd, lock)
         };

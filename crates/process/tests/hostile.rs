@@ -138,7 +138,7 @@ fn saved_program_counters_move() {
         let mut patch = hand_patch_of(faulting, displaced, arena.start, area.layout().counter(0));
         // without a move it is refused
         let moves = std::mem::take(&mut patch.insert.moves);
-        let options = Options { retries: 2, ..Options::default() };
+        let options = Options { patience: Duration::from_millis(50), ..Options::default() };
         let error = target.apply(&patch.insert, &options).expect_err("applied");
         assert!(matches!(error, ApplyError::Busy { at, .. } if at == faulting.offset(8)), "{error}");
         patch.insert.moves = moves;

@@ -5,13 +5,14 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All words that [`reason`] answers, in the order of docs/protocol.md.
-pub const REASONS: [&str; 19] = [
+pub const REASONS: [&str; 20] = [
     "too_short",
     "branch_into_springboard",
     "straddles_pages",
     "unknown_instruction",
     "not_displaceable",
     "own_branch_to_entry",
+    "own_branch_to_return",
     "unresolved_jump",
     "runs_on",
     "moving_calls",
@@ -36,6 +37,7 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::UnknownInstruction { .. } => "unknown_instruction",
         Refusal::NotDisplaceable { .. } => "not_displaceable",
         Refusal::OwnBranchToEntry { .. } => "own_branch_to_entry",
+        Refusal::OwnBranchToReturn { .. } => "own_branch_to_return",
         Refusal::UnresolvedJump { .. } => "unresolved_jump",
         Refusal::RunsOn { .. } => "runs_on",
         Refusal::MovingCalls => "moving_calls",

@@ -92,6 +92,8 @@ impl Value {
 pub struct ThreadValue {
     /// Thread id; `None`: could not be told apart.
     pub tid: Option<i32>,
+    /// Its process if that is a fork child of the target; `None`: the target, or it is not known.
+    pub pid: Option<i32>,
     /// Cumulative since the request; of a histogram: how many values it has.
     pub value: i64,
     /// The values of a histogram, in the metric's unit.
@@ -104,9 +106,10 @@ impl TryFrom<v1::ThreadValue> for ThreadValue {
     type Error = FieldError;
 
     fn try_from(thread: v1::ThreadValue) -> Result<Self, FieldError> {
-        let v1::ThreadValue { tid, value, distribution: d, activations } = thread;
+        let v1::ThreadValue { tid, value, distribution: d, activations, pid } = thread;
         Ok(ThreadValue {
             tid,
+            pid,
             value,
             distribution: distribution(d)?,
             activations: activations.unwrap_or_default().into(),
@@ -216,6 +219,7 @@ mod tests {
         let thread = (proptest::option::of(any::<i32>()), any::<i64>(), rest());
         let thread = thread.prop_map(|(tid, value, (distribution, activations))| ThreadValue {
             tid,
+            pid: tid.filter(|tid| tid % 2 == 0),
             value,
             distribution,
             activations,
@@ -250,6 +254,7 @@ mod tests {
             value: t.value,
             distribution: t.distribution.as_deref().map(Into::into),
             activations: Some(t.activations.into()),
+            pid: t.pid,
         };
         PairValue {
             pair: pair as u32,

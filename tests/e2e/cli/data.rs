@@ -135,6 +135,16 @@ fn the_example_of_the_reference_is_right() {
 }
 
 #[test]
+fn readings_that_find_nothing_are_counted() {
+    let mut target = Mutatee::start("data", &[]);
+    let metrics = ["data_depth", "reads_failed", "calls_left", "calls_missed"].map(str::to_owned);
+    // of the nine pointers none can be read
+    let found = values_of(&mut target, &file(), &metrics, &["serve 7", "wild 50"]);
+    let noted = metrics.each_ref().map(|metric| found[metric]);
+    assert_eq!(noted[1..], [50 * 9, 0, 0]);
+}
+
+#[test]
 fn pointers_that_lead_nowhere_are_zero_and_harm_nobody() {
     let mut target = Mutatee::start("data", &[]);
     let metrics = ["second", "depth", "weight", "address", "history", "element", "returned", "kept", "calls"];

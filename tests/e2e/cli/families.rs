@@ -1,10 +1,10 @@
 //! A parent's counts are its own; its children run unharmed and are restored at the end as well.
 
-use std::io::Write;
+use std::io::{Seek, Write};
 use std::process::Stdio;
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, program, scaled};
+use ingraft_testing::{Daemon, Mutatee, Outcome, Session, Tool, open_directory, program, scaled, sibling, skip};
 
 use crate::tool;
 
@@ -80,13 +80,125 @@ fn calls_in(outcome: &Outcome, pid: i32, function: &str) -> (u64, Option<u64>) {
     (count["calls"].as_u64().expect("a number"), count["exact_since_ns"].as_u64())
 }
 
+/// What threads of one process have of a function that a target and its children called.
+fn calls_of_child(outcome: &Outcome, function: &str, child: i32) -> u64 {
+    let count = outcome.all("count").into_iter().find(|c| c["function"] == function).expect("a count");
+    let threads = count["threads"].as_array().expect("a list").iter().filter(|t| t["pid"] == child);
+    threads.map(|t| t["calls"].as_u64().expect("a number")).sum()
+}
+
 #[test]
-fn children_are_followed() {
+fn children_are_followed_from_their_first_call_on() {
     let mut target = Mutatee::start("family", &[]);
     let before = Text::of(target.pid());
     let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
     session.wait_for("attached");
     let kept: i32 = target.ask("keep").after("child").parse().expect("a process id");
+    target.ask("poke 5000").assert_right();
+    assert_eq!((target::tracer(target.pid()), target::tracer(kept)), (0, 0));
+    before.assert_not_in(kept);
+    let truth = target.ask("fork 1 1");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let (calls, since) = calls_in(&outcome, target.pid(), "parent_work");
+    assert_eq!((calls, since), (5001 + truth.tally("parent_work"), None));
+    assert_eq!(calls_of_child(&outcome, "parent_work", kept), 5000);
+    target::assert_clean(target.pid(), &before);
+    target::assert_clean(kept, &before);
+    target.ask("poke 5000").assert_right();
+    target.ask("drop").assert_right();
+}
+
+/// Has children come and go all the time while they are followed, and compares.
+fn follow_children_of(mut target: Mutatee, tool: &Tool) {
+    let before = Text::of(target.pid());
+    let mut session = tool.start(["count", "-p", &target.pid_text(), "--follow", "fork,exec"].iter().chain(COUNTED));
+    session.wait_for("attached");
+    let (rounds, calls) = (scaled(300, 2000), 1000);
+    target.ask(&format!("fork {rounds} {calls}")).assert_right();
+    target.ask(&format!("vfork {rounds}")).assert_right();
+    let truth = target.ask(&format!("spawn {rounds}"));
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let parents = truth.tally("parent_work") + rounds * calls;
+    assert_eq!(calls_in(&outcome, target.pid(), "parent_work"), (parents, None));
+    assert_eq!(calls_in(&outcome, target.pid(), "child_work"), (rounds * calls, None));
+    assert_eq!(calls_in(&outcome, target.pid(), "shared_work"), (truth.tally("shared_work"), None));
+    target::assert_clean(target.pid(), &before);
+    target.ask("fork 3 3").assert_right();
+}
+
+#[test]
+fn children_that_come_and_go_lose_no_call() {
+    follow_children_of(Mutatee::start("family", &[]), &tool());
+}
+
+#[test]
+fn children_with_musl_lose_no_call() {
+    match program("family-musl") {
+        Ok(_) => follow_children_of(Mutatee::start("family-musl", &[]), &tool()),
+        Err(why) => skip!("{why}"),
+    }
+}
+
+#[test]
+fn children_lose_no_call_through_a_daemon() {
+    let directory = open_directory();
+    let daemon = Daemon::start(&sibling("ingraftd"), directory.path(), ["--log", "error"]);
+    follow_children_of(Mutatee::start("family", &[]), &daemon.client(env!("CARGO_BIN_EXE_ingraft")));
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn children_of_a_program_that_is_started_lose_no_call() {
+    let family = program("family").expect("gcc");
+    let mut input = tempfile::tempfile().expect("a file");
+    input.write_all(b"fork 50 100\n").and_then(|()| input.rewind()).expect("write a file");
+    let (tool, fixed) = (tool(), ["count", "--follow", "fork", "--until-exit"]);
+    let command = fixed.into_iter().chain(COUNTED.iter().copied()).chain(["--", family.to_str().expect("a path")]);
+    let outcome = Session::start(tool.command(command).stdin(input)).finish().assert_code(0);
+    assert_eq!((outcome.calls("parent_work"), outcome.calls("child_work")), (50 + 50 * 100, 50 * 100));
+}
+
+#[test]
+fn an_engine_that_dies_leaves_nothing_in_followed_children() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    let mut session = tool.start(["latency", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
+    session.wait_for("attached");
+    let kept: i32 = target.ask("keep").after("child").parse().expect("a process id");
+    target.ask("poke 5000").assert_right();
+    session.kill();
+    target.ask("poke 5000").assert_right();
+    target.ask("fork 20 20").assert_right();
+    tool.detach(target.pid());
+    for pid in [target.pid(), kept] {
+        target::assert_clean(pid, &before);
+    }
+    target.ask("poke 5000").assert_right();
+    target.ask("drop").assert_right();
+}
+
+#[test]
+fn a_followed_child_is_nobody_elses() {
+    let mut target = Mutatee::start("family", &[]);
+    let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
+    session.wait_for("attached");
+    let kept = target.ask("keep").after("child").to_owned();
+    let _ = tool().run(["count", "-p", &kept, "parent_work", "--for", "100ms"]).assert_error(4, &["held"]);
+    target.ask("poke 70").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(calls_of_child(&outcome, "parent_work", kept.parse().expect("a process id")), 70);
+    target.ask("drop").assert_right();
+}
+
+#[test]
+fn a_child_that_was_there_before_is_a_target_of_its_own() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let kept: i32 = target.ask("keep").after("child").parse().expect("a process id");
+    let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
+    session.wait_for("attached");
     assert_eq!(session.wait_for("attached")["pid"], kept);
     target.ask("poke 5000").assert_right();
     let truth = target.ask("drop");
@@ -100,27 +212,6 @@ fn children_are_followed() {
     let sum = together.iter().find(|c| c["focus"].as_str().is_some_and(|f| f.ends_with("/parent_work")));
     assert_eq!(sum.expect("both together")["value"], 5000 + truth.tally("parent_work"));
     target::assert_clean(target.pid(), &before);
-    target.ask("fork 3 3").assert_right();
-}
-
-#[test]
-fn children_that_come_and_go_are_followed_as_far_as_they_can_be() {
-    let mut target = Mutatee::start("family", &[]);
-    let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork,exec"].iter().chain(COUNTED));
-    session.wait_for("attached");
-    let rounds = scaled(100, 1000);
-    for command in [format!("fork {rounds} 1000"), format!("vfork {rounds}"), format!("spawn {rounds}")] {
-        target.ask(&command).assert_right();
-    }
-    let truth = target.ask("fork 1 1");
-    let outcome = session.interrupt().assert_code(0);
-    for function in ["parent_work", "shared_work"] {
-        assert_eq!(calls_in(&outcome, target.pid(), function), (truth.tally(function), None));
-    }
-    for child in outcome.all("count").iter().filter(|c| c["pid"] != target.pid()) {
-        assert!(child["calls"].as_u64() <= Some(1000) && child["exact_since_ns"].is_u64(), "{child}");
-    }
-    assert_eq!(target::arenas(target.pid()), 0);
     target.ask("fork 3 3").assert_right();
 }
 

@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backends;
 mod bad_input;
 mod calling;
 mod calls;
@@ -20,12 +21,15 @@ mod families;
 mod launches;
 mod libraries;
 mod library;
+mod longruns;
 mod metrics;
 mod objects;
+mod oracle;
 mod output;
 mod rounds;
 mod servers;
 mod shapes;
+mod speech;
 mod stacks;
 mod times;
 mod waits;

@@ -70,6 +70,50 @@ fn threads_that_all_sit_in_the_function() {
     target.ask("leave");
 }
 
+/// Processes that do nothing but compute, so that threads wait for processors; ended when dropped.
+struct Busy(Vec<std::process::Child>);
+
+impl Busy {
+    fn start(count: usize) -> Busy {
+        let start = |_| std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("sh");
+        Busy((0..count).map(start).collect())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill(); // it is ours, and may have ended
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn timers_in_a_function_that_never_rests_on_a_loaded_machine() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let tool = tool();
+    let before = Text::of(target.pid());
+    target.ask("spin");
+    let _busy = Busy::start(6);
+    for _ in 0..scaled(6, 100) {
+        for metric in ["wall_time", "cpu_time"] {
+            let pair = format!("{metric}@/Code/threads/noise");
+            let (pid, limit) = (target.pid_text(), ["--max-overhead", "10000"]);
+            let mut session = tool.start(["watch", "-p", &pid, &pair, "--interval", "50ms"].iter().chain(&limit));
+            let attached = session.wait_for("attached");
+            session.wait_for("sample");
+            let outcome = session.interrupt().assert_code(0).assert_removed();
+            for stopped in [&attached["stopped_ms"], &outcome.one("removed")["stopped_ms"]] {
+                // as long as a stop waits for threads that have no processor
+                assert!(stopped.as_f64().is_some_and(|ms| ms < 1000.0), "{stopped} ms: {outcome:#?}");
+            }
+            target::assert_clean(target.pid(), &before);
+        }
+    }
+    target.ask("rest");
+}
+
 #[test]
 fn redis_under_load() {
     let redis = match Redis::start() {

@@ -40,6 +40,67 @@ fn sleeping_computing_nested_and_recursive_calls() {
     target.ask("nap 1 1");
 }
 
+/// The time of a pair at the end, in nanoseconds.
+fn last_value(outcome: &ingraft_testing::Outcome, metric: &str, function: &str) -> u64 {
+    let samples = outcome.all("sample");
+    let of_pair = samples.into_iter().rfind(|s| {
+        s["metric"] == metric && s["focus"].as_str().is_some_and(|focus| focus.ends_with(&format!("/{function}")))
+    });
+    of_pair.and_then(|s| s["value"].as_u64()).unwrap_or_else(|| panic!("no {metric} of {function}: {outcome:#?}"))
+}
+
+#[test]
+fn with_and_without_callees_nested_and_recursive() {
+    let times = scaled(30, 300);
+    let measure = |program: &str, metrics: [&str; 2], functions: &[&str]| {
+        let target = Mutatee::start(program, &[]);
+        let pairs: Vec<String> =
+            functions.iter().flat_map(|f| metrics.map(|m| format!("{m}@/Code/{program}/{f}"))).collect();
+        let fixed = ["watch", "-p", &target.pid_text(), "--max-overhead", "10000"].map(String::from);
+        let mut session = tool().start(fixed.iter().chain(&pairs));
+        session.wait_for("attached");
+        (target, session)
+    };
+
+    let (mut target, session) =
+        measure("times", ["exec_time", "exec_time_inclusive"], &["around", "deep", "nap", "spin"]);
+    target.ask(&format!("nest {times} 3000"));
+    let before = target.ask("spin 1 1");
+    let truth = target.ask("deep 20 200000");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let ns = |function: &str| truth.number(&format!("ns {function}"));
+    for function in ["around", "nap", "spin"] {
+        let slept = if function == "nap" { 200_000_000 } else { 0 }; // the deepest is not the program's to time
+        assert_near(function, last_value(&outcome, "exec_time_inclusive", function), ns(function) + slept, 1);
+    }
+    // every level of the recursion takes as long as the outermost one, which is timed once
+    let outermost = (ns("deep") - before.number("ns deep")) / truth.tally("deep");
+    assert_near("deep", last_value(&outcome, "exec_time_inclusive", "deep"), outermost, 1);
+    assert!(outcome.all("refused").is_empty(), "{outcome:#?}");
+    for (function, whole) in [("around", ns("around")), ("deep", outermost)] {
+        let own = last_value(&outcome, "exec_time", function);
+        assert!(own * 100 <= whole, "{function} itself: {own} of {whole} ns");
+    }
+
+    let (mut target, session) = measure("burns", ["cpu", "cpu_inclusive"], &["burn", "both", "dive"]);
+    target.ask(&format!("mix {times} 2000"));
+    let mixed = target.ask("burn 1 1");
+    let truth = target.ask("dive 20 5000");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let ns = |function: &str| truth.number(&format!("ns {function}"));
+    // what interrupts take within a slice of time is made good only afterwards
+    let near = |what: &str, measured: u64, truth: u64| {
+        assert!(measured.abs_diff(truth) <= truth / 100 + 4_000_000, "{what}: {measured} ns, but {truth} ns");
+    };
+    let dived = ns("burn") - mixed.number("ns burn");
+    near("both", last_value(&outcome, "cpu_inclusive", "both"), ns("both"));
+    near("dive", last_value(&outcome, "cpu_inclusive", "dive"), dived);
+    near("burn", last_value(&outcome, "cpu_inclusive", "burn"), ns("burn"));
+    assert!(outcome.all("refused").is_empty(), "{outcome:#?}");
+    near("dive itself", last_value(&outcome, "cpu", "dive"), 0);
+    near("both itself", last_value(&outcome, "cpu", "both"), 0);
+}
+
 #[test]
 fn calls_that_began_before_and_that_have_not_ended() {
     let mut target = Mutatee::start("times", &[]);

@@ -85,3 +85,25 @@ fn each_of_two_counts_is_exact_without_the_other() {
     target::assert_clean(target.pid(), &before);
     target.ask("go 10").assert_right();
 }
+
+#[test]
+fn timers_come_and_go_where_a_count_stays() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let tool = client(&daemon);
+    let count = tool.count(target.pid(), &["work_0"]);
+    for metric in ["wall_time", "cpu_time", "latency"].iter().cycle().take(scaled(6, 60) as usize) {
+        target.tell(&format!("go {CALLS}"));
+        let pair = format!("{metric}@/Code/threads/work_0");
+        let mut timer = one_more(&tool, &target, "watch", &[&pair, "--interval", "20ms"]);
+        timer.wait_for("sample");
+        let _ = timer.interrupt().assert_code(0);
+        target.reply().assert_right();
+    }
+    let truth = target.ask("go 10");
+    let outcome = count.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("work_0"), truth.tally("work_0"));
+    target::assert_clean(target.pid(), &before);
+}

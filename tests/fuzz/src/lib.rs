@@ -8,8 +8,9 @@ use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, PointKind, Record, Restore, Scalar, Scale,
-    Shape, Site, Snippet, Stmt, ThreadIdentity, TimeUnit, VariableId, VectorState,
+    Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, PointKind, Record,
+    Restore, Scalar, Scale, Shape, Site, Snippet, Stmt, ThreadIdentity, TimeUnit, Usage, VariableId, VectorState,
+    Width,
 };
 
 /// Address of the text in images that [`image`] makes.
@@ -155,8 +156,16 @@ pub struct Woven {
 pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
     let ticks = Scale { mult: 1 << 31, shift: 32 };
-    let environment =
-        Environment { data, identity, shadow_stack: false, ticks, cpu: CPU, vectors: VECTORS, readable: READABLE, loader: None };
+    let environment = Environment {
+        data,
+        identity,
+        shadow_stack: false,
+        ticks,
+        cpu: CPU,
+        vectors: VECTORS,
+        readable: READABLE,
+        loader: None,
+    };
     let mut arena = Arena::new(Avma(0x50_0000)..Avma(0x60_0000));
     let mut text = TextSpace::new();
     text.add_padding(Bias(0), image.padding());
@@ -194,13 +203,19 @@ fn ask<R>(sites: &[Site], identity: ThreadIdentity, answer: impl FnOnce(&[PointR
     let open = Snippet { stmts: vec![Stmt::Settle, Stmt::Open(record.clone(), vec![Stmt::Start(timer, Clock::Cpu)])] };
     let read = Expr::Read(Box::new(Expr::Saved(0)), Scalar::INT);
     let load = Expr::Load(READABLE.start, Scalar::POINTER);
-    let memory = Expr::Binary(BinaryOp::Add, Box::new(read), Box::new(load));
+    let add = |a, b| Expr::Binary(BinaryOp::Add, Box::new(a), Box::new(b));
+    let float = Expr::Float(Float { register: 0, format: FloatFormat::Double });
+    let memory = add(add(read, load), add(float, Expr::Usage(Usage::PageFaults)));
     let value = Expr::Binary(BinaryOp::Add, Box::new(Expr::Elapsed(TimeUnit::Nanoseconds)), Box::new(memory));
     let observe = Stmt::Observe(histogram, value.clone());
     let add_at = Stmt::AddAt(table, Expr::Saved(1), value);
     let mut close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer, Clock::Cpu), observe, add_at])] };
     if identity != ThreadIdentity::Locked {
-        close.stmts.push(Stmt::Call(Call { callee: Called::At(Avma(0x1234_5678)), args: vec![Expr::Return] }));
+        close.stmts.push(Stmt::Call(Call {
+            callee: Called::At(Avma(0x1234_5678)),
+            args: vec![Expr::Return, Expr::Text("text".into())],
+        }));
+        close.stmts.push(Stmt::Store(READABLE.start, Width::Four, Expr::Return));
     }
     let counters = [0, 3, 5, 5 + Shape::Histogram.slots()];
     let minis: Vec<_> = sites
@@ -215,7 +230,7 @@ fn ask<R>(sites: &[Site], identity: ThreadIdentity, answer: impl FnOnce(&[PointR
     let requests: Vec<_> = sites
         .iter()
         .zip(&minis)
-        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None })
+        .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] })
         .collect();
     answer(&requests)
 }

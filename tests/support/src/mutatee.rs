@@ -34,6 +34,10 @@ const LIBRARIES: &[&str] = &[
     "-Werror",
 ];
 
+/// At a fixed address, with every call bound before it begins.
+const STEPS: &[&str] =
+    &["-O2", "-g", "-pthread", "-no-pie", "-Wl,-z,now", "-fno-optimize-sibling-calls", "-Wall", "-Wextra", "-Werror"];
+
 fn recipe(name: &str) -> Recipe {
     let (compiler, flags, sources, strip): (_, _, &[&str], _) = match name {
         "threads" => ("gcc", C, &["threads.c"], false),
@@ -46,6 +50,7 @@ fn recipe(name: &str) -> Recipe {
         "threads-cet" => ("gcc", &["-O2", "-g", "-pthread", "-fcf-protection=full"] as &[_], &["threads.c"], false),
         "spin" => ("gcc", C, &["spin.c"], false),
         "family" => ("gcc", C, &["family.c"], false),
+        "family-musl" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["family.c"], false),
         "shapes" => ("gcc", C, &["shapes.c", "shapes.s"], false),
         "throws" => ("g++", &["-O2", "-g", "-pthread", "-rdynamic", "-Wall"] as &[_], &["throws.cpp"], false),
         "onstack" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["onstack.cpp"], false),
@@ -69,7 +74,9 @@ fn recipe(name: &str) -> Recipe {
             ("gcc", &["-O2", "-g", "-pthread", "-fno-builtin", "-Wall", "-Wextra", "-Werror"], &["tally.c"], false)
         }
         "times" => ("gcc", C, &["times.c"], false),
+        "steps" => ("gcc", STEPS, &["steps.c"], false),
         "events" => ("gcc", C, &["events.c"], false),
+        "speech" => ("gcc", C, &["speech.c"], false),
         "burns" => ("gcc", C, &["burns.c"], false),
         "burns-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),
         "burns-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),

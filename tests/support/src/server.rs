@@ -171,6 +171,11 @@ impl Nginx {
         Ok(nginx)
     }
 
+    /// The master's process id.
+    pub fn pid(&self) -> i32 {
+        self.running.pid()
+    }
+
     /// Its workers' process ids.
     pub fn workers(&self) -> Vec<i32> {
         crate::target::children(self.running.pid())
@@ -265,6 +270,11 @@ impl Postgres {
         wait_until("postgres answers", ready);
         output(postgres.client("pgbench").args(["-i", "-q", "postgres"]));
         Ok(postgres)
+    }
+
+    /// The postmaster's process id.
+    pub fn pid(&self) -> i32 {
+        self.running.pid()
     }
 
     /// A client program that is told where the server is.

@@ -43,7 +43,7 @@ impl Presentation for Calls {
         Object::Count(Count {
             id: row.id(),
             calls: row.calls(),
-            threads: threads.iter().map(|t| ThreadCount { tid: t.tid, calls: t.value }).collect(),
+            threads: threads.iter().map(|t| ThreadCount { tid: t.tid, pid: t.pid, calls: t.value }).collect(),
             exact_since_ns: row.exact_since_ns(),
         })
     }

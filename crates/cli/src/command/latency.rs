@@ -46,6 +46,7 @@ impl Presentation for Latencies {
         let value = row.value();
         let thread = |t: &crate::conn::ThreadValue| ThreadLatency {
             tid: t.tid,
+            pid: t.pid,
             times: Times::of(t.value, t.distribution.as_deref()),
             missing: t.activations.into(),
         };

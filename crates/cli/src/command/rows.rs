@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::args;
+use crate::args::{self, Follow};
 use crate::conn::{Request, Value};
 use crate::exit::Stop;
 use crate::measure::{self, Context, Plan, Site, View};
@@ -69,6 +69,7 @@ pub(super) async fn run(
         keep: asked.measure.no_remove,
         max_overhead: asked.measure.max_overhead,
         allow_calls: asked.measure.allow_calls,
+        family: asked.measure.follow.contains(&Follow::Fork),
         history: false,
         wait: asked.measure.wait.unwrap_or_default(),
     };

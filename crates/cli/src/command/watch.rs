@@ -1,6 +1,6 @@
 //! `ingraft watch`: streams the values of metrics.
 
-use crate::args::WatchArgs;
+use crate::args::{Follow, WatchArgs};
 use crate::conn::{Chapter, PairInfo, Request, Value};
 use crate::exit::Stop;
 use crate::measure::{self, Combined, Context, Plan, Site, Together, View};
@@ -25,6 +25,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         keep: args.measure.no_remove,
         max_overhead: args.measure.max_overhead,
         allow_calls: args.measure.allow_calls,
+        family: args.measure.follow.contains(&Follow::Fork),
         history: args.history || args.phases.is_some(),
         wait: args.measure.wait.unwrap_or_default(),
     };

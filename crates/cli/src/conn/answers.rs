@@ -49,6 +49,8 @@ pub(crate) struct Request {
     pub(crate) max_overhead: Option<f64>,
     /// Whether definitions may call functions of the target.
     pub(crate) allow_calls: bool,
+    /// Whether fork children are measured with the target.
+    pub(crate) family: bool,
     /// Keep what the values do over time.
     pub(crate) history: bool,
     /// How long to try again.
@@ -194,6 +196,7 @@ impl Request {
             keep: self.keep,
             max_overhead: self.max_overhead,
             allow_calls: self.allow_calls,
+            family: self.family,
             history: self.history,
             wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
         }

@@ -155,6 +155,7 @@ impl Stage<'_> {
             keep: false,
             max_overhead: None,
             allow_calls: false,
+            family: false,
             history: false,
             wait: Duration::ZERO,
         };

@@ -135,7 +135,11 @@ impl<'a> Page<'a> {
         let Some(f) = self.functions.iter().find(|f| f.function.ends_with(FUNCTIONS[function])) else { return Ok(()) };
         let mut threads: Vec<_> = counted
             .iter()
-            .map(|(&tid, calls)| ThreadCount { tid: (tid != 0).then_some(tid), calls: calls[function].cast_signed() })
+            .map(|(&tid, calls)| ThreadCount {
+                tid: (tid != 0).then_some(tid),
+                pid: None,
+                calls: calls[function].cast_signed(),
+            })
             .filter(|t| t.calls != 0)
             .collect();
         threads.sort_by_key(|t| t.tid);

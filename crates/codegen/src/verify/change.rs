@@ -1,6 +1,7 @@
 //! Proofs of the smaller plans: one snippet more or less at a woven point, and removal.
 
 use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove};
+use rustc_hash::FxHashSet;
 
 use super::memory::Memory;
 use super::walk::Walk;
@@ -18,9 +19,9 @@ pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), Ver
     if let Some(code) = plan.code.first() {
         return fail(code.at.0, Flaw::Forbidden);
     }
-    let stays = |host: &Inner| !points.iter().any(|p| p.exits.contains(host));
-    if let Some(host) = points.iter().filter_map(|p| p.host).find(stays) {
-        return fail(host.copy.0, Flaw::Unmatched);
+    let offered: FxHashSet<&Inner> = points.iter().flat_map(|p| &p.inner).collect();
+    if let Some(stays) = points.iter().flat_map(WovenPoint::needs).find(|inner| !offered.contains(inner)) {
+        return fail(stays.copy.0, Flaw::Unmatched);
     }
     let records = || points.iter().flat_map(WovenPoint::records);
     let mut text: Vec<_> = records().flat_map(|r| r.text.iter().copied()).collect();
@@ -50,21 +51,39 @@ pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), Ver
     Ok(())
 }
 
-/// Proves the plan of [`crate::remove_within`]: the copy that held the springboard is what it was, and threads go on there.
-pub fn verify_removed_within(plan: &PatchPlan, point: &WovenPoint) -> Result<(), VerifyError> {
+/// Proves the plan of [`crate::remove_within`]: what the point has changed in code that stays is what it was, and threads go on there.
+pub fn verify_removed_within(
+    plan: &PatchPlan,
+    point: &WovenPoint,
+    stays: impl Fn(&Inner) -> bool,
+) -> Result<(), VerifyError> {
     check_writes(&plan.text)?;
-    let (Some(host), [write]) = (point.host, plan.text.as_slice()) else {
+    let host = point.host.filter(|host| stays(host));
+    let led: Vec<&Inner> = point.led.iter().filter(|inner| stays(inner)).collect();
+    let own = point.removal.text.len();
+    if plan.text.len() != own + led.len() + usize::from(host.is_some()) {
         return fail(point.at.0, Flaw::Unmatched);
-    };
-    let leads = write.old_bytes().split_first().is_some_and(|(opcode, displacement)| {
-        *opcode == 0xe9 && displacement.len() == 4 && target(host.copy.0, displacement) == point.base
-    });
-    if write.at != host.copy || write.new_bytes() != host.bytes || !leads {
-        return fail(write.at.0, Flaw::NotOriginal);
     }
-    let inside = |to: Avma| match host.next {
-        _ if to == host.original => host.copy,
-        Some((text, copy)) if to == text => copy,
+    for write in &plan.text {
+        let back = |end: u64, bytes: &[u8]| target(end - 5, bytes);
+        let own = point.removal.text.contains(write);
+        let held = host.is_some_and(|host| {
+            let old = write.old_bytes().split_first();
+            let leads = old.is_some_and(|(opcode, d)| *opcode == 0xe9 && back(host.copy.0 + 5, d) == point.base);
+            write.at == host.copy && write.new_bytes() == host.bytes && leads
+        });
+        let led = led.iter().any(|inner| {
+            let end = inner.copy.0 + if inner.next.is_some() { 6 } else { 5 };
+            let (old, new) = (back(end, write.old_bytes()), back(end, write.new_bytes()));
+            write.at.0 == end - 4 && write.len == 4 && old == point.tail && Some(new) == inner.leads
+        });
+        if !own && !held && !led {
+            return fail(write.at.0, Flaw::NotOriginal);
+        }
+    }
+    let inside = |to: Avma| match host {
+        Some(host) if to == host.original => host.copy,
+        Some(Inner { next: Some((text, copy)), .. }) if to == text => copy,
         _ => to,
     };
     let mut moves: Vec<_> =

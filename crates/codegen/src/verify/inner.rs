@@ -1,33 +1,52 @@
-//! Exits that are woven into the copies that their function's entry displaces: their springboards lie in the arena.
+//! What points do in the copies that other points displace: a springboard over a copy of their own instruction, and a copy of a jump made to
+//! lead past them.
 
-use ingraft_model::{Avma, PointKind, TextWrite};
+use ingraft_model::{Avma, BackBranch, PointKind, TextWrite};
+use rustc_hash::FxHashMap;
 
 use super::lockstep::{self, Pair};
 use super::memory::decode;
 use super::walk::Walk;
 use super::{Flaw, Proof, VerifyError, fail};
 use crate::slot;
-use crate::weave::{Inner, WovenPoint};
+use crate::weave::{Inner, PointRequest, Weave, WovenPoint};
 
 /// Bytes of a springboard in the arena.
 const ROOM: usize = 5;
 
-/// The exits that an entry offers are copies of displaced instructions, with room for a springboard each in front of anything else, and as
+/// Where all displaced instructions are that points may need: in which point's code.
+pub(super) struct Hosts<'a>(FxHashMap<Inner, &'a WovenPoint>);
+
+impl<'a> Hosts<'a> {
+    pub fn new(requests: &[PointRequest<'a>], weave: &'a Weave) -> Self {
+        let woven = weave.woven.iter().flatten().chain(requests.iter().flat_map(|r| r.beside).copied());
+        Hosts(woven.flat_map(|point| point.inner.iter().map(move |inner| (*inner, point))).collect())
+    }
+}
+
+/// What a point offers to others are copies of displaced instructions, with room for a springboard each in front of anything else, and as
 /// they are stated.
-pub(super) fn exits(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<Pair>) -> Result<(), VerifyError> {
-    for exit in &point.exits {
-        let copy = exit.copy.0;
-        let Some(pair) = pairs.iter().find(|p| p.first && p.copy == copy && p.original == exit.original.0).copied()
-        else {
+pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<Pair>) -> Result<(), VerifyError> {
+    let first: FxHashMap<(u64, u64), Pair> =
+        pairs.iter().filter(|p| p.first).map(|p| ((p.copy, p.original), *p)).collect();
+    for offer in &point.inner {
+        let copy = offer.copy.0;
+        let Some(pair) = first.get(&(copy, offer.original.0)).copied() else {
             return fail(copy, Flaw::NotEquivalent);
         };
         let instruction = *walk.memory().decode(copy)?;
         let bytes = walk.memory().bytes(copy).and_then(|b| b.first_chunk::<ROOM>());
-        if bytes != Some(&exit.bytes) || copy % 4096 > 4096 - ROOM as u64 {
+        if bytes != Some(&offer.bytes) || copy % 4096 > 4096 - ROOM as u64 {
             return fail(copy, Flaw::NotOriginal);
         }
         let next = instruction.is_jcc_short_or_near().then_some((Avma(pair.original_end), Avma(instruction.next_ip())));
-        if exit.next != next {
+        if offer.next != next {
+            return fail(copy, Flaw::Astray);
+        }
+        let is_jump = next.is_some() || instruction.is_jmp_short_or_near();
+        let leads = (is_jump && pair.original_end > pair.original).then(|| Avma(instruction.near_branch_target()));
+        let long = matches!(instruction.len(), 5 | 6);
+        if offer.leads != leads || is_jump && (!long || copy % 4096 + instruction.len() as u64 > 4096) {
             return fail(copy, Flaw::Astray);
         }
         // what fills the room is never reached
@@ -47,40 +66,35 @@ pub(super) fn exits(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<Pai
 }
 
 impl Proof<'_> {
-    /// Proves an exit with a host; the write that leads to it.
-    pub(super) fn within<'w>(
-        &self,
-        walk: &mut Walk<'_>,
-        host: Inner,
-        mut hosts: impl Iterator<Item = &'w WovenPoint>,
-    ) -> Result<TextWrite, VerifyError> {
+    /// Proves a point with a host; the write that leads to it.
+    pub(super) fn within(&self, walk: &mut Walk<'_>, host: Inner, hosts: &Hosts<'_>) -> Result<TextWrite, VerifyError> {
         let (site, point, original) = (self.site(), self.point, host.original);
         let copy = host.copy.0;
-        let proven =
-            |h: &WovenPoint| h.kind == PointKind::Entry && h.function == point.function && h.exits.contains(&host);
-        let right = site.within
-            && site.kind == PointKind::Exit
-            && site.point == 0
+        // what runs behind the host's own code, and before nothing of it
+        let proven = |h: &&WovenPoint| (h.kind == PointKind::Entry || h.after) && h.function == point.function;
+        let bytes = site.bytes.get(usize::from(site.point)..).unwrap_or_default();
+        let right = matches!(site.kind, PointKind::Exit | PointKind::Call)
             && point.kind == site.kind
             && !site.after
             && !point.after
-            && point.exits.is_empty()
+            && point.inner.is_empty()
+            && point.led.is_empty()
             && point.removal.text.is_empty()
-            && original == site.at.to_avma(self.request.bias)
+            && original.0 == self.point_at()
             && point.function == site.function.to_avma(self.request.bias)
             && (point.at, point.resume) == (host.copy, Some(original))
             && point.leave.0 == point.slot.0 + slot::LEN;
-        if !right || !hosts.any(proven) {
+        if !right || !hosts.0.get(&host).is_some_and(proven) {
             return fail(copy, Flaw::Unmatched);
         }
         walk.begin(site, point);
         let mut pairs = Vec::new();
         let (base, tail) = (point.base.0, point.tail.0);
-        let home = if decode(&site.bytes, original.0)?.is_jcc_short_or_near() {
+        let home = if site.kind == PointKind::Exit && decode(bytes, original.0)?.is_jcc_short_or_near() {
             let Some((_, next)) = host.next else { return fail(copy, Flaw::Astray) };
-            Some(lockstep::leaves_if(walk, &site.bytes, original.0, base, tail, Some(next.0), &mut pairs)?)
+            Some(lockstep::leaves_if(walk, bytes, original.0, base, tail, Some(next.0), &mut pairs)?)
         } else {
-            lockstep::run(walk, &site.bytes, original.0, tail, &|target| target, &mut pairs)?
+            lockstep::run(walk, bytes, original.0, tail, &|target| target, &mut pairs)?
         };
         if home.is_some_and(|home| home != point.home.0) {
             return fail(copy, Flaw::NotEquivalent);
@@ -92,5 +106,25 @@ impl Proof<'_> {
         let [a, b, c, d] = displacement.to_le_bytes();
         let padded = |[a, b, c, d, e]: [u8; ROOM]| [a, b, c, d, e, 0, 0, 0];
         Ok(TextWrite { at: host.copy, len: ROOM as u8, old: padded(host.bytes), new: padded([0xe9, a, b, c, d]) })
+    }
+
+    /// The jumps to the springboard that others displace: in their copies a write makes them lead to the tail.
+    pub(super) fn led(&self, hosts: &Hosts<'_>) -> Result<Vec<TextWrite>, VerifyError> {
+        let (site, point) = (self.site(), self.point);
+        let begins = |to: Avma| to == point.at || site.kind == PointKind::Entry && to == point.function;
+        let mut writes = Vec::with_capacity(point.led.len());
+        for inner in &point.led {
+            let copy = inner.copy.0;
+            let stated = |b: &BackBranch| b.at.to_avma(self.request.bias) == inner.original;
+            let proven = hosts.0.get(inner).is_some_and(|h| h.function == point.function);
+            let leads = inner.leads.filter(|to| proven && begins(*to) && site.back_branches.iter().any(stated));
+            let Some(old) = leads else { return fail(copy, Flaw::Unmatched) };
+            let end = copy + if inner.next.is_some() { 6 } else { 5 };
+            let to = |target: u64| i32::try_from(target.wrapping_sub(end).cast_signed()).ok();
+            let (Some(old), Some(new)) = (to(old.0), to(point.tail.0)) else { return fail(copy, Flaw::Astray) };
+            let padded = |n: i32| (u64::from(n.cast_unsigned())).to_le_bytes();
+            writes.push(TextWrite { at: Avma(end - 4), len: 4, old: padded(old), new: padded(new) });
+        }
+        Ok(writes)
     }
 }

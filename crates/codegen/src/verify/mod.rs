@@ -29,6 +29,7 @@ use crate::routine::Routine;
 use crate::slot;
 use crate::text::TextSpace;
 use crate::weave::{PointRequest, RemovalRecord, Weave, WovenPoint};
+use inner::Hosts;
 
 pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};
 use lockstep::Pair;
@@ -135,14 +136,15 @@ pub fn verify_weave(
     prove_routines(&mut walk, arena, &memory, &mut proven)?;
     let mut writes = Vec::with_capacity(plan.text.len());
     let mut expected = Vec::new();
+    let hosts = Hosts::new(requests, weave);
     for (request, point) in requests.iter().zip(&weave.woven) {
         let Ok(point) = point else { continue };
         let proof = Proof { text, request, point };
-        let hosts = weave.woven.iter().flatten().chain(request.host);
         match point.host {
-            Some(host) => writes.push(proof.within(&mut walk, host, hosts)?),
+            Some(host) => writes.push(proof.within(&mut walk, host, &hosts)?),
             None => proof.run(&mut walk, &mut expected)?,
         }
+        writes.extend(proof.led(&hosts)?);
         writes.extend(point.removal.text.iter().map(TextWrite::inverse));
         proven.extend(point.records().map(|r| (r.code.start.0, r.code.end.0)));
     }
@@ -238,7 +240,9 @@ impl Proof<'_> {
 
         // what stands in the text afterwards, and where it leads
         let mut pairs: Vec<Pair> = Vec::new();
-        let resolve = |t: u64| if entry && (t == at.0 || t == point.function.0) { point.tail.0 } else { t };
+        // a branch to where something begins, or has been returned to, must miss it
+        let begins = |t: u64| (entry || site.after) && t == at.0 || entry && t == point.function.0;
+        let resolve = |t: u64| if begins(t) { point.tail.0 } else { t };
         let mut springboard = None;
         for w in &point.removal.text {
             if self.original(w.at.0, w.len).is_none_or(|old| old != w.new_bytes()) {
@@ -264,7 +268,6 @@ impl Proof<'_> {
         }
         let begin = self.before(walk, &mut pairs)?;
         let home = self.behind(walk, begin, &resolve, &mut pairs)?;
-        inner::exits(walk, point, &mut pairs)?;
         let past_own = home.is_some_and(|h| h > at.0 + u64::from(site.own));
         if past_own || home.is_some_and(|h| h < at.0 + u64::from(springboard.len) || h != point.home.0) {
             return fail(at.0, Flaw::NotEquivalent);
@@ -276,14 +279,16 @@ impl Proof<'_> {
         let mut begins = vec![at.0];
         for branch in &site.back_branches {
             let b = branch.at.to_avma(bias).0;
-            if b >= at.0 && b < displaced_end {
+            let led = point.led.iter().any(|inner| inner.original.0 == b);
+            if b >= at.0 && b < displaced_end || led {
                 continue;
             }
-            begins.extend(self.detour(walk, branch, displaced_end, &resolve, &mut pairs)?);
+            begins.extend(self.detour(walk, branch, at.0..displaced_end, &resolve, &mut pairs)?);
         }
         for clearing in &site.clearings {
             begins.extend(self.clearing(walk, clearing, &mut pairs)?);
         }
+        inner::offered(walk, point, &mut pairs)?;
         let first_parts = pairs.iter().filter(|p| p.first && !begins.contains(&p.original));
         // a thread that has arrived at the point has not passed it
         let arrival = |p: &Pair| if p.original == self.point_at() && !site.after { begin } else { p.copy };
@@ -467,9 +472,8 @@ impl Proof<'_> {
             return at + 5 <= start + bytes.len() as u64;
         }
         let within = |c: &Clearing| {
-            let start = c.at.to_avma(self.request.bias).0;
-            let cleared = self.point.removal.text.iter().any(|w| w.at.0 == start && w.len == 5);
-            cleared && at >= start + 5 && at + 5 <= start + c.bytes.len() as u64
+            let start = c.at.to_avma(self.request.bias);
+            self.point.cleared.contains(&start) && at == start.0 + 5 && c.bytes.len() >= 10
         };
         self.site().clearings.iter().any(within)
     }
@@ -477,8 +481,11 @@ impl Proof<'_> {
     /// What makes room for an island is displaced as a whole, if it is at all; where it begins.
     fn clearing(&self, walk: &mut Walk<'_>, c: &Clearing, pairs: &mut Vec<Pair>) -> Result<Option<u64>, VerifyError> {
         let at = c.at.to_avma(self.request.bias).0;
-        let Some(w) = self.point.removal.text.iter().find(|w| w.at.0 == at) else { return Ok(None) };
-        let copy = self.follow(w).filter(|_| w.len == 5);
+        if !self.point.cleared.contains(&Avma(at)) {
+            return Ok(None);
+        }
+        let write = self.point.removal.text.iter().find(|w| w.at.0 == at);
+        let copy = write.filter(|w| w.len == 5).and_then(|w| self.follow(w));
         let Some(copy) = copy else { return fail(at, Flaw::Astray) };
         let end = at + c.bytes.len() as u64;
         let mut own = Vec::new();
@@ -504,7 +511,7 @@ impl Proof<'_> {
         &self,
         walk: &mut Walk<'_>,
         branch: &ingraft_model::BackBranch,
-        displaced_end: u64,
+        displaced: std::ops::Range<u64>,
         resolve: &impl Fn(u64) -> u64,
         pairs: &mut Vec<Pair>,
     ) -> Result<Option<u64>, VerifyError> {
@@ -513,10 +520,13 @@ impl Proof<'_> {
         let astray = || VerifyError { at: Avma(at), flaw: Flaw::Astray };
         let offset = usize::try_from(at.wrapping_sub(from)).map_err(|_| astray())?;
         let original = branch.bytes.get(offset..).ok_or_else(astray)?;
-        let end = from + branch.bytes.len() as u64;
+        // padding behind it may hold an island
+        let end = memory::decode(original, at)?.next_ip();
         let until = branch.until.to_avma(bias).0;
-        let inside = |w: &&TextWrite| w.at.0 >= from && w.at.0 < end && w.at.0 >= displaced_end;
-        let Some(w) = self.point.removal.text.iter().find(inside) else { return Err(astray()) };
+        let inside = |w: &&TextWrite| w.at.0 >= from && w.at.0 < end && !displaced.contains(&w.at.0);
+        // what is in front of its own stretch may have been cleared for an island
+        let last = self.point.removal.text.iter().filter(inside).max_by_key(|w| w.at);
+        let Some(w) = last else { return Err(astray()) };
         if let [0xe9, ..] = *w.old_bytes()
             && w.len == 5
         {

@@ -29,7 +29,8 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
     match mode {
         Mode::Point if is_record_or_bucket(env, memory, bound) => true,
         Mode::Point if is_own(env, memory, &[CPU_LAST]) => true,
-        Mode::Twin(_) if is_missed_call(env, i, memory) => true,
+        Mode::Twin(_) if is_note(env, i, memory, header::CALLS_MISSED) => true,
+        Mode::Routine(Routine::Read) if is_note(env, i, memory, header::READS_FAILED) => true,
         Mode::Routine(Routine::Await) => writes_to_engine(env, i, memory),
         Mode::Routine(_) => routine_access(env, memory) || is_descriptor(env, i, memory),
         Mode::Point | Mode::Twin(_) => {
@@ -53,7 +54,12 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
     if mode == Mode::Point && is_record_or_bucket(env, memory, bound) {
         return true;
     }
-    if matches!(mode, Mode::Twin(_)) && is_missed_call(env, i, memory) {
+    let note = match mode {
+        Mode::Twin(_) => is_note(env, i, memory, header::CALLS_MISSED),
+        Mode::Routine(Routine::Read) => is_note(env, i, memory, header::READS_FAILED),
+        _ => false,
+    };
+    if note {
         return true;
     }
     if mode == Mode::Routine(Routine::Await) {
@@ -144,14 +150,14 @@ fn is_descriptor(env: &Environment, i: &Instruction, memory: &UsedMemory) -> boo
         && memory.displacement() == i64::from(slot).cast_unsigned()
 }
 
-/// The note that a snippet with calls was not run.
-fn is_missed_call(env: &Environment, i: &Instruction, memory: &UsedMemory) -> bool {
+/// One more in a word of the header: that a snippet with calls was not run, or that a reading has found nothing.
+fn is_note(env: &Environment, i: &Instruction, memory: &UsedMemory, word: u32) -> bool {
     i.code() == Code::Inc_rm32
         && i.has_lock_prefix()
         && memory.segment() == Register::DS
         && memory.base() == Register::None
         && memory.index() == Register::None
-        && memory.displacement() == u64::from(env.data.displacement(header::CALLS_MISSED))
+        && memory.displacement() == u64::from(env.data.displacement(word))
 }
 
 /// What shared routines touch: this thread's shard.
@@ -186,7 +192,7 @@ fn reads_loader(env: &Environment, i: &Instruction, memory: &UsedMemory, bound: 
     known || loader
 }
 
-fn is_absolute(memory: &UsedMemory) -> bool {
+pub(super) fn is_absolute(memory: &UsedMemory) -> bool {
     memory.segment() == Register::DS && memory.base() == Register::None && memory.index() == Register::None
 }
 
@@ -231,5 +237,7 @@ pub(super) fn permitted(mnemonic: Mnemonic) -> bool {
             | M::Btr
             | M::Rdfsbase
             | M::Rdgsbase
+            | M::Movd
+            | M::Movq
     )
 }

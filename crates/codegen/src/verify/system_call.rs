@@ -9,8 +9,12 @@ use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
 use crate::environment::Environment;
 use crate::reading::{LENGTHS, READ};
 use crate::routine::Routine;
+use crate::usage::{GETRUSAGE, THREAD};
 
-/// Bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32`: the time of the calling thread, into the two words that were pushed last.
+/// What is answered: struct timespec, struct rusage.
+pub(super) const TIME_WORDS: usize = 2;
+const RUSAGE_WORDS: usize = 18;
+/// Bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32`: something about the calling thread, into the words that were pushed last.
 const CLOCK_CALL: u64 = 13;
 /// Bytes of what [`is_read`] compares, but for how the process is named: `mov edi, imm32` or `mov edi, fs:[disp32]`.
 const READ_CALL: u64 = 43;
@@ -22,8 +26,8 @@ const NAMED_BY_THREAD: u64 = 8;
 pub(super) struct SystemCall {
     /// The first of the instructions that say what it is asked for: nothing may jump behind it.
     pub start: u64,
-    /// It writes the two words that were pushed last.
-    pub writes: bool,
+    /// How many of the words that were pushed last it writes.
+    pub writes: usize,
 }
 
 /// The system call at `at`, if it is what its routine may ask for; `before(n)` is the n-th instruction before it.
@@ -36,14 +40,19 @@ pub(super) fn call(
     if routine == Routine::Await {
         return waiting::call(env, before);
     }
-    let call = SystemCall { start: at.wrapping_sub(bytes_before(env, routine)), writes: routine != Routine::Read };
+    let writes = match routine {
+        Routine::Read => 0,
+        Routine::Usage => RUSAGE_WORDS,
+        _ => TIME_WORDS,
+    };
+    let call = SystemCall { start: at.wrapping_sub(bytes_before(env, routine)), writes };
     permitted(env, routine, at, before).then_some(call)
 }
 
 /// How many bytes before a routine's system call nothing may jump into.
 fn bytes_before(env: &Environment, routine: Routine) -> u64 {
     match (routine, env.identity) {
-        (Routine::CpuTime | Routine::Settle | Routine::Find | Routine::Await, _) => CLOCK_CALL,
+        (Routine::CpuTime | Routine::Settle | Routine::Find | Routine::Await | Routine::Usage, _) => CLOCK_CALL,
         (Routine::Call, _) => 0,
         (Routine::Read, ThreadIdentity::FsOffset(_)) => READ_CALL + NAMED_BY_THREAD,
         (Routine::Read, ThreadIdentity::FsBase | ThreadIdentity::Locked) => READ_CALL + NAMED,
@@ -53,19 +62,23 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
 /// Whether a system call at `at` is what its routine may ask for; `before(n)` is the n-th instruction before it.
 fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
     match routine {
-        Routine::CpuTime | Routine::Settle | Routine::Find => env.cpu != CpuClock::None && is_clock(at, before),
+        Routine::CpuTime | Routine::Settle | Routine::Find => {
+            env.cpu != CpuClock::None && is_about_thread(at, before, CLOCK_GETTIME, THREAD_CPUTIME)
+        }
+        Routine::Usage => env.readable.process.is_some() && is_about_thread(at, before, GETRUSAGE, THREAD),
         Routine::Call | Routine::Await => false,
         Routine::Read => env.readable.process.is_some_and(|process| is_read(env, process, at, before)),
     }
 }
 
-fn is_clock(at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
+/// Asked about the calling thread, with an answer into the words that were pushed last.
+fn is_about_thread(at: u64, before: &dyn Fn(usize) -> Instruction, number: i32, thread: i32) -> bool {
     let (eax, rsi, edi) = (before(1), before(2), before(3));
     let place = (rsi.op0_register(), rsi.op1_register()) == (Register::RSI, Register::RSP)
         && matches!(rsi.code(), Code::Mov_rm64_r64 | Code::Mov_r64_rm64);
-    sets(&eax, Register::EAX, CLOCK_GETTIME.cast_unsigned())
+    sets(&eax, Register::EAX, number.cast_unsigned())
         && place
-        && sets(&edi, Register::EDI, THREAD_CPUTIME.cast_unsigned())
+        && sets(&edi, Register::EDI, thread.cast_unsigned())
         && edi.ip() == at.wrapping_sub(CLOCK_CALL)
 }
 

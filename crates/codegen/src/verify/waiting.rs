@@ -3,7 +3,7 @@
 use iced_x86::{Code, Instruction, Register};
 use ingraft_model::layout::header;
 
-use super::system_call::SystemCall;
+use super::system_call::{SystemCall, TIME_WORDS};
 use crate::environment::Environment;
 use crate::loader::{ANY_BIT, CLOCK_GETTIME, CLOCK_MONOTONIC, FUTEX, FUTEX_WAIT_BITSET, FUTEX_WAKE, ONE};
 
@@ -50,8 +50,8 @@ pub(super) fn call(env: &Environment, before: &dyn Fn(usize) -> Instruction) -> 
             number(Register::R9, ANY_BIT),
         ])
     };
-    let asks = time().map(|start| SystemCall { start, writes: true });
-    asks.or_else(|| wake().or_else(wait).map(|start| SystemCall { start, writes: false }))
+    let asks = time().map(|start| SystemCall { start, writes: TIME_WORDS });
+    asks.or_else(|| wake().or_else(wait).map(|start| SystemCall { start, writes: 0 }))
 }
 
 /// A register that an instruction sets to something known, and does nothing else.

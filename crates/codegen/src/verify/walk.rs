@@ -1,13 +1,16 @@
 //! Abstract execution of generated code: which registers still hold what they held at the point, and what lies on its own part of the
 //! stack. Where paths meet, what is not sure is given up.
 
-use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, OpKind, Register};
+use iced_x86::{
+    Code, ConditionCode, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpKind,
+    Register,
+};
 use ingraft_model::layout::{OWNER, TOP};
 use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity};
 
 use super::calling;
 use super::memory::Memory;
-use super::rules::{may_read, may_write, number_of, permitted, writes};
+use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
 use super::system_call::{self, SystemCall};
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
@@ -87,6 +90,15 @@ enum Image {
     Overflow,
 }
 
+/// Whether this is the target itself, not a fork child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Parent {
+    Unknown,
+    /// The flags say so, right behind the comparison: zero in a child.
+    Compared,
+    Yes,
+}
+
 /// What is known of a register's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
@@ -122,6 +134,7 @@ pub(super) struct State {
     /// A register of which this is known.
     bound: Bound,
     image: Image,
+    parent: Parent,
     stack: Stack,
 }
 
@@ -134,6 +147,7 @@ impl State {
             pointer: None,
             bound: Bound::None,
             image: Image::None,
+            parent: Parent::Unknown,
             stack: Stack::default(),
         }
     }
@@ -176,6 +190,9 @@ impl State {
         if self.image != other.image {
             self.image = Image::None;
         }
+        if self.parent != other.parent {
+            self.parent = Parent::Unknown;
+        }
     }
 }
 
@@ -216,6 +233,8 @@ pub(super) struct Walk<'a> {
     routines: Vec<(u64, Routine)>,
     /// The functions that snippets of the plan may call.
     callees: Vec<u64>,
+    /// The integers of the program that they may set: address and bytes.
+    stores: Vec<(u64, usize)>,
     /// Where routines have come back to in the current proof.
     answers: Vec<u64>,
     memory: &'a Memory<'a>,
@@ -245,7 +264,13 @@ impl<'a> Walk<'a> {
         memory: &'a Memory<'a>,
         requests: impl Iterator<Item = &'r MiniRequest<'r>>,
     ) -> Self {
-        let mut callees: Vec<u64> = requests.flat_map(|r| r.snippet.calls()).filter_map(called).collect();
+        let (mut callees, mut stores) = (Vec::new(), Vec::new());
+        for request in requests {
+            callees.extend(request.snippet.calls().into_iter().filter_map(called));
+            stores.extend(request.snippet.stores().into_iter().map(|(at, width)| (at.0, width.bytes() as usize)));
+        }
+        let lasting = |(at, bytes): &(u64, usize)| env.readable.lasts(Avma(*at), *bytes as u64);
+        stores.retain(lasting);
         callees.sort_unstable();
         callees.dedup();
         Walk {
@@ -253,6 +278,7 @@ impl<'a> Walk<'a> {
             slow: arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))).collect(),
             routines: Routine::ALL.iter().filter_map(|r| Some((arena.routine(*r)?.start.0, *r))).collect(),
             callees,
+            stores,
             answers: Vec::new(),
             memory,
             info: InstructionInfoFactory::new(),
@@ -569,13 +595,11 @@ impl<'a> Walk<'a> {
         let at = i.ip();
         let Some(call) = self.call(i, mode) else { return fail(at, Flaw::Forbidden) };
         // a reading's answer lies where zeroes were pushed
-        if call.writes {
-            for _ in 0..2 {
-                state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
-            }
-            for _ in 0..2 {
-                state.stack.push(at, OTHER)?;
-            }
+        for _ in 0..call.writes {
+            state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
+        }
+        for _ in 0..call.writes {
+            state.stack.push(at, OTHER)?;
         }
         [0, 1, 11].into_iter().for_each(|r| state.lose(r));
         state.flags_kept = false;
@@ -612,7 +636,11 @@ impl<'a> Walk<'a> {
             }
             match instruction.flow_control() {
                 FlowControl::Next => {
+                    let compared = state.parent == Parent::Compared;
                     self.effect(instruction, &mut state, mode)?;
+                    if compared {
+                        state.parent = Parent::Unknown;
+                    }
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::Call if instruction.code() == Code::Syscall => {
@@ -632,6 +660,9 @@ impl<'a> Walk<'a> {
                 FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
                     self.forward(at, instruction.near_branch_target(), mode)?;
                     todo.push((instruction.near_branch_target(), state.clone()));
+                    if state.parent == Parent::Compared && instruction.condition_code() == ConditionCode::e {
+                        state.parent = Parent::Yes;
+                    }
                     todo.push((instruction.next_ip(), state));
                 }
                 FlowControl::IndirectBranch if instruction.code() == Code::Jmp_rm64 => {
@@ -648,6 +679,9 @@ impl<'a> Walk<'a> {
     fn past_routine(&mut self, at: u64, mut state: State, routine: Routine) -> Result<(u64, State), VerifyError> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
         state.flags_kept = false;
+        if state.parent == Parent::Compared {
+            state.parent = Parent::Unknown;
+        }
         match routine {
             Routine::Settle | Routine::Find => {
                 self.answers.push(back);
@@ -664,9 +698,11 @@ impl<'a> Walk<'a> {
                 if state.stack.len() < self.pushed {
                     return fail(at, Flaw::Stack);
                 }
+                // the function may have forked
+                state.parent = Parent::Unknown;
                 state.lose(1);
             }
-            Routine::Read => state.lose(1),
+            Routine::Read | Routine::Usage => state.lose(1),
             Routine::CpuTime | Routine::Await => {}
         }
         Ok((back, state))
@@ -823,7 +859,13 @@ impl<'a> Walk<'a> {
             }
         }
         for memory in info.used_memory() {
-            if writes(memory.access()) && !may_write(env, i, memory, bound, mode) {
+            let stored = (memory.displacement(), memory.memory_size().size());
+            let store = mode == Mode::Point
+                && state.parent == Parent::Yes
+                && i.mnemonic() == Mnemonic::Mov
+                && is_absolute(memory)
+                && self.stores.contains(&stored);
+            if writes(memory.access()) && !store && !may_write(env, i, memory, bound, mode) {
                 return fail(at, Flaw::ForeignWrite);
             }
             if !may_read(env, i, memory, bound, mode) {
@@ -855,6 +897,15 @@ impl<'a> Walk<'a> {
         }
         if i.rflags_modified() != 0 {
             state.flags_kept = false;
+            let compares = i.code() == Code::Cmp_rm32_imm8
+                && i.memory_displacement64() == u64::from(env.data.alive())
+                && i.memory_base() == Register::None
+                && i.memory_index() == Register::None
+                && i.segment_prefix() == Register::None
+                && i.immediate8to32() == 0;
+            if compares && state.parent == Parent::Unknown {
+                state.parent = Parent::Compared;
+            }
         }
         if i.code() == Code::Lea_r64_m
             && i.is_ip_rel_memory_operand()

@@ -127,7 +127,7 @@ pub fn weave(identity: ThreadIdentity, site: Site, paddings: &[Padding], snippet
         .enumerate()
         .map(|(i, s)| MiniRequest { id: i as u64, snippet: s, counters: &counters[i..] })
         .collect();
-    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, host: None }];
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
     let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
     if let Err(e) = verify_weave(&env, &arena, &text, &requests, &weave) {
         panic!("{e}\n{}", list(&weave.plan, &weave.woven));

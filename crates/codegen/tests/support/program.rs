@@ -1,4 +1,4 @@
-//! All entries and exits of a program, woven at once.
+//! All points of a program, woven at once.
 
 use std::path::Path;
 
@@ -6,7 +6,9 @@ use ingraft_analysis::{Function, FunctionKind, Image};
 use ingraft_codegen::verify::{VerifyError, verify_weave};
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::histogram::Scale;
-use ingraft_model::{Avma, Bias, CpuClock, DataArea, Refusal, Site, Snippet, ThreadIdentity, VariableId};
+use ingraft_model::{
+    Avma, Bias, CallPoint, CpuClock, DataArea, PointKind, Refusal, Site, Snippet, ThreadIdentity, VariableId,
+};
 use rayon::prelude::*;
 
 /// What became of one function.
@@ -16,6 +18,10 @@ pub struct Outcome {
     pub entry: Option<Refusal>,
     /// Why not all of its exits are, one reason per exit, or one for all.
     pub exits: Vec<Refusal>,
+    /// Why not all places before its calls are, if calls were asked for.
+    pub before: Vec<Refusal>,
+    /// Why not all places behind its calls are.
+    pub behind: Vec<Refusal>,
 }
 
 /// A program's functions, and whether the verifier accepts the plan for all of them.
@@ -25,11 +31,55 @@ pub struct Program {
     pub proof: Result<(), VerifyError>,
 }
 
-/// Asks for a count at every entry and every exit of a file. `None` if there is no such file.
-pub fn weave_all(path: &Path) -> Option<Program> {
+/// What one function asks for.
+struct Asked {
+    entry: Result<Site, Refusal>,
+    exits: Result<Vec<Result<Site, Refusal>>, Refusal>,
+    before: Result<Vec<CallPoint>, Refusal>,
+    behind: Result<Vec<CallPoint>, Refusal>,
+}
+
+impl Asked {
+    fn of(image: &Image, function: &Function, calls: bool) -> Self {
+        let points = |after| if calls { image.call_points(function, after) } else { Ok(Vec::new()) };
+        Asked {
+            entry: image.entry_site(function),
+            exits: image.exit_sites(function),
+            before: points(false),
+            behind: points(true),
+        }
+    }
+
+    fn sites(&self) -> impl Iterator<Item = &Site> {
+        let calls = [&self.before, &self.behind].into_iter().flatten().flatten();
+        let calls = calls.filter_map(|point| point.site.as_ref().ok()?.as_ref());
+        self.entry.iter().chain(self.exits.iter().flatten().flatten()).chain(calls)
+    }
+
+    fn outcome(&self, name: String) -> Outcome {
+        let calls = |points: &Result<Vec<CallPoint>, Refusal>| match points {
+            Ok(points) => points.iter().filter_map(|point| point.site.clone().err()).collect(),
+            Err(refusal) => vec![refusal.clone()],
+        };
+        Outcome {
+            name,
+            entry: self.entry.as_ref().err().cloned(),
+            exits: match &self.exits {
+                Ok(exits) => exits.iter().filter_map(|e| e.as_ref().err().cloned()).collect(),
+                Err(refusal) => vec![refusal.clone()],
+            },
+            before: calls(&self.before),
+            behind: calls(&self.behind),
+        }
+    }
+}
+
+/// Asks for a count at every entry and every exit of a file, and with `calls` before and behind every call. `None` if there is no such
+/// file.
+pub fn weave_all(path: &Path, calls: bool) -> Option<Program> {
     let image = Image::parse(std::fs::read(path).ok()?.into()).ok()?;
     let functions: Vec<&Function> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
-    let sites: Vec<_> = functions.par_iter().map(|f| (image.entry_site(f), image.exit_sites(f))).collect();
+    let asked: Vec<_> = functions.par_iter().map(|f| Asked::of(&image, f, calls)).collect();
     let end = image.functions().iter().map(|f| f.range().end.0).max()?.next_multiple_of(4096);
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
     let ticks = Scale { mult: 1 << 31, shift: 32 };
@@ -48,50 +98,33 @@ pub fn weave_all(path: &Path) -> Option<Program> {
     text.add_padding(Bias(0), image.padding());
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-    let all: Vec<(usize, bool, &Site)> = sites
-        .iter()
-        .enumerate()
-        .flat_map(|(i, (entry, exits))| {
-            let exits = exits.iter().flatten().flatten().map(move |site| (i, false, site));
-            entry.iter().map(move |site| (i, true, site)).chain(exits)
-        })
-        .collect();
+    let all: Vec<(usize, &Site)> = asked.iter().enumerate().flat_map(|(i, a)| a.sites().map(move |s| (i, s))).collect();
     let names: Vec<String> = functions.iter().map(|f| f.display_name().into_owned()).collect();
     let requests: Vec<_> = all
         .iter()
-        .map(|(i, _, site)| PointRequest { site, bias: Bias(0), name: &names[*i], minis: &minis, host: None })
+        .map(|(i, site)| PointRequest { site, bias: Bias(0), name: &names[*i], minis: &minis, beside: &[] })
         .collect();
     let Weave { plan, woven } = weave_points(&env, &mut arena, &mut text, &requests).ok()?;
     let points = woven.iter().filter(|w| w.is_ok()).count();
     let weave = Weave { plan, woven };
     let proof = verify_weave(&env, &arena, &text, &requests, &weave);
-    let mut out: Vec<Outcome> = names
-        .into_iter()
-        .zip(&sites)
-        .map(|(name, (entry, exits))| Outcome {
-            name,
-            entry: entry.as_ref().err().cloned(),
-            exits: match exits {
-                Ok(exits) => exits.iter().filter_map(|e| e.as_ref().err().cloned()).collect(),
-                Err(refusal) => vec![refusal.clone()],
-            },
-        })
-        .collect();
-    for ((i, entry, _), woven) in all.iter().zip(weave.woven) {
+    let mut out: Vec<Outcome> = names.into_iter().zip(&asked).map(|(name, asked)| asked.outcome(name)).collect();
+    for ((i, site), woven) in all.iter().zip(weave.woven) {
         let Err(refusal) = woven else { continue };
-        if *entry {
-            out[*i].entry = Some(refusal);
-        } else {
-            out[*i].exits.push(refusal);
+        match (site.kind, site.after) {
+            (PointKind::Entry, _) => out[*i].entry = Some(refusal),
+            (PointKind::Call, false) => out[*i].before.push(refusal),
+            (PointKind::Call, true) => out[*i].behind.push(refusal),
+            _ => out[*i].exits.push(refusal),
         }
     }
     Some(Program { functions: out, points, proof })
 }
 
 impl Outcome {
-    /// Whether its entry and all of its exits are woven.
+    /// Whether all that was asked for is woven.
     pub fn whole(&self) -> bool {
-        self.entry.is_none() && self.exits.is_empty()
+        self.entry.is_none() && self.exits.is_empty() && self.before.is_empty() && self.behind.is_empty()
     }
 }
 

@@ -300,7 +300,7 @@ impl Field {
             .sites
             .iter()
             .zip(minis.chunks(1))
-            .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, host: None })
+            .map(|(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] })
             .collect();
         f(&requests)
     }

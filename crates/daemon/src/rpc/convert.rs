@@ -114,6 +114,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         keep: measure.keep,
         max_overhead,
         allow_calls: measure.allow_calls,
+        family: measure.family,
     })
 }
 

@@ -84,7 +84,13 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
                 restored.truncate(restored.len() - usize::from(restores.is_some()));
                 kept.push(Stmt::Open(record.clone(), body?));
             }
-            Stmt::Settle | Stmt::Await | Stmt::Close(..) | Stmt::Observe(..) | Stmt::AddAt(..) | Stmt::Call(_) => {}
+            Stmt::Settle
+            | Stmt::Await
+            | Stmt::Close(..)
+            | Stmt::Observe(..)
+            | Stmt::AddAt(..)
+            | Stmt::Call(_)
+            | Stmt::Store(..) => {}
         }
     }
     Ok(kept)
@@ -97,8 +103,9 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
         Expr::Unary(_, e) => known(e),
         Expr::Binary(_, a, b) => known(a).and_then(|()| known(b)),
         Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Call(_) => Err(Uncaught::Arguments),
+        Expr::Float(_) | Expr::Text(_) | Expr::Address(_) => Err(Uncaught::Arguments),
         Expr::Load(..) | Expr::Read(..) => Err(Uncaught::Memory),
-        Expr::Elapsed(_) => Err(Uncaught::Begin),
+        Expr::Elapsed(_) | Expr::Usage(_) => Err(Uncaught::Begin),
     }
 }
 
@@ -189,7 +196,13 @@ impl<'a> Shard<'a> {
                         self.set(counters, *timer, NEST, nest - 1);
                     }
                 }
-                Stmt::Settle | Stmt::Await | Stmt::Close(..) | Stmt::Observe(..) | Stmt::AddAt(..) | Stmt::Call(_) => {}
+                Stmt::Settle
+                | Stmt::Await
+                | Stmt::Close(..)
+                | Stmt::Observe(..)
+                | Stmt::AddAt(..)
+                | Stmt::Call(_)
+                | Stmt::Store(..) => {}
             }
         }
     }
@@ -223,7 +236,7 @@ impl<'a> Shard<'a> {
             Expr::Binary(op, a, b) => op.apply(self.eval(a, counters), self.eval(b, counters)),
             Expr::Number(v) => counters.get(v.0 as usize).copied().map_or(0, i64::from),
             // not in a state, see `known`
-            Expr::Load(..) | Expr::Read(..) => 0,
+            Expr::Load(..) | Expr::Read(..) | Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => 0,
             Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(_) | Expr::Call(_) => 0,
         }
     }

@@ -37,6 +37,7 @@ impl Session {
         area.stop_listening().map_err(failed)?;
         let identity = area.identity().map_err(failed)?;
         let cpu = area.cpu_clock().map_err(failed)?;
+        let family = area.is_family().map_err(failed)?;
         let rate = area.read_u64(header::CPU_RATE.into()).map_err(failed)?;
         let shadow_stack = target.status().map_err(failed)?.shadow_stack;
         let session = Session::with_modules(context, target, lock)?;
@@ -45,11 +46,13 @@ impl Session {
         }
         {
             let mut control = session.control();
+            control.family = family;
             control.counters = CounterAllocator::starting_at(contents.counters);
             *session.shared_mut() = Shared {
                 area: Some(Arc::clone(&area)),
                 identity: Some(identity),
                 used_counters: contents.counters,
+                family,
                 ..Shared::default()
             };
             for pair in contents.kept.iter().flat_map(|k| &k.pairs) {
@@ -129,6 +132,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         keep: true,
         max_overhead: None,
         allow_calls: false,
+        family: false,
     };
     // its code is not known well enough to be taken out piece by piece
     let limit = f64::INFINITY;

@@ -293,7 +293,11 @@ impl Session {
         let own_gs = control.modules.uses_gs(&self.target);
         let identity = if own_gs { ThreadIdentity::Locked } else { survey.identity };
         let cpu = if own_gs { CpuClock::None } else { survey.cpu };
-        let request = DataAreaRequest { identity, cpu, ..DataAreaRequest::default() };
+        // a child has its parent's fs base, and in another pid namespace the numbers of its threads say nothing to us
+        let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
+        control.family &= identity != ThreadIdentity::FsBase && own_namespace;
+        let family = control.family;
+        let request = DataAreaRequest { identity, cpu, family, ..DataAreaRequest::default() };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         let since_ns = now_ns();
         let known = self.target.identity();
@@ -328,6 +332,7 @@ impl Session {
             area: Some(Arc::clone(&area)),
             identity: Some(identity),
             used_counters: control.counters.used(),
+            family,
             ..Shared::default()
         };
         for t in &survey.threads {
@@ -414,15 +419,14 @@ impl Session {
         let status = self.target.status().map_err(|e| self.failed(e))?;
         let process = u32::try_from(status.own_id).ok().filter(|id| *id != 0);
         let readable = Readable { start: data.start, end: data.end, process };
-        if !wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.reads_memory())) {
+        if !wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.asks_kernel())) {
             return Ok(readable);
         }
         let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
         // a program with this library will filter, if it does not yet
         let will_filter = modules.mapped().any(|file| file.name.starts_with("libseccomp"));
         if process.is_none() || will_filter || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered)) {
-            let what =
-                "memory of this program cannot be read: its system calls are filtered (seccomp), and reading needs one";
+            let what = "neither memory of this program nor what the kernel counts for it can be read: its system calls are filtered (seccomp), and reading needs one";
             let hint = "variables of the program itself can be read, and counts and times work";
             return Err(Error::new(ErrorKind::Failed, "filtered", what, hint).about(self.pid()));
         }

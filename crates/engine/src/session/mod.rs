@@ -21,8 +21,8 @@ use ingraft_mdl::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, Pid, PointKind, Refusal, Scale, Shape,
-    Snippet, Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType,
+    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, PatchPlan, Pid, PointKind, Refusal,
+    Scale, Shape, Snippet, Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType,
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
@@ -44,7 +44,7 @@ use crate::restore;
 use crate::sites::{Originals, Spot, sites};
 use crate::state_dir::StateDir;
 use crate::symbols::Symbols;
-use crate::values::{Columns, CounterAllocator, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
+use crate::values::{Columns, CounterAllocator, ENDED_MAX, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
 use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
 use self::insert::Stop;
@@ -53,6 +53,7 @@ use self::internals::OwnValue;
 mod adopt;
 mod cost;
 mod events;
+mod family;
 mod follow;
 mod insert;
 mod internals;
@@ -157,6 +158,10 @@ struct Control {
     behind: bool,
     /// What is being woven has never run: no call of it can be in progress.
     unrun: bool,
+    /// A thread may be in code that was taken out: counters are not used again.
+    unsettled: bool,
+    /// Fork children count like threads of the target; before anything is woven: they are to.
+    family: bool,
     /// The engine ends: nothing new begins.
     closed: bool,
     /// The longest hold by anything else than a change.
@@ -179,6 +184,10 @@ struct Shared {
     symbols: Symbols,
     /// Identities (as the target's threads see themselves, or fs bases) to thread ids as we see them.
     tids: HashMap<u64, Tid>,
+    /// Fork children count like threads of the target.
+    family: bool,
+    /// The processes of their threads, those that have ended included.
+    kin: HashMap<Tid, Pid>,
     /// What pairs cost, by the first counter of their value.
     accounts: HashMap<u32, cost::Account>,
     /// What pairs have cost that are gone, in nanoseconds of processor time.
@@ -247,6 +256,8 @@ impl Session {
             lock: Some(lock),
             behind: false,
             unrun: false,
+            unsettled: false,
+            family: false,
             closed: false,
             held: Duration::ZERO,
         };
@@ -332,6 +343,7 @@ impl Session {
         for w in &wanted {
             warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
         }
+        self.decide_family(control, request.family && own.is_empty(), &wanted, &mut warnings)?;
         let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
         self.refuse_dear(control, &wanted, limit)?;
         if wanted.iter().any(|w| calls::has_calls(&w.instrumentation)) {

@@ -78,7 +78,10 @@ impl Session {
             value.keys.iter_mut().for_each(|keys| shared.symbols.label(keys));
             value
         };
-        let values = views.iter().map(named).collect();
+        let mut values: Vec<Value> = views.iter().map(named).collect();
+        for thread in values.iter_mut().flat_map(|v| &mut v.threads) {
+            thread.pid = thread.tid.and_then(|tid| shared.kin.get(&tid).copied());
+        }
         Reading { time_ns: now_ns(), values, ended }
     }
 
@@ -125,7 +128,16 @@ impl Session {
             };
             let id = id as u64;
             shared.tids.insert(id, tid);
+            shared.kin.remove(&tid);
             living.insert(id);
+        }
+        if shared.family {
+            let strangers = claims.iter().map(|(_, identity)| *identity).filter(|id| !living.contains(id));
+            let kin: Vec<_> = strangers.filter_map(|id| family::find(Tid(id as i32), area.layout())).collect();
+            living.extend(kin.iter().map(|(tid, _)| tid.0 as u64));
+            if shared.kin.len() < ENDED_MAX {
+                shared.kin.extend(kin);
+            }
         }
         // Counters are handed out from 0 on.
         let used = shared.used_counters;
@@ -207,6 +219,7 @@ impl View {
         let threads = if threads { all } else { Vec::new() };
         let thread = |(tid, raw): (Option<Tid>, Raw)| ThreadValue {
             tid,
+            pid: None,
             value: raw.value,
             distribution: raw.distribution,
             activations: raw.activations,

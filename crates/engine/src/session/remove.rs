@@ -11,6 +11,8 @@ impl Session {
         let (views, keep) = (Arc::clone(&measurement.views), measurement.keep);
         let grown = measurement.grown.then(|| Arc::clone(&measurement.pairs));
         let last = control.measurements.len() == 1;
+        // which children there are is not seen any more once they are restored
+        self.bury_ended_threads();
         let removed = if last || self.ended.get().is_some() {
             if last { self.take_down(control)? } else { leftover::untouched(self.pid()) }
         } else {
@@ -47,20 +49,22 @@ impl Session {
     }
 
     /// Takes snippets out. Returns how long threads were held.
+    ///
+    /// First nothing leads to them any more; threads that are in the middle of one then leave by themselves, however busy they are.
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<Duration, Error> {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(Duration::ZERO) };
         let before = attached.woven.clone();
         let taken = attached.woven.unweave(minis).and_then(|(plan, gone)| {
             attached.woven.leave_idle(&plan.retired);
-            let options = ApplyOptions {
-                check_quiet: attached.woven.idle(),
-                calls: Some(attached.env.data),
-                ..ApplyOptions::default()
-            };
-            let applied = self.target.apply(&plan, &options).map_err(|e| Error::apply(self.pid(), e))?;
-            Ok((applied, options.check_quiet, gone))
+            let routines = attached.woven.routines();
+            let (reads, leaves): (Vec<_>, Vec<_>) = plan.step_out.into_iter().partition(|r| routines.contains(r));
+            let first = PatchPlan { step_out: reads, moves: plan.moves.clone(), ..plan };
+            let applied = self.target.apply(&first, &ApplyOptions::default());
+            let held = applied.map_err(|e| Error::apply(self.pid(), e))?.held;
+            let rest = PatchPlan { step_out: leaves, moves: plan.moves, ..PatchPlan::default() };
+            Ok((held, rest, gone))
         });
-        let (applied, idle, gone) = match taken {
+        let (held, rest, gone) = match taken {
             Ok(taken) => taken,
             Err(e) => {
                 // what is in the target is what it was
@@ -68,16 +72,32 @@ impl Session {
                 return Err(e);
             }
         };
-        self.note_hold(applied.held);
-        if applied.quiet {
-            attached.woven.release(&idle);
-        }
+        let options = ApplyOptions {
+            check_quiet: attached.woven.idle(),
+            calls: Some(attached.env.data),
+            ..ApplyOptions::default()
+        };
+        let held = match self.target.apply(&rest, &options) {
+            Ok(applied) => {
+                if applied.quiet {
+                    attached.woven.release(&options.check_quiet);
+                }
+                held.max(applied.held)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a thread may still be in code that was taken out");
+                control.unsettled = true;
+                held
+            }
+        };
+        self.note_hold(held);
         let records: Vec<_> = gone.into_iter().map(Record::PointGone).collect();
         self.write_journal(&mut attached.journal, &attached.area, &records)?;
-        Ok(applied.held)
+        Ok(held)
     }
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
+        let counted_elsewhere = control.unsettled || self.has_heirs(control);
         for view in views {
             let Some(pair) = control.last_use(view) else { continue };
             self.close_account(view.value.first);
@@ -93,7 +113,9 @@ impl Session {
                     shared.ended.clear(&**area, first..first + shape.slots());
                 }
                 shared.shapes.remove(first);
-                control.counters.give_back(first, shape.slots());
+                if !counted_elsewhere {
+                    control.counters.give_back(first, shape.slots());
+                }
             }
         }
     }

@@ -52,6 +52,9 @@ impl Context<'_, '_> {
 
     /// A variable that is assigned to.
     fn target(&mut self, target: &Expr) {
+        if target.is_symbol() {
+            return self.value(target);
+        }
         let (name, span) = match &target.bare().kind {
             ExprKind::Name(name) if !self.vector || self.names.first().is_none_or(|(n, _)| n != name) => {
                 (name, target.span)

@@ -80,6 +80,10 @@ impl<'a> Evaluation<'a> {
                     }
                     _ => self.value(value),
                 };
+                if target.is_symbol() {
+                    out.extend(value.and_then(|value| self.assigned(target, *op, value)));
+                    return;
+                }
                 if let ExprKind::Index(name, key) = &target.bare().kind {
                     let amount = match op {
                         AssignOp::Set => self.refuse(target, "setting the value of a key"),
@@ -95,6 +99,10 @@ impl<'a> Evaluation<'a> {
                     AssignOp::Subtract => Stmt::Add(target, fold_unary(UnaryOp::Negate, value)),
                 });
             }
+            ExprKind::Step(target, up) if target.is_symbol() => {
+                let op = if *up { AssignOp::Add } else { AssignOp::Subtract };
+                out.extend(self.assigned(target, op, Out::Const(1)));
+            }
             ExprKind::Step(target, up) => {
                 let amount = if *up { 1 } else { -1 };
                 if let ExprKind::Index(name, key) = &target.bare().kind {
@@ -109,6 +117,9 @@ impl<'a> Evaluation<'a> {
                 ("startProcessTimer", [timer]) => self.timer(timer, Clock::Cpu, Stmt::Start, out),
                 ("stopWallTimer", [timer]) => self.timer(timer, Clock::Wall, Stmt::Stop, out),
                 ("stopProcessTimer", [timer]) => self.timer(timer, Clock::Cpu, Stmt::Stop, out),
+                ("startHwTimer", [timer]) => self.start_events(timer, out),
+                ("stopHwTimer", [timer]) => self.stop_events(timer, out),
+                ("sampleHwCounter", [counter]) => self.sample_events(counter, out),
                 ("observe", [histogram, value]) => {
                     let histogram = self.accumulator(histogram, Shape::Histogram, "a histogram");
                     let value = self.observed(value);
@@ -149,12 +160,18 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn timer(&mut self, expr: &'a Expr, clock: Clock, act: fn(VariableId, Clock) -> Stmt, out: &mut Vec<Stmt>) {
+    pub(super) fn timer(
+        &mut self,
+        expr: &'a Expr,
+        clock: Clock,
+        act: fn(VariableId, Clock) -> Stmt,
+        out: &mut Vec<Stmt>,
+    ) {
         out.extend(self.accumulator(expr, Shape::Timer(clock), "such a timer").map(|timer| act(timer, clock)));
     }
 
     /// The variable that a start, stop or observation acts on.
-    fn accumulator(&mut self, expr: &'a Expr, shape: Shape, wanted: &str) -> Option<VariableId> {
+    pub(super) fn accumulator(&mut self, expr: &'a Expr, shape: Shape, wanted: &str) -> Option<VariableId> {
         let found = self.target(expr).filter(|v| self.variables[v.0 as usize].shape == shape);
         if found.is_none() {
             self.error(codes::KIND, expr.span, format!("this is not {wanted}"), "");
@@ -177,7 +194,7 @@ impl<'a> Evaluation<'a> {
         value.map(|value| (value, unit))
     }
 
-    fn target(&mut self, expr: &'a Expr) -> Option<VariableId> {
+    pub(super) fn target(&mut self, expr: &'a Expr) -> Option<VariableId> {
         match &expr.bare().kind {
             ExprKind::Name(name) => self.variable_named(name),
             _ => None,
@@ -216,11 +233,14 @@ impl<'a> Evaluation<'a> {
             }
             ExprKind::Unary(op, operand) => Some(fold_unary(*op, self.value(operand)?)),
             ExprKind::Binary(op, a, b) => {
+                if let Some(compared) = self.compared_texts(expr, *op, a, b) {
+                    return compared;
+                }
                 let (a, b) = (self.value(a), self.value(b));
                 Some(both_sides(*op, a?, b?))
             }
             ExprKind::Call(callee, args) => self.call(expr, callee, args),
-            ExprKind::Text(_) => self.refuse(expr, "strings in code"),
+            ExprKind::Text(_) => self.text_alone(expr),
             ExprKind::Return => self.at_end(expr, "`$return` is only known at returns and behind calls", Out::Return),
             ExprKind::GlobalId => Some(Out::Number(VariableId(0))),
             ExprKind::Elapsed(clock) => self.elapsed(expr, *clock, TimeUnit::Nanoseconds),
@@ -229,7 +249,8 @@ impl<'a> Evaluation<'a> {
                 let callees = Out::Variable(self.time_in_callees());
                 Some(Out::Binary(BinaryOp::Subtract, Box::new(all), Box::new(callees)))
             }
-            ExprKind::Address(_) => self.refuse(expr, "addresses of variables"),
+            // said by the checker
+            ExprKind::Address(_) => None,
             ExprKind::Field(of, field) => self.member(expr, of, &field.name),
             ExprKind::Assign(..) | ExprKind::Step(..) => self.refuse(expr, "this as a value"),
         }
@@ -268,7 +289,7 @@ impl<'a> Evaluation<'a> {
         if let Some(known) = self.data(expr, callee, args) {
             return known;
         }
-        let values: Vec<Option<Out>> = args.iter().map(|a| self.value(a)).collect();
+        let values: Vec<Option<Out>> = args.iter().map(|a| self.argument(a)).collect();
         if !callee.quoted {
             if let (Some(op), [a, b]) = (helper(&callee.name, args.len()), values.as_slice()) {
                 return Some(fold_binary(op, a.clone()?, b.clone()?));
@@ -296,14 +317,13 @@ impl<'a> Evaluation<'a> {
         match self.expr(expr) {
             Value::Int(value) => Some(Out::Const(value)),
             Value::Refused => None,
-            Value::Text(_) => self.refuse(expr, "strings in code"),
+            Value::Text(_) => self.text_alone(expr),
             _ => self.refuse(expr, "this as a value"),
         }
     }
 
     pub(super) fn refuse(&mut self, expr: &Expr, what: &str) -> Option<Out> {
-        let verb = if what.starts_with("addresses") || what.starts_with("strings") { "are" } else { "is" };
-        self.not_woven(expr.span, format!("{what} {verb} not woven yet"));
+        self.not_woven(expr.span, format!("{what} is not woven yet"));
         None
     }
 }

@@ -3,11 +3,12 @@
 //! A snippet must never fault. What lasts as long as the process is loaded; everything else is read by a system call, and is 0 where there is
 //! nothing.
 
-use ingraft_model::{Avma, BinaryOp, Expr as Out, PointKind, Scalar};
+use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, PointKind, Scalar, Stmt};
 
 use super::code::fold_binary;
+use super::insert::Place;
 use super::meta::Evaluation;
-use crate::ast::{Callee, Expr, ExprKind};
+use crate::ast::{AssignOp, Callee, Expr, ExprKind};
 use crate::diagnostic::codes;
 use crate::program::{Access, Global, Parameter, Unresolved};
 
@@ -61,6 +62,9 @@ impl<'a> Evaluation<'a> {
             base = of.bare();
         }
         members.reverse();
+        if let Some(float) = self.float(expr, base, &members) {
+            return float;
+        }
         match &base.kind {
             ExprKind::Call(callee, args) if callee.name == "readSymbol" && !callee.quoted => match args.as_slice() {
                 [name] => self.symbol(expr, name, &members),
@@ -76,6 +80,73 @@ impl<'a> Evaluation<'a> {
             }
             _ => self.known(expr),
         }
+    }
+
+    /// `$arg[n].double`, `$return.float`: words of C that no member can have.
+    fn float(&mut self, expr: &Expr, base: &'a Expr, members: &[&str]) -> Option<Option<Out>> {
+        let format = match members {
+            ["float"] => FloatFormat::Single,
+            ["double"] => FloatFormat::Double,
+            _ => return None,
+        };
+        Some(match &base.kind {
+            ExprKind::Arg(_) => match self.value(base) {
+                Some(Out::Arg(n)) if n < Float::ARGS_MAX => {
+                    let at_beginning = self.place.is_none_or(|p| p == Place::ENTRY || p == Place::BEFORE_CALL);
+                    if at_beginning {
+                        Some(Out::Float(Float { register: n, format }))
+                    } else {
+                        self.refuse(expr, "a floating-point argument at the end of a call (keep it in a `counter`)")
+                    }
+                }
+                Some(_) => self.refuse(expr, "a floating-point argument beyond the eighth"),
+                None => None,
+            },
+            ExprKind::Return => {
+                let otherwise = "`$return` is only known at returns and behind calls";
+                self.at_end(expr, otherwise, Out::Float(Float { register: 0, format }))
+            }
+            _ => return None,
+        })
+    }
+
+    /// `readSymbol("v") = e`: what lies in the program's own file, whose type is known.
+    pub(super) fn assigned(&mut self, target: &'a Expr, op: AssignOp, value: Out) -> Option<Stmt> {
+        let (mut base, mut members) = (target.bare(), Vec::new());
+        while let ExprKind::Field(of, field) = &base.kind {
+            members.insert(0, field.name.as_str());
+            base = of.bare();
+        }
+        let ExprKind::Call(_, args) = &base.kind else { return None };
+        let Some(ExprKind::Text(name)) = args.first().map(|name| &name.bare().kind) else {
+            self.refuse(target, "a variable whose name is not written out");
+            return None;
+        };
+        let global = match self.program.variable(name, &members) {
+            Ok(global) => global,
+            Err(why) => {
+                self.unresolved(target, why);
+                return None;
+            }
+        };
+        let why = match () {
+            () if !global.access.pointers.is_empty() => "an assignment through a pointer",
+            () if !global.lasts => "an assignment to what is not in the writable data of the program itself",
+            () if !global.described => "an assignment to a variable whose type debugging information does not say",
+            () => {
+                let Access { offset, scalar, .. } = global.access;
+                let at = Avma(global.at.0.wrapping_add_signed(offset));
+                let old = || Out::Load(at, scalar);
+                let value = match op {
+                    AssignOp::Set => value,
+                    AssignOp::Add => fold_binary(BinaryOp::Add, old(), value),
+                    AssignOp::Subtract => fold_binary(BinaryOp::Subtract, old(), value),
+                };
+                return Some(Stmt::Store(at, scalar.width, value));
+            }
+        };
+        self.refuse(target, why);
+        None
     }
 
     /// The variable of a name, or what members lead to in it.

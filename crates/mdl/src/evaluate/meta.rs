@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ingraft_model::{Clock, Focus, PointKind, ResourcePath, Shape, Snippet, VariableId};
 
+use super::events::{EventTimer, Metered};
 use super::frame::KnownRecord;
 use super::insert::{Draft, Place};
 use super::select::{HIERARCHIES, Selection, parse_number};
@@ -119,6 +120,9 @@ pub(super) struct Evaluation<'a> {
     pub(super) callees: Option<VariableId>,
     /// The clock that the code of the definition reads, if it does.
     pub(super) clock: Option<Clock>,
+    /// How the event of the metric is known at points, and the timer of it.
+    pub(super) metered: Option<Metered>,
+    pub(super) event_timer: Option<EventTimer>,
 }
 
 impl<'a> Evaluation<'a> {
@@ -149,6 +153,8 @@ impl<'a> Evaluation<'a> {
             records: Vec::new(),
             callees: None,
             clock: None,
+            metered: None,
+            event_timer: None,
         }
     }
 
@@ -168,20 +174,30 @@ impl<'a> Evaluation<'a> {
             let span =
                 node.fields.iter().rev().find(|f| matches!(&f.kind, crate::ast::FieldKind::Base(_))).map(|f| f.span);
             let head = span.map_or(node.ident.span, |s| Span { start: s.start, end: s.start + 4 });
-            self.not_woven(
-                head,
-                format!(
-                    "events are not read at points (`{}`): without code, `hwCounter` counts them in whole threads",
-                    kind.keyword()
-                ),
-            );
+            let event = base.event.as_ref().map_or("", |event| event.value.as_str());
+            self.metered = Metered::named(event);
+            let help = "the kernel tells a thread its page faults and context switches, and there is a clock for task-clock; \
+                        without code, `hwCounter` counts other events in whole threads";
+            let why = match (kind, self.metered) {
+                (_, None) => Some(format!("a thread cannot ask for its `{event}` at points ({help})")),
+                (Accumulator::HwCounter, Some(Metered::ProcessorTime)) => {
+                    Some(format!("`{event}` is a time: use `hwTimer` or `processTimer`"))
+                }
+                (Accumulator::HwCounter, _) if base.body.is_empty() => Some(format!(
+                    "without code, `hwCounter` counts `{event}` in whole threads, not in a part of the code"
+                )),
+                _ => None,
+            };
+            if let Some(why) = why {
+                self.not_woven(head, why);
+            }
         }
         let keyed = node.vector() == Some(&Vector::Keys);
         if node.vector().is_some() && !keyed {
             self.not_woven(node.ident.span, "vectors over anything but keys are not woven yet".to_owned());
         }
         let Selection { replacement, flags } = self.select(focus);
-        let shape = if keyed { Shape::Table } else { shape(kind) };
+        let shape = if keyed { Shape::Table } else { self.shape(kind) };
         self.declare(&node.ident.name, VariableKind::Counter, shape);
         self.variables[0].sampled = kind != Accumulator::Void;
         for scratch in node.scratch() {
@@ -254,6 +270,17 @@ impl<'a> Evaluation<'a> {
         };
         let span = self.metric.node.ident.span;
         self.diagnostics.push(Diagnostic::at(codes::NOT_FOUND, Severity::Warning, source, span, message).help(help));
+    }
+
+    /// What the values of an accumulator are made of.
+    fn shape(&self, kind: Accumulator) -> Shape {
+        match kind {
+            Accumulator::Counter | Accumulator::HwCounter | Accumulator::Void => Shape::Counter,
+            Accumulator::WallTimer => Shape::Timer(Clock::Wall),
+            Accumulator::HwTimer if self.metered != Some(Metered::ProcessorTime) => Shape::Counter,
+            Accumulator::ProcessTimer | Accumulator::HwTimer => Shape::Timer(Clock::Cpu),
+            Accumulator::Histogram => Shape::Histogram,
+        }
     }
 
     fn declare(&mut self, name: &'a str, kind: VariableKind, shape: Shape) {
@@ -559,16 +586,6 @@ impl<'a> Evaluation<'a> {
     pub(super) fn not_woven(&mut self, span: Span, what: String) {
         let message = format!("the metric `{}` cannot be enabled: {what}", self.metric.info.name);
         self.error(codes::NOT_WOVEN, span, message, "");
-    }
-}
-
-/// What the values of an accumulator are made of.
-fn shape(kind: Accumulator) -> Shape {
-    match kind {
-        Accumulator::Counter | Accumulator::HwCounter | Accumulator::Void => Shape::Counter,
-        Accumulator::WallTimer | Accumulator::HwTimer => Shape::Timer(Clock::Wall),
-        Accumulator::ProcessTimer => Shape::Timer(Clock::Cpu),
-        Accumulator::Histogram => Shape::Histogram,
     }
 }
 

@@ -2,10 +2,12 @@
 
 mod code;
 mod data;
+mod events;
 mod frame;
 mod insert;
 mod meta;
 mod select;
+mod text;
 mod walk;
 
 use std::sync::Arc;

@@ -213,7 +213,6 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         reasons,
         [
             "`own`: every thread has its own",
-            "addresses of variables are not woven yet",
             "a member of what a callee gets or gives is not woven yet",
             "`.blocks` points are not woven yet",
             "`.edges` points are not woven yet",
@@ -230,7 +229,7 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         ),
         (
             "base is hwTimer(\"cycles\") { append preInsn $start.entry (* startHwTimer(m); *) }",
-            "events are not read at points (`hwTimer`)",
+            "a thread cannot ask for its `cycles` at points",
         ),
         (
             "vector over list heap; base is counter { foreach f in heap append preInsn f.entry (* m[0]++; *) }",

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_mdl::{Insertion, Instrumentation, Options, Order, evaluate, shipped};
-use ingraft_model::{Expr, Focus, PointKind, Record, Restore, Shape, Stmt, VariableId};
+use ingraft_model::{Expr, Float, Focus, PointKind, Record, Restore, Shape, Stmt, VariableId};
 use proptest::prelude::*;
 
 use crate::support::{Table, library};
@@ -95,6 +95,7 @@ impl Check<'_> {
                     self.expr(condition, at, closed);
                     self.stmts(inner, at, closed);
                 }
+                Stmt::Store(_, _, e) => self.expr(e, at, closed),
                 Stmt::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
                 Stmt::Settle | Stmt::Await => {
                     panic!("who puts the code of several requests together settles once, and the engine alone waits")
@@ -133,7 +134,9 @@ impl Check<'_> {
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Number(v) => assert!((v.0 as usize) < self.done.variables.len()),
-            Expr::Load(..) => {}
+            Expr::Load(..) | Expr::Usage(_) | Expr::Text(_) => {}
+            Expr::Address(v) => assert_eq!(self.shape(*v), Shape::Counter),
+            Expr::Float(float) => assert!(float.register < Float::ARGS_MAX && (!is_end(at) || float.register == 0)),
             Expr::Read(e, _) => self.expr(e, at, closed),
             Expr::Unary(_, e) => self.expr(e, at, closed),
             Expr::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),

@@ -114,7 +114,7 @@ impl Program for Table {
                 return Err(Unresolved::NotFound { what: format!("the program has no variable `{name}`"), help });
             }
         };
-        Ok(Global { at, lasts, access: through(members.len()) })
+        Ok(Global { at, lasts, access: through(members.len()), described: true })
     }
     fn address(&self, name: &str) -> Result<Avma, Unresolved> {
         self.variable(name, &[]).map(|global| global.at)

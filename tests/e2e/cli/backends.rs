@@ -1,0 +1,109 @@
+//! Servers that fork a process for each client or on command, followed from their first process on: no call is lost, compared with their own
+//! statistics.
+
+use std::process::Stdio;
+
+use ingraft_testing::server::{Nginx, Postgres, PostgresSession};
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Outcome, Session, scaled, skip, wait_until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::tool;
+
+/// Watches metrics in a process and in the children that it will have; returns when it and `others`, those it has, are attached.
+fn follow(pid: i32, others: &[i32], metrics: &[&str]) -> Session {
+    let pid = pid.to_string();
+    let fixed = ["watch", "-p", &pid, "--follow", "fork", "--interval", "200ms", "--max-overhead", "10000"];
+    let mut session = tool().start(fixed.iter().chain(metrics).copied());
+    for _ in 0..=others.len() {
+        session.wait_for("attached");
+    }
+    session
+}
+
+/// The last value of a metric in a process and the children that it had since.
+#[track_caller]
+fn value_in(outcome: &Outcome, pid: i32, metric: &str) -> i64 {
+    let samples = outcome.all("sample");
+    let of_pair = samples.into_iter().rfind(|s| s["metric"] == metric && s["pid"] == pid);
+    of_pair.and_then(|s| s["value"].as_i64()).unwrap_or_else(|| panic!("no {metric} of {pid}: {outcome:#?}"))
+}
+
+/// What the server says of all statements but those that ask it.
+fn told(sql: &mut PostgresSession, what: &str) -> f64 {
+    let answer = sql.ask(&format!("select {what} from pg_stat_statements where query not like '%pg_stat%';"));
+    answer.parse().expect("a number")
+}
+
+/// Runs pgbench, and compares what was measured in its backends with what the server says.
+fn pgbench(arguments: &[&str]) {
+    let postgres = match Postgres::start() {
+        Ok(postgres) => postgres,
+        Err(why) => skip!("{why}"),
+    };
+    let mut sql = postgres.session();
+    sql.tell("create extension pg_stat_statements;");
+    assert_eq!(sql.ask("select 1;"), "1");
+    let before = Text::of(postgres.pid());
+    let metrics = ["postgres_executions", "postgres_execution_time", "postgres_execution_latency"];
+    let session = follow(postgres.pid(), &target::children(postgres.pid()), &metrics);
+    assert_eq!(sql.ask("select pg_stat_statements_reset() is null;"), "f");
+    let mut load = postgres.client("pgbench");
+    load.args(["-n", "-c", "8"]).args(arguments).arg("postgres").stdout(Stdio::null()).stderr(Stdio::null());
+    assert!(load.status().expect("pgbench").success());
+    wait_until("its backends have ended", || postgres.backends() == [sql.pid]);
+    let (calls, time) = (told(&mut sql, "sum(calls)") as i64, told(&mut sql, "sum(total_exec_time)"));
+    let outcome = session.interrupt().assert_code(0);
+    let of = |metric: &str| value_in(&outcome, postgres.pid(), metric);
+    assert_eq!((of("postgres_executions"), of("postgres_execution_latency")), (calls, calls));
+    let ms = of("postgres_execution_time") as f64 / 1e6;
+    // What its own hook does around its clock is in every call; in a short one of a new process that is more than a share.
+    assert!((ms - time).abs() < 0.03 * time + 0.01 * calls as f64, "{ms} ms, but PostgreSQL says {time} ms");
+    println!("{calls} calls, {ms:.1} ms; PostgreSQL says {time:.1} ms");
+    assert!(outcome.all("removed").iter().all(|removed| removed["text_restored"] == true), "{outcome:#?}");
+    target::assert_clean(postgres.pid(), &before);
+    target::assert_clean(sql.pid, &before);
+    assert_eq!(sql.ask("select 1;"), "1");
+}
+
+#[test]
+fn backends_that_stay() {
+    pgbench(&["-t", &scaled(100, 5000).to_string()]);
+}
+
+#[test]
+fn a_backend_for_each_transaction() {
+    pgbench(&["-C", "-S", "-t", &scaled(25, 500).to_string()]);
+}
+
+#[test]
+fn workers_that_replace_others() {
+    let nginx = match Nginx::start() {
+        Ok(nginx) => nginx,
+        Err(why) => skip!("{why}"),
+    };
+    let old = nginx.workers();
+    let before = Text::of(nginx.pid());
+    let session = follow(nginx.pid(), &old, &["nginx_requests"]);
+    nginx.request(100);
+    let mut rounds = 0;
+    for round in 1..=scaled(3, 30) {
+        let replaced = nginx.workers();
+        kill(Pid::from_raw(nginx.pid()), Signal::SIGHUP).expect("it is ours");
+        wait_until("the workers are new", || {
+            let workers = nginx.workers();
+            workers.len() == 2 && workers.iter().all(|worker| !replaced.contains(worker))
+        });
+        nginx.request(200);
+        rounds = round;
+    }
+    let workers = nginx.workers();
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(value_in(&outcome, nginx.pid(), "nginx_requests"), 200 * rounds.cast_signed());
+    assert_eq!(old.iter().map(|&pid| value_in(&outcome, pid, "nginx_requests")).sum::<i64>(), 100);
+    for pid in workers.into_iter().chain([nginx.pid()]) {
+        target::assert_clean(pid, &before);
+    }
+    nginx.request(10);
+}
