@@ -70,6 +70,9 @@ fn ask<T>(site: &Site, snippet: &Snippet, f: impl FnOnce(&[PointRequest<'_>]) ->
 
 type Written = Result<(), IcedError>;
 
+/// Where a function lies, and what writes it.
+type Part<'a> = (u64, &'a dyn Fn(&mut CodeAssembler) -> Written);
+
 /// `nop`s that can be displaced, then `ret`; and two other functions.
 fn text(callee: &dyn Fn(&mut CodeAssembler) -> Written, outer: &dyn Fn(&mut CodeAssembler) -> Written) -> Vec<u8> {
     let empty = |a: &mut CodeAssembler| -> Written {
@@ -78,7 +81,7 @@ fn text(callee: &dyn Fn(&mut CodeAssembler) -> Written, outer: &dyn Fn(&mut Code
         }
         a.ret()
     };
-    let parts: [(u64, &dyn Fn(&mut CodeAssembler) -> Written); 3] = [(TEXT, &empty), (CALLEE, callee), (OUTER, outer)];
+    let parts: [Part<'_>; 3] = [(TEXT, &empty), (CALLEE, callee), (OUTER, outer)];
     let mut text = Vec::new();
     for (at, write) in parts {
         let mut a = CodeAssembler::new(64).expect("64 bits");
