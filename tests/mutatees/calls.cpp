@@ -3,6 +3,7 @@
 // make N            N rounds of `maker`: each calls directly, through a pointer, a virtual function, a library's function, and a field
 // own N US          N calls of `own_outer`, which computes for US microseconds, lets `own_inner` compute, and computes again
 // throw N           N rounds of `catcher`, whose callee throws
+// crowd N           `crowded` with N rounds, whose calls lie side by side and are jumped past
 // jump N            N rounds of `lander`, whose callee jumps back into it
 // Answers are `tally WHAT N` and `ns WHAT TIME`.
 #include "mutatee.h"
@@ -10,7 +11,7 @@
 #include <ctime>
 #include <x86intrin.h>
 
-static long made, caught, landed, wrong;
+static long made, caught, landed, marked, wrong;
 static unsigned long long own_ticks, inner_ticks;
 static jmp_buf home;
 
@@ -55,6 +56,17 @@ COUNTED long maker(long n, Steps *all) {
         made += 6;
     }
     return sum;
+}
+
+COUNTED void mark(long n) { marked += n; }
+
+COUNTED long crowded(long n) {
+    for (long i = 0; i < n; i++) {
+        if (i & 1) mark(i);
+        if (i % 3 == 0) mark(1);
+        mark(twice(direct(i)));
+    }
+    return marked;
 }
 
 // The library's function only.
@@ -150,6 +162,8 @@ int main() {
             for (long i = 0; i < n; i++) own_outer(ticks);
         } else if (sscanf(line, "throw %ld", &n) == 1) {
             for (long i = 0; i < n; i++) catcher(i);
+        } else if (sscanf(line, "crowd %ld", &n) == 1) {
+            say("marked %ld", crowded(n));
         } else if (sscanf(line, "jump %ld", &n) == 1) {
             for (long i = 0; i < n; i++) lander(i);
         } else {

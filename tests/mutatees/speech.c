@@ -18,9 +18,9 @@
 int level = 5;
 short small = -3;
 unsigned char tiny = 200;
-static long waiting = 1l << 40;
+static volatile long waiting = 1l << 40;
 struct { char kind; long depth; } settings = {1, 2};
-const volatile int fixed = 7;
+const int fixed = 7;
 volatile int *const bound = &level;
 double share = 0.5;
 

@@ -19,6 +19,8 @@
 //! the tail is a jump to whom it calls. `call rel32` gets another displacement, an indirect call of five to eight bytes becomes a direct
 //! one that ends at the same address.
 //!
+//! Where a point has no bytes of its own, because another one displaces its instruction, its springboard lies over the copy of that.
+//!
 //! Everything is a value: [`weave_points`] makes a [`ingraft_model::PatchPlan`] and [`WovenPoint`]s, each with the
 //! [`RemovalRecord`] that undoes it without this crate, and [`verify`] proves both from the bytes alone. No call instruction and no
 //! return address is ever in an arena, so only program counters have to be looked at when code comes and goes.

@@ -122,7 +122,8 @@ fn detour(
     let end = if branch.ends { end } else { branch.next() };
     for (i, first) in all.as_deref().unwrap_or_default().iter().enumerate().rev() {
         let start = first.at;
-        let fits = start >= head.home() && start + 5 <= end && !straddles(start, 5);
+        let apart = start >= head.home() || branch.next().max(start + 5) <= head.at;
+        let fits = apart && start + 5 <= end && !straddles(start, 5);
         let displaced = &all.as_deref().unwrap_or_default()[i..];
         let middle_ends = displaced.split_last().is_some_and(|(_, before)| before.iter().any(|d| d.ends));
         if fits && !middle_ends && text.take(start, branch.next().max(start + 5), name).is_ok() {

@@ -170,23 +170,32 @@ fn a_call_through_the_stack_pointer_is_not_moved() {
 }
 
 #[test]
-fn no_springboard_takes_bytes_of_another() {
+fn a_call_that_an_entry_displaces_is_woven_into_the_copy() {
     let shape = &shapes()[0];
     let env = environment(GLIBC);
     let (mut arena, mut text) = (arena(), TextSpace::new());
     // an entry whose first five bytes reach into the call
     let entry = Site { scratch: vec![], ..site(&shape.text[..16]) };
-    let minis = [MiniRequest { id: 0, snippet: &count(), counters: &[0] }];
+    let minis = [[0], [1]].map(|counters| (count(), counters));
+    let minis = minis.each_ref().map(|(snippet, counters)| [MiniRequest { id: 0, snippet, counters }]);
     let sites = [shape.before(), entry];
-    let requests =
-        sites.each_ref().map(|site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[] });
-    let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
-    verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
-    assert!(weave.woven[0].is_ok() && weave.woven[1].is_err(), "{:?}", weave.woven);
-    // once the call is free again the entry can be had
-    let Ok(point) = &weave.woven[0] else { return };
-    text.release_point(point);
-    let again = weave_points(&env, &mut arena, &mut text, &requests[1..]).expect("the request makes sense");
+    let request = |n: usize| PointRequest { site: &sites[n], bias: Bias(0), name: "f", minis: &minis[n], beside: &[] };
+    let requests = [request(0), request(1)];
+    let mut both = (arena.clone(), text.clone());
+    let weave = weave_points(&env, &mut both.0, &mut both.1, &requests).expect("makes sense");
+    verify_weave(&env, &both.0, &both.1, &requests, &weave).expect("right");
+    assert!(matches!(&weave.woven[..], [Ok(call), Ok(entry)] if call.host == entry.inner.first().copied()));
+    let run = |plans| Program { env: &env, text: shape.text.clone(), plans, steps: steps(), counters: 16 }.run();
+    let (plain, out) = (run(vec![]), run(vec![&weave.plan]));
+    assert_eq!((plain.calls, &out.shards[2][..2]), (out.calls.clone(), [4, 4].as_slice()));
+
+    // a call that is woven already keeps its bytes, until it goes
+    let alone = weave_points(&env, &mut arena, &mut text, &requests[..1]).expect("makes sense");
+    let Ok(call) = &alone.woven[0] else { panic!("{:?}", alone.woven) };
+    let refused = weave_points(&env, &mut arena, &mut text, &requests[1..]).expect("makes sense");
+    assert!(refused.woven[0].is_err() && refused.plan.text.is_empty(), "{:?}", refused.woven);
+    text.release_point(call);
+    let again = weave_points(&env, &mut arena, &mut text, &requests[1..]).expect("makes sense");
     assert!(again.woven[0].is_ok(), "{:?}", again.woven);
 }
 

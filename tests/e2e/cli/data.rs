@@ -175,6 +175,24 @@ fn fork_children_read_nothing_and_live() {
 }
 
 #[test]
+fn memory_of_a_filtered_program_is_refused_and_harms_nobody() {
+    let mut target = Mutatee::start("corner", &[]);
+    let before = Text::of(target.pid());
+    target.ask("filter");
+    let text = "resourceList works is procedure { items { \"work\" }; flavor { unix }; }
+        metric read_at { name \"read_at\"; units things; aggregateOperator sum; style EventCounter;
+        base is counter { foreach f in works append preInsn f.entry (* read_at += readAddress($arg[0]); *) } }";
+    let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
+    std::fs::write(file.path(), text).expect("a definition");
+    let (pid, name) = (target.pid_text(), file.path().to_str().expect("a path"));
+    let outcome = tool().run(["watch", "-p", &pid, "-I", name, "read_at", "--for", "100ms"]);
+    assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
+    assert!(outcome.stderr.contains("seccomp"), "{outcome:#?}");
+    target.ask("work 50").assert_right();
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
 fn what_is_no_integer_is_refused_by_name() {
     let target = Mutatee::start("data", &[]);
     let before = Text::of(target.pid());

@@ -40,8 +40,9 @@ fn last<'a>(outcome: &'a Outcome, metric: &str) -> &'a Value {
 /// By address: the name and the value.
 fn keys(sample: &Value) -> BTreeMap<String, (Option<&str>, i64)> {
     let keys = sample["keys"].as_array().expect("a vector over keys");
-    let each = |k: &'_ Value| (k["key"].as_str().expect("a key").to_owned(), k["value"].as_i64().expect("a number"));
-    keys.iter().map(|k| (each(k).0, (k["name"].as_str(), each(k).1))).collect()
+    let address = |key: &Value| key["key"].as_str().expect("a key").to_owned();
+    let value = |key: &Value| key["value"].as_i64().expect("a number");
+    keys.iter().map(|key| (address(key), (key["name"].as_str(), value(key)))).collect()
 }
 
 fn total(sample: &Value) -> i64 {
@@ -93,7 +94,7 @@ fn a_focus_may_name_an_object_by_its_variable() {
     }
     let pid = target.pid_text();
     let outcome = tool().run(["watch", "-p", &pid, "lock_operations@/SyncObject/Mutex/alon", "--for", "1s"]);
-    let _ = outcome.assert_error(2, &["the program has no variable `alon`", "alone"]);
+    let _ = outcome.assert_error(3, &["the program has no variable `alon`", "did you mean `alone`?"]);
     target::assert_clean(target.pid(), &before);
 }
 

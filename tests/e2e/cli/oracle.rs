@@ -197,7 +197,10 @@ fn values_are_right_from_any_moment_on() {
         let mut target = Mutatee::start("steps", &[]);
         let before = Text::of(target.pid());
         let pid = hold_at_start(&mut target, symbols["rounds"]);
-        let at = (0..moment).map(|_| step(pid)).last();
+        let mut at = None;
+        for _ in 0..moment {
+            at = Some(step(pid));
+        }
         ptrace::detach(pid, Signal::SIGSTOP).expect("let it go");
         let fixed =
             ["watch", "-p", &target.pid_text(), "-I", &definitions, "--max-overhead", "10000"].map(String::from);

@@ -51,6 +51,36 @@ fn redis_counts_equal_its_own_statistics() {
 }
 
 #[test]
+fn functions_of_redis_without_their_callees() {
+    let redis = match Redis::start() {
+        Ok(redis) => redis,
+        Err(why) => skip!("{why}"),
+    };
+    let pid = redis.pid();
+    let before = Text::of(pid);
+    let mdl = source_directory().join("tests/e2e/mdl/calls.mdl");
+    let (pid_text, mdl) = (pid.to_string(), mdl.to_str().expect("a path"));
+    // calls side by side, jumps past calls, calls in front of returns: every call of these is woven before and behind
+    let function = "/Code/redis-server/incrDecrCommand";
+    let metrics = ["calls", "calls_made", "calls_back", "own_time", "callee_time", "wall_time"];
+    let pairs = metrics.map(|metric| format!("{metric}@{function}"));
+    let own = ["processCommand", "call"].map(|function| format!("own_time@/Code/redis-server/{function}"));
+    let fixed = ["watch", "-p", &pid_text, "-I", mdl, "--max-overhead", "10000"];
+    let mut session = tool().start(fixed.into_iter().chain(pairs.iter().chain(&own).map(String::as_str)));
+    session.wait_for("attached");
+    let commands = scaled(20_000, 500_000);
+    redis.load(&["-n", &commands.to_string(), "-c", "10", "-P", "16", "-q", "-t", "incr"]);
+    assert_eq!(redis.ask(&["GET counter:__rand_int__"]), [commands.to_string()]);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let [calls, made, back, own_time, callees, whole] = pairs.each_ref().map(|pair| value(&outcome, pair));
+    assert_eq!(calls, commands.cast_signed());
+    assert!(made == back && made > calls, "{made} calls made, {back} came back");
+    assert!(own_time > 0 && callees > 0 && own_time + callees <= whole, "{own_time} and {callees} of {whole} ns");
+    assert!(own.iter().all(|pair| value(&outcome, pair) > 0));
+    target::assert_clean(pid, &before);
+}
+
+#[test]
 fn a_function_of_redis_is_called_at_every_command() {
     let redis = match Redis::start() {
         Ok(redis) => redis,

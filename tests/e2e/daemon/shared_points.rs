@@ -87,6 +87,43 @@ fn each_of_two_counts_is_exact_without_the_other() {
 }
 
 #[test]
+fn points_that_hold_others_stay_as_long() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("calls", &[]);
+    let before = Text::of(target.pid());
+    let tool = client(&daemon);
+    let (pid, file) = (target.pid_text(), source_directory().join("tests/e2e/mdl/calls.mdl").display().to_string());
+    let watch = |metric: &str, sign: &str| {
+        let pair = format!("{metric}@/Code/calls/crowded");
+        let mut session = tool.start(["watch", "-p", &pid, "--max-overhead", "10000", "-I", &file, &pair]);
+        session.wait_for(sign);
+        session
+    };
+    let many = 6 * scaled(100_000, 2_000_000);
+    let calls = |rounds: u64| 3 * rounds + rounds / 2 + rounds / 3;
+    // before some calls the code lies in what is behind others, and jumps to where some return in what is behind others
+    for [held, holder] in [["calls_made", "calls_back"], ["calls_back", "calls_made"]] {
+        let first = watch(holder, "attached");
+        target.tell(&format!("crowd {many}"));
+        let second = watch(held, "changed");
+        target.reply().assert_right();
+        let _ = second.interrupt().assert_code(0);
+        target.ask("crowd 60").assert_right();
+        assert_eq!(last(&first.interrupt().assert_code(0).assert_removed()), calls(many) + calls(60));
+
+        let first = watch(holder, "attached");
+        let second = watch(held, "changed");
+        target.tell(&format!("crowd {many}"));
+        let _ = first.interrupt().assert_code(0);
+        target.reply().assert_right();
+        target.ask("crowd 60").assert_right();
+        assert_eq!(last(&second.interrupt().assert_code(0).assert_removed()), calls(many) + calls(60));
+        target::assert_clean(target.pid(), &before);
+    }
+}
+
+#[test]
 fn timers_come_and_go_where_a_count_stays() {
     let directory = open_directory();
     let daemon = daemon(directory.path(), &[]);

@@ -2,7 +2,7 @@
 
 use crate::support::{TEXT, TestElf, find};
 use iced_x86::code_asm::*;
-use ingraft_model::{PointKind, Refusal, Site};
+use ingraft_model::{BackBranch, PointKind, Refusal, Site, Svma};
 
 type Points = Vec<Result<Option<Site>, Refusal>>;
 
@@ -71,7 +71,7 @@ fn what_leads_through_the_stack_pointer_needs_room_in_front() {
 }
 
 #[test]
-fn behind_a_call_nobody_else_arrives() {
+fn who_jumps_to_a_return_address_is_told() {
     let elf = function(|a| {
         let mut again = a.create_label();
         a.mov(ebx, 7).unwrap();
@@ -84,7 +84,10 @@ fn behind_a_call_nobody_else_arrives() {
     });
     let behind = points(&elf, true);
     assert!(matches!(&behind[0], Ok(Some(site)) if site.at.0 == TEXT + 9 && site.own >= 5), "{behind:?}");
-    assert_eq!(behind[1], Err(Refusal::BranchIntoSpringboard { offset: 19 }));
+    let Ok(Some(site)) = &behind[1] else { panic!("{behind:?}") };
+    let jump =
+        BackBranch { at: Svma(TEXT + 21), from: Svma(TEXT + 21), until: Svma(TEXT + 23), bytes: vec![0x75, 0xfc] };
+    assert_eq!((site.at.0, site.back_branches.as_slice()), (TEXT + 19, [jump].as_slice()));
     assert_eq!(behind[2], Ok(None), "it never returns");
 }
 

@@ -903,7 +903,7 @@ impl<'a> Walk<'a> {
                 && i.memory_index() == Register::None
                 && i.segment_prefix() == Register::None
                 && i.immediate8to32() == 0;
-            if compares && state.parent == Parent::Unknown {
+            if compares {
                 state.parent = Parent::Compared;
             }
         }

@@ -509,11 +509,13 @@ impl Session {
     pub fn inserted(&self) -> Option<Inserted> {
         let control = self.control();
         let attached = control.attached.as_ref()?;
+        // not within what follows: there the costs look as well, and whoever holds the values must not ask for them again while a writer waits
+        let hooks = usize::from(self.shared().hook.is_some());
         Some(Inserted {
             pid: self.pid(),
             holder: format!("{} {}", self.context.program, std::process::id()),
             ours: true,
-            points: (attached.woven.len() - usize::from(self.shared().hook.is_some())) as u32,
+            points: (attached.woven.len() - hooks) as u32,
             code_bytes: attached.woven.code_bytes(),
             since_ns: attached.since_ns,
             identity: describe(attached.env.identity),

@@ -206,7 +206,7 @@ fn element(array: Out, index: Out) -> Out {
     Out::Read(Box::new(plus(array, offset)), Scalar::INT)
 }
 
-fn plus(address: Out, offset: Out) -> Out {
+pub(super) fn plus(address: Out, offset: Out) -> Out {
     if offset == Out::Const(0) { address } else { fold_binary(BinaryOp::Add, address, offset) }
 }
 

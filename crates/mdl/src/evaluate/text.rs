@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ingraft_model::{BinaryOp, Expr as Out, Scalar, Shape, UnaryOp, Width};
 
 use super::code::fold_binary;
+use super::data::plus;
 use super::meta::{Evaluation, Value};
 use crate::ast::{Expr, ExprKind};
 use crate::diagnostic::codes;
@@ -68,10 +69,7 @@ impl<'a> Evaluation<'a> {
             let mut word = [0; 8];
             word.iter_mut().zip(piece).for_each(|(to, from)| *to = *from);
             let offset = Out::Const((bytes.len() - rest.len()) as i64);
-            let read = Out::Read(
-                Box::new(fold_binary(BinaryOp::Add, string.clone(), offset)),
-                Scalar { width, signed: false },
-            );
+            let read = Out::Read(Box::new(plus(string.clone(), offset)), Scalar { width, signed: false });
             let same = fold_binary(BinaryOp::Equal, read, Out::Const(i64::from_le_bytes(word)));
             equal = Some(match equal {
                 None => same,

@@ -132,11 +132,7 @@ fn the_tag_of_a_message_is_a_number_and_its_group_a_name() {
     let of = |focus: &str| show(&with(tagged), "m", focus);
     assert_eq!(of("/SyncObject/Message/world/7"), "main Metric Append: if (($arg[4] == 7)) { v0++; }\n");
     assert_eq!(of("/SyncObject/Message/world"), "main Metric Append: v0 += 2;\n");
-    assert!(
-        of("/SyncObject/Message/other").contains("has no code for this focus"),
-        "{}",
-        of("/SyncObject/Message/other")
-    );
+    assert_eq!(of("/SyncObject/Message/other"), "");
     assert!(of("/SyncObject/Message/world/seven").contains("`seven` in the focus is no number"));
 }
 
@@ -196,6 +192,48 @@ fn data_of_the_program_is_read_where_it_lies() {
     // what differs between functions has no one way
     let several = with(&base("foreach f in $procedures append preInsn f.entry (* m += $arg[0].a; *)"));
     assert!(!show(&several, "m", "").contains("error"), "each function has its own snippet");
+}
+
+#[test]
+fn texts_and_floating_point_numbers_and_settings() {
+    let shown = |code: &str| show(&with(&base(&format!("append preInsn $start.entry (* {code} *)"))), "m", "");
+    let expect = |code: &str, statement: &str| {
+        assert_eq!(shown(code), format!("main Metric Append: {statement}\n"), "{code}");
+    };
+    expect("m = Call(\"f\", \"a text\", &m);", "v0 = call \"f\"(\"a text\", &v0);");
+    let equal = "((read($arg[0], u16) == 25185) && (read(($arg[0] + 2), u8) == 0))";
+    expect("if ($arg[0] == \"ab\") m++;", &format!("if ({equal}) {{ v0++; }}"));
+    expect("m = \"ab\" != $arg[0];", &format!("v0 = !({equal});"));
+    expect("m = \"a\" == \"b\";", "v0 = 0;");
+    expect("m = $arg[2].double - $arg[0].float;", "v0 = (f64 in xmm2 - f32 in xmm0);");
+    expect("readSymbol(\"level\") += 2;", "u16 at 0x5000 = (u16 at 0x5000 + 2);");
+    expect("readSymbol(\"level\")--;", "u16 at 0x5000 = (u16 at 0x5000 - 1);");
+    let long = format!("if ($arg[0] == \"{}\") m++;", "x".repeat(64));
+    for (code, reason) in [
+        ("m = \"a text\";", "error[MDL032]: a text is no number"),
+        ("m += \"a\" + 1;", "a text is no number"),
+        (long.as_str(), "a text of more than 63 bytes"),
+        ("m = $arg[8].double;", "beyond the eighth"),
+        ("m = $return.double;", "`$return` is only known at returns and behind calls"),
+        ("readSymbol(\"own\") = 1;", "`own`: every thread has its own"),
+    ] {
+        assert!(shown(code).contains(reason), "{code}: {}", shown(code));
+    }
+}
+
+#[test]
+fn events_at_points_are_asked_for() {
+    let body = "append preInsn $start.entry (* startHwTimer(m); *) prepend preInsn $start.return (* stopHwTimer(m); *)";
+    let faults = show(&with(&format!("base is hwTimer(\"faults\") {{ {body} }}")), "m", "");
+    assert!(faults.contains("if ((v1 == 0)) { v2 = page-faults; } v1++;"), "{faults}");
+    assert!(faults.contains("if ((v1 > 0)) { if ((v1 == 1)) { v0 += (page-faults - v2); } v1 += -1; }"), "{faults}");
+    let time = show(&with(&format!("base is hwTimer(\"task-clock\") {{ {body} }}")), "m", "");
+    assert!(time.contains("cpu_start v0;") && time.contains("cpu_stop v0;"), "{time}");
+    let sample = "append preInsn $start.entry (* sampleHwCounter(m); *)";
+    let switches = show(&with(&format!("base is hwCounter(\"cs\") {{ {sample} }}")), "m", "");
+    assert_eq!(switches, "main Metric Append: v0 = context-switches;\n");
+    let clock = show(&with(&format!("base is hwCounter(\"task-clock\") {{ {sample} }}")), "m", "");
+    assert!(clock.contains("`task-clock` is a time"), "{clock}");
 }
 
 #[test]

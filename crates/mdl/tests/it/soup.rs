@@ -92,6 +92,7 @@ const WORDS: &[&str] = &[
     "library",
     "true",
     "vector",
+    "keys",
     "over",
     "table",
     "//c\n",
