@@ -191,7 +191,7 @@ fn what_cannot_run_yet_is_refused_by_name() {
     let pair = "cycles_inside@/Code/threads/work_0";
     let outcome = tool().run(["watch", "-p", &pid, "-I", &name, pair, "--for", "1s"]);
     assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
-    assert!(outcome.stderr.contains("hwTimer"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("`cycles`"), "{outcome:#?}");
     target::assert_clean(target.pid(), &before);
 }
 
