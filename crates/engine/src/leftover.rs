@@ -138,15 +138,17 @@ pub fn has_heirs(target: &Target, area: DataArea) -> bool {
 
 /// Processes that map this data area at its place. (The engine maps it too, elsewhere.)
 fn heirs(area: DataArea, file: u64) -> Vec<Pid> {
-    let (start, inode) = (format!("{:x}-", area.base.0), file.to_string());
-    let maps_it = |pid: &Pid| {
-        fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
-            maps.lines().any(|line| line.starts_with(&start) && line.split_ascii_whitespace().nth(4) == Some(&inode))
-        })
-    };
-    let mut found: Vec<Pid> = all_pids().into_iter().filter(maps_it).collect();
+    let mut found: Vec<Pid> = all_pids().into_iter().filter(|pid| is_heir(*pid, area, file)).collect();
     found.sort();
     found
+}
+
+/// Whether a process, named by itself or one of its threads, maps this data area at its place.
+pub fn is_heir(pid: Pid, area: DataArea, file: u64) -> bool {
+    let (start, inode) = (format!("{:x}-", area.base.0), file.to_string());
+    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
+        maps.lines().any(|line| line.starts_with(&start) && line.split_ascii_whitespace().nth(4) == Some(&inode))
+    })
 }
 
 fn all_pids() -> Vec<Pid> {

@@ -46,22 +46,23 @@ impl Session {
     pub fn is_kin(&self, pid: Pid) -> bool {
         let shared = self.shared();
         let area = shared.area.as_ref().filter(|_| shared.family && self.ended.get().is_none());
-        area.is_some_and(|area| is_heir(Tid(pid.0), area.layout()))
+        area.is_some_and(|area| self.has_inherited(pid, area.layout()))
     }
-}
 
-/// The process of a thread that counts in an area, if that is not the target's and lives.
-pub(super) fn find(tid: Tid, area: DataArea) -> Option<(Tid, Pid)> {
-    if !is_heir(tid, area) {
-        return None;
+    /// The process of a thread that counts in an area, if that is not the target's and lives.
+    pub(super) fn find_kin(&self, tid: Tid, area: DataArea) -> Option<(Tid, Pid)> {
+        if !self.has_inherited(Pid(tid.0), area) {
+            return None;
+        }
+        let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+        let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())?;
+        Some((tid, Pid(leader)))
     }
-    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-    let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())?;
-    Some((tid, Pid(leader)))
-}
 
-/// Whether a thread lives in a process that has an area at that place.
-fn is_heir(tid: Tid, area: DataArea) -> bool {
-    let (start, end) = (area.base.0, area.base.0 + area.stride);
-    fs::symlink_metadata(format!("/proc/{tid}/map_files/{start:x}-{end:x}")).is_ok()
+    /// Areas of other targets lie at the same place: it is the file that tells. To look whether there is any is quicker, and mostly says no.
+    fn has_inherited(&self, pid: Pid, area: DataArea) -> bool {
+        let (start, end) = (area.base.0, area.base.0 + area.stride);
+        fs::symlink_metadata(format!("/proc/{pid}/map_files/{start:x}-{end:x}")).is_ok()
+            && leftover::area_file(&self.target, area).is_none_or(|file| leftover::is_heir(pid, area, file))
+    }
 }

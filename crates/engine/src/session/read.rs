@@ -133,7 +133,7 @@ impl Session {
         }
         if shared.family {
             let strangers = claims.iter().map(|(_, identity)| *identity).filter(|id| !living.contains(id));
-            let kin: Vec<_> = strangers.filter_map(|id| family::find(Tid(id as i32), area.layout())).collect();
+            let kin: Vec<_> = strangers.filter_map(|id| self.find_kin(Tid(id as i32), area.layout())).collect();
             living.extend(kin.iter().map(|(tid, _)| tid.0 as u64));
             if shared.kin.len() < ENDED_MAX {
                 shared.kin.extend(kin);
