@@ -48,6 +48,7 @@ mod routine;
 mod slot;
 mod slow;
 mod snippet;
+mod stencil;
 mod storing;
 mod table;
 mod text;

@@ -11,6 +11,7 @@ use crate::reading;
 use crate::routine::{self, Routine};
 use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::snippet::{self, Access, Code};
+use crate::stencil::Stencils;
 use crate::weave::RemovalRecord;
 
 /// What to do at a point.
@@ -150,11 +151,16 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
 }
 
 /// Compiles a request for a point.
-pub(crate) fn compile(env: &Environment, frame: &Frame, request: &MiniRequest<'_>) -> Result<Compiled, CodegenError> {
+pub(crate) fn compile(
+    env: &Environment,
+    frame: &Frame,
+    request: &MiniRequest<'_>,
+    stencils: &mut Stencils,
+) -> Result<Compiled, CodegenError> {
     if let Some(&index) = request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize)) {
         return Ok(Compiled::Count(env.data.counter(index)));
     }
-    let code = |access| snippet::compile(request.snippet, request.counters, env, frame, access);
+    let mut code = |access| snippet::compile(request.snippet, request.counters, env, frame, access, stencils);
     let own = frame.private.map(|_| code(Access::Own)).transpose()?;
     Ok(Compiled::Code { own, shared: code(Access::Shared)? })
 }
@@ -176,11 +182,15 @@ impl Parts {
             (Routine::Usage, _) => 1,
             _ => 0,
         };
-        let system_calls = code.usual_exits().iter().map(|(_, routine)| calls(*routine)).sum();
-        let called = code.usual_exits().iter().filter(|(_, routine)| *routine == Routine::Call);
+        let exits = code.usual().map_or(&[][..], |usual| &usual.exits);
+        let system_calls = exits.iter().map(|(_, routine)| calls(*routine)).sum();
+        let called = exits.iter().filter(|(_, routine)| *routine == Routine::Call);
         let called: Cost = called.filter_map(|(_, r)| Some(Cost::of(0, &routine::assemble(env, *r).ok()?))).sum();
         let routines = Cost { system_calls, ..called };
-        Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(2) + routines
+        // what is written around the snippet's own code, and that
+        let (own_bytes, own) =
+            code.usual().map_or((0, Cost::default()), |usual| (usual.bytes.len() as u64, usual.cost));
+        Cost::of(self.start, block.stretch(self.start, self.jump - own_bytes)) + own + Cost::jumps(2) + routines
     }
 }
 
@@ -202,11 +212,11 @@ impl Compiled {
         codes.into_iter().flatten().flat_map(|code| &code.exits).map(|(_, routine)| *routine)
     }
 
-    /// The jumps to routines of what runs in a thread that has what it needs.
-    fn usual_exits(&self) -> &[(u32, Routine)] {
+    /// What runs in a thread that has what it needs, if it is more than a count.
+    fn usual(&self) -> Option<&Code> {
         match self {
-            Compiled::Code { own: Some(code), .. } | Compiled::Code { own: None, shared: code } => &code.exits,
-            Compiled::Count(_) => &[],
+            Compiled::Code { own: Some(code), .. } | Compiled::Code { own: None, shared: code } => Some(code),
+            Compiled::Count(_) => None,
         }
     }
 

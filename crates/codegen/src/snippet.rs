@@ -2,7 +2,6 @@
 //! register (rdx). What of these the snippet uses and the function may need is saved on the stack, which is free below rsp at a
 //! function's entry. No vector register, no loop; calls of functions of the program are made by a shared routine (`calling`).
 
-use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, al, cl, eax, qword_ptr, r8, r9, rax, rcx, rdi, rdx, rsi,
     rsp,
@@ -13,9 +12,11 @@ use ingraft_model::{
 };
 
 use crate::calling::{WORDS, words_of};
+use crate::cost::Cost;
 use crate::environment::{Assembly, CodegenError, Environment};
 use crate::mini::Frame;
 use crate::routine::Routine;
+use crate::stencil::Stencils;
 
 /// Deepest nesting of a snippet: each level may push one word onto the target's stack.
 const DEPTH_MAX: u32 = 64;
@@ -115,6 +116,8 @@ pub(crate) struct Code {
     pub bytes: Vec<u8>,
     /// Offset behind each `jmp rel32` to a routine.
     pub exits: Vec<(u32, Routine)>,
+    /// The dearest path through it, without the routines.
+    pub cost: Cost,
 }
 
 /// Compiles a snippet that [`check`] has accepted.
@@ -124,8 +127,9 @@ pub(crate) fn compile(
     env: &Environment,
     frame: &Frame,
     access: Access,
+    stencils: &mut Stencils,
 ) -> Result<Code, CodegenError> {
-    let generate = |saved: Vec<AsmRegister64>| -> Result<(Code, [bool; 3]), Assembly> {
+    let generate = |saved: Vec<AsmRegister64>| -> Result<Generator<'_>, Assembly> {
         let mut g = Generator {
             a: CodeAssembler::new(64)?,
             counters,
@@ -141,18 +145,19 @@ pub(crate) fn compile(
             Access::Shared if snippet.interferes() => g.missed_calls()?,
             _ => g.all(&snippet.stmts)?,
         }
-        let result = g.a.assemble_options(0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
-        let exit = |(label, routine): &(CodeLabel, Routine)| Ok((result.label_ip(label)? as u32, *routine));
-        let exits = g.exits.iter().map(exit).collect::<Result<_, Assembly>>()?;
-        Ok((Code { bytes: result.inner.code_buffer.clone(), exits }, g.used))
+        Ok(g)
     };
     let compiled = (|| {
         // the first pass is made only to see which registers the second one must save
-        let (_, used) = generate(WORK.to_vec())?;
+        let used = generate(WORK.to_vec())?.used;
         let save = |(i, r): (usize, &AsmRegister64)| (used[i] && (i > 0 || !frame.rax_free)).then_some(*r);
-        generate(WORK.iter().enumerate().filter_map(save).collect())
+        let mut g = generate(WORK.iter().enumerate().filter_map(save).collect())?;
+        let encoded = stencils.encode(&mut g.a)?;
+        let exit = |(label, routine): &(CodeLabel, Routine)| Ok((encoded.labels.label_ip(label)? as u32, *routine));
+        let exits = g.exits.iter().map(exit).collect::<Result<_, Assembly>>()?;
+        Ok(Code { bytes: encoded.bytes, exits, cost: encoded.cost })
     })();
-    compiled.map(|(code, _)| code).map_err(|Assembly(why)| CodegenError::Assembler { what: "a snippet", why })
+    compiled.map_err(|Assembly(why)| CodegenError::Assembler { what: "a snippet", why })
 }
 
 /// Accumulator, operand, and the upper half of a dividend.

@@ -42,16 +42,17 @@ fn one_that_comes_back_counts_on() {
     let session = tool().count(target.pid(), &["libplugin:plugin_work", "libplugin:plugin_born"]);
     assert!(is_woven(target.pid(), &opened));
     let mut size = None;
-    for round in 0..scaled(20, 100) {
+    for round in 0..scaled(60, 200) {
         target.ask("call 50").assert_right();
         target.ask("close").assert_right();
         let opened = target.ask("open");
         assert!(is_woven(target.pid(), &opened), "before anybody can call it");
-        if round == 2 {
+        // by then a first arena is used up, and there is the next one
+        if round == 40 {
             size = Some(Size::of(target.pid()));
         }
     }
-    let (first, last) = (size.expect("three rounds"), Size::of(target.pid()));
+    let (first, last) = (size.expect("forty rounds"), Size::of(target.pid()));
     assert!(last.maps <= first.maps, "mappings: {first:?} grew to {last:?}");
     assert!(last.resident <= first.resident + 512, "memory: {first:?} grew to {last:?}");
     let truth = target.ask("call 13");

@@ -251,10 +251,12 @@ impl Session {
     /// Waits for its end.
     pub fn finish(mut self) -> Outcome {
         let deadline = Instant::now() + BOUND;
-        // A target that it started may hold its streams longer than it lives: what it said itself is there when it has ended.
+        // A target that it started may hold its streams longer than it lives. What it said itself is in the pipe when it has ended, and only
+        // has to be read.
         let mut ended = None;
         loop {
-            match self.lines.recv_timeout(Duration::from_millis(20)) {
+            let patience = Duration::from_millis(if ended.is_some() { 1000 } else { 20 });
+            match self.lines.recv_timeout(patience) {
                 Ok(line) => self.accept(line),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) if ended.is_some() => break,
