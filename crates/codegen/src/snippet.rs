@@ -517,6 +517,10 @@ impl Generator<'_> {
 
     /// Sets the flags for a comparison; the operator to test, which is mirrored when the operands were.
     fn compare(&mut self, op: BinaryOp, a: &Expr, b: &Expr) -> Result<BinaryOp, Assembly> {
+        if let (Some(Operand::Memory(slot)), Some(Operand::Immediate(c))) = (self.leaf(a), self.leaf(b)) {
+            self.a.cmp(slot, c)?;
+            return Ok(op);
+        }
         self.used[0] = true;
         let mirrored = self.leaf(a).is_some() && self.leaf(b).is_none();
         let (op, a, b) = if mirrored { (mirror(op), b, a) } else { (op, a, b) };
@@ -571,8 +575,14 @@ impl Generator<'_> {
                 }
             }
             _ => {
-                self.value(e)?;
-                self.a.test(rax, rax)?;
+                match self.leaf(e) {
+                    Some(Operand::Memory(slot)) => self.a.cmp(slot, 0)?,
+                    Some(Operand::Register(r)) => self.a.test(r, r)?,
+                    _ => {
+                        self.value(e)?;
+                        self.a.test(rax, rax)?;
+                    }
+                }
                 if when { self.a.jne(label)? } else { self.a.je(label)? }
             }
         }

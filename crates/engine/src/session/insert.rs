@@ -190,6 +190,7 @@ impl Session {
         minis: &mut [Minis],
     ) {
         for function in self.landings(&control.modules, bound) {
+            let mut known = wanted.iter().position(|w| (w.function, w.spot) == (function, Spot::ENTRY));
             for (pair, ((key, instrumentation, _), own)) in bound.iter().zip(minis.iter_mut()).enumerate() {
                 let there = control.pairs.get(key).is_some_and(|p| p.landings.iter().any(|(f, _)| *f == function));
                 if there || !restores(instrumentation) {
@@ -199,9 +200,10 @@ impl Session {
                 control.next_mini += 1;
                 own.landings.push((function, id));
                 let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[] };
-                match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, Spot::ENTRY)) {
+                match known.and_then(|at| wanted.get_mut(at)) {
                     Some(known) => known.minis.insert(0, mini),
                     None => {
+                        known = Some(wanted.len());
                         wanted.push(WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] });
                     }
                 }

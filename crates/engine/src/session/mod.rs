@@ -11,6 +11,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -76,7 +77,7 @@ pub struct Context {
 }
 
 /// What makes two requests the same pair: then they share code and counters.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct PairKey {
     /// The metric's text: a redefinition is another metric.
     text: String,
@@ -551,6 +552,14 @@ impl Pair {
     /// The functions in which it could not be woven.
     fn refused(&self) -> Vec<RefusedFunction> {
         self.unwoven.iter().map(|(_, refused)| refused.clone()).collect()
+    }
+}
+
+/// Not of the text: it is long, and few metrics have the same name.
+impl Hash for PairKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.metric.hash(state);
+        self.focus.hash(state);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a timed call costs, beside two readings of the clock by hand.
 
-use ingraft_testing::Mutatee;
+use ingraft_testing::{Mutatee, open_directory};
 
 use super::{Row, median, short, tool};
 
@@ -31,10 +31,32 @@ pub fn rows() -> Vec<Row> {
             &detail(&cpu),
         ),
     ];
+    rows.push(not_met());
     for (metric, measured) in [("wall_time", &timer), ("latency", &histogram), ("cpu_time", &cpu)] {
         rows.extend(super::predicted(metric, measured.woven - measured.plain));
     }
     rows
+}
+
+/// A count that waits for a function that never runs.
+const GATED: &str = r#"
+constraint insideFunction /Code/* is inclusive;
+resourceList gatedFunctions is procedure { items { "woven" }; flavor { unix }; }
+metric gated {
+    name "gated"; units calls; aggregateOperator sum; style EventCounter;
+    constraint insideFunction;
+    base is counter { foreach f in gatedFunctions append preInsn f.entry constrained (* gated++; *) }
+}
+"#;
+
+fn not_met() -> Row {
+    let directory = open_directory();
+    let file = directory.path().join("gated.mdl");
+    std::fs::write(&file, GATED).expect("write a definition");
+    let file = file.to_str().expect("a path");
+    let gated = measured(&["watch", "gated@/Code/bench/clock3", "-I", file]);
+    let detail = format!(" ({} ns a call, unmeasured {} ns)", short(gated.woven), short(gated.plain));
+    Row::at_most("a constraint that is not met, point included", gated.woven - gated.plain, 1.0, " ns", &detail)
 }
 
 /// Nanoseconds a call, and the median of the ratios of woven to hand-made calls.
@@ -48,8 +70,7 @@ struct Measured {
 fn measured(command: &[&str]) -> Measured {
     let mut target = Mutatee::start("bench", &[]);
     let pid = target.pid_text();
-    let [verb, what] = *command else { unreachable!("a verb and what it measures") };
-    let mut session = tool().start([verb, "-p", &pid, what, "--max-overhead", "10000"]);
+    let mut session = tool().start(command.iter().chain(&["-p", &pid, "--max-overhead", "10000"]));
     session.wait_for("attached");
     let told = target.ask(&format!("measure {CALLS} {ROUNDS} 1"));
     let _ = session.interrupt().assert_code(0).assert_removed();
