@@ -262,11 +262,7 @@ impl Session {
 
     /// Takes the code of pairs out and keeps their values as they are.
     fn take_out(&self, control: &mut Control, pairs: &[(PairKey, TakenOut)]) -> Result<(), Error> {
-        let minis: Vec<_> = pairs
-            .iter()
-            .filter_map(|(key, _)| control.pairs.get(key))
-            .flat_map(|p| p.minis.iter().chain(&p.landings).copied())
-            .collect();
+        let minis = control.minis_of(&pairs.iter().map(|(key, _)| key).collect());
         self.withdraw(control, &minis)?;
         for (key, why) in pairs {
             let Some(mut pair) = control.pairs.remove(key) else { continue };

@@ -8,7 +8,7 @@ use crate::variables::data_of;
 /// Why a pair of a request, by its number, stays out of a function.
 type Refused = HashMap<(MdlFunction, usize), Refusal>;
 
-/// The snippets of a pair: those of its metric, and those where exceptions land.
+/// The snippets of a pair: those of its metric, and those where exceptions land, which it shares.
 #[derive(Debug, Default)]
 pub(super) struct Minis {
     points: Vec<(MdlFunction, u64)>,
@@ -152,7 +152,7 @@ impl Session {
             self.refuse_hopeless(&control.modules, &wanted, &refused)?;
             control.attached = Some(self.attach(control)?);
         }
-        self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
+        let brought = self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
         let timed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter));
         let cpu = bound.iter().any(|(_, i, _)| reads_cpu(i));
         let ready = if timed { self.keep_time(control, cpu) } else { Ok(()) };
@@ -174,13 +174,13 @@ impl Session {
         refused.extend(woven_refused);
         for (pair, own) in minis.iter_mut().enumerate() {
             own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
-            own.landings.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
+            own.landings.retain(|(f, _)| brought.get(f).is_none_or(|by| !refused.contains_key(&(*f, *by))));
         }
         stopped.held = stopped.held.max(std::mem::take(&mut control.held));
         Ok((refused, minis, stopped))
     }
 
-    /// Adds what every pair that puts something back needs where exceptions land.
+    /// Adds what pairs that put something back need where exceptions land: one snippet, which they share. The pairs that bring it.
     fn settle_at_landings<'w>(
         &self,
         control: &mut Control,
@@ -188,27 +188,32 @@ impl Session {
         settle: &'w Snippet,
         wanted: &mut Vec<WantedPoints<'w>>,
         minis: &mut [Minis],
-    ) {
+    ) -> HashMap<MdlFunction, usize> {
+        let mut brought = HashMap::new();
         for function in self.landings(&control.modules, bound) {
-            let mut known = wanted.iter().position(|w| (w.function, w.spot) == (function, Spot::ENTRY));
-            for (pair, ((key, instrumentation, _), own)) in bound.iter().zip(minis.iter_mut()).enumerate() {
-                let there = control.pairs.get(key).is_some_and(|p| p.landings.iter().any(|(f, _)| *f == function));
-                if there || !restores(instrumentation) {
-                    continue;
-                }
-                let id = control.next_mini;
-                control.next_mini += 1;
-                own.landings.push((function, id));
-                let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[] };
-                match known.and_then(|at| wanted.get_mut(at)) {
-                    Some(known) => known.minis.insert(0, mini),
-                    None => {
-                        known = Some(wanted.len());
-                        wanted.push(WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] });
-                    }
-                }
+            let there = |pair: &Pair| pair.landings.iter().find(|(f, _)| *f == function).map(|(_, id)| *id);
+            let needs = |(_, (key, instrumentation, _)): &(usize, &(PairKey, Instrumentation, _))| {
+                restores(instrumentation) && control.pairs.get(key).and_then(there).is_none()
+            };
+            let needing: Vec<usize> = bound.iter().enumerate().filter(needs).map(|(pair, _)| pair).collect();
+            let Some(&pair) = needing.first() else { continue };
+            let known = control.pairs.values().find_map(there);
+            let id = known.unwrap_or(control.next_mini);
+            for pair in needing {
+                minis[pair].landings.push((function, id));
+            }
+            if known.is_some() {
+                continue;
+            }
+            control.next_mini += 1;
+            brought.insert(function, pair);
+            let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[] };
+            match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, Spot::ENTRY)) {
+                Some(known) => known.minis.insert(0, mini),
+                None => wanted.push(WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] }),
             }
         }
+        brought
     }
 
     /// What follows calls needs shards of the threads' own and a clock; `cpu`: the clock of processor time as well.

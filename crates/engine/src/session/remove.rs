@@ -39,11 +39,9 @@ impl Session {
         for view in views.iter().filter(|v| control.pairs.get(&v.key).is_some_and(|p| p.is_seen_by(v))) {
             *uses.entry(&view.key).or_default() += 1;
         }
-        let minis: Vec<_> = uses
-            .iter()
-            .filter_map(|(key, uses)| control.pairs.get(*key).filter(|p| p.users == *uses))
-            .flat_map(|p| p.minis.iter().chain(&p.landings).copied())
-            .collect();
+        let last = |(key, uses): &(&PairKey, u32)| control.pairs.get(*key).is_some_and(|p| p.users == *uses);
+        let going: HashSet<&PairKey> = uses.into_iter().filter(last).map(|(key, _)| key).collect();
+        let minis = control.minis_of(&going);
         let stopped = self.withdraw(control, &minis)?;
         Ok(Removed { stopped, ..leftover::untouched(self.pid()) })
     }
@@ -211,6 +209,16 @@ impl Session {
 }
 
 impl Control {
+    /// The snippets of pairs that go. Those where exceptions land stay as long as other pairs need them.
+    pub(super) fn minis_of(&self, going: &HashSet<&PairKey>) -> Vec<(MdlFunction, u64)> {
+        let (going, staying): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|(key, _)| going.contains(key));
+        let landings =
+            |pairs: &[(_, &Pair)]| -> HashSet<_> { pairs.iter().flat_map(|(_, p)| &p.landings).copied().collect() };
+        let shared = landings(&staying);
+        let own = landings(&going).into_iter().filter(|landing| !shared.contains(landing));
+        going.iter().flat_map(|(_, p)| p.minis.iter().copied()).chain(own).collect()
+    }
+
     /// One user less of the pair that a view reads; the pair if it was the last one.
     fn last_use(&mut self, view: &View) -> Option<Pair> {
         let less = |pair: &mut Pair| {
