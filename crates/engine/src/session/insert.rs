@@ -8,7 +8,7 @@ use crate::variables::data_of;
 /// Why a pair of a request, by its number, stays out of a function.
 type Refused = HashMap<(MdlFunction, usize), Refusal>;
 
-/// The snippets of a pair: those of its metric, and those where exceptions land.
+/// The snippets of a pair: those of its metric, and those where exceptions and longjmp land.
 #[derive(Debug, Default)]
 pub(super) struct Minis {
     points: Vec<(MdlFunction, u64)>,
@@ -180,7 +180,7 @@ impl Session {
         Ok((refused, minis, stopped))
     }
 
-    /// Adds what every pair that puts something back needs where exceptions land.
+    /// Adds what every pair that puts something back needs where exceptions and longjmp land.
     fn settle_at_landings<'w>(
         &self,
         control: &mut Control,
@@ -189,7 +189,7 @@ impl Session {
         wanted: &mut Vec<WantedPoints<'w>>,
         minis: &mut [Minis],
     ) {
-        for function in self.landings(&control.modules, bound) {
+        for (function, spot) in self.landings(&control.modules, bound) {
             for (pair, ((key, instrumentation, _), own)) in bound.iter().zip(minis.iter_mut()).enumerate() {
                 let there = control.pairs.get(key).is_some_and(|p| p.landings.iter().any(|(f, _)| *f == function));
                 if there || !restores(instrumentation) {
@@ -199,11 +199,9 @@ impl Session {
                 control.next_mini += 1;
                 own.landings.push((function, id));
                 let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[] };
-                match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, Spot::ENTRY)) {
+                match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, spot)) {
                     Some(known) => known.minis.insert(0, mini),
-                    None => {
-                        wanted.push(WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] });
-                    }
+                    None => wanted.push(WantedPoints { function, spot, minis: vec![mini] }),
                 }
             }
         }
