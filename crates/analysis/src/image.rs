@@ -18,6 +18,7 @@ use crate::entry;
 use crate::error::ImageError;
 use crate::exit;
 use crate::function::Function;
+use crate::leap;
 use crate::relocs::{self, Pointers};
 use crate::{symbols, unwind};
 
@@ -195,6 +196,11 @@ impl Image {
     /// that one cannot be woven. An error if it is not certain that these are all.
     pub fn call_points(&self, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
         call::points(self, function, after)
+    }
+
+    /// Whether a function leaves for another place of the stack and nothing else: the last step of longjmp.
+    pub fn leaps(&self, function: &Function) -> bool {
+        leap::leaps(self, function)
     }
 
     /// The control flow of a function: blocks, edges and points.

@@ -28,6 +28,7 @@ mod function;
 mod go;
 mod image;
 mod jump_table;
+mod leap;
 mod liveness;
 mod name;
 mod relocs;

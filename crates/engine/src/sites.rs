@@ -24,6 +24,8 @@ pub struct Spot {
 impl Spot {
     /// The entry.
     pub const ENTRY: Spot = Spot { kind: PointKind::Entry, after: false };
+    /// The exits.
+    pub const EXIT: Spot = Spot { kind: PointKind::Exit, after: false };
 
     /// Whether something begins there that ends at other points: a call of the function, or one that it makes.
     pub fn opens(self) -> bool {

@@ -18,6 +18,7 @@ mod crashes;
 mod data;
 mod events;
 mod families;
+mod jumps;
 mod launches;
 mod libraries;
 mod library;

@@ -53,6 +53,10 @@ fn recipe(name: &str) -> Recipe {
         "family-musl" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["family.c"], false),
         "shapes" => ("gcc", C, &["shapes.c", "shapes.s"], false),
         "throws" => ("g++", &["-O2", "-g", "-pthread", "-rdynamic", "-Wall"] as &[_], &["throws.cpp"], false),
+        "jumps" => ("gcc", C, &["jumps.c"], false),
+        "jumps-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["jumps.c"], false),
+        "jumps-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["jumps.c"], false),
+        "jumps-fortified" => ("gcc", &["-O2", "-g", "-pthread", "-D_FORTIFY_SOURCE=2"] as &[_], &["jumps.c"], false),
         "onstack" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["onstack.cpp"], false),
         "guest" => ("gcc", C, &["guest.c"], false),
         "blocked" => ("gcc", C, &["blocked.c"], false),
@@ -60,6 +64,11 @@ fn recipe(name: &str) -> Recipe {
         "loads" => ("gcc", C, &["loads.c"], false),
         "libplugin.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC"] as &[_], &["plugin.c"], false),
         "libother.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC", "-DFACTOR=17"] as &[_], &["plugin.c"], false),
+        "loads-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["loads.c"], false),
+        // its constructor is found by the same pattern as its other function
+        "libplugin-musl.so" => {
+            ("musl-gcc", &["-O2", "-g", "-shared", "-fPIC", "-Dplugin_born=born_work"] as &[_], &["plugin.c"], false)
+        }
         "coroutines" => ("gcc", C, &["coroutines.c"], false),
         "corner" => ("gcc", C, &["corner.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),

@@ -350,3 +350,40 @@ fn calls_are_listed() {
         ]
     );
 }
+
+#[test]
+fn a_jump_with_a_stack_pointer_from_elsewhere() {
+    type Code = fn(&mut CodeAssembler);
+    let leaps = |code: Code| {
+        let elf = TestElf::new().assemble("f", code);
+        let image = elf.image();
+        image.leaps(find(&image, "f"))
+    };
+    assert!(leaps(|a| {
+        a.mov(r8, qword_ptr(rdi + 0x30)).unwrap();
+        a.mov(rsp, r8).unwrap();
+        a.mov(rbp, r9).unwrap();
+        a.nop().unwrap();
+        a.jmp(rdx).unwrap();
+    }));
+    assert!(leaps(|a| {
+        a.mov(rsp, qword_ptr(rdi + 0x30)).unwrap();
+        a.jmp(qword_ptr(rdi + 0x38)).unwrap();
+    }));
+    // its own frame ends; something runs on the other stack; a tail call
+    assert!(!leaps(|a| {
+        a.mov(rsp, rbp).unwrap();
+        a.pop(rbp).unwrap();
+        a.jmp(rdx).unwrap();
+    }));
+    assert!(!leaps(|a| {
+        a.mov(rsp, rbp).unwrap();
+        a.jmp(rdx).unwrap();
+    }));
+    assert!(!leaps(|a| {
+        a.mov(rsp, qword_ptr(rdi)).unwrap();
+        a.push(rcx).unwrap();
+        a.jmp(rdx).unwrap();
+    }));
+    assert!(!leaps(|a| a.jmp(rdx).unwrap()));
+}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
 use ingraft_analysis::{EdgeKind, Elf, Function, FunctionKind, Image, ImageError, ImageKind};
-use ingraft_model::{PointKind, Refusal, Svma};
+use ingraft_model::{Callee, PointKind, Refusal, Svma};
 
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 const PYTHON: &str = "/usr/bin/python3.11";
@@ -411,5 +411,25 @@ fn the_cache_holds_everything() {
         }
         assert_eq!(again.to_cache(), cache);
         assert!(Image::from_cache(Elf::parse(bytes).unwrap(), &cache[..cache.len() - 1]).is_none());
+    }
+}
+
+#[test]
+fn the_last_step_of_longjmp_is_found_and_can_be_woven() {
+    let Some(bytes) = read(LIBC) else { return };
+    let image = Image::parse(bytes).unwrap();
+    for name in ["longjmp", "__longjmp_chk"] {
+        let callee = |call: ingraft_model::CallSite| match call.callee {
+            Callee::Direct(at) => image.function_at(at),
+            Callee::Slot(_) | Callee::Computed => None,
+        };
+        let calls = image.call_sites(find(&image, name)).unwrap();
+        let leaps: Vec<_> = calls.into_iter().filter_map(callee).filter(|f| image.leaps(f)).collect();
+        let [last] = leaps.as_slice() else { panic!("{name}: {leaps:?}") };
+        assert!(matches!(image.exit_sites(last).unwrap().as_slice(), [Ok(_)]), "{name}");
+    }
+    // what changes stacks, saves a place on one, or returns as others do
+    for name in ["setcontext", "swapcontext", "makecontext", "_setjmp", "longjmp", "qsort"] {
+        assert!(!image.leaps(find(&image, name)), "{name}");
     }
 }

@@ -8,7 +8,7 @@ use crate::variables::data_of;
 /// Why a pair of a request, by its number, stays out of a function.
 type Refused = HashMap<(MdlFunction, usize), Refusal>;
 
-/// The snippets of a pair: those of its metric, and those where exceptions land, which it shares.
+/// The snippets of a pair: those of its metric, and those where exceptions and longjmp land, which it shares.
 #[derive(Debug, Default)]
 pub(super) struct Minis {
     points: Vec<(MdlFunction, u64)>,
@@ -180,7 +180,7 @@ impl Session {
         Ok((refused, minis, stopped))
     }
 
-    /// Adds what pairs that put something back need where exceptions land: one snippet, which they share. The pairs that bring it.
+    /// Adds what pairs that put something back need where exceptions and longjmp land: one snippet, which they share. The pairs that bring it.
     fn settle_at_landings<'w>(
         &self,
         control: &mut Control,
@@ -190,7 +190,7 @@ impl Session {
         minis: &mut [Minis],
     ) -> HashMap<MdlFunction, usize> {
         let mut brought = HashMap::new();
-        for function in self.landings(&control.modules, bound) {
+        for (function, spot) in self.landings(&control.modules, bound) {
             let there = |pair: &Pair| pair.landings.iter().find(|(f, _)| *f == function).map(|(_, id)| *id);
             let needs = |(_, (key, instrumentation, _)): &(usize, &(PairKey, Instrumentation, _))| {
                 restores(instrumentation) && control.pairs.get(key).and_then(there).is_none()
@@ -208,9 +208,9 @@ impl Session {
             control.next_mini += 1;
             brought.insert(function, pair);
             let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[] };
-            match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, Spot::ENTRY)) {
+            match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, spot)) {
                 Some(known) => known.minis.insert(0, mini),
-                None => wanted.push(WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] }),
+                None => wanted.push(WantedPoints { function, spot, minis: vec![mini] }),
             }
         }
         brought

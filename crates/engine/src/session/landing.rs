@@ -1,31 +1,52 @@
-//! Where a thread goes on after an exception. Everything deeper in the stack has ended there: flags go down and timers stop at once, not only
-//! at a later entry.
+//! Where a thread goes on after an exception or a longjmp. Everything deeper in the stack has ended there: flags go down and timers stop at
+//! once, not only at a later entry.
+
+use ingraft_mdl::Program as _;
+use ingraft_model::{CallSite, Callee};
 
 use super::*;
 use crate::modules::ModuleFile;
 
 /// The first thing that a handler calls, and the last thing that a cleanup calls, each from the frame that the exception has reached.
 const LANDINGS: [&str; 2] = ["__cxa_begin_catch", "_Unwind_Resume"];
+/// Their last step, or that of a function that they call, jumps with the stack pointer of the frame that it leads to.
+const JUMPS: [&str; 4] = ["longjmp", "_longjmp", "siglongjmp", "__longjmp_chk"];
 /// The libraries that have them.
-const LIBRARIES: [&str; 4] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind"];
+const LIBRARIES: [&str; 6] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind", "libc", "ld-musl-x86_64"];
 
 impl Session {
-    /// The functions at whose entries an exception has just cut the stack; none if nothing has to be put back then.
+    /// The points that a thread passes when an exception or a longjmp has just cut its stack; none if nothing has to be put back then.
     pub(super) fn landings(
         &self,
         modules: &Modules,
         bound: &[(PairKey, Instrumentation, Vec<u32>)],
-    ) -> Vec<MdlFunction> {
+    ) -> Vec<(MdlFunction, Spot)> {
         if !bound.iter().any(|(_, i, _)| restores(i)) {
             return Vec::new();
         }
-        let throws = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
+        let has_some = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
         // a library that cannot be looked into leaves what it would have put back to later entries
-        for error in modules.load_files(&self.target, &self.context.images, &throws) {
-            tracing::debug!(%error, "exceptions are noticed late");
+        for error in modules.load_files(&self.target, &self.context.images, &has_some) {
+            tracing::debug!(%error, "exceptions and longjmp are noticed late");
         }
-        LANDINGS.iter().flat_map(|name| ingraft_mdl::Program::functions_named(modules, name)).collect()
+        let caught = LANDINGS.iter().flat_map(|name| modules.functions_named(name)).map(|f| (f, Spot::ENTRY));
+        let jumps = JUMPS.iter().flat_map(|name| modules.functions_named(name));
+        let jumps: BTreeSet<MdlFunction> = jumps.flat_map(|f| leaps(modules, f)).collect();
+        caught.chain(jumps.into_iter().map(|f| (f, Spot::EXIT))).collect()
     }
+}
+
+/// Which of a function and those that it calls make the jump.
+fn leaps(modules: &Modules, function: MdlFunction) -> Vec<MdlFunction> {
+    let Some((_, module, f)) = modules.resolve(function) else { return Vec::new() };
+    let calls = module.image.call_sites(f).unwrap_or_default();
+    let callee = |call: &CallSite| match call.callee {
+        Callee::Direct(at) => module.number_at(at),
+        Callee::Slot(_) | Callee::Computed => None,
+    };
+    let callees = calls.iter().filter_map(callee).map(|number| MdlFunction { function: number, ..function });
+    let leaps = |f: &MdlFunction| modules.resolve(*f).is_some_and(|(_, m, f)| m.image.leaps(f));
+    std::iter::once(function).chain(callees).filter(leaps).collect()
 }
 
 /// Whether the end of a call puts anything back.

@@ -9,7 +9,7 @@
 //! ```
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -94,7 +94,7 @@ struct Pair {
     counters: Vec<u32>,
     /// Snippets by number, with the functions at whose points they stand.
     minis: Vec<(MdlFunction, u64)>,
-    /// The same where exceptions land; other pairs may have them as well.
+    /// The same where exceptions and longjmp land; other pairs may have them as well.
     landings: Vec<(MdlFunction, u64)>,
     /// Functions that could not be woven, and why.
     unwoven: Vec<(MdlFunction, RefusedFunction)>,
