@@ -209,7 +209,7 @@ impl Session {
 }
 
 impl Control {
-    /// The snippets of pairs that go. Those where exceptions land stay as long as other pairs need them.
+    /// The snippets of pairs that go. Those where exceptions and longjmp land stay as long as other pairs need them.
     pub(super) fn minis_of(&self, going: &HashSet<&PairKey>) -> Vec<(MdlFunction, u64)> {
         let (going, staying): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|(key, _)| going.contains(key));
         let landings =
