@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PcMove, Pid, Shape, TextWrite};
+use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, PcMove, Pid, Shape, TextWrite};
 
 use crate::values::Slots;
 
@@ -318,13 +318,14 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
     frame(kind, &p, out);
 }
 
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 7] = [
     Shape::Counter,
     Shape::Timer(Clock::Wall),
     Shape::Histogram,
     Shape::Activations,
     Shape::Timer(Clock::Cpu),
-    Shape::Table,
+    Shape::Table(Fold::Sum),
+    Shape::Table(Fold::Last),
 ];
 
 fn shape_number(shape: Shape) -> u8 {
@@ -334,7 +335,8 @@ fn shape_number(shape: Shape) -> u8 {
         Shape::Histogram => 2,
         Shape::Activations => 3,
         Shape::Timer(Clock::Cpu) => 4,
-        Shape::Table => 5,
+        Shape::Table(Fold::Sum) => 5,
+        Shape::Table(Fold::Last) => 6,
     }
 }
 

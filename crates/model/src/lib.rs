@@ -10,6 +10,7 @@ pub mod histogram;
 pub mod history;
 pub mod layout;
 pub mod metric;
+pub mod object;
 pub mod patch;
 pub mod point;
 pub mod resource;
@@ -23,6 +24,7 @@ pub use histogram::{Bucket, Distribution, Scale};
 pub use history::{Bin, Course, History};
 pub use layout::{CpuClock, DataArea, ThreadIdentity};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
+pub use object::{ObjectKind, ObjectState};
 pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{BackBranch, CallPoint, CallSite, Callee, Clearing, Gpr, How, PointKind, Refusal, Site};
 pub use resource::{Focus, FocusError, ResourcePath};
@@ -30,4 +32,4 @@ pub use snippet::{
     BinaryOp, Clock, Expr, Float, FloatFormat, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage,
     VariableId, Width,
 };
-pub use table::Table;
+pub use table::{Fold, Table};

@@ -120,6 +120,7 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
         unit: info.unit.clone(),
         quantiles: value.and_then(|v| v.distribution.as_deref()).map(Into::into),
         keys: value.and_then(|v| v.keys.as_ref()).map(Into::into),
+        object: value.and_then(|v| v.object.as_ref()).map(Into::into),
         missing: value.map(|v| v.activations).unwrap_or_default().into(),
         taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
         dropped: site.reading.dropped,
@@ -204,7 +205,17 @@ impl<'a> Curve<'a> {
         let unit = if info.time { String::new() } else { format!(" {}", self.unit()) };
         let named = QUANTILES.iter().zip(self.quantiles()).filter(|(_, text)| !text.is_empty());
         let quantiles: String = named.map(|((name, _), text)| format!("  {name} {text}")).collect();
-        format!("{seconds:>9.3} s  {host}{who}{}{focus}  {}{unit}{change}{quantiles}\n", info.metric, self.number())
+        let retired = if self.is_retired() { "  retired" } else { "" };
+        format!(
+            "{seconds:>9.3} s  {host}{who}{}{focus}  {}{unit}{change}{quantiles}{retired}\n",
+            info.metric,
+            self.number()
+        )
+    }
+
+    /// Whether the object of the focus is known to be destroyed.
+    fn is_retired(&self) -> bool {
+        self.value.and_then(|v| v.object.as_ref()).is_some_and(|object| object.retired)
     }
 
     /// The values by key as a table; empty if it is no vector.
@@ -222,7 +233,10 @@ impl<'a> Curve<'a> {
             self.info.focus.as_str().into(),
             self.number().into(),
             change.unwrap_or_default().into(),
-            Cell::styled(self.unit(), DIM),
+            Cell::styled(
+                if self.is_retired() { format!("{} (retired)", self.unit()) } else { self.unit().to_owned() },
+                DIM,
+            ),
         ];
         cells.extend(self.quantiles().into_iter().map(Cell::from));
         cells

@@ -89,6 +89,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::Close(..)
             | Stmt::Observe(..)
             | Stmt::AddAt(..)
+            | Stmt::Mark(..)
             | Stmt::Call(_)
             | Stmt::Store(..) => {}
         }
@@ -201,6 +202,7 @@ impl<'a> Shard<'a> {
                 | Stmt::Close(..)
                 | Stmt::Observe(..)
                 | Stmt::AddAt(..)
+                | Stmt::Mark(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..) => {}
             }

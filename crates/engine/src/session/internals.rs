@@ -102,6 +102,7 @@ impl Session {
                 unit: ValueUnit::Plain,
                 aggregate: Aggregate::Sum,
                 thread: None,
+                object: None,
                 own: None,
                 before: HashMap::new(),
             };

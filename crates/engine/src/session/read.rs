@@ -22,6 +22,7 @@ impl Session {
                     unit,
                     aggregate: pair.metric.aggregate,
                     thread: pair.thread,
+                    object: pair.object,
                     own: None,
                     before: before.unwrap_or_default(),
                 })
@@ -73,9 +74,15 @@ impl Session {
             (None, None, Some(columns)) => view.value(columns, self.ruler(view.unit, &cpu), threads),
             (None, None, None) => Value::default(),
         };
+        let objects = columns.as_ref().map(|columns| shared.objects(columns)).unwrap_or_default();
         let named = |view: &View| {
             let mut value = value(view);
-            value.keys.iter_mut().for_each(|keys| shared.symbols.label(keys));
+            value.object = view.object.and_then(|at| objects.get(&at).copied());
+            if let Some(keys) = &mut value.keys {
+                shared.symbols.label(keys);
+                let unknown = keys.values.iter_mut().filter(|key| key.object.is_none());
+                unknown.for_each(|key| key.object = objects.get(&key.key).copied());
+            }
             value
         };
         let mut values: Vec<Value> = views.iter().map(named).collect();
@@ -178,6 +185,16 @@ impl Shared {
         Some(Columns::new(area, &self.ended, &tid))
     }
 
+    /// What is known of synchronisation objects, by address, if a list of them is being kept.
+    fn objects(&self, columns: &Columns<'_>) -> HashMap<u64, ObjectState> {
+        let lists =
+            self.shapes.tables().filter(|(first, fold)| *fold == Fold::Last && !self.frozen.contains_key(first));
+        let tables = lists
+            .flat_map(|(first, fold)| columns.threads(Slots { first, shape: Shape::Table(fold) }, &[], Ruler::PLAIN));
+        let all = tables.map(|(_, raw)| raw).fold(Raw::default(), Raw::plus);
+        all.table.iter().flat_map(|table| table.states()).collect()
+    }
+
     /// Which thread has which thread pointer, if that is how they are told apart.
     pub(super) fn remember(&mut self, threads: &[ThreadBase], identity: ThreadIdentity) {
         if identity == ThreadIdentity::FsBase {
@@ -216,7 +233,10 @@ impl View {
             }
         };
         let together = all.iter().map(|(_, raw)| raw.clone()).fold(Raw::default(), Raw::plus);
-        let threads = if threads { all } else { Vec::new() };
+        // how many objects there are is nothing that threads add up to
+        let list = together.table.as_deref().filter(|table| table.fold == Fold::Last).map(Table::total);
+        let value = list.unwrap_or(value);
+        let threads = if threads && list.is_none() { all } else { Vec::new() };
         let thread = |(tid, raw): (Option<Tid>, Raw)| ThreadValue {
             tid,
             pid: None,
@@ -229,6 +249,7 @@ impl View {
             distribution: together.distribution,
             keys: together.table.as_deref().map(|table| Box::new(table.into())),
             activations: together.activations,
+            object: None,
             threads: threads.into_iter().map(thread).collect(),
             taken_out: None,
             counted: None,

@@ -7,7 +7,7 @@ mod types;
 
 use std::collections::HashMap;
 
-use ingraft_model::Aggregate;
+use ingraft_model::{Aggregate, Style};
 
 use self::meta::Context;
 use self::types::{Type, chain, list};
@@ -155,7 +155,7 @@ impl Context<'_, '_> {
 
     fn metric(&mut self, metric: &Metric) {
         let kind = metric.base().map_or(Accumulator::Counter, |b| b.kind);
-        self.vector = metric.vector().is_some();
+        self.vector = metric.vector().cloned();
         self.names.push((metric.ident.name.clone(), Type::Data(kind)));
         self.names.extend(metric.scratch().map(|s| (s.name.clone(), Type::Data(Accumulator::Counter))));
         self.repeated(metric);
@@ -249,9 +249,13 @@ impl Context<'_, '_> {
             {
                 self.error(codes::VALUE, span, "length divided by granule must be between 1 and 65536");
             }
-            Vector::Keys if metric.aggregate().is_some_and(|a| a != Aggregate::Sum) => {
-                self.error(codes::VALUE, span, "the values of a key in several threads add up").help =
+            Vector::Keys | Vector::Objects if metric.aggregate().is_some_and(|a| a != Aggregate::Sum) => {
+                self.error(codes::VALUE, span, "the values of several threads and processes add up").help =
                     Some("write `aggregateOperator sum;`".to_owned());
+            }
+            Vector::Objects if metric.style() == Some(Style::EventCounter) => {
+                self.error(codes::VALUE, span, "how many objects there are is a level, no event").help =
+                    Some("write `style SampledFunction;`".to_owned());
             }
             _ => {}
         }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use ingraft_model::{Clock, Focus, PointKind, ResourcePath, Shape, Snippet, VariableId};
+use ingraft_model::{Clock, Focus, Fold, PointKind, ResourcePath, Shape, Snippet, VariableId};
 
 use super::events::{EventTimer, Metered};
 use super::frame::KnownRecord;
@@ -90,6 +90,8 @@ pub(super) struct Evaluation<'a> {
     /// Names from the outermost to the innermost.
     pub(super) names: Vec<(&'a str, Binding<'a>)>,
     pub(super) chain: Vec<Value<'a>>,
+    /// The address of the object that the focus names.
+    pub(super) object: Option<u64>,
     /// The flags that constrained code tests, outermost first.
     pub(super) flags: Vec<VariableId>,
     /// The functions that the request measures through its lists.
@@ -137,6 +139,7 @@ impl<'a> Evaluation<'a> {
             insertions: Vec::new(),
             names: Vec::new(),
             chain: Vec::new(),
+            object: None,
             flags: Vec::new(),
             measured: Arc::from([]),
             rounds: 0,
@@ -192,12 +195,17 @@ impl<'a> Evaluation<'a> {
                 self.not_woven(head, why);
             }
         }
-        let keyed = node.vector() == Some(&Vector::Keys);
-        if node.vector().is_some() && !keyed {
-            self.not_woven(node.ident.span, "vectors over anything but keys are not woven yet".to_owned());
-        }
+        let fold = match node.vector() {
+            None => None,
+            Some(Vector::Keys) => Some(Fold::Sum),
+            Some(Vector::Objects) => Some(Fold::Last),
+            Some(Vector::List(_) | Vector::Map(..) | Vector::Table(..)) => {
+                self.not_woven(node.ident.span, "vectors over anything but keys are not woven yet".to_owned());
+                None
+            }
+        };
         let Selection { replacement, flags } = self.select(focus);
-        let shape = if keyed { Shape::Table } else { self.shape(kind) };
+        let shape = fold.map_or_else(|| self.shape(kind), Shape::Table);
         self.declare(&node.ident.name, VariableKind::Counter, shape);
         self.variables[0].sampled = kind != Accumulator::Void;
         for scratch in node.scratch() {

@@ -31,6 +31,8 @@ pub struct Instrumentation {
     pub insertions: Vec<Insertion>,
     /// The only thread that counts, if the focus names one.
     pub thread: Option<Tid>,
+    /// The address of the synchronisation object that the focus names.
+    pub object: Option<u64>,
     /// Findings that do not prevent it.
     pub warnings: Vec<Diagnostic>,
 }
@@ -154,8 +156,8 @@ pub fn evaluate(
     if !errors.is_empty() {
         return Err(errors);
     }
-    let (variables, insertions) = (evaluation.variables, evaluation.insertions);
-    Ok(Instrumentation { metric: Arc::clone(&entry.info), variables, insertions, thread, warnings })
+    let (variables, insertions, object) = (evaluation.variables, evaluation.insertions, evaluation.object);
+    Ok(Instrumentation { metric: Arc::clone(&entry.info), variables, insertions, thread, object, warnings })
 }
 
 fn unknown_metric(library: &Library, name: &str) -> Diagnostic {

@@ -157,8 +157,17 @@ impl<'a> Evaluation<'a> {
         Value::Refused
     }
 
-    /// The address of an object: a number, or a variable with an offset or without one.
+    /// The address of an object.
     fn object(&mut self, leaf: &str, span: Span) -> Value<'a> {
+        let value = self.object_at(leaf, span);
+        if let Value::Int(at) = value {
+            self.object = Some(at.cast_unsigned());
+        }
+        value
+    }
+
+    /// A number, or a variable with an offset or without one.
+    fn object_at(&mut self, leaf: &str, span: Span) -> Value<'a> {
         if let Some(value) = parse_number(leaf) {
             return Value::Int(value);
         }
