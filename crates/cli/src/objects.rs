@@ -267,6 +267,8 @@ pub(crate) struct Combined {
     #[serde(flatten)]
     pub(crate) quantiles: Option<Quantiles>,
     #[serde(flatten)]
+    pub(crate) keys: Option<Keys>,
+    #[serde(flatten)]
     pub(crate) missing: Missing,
     /// How many targets measure it.
     pub(crate) targets: usize,
@@ -329,8 +331,8 @@ impl From<&ingraft_wire::v1::SyncObject> for SyncObject {
 /// The value of one key.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Key {
-    /// In hexadecimal, as numbers of 64 bits do not fit into every reader's.
-    pub(crate) key: String,
+    /// In hexadecimal, as numbers of 64 bits do not fit into every reader's; null: several processes have one of that name.
+    pub(crate) key: Option<String>,
     /// The variable of which it is the address; null: of none.
     pub(crate) name: Option<String>,
     pub(crate) value: i64,
@@ -339,10 +341,11 @@ pub(crate) struct Key {
     pub(crate) object: Option<SyncObject>,
 }
 
-impl From<&ingraft_wire::v1::Keys> for Keys {
-    fn from(keys: &ingraft_wire::v1::Keys) -> Self {
+impl Keys {
+    /// Of one process, or of several together.
+    pub(crate) fn new(keys: &ingraft_wire::v1::Keys, together: bool) -> Self {
         let each = |v: &ingraft_wire::v1::KeyValue| Key {
-            key: format!("{:#x}", v.key),
+            key: (!together || v.name.is_empty()).then(|| format!("{:#x}", v.key)),
             name: (!v.name.is_empty()).then(|| v.name.clone()),
             value: v.value,
             object: v.object.as_ref().map(Into::into),

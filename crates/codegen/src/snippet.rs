@@ -65,6 +65,10 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
             bound(*v, Shape::Table(Fold::Sum))?;
             check_expr(key, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
         }
+        Stmt::AddIn(v, ranges, number, e) => {
+            bound(*v, Shape::Vector(ranges.count()))?;
+            check_expr(number, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        }
         Stmt::Mark(v, key, _) => bound(*v, Shape::Table(Fold::Last)).and_then(|()| check_expr(key, bound, depth)),
         Stmt::Call(call) => check_call(call, bound, depth),
         Stmt::Store(_, _, e) => check_expr(e, bound, depth),
@@ -301,6 +305,7 @@ impl Generator<'_> {
             Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
             Stmt::Observe(v, e) => self.observe(*v, &fold(e))?,
             Stmt::AddAt(v, key, e) => self.add_at(*v, &fold(key), &fold(e))?,
+            Stmt::AddIn(v, ranges, number, e) => self.add_in(*v, *ranges, &fold(number), &fold(e))?,
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,
             Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,

@@ -49,7 +49,7 @@ impl Generator<'_> {
     fn add_to_others(&mut self, table: VariableId, amount: &Expr) -> Result<(), Assembly> {
         let source = self.source(amount)?;
         let _ = self.a.lock();
-        self.add(self.word(table, OTHERS), &source)
+        self.add(self.word_of(table, OTHERS), &source)
     }
 
     /// Changes the value of a key. The key is in rdx, the number of a place in rcx.
@@ -75,15 +75,15 @@ impl Generator<'_> {
             self.a.je(taken)?;
         }
         match change {
-            Change::Mark(_) => self.a.inc(self.word(table, OTHERS))?,
-            change => self.change(self.word(table, OTHERS), change)?,
+            Change::Mark(_) => self.a.inc(self.word_of(table, OTHERS))?,
+            change => self.change(self.word_of(table, OTHERS), change)?,
         }
         self.a.jmp(end)?;
         self.place(&mut zero)?;
-        self.change(self.word(table, OF_ZERO), change)?;
+        self.change(self.word_of(table, OF_ZERO), change)?;
         self.a.jmp(end)?;
         self.place(&mut taken)?;
-        self.a.inc(self.word(table, TAKEN))?;
+        self.a.inc(self.word_of(table, TAKEN))?;
         self.place(&mut found)?;
         self.change(self.at_place(table, VALUES), change)?;
         self.place(&mut end)
@@ -110,8 +110,8 @@ impl Generator<'_> {
         }
     }
 
-    /// A word of a table that stands alone.
-    fn word(&self, table: VariableId, n: u32) -> AsmMemoryOperand {
+    /// A word of a variable, in the shard that the code works on.
+    pub(crate) fn word_of(&self, table: VariableId, n: u32) -> AsmMemoryOperand {
         let word = qword_ptr(u64::from(self.env.data.counter(self.index(table) + n)));
         if self.access == Access::Own { word.gs() } else { word }
     }

@@ -354,6 +354,46 @@ fn values_of_keys_add_up_until_no_place_is_in_reach() {
 }
 
 #[test]
+fn values_by_index_fall_into_their_granules() {
+    use ingraft_model::{Ranges, vector};
+    let nest = nest();
+    let numbers = [-11, -10, -1, 0, 9, 10, 14, 15, 16, 63, 64, 1 << 40, i64::MIN, i64::MAX];
+    let returned = |n: i64| {
+        // what is not known when the code is made: the result of a function, taken from itself
+        let zero = Expr::Binary(BinaryOp::Subtract, Box::new(Expr::Return), Box::new(Expr::Return));
+        Expr::Binary(BinaryOp::Add, Box::new(zero), Box::new(Expr::Const(n)))
+    };
+    for ranges in [
+        Ranges::new(-10, 25, 10),
+        Ranges::new(0, 64, 16),
+        Ranges::new(0, 3, 1),
+        Ranges::new(1 << 40, 1 << 35, 1 << 33),
+        Ranges::new(i64::MIN, i64::MAX, i64::MAX / 5),
+    ] {
+        let ranges = ranges.expect("granules");
+        let (calls, nothing) = (3, snippet(vec![]));
+        let each = |n: &i64| {
+            let amounts = [Expr::Const(2), Expr::Return];
+            let known = Stmt::AddIn(v(3), ranges, Expr::Const(*n), Expr::Const(5));
+            amounts.map(|amount| Stmt::AddIn(v(3), ranges, returned(*n), amount)).into_iter().chain([known])
+        };
+        let code = snippet(numbers.iter().flat_map(each).collect());
+        let out = nest.run(GLIBC, [&nothing, &nothing], [&nothing, &code], &vec![0; calls as usize]);
+        let table = vector::from_slots(ranges.count(), |n| out.shards[2][20 + n as usize]);
+        let one = calls * (7 + out.calls[0].registers[0].cast_signed());
+        let mut expected = std::collections::BTreeMap::new();
+        let mut outside = 0;
+        for n in numbers {
+            match ranges.index(n) {
+                Some(index) => *expected.entry(u64::from(index)).or_insert(0) += one,
+                None => outside += one,
+            }
+        }
+        assert_eq!((table.values, table.others), (expected, outside), "{ranges:?}");
+    }
+}
+
+#[test]
 fn the_last_mark_of_an_object_tells_its_state() {
     use ingraft_model::{ObjectKind, ObjectState, Table};
     let nest = nest();

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-use ingraft_model::{Activations, Clock, Distribution, Fold, Scale, Shape, Table, Tid};
+use ingraft_model::{Activations, Clock, Distribution, Fold, Scale, Shape, Table, Tid, vector};
 use ingraft_process::SharedArea;
 
 /// The shards of a data area.
@@ -213,6 +213,7 @@ impl Raw {
                 raw.value = i64::try_from(distribution.count).unwrap_or(i64::MAX);
                 raw.distribution = Some(Box::new(distribution));
             }
+            Shape::Vector(count) => raw = Raw::of_table(vector::from_slots(count, at)),
             Shape::Table(fold) => raw = Raw::of_table(Table::from_slots(fold, at)),
             Shape::Activations => {
                 let [left, unseen, unrecorded] = [0, 1, 2].map(|n| at(n).cast_unsigned());

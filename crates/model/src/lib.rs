@@ -16,6 +16,7 @@ pub mod point;
 pub mod resource;
 pub mod snippet;
 pub mod table;
+pub mod vector;
 
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
@@ -33,3 +34,4 @@ pub use snippet::{
     VariableId, Width,
 };
 pub use table::{Fold, Table};
+pub use vector::Ranges;

@@ -8,6 +8,7 @@ use crate::Avma;
 use crate::call::{Call, Called};
 use crate::object::ObjectState;
 use crate::table::Fold;
+use crate::vector::Ranges;
 
 /// A variable of a metric-focus pair: as many neighbouring slots in every shard as its [`Shape`] says. The number is local to its
 /// [`crate::snippet`] set until the engine binds it to the index of its first counter.
@@ -30,6 +31,8 @@ pub enum Shape {
     Activations,
     /// Values by key (see [`crate::table`]).
     Table(Fold),
+    /// So many values by index (see [`crate::vector`]).
+    Vector(u32),
 }
 
 impl Shape {
@@ -41,6 +44,7 @@ impl Shape {
             Shape::Activations => 3,
             Shape::Histogram => 3 + crate::histogram::BUCKETS,
             Shape::Table(_) => crate::table::SLOTS,
+            Shape::Vector(count) => crate::vector::slots(count),
         }
     }
 }
@@ -354,6 +358,8 @@ pub enum Stmt {
     Observe(VariableId, Expr),
     /// Add to the value of a key in a table: the key, then what is added.
     AddAt(VariableId, Expr, Expr),
+    /// Add to the value of the granule in which a number lies, or to that of what lies outside: the number, then what is added.
+    AddIn(VariableId, Ranges, Expr, Expr),
     /// Note in a table what an object is from now on, by its address: the time with the state in its lowest bits, see [`crate::object`].
     Mark(VariableId, Expr, ObjectState),
     /// Call a function of the program for its effect.
@@ -386,6 +392,7 @@ impl Snippet {
                 Stmt::Add(..)
                 | Stmt::Set(..)
                 | Stmt::AddAt(..)
+                | Stmt::AddIn(..)
                 | Stmt::Settle
                 | Stmt::Observe(..)
                 | Stmt::Call(_)
@@ -446,7 +453,7 @@ impl Snippet {
                     | Stmt::Observe(_, e)
                     | Stmt::Store(_, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
-                    Stmt::AddAt(_, key, e) => {
+                    Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
                         key.each(visit);
                         e.each(visit);
                     }
@@ -478,7 +485,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 e.calls_in(calls)
             }
-            Stmt::AddAt(_, key, e) => {
+            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
                 key.calls_in(calls);
                 e.calls_in(calls);
             }
@@ -502,7 +509,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 e.place_callees(place)?
             }
-            Stmt::AddAt(_, key, e) => {
+            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
                 key.place_callees(place)?;
                 e.place_callees(place)?;
             }
@@ -731,6 +738,10 @@ impl fmt::Display for Stmt {
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
             Stmt::Observe(v, e) => write!(f, "observe v{}, {e};", v.0),
             Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
+            Stmt::AddIn(v, ranges, n, e) => {
+                let (base, granule) = (ranges.base(), ranges.granule());
+                write!(f, "v{}[({n} - {base}) / {granule} < {}] += {e};", v.0, ranges.count())
+            }
             Stmt::Mark(v, key, ObjectState { kind, retired: false }) => {
                 write!(f, "discover v{}, {key}, {};", v.0, kind.name())
             }

@@ -22,6 +22,7 @@ mod launches;
 mod libraries;
 mod library;
 mod longruns;
+mod messages;
 mod metrics;
 mod objects;
 mod oracle;

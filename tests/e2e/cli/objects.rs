@@ -164,7 +164,7 @@ fn the_last_of_what_many_threads_do_is_the_state() {
         let right = (0..60).any(|_| wanted(&session.wait_for("sample")));
         assert!(right, "the list never said what the program says: {told:?}");
     }
-    session.interrupt().assert_code(0).assert_removed();
+    let _ = session.interrupt().assert_code(0).assert_removed();
     target::assert_clean(target.pid(), &before);
 }
 
@@ -201,6 +201,40 @@ fn what_finds_no_place_is_counted_together() {
     assert_eq!((sample["value"].as_i64(), total(sample)), (Some(5000), 5000));
     assert!(sample["others"].as_i64().expect("a number") >= 5000 - 1024, "{sample}");
     target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn keys_of_several_processes_are_put_together_by_name() {
+    let mut targets = [Mutatee::start("objects", &[]), Mutatee::start("objects", &[])];
+    let before = targets.each_ref().map(|target| Text::of(target.pid()));
+    let [first, second] = targets.each_ref().map(Mutatee::pid_text);
+    let mut session = watch(&first, &["-p", &second, "lock_operations_by_object"]);
+    session.wait_for("attached");
+    let told = targets.each_mut().map(|target| known(&target.ask("lock 20 3")));
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(outcome.all("removed").len(), 2);
+    let combined = outcome.all("combined").into_iter().next_back().expect("what both have together").clone();
+    let named = |sample: &Value| -> BTreeMap<String, i64> {
+        let keys = sample["keys"].as_array().expect("a vector over keys").iter();
+        let value = |key: &Value| key["value"].as_i64().expect("a number");
+        keys.filter_map(|key| Some((key["name"].as_str()?.to_owned(), value(key)))).collect()
+    };
+    let together = named(&combined);
+    assert_eq!(together["objects.c:alone"], 2 * 300);
+    assert_eq!(together["objects.c:pool+0x28"], 2 * 120);
+    assert!(combined["keys"].as_array().expect("keys").iter().all(|key| key["key"].is_null()), "{combined}");
+    // the object on the heap has no name: it is among the others
+    let heap: i64 = told.iter().flat_map(BTreeMap::values).map(|(locks, _)| *locks).filter(|locks| *locks == 420).sum();
+    assert_eq!(heap, 2 * 420);
+    assert!(combined["others"].as_i64().expect("a number") >= heap, "{combined}");
+    let sum = together.values().sum::<i64>() + combined["others"].as_i64().expect("a number");
+    assert_eq!(combined["value"], sum);
+    for (target, before) in targets.iter().zip(&before) {
+        let pid = target.pid();
+        let own = outcome.all("sample").into_iter().rfind(|s| s["pid"] == pid).expect("its own value");
+        assert_eq!(named(own)["objects.c:alone"], 300);
+        target::assert_clean(pid, before);
+    }
 }
 
 #[test]

@@ -8,8 +8,9 @@ use super::table::{Cell, Table};
 /// Most keys that are shown.
 const SHOWN: usize = 10;
 
-/// A row for each of the largest values and one for the rest; empty if there is nothing. `amount` writes a value.
-pub(crate) fn render(keys: &Keys, amount: impl Fn(i64) -> String, width: Option<usize>) -> String {
+/// A row for each of the largest values and one for the rest; empty if there is nothing. `amount` writes a value. Of several processes together what
+/// has a name has no key.
+pub(crate) fn render(keys: &Keys, together: bool, amount: impl Fn(i64) -> String, width: Option<usize>) -> String {
     let (shown, beyond) = keys.values.split_at(keys.values.len().min(SHOWN));
     let objects = shown.iter().any(|v| v.object.is_some());
     let mut table = Table::new().right("VALUE").shrinking("NAME");
@@ -27,7 +28,8 @@ pub(crate) fn render(keys: &Keys, amount: impl Fn(i64) -> String, width: Option<
         table.row(cells);
     };
     for KeyValue { key, name, value, object } in shown {
-        row(*value, name, object.as_ref(), &format!("{key:#x}"));
+        let key = if together && !name.is_empty() { String::new() } else { format!("{key:#x}") };
+        row(*value, name, object.as_ref(), &key);
     }
     let rest = beyond.iter().fold(keys.others, |sum, v| sum.wrapping_add(v.value));
     if rest != 0 {
@@ -49,14 +51,14 @@ mod tests {
         let one = |key, name: &str, value| KeyValue { key, name: name.to_owned(), value, object: None };
         let mut values = vec![one(0x1000, "lock", 90), one(0x2000, "", 80)];
         values.extend((1..=9).map(|n| one(n, "", 10)));
-        let text = render(&Keys { values, others: 5, unlisted: 0 }, |v| v.to_string(), None);
+        let text = render(&Keys { values, others: 5, unlisted: 0 }, false, |v| v.to_string(), None);
         let plain = anstream::adapter::strip_str(&text).to_string();
         let lines: Vec<Vec<&str>> = plain.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["VALUE", "NAME", "KEY"]);
         assert_eq!(lines[1], ["90", "lock", "0x1000"]);
         assert_eq!(lines[2], ["80", "0x2000"]);
         assert_eq!(lines.last().expect("a row"), &["15", "others"]);
-        assert_eq!(render(&Keys::default(), |v| v.to_string(), None), "");
+        assert_eq!(render(&Keys::default(), false, |v| v.to_string(), None), "");
     }
 
     #[test]
@@ -68,7 +70,7 @@ mod tests {
             ..KeyValue::default()
         };
         let keys = Keys { values: vec![one(0x10, 1, false), one(0x20, 0, true)], others: 0, unlisted: 7 };
-        let plain = anstream::adapter::strip_str(&render(&keys, |v| v.to_string(), None)).to_string();
+        let plain = anstream::adapter::strip_str(&render(&keys, false, |v| v.to_string(), None)).to_string();
         let lines: Vec<Vec<&str>> = plain.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["VALUE", "NAME", "OBJECT", "STATE", "KEY"]);
         assert_eq!(lines[1], ["1", "Mutex", "live", "0x10"]);

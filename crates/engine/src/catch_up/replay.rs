@@ -89,6 +89,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::Close(..)
             | Stmt::Observe(..)
             | Stmt::AddAt(..)
+            | Stmt::AddIn(..)
             | Stmt::Mark(..)
             | Stmt::Call(_)
             | Stmt::Store(..) => {}
@@ -202,6 +203,7 @@ impl<'a> Shard<'a> {
                 | Stmt::Close(..)
                 | Stmt::Observe(..)
                 | Stmt::AddAt(..)
+                | Stmt::AddIn(..)
                 | Stmt::Mark(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..) => {}

@@ -117,6 +117,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
             aggregate,
             thread,
             object: None,
+            index_names: None,
             own: None,
             before: HashMap::new(),
         });

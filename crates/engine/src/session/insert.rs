@@ -71,10 +71,23 @@ impl Session {
         for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
             let unwoven = refused_of(control, &instrumentation, &refused, number);
             let (metric, thread, object) = (instrumentation.metric, instrumentation.thread, instrumentation.object);
+            let index_names = instrumentation.index_names;
             let variables = instrumentation.variables.into();
             let Minis { points: minis, landings } = minis;
             let meters = Meters::default();
-            let pair = Pair { metric, variables, counters, minis, landings, unwoven, thread, object, meters, users: 0 };
+            let pair = Pair {
+                metric,
+                variables,
+                counters,
+                minis,
+                landings,
+                unwoven,
+                thread,
+                object,
+                index_names,
+                meters,
+                users: 0,
+            };
             control.pairs.insert(key, pair);
         }
         Ok(stopped)

@@ -103,6 +103,7 @@ impl Session {
                 aggregate: Aggregate::Sum,
                 thread: None,
                 object: None,
+                index_names: None,
                 own: None,
                 before: HashMap::new(),
             };

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ingraft_codegen::{Environment, Readable};
 use ingraft_mdl::{
-    FunctionRef as MdlFunction, Insertion, Instrumentation, Library, ModuleRef, Order, ValueUnit, Variable,
+    FunctionRef as MdlFunction, IndexNames, Insertion, Instrumentation, Library, ModuleRef, Order, ValueUnit, Variable,
     VariableKind,
 };
 use ingraft_model::layout::COUNTERS;
@@ -102,6 +102,7 @@ struct Pair {
     thread: Option<Tid>,
     /// The address of the object that the focus names.
     object: Option<u64>,
+    index_names: Option<IndexNames>,
     /// How often its snippets run.
     meters: Meters,
     users: u32,
@@ -118,6 +119,8 @@ struct View {
     aggregate: Aggregate,
     thread: Option<Tid>,
     object: Option<u64>,
+    /// What the values of a vector over indices are called, if that is known.
+    index_names: Option<IndexNames>,
     /// The engine knows the value by itself.
     own: Option<OwnValue>,
     /// What it was when the measurement began, per thread.

@@ -23,6 +23,7 @@ impl Session {
                     aggregate: pair.metric.aggregate,
                     thread: pair.thread,
                     object: pair.object,
+                    index_names: pair.index_names.clone(),
                     own: None,
                     before: before.unwrap_or_default(),
                 })
@@ -78,10 +79,13 @@ impl Session {
         let named = |view: &View| {
             let mut value = value(view);
             value.object = view.object.and_then(|at| objects.get(&at).copied());
-            if let Some(keys) = &mut value.keys {
-                shared.symbols.label(keys);
-                let unknown = keys.values.iter_mut().filter(|key| key.object.is_none());
-                unknown.for_each(|key| key.object = objects.get(&key.key).copied());
+            for key in value.keys.iter_mut().flat_map(|keys| &mut keys.values) {
+                if matches!(view.value.shape, Shape::Vector(_)) {
+                    key.name = view.index_names.as_ref().and_then(|names| names.name(key.key));
+                } else {
+                    key.name = shared.symbols.name(key.key);
+                    key.object = key.object.or_else(|| objects.get(&key.key).copied());
+                }
             }
             value
         };
@@ -247,7 +251,11 @@ impl View {
         Value {
             value,
             distribution: together.distribution,
-            keys: together.table.as_deref().map(|table| Box::new(table.into())),
+            keys: match (together.table.as_deref(), self.value.shape) {
+                (Some(table), _) => Some(Box::new(table.into())),
+                (None, Shape::Table(_) | Shape::Vector(_)) => Some(Box::default()),
+                (None, _) => None,
+            },
             activations: together.activations,
             object: None,
             threads: threads.into_iter().map(thread).collect(),

@@ -68,7 +68,9 @@ impl Context<'_, '_> {
                 return;
             }
             ExprKind::Index(name, index) => {
-                self.value(index);
+                if !self.is_item(index) {
+                    self.value(index);
+                }
                 if self.is_vector(&name.name) {
                     if self.vector == Some(Vector::Objects) {
                         let message = format!("`{}` is a list of objects, which only its own calls change", name.name);
@@ -213,6 +215,17 @@ impl Context<'_, '_> {
 
     fn is_vector(&self, name: &str) -> bool {
         self.vector.is_some() && self.names.first().is_some_and(|(metric, _)| metric == name)
+    }
+
+    /// Whether an index is a variable that may stand for an item of the list that the metric is indexed by.
+    fn is_item(&mut self, index: &Expr) -> bool {
+        let Some(Vector::List(list)) = &self.vector else { return false };
+        let ExprKind::Name(name) = &index.bare().kind else { return false };
+        let local = self.names.iter().rev().find(|(known, _)| known == name).map(|(_, found)| found);
+        match (self.scope.global(&list.name), local) {
+            (Some(Type::List(item)), Some(found)) => *item == *found,
+            _ => false,
+        }
     }
 
     /// A call that says what an object is from now on.

@@ -86,6 +86,11 @@ impl Check<'_> {
                     self.expr(key, at, closed);
                     self.expr(e, at, closed);
                 }
+                Stmt::AddIn(v, ranges, number, e) => {
+                    assert_eq!(self.shape(*v), Shape::Vector(ranges.count()));
+                    self.expr(number, at, closed);
+                    self.expr(e, at, closed);
+                }
                 Stmt::Mark(v, key, _) => {
                     assert_eq!(self.shape(*v), Shape::Table(Fold::Last));
                     self.expr(key, at, closed);
