@@ -4,9 +4,15 @@
  * many N            N mutexes are locked once each
  * destroy           the object on the heap is given up
  * wait N US         N waits of US microseconds for the lock of one object that somebody else holds
+ * kinds             one object of each other kind is used: a read-write lock, a semaphore, a condition variable, a barrier, a spin lock
+ * life N T          T threads take turns N times with each of 64 mutexes: use, destroy and initialise them
+ * ends              the objects of `kinds` are destroyed; the barrier is initialised again
+ * The last three answer `state ADDRESS KIND STATE` for each of these objects.
  * Each answer has `object ADDRESS LOCKS NS` for each object: how often it was locked since the start, and how long `wait` has waited. */
 #include "mutatee.h"
+#include <sched.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <time.h>
 
 static pthread_mutex_t pool[4];
@@ -66,7 +72,92 @@ COUNTED void await_lock(long us) {
     pthread_join(thread, NULL);
 }
 
+enum { RING = 64, TURNS_MAX = 16 };
+static pthread_mutex_t ring[RING];
+static struct {
+    _Atomic long turn;
+    int live;
+} turns[RING];
+
+struct player {
+    long number, players, rounds;
+    unsigned long random;
+};
+
+/* An object belongs to the thread whose turn it is; the turn is all that threads tell one another. */
+static void *play(void *given) {
+    struct player *own = given;
+    for (long round = 0; round < own->rounds; round++) {
+        for (int i = 0; i < RING; i++) {
+            while (atomic_load_explicit(&turns[i].turn, memory_order_acquire) != own->number) sched_yield();
+            own->random = own->random * 6364136223846793005UL + 1442695040888963407UL;
+            if (!turns[i].live) {
+                pthread_mutex_init(&ring[i], NULL);
+                turns[i].live = 1;
+            } else if (own->random >> 63) {
+                pthread_mutex_destroy(&ring[i]);
+                turns[i].live = 0;
+            } else {
+                pthread_mutex_lock(&ring[i]);
+                pthread_mutex_unlock(&ring[i]);
+            }
+            atomic_store_explicit(&turns[i].turn, (own->number + 1) % own->players, memory_order_release);
+        }
+    }
+    return NULL;
+}
+
+static void take_turns(long rounds, long players) {
+    pthread_t threads[TURNS_MAX];
+    struct player all[TURNS_MAX];
+    for (int i = 0; i < RING; i++) turns[i].turn = 0;
+    for (long n = 0; n < players; n++) {
+        all[n] = (struct player){n, players, rounds, 7919UL * (unsigned long)(n + 1)};
+        if (pthread_create(&threads[n], NULL, play, &all[n])) abort();
+    }
+    for (long n = 0; n < players; n++) pthread_join(threads[n], NULL);
+    for (int i = 0; i < RING; i++) say("state %#lx Mutex %s", (unsigned long)&ring[i], turns[i].live ? "live" : "retired");
+}
+
+static pthread_rwlock_t rwlock = PTHREAD_RWLOCK_INITIALIZER;
+static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
+static sem_t semaphore;
+static pthread_barrier_t barrier;
+static pthread_spinlock_t spin;
+
+static void tell_kinds(const char *state, const char *of_barrier) {
+    say("state %#lx RwLock %s", (unsigned long)&rwlock, state);
+    say("state %#lx CondVar %s", (unsigned long)&condition, state);
+    say("state %#lx Semaphore %s", (unsigned long)&semaphore, state);
+    say("state %#lx Barrier %s", (unsigned long)&barrier, of_barrier);
+    say("state %#lx SpinLock %s", (unsigned long)&spin, state);
+}
+
+static void use_kinds(void) {
+    pthread_rwlock_rdlock(&rwlock);
+    pthread_rwlock_unlock(&rwlock);
+    pthread_cond_signal(&condition);
+    sem_post(&semaphore);
+    pthread_barrier_wait(&barrier);
+    pthread_spin_lock(&spin);
+    pthread_spin_unlock(&spin);
+    tell_kinds("live", "live");
+}
+
+static void end_kinds(void) {
+    pthread_rwlock_destroy(&rwlock);
+    pthread_cond_destroy(&condition);
+    sem_destroy(&semaphore);
+    pthread_barrier_destroy(&barrier);
+    pthread_barrier_init(&barrier, NULL, 1);
+    pthread_spin_destroy(&spin);
+    tell_kinds("retired", "live");
+}
+
 int main(void) {
+    sem_init(&semaphore, 0, 0);
+    pthread_barrier_init(&barrier, NULL, 1);
+    pthread_spin_init(&spin, PTHREAD_PROCESS_PRIVATE);
     for (int i = 0; i < 4; i++) known[i] = &pool[i];
     known[4] = &alone;
     known[5] = &everybodys;
@@ -95,6 +186,12 @@ int main(void) {
             }
         } else if (!strcmp(line, "destroy")) {
             pthread_mutex_destroy(on_heap);
+        } else if (!strcmp(line, "kinds")) {
+            use_kinds();
+        } else if (!strcmp(line, "ends")) {
+            end_kinds();
+        } else if (sscanf(line, "life %ld %ld", &n, &t) == 2 && t >= 1 && t <= TURNS_MAX) {
+            take_turns(n, t);
         } else if (sscanf(line, "wait %ld %ld", &n, &t) == 2) {
             for (long i = 0; i < n; i++) await_lock(t);
         } else {

@@ -171,6 +171,9 @@ pub(crate) struct Sample {
     pub(crate) quantiles: Option<Quantiles>,
     #[serde(flatten)]
     pub(crate) keys: Option<Keys>,
+    /// What is known of the object that the focus names; left out if that is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) object: Option<SyncObject>,
     #[serde(flatten)]
     pub(crate) missing: Missing,
     /// Unix time from which on the value stays as it is, because its code was taken out.
@@ -264,6 +267,8 @@ pub(crate) struct Combined {
     #[serde(flatten)]
     pub(crate) quantiles: Option<Quantiles>,
     #[serde(flatten)]
+    pub(crate) keys: Option<Keys>,
+    #[serde(flatten)]
     pub(crate) missing: Missing,
     /// How many targets measure it.
     pub(crate) targets: usize,
@@ -303,26 +308,49 @@ pub(crate) struct Keys {
     pub(crate) keys: Vec<Key>,
     /// What all other keys have together.
     pub(crate) others: i64,
+    /// How often something was done to an object that may be missing in the list; left out if it is complete.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) unlisted: u64,
+}
+
+/// What is known of a synchronisation object.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SyncObject {
+    /// As in /SyncObject/KIND/OBJECT.
+    pub(crate) kind: String,
+    /// Whether it was destroyed, and neither initialised nor used since.
+    pub(crate) retired: bool,
+}
+
+impl From<&ingraft_wire::v1::SyncObject> for SyncObject {
+    fn from(object: &ingraft_wire::v1::SyncObject) -> Self {
+        SyncObject { kind: object.kind.clone(), retired: object.retired }
+    }
 }
 
 /// The value of one key.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Key {
-    /// In hexadecimal, as numbers of 64 bits do not fit into every reader's.
-    pub(crate) key: String,
+    /// In hexadecimal, as numbers of 64 bits do not fit into every reader's; null: several processes have one of that name.
+    pub(crate) key: Option<String>,
     /// The variable of which it is the address; null: of none.
     pub(crate) name: Option<String>,
     pub(crate) value: i64,
+    /// What is known of the object at this address.
+    #[serde(flatten)]
+    pub(crate) object: Option<SyncObject>,
 }
 
-impl From<&ingraft_wire::v1::Keys> for Keys {
-    fn from(keys: &ingraft_wire::v1::Keys) -> Self {
+impl Keys {
+    /// Of one process, or of several together.
+    pub(crate) fn new(keys: &ingraft_wire::v1::Keys, together: bool) -> Self {
         let each = |v: &ingraft_wire::v1::KeyValue| Key {
-            key: format!("{:#x}", v.key),
+            key: (!together || v.name.is_empty()).then(|| format!("{:#x}", v.key)),
             name: (!v.name.is_empty()).then(|| v.name.clone()),
             value: v.value,
+            object: v.object.as_ref().map(Into::into),
         };
-        Keys { keys: keys.values.iter().map(each).collect(), others: keys.others }
+        Keys { keys: keys.values.iter().map(each).collect(), others: keys.others, unlisted: keys.unlisted }
     }
 }
 

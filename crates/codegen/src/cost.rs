@@ -117,6 +117,8 @@ fn of_instruction(instruction: &Instruction, info: &mut InstructionInfoFactory) 
         M::Pop => return alone(2),
         M::Pushfq => return alone(8),
         M::Popfq => return alone(40),
+        // what waits for all before it
+        M::Lfence => return alone(40),
         M::Imul | M::Mul => 4,
         M::Div | M::Idiv => 120,
         M::Shld | M::Shrd | M::Cmpxchg => 6,

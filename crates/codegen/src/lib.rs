@@ -53,6 +53,7 @@ mod storing;
 mod table;
 mod text;
 mod usage;
+mod vector;
 pub mod verify;
 mod weave;
 

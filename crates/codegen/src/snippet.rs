@@ -8,7 +8,7 @@ use iced_x86::code_asm::{
 };
 use ingraft_model::layout::record;
 use ingraft_model::{
-    BinaryOp, Call, Called, Expr, Float, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId,
+    BinaryOp, Call, Called, Expr, Float, Fold, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId,
 };
 
 use crate::calling::{WORDS, words_of};
@@ -63,9 +63,14 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
         Stmt::Start(v, clock) | Stmt::Stop(v, clock) => bound(*v, Shape::Timer(*clock)),
         Stmt::Observe(v, e) => bound(*v, Shape::Histogram).and_then(|()| check_expr(e, bound, depth)),
         Stmt::AddAt(v, key, e) => {
-            bound(*v, Shape::Table)?;
+            bound(*v, Shape::Table(Fold::Sum))?;
             check_expr(key, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
         }
+        Stmt::AddIn(v, ranges, number, e) => {
+            bound(*v, Shape::Vector(ranges.count()))?;
+            check_expr(number, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        }
+        Stmt::Mark(v, key, _) => bound(*v, Shape::Table(Fold::Last)).and_then(|()| check_expr(key, bound, depth)),
         Stmt::Call(call) => check_call(call, bound, depth),
         Stmt::Store(_, _, e) => check_expr(e, bound, depth),
     })
@@ -305,6 +310,8 @@ impl Generator<'_> {
             Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
             Stmt::Observe(v, e) => self.observe(*v, &fold(e))?,
             Stmt::AddAt(v, key, e) => self.add_at(*v, &fold(key), &fold(e))?,
+            Stmt::AddIn(v, ranges, number, e) => self.add_in(*v, *ranges, &fold(number), &fold(e))?,
+            Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,
             Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,
         }

@@ -2,8 +2,9 @@
 //! what found no place.
 
 use iced_x86::code_asm::{AsmMemoryOperand, eax, ecx, qword_ptr, rax, rcx, rdx};
+use ingraft_model::object::TIME_MASK;
 use ingraft_model::table::{KEYS, MULTIPLIER, OF_ZERO, OTHERS, PLACE_BITS, PLACES, PROBES, TAKEN, VALUES};
-use ingraft_model::{Expr, VariableId};
+use ingraft_model::{Expr, ObjectState, VariableId};
 
 use crate::environment::Assembly;
 use crate::snippet::{Access, Generator, Operand};
@@ -11,20 +12,49 @@ use crate::snippet::{Access, Generator, Operand};
 /// Makes any number that of a place.
 const PLACE_MASK: i32 = (PLACES - 1) as i32;
 
+/// What becomes of a value.
+#[derive(Clone, Copy)]
+enum Change {
+    Add(i32),
+    /// What lies on the stack is added, and taken from there.
+    AddPushed,
+    Mark(ObjectState),
+}
+
 impl Generator<'_> {
-    /// Adds to the value of a key. The key is in rdx, the number of a place in rcx; what is added, if it is no constant, on the stack.
+    /// Adds to the value of a key.
     pub(crate) fn add_at(&mut self, table: VariableId, key: &Expr, amount: &Expr) -> Result<(), Assembly> {
         if self.access == Access::Shared {
-            let source = self.source(amount)?;
-            let _ = self.a.lock();
-            return self.add(self.word(table, OTHERS), &source);
+            return self.add_to_others(table, amount);
         }
-        self.used = [true; 3];
         let known = if let Expr::Const(c) = amount { i32::try_from(*c).ok() } else { None };
         if known.is_none() {
             self.value(amount)?;
             self.push(rax)?;
         }
+        self.at_key(table, key, if let Some(known) = known { Change::Add(known) } else { Change::AddPushed })?;
+        // every path has taken the amount from the stack
+        self.depth -= i32::from(known.is_none());
+        Ok(())
+    }
+
+    /// Notes what an object is from now on.
+    pub(crate) fn mark(&mut self, table: VariableId, key: &Expr, state: ObjectState) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return self.add_to_others(table, &Expr::Const(1));
+        }
+        self.at_key(table, key, Change::Mark(state))
+    }
+
+    fn add_to_others(&mut self, table: VariableId, amount: &Expr) -> Result<(), Assembly> {
+        let source = self.source(amount)?;
+        let _ = self.a.lock();
+        self.add(self.word_of(table, OTHERS), &source)
+    }
+
+    /// Changes the value of a key. The key is in rdx, the number of a place in rcx.
+    fn at_key(&mut self, table: VariableId, key: &Expr, change: Change) -> Result<(), Assembly> {
+        self.used = [true; 3];
         self.value(key)?;
         let [mut zero, mut taken, mut found, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.a.mov(rdx, rax)?;
@@ -44,31 +74,44 @@ impl Generator<'_> {
             self.a.cmpxchg(self.at_place(table, KEYS), rdx)?;
             self.a.je(taken)?;
         }
-        self.add_amount(self.word(table, OTHERS), known)?;
+        match change {
+            Change::Mark(_) => self.a.inc(self.word_of(table, OTHERS))?,
+            change => self.change(self.word_of(table, OTHERS), change)?,
+        }
         self.a.jmp(end)?;
         self.place(&mut zero)?;
-        self.add_amount(self.word(table, OF_ZERO), known)?;
+        self.change(self.word_of(table, OF_ZERO), change)?;
         self.a.jmp(end)?;
         self.place(&mut taken)?;
-        self.a.inc(self.word(table, TAKEN))?;
+        self.a.inc(self.word_of(table, TAKEN))?;
         self.place(&mut found)?;
-        self.add_amount(self.at_place(table, VALUES), known)?;
-        self.place(&mut end)?;
-        // every path has taken the amount from the stack
-        self.depth -= i32::from(known.is_none());
-        Ok(())
+        self.change(self.at_place(table, VALUES), change)?;
+        self.place(&mut end)
     }
 
-    /// Adds the amount, which lies on the stack if it is none that is known.
-    fn add_amount(&mut self, to: AsmMemoryOperand, known: Option<i32>) -> Result<(), Assembly> {
-        if known.is_none() {
-            self.a.pop(rax)?;
+    /// Changes a value; rax and, for a mark, rdx are overwritten.
+    fn change(&mut self, value: AsmMemoryOperand, change: Change) -> Result<(), Assembly> {
+        match change {
+            Change::Add(amount) => self.add(value, &Operand::Immediate(amount)),
+            Change::AddPushed => {
+                self.a.pop(rax)?;
+                self.add(value, &Operand::Register(rax))
+            }
+            Change::Mark(state) => {
+                // the clock is not read before what this thread has seen of others
+                self.a.lfence()?;
+                self.a.rdtsc()?;
+                self.a.shl(rdx, 32)?;
+                self.a.or(rax, rdx)?;
+                self.a.and(rax, TIME_MASK as i32)?;
+                self.a.or(rax, state.bits() as i32)?;
+                Ok(self.a.mov(value, rax)?)
+            }
         }
-        self.add(to, &known.map_or(Operand::Register(rax), Operand::Immediate))
     }
 
-    /// A word of a table that stands alone.
-    fn word(&self, table: VariableId, n: u32) -> AsmMemoryOperand {
+    /// A word of a variable, in the shard that the code works on.
+    pub(crate) fn word_of(&self, table: VariableId, n: u32) -> AsmMemoryOperand {
         let word = qword_ptr(u64::from(self.env.data.counter(self.index(table) + n)));
         if self.access == Access::Own { word.gs() } else { word }
     }

@@ -9,8 +9,8 @@ use ingraft_codegen::{
 use ingraft_model::histogram;
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
-    Bias, BinaryOp, Clock, CpuClock, Expr, PatchPlan, PointKind, Record, Restore, Shape, Site, Snippet, Stmt, Svma,
-    ThreadIdentity, TimeUnit, VariableId,
+    Bias, BinaryOp, Clock, CpuClock, Expr, Fold, PatchPlan, PointKind, Record, Restore, Shape, Site, Snippet, Stmt,
+    Svma, ThreadIdentity, TimeUnit, VariableId,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -231,7 +231,7 @@ impl Nest {
             panic!("{e}\n{}", list(&weave.plan, &weave.woven));
         }
         assert!(weave.woven.iter().all(Result::is_ok), "{:?}", weave.woven);
-        let counters = 20 + Shape::Table.slots().max(Shape::Histogram.slots()) as usize;
+        let counters = 20 + Shape::Table(Fold::Sum).slots().max(Shape::Histogram.slots()) as usize;
         let program = |plans| Program { env, text: self.text.clone(), plans, steps: steps.clone(), counters };
         let (plain, out) = (program(vec![]).run(), program(vec![&weave.plan]).run());
         assert_eq!(plain.calls, out.calls);
@@ -341,7 +341,7 @@ fn values_of_keys_add_up_until_no_place_is_in_reach() {
     let (keyed, nothing) = (snippet(stmts), snippet(vec![]));
     let calls = 3;
     let out = nest.run(GLIBC, [&nothing, &nothing], [&nothing, &keyed], &vec![0; calls as usize]);
-    let table = Table::from_slots(|n| out.shards[2][20 + n as usize]);
+    let table = Table::from_slots(Fold::Sum, |n| out.shards[2][20 + n as usize]);
     let returned = out.calls[0].registers[0].cast_signed();
     let mut expected: Vec<(u64, i64)> =
         same.iter().take(PROBES as usize).map(|key| (*key, calls * (key + 1).cast_signed())).collect();
@@ -351,6 +351,79 @@ fn values_of_keys_add_up_until_no_place_is_in_reach() {
     assert_eq!(table.values.into_iter().collect::<Vec<_>>(), expected);
     let beyond: i64 = same.iter().skip(PROBES as usize).map(|key| calls * (key + 1).cast_signed()).sum();
     assert_eq!(table.others, beyond);
+}
+
+#[test]
+fn values_by_index_fall_into_their_granules() {
+    use ingraft_model::{Ranges, vector};
+    let nest = nest();
+    let numbers = [-11, -10, -1, 0, 9, 10, 14, 15, 16, 63, 64, 1 << 40, i64::MIN, i64::MAX];
+    let returned = |n: i64| {
+        // what is not known when the code is made: the result of a function, taken from itself
+        let zero = Expr::Binary(BinaryOp::Subtract, Box::new(Expr::Return), Box::new(Expr::Return));
+        Expr::Binary(BinaryOp::Add, Box::new(zero), Box::new(Expr::Const(n)))
+    };
+    for ranges in [
+        Ranges::new(-10, 25, 10),
+        Ranges::new(0, 64, 16),
+        Ranges::new(0, 3, 1),
+        Ranges::new(1 << 40, 1 << 35, 1 << 33),
+        Ranges::new(i64::MIN, i64::MAX, i64::MAX / 5),
+    ] {
+        let ranges = ranges.expect("granules");
+        let (calls, nothing) = (3, snippet(vec![]));
+        let each = |n: &i64| {
+            let amounts = [Expr::Const(2), Expr::Return];
+            let known = Stmt::AddIn(v(3), ranges, Expr::Const(*n), Expr::Const(5));
+            amounts.map(|amount| Stmt::AddIn(v(3), ranges, returned(*n), amount)).into_iter().chain([known])
+        };
+        let code = snippet(numbers.iter().flat_map(each).collect());
+        let out = nest.run(GLIBC, [&nothing, &nothing], [&nothing, &code], &vec![0; calls as usize]);
+        let table = vector::from_slots(ranges.count(), |n| out.shards[2][20 + n as usize]);
+        let one = calls * (7 + out.calls[0].registers[0].cast_signed());
+        let mut expected = std::collections::BTreeMap::new();
+        let mut outside = 0;
+        for n in numbers {
+            match ranges.index(n) {
+                Some(index) => *expected.entry(u64::from(index)).or_insert(0) += one,
+                None => outside += one,
+            }
+        }
+        assert_eq!((table.values, table.others), (expected, outside), "{ranges:?}");
+    }
+}
+
+#[test]
+fn the_last_mark_of_an_object_tells_its_state() {
+    use ingraft_model::{ObjectKind, ObjectState, Table};
+    let nest = nest();
+    let state = |kind, retired| ObjectState { kind, retired };
+    let mark = |key: i64, kind, retired| Stmt::Mark(v(3), Expr::Const(key), state(kind, retired));
+    let enter = snippet(vec![
+        mark(0x10, ObjectKind::Mutex, false),
+        mark(0x20, ObjectKind::Barrier, true),
+        mark(0, ObjectKind::SpinLock, true),
+    ]);
+    let leave = snippet(vec![
+        mark(0x10, ObjectKind::Mutex, true),
+        mark(0x20, ObjectKind::Barrier, false),
+        Stmt::Mark(v(3), Expr::Return, state(ObjectKind::Semaphore, false)),
+    ]);
+    let nothing = snippet(vec![]);
+    let out = nest.run(GLIBC, [&nothing, &nothing], [&enter, &leave], &[0; 3]);
+    let table = Table::from_slots(Fold::Last, |n| out.shards[2][20 + n as usize]);
+    let returned = out.calls[0].registers[0];
+    let mut expected = vec![
+        (0, state(ObjectKind::SpinLock, true)),
+        (0x10, state(ObjectKind::Mutex, true)),
+        (0x20, state(ObjectKind::Barrier, false)),
+        (returned, state(ObjectKind::Semaphore, false)),
+    ];
+    expected.sort_unstable();
+    assert_eq!(table.states().collect::<Vec<_>>(), expected);
+    // what was marked later has the later time
+    assert!(table.values[&0] < table.values[&0x10] && table.values[&0x10] <= table.values[&0x20]);
+    assert_eq!((table.total(), table.others), (2, 0));
 }
 
 #[test]

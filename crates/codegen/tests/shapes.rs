@@ -7,7 +7,10 @@ use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, veri
 use ingraft_codegen::{
     Arena, MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points,
 };
-use ingraft_model::{Avma, Bias, BinaryOp, Expr, Gpr, Site, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId};
+use ingraft_model::{
+    Avma, Bias, BinaryOp, Expr, Gpr, ObjectKind, ObjectState, Ranges, Site, Snippet, Stmt, Svma, ThreadIdentity,
+    UnaryOp, VariableId,
+};
 use support::*;
 
 /// mov rax,[rdi]; add rax,rsi; ret
@@ -182,6 +185,9 @@ fn snippets() {
         (GLIBC, vec![Stmt::Set(v(0), Const(1 << 40))]),
         (GLIBC, vec![Stmt::AddAt(v(0), Arg(0), Const(1))]),
         (GLIBC, vec![Stmt::AddAt(v(0), op(B::Add, Arg(0), Const(8)), Arg(3))]),
+        (GLIBC, vec![Stmt::AddIn(v(0), Ranges::new(-4, 30, 10).expect("granules"), Arg(0), Arg(1))]),
+        (GLIBC, vec![Stmt::AddIn(v(0), Ranges::numbers(5).expect("granules"), Const(2), Const(1))]),
+        (GLIBC, vec![Stmt::Mark(v(0), Arg(0), ObjectState { kind: ObjectKind::RwLock, retired: true })]),
         (GLIBC, vec![Stmt::If(range, vec![Stmt::Add(v(0), Const(1))])]),
         (GLIBC, vec![Stmt::Add(v(0), op(B::Divide, Arg(2), Arg(7)))]),
         (

@@ -5,7 +5,7 @@ mod support;
 use iced_x86::{Decoder, DecoderOptions};
 use ingraft_codegen::verify::{Flaw, verify_added, verify_removed, verify_weave};
 use ingraft_codegen::{MiniRequest, PointRequest, Weave, WovenPoint, add_mini, remove_mini};
-use ingraft_model::{Avma, Bias, Expr, PatchPlan, Snippet, Stmt, ThreadIdentity, VariableId, table};
+use ingraft_model::{Avma, Bias, Expr, PatchPlan, Ranges, Snippet, Stmt, ThreadIdentity, VariableId, table};
 use proptest::prelude::*;
 use support::random::{Field, functions, lay_out};
 use support::*;
@@ -226,19 +226,27 @@ fn wrong_changes_of_a_slot_are_found() {
 
 #[test]
 fn a_place_of_a_table_that_may_be_any_is_refused() {
-    let snippet = Snippet { stmts: vec![Stmt::AddAt(VariableId(0), Expr::Arg(0), Expr::Const(1))] };
+    let add = Stmt::AddAt(VariableId(0), Expr::Arg(0), Expr::Const(1));
+    any_place_is_refused(add, table::PLACES, table::PROBES as usize);
+    let ranges = Ranges::new(-8, 4096, 8).expect("granules");
+    any_place_is_refused(Stmt::AddIn(VariableId(0), ranges, Expr::Arg(0), Expr::Const(1)), 512, 1);
+}
+
+/// The number of a place is masked so often; without it the code is refused.
+fn any_place_is_refused(stmt: Stmt, places: u32, masked: usize) {
+    let snippet = Snippet { stmts: vec![stmt] };
     let w = weave(GLIBC, site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]), &[], std::slice::from_ref(&snippet));
     let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
     let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
     let mask = |places: u32| [&[0x81, 0xe1][..], &(places - 1).to_le_bytes()].concat();
-    let (right, wrong) = (mask(table::PLACES), mask(1 << 20));
+    let (right, wrong) = (mask(places), mask(1 << 20));
     let masks = |code: &[u8]| -> Vec<usize> {
         code.windows(right.len()).enumerate().filter(|(_, b)| *b == right).map(|(at, _)| at).collect()
     };
     let found = w.weave.plan.code.iter().enumerate().map(|(piece, c)| (piece, masks(&c.bytes)));
-    let (piece, places): (usize, Vec<usize>) = found.max_by_key(|(_, places)| places.len()).expect("code");
-    assert_eq!(places.len(), table::PROBES as usize);
-    for at in places {
+    let (piece, found): (usize, Vec<usize>) = found.max_by_key(|(_, places)| places.len()).expect("code");
+    assert_eq!(found.len(), masked);
+    for at in found {
         let mut broken = w.weave.clone();
         broken.plan.code[piece].bytes[at..at + wrong.len()].copy_from_slice(&wrong);
         let proof = verify_weave(&w.env, &w.arena, &w.text, &requests, &broken);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use ingraft_engine::{Counted, KeyValue, Keys, Reading, TakenOut, ThreadValue, Value};
-use ingraft_model::Activations;
+use ingraft_model::{Activations, ObjectState};
 use ingraft_wire::v1;
 
 /// At most so many readings wait; one more drops the oldest.
@@ -93,6 +93,7 @@ fn pair_values<'a>(values: impl Iterator<Item = (usize, &'a Value)>) -> Vec<v1::
             threads: value.threads.iter().map(thread_value).collect(),
             distribution: value.distribution.as_deref().map(Into::into),
             keys: value.keys.as_deref().map(keys),
+            object: value.object.map(object),
             activations: activations(value.activations),
             taken_out: value.taken_out.map(taken_out),
             counted: value.counted.map(|Counted { enabled_ns, running_ns }| v1::Counted { enabled_ns, running_ns }),
@@ -106,8 +107,17 @@ fn taken_out(why: TakenOut) -> v1::TakenOut {
 }
 
 fn keys(keys: &Keys) -> v1::Keys {
-    let each = |v: &KeyValue| v1::KeyValue { key: v.key, name: v.name.clone().unwrap_or_default(), value: v.value };
-    v1::Keys { values: keys.values.iter().map(each).collect(), others: keys.others }
+    let each = |v: &KeyValue| v1::KeyValue {
+        key: v.key,
+        name: v.name.clone().unwrap_or_default(),
+        value: v.value,
+        object: v.object.map(object),
+    };
+    v1::Keys { values: keys.values.iter().map(each).collect(), others: keys.others, unlisted: keys.unlisted }
+}
+
+fn object(state: ObjectState) -> v1::SyncObject {
+    v1::SyncObject { kind: state.kind.name().to_owned(), retired: state.retired }
 }
 
 fn thread_value(thread: &ThreadValue) -> v1::ThreadValue {

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_model::{Activations, Distribution, Focus, How, MetricInfo, Pid, PointKind, Refusal, Svma, Table, Tid};
+use ingraft_model::{
+    Activations, Distribution, Focus, Fold, How, MetricInfo, ObjectState, Pid, PointKind, Refusal, Svma, Table, Tid,
+};
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -226,8 +228,10 @@ pub struct Value {
     pub value: i64,
     /// The values of a histogram, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
-    /// The values by key of a vector over keys.
+    /// The values by key of a vector.
     pub keys: Option<Box<Keys>>,
+    /// What is known of the object that the focus names, from a list of objects that is measured as well.
+    pub object: Option<ObjectState>,
     /// Calls whose values are missing.
     pub activations: Activations,
     /// Per thread, ended ones too. Empty unless asked for.
@@ -245,6 +249,8 @@ pub struct Keys {
     pub values: Vec<KeyValue>,
     /// What all other keys have together: those beyond the most that are told, and those for which a thread's table had no place.
     pub others: i64,
+    /// Of a list of objects: how often something was done to an object for which a thread's table had no place, so that it may be missing here.
+    pub unlisted: u64,
 }
 
 /// The value of one key.
@@ -254,8 +260,10 @@ pub struct KeyValue {
     pub key: u64,
     /// The variable of which it is the address, or an address inside: `lock`, `file.c:lock+0x28`, `libx:lock`.
     pub name: Option<String>,
-    /// Cumulative since the request.
+    /// Cumulative since the request; in a list of objects 1, and 0 once it is retired.
     pub value: i64,
+    /// What is known of the object at this address, from a list of objects that is measured as well.
+    pub object: Option<ObjectState>,
 }
 
 impl Keys {
@@ -265,11 +273,24 @@ impl Keys {
 
 impl From<&Table> for Keys {
     fn from(table: &Table) -> Self {
-        let each = |(&key, &value): (&u64, &i64)| KeyValue { key, name: None, value };
-        let mut values: Vec<KeyValue> = table.values.iter().map(each).collect();
-        values.sort_by_key(|v| (std::cmp::Reverse(v.value), v.key));
+        let (mut values, others, unlisted): (Vec<KeyValue>, i64, u64) = match table.fold {
+            Fold::Sum => {
+                let each = |(&key, &value): (&u64, &i64)| KeyValue { key, value, ..KeyValue::default() };
+                (table.values.iter().map(each).collect(), table.others, 0)
+            }
+            Fold::Last => {
+                let each = |(key, state): (u64, ObjectState)| KeyValue {
+                    key,
+                    value: i64::from(!state.retired),
+                    object: Some(state),
+                    ..KeyValue::default()
+                };
+                (table.states().map(each).collect(), 0, table.others.cast_unsigned())
+            }
+        };
+        values.sort_by_key(|v| (std::cmp::Reverse(v.value), v.object, v.key));
         let beyond = values.split_off(values.len().min(Keys::MAX));
-        Keys { values, others: beyond.iter().fold(table.others, |sum, v| sum.wrapping_add(v.value)) }
+        Keys { values, others: beyond.iter().fold(others, |sum, v| sum.wrapping_add(v.value)), unlisted }
     }
 }
 

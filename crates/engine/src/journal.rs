@@ -10,7 +10,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PcMove, Pid, Shape, TextWrite};
+use ingraft_model::vector::GRANULES_MAX;
+use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, PcMove, Pid, Shape, TextWrite};
 
 use crate::values::Slots;
 
@@ -292,7 +293,7 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
                 put_text(&mut p, &pair.metric);
                 put_text(&mut p, &pair.focus);
                 put(&mut p, u64::from(pair.value.first));
-                p.push(shape_number(pair.value.shape));
+                put_shape(&mut p, pair.value.shape);
                 p.push(u8::from(pair.ticks));
                 put(&mut p, pair.activations.len() as u64);
                 pair.activations.iter().for_each(|first| put(&mut p, u64::from(*first)));
@@ -318,23 +319,20 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
     frame(kind, &p, out);
 }
 
-const SHAPES: [Shape; 6] = [
-    Shape::Counter,
-    Shape::Timer(Clock::Wall),
-    Shape::Histogram,
-    Shape::Activations,
-    Shape::Timer(Clock::Cpu),
-    Shape::Table,
-];
-
-fn shape_number(shape: Shape) -> u8 {
-    match shape {
+/// A number for each shape; behind that of vectors the number of their values.
+fn put_shape(out: &mut Vec<u8>, shape: Shape) {
+    out.push(match shape {
         Shape::Counter => 0,
         Shape::Timer(Clock::Wall) => 1,
         Shape::Histogram => 2,
         Shape::Activations => 3,
         Shape::Timer(Clock::Cpu) => 4,
-        Shape::Table => 5,
+        Shape::Table(Fold::Sum) => 5,
+        Shape::Table(Fold::Last) => 6,
+        Shape::Vector(_) => 7,
+    });
+    if let Shape::Vector(count) = shape {
+        put(out, u64::from(count));
     }
 }
 
@@ -366,8 +364,7 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
             let pairs = p.list(|p| {
                 let (metric, focus) = (p.text()?, p.text()?);
                 let first = u32::try_from(p.u64()?).ok()?;
-                let number = p.take(1)?[0];
-                let shape = SHAPES.iter().copied().find(|s| shape_number(*s) == number)?;
+                let shape = p.shape()?;
                 let ticks = p.take(1)?[0] == 1;
                 let activations = p.list(|p| u32::try_from(p.u64()?).ok())?;
                 let value = Slots { first, shape };
@@ -380,6 +377,22 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
         5 => Some(Record::KeptGone(p.u64()?)),
         6 => Some(Record::Counters(u32::try_from(p.u64()?).ok()?)),
         _ => None,
+    }
+}
+
+impl Reader<'_> {
+    fn shape(&mut self) -> Option<Shape> {
+        Some(match self.take(1)?[0] {
+            0 => Shape::Counter,
+            1 => Shape::Timer(Clock::Wall),
+            2 => Shape::Histogram,
+            3 => Shape::Activations,
+            4 => Shape::Timer(Clock::Cpu),
+            5 => Shape::Table(Fold::Sum),
+            6 => Shape::Table(Fold::Last),
+            7 => Shape::Vector(u32::try_from(self.u64()?).ok().filter(|n| (1..=GRANULES_MAX).contains(n))?),
+            _ => return None,
+        })
     }
 }
 
@@ -496,6 +509,7 @@ mod tests {
             function: Some(("m".into(), "f".into(), 1)),
             points: 1,
         };
+        let vector = KeptPair { value: Slots { first: 4, shape: Shape::Vector(700) }, ..kept.clone() };
         for records in [
             vec![
                 Record::Arena(Avma(0x1000)..Avma(0x2000)),
@@ -506,7 +520,7 @@ mod tests {
             vec![
                 Record::PointGone(point(0x400000).removal.key()),
                 Record::PointGone(point(0x400200).removal.key()),
-                Record::Kept(Kept { id: 1, definitions: vec![], pairs: vec![kept] }),
+                Record::Kept(Kept { id: 1, definitions: vec![], pairs: vec![kept, vector] }),
             ],
         ] {
             copy.extend(journal.append(&records).expect("append"));

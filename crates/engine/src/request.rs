@@ -121,7 +121,7 @@ pub fn evaluate(
         errors.extend(modules.load(target, store, &[], progress));
         wanted = evaluate_request(library, modules, request, missing);
     }
-    let keyed = |w: &Wanted| w.instrumentation.variables.iter().any(|v| v.shape == Shape::Table);
+    let keyed = |w: &Wanted| w.instrumentation.variables.iter().any(|v| matches!(v.shape, Shape::Table(_)));
     if wanted.as_ref().is_ok_and(|wanted| wanted.iter().any(keyed)) {
         // keys may be addresses of its variables
         errors.extend(modules.load_files(target, store, &|file| file.is_program));

@@ -4,7 +4,6 @@ use ingraft_analysis::DataSymbol;
 use ingraft_mdl::Program;
 use ingraft_model::{Avma, AvmaRange};
 
-use crate::api::Keys;
 use crate::modules::Modules;
 
 /// Longest name that is told, in bytes.
@@ -49,11 +48,6 @@ impl Symbols {
             offset if at < range.end.0 => Some(format!("{name}+{offset:#x}")),
             _ => None,
         }
-    }
-
-    /// Names the keys that are addresses of variables.
-    pub fn label(&self, keys: &mut Keys) {
-        keys.values.iter_mut().for_each(|key| key.name = self.name(key.key));
     }
 }
 

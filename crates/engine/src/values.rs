@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 
-use ingraft_model::{Activations, Clock, Distribution, Scale, Shape, Table, Tid};
+use ingraft_model::{Activations, Clock, Distribution, Fold, Scale, Shape, Table, Tid, vector};
 use ingraft_process::SharedArea;
 
 /// The shards of a data area.
@@ -80,13 +80,17 @@ impl EndedThreads {
         let tid = if self.threads.len() < ENDED_MAX || self.threads.contains_key(&tid) { tid } else { None };
         let record = self.threads.entry(tid).or_default();
         let values = shards.free(shard, counters);
-        for first in shapes.tables().filter(|first| first.saturating_add(Shape::Table.slots()) <= counters) {
-            let table = Table::from_slots(|n| values.get((first + n) as usize).copied().unwrap_or(0));
+        for (first, fold) in shapes.tables() {
+            if first.saturating_add(Shape::Table(fold).slots()) > counters {
+                continue;
+            }
+            let table = Table::from_slots(fold, |n| values.get((first + n) as usize).copied().unwrap_or(0));
             if !table.is_empty() {
-                self.tables.entry(tid).or_default().entry(first).or_default().merge(&table);
+                let empty = || Table { fold, ..Table::default() };
+                self.tables.entry(tid).or_default().entry(first).or_insert_with(empty).merge(&table);
             }
         }
-        let own = |&(counter, value): &(u32, i64)| value != 0 && shapes.of(counter).1 != Shape::Table;
+        let own = |&(counter, value): &(u32, i64)| value != 0 && !matches!(shapes.of(counter).1, Shape::Table(_));
         for (counter, value) in (0..).zip(values).filter(own) {
             for sum in [record.entry(counter).or_default(), self.together.entry(counter).or_default()] {
                 *sum = shapes.combine(counter, *sum, value);
@@ -122,9 +126,11 @@ impl Shapes {
         self.0.remove(&first);
     }
 
-    /// The first counters of tables.
-    fn tables(&self) -> impl Iterator<Item = u32> {
-        self.0.iter().filter(|(_, shape)| **shape == Shape::Table).map(|(first, _)| *first)
+    /// The first counters of tables, and what several values of a key in them are together.
+    pub fn tables(&self) -> impl Iterator<Item = (u32, Fold)> {
+        self.0
+            .iter()
+            .filter_map(|(first, shape)| if let Shape::Table(fold) = shape { Some((*first, *fold)) } else { None })
     }
 
     /// The offset in its variable and the variable's shape.
@@ -207,7 +213,8 @@ impl Raw {
                 raw.value = i64::try_from(distribution.count).unwrap_or(i64::MAX);
                 raw.distribution = Some(Box::new(distribution));
             }
-            Shape::Table => raw = Raw::of_table(Table::from_slots(at)),
+            Shape::Vector(count) => raw = Raw::of_table(vector::from_slots(count, at)),
+            Shape::Table(fold) => raw = Raw::of_table(Table::from_slots(fold, at)),
             Shape::Activations => {
                 let [left, unseen, unrecorded] = [0, 1, 2].map(|n| at(n).cast_unsigned());
                 raw.activations = Activations { left, unseen, unrecorded };
@@ -233,6 +240,7 @@ impl Raw {
         self.table = match (self.table, other.table) {
             (Some(mut a), Some(b)) => {
                 a.merge(&b);
+                self.value = a.total();
                 Some(a)
             }
             (a, b) => a.or(b),
@@ -249,6 +257,7 @@ impl Raw {
         }
         if let (Some(now), Some(before)) = (&mut self.table, &before.table) {
             **now = now.minus(before);
+            self.value = now.total();
         }
         self.activations = self.activations.minus(before.activations);
         self
@@ -293,8 +302,9 @@ impl<'a> Columns<'a> {
             .threads
             .iter()
             .map(|(&tid, record)| (tid, read(&|n| record.get(&n).copied().unwrap_or(0), &|| 0)));
-        let table =
-            |tables: &HashMap<u32, Table>| tables.get(&slots.first).filter(|_| slots.shape == Shape::Table).cloned();
+        let table = |tables: &HashMap<u32, Table>| {
+            tables.get(&slots.first).filter(|_| matches!(slots.shape, Shape::Table(_))).cloned()
+        };
         let tables = self.ended.tables.iter().filter_map(|(&tid, of)| Some((tid, Raw::of_table(table(of)?))));
         let mut by_thread: BTreeMap<(bool, Option<Tid>), Raw> = BTreeMap::new();
         for (tid, raw) in live.chain(ended).chain(tables).filter(|(_, raw)| !raw.is_nothing()) {
@@ -476,7 +486,7 @@ mod tests {
     fn tables_of_ended_threads_keep_their_keys() {
         use ingraft_model::table::{KEYS, OTHERS, TAKEN, VALUES};
         let (shards, mut ended) = (Fake::default(), EndedThreads::default());
-        let table = Slots { first: 2, shape: Shape::Table };
+        let table = Slots { first: 2, shape: Shape::Table(Fold::Sum) };
         let mut shapes = Shapes::default();
         shapes.insert(table.first, table.shape);
         // the same key in another place of every thread
@@ -493,7 +503,7 @@ mod tests {
         let of = |value| BTreeMap::from([(0x1000, value)]);
         let expected = [(Some(Tid(70)), 14, of(12)), (Some(Tid(71)), 2, of(1))];
         assert_eq!(read(&ended), expected);
-        let counters = table.first + Shape::Table.slots();
+        let counters = table.first + Shape::Table(Fold::Sum).slots();
         ended.bury(&shards, &shapes, 2, Some(Tid(70)), counters);
         assert_eq!(read(&ended), expected);
         ended.bury(&shards, &shapes, 3, Some(Tid(70)), counters);

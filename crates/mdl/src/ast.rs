@@ -181,6 +181,8 @@ pub enum Vector {
     Table(i64, i64, i64),
     /// Whatever numbers the code names while the program runs.
     Keys,
+    /// The synchronisation objects that the code discovers and retires, by address.
+    Objects,
 }
 
 /// `base is KIND { … }`.

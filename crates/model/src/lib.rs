@@ -10,11 +10,13 @@ pub mod histogram;
 pub mod history;
 pub mod layout;
 pub mod metric;
+pub mod object;
 pub mod patch;
 pub mod point;
 pub mod resource;
 pub mod snippet;
 pub mod table;
+pub mod vector;
 
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
@@ -23,6 +25,7 @@ pub use histogram::{Bucket, Distribution, Scale};
 pub use history::{Bin, Course, History};
 pub use layout::{CpuClock, DataArea, ThreadIdentity};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
+pub use object::{ObjectKind, ObjectState};
 pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{BackBranch, CallPoint, CallSite, Callee, Clearing, Gpr, How, PointKind, Refusal, Site};
 pub use resource::{Focus, FocusError, ResourcePath};
@@ -30,4 +33,5 @@ pub use snippet::{
     BinaryOp, Clock, Expr, Float, FloatFormat, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage,
     VariableId, Width,
 };
-pub use table::Table;
+pub use table::{Fold, Table};
+pub use vector::Ranges;

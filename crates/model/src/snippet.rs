@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use crate::Avma;
 use crate::call::{Call, Called};
+use crate::object::ObjectState;
+use crate::table::Fold;
+use crate::vector::Ranges;
 
 /// A variable of a metric-focus pair: as many neighbouring slots in every shard as its [`Shape`] says. The number is local to its
 /// [`crate::snippet`] set until the engine binds it to the index of its first counter.
@@ -27,7 +30,9 @@ pub enum Shape {
     /// whose entry was not seen, entries that could not be recorded.
     Activations,
     /// Values by key (see [`crate::table`]).
-    Table,
+    Table(Fold),
+    /// So many values by index (see [`crate::vector`]).
+    Vector(u32),
 }
 
 impl Shape {
@@ -38,7 +43,8 @@ impl Shape {
             Shape::Timer(_) => 2,
             Shape::Activations => 3,
             Shape::Histogram => 3 + crate::histogram::BUCKETS,
-            Shape::Table => crate::table::SLOTS,
+            Shape::Table(_) => crate::table::SLOTS,
+            Shape::Vector(count) => crate::vector::slots(count),
         }
     }
 }
@@ -352,6 +358,10 @@ pub enum Stmt {
     Observe(VariableId, Expr),
     /// Add to the value of a key in a table: the key, then what is added.
     AddAt(VariableId, Expr, Expr),
+    /// Add to the value of the granule in which a number lies, or to that of what lies outside: the number, then what is added.
+    AddIn(VariableId, Ranges, Expr, Expr),
+    /// Note in a table what an object is from now on, by its address: the time with the state in its lowest bits, see [`crate::object`].
+    Mark(VariableId, Expr, ObjectState),
     /// Call a function of the program for its effect.
     Call(Call),
     /// Set an integer of the program at an address that is mapped and writable as long as the process lives; not in fork children.
@@ -378,9 +388,11 @@ impl Snippet {
                 Stmt::Start(_, c) | Stmt::Stop(_, c) => *c == clock,
                 Stmt::Open(record, body) | Stmt::Close(record, body) => record.time == Some(clock) || any(body, clock),
                 Stmt::If(_, body) => any(body, clock),
+                Stmt::Mark(..) => clock == Clock::Wall,
                 Stmt::Add(..)
                 | Stmt::Set(..)
                 | Stmt::AddAt(..)
+                | Stmt::AddIn(..)
                 | Stmt::Settle
                 | Stmt::Observe(..)
                 | Stmt::Call(_)
@@ -436,8 +448,12 @@ impl Snippet {
         fn all(stmts: &[Stmt], visit: &mut dyn FnMut(&Expr)) {
             for stmt in stmts {
                 match stmt {
-                    Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) => e.each(visit),
-                    Stmt::AddAt(_, key, e) => {
+                    Stmt::Add(_, e)
+                    | Stmt::Set(_, e)
+                    | Stmt::Observe(_, e)
+                    | Stmt::Store(_, _, e)
+                    | Stmt::Mark(_, e, _) => e.each(visit),
+                    Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
                         key.each(visit);
                         e.each(visit);
                     }
@@ -466,8 +482,10 @@ impl Snippet {
 fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
     for stmt in stmts {
         match stmt {
-            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) => e.calls_in(calls),
-            Stmt::AddAt(_, key, e) => {
+            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
+                e.calls_in(calls)
+            }
+            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
                 key.calls_in(calls);
                 e.calls_in(calls);
             }
@@ -488,8 +506,10 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
 fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
     for stmt in stmts {
         match stmt {
-            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) => e.place_callees(place)?,
-            Stmt::AddAt(_, key, e) => {
+            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
+                e.place_callees(place)?
+            }
+            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
                 key.place_callees(place)?;
                 e.place_callees(place)?;
             }
@@ -718,6 +738,16 @@ impl fmt::Display for Stmt {
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
             Stmt::Observe(v, e) => write!(f, "observe v{}, {e};", v.0),
             Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
+            Stmt::AddIn(v, ranges, n, e) => {
+                let (base, granule) = (ranges.base(), ranges.granule());
+                write!(f, "v{}[({n} - {base}) / {granule} < {}] += {e};", v.0, ranges.count())
+            }
+            Stmt::Mark(v, key, ObjectState { kind, retired: false }) => {
+                write!(f, "discover v{}, {key}, {};", v.0, kind.name())
+            }
+            Stmt::Mark(v, key, ObjectState { kind, retired: true }) => {
+                write!(f, "retire v{}, {key}, {};", v.0, kind.name())
+            }
             Stmt::Call(call) => write!(f, "{call};"),
             Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),
         }

@@ -14,6 +14,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::object::ObjectState;
+
 /// Number of places, a power of two.
 pub const PLACES: u32 = 1 << PLACE_BITS;
 /// Bits of the number of a place.
@@ -35,19 +37,31 @@ pub const VALUES: u32 = KEYS + PLACES;
 /// Number of all counters.
 pub const SLOTS: u32 = VALUES + PLACES;
 
+/// What the values of a key in several places are together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Fold {
+    /// Their sum.
+    #[default]
+    Sum,
+    /// The last of them: they are marks of objects (see [`crate::object`]), of which the latest is the largest.
+    Last,
+}
+
 /// What one thread, or several together, have in the slots of a [`Shape::Table`](crate::Shape::Table).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
+    /// What several values of a key are together.
+    pub fold: Fold,
     /// By key, those that are not 0.
     pub values: BTreeMap<u64, i64>,
-    /// What found no place.
+    /// What found no place: what would have been added, or how often there was something to note.
     pub others: i64,
 }
 
 impl Table {
     /// Reads the slots; those of places only if some are taken, as to look at memory would make it.
-    pub fn from_slots(at: impl Fn(u32) -> i64) -> Self {
-        let mut table = Table { others: at(OTHERS), values: BTreeMap::new() };
+    pub fn from_slots(fold: Fold, at: impl Fn(u32) -> i64) -> Self {
+        let mut table = Table { fold, others: at(OTHERS), values: BTreeMap::new() };
         table.add(0, at(OF_ZERO));
         if at(TAKEN) != 0 {
             for place in 0..PLACES {
@@ -60,13 +74,17 @@ impl Table {
         table
     }
 
-    /// Adds to the value of a key.
+    /// Adds another value of a key.
     fn add(&mut self, key: u64, value: i64) {
-        let sum = self.values.get(&key).copied().unwrap_or(0).wrapping_add(value);
-        if sum == 0 {
+        let known = self.values.get(&key).copied().unwrap_or(0);
+        let both = match self.fold {
+            Fold::Sum => known.wrapping_add(value),
+            Fold::Last => known.max(value),
+        };
+        if both == 0 {
             self.values.remove(&key);
         } else {
-            self.values.insert(key, sum);
+            self.values.insert(key, both);
         }
     }
 
@@ -76,17 +94,28 @@ impl Table {
         self.others = self.others.wrapping_add(other.others);
     }
 
-    /// What came since.
+    /// What came since; of objects what is known of them at all.
     pub fn minus(&self, before: &Table) -> Table {
         let mut since = self.clone();
+        if self.fold == Fold::Last {
+            return since;
+        }
         before.values.iter().for_each(|(key, value)| since.add(*key, value.wrapping_neg()));
         since.others = since.others.wrapping_sub(before.others);
         since
     }
 
-    /// The values of all keys and of what found no place.
+    /// The values of all keys and of what found no place; of objects how many there are that were not destroyed.
     pub fn total(&self) -> i64 {
-        self.values.values().fold(self.others, |sum, value| sum.wrapping_add(*value))
+        match self.fold {
+            Fold::Sum => self.values.values().fold(self.others, |sum, value| sum.wrapping_add(*value)),
+            Fold::Last => self.states().filter(|(_, state)| !state.retired).count() as i64,
+        }
+    }
+
+    /// The objects of a table of marks.
+    pub fn states(&self) -> impl Iterator<Item = (u64, ObjectState)> {
+        self.values.iter().filter_map(|(key, mark)| Some((*key, ObjectState::of_mark(*mark)?)))
     }
 
     /// Whether it has no value.
@@ -112,7 +141,7 @@ mod tests {
         let mut words = vec![(OTHERS, 40), (OF_ZERO, 5), (TAKEN, 4)];
         words.extend(pairs.iter().flat_map(|(place, key, value)| [(KEYS + place, *key), (VALUES + place, *value)]));
         let slots = slots(&words);
-        let table = Table::from_slots(|n| slots[n as usize]);
+        let table = Table::from_slots(Fold::Sum, |n| slots[n as usize]);
         let values: Vec<_> = table.values.iter().map(|(k, v)| (*k, *v)).collect();
         assert_eq!(values, [(0, 5), (7, 3), (1 << 63, -3)]);
         assert_eq!((table.others, table.total()), (40, 45));
@@ -120,5 +149,24 @@ mod tests {
         twice.merge(&table);
         assert_eq!(twice.minus(&table), table);
         assert!(table.minus(&table).is_empty());
+    }
+
+    #[test]
+    fn of_several_marks_of_an_object_the_last_counts() {
+        use crate::object::{ObjectKind, TIME_MASK};
+        let mark = |time: i64, retired| (time & TIME_MASK) | ObjectState { kind: ObjectKind::Mutex, retired }.bits();
+        let thread = |marks: &[(i64, i64)]| {
+            let mut words = vec![(TAKEN, marks.len() as i64), (OTHERS, 1)];
+            let places = (0..).zip(marks);
+            words.extend(places.flat_map(|(place, (key, mark))| [(KEYS + place, *key), (VALUES + place, *mark)]));
+            let slots = slots(&words);
+            Table::from_slots(Fold::Last, |n| slots[n as usize])
+        };
+        let mut all = thread(&[(0x10, mark(1000, false)), (0x20, mark(3000, false)), (0x30, mark(2000, true))]);
+        all.merge(&thread(&[(0x10, mark(2000, true)), (0x20, mark(2000, true))]));
+        let retired: Vec<_> = all.states().map(|(key, state)| (key, state.retired)).collect();
+        assert_eq!(retired, [(0x10, true), (0x20, false), (0x30, true)]);
+        assert_eq!((all.total(), all.others), (1, 2));
+        assert_eq!(all.minus(&all.clone()), all);
     }
 }

@@ -41,10 +41,10 @@ fn split_threads(value: PairValue, limit: usize) -> Vec<PairValue> {
     if parts::in_list(&value) <= limit {
         return vec![value];
     }
-    let PairValue { pair, value, threads, distribution, activations, taken_out, counted, keys } = value;
+    let PairValue { pair, value, threads, distribution, activations, taken_out, counted, keys, object } = value;
     let rest = PairValue { pair, value, ..PairValue::default() };
     let room = limit.saturating_sub(parts::in_list(&rest) + LENGTH_BYTES);
-    let first = PairValue { distribution, activations, taken_out, counted, keys, ..rest.clone() };
+    let first = PairValue { distribution, activations, taken_out, counted, keys, object, ..rest.clone() };
     let others = Parts::with_limit(threads, room).map(|threads| PairValue { threads, ..rest.clone() });
     std::iter::once(first).chain(others).collect()
 }
@@ -58,6 +58,8 @@ pub struct Value {
     pub distribution: Option<Box<Distribution>>,
     /// The values by key of a vector over keys.
     pub keys: Option<v1::Keys>,
+    /// What is known of the object that the focus names.
+    pub object: Option<v1::SyncObject>,
     /// Calls whose values are missing.
     pub activations: Activations,
     /// The same by thread, if asked for.
@@ -180,8 +182,9 @@ impl Snapshot {
             if !continued {
                 let activations = value.activations.unwrap_or_default().into();
                 let distribution = distribution(value.distribution.take()).map_err(inside)?;
-                let PairValue { value, taken_out, counted, keys, .. } = value;
-                *slot = Value { value, distribution, keys, activations, threads: Vec::new(), taken_out, counted };
+                let PairValue { value, taken_out, counted, keys, object, .. } = value;
+                *slot =
+                    Value { value, distribution, keys, object, activations, threads: Vec::new(), taken_out, counted };
             }
             for (j, thread) in threads.into_iter().enumerate() {
                 let thread =
@@ -225,11 +228,16 @@ mod tests {
             activations,
         });
         let pair = (any::<i64>(), rest(), proptest::collection::vec(thread, 0..40));
-        let pair = pair.prop_map(|(value, (distribution, activations), threads)| Value {
+        let object = v1::SyncObject { kind: "Mutex".to_owned(), retired: true };
+        let pair = pair.prop_map(move |(value, (distribution, activations), threads)| Value {
             value,
             distribution,
-            keys: (value % 5 == 0)
-                .then(|| v1::Keys { values: vec![v1::KeyValue { key: 1, name: "lock".to_owned(), value }], others: 2 }),
+            keys: (value % 5 == 0).then(|| v1::Keys {
+                values: vec![v1::KeyValue { key: 1, name: "lock".to_owned(), value, object: Some(object.clone()) }],
+                others: 2,
+                unlisted: 3,
+            }),
+            object: (value % 7 == 0).then(|| object.clone()),
             activations,
             threads,
             taken_out: (value % 2 == 0).then_some(v1::TakenOut {
@@ -262,6 +270,7 @@ mod tests {
             threads: value.threads.iter().map(thread).collect(),
             distribution: value.distribution.as_deref().map(Into::into),
             keys: value.keys.clone(),
+            object: value.object.clone(),
             activations: Some(value.activations.into()),
             taken_out: value.taken_out,
             counted: value.counted,

@@ -23,6 +23,7 @@ mod launches;
 mod libraries;
 mod library;
 mod longruns;
+mod messages;
 mod metrics;
 mod objects;
 mod oracle;

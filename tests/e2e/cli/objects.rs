@@ -98,6 +98,98 @@ fn a_focus_may_name_an_object_by_its_variable() {
     target::assert_clean(target.pid(), &before);
 }
 
+/// What the program says of its objects: by address the kind and whether it is destroyed.
+fn told_states(reply: &Reply) -> BTreeMap<String, (String, bool)> {
+    let states = reply.lines.iter().filter_map(|line| line.strip_prefix("state "));
+    states
+        .map(|line| match line.split(' ').collect::<Vec<_>>().as_slice() {
+            [address, kind, state] => ((*address).to_owned(), ((*kind).to_owned(), *state == "retired")),
+            _ => panic!("{line}"),
+        })
+        .collect()
+}
+
+/// The same as a list of objects has it.
+fn listed_states(sample: &Value) -> BTreeMap<String, (String, bool)> {
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let keys = sample["keys"].as_array().expect("a list of objects");
+    keys.iter()
+        .map(|key| (text(&key["key"]), (text(&key["kind"]), key["retired"].as_bool().expect("a state"))))
+        .collect()
+}
+
+#[test]
+fn objects_are_listed_with_kind_name_and_state() {
+    let mut target = Mutatee::start("objects", &[]);
+    let before = Text::of(target.pid());
+    let session = watch(&target.pid_text(), &["sync_objects"]);
+    let used = told_states(&target.ask("kinds"));
+    let ended = told_states(&target.ask("ends"));
+    target.ask("lock 3 2");
+    target.ask("destroy");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let sample = last(&outcome, "sync_objects");
+    let mut listed = listed_states(sample);
+    for (address, (kind, _)) in &used {
+        assert_eq!(listed.get(address), ended.get(address), "{kind}: {sample}");
+    }
+    let names = keys(sample);
+    let named: Vec<&str> = used.keys().filter_map(|address| names[address].0).collect();
+    assert_eq!(named.len(), 5, "{named:?}");
+    listed.retain(|address, _| !used.contains_key(address));
+    let mutexes = listed.values().filter(|(kind, _)| kind == "Mutex").count();
+    assert_eq!(mutexes, listed.len(), "{sample}");
+    // the one on the heap is retired, what the program locks is there
+    let retired: Vec<_> = listed.iter().filter(|(_, (_, retired))| *retired).map(|(at, _)| names[at].0).collect();
+    assert_eq!(retired, [None]);
+    let live = names.values().map(|(_, value)| value).sum::<i64>();
+    assert_eq!(sample["value"], live);
+    assert!(sample["keys"].as_array().expect("keys").iter().any(|k| k["name"] == "objects.c:pool+0x28"), "{sample}");
+    assert_eq!(sample.get("unlisted"), None);
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn the_last_of_what_many_threads_do_is_the_state() {
+    let mut target = Mutatee::start("objects", &[]);
+    let before = Text::of(target.pid());
+    let mut session = watch(&target.pid_text(), &["sync_objects"]);
+    for round in 0..scaled(3, 20) {
+        let told = told_states(&target.ask(&format!("life {} {}", scaled(300, 3000) + round, 2 + round % 7)));
+        assert!(told.values().any(|(_, retired)| *retired) && told.values().any(|(_, retired)| !retired));
+        let wanted = |sample: &Value| {
+            let listed = listed_states(sample);
+            told.iter().all(|(address, state)| listed.get(address) == Some(state))
+        };
+        let right = (0..60).any(|_| wanted(&session.wait_for("sample")));
+        assert!(right, "the list never said what the program says: {told:?}");
+    }
+    let _ = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn a_focus_on_an_object_that_was_destroyed_says_so() {
+    let mut target = Mutatee::start("objects", &[]);
+    let before = Text::of(target.pid());
+    let told = known(&target.ask("lock 1 1"));
+    let heap = told.keys().find(|at| told[*at].0 == 7).expect("the object on the heap").clone();
+    let pair = format!("lock_operations@/SyncObject/Mutex/{heap}");
+    let session = watch(&target.pid_text(), &["sync_objects", "lock_operations_by_object", &pair]);
+    target.ask("lock 1 1");
+    target.ask("destroy");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let sample = outcome.all("sample").into_iter().rfind(|s| s["focus"] != "").expect("a sample");
+    assert_eq!((&sample["value"], &sample["object"]["retired"]), (&7.into(), &true.into()), "{sample}");
+    // values by key say it as well
+    let by_object = last(&outcome, "lock_operations_by_object")["keys"].as_array().expect("keys");
+    let key = by_object.iter().find(|key| key["key"] == *heap).expect("the object");
+    assert_eq!((&key["value"], &key["kind"], &key["retired"]), (&7.into(), &"Mutex".into(), &true.into()));
+    let others = by_object.iter().filter(|key| key["retired"] == true).count();
+    assert_eq!(others, 1, "{by_object:?}");
+    target::assert_clean(target.pid(), &before);
+}
+
 #[test]
 fn what_finds_no_place_is_counted_together() {
     let mut target = Mutatee::start("objects", &[]);
@@ -109,6 +201,40 @@ fn what_finds_no_place_is_counted_together() {
     assert_eq!((sample["value"].as_i64(), total(sample)), (Some(5000), 5000));
     assert!(sample["others"].as_i64().expect("a number") >= 5000 - 1024, "{sample}");
     target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn keys_of_several_processes_are_put_together_by_name() {
+    let mut targets = [Mutatee::start("objects", &[]), Mutatee::start("objects", &[])];
+    let before = targets.each_ref().map(|target| Text::of(target.pid()));
+    let [first, second] = targets.each_ref().map(Mutatee::pid_text);
+    let mut session = watch(&first, &["-p", &second, "lock_operations_by_object"]);
+    session.wait_for("attached");
+    let told = targets.each_mut().map(|target| known(&target.ask("lock 20 3")));
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(outcome.all("removed").len(), 2);
+    let combined = outcome.all("combined").into_iter().next_back().expect("what both have together").clone();
+    let named = |sample: &Value| -> BTreeMap<String, i64> {
+        let keys = sample["keys"].as_array().expect("a vector over keys").iter();
+        let value = |key: &Value| key["value"].as_i64().expect("a number");
+        keys.filter_map(|key| Some((key["name"].as_str()?.to_owned(), value(key)))).collect()
+    };
+    let together = named(&combined);
+    assert_eq!(together["objects.c:alone"], 2 * 300);
+    assert_eq!(together["objects.c:pool+0x28"], 2 * 120);
+    assert!(combined["keys"].as_array().expect("keys").iter().all(|key| key["key"].is_null()), "{combined}");
+    // the object on the heap has no name: it is among the others
+    let heap: i64 = told.iter().flat_map(BTreeMap::values).map(|(locks, _)| *locks).filter(|locks| *locks == 420).sum();
+    assert_eq!(heap, 2 * 420);
+    assert!(combined["others"].as_i64().expect("a number") >= heap, "{combined}");
+    let sum = together.values().sum::<i64>() + combined["others"].as_i64().expect("a number");
+    assert_eq!(combined["value"], sum);
+    for (target, before) in targets.iter().zip(&before) {
+        let pid = target.pid();
+        let own = outcome.all("sample").into_iter().rfind(|s| s["pid"] == pid).expect("its own value");
+        assert_eq!(named(own)["objects.c:alone"], 300);
+        target::assert_clean(pid, before);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::args::{Follow, WatchArgs};
 use crate::conn::{Chapter, PairInfo, Request, Value};
 use crate::exit::Stop;
 use crate::measure::{self, Combined, Context, Plan, Site, Together, View};
-use crate::objects::{self, Object, Sample};
+use crate::objects::{self, Keys, Object, Sample};
 use crate::output::histogram::QUANTILES;
 use crate::output::number::{grouped, quantity, short, time};
 use crate::output::table::{Cell, Table};
@@ -59,7 +59,9 @@ impl View for WatchView {
         }
         self.together.reading(sites, at).iter().try_for_each(|combined| {
             out.object(&combined_object(combined))?;
-            out.text(&Curve::from(combined).line(start))
+            let curve = Curve::from(combined);
+            out.text(&curve.line(start))?;
+            out.text(&curve.keys(out.width()))
         })
     }
 
@@ -119,7 +121,8 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
         rate: if info.level { None } else { site.rate(pair) },
         unit: info.unit.clone(),
         quantiles: value.and_then(|v| v.distribution.as_deref()).map(Into::into),
-        keys: value.and_then(|v| v.keys.as_ref()).map(Into::into),
+        keys: value.and_then(|v| v.keys.as_ref()).map(|keys| Keys::new(keys, false)),
+        object: value.and_then(|v| v.object.as_ref()).map(Into::into),
         missing: value.map(|v| v.activations).unwrap_or_default().into(),
         taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
         dropped: site.reading.dropped,
@@ -139,6 +142,7 @@ pub(super) fn combined_object(combined: &Combined<'_>) -> Object {
         rate,
         unit: info.unit.clone(),
         quantiles: value.distribution.as_deref().map(Into::into),
+        keys: value.keys.as_ref().map(|keys| Keys::new(keys, true)),
         missing: value.activations.into(),
         targets,
         heard,
@@ -150,6 +154,8 @@ struct Curve<'a> {
     host: String,
     /// The target if there are several; how many are up to date in what they have together.
     who: String,
+    /// It is what several have together.
+    together: bool,
     info: &'a PairInfo,
     time_ns: u64,
     value: Option<&'a Value>,
@@ -162,6 +168,7 @@ impl<'a> Curve<'a> {
         Curve {
             host: site.host().unwrap_or_default(),
             who: if several { site.enabled.pid.to_string() } else { String::new() },
+            together: false,
             info,
             time_ns: site.reading.time_ns,
             value: site.reading.values.get(pair),
@@ -204,13 +211,23 @@ impl<'a> Curve<'a> {
         let unit = if info.time { String::new() } else { format!(" {}", self.unit()) };
         let named = QUANTILES.iter().zip(self.quantiles()).filter(|(_, text)| !text.is_empty());
         let quantiles: String = named.map(|((name, _), text)| format!("  {name} {text}")).collect();
-        format!("{seconds:>9.3} s  {host}{who}{}{focus}  {}{unit}{change}{quantiles}\n", info.metric, self.number())
+        let retired = if self.is_retired() { "  retired" } else { "" };
+        format!(
+            "{seconds:>9.3} s  {host}{who}{}{focus}  {}{unit}{change}{quantiles}{retired}\n",
+            info.metric,
+            self.number()
+        )
+    }
+
+    /// Whether the object of the focus is known to be destroyed.
+    fn is_retired(&self) -> bool {
+        self.value.and_then(|v| v.object.as_ref()).is_some_and(|object| object.retired)
     }
 
     /// The values by key as a table; empty if it is no vector.
     fn keys(&self, width: Option<usize>) -> String {
         let keys = self.value.and_then(|v| v.keys.as_ref());
-        keys.map_or_else(String::new, |of| keys::render(of, |v| self.amount(v), width))
+        keys.map_or_else(String::new, |of| keys::render(of, self.together, |v| self.amount(v), width))
     }
 
     fn cells(&self) -> Vec<Cell> {
@@ -222,7 +239,10 @@ impl<'a> Curve<'a> {
             self.info.focus.as_str().into(),
             self.number().into(),
             change.unwrap_or_default().into(),
-            Cell::styled(self.unit(), DIM),
+            Cell::styled(
+                if self.is_retired() { format!("{} (retired)", self.unit()) } else { self.unit().to_owned() },
+                DIM,
+            ),
         ];
         cells.extend(self.quantiles().into_iter().map(Cell::from));
         cells
@@ -233,7 +253,7 @@ impl<'a> From<&'a Combined<'a>> for Curve<'a> {
     fn from(combined: &'a Combined<'a>) -> Self {
         let Combined { info, time_ns, ref value, rate, targets, heard } = *combined;
         let who = if heard == targets { format!("all {targets}") } else { format!("{heard} of {targets}") };
-        Curve { host: String::new(), who, info, time_ns, value: Some(value), rate }
+        Curve { host: String::new(), who, together: true, info, time_ns, value: Some(value), rate }
     }
 }
 
@@ -243,12 +263,16 @@ fn frame(sites: &[Site], width: Option<usize>) -> String {
     let pairs = sites.iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| (site, pair)));
     let together = measure::together(sites);
     let own: Vec<Curve<'_>> = pairs.map(|(site, pair)| Curve::of(site, pair, several)).collect();
-    let by_key: String = own
+    let all: Vec<Curve<'_>> = own.into_iter().chain(together.iter().map(Curve::from)).collect();
+    let by_key: String = all
         .iter()
         .filter_map(|curve| Some((curve, Some(curve.keys(width)).filter(|text| !text.is_empty())?)))
-        .map(|(curve, text)| format!("\n{HEADING}{}{HEADING:#}\n{text}", curve.info.metric))
+        .map(|(curve, text)| {
+            let who = if curve.who.is_empty() { String::new() } else { format!("  {}", curve.who) };
+            format!("\n{HEADING}{}{who}{HEADING:#}\n{text}", curve.info.metric)
+        })
         .collect();
-    table(own.into_iter().chain(together.iter().map(Curve::from)), width) + &by_key
+    table(all.into_iter(), width) + &by_key
 }
 
 /// What several targets have together as a table; empty if there is nothing.

@@ -3,6 +3,11 @@
 //! A combined value is shown when every target has sent a reading since the one before. A target that is late does not hold the others up: when
 //! one of them has sent a second reading, the value is shown with how many of the targets it is up to date for; the late one's last value is
 //! in it, so that a sum never goes back.
+//!
+//! Values by key are put together by name, as addresses mean something else in each process, and by number if that can be no address. What else
+//! there is counts for the others.
+
+use std::collections::BTreeMap;
 
 use ingraft_model::{Activations, Aggregate};
 use ingraft_wire::v1;
@@ -109,6 +114,7 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
         Aggregate::Max => rates.iter().copied().reduce(f64::max),
         Aggregate::Avg => Some(mean(rates.iter().sum())),
     });
+    let keys = combine_keys(values.iter().filter_map(|v| v.keys.as_ref()));
     let activations = values.iter().fold(Activations::default(), |sum, v| sum.plus(v.activations));
     let taken_out = values.iter().filter_map(|v| v.taken_out).min_by_key(|why| why.time_ns);
     let counted = values.iter().filter_map(|v| v.counted).reduce(|a, b| v1::Counted {
@@ -118,11 +124,59 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
     Some(Combined {
         info,
         time_ns: members.iter().map(|&(at, _)| sites[at].reading.time_ns).max()?,
-        value: Value { value, distribution, activations, taken_out, counted, ..Value::default() },
+        value: Value { value, distribution, keys, activations, taken_out, counted, ..Value::default() },
         rate,
         targets: members.len(),
         heard: members.iter().filter(|(at, _)| heard(*at)).count(),
     })
+}
+
+/// No program has anything below: what it keeps there are numbers.
+const LOWEST_ADDRESS: u64 = 1 << 16;
+
+/// What a key is in every process.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Identity<'a> {
+    Name(&'a str),
+    Number(u64),
+}
+
+impl<'a> Identity<'a> {
+    fn of(key: &'a v1::KeyValue) -> Option<Self> {
+        let number = key.key < LOWEST_ADDRESS || key.key.cast_signed() < 0;
+        match key.name.as_str() {
+            "" => number.then_some(Identity::Number(key.key)),
+            name => Some(Identity::Name(name)),
+        }
+    }
+}
+
+/// The keys of those that have a name have no number.
+fn combine_keys<'a>(all: impl Iterator<Item = &'a v1::Keys>) -> Option<v1::Keys> {
+    let mut sums: BTreeMap<Identity<'_>, i64> = BTreeMap::new();
+    let mut together: Option<v1::Keys> = None;
+    for keys in all {
+        let together = together.get_or_insert_default();
+        together.others = together.others.saturating_add(keys.others);
+        together.unlisted = together.unlisted.saturating_add(keys.unlisted);
+        for key in &keys.values {
+            let sum = match Identity::of(key) {
+                Some(identity) => sums.entry(identity).or_default(),
+                None => &mut together.others,
+            };
+            *sum = sum.saturating_add(key.value);
+        }
+    }
+    let mut together = together?;
+    together.values = sums
+        .into_iter()
+        .map(|(identity, value)| match identity {
+            Identity::Name(name) => v1::KeyValue { name: name.to_owned(), value, ..v1::KeyValue::default() },
+            Identity::Number(key) => v1::KeyValue { key, value, ..v1::KeyValue::default() },
+        })
+        .collect();
+    together.values.sort_by_key(|key| std::cmp::Reverse(key.value));
+    Some(together)
 }
 
 #[cfg(test)]
@@ -222,5 +276,24 @@ mod tests {
             read(&mut sites[1], 1, &[3]);
             assert_eq!(told(&last(&sites)), [("level".to_owned(), value, None, 2, 2)]);
         }
+    }
+
+    #[test]
+    fn keys_are_put_together_by_what_they_mean_everywhere() {
+        let key = |key, name: &str, value| v1::KeyValue { key, name: name.to_owned(), value, object: None };
+        let first = v1::Keys {
+            values: vec![key(0x5000_0000, "lock", 9), key(0x6000_0000, "", 4), key(7, "", 2), key(u64::MAX, "", 1)],
+            others: 10,
+            unlisted: 0,
+        };
+        let second = v1::Keys {
+            values: vec![key(0x6000_0000, "lock", 5), key(0x7000_0000, "other", 3), key(7, "", 20)],
+            others: 0,
+            unlisted: 1,
+        };
+        let together = combine_keys([&first, &second].into_iter()).expect("keys");
+        let values = vec![key(7, "", 22), key(0, "lock", 14), key(0, "other", 3), key(u64::MAX, "", 1)];
+        assert_eq!(together, v1::Keys { values, others: 14, unlisted: 1 });
+        assert_eq!(combine_keys(std::iter::empty()), None);
     }
 }

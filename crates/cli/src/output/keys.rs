@@ -1,6 +1,6 @@
 //! Values by key for people: the largest, by name where they have one.
 
-use ingraft_wire::v1::{KeyValue, Keys};
+use ingraft_wire::v1::{KeyValue, Keys, SyncObject};
 
 use super::DIM;
 use super::table::{Cell, Table};
@@ -8,19 +8,38 @@ use super::table::{Cell, Table};
 /// Most keys that are shown.
 const SHOWN: usize = 10;
 
-/// A row for each of the largest values and one for the rest; empty if there is nothing. `amount` writes a value.
-pub(crate) fn render(keys: &Keys, amount: impl Fn(i64) -> String, width: Option<usize>) -> String {
-    let mut table = Table::new().right("VALUE").shrinking("NAME").left("KEY");
+/// A row for each of the largest values and one for the rest; empty if there is nothing. `amount` writes a value. Of several processes together what
+/// has a name has no key.
+pub(crate) fn render(keys: &Keys, together: bool, amount: impl Fn(i64) -> String, width: Option<usize>) -> String {
     let (shown, beyond) = keys.values.split_at(keys.values.len().min(SHOWN));
-    for KeyValue { key, name, value } in shown {
-        let at = Cell::styled(format!("{key:#x}"), DIM);
-        table.row(vec![amount(*value).into(), name.as_str().into(), at]);
+    let objects = shown.iter().any(|v| v.object.is_some());
+    let mut table = Table::new().right("VALUE").shrinking("NAME");
+    if objects {
+        table = table.left("OBJECT").left("STATE");
+    }
+    table = table.left("KEY");
+    let mut row = |value: i64, name: &str, object: Option<&SyncObject>, key: &str| {
+        let mut cells: Vec<Cell> = vec![amount(value).into(), name.into()];
+        if objects {
+            let state = object.map_or("", |object| if object.retired { "retired" } else { "live" });
+            cells.extend([object.map_or("", |object| object.kind.as_str()).into(), state.into()]);
+        }
+        cells.push(Cell::styled(key, DIM));
+        table.row(cells);
+    };
+    for KeyValue { key, name, value, object } in shown {
+        let key = if together && !name.is_empty() { String::new() } else { format!("{key:#x}") };
+        row(*value, name, object.as_ref(), &key);
     }
     let rest = beyond.iter().fold(keys.others, |sum, v| sum.wrapping_add(v.value));
     if rest != 0 {
-        table.row(vec![amount(rest).into(), "".into(), Cell::styled("others", DIM)]);
+        row(rest, "", None, "others");
     }
-    if shown.is_empty() && rest == 0 { String::new() } else { table.render(width) }
+    let mut text = if shown.is_empty() && rest == 0 { String::new() } else { table.render(width) };
+    if keys.unlisted != 0 {
+        text.push_str("objects may be missing: there were more than a thread's table holds\n");
+    }
+    text
 }
 
 #[cfg(test)]
@@ -29,16 +48,33 @@ mod tests {
 
     #[test]
     fn the_largest_are_shown_and_the_rest_is_one_row() {
-        let one = |key, name: &str, value| KeyValue { key, name: name.to_owned(), value };
+        let one = |key, name: &str, value| KeyValue { key, name: name.to_owned(), value, object: None };
         let mut values = vec![one(0x1000, "lock", 90), one(0x2000, "", 80)];
         values.extend((1..=9).map(|n| one(n, "", 10)));
-        let text = render(&Keys { values, others: 5 }, |v| v.to_string(), None);
+        let text = render(&Keys { values, others: 5, unlisted: 0 }, false, |v| v.to_string(), None);
         let plain = anstream::adapter::strip_str(&text).to_string();
         let lines: Vec<Vec<&str>> = plain.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["VALUE", "NAME", "KEY"]);
         assert_eq!(lines[1], ["90", "lock", "0x1000"]);
         assert_eq!(lines[2], ["80", "0x2000"]);
         assert_eq!(lines.last().expect("a row"), &["15", "others"]);
-        assert_eq!(render(&Keys::default(), |v| v.to_string(), None), "");
+        assert_eq!(render(&Keys::default(), false, |v| v.to_string(), None), "");
+    }
+
+    #[test]
+    fn objects_have_their_kind_and_state() {
+        let one = |key, value, retired| KeyValue {
+            key,
+            value,
+            object: Some(SyncObject { kind: "Mutex".to_owned(), retired }),
+            ..KeyValue::default()
+        };
+        let keys = Keys { values: vec![one(0x10, 1, false), one(0x20, 0, true)], others: 0, unlisted: 7 };
+        let plain = anstream::adapter::strip_str(&render(&keys, false, |v| v.to_string(), None)).to_string();
+        let lines: Vec<Vec<&str>> = plain.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["VALUE", "NAME", "OBJECT", "STATE", "KEY"]);
+        assert_eq!(lines[1], ["1", "Mutex", "live", "0x10"]);
+        assert_eq!(lines[2], ["0", "Mutex", "retired", "0x20"]);
+        assert!(lines[3].join(" ").starts_with("objects may be missing"));
     }
 }

@@ -230,6 +230,7 @@ pub(super) fn permitted(mnemonic: Mnemonic) -> bool {
             | M::Xadd
             | M::Cmpxchg
             | M::Rdtsc
+            | M::Lfence
             | M::Mul
             | M::Shr
             | M::Shrd

@@ -893,6 +893,11 @@ impl<'a> Walk<'a> {
             Code::And_rm32_imm32 if i.op0_kind() == OpKind::Register => {
                 state.bound = number_of(i.op0_register()).map_or(Bound::None, |r| Bound::Most(r, i.immediate32()));
             }
+            // a mask below 0 bounds nothing: as a number it is larger than any room
+            Code::And_rm32_imm8 if i.op0_kind() == OpKind::Register => {
+                let most = i.immediate8to32().cast_unsigned();
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, |r| Bound::Most(r, most));
+            }
             _ => {}
         }
         if i.rflags_modified() != 0 {

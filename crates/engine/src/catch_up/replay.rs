@@ -89,6 +89,8 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::Close(..)
             | Stmt::Observe(..)
             | Stmt::AddAt(..)
+            | Stmt::AddIn(..)
+            | Stmt::Mark(..)
             | Stmt::Call(_)
             | Stmt::Store(..) => {}
         }
@@ -201,6 +203,8 @@ impl<'a> Shard<'a> {
                 | Stmt::Close(..)
                 | Stmt::Observe(..)
                 | Stmt::AddAt(..)
+                | Stmt::AddIn(..)
+                | Stmt::Mark(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..) => {}
             }

@@ -109,7 +109,18 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         let (aggregate, thread) = (metric.aggregate, None);
         let (value, activations) = (pair.value, pair.activations);
         let unit = if pair.ticks { ValueUnit::Ticks } else { ValueUnit::Plain };
-        views.push(View { key, value, activations, unit, aggregate, thread, own: None, before: HashMap::new() });
+        views.push(View {
+            key,
+            value,
+            activations,
+            unit,
+            aggregate,
+            thread,
+            object: None,
+            index_names: None,
+            own: None,
+            before: HashMap::new(),
+        });
         infos.push(PairInfo {
             pair: MetricFocus { metric: pair.metric, focus },
             metric,

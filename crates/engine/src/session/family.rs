@@ -13,9 +13,12 @@ impl Session {
         wanted: &[Wanted],
         warnings: &mut Vec<String>,
     ) -> Result<(), Error> {
-        // their code would read the parent's memory, and a call that ends with its process would stay open
+        // their code would read the parent's memory, a call that ends with its process would stay open, and objects of theirs would be taken for
+        // the target's
         let alike = |w: &Wanted| {
-            !w.instrumentation.insertions.iter().any(|i| i.snippet.asks_kernel() || i.snippet.interferes())
+            let lists_objects = w.instrumentation.variables.iter().any(|v| v.shape == Shape::Table(Fold::Last));
+            let strange = |i: &Insertion| i.snippet.asks_kernel() || i.snippet.interferes();
+            !lists_objects && !w.instrumentation.insertions.iter().any(strange)
         };
         let may = asked && wanted.iter().all(alike);
         if control.attached.is_none() {
@@ -24,7 +27,7 @@ impl Session {
         }
         if control.family && !may {
             let what = "the children of this process are measured with it, which this measurement cannot be";
-            let hint = "ask for it with `--follow fork`, without memory that is read or set, calls and events, or end the other one";
+            let hint = "ask for it with `--follow fork`, without memory that is read or set, calls, events and lists of objects, or end the other one";
             return Err(Error::new(ErrorKind::Failed, "family", what, hint).about(self.pid()));
         }
         if self.has_heirs(control) {

@@ -58,7 +58,7 @@ impl Session {
                 return Err(e);
             }
         };
-        let keyed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape == Shape::Table));
+        let keyed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| matches!(v.shape, Shape::Table(_))));
         let symbols = keyed.then(|| Symbols::of(&control.modules));
         let mut shared = self.shared_mut();
         shared.symbols = symbols.unwrap_or_else(|| std::mem::take(&mut shared.symbols));
@@ -70,11 +70,24 @@ impl Session {
         drop(shared);
         for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
             let unwoven = refused_of(control, &instrumentation, &refused, number);
-            let (metric, thread) = (instrumentation.metric, instrumentation.thread);
+            let (metric, thread, object) = (instrumentation.metric, instrumentation.thread, instrumentation.object);
+            let index_names = instrumentation.index_names;
             let variables = instrumentation.variables.into();
             let Minis { points: minis, landings } = minis;
             let meters = Meters::default();
-            let pair = Pair { metric, variables, counters, minis, landings, unwoven, thread, meters, users: 0 };
+            let pair = Pair {
+                metric,
+                variables,
+                counters,
+                minis,
+                landings,
+                unwoven,
+                thread,
+                object,
+                index_names,
+                meters,
+                users: 0,
+            };
             control.pairs.insert(key, pair);
         }
         Ok(stopped)

@@ -102,6 +102,8 @@ impl Session {
                 unit: ValueUnit::Plain,
                 aggregate: Aggregate::Sum,
                 thread: None,
+                object: None,
+                index_names: None,
                 own: None,
                 before: HashMap::new(),
             };

@@ -18,12 +18,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ingraft_codegen::{Environment, Readable};
 use ingraft_mdl::{
-    FunctionRef as MdlFunction, Instrumentation, Library, ModuleRef, Order, ValueUnit, Variable, VariableKind,
+    FunctionRef as MdlFunction, IndexNames, Insertion, Instrumentation, Library, ModuleRef, Order, ValueUnit, Variable,
+    VariableKind,
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, MetricInfo, PatchPlan, Pid, PointKind, Refusal,
-    Scale, Shape, Snippet, Stmt, Style, Svma, ThreadIdentity, Tid, UnitsType,
+    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, Fold, MetricInfo, ObjectState, PatchPlan, Pid,
+    PointKind, Refusal, Scale, Shape, Snippet, Stmt, Style, Svma, Table, ThreadIdentity, Tid, UnitsType,
 };
 use ingraft_process::{
     ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
@@ -100,6 +101,9 @@ struct Pair {
     unwoven: Vec<(MdlFunction, RefusedFunction)>,
     /// The only thread that counts.
     thread: Option<Tid>,
+    /// The address of the object that the focus names.
+    object: Option<u64>,
+    index_names: Option<IndexNames>,
     /// How often its snippets run.
     meters: Meters,
     users: u32,
@@ -115,6 +119,9 @@ struct View {
     unit: ValueUnit,
     aggregate: Aggregate,
     thread: Option<Tid>,
+    object: Option<u64>,
+    /// What the values of a vector over indices are called, if that is known.
+    index_names: Option<IndexNames>,
     /// The engine knows the value by itself.
     own: Option<OwnValue>,
     /// What it was when the measurement began, per thread.

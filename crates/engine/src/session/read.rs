@@ -22,6 +22,8 @@ impl Session {
                     unit,
                     aggregate: pair.metric.aggregate,
                     thread: pair.thread,
+                    object: pair.object,
+                    index_names: pair.index_names.clone(),
                     own: None,
                     before: before.unwrap_or_default(),
                 })
@@ -73,9 +75,18 @@ impl Session {
             (None, None, Some(columns)) => view.value(columns, self.ruler(view.unit, &cpu), threads),
             (None, None, None) => Value::default(),
         };
+        let objects = columns.as_ref().map(|columns| shared.objects(columns)).unwrap_or_default();
         let named = |view: &View| {
             let mut value = value(view);
-            value.keys.iter_mut().for_each(|keys| shared.symbols.label(keys));
+            value.object = view.object.and_then(|at| objects.get(&at).copied());
+            for key in value.keys.iter_mut().flat_map(|keys| &mut keys.values) {
+                if matches!(view.value.shape, Shape::Vector(_)) {
+                    key.name = view.index_names.as_ref().and_then(|names| names.name(key.key));
+                } else {
+                    key.name = shared.symbols.name(key.key);
+                    key.object = key.object.or_else(|| objects.get(&key.key).copied());
+                }
+            }
             value
         };
         let mut values: Vec<Value> = views.iter().map(named).collect();
@@ -178,6 +189,16 @@ impl Shared {
         Some(Columns::new(area, &self.ended, &tid))
     }
 
+    /// What is known of synchronisation objects, by address, if a list of them is being kept.
+    fn objects(&self, columns: &Columns<'_>) -> HashMap<u64, ObjectState> {
+        let lists =
+            self.shapes.tables().filter(|(first, fold)| *fold == Fold::Last && !self.frozen.contains_key(first));
+        let tables = lists
+            .flat_map(|(first, fold)| columns.threads(Slots { first, shape: Shape::Table(fold) }, &[], Ruler::PLAIN));
+        let all = tables.map(|(_, raw)| raw).fold(Raw::default(), Raw::plus);
+        all.table.iter().flat_map(|table| table.states()).collect()
+    }
+
     /// Which thread has which thread pointer, if that is how they are told apart.
     pub(super) fn remember(&mut self, threads: &[ThreadBase], identity: ThreadIdentity) {
         if identity == ThreadIdentity::FsBase {
@@ -216,7 +237,10 @@ impl View {
             }
         };
         let together = all.iter().map(|(_, raw)| raw.clone()).fold(Raw::default(), Raw::plus);
-        let threads = if threads { all } else { Vec::new() };
+        // how many objects there are is nothing that threads add up to
+        let list = together.table.as_deref().filter(|table| table.fold == Fold::Last).map(Table::total);
+        let value = list.unwrap_or(value);
+        let threads = if threads && list.is_none() { all } else { Vec::new() };
         let thread = |(tid, raw): (Option<Tid>, Raw)| ThreadValue {
             tid,
             pid: None,
@@ -227,8 +251,13 @@ impl View {
         Value {
             value,
             distribution: together.distribution,
-            keys: together.table.as_deref().map(|table| Box::new(table.into())),
+            keys: match (together.table.as_deref(), self.value.shape) {
+                (Some(table), _) => Some(Box::new(table.into())),
+                (None, Shape::Table(_) | Shape::Vector(_)) => Some(Box::default()),
+                (None, _) => None,
+            },
             activations: together.activations,
+            object: None,
             threads: threads.into_iter().map(thread).collect(),
             taken_out: None,
             counted: None,

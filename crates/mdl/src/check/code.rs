@@ -1,8 +1,10 @@
 //! Types of the code language: numbers, variables, and calls with a meaning of their own.
 
+use ingraft_model::ObjectKind;
+
 use super::meta::Context;
 use super::types::{Point, Type};
-use crate::ast::{Accumulator, Code, CodeKind, Expr, ExprKind};
+use crate::ast::{Accumulator, Code, CodeKind, Expr, ExprKind, Vector};
 use crate::diagnostic::{Severity, codes};
 use crate::source::Span;
 
@@ -18,6 +20,9 @@ const REQUESTS: [(&str, Accumulator, usize); 9] = [
     ("sampleHwCounter", Accumulator::HwCounter, 1),
     ("observe", Accumulator::Histogram, 2),
 ];
+
+/// Calls that act on a list of objects: the metric, an address, a kind.
+const MARKS: [&str; 2] = ["discover", "retire"];
 
 impl Context<'_, '_> {
     pub(super) fn code(&mut self, code: &Code) {
@@ -56,17 +61,22 @@ impl Context<'_, '_> {
             return self.value(target);
         }
         let (name, span) = match &target.bare().kind {
-            ExprKind::Name(name) if !self.vector || self.names.first().is_none_or(|(n, _)| n != name) => {
-                (name, target.span)
-            }
+            ExprKind::Name(name) if !self.is_vector(name) => (name, target.span),
             ExprKind::Name(name) => {
                 let message = format!("`{name}` is a vector");
                 self.error(codes::TARGET, target.span, message).help = Some(format!("say which slot: `{name}[…]`"));
                 return;
             }
             ExprKind::Index(name, index) => {
-                self.value(index);
-                if self.vector && self.names.first().is_some_and(|(n, _)| *n == name.name) {
+                if !self.is_item(index) {
+                    self.value(index);
+                }
+                if self.is_vector(&name.name) {
+                    if self.vector == Some(Vector::Objects) {
+                        let message = format!("`{}` is a list of objects, which only its own calls change", name.name);
+                        self.error(codes::TARGET, target.span, message).help =
+                            Some(format!("its calls are {}", MARKS.join(", ")));
+                    }
                     return;
                 }
                 let message = format!("an element of `{}` cannot be assigned to", name.name);
@@ -121,7 +131,7 @@ impl Context<'_, '_> {
             }
             ExprKind::Index(name, index) => {
                 self.value(index);
-                if self.vector && self.names.first().is_some_and(|(n, _)| *n == name.name) {
+                if self.is_vector(&name.name) {
                     return;
                 }
                 let found = self.indexed(name, index);
@@ -129,6 +139,9 @@ impl Context<'_, '_> {
             }
             ExprKind::Call(callee, args) => {
                 let request = REQUESTS.iter().find(|r| r.0 == callee.name && !callee.quoted);
+                if self.vector == Some(Vector::Objects) && MARKS.contains(&callee.name.as_str()) && !callee.quoted {
+                    return self.mark(expr.span, &callee.name, args);
+                }
                 match request {
                     Some((name, kind, count)) => self.request(expr.span, name, *kind, *count, args),
                     None => self.call(expr.span, &callee.name, args),
@@ -197,6 +210,38 @@ impl Context<'_, '_> {
             let message = format!("`{name}` acts on a {}, this is {}", kind.keyword(), found.words());
             self.error(codes::KIND, first.span, message).help =
                 Some(format!("give it the metric's own name, and let its base be `{}`", kind.keyword()));
+        }
+    }
+
+    fn is_vector(&self, name: &str) -> bool {
+        self.vector.is_some() && self.names.first().is_some_and(|(metric, _)| metric == name)
+    }
+
+    /// Whether an index is a variable that may stand for an item of the list that the metric is indexed by.
+    fn is_item(&mut self, index: &Expr) -> bool {
+        let Some(Vector::List(list)) = &self.vector else { return false };
+        let ExprKind::Name(name) = &index.bare().kind else { return false };
+        let local = self.names.iter().rev().find(|(known, _)| known == name).map(|(_, found)| found);
+        match (self.scope.global(&list.name), local) {
+            (Some(Type::List(item)), Some(found)) => *item == *found,
+            _ => false,
+        }
+    }
+
+    /// A call that says what an object is from now on.
+    fn mark(&mut self, span: Span, name: &str, args: &[Expr]) {
+        let [list, address, kind] = args else {
+            self.error(codes::TYPE, span, format!("`{name}` takes three arguments")).help =
+                Some(format!("write `{name}(METRIC, ADDRESS, \"KIND\")`"));
+            return;
+        };
+        if !matches!(&list.bare().kind, ExprKind::Name(name) if self.is_vector(name)) {
+            self.error(codes::KIND, list.span, format!("`{name}` acts on the metric itself"));
+        }
+        self.value(address);
+        if !matches!(&kind.bare().kind, ExprKind::Text(kind) if ObjectKind::named(kind).is_some()) {
+            self.error(codes::TYPE, kind.span, "this is no kind of object").help =
+                Some(format!("there are {}", ObjectKind::ALL.map(ObjectKind::name).join(", ")));
         }
     }
 

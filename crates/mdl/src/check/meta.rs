@@ -2,7 +2,7 @@
 
 use super::types::{Point, Type};
 use super::{PREDEFINED, Scope};
-use crate::ast::{BinaryOp, Expr, ExprKind, Ident, Insert, Meta, MetaKind};
+use crate::ast::{BinaryOp, Expr, ExprKind, Ident, Insert, Meta, MetaKind, Vector};
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::parse::{MAX_FINDINGS, closest};
 use crate::source::{Source, Span};
@@ -18,8 +18,8 @@ pub(super) struct Context<'a, 'd> {
     pub(super) names: Vec<(String, Type)>,
     /// The types of `$constraint[i]`, in a constraint.
     pub(super) chain: Option<Vec<Type>>,
-    /// Whether the metric is indexed.
-    pub(super) vector: bool,
+    /// What the metric is indexed by.
+    pub(super) vector: Option<Vector>,
     /// Where the code being checked runs, and whether behind the instruction.
     pub(super) place: Option<(Option<Point>, bool)>,
 }
@@ -27,7 +27,7 @@ pub(super) struct Context<'a, 'd> {
 impl<'a, 'd> Context<'a, 'd> {
     pub(super) fn new(scope: &'a Scope<'a>, source: &'a Source, out: &'d mut Vec<Diagnostic>) -> Self {
         let spare = Diagnostic::request(codes::TOO_LARGE, "");
-        Context { scope, source, out, spare, names: Vec::new(), chain: None, vector: false, place: None }
+        Context { scope, source, out, spare, names: Vec::new(), chain: None, vector: None, place: None }
     }
 
     pub(super) fn report(

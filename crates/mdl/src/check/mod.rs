@@ -7,7 +7,8 @@ mod types;
 
 use std::collections::HashMap;
 
-use ingraft_model::Aggregate;
+use ingraft_model::vector::GRANULES_MAX;
+use ingraft_model::{Aggregate, Ranges, Style};
 
 use self::meta::Context;
 use self::types::{Type, chain, list};
@@ -155,7 +156,7 @@ impl Context<'_, '_> {
 
     fn metric(&mut self, metric: &Metric) {
         let kind = metric.base().map_or(Accumulator::Counter, |b| b.kind);
-        self.vector = metric.vector().is_some();
+        self.vector = metric.vector().cloned();
         self.names.push((metric.ident.name.clone(), Type::Data(kind)));
         self.names.extend(metric.scratch().map(|s| (s.name.clone(), Type::Data(Accumulator::Counter))));
         self.repeated(metric);
@@ -241,17 +242,20 @@ impl Context<'_, '_> {
                 let message = format!("no list has the name `{}`", name.name);
                 self.error(codes::UNKNOWN_NAME, name.span, message);
             }
-            Vector::Map(_, slots) if !(1..=1 << 16).contains(slots) => {
-                self.error(codes::VALUE, span, "a vector has between 1 and 65536 slots");
+            Vector::Map(_, slots) if !u32::try_from(*slots).is_ok_and(|n| Ranges::numbers(n).is_some()) => {
+                self.error(codes::VALUE, span, format!("a vector has between 1 and {GRANULES_MAX} slots"));
             }
-            Vector::Table(_, length, granule)
-                if *granule <= 0 || !(1..=1 << 16).contains(&(length / granule.max(&1))) =>
-            {
-                self.error(codes::VALUE, span, "length divided by granule must be between 1 and 65536");
+            Vector::Table(base, length, granule) if Ranges::new(*base, *length, *granule).is_none() => {
+                let message = format!("length divided by granule must be between 1 and {GRANULES_MAX}");
+                self.error(codes::VALUE, span, message);
             }
-            Vector::Keys if metric.aggregate().is_some_and(|a| a != Aggregate::Sum) => {
-                self.error(codes::VALUE, span, "the values of a key in several threads add up").help =
+            _ if metric.aggregate().is_some_and(|a| a != Aggregate::Sum) => {
+                self.error(codes::VALUE, span, "the values of several threads and processes add up").help =
                     Some("write `aggregateOperator sum;`".to_owned());
+            }
+            Vector::Objects if metric.style() == Some(Style::EventCounter) => {
+                self.error(codes::VALUE, span, "how many objects there are is a level, no event").help =
+                    Some("write `style SampledFunction;`".to_owned());
             }
             _ => {}
         }

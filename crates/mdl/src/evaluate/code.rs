@@ -2,7 +2,8 @@
 //! until the code of both ends is joined.
 
 use ingraft_model::{
-    BinaryOp, Call, Called, Clock, Expr as Out, PointKind, Shape, Stmt, TimeUnit, UnaryOp, VariableId,
+    BinaryOp, Call, Called, Clock, Expr as Out, Fold, ObjectKind, ObjectState, PointKind, Shape, Stmt, TimeUnit,
+    UnaryOp, VariableId,
 };
 
 use super::insert::Place;
@@ -128,6 +129,15 @@ impl<'a> Evaluation<'a> {
                         out.push(Stmt::Observe(histogram, value));
                     }
                 }
+                ("discover" | "retire", [list, address, kind]) if self.object_list(list).is_some() => {
+                    let (list, address) = (self.object_list(list), self.value(address));
+                    let kind =
+                        if let ExprKind::Text(kind) = &kind.bare().kind { ObjectKind::named(kind) } else { None };
+                    if let (Some(list), Some(address), Some(kind)) = (list, address, kind) {
+                        let retired = callee.name == "retire";
+                        out.push(Stmt::Mark(list, address, ObjectState { kind, retired }));
+                    }
+                }
                 _ => self.effect_of_call(expr, out),
             },
             ExprKind::Call(..) => self.effect_of_call(expr, out),
@@ -140,6 +150,9 @@ impl<'a> Evaluation<'a> {
 
     /// Adds to the value of a key of the vector.
     fn add_at(&mut self, slot: &'a Expr, vector: &str, key: &'a Expr, amount: Option<Out>, out: &mut Vec<Stmt>) {
+        if let Some(vector) = self.variable_named(vector).filter(|v| matches!(self.shape_of(*v), Shape::Vector(_))) {
+            return self.add_in(vector, key, amount, out);
+        }
         let (key, vector) = (self.value(key), self.table_named(vector));
         if vector.is_none() {
             self.refuse(slot, "this as a target");
@@ -150,7 +163,16 @@ impl<'a> Evaluation<'a> {
     }
 
     fn table_named(&self, name: &str) -> Option<VariableId> {
-        self.variable_named(name).filter(|v| self.variables[v.0 as usize].shape == Shape::Table)
+        self.variable_named(name).filter(|v| matches!(self.shape_of(*v), Shape::Table(_) | Shape::Vector(_)))
+    }
+
+    /// The list of objects that a call acts on.
+    fn object_list(&mut self, expr: &'a Expr) -> Option<VariableId> {
+        self.target(expr).filter(|v| self.shape_of(*v) == Shape::Table(Fold::Last))
+    }
+
+    fn shape_of(&self, v: VariableId) -> Shape {
+        self.variables[v.0 as usize].shape
     }
 
     /// A call of a function of the program whose value nobody uses.
@@ -204,7 +226,7 @@ impl<'a> Evaluation<'a> {
     fn variable_named(&self, name: &str) -> Option<VariableId> {
         match self.names.iter().rev().find(|(n, _)| *n == name)?.1 {
             Binding::Variable(id) => Some(id),
-            Binding::Value(_) => None,
+            Binding::Value(_) | Binding::Item(..) => None,
         }
     }
 

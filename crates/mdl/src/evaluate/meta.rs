@@ -10,8 +10,9 @@ use super::events::{EventTimer, Metered};
 use super::frame::KnownRecord;
 use super::insert::{Draft, Place};
 use super::select::{HIERARCHIES, Selection, parse_number};
+use super::vector::{IndexNames, Indexed};
 use super::{Insertion, ValueUnit, Variable, VariableKind};
-use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp, Vector};
+use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp};
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::library::{Library, MetricEntry};
 use crate::program::{FunctionRef, ModuleRef, Program};
@@ -75,6 +76,8 @@ pub(super) enum FlagWord {
 pub(super) enum Binding<'a> {
     Variable(VariableId),
     Value(Value<'a>),
+    /// An item of a list, with its position there.
+    Item(Value<'a>, &'a List, u32),
 }
 
 /// One request being evaluated.
@@ -90,6 +93,11 @@ pub(super) struct Evaluation<'a> {
     /// Names from the outermost to the innermost.
     pub(super) names: Vec<(&'a str, Binding<'a>)>,
     pub(super) chain: Vec<Value<'a>>,
+    /// The address of the object that the focus names.
+    pub(super) object: Option<u64>,
+    /// What the metric's values are by, and what they are called.
+    pub(super) indexed: Option<Indexed<'a>>,
+    pub(super) index_names: Option<IndexNames>,
     /// The flags that constrained code tests, outermost first.
     pub(super) flags: Vec<VariableId>,
     /// The functions that the request measures through its lists.
@@ -137,6 +145,9 @@ impl<'a> Evaluation<'a> {
             insertions: Vec::new(),
             names: Vec::new(),
             chain: Vec::new(),
+            object: None,
+            indexed: None,
+            index_names: None,
             flags: Vec::new(),
             measured: Arc::from([]),
             rounds: 0,
@@ -192,12 +203,9 @@ impl<'a> Evaluation<'a> {
                 self.not_woven(head, why);
             }
         }
-        let keyed = node.vector() == Some(&Vector::Keys);
-        if node.vector().is_some() && !keyed {
-            self.not_woven(node.ident.span, "vectors over anything but keys are not woven yet".to_owned());
-        }
+        let vector = node.vector().and_then(|vector| self.vector(vector, node.ident.span));
         let Selection { replacement, flags } = self.select(focus);
-        let shape = if keyed { Shape::Table } else { self.shape(kind) };
+        let shape = vector.unwrap_or_else(|| self.shape(kind));
         self.declare(&node.ident.name, VariableKind::Counter, shape);
         self.variables[0].sampled = kind != Accumulator::Void;
         for scratch in node.scratch() {
@@ -334,19 +342,22 @@ impl<'a> Evaluation<'a> {
     }
 
     fn foreach(&mut self, name: &'a str, expr: &Expr, list: Value<'a>, body: &'a Meta) {
-        let values: Vec<Value<'a>> = match list {
+        let values: Vec<Binding<'a>> = match list {
             Value::FunctionList(functions) => {
                 for function in functions {
-                    if !self.iterate(name, expr, Value::Functions(vec![function]), body) {
+                    if !self.iterate(name, expr, Binding::Value(Value::Functions(vec![function])), body) {
                         return;
                     }
                 }
                 return;
             }
-            Value::ModuleList(modules) => modules.into_iter().map(Value::Module).collect(),
-            Value::List(list) => self.elements(list),
+            Value::ModuleList(modules) => modules.into_iter().map(|m| Binding::Value(Value::Module(m))).collect(),
+            Value::List(list) => {
+                let items = self.elements(list).into_iter();
+                items.map(|(position, value)| Binding::Item(value, list, position)).collect()
+            }
             // every call site gets the same code
-            Value::Points(..) | Value::Refused => vec![list],
+            Value::Points(..) | Value::Refused => vec![Binding::Value(list)],
             _ => return self.wrong(expr, "a list"),
         };
         for value in values {
@@ -357,14 +368,14 @@ impl<'a> Evaluation<'a> {
     }
 
     /// One round of a foreach; false when there were too many in this request.
-    fn iterate(&mut self, name: &'a str, list: &Expr, value: Value<'a>, body: &'a Meta) -> bool {
+    fn iterate(&mut self, name: &'a str, list: &Expr, value: Binding<'a>, body: &'a Meta) -> bool {
         self.rounds += 1;
         if self.rounds > MAX_ROUNDS {
             let message = format!("more than {MAX_ROUNDS} rounds of foreach in one request");
             self.error(codes::TOO_LARGE, list.span, message, "go through one list at a time");
             return false;
         }
-        self.names.push((name, Binding::Value(value)));
+        self.names.push((name, value));
         self.statement(body);
         self.names.pop();
         true
@@ -375,14 +386,14 @@ impl<'a> Evaluation<'a> {
         let ExprKind::Name(name) = &expr.bare().kind else { return Vec::new() };
         let Some(list) = self.library.lists.get(name) else { return Vec::new() };
         let functions = |value| if let Value::Functions(functions) = value { functions } else { Vec::new() };
-        self.elements(&list.node).into_iter().flat_map(functions).collect()
+        self.elements(&list.node).into_iter().flat_map(|(_, value)| functions(value)).collect()
     }
 
-    /// What the items of a list are in this program. Functions that it does not have are skipped, none comes twice.
-    fn elements(&self, list: &'a List) -> Vec<Value<'a>> {
+    /// What the items of a list are in this program, with their positions. Functions that it does not have are skipped, none comes twice.
+    fn elements(&self, list: &'a List) -> Vec<(u32, Value<'a>)> {
         let mut seen: Vec<FunctionRef> = Vec::new();
         let mut values = Vec::with_capacity(list.items.len());
-        for item in &list.items {
+        for (position, item) in (0..).zip(&list.items) {
             match list.element {
                 Element::Procedure => {
                     let mut functions = match ResourcePath::parse(&item.value).ok().as_ref().map(|p| p.names.as_slice())
@@ -393,15 +404,16 @@ impl<'a> Evaluation<'a> {
                     functions.retain(|f| !seen.contains(f));
                     seen.extend(&functions);
                     if !functions.is_empty() {
-                        values.push(Value::Functions(functions));
+                        values.push((position, Value::Functions(functions)));
                     }
                 }
                 Element::Module => {
-                    values.extend(self.program.modules_named(&item.value).into_iter().map(Value::Module))
+                    let modules = self.program.modules_named(&item.value);
+                    values.extend(modules.into_iter().map(|m| (position, Value::Module(m))));
                 }
-                Element::String => values.push(Value::Text(Cow::Borrowed(&item.value))),
-                Element::Int => values.extend(parse_number(&item.value).map(Value::Int)),
-                Element::Float => values.extend(item.value.parse().ok().map(Value::Float)),
+                Element::String => values.push((position, Value::Text(Cow::Borrowed(&item.value)))),
+                Element::Int => values.extend(parse_number(&item.value).map(|n| (position, Value::Int(n)))),
+                Element::Float => values.extend(item.value.parse().ok().map(|n| (position, Value::Float(n)))),
             }
         }
         values
@@ -446,10 +458,10 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn name(&mut self, span: Span, name: &'a str) -> Value<'a> {
+    pub(super) fn name(&mut self, span: Span, name: &'a str) -> Value<'a> {
         if let Some((_, binding)) = self.names.iter().rev().find(|(n, _)| *n == name) {
             return match binding {
-                Binding::Value(value) => value.clone(),
+                Binding::Value(value) | Binding::Item(value, ..) => value.clone(),
                 Binding::Variable(_) => Value::Refused,
             };
         }
@@ -501,7 +513,9 @@ impl<'a> Evaluation<'a> {
             position.and_then(|i| self.chain.get(i)).cloned()
         } else {
             match self.name(name.span, &name.name) {
-                Value::List(list) => position.and_then(|i| self.elements(list).into_iter().nth(i)),
+                Value::List(list) => {
+                    position.and_then(|i| self.elements(list).into_iter().nth(i)).map(|(_, value)| value)
+                }
                 Value::FunctionList(all) => position.and_then(|i| all.get(i)).map(|f| Value::Functions(vec![*f])),
                 Value::ModuleList(all) => position.and_then(|i| all.get(i)).map(|m| Value::Module(*m)),
                 _ => return Value::Refused,

@@ -8,6 +8,7 @@ mod insert;
 mod meta;
 mod select;
 mod text;
+mod vector;
 mod walk;
 
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use ingraft_model::{Focus, MetricInfo, PointKind, Shape, Snippet, Tid};
 
 pub(crate) use self::select::parse_number;
+pub use self::vector::IndexNames;
 use crate::diagnostic::{Diagnostic, codes};
 use crate::library::Library;
 use crate::parse::closest;
@@ -31,6 +33,10 @@ pub struct Instrumentation {
     pub insertions: Vec<Insertion>,
     /// The only thread that counts, if the focus names one.
     pub thread: Option<Tid>,
+    /// The address of the synchronisation object that the focus names.
+    pub object: Option<u64>,
+    /// What the values of a vector over indices are called.
+    pub index_names: Option<IndexNames>,
     /// Findings that do not prevent it.
     pub warnings: Vec<Diagnostic>,
 }
@@ -154,8 +160,15 @@ pub fn evaluate(
     if !errors.is_empty() {
         return Err(errors);
     }
-    let (variables, insertions) = (evaluation.variables, evaluation.insertions);
-    Ok(Instrumentation { metric: Arc::clone(&entry.info), variables, insertions, thread, warnings })
+    Ok(Instrumentation {
+        metric: Arc::clone(&entry.info),
+        variables: evaluation.variables,
+        insertions: evaluation.insertions,
+        thread,
+        object: evaluation.object,
+        index_names: evaluation.index_names,
+        warnings,
+    })
 }
 
 fn unknown_metric(library: &Library, name: &str) -> Diagnostic {

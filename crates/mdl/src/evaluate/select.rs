@@ -132,16 +132,18 @@ impl<'a> Evaluation<'a> {
                 vec![Value::Refused, self.focus_functions(part, module, function), self.focus_module(part, module)]
             }
             (_, names) => {
-                let upper = names.iter().rev().skip(1).map(|n| Value::Text(n.clone().into()));
-                let leaf = match names {
-                    [] => None,
-                    [of, _] if of == "Message" || of == "Window" => None,
-                    [of, .., leaf] if of == "Message" => Some(self.tag(leaf, span)),
-                    [_, .., leaf] if names.len() > 1 => Some(self.object(leaf, span)),
-                    _ => None,
-                };
-                let text = || names.last().map(|leaf| Value::Text(leaf.clone().into()));
-                leaf.or_else(text).into_iter().chain(upper).collect()
+                let text = |name: &String| Value::Text(name.clone().into());
+                match names {
+                    [of, group] if of == "Message" => vec![self.group(group, span), text(of)],
+                    [of, group, tag] if of == "Message" => {
+                        vec![self.tag(tag, span), self.group(group, span), text(of)]
+                    }
+                    [of, upper @ .., leaf] if of != "Window" => {
+                        let leaf = self.object(leaf, span);
+                        [leaf].into_iter().chain(upper.iter().rev().map(text)).chain([text(of)]).collect()
+                    }
+                    names => names.iter().rev().map(text).collect(),
+                }
             }
         };
         chain.push(Value::Text(part.root.clone().into()));
@@ -157,8 +159,26 @@ impl<'a> Evaluation<'a> {
         Value::Refused
     }
 
-    /// The address of an object: a number, or a variable with an offset or without one.
+    /// What messages belong to: a number as the program has it, the address of a variable of the program by `&NAME`, otherwise a name.
+    fn group(&mut self, name: &str, span: Span) -> Value<'a> {
+        match (parse_number(name), name.strip_prefix('&')) {
+            (Some(number), _) => Value::Int(number),
+            (None, Some(variable)) => self.object_at(variable, span),
+            (None, None) => Value::Text(name.to_owned().into()),
+        }
+    }
+
+    /// The address of an object.
     fn object(&mut self, leaf: &str, span: Span) -> Value<'a> {
+        let value = self.object_at(leaf, span);
+        if let Value::Int(at) = value {
+            self.object = Some(at.cast_unsigned());
+        }
+        value
+    }
+
+    /// A number, or a variable with an offset or without one.
+    fn object_at(&mut self, leaf: &str, span: Span) -> Value<'a> {
         if let Some(value) = parse_number(leaf) {
             return Value::Int(value);
         }

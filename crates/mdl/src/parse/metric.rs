@@ -122,7 +122,7 @@ impl Parser<'_, '_> {
         read(self)
     }
 
-    /// `over list NAME`, `over map "f", SLOTS`, `over table BASE, LENGTH, GRANULE`, `over keys`.
+    /// `over list NAME`, `over map "f", SLOTS`, `over table BASE, LENGTH, GRANULE`, `over keys`, `over objects`.
     fn vector(&mut self) -> Read<Vector> {
         self.need_word("over")?;
         match self.word() {
@@ -148,9 +148,13 @@ impl Parser<'_, '_> {
                 self.bump();
                 Ok(Vector::Keys)
             }
+            Some("objects") => {
+                self.bump();
+                Ok(Vector::Objects)
+            }
             _ => self.expected_help(
                 "what the vector is indexed by",
-                "one of: list NAME, map \"f\", SLOTS, table BASE, LENGTH, GRANULE, keys",
+                "one of: list NAME, map \"f\", SLOTS, table BASE, LENGTH, GRANULE, keys, objects",
             ),
         }
     }

@@ -253,6 +253,7 @@ impl<'s> Printer<'s> {
             FieldKind::Use(name) => format!("constraint {};", name.name),
             FieldKind::Scratch(name) => format!("counter {};", name.name),
             FieldKind::Vector(Vector::Keys) => "vector over keys;".to_owned(),
+            FieldKind::Vector(Vector::Objects) => "vector over objects;".to_owned(),
             FieldKind::Vector(Vector::List(name)) => format!("vector over list {};", name.name),
             FieldKind::Vector(Vector::Map(function, slots)) => {
                 format!("vector over map {}, {};", quoted(&function.value), number(*slots))

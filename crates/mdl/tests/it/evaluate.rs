@@ -133,6 +133,11 @@ fn the_tag_of_a_message_is_a_number_and_its_group_a_name() {
     assert_eq!(of("/SyncObject/Message/world/7"), "main Metric Append: if (($arg[4] == 7)) { v0++; }\n");
     assert_eq!(of("/SyncObject/Message/world"), "main Metric Append: v0 += 2;\n");
     assert_eq!(of("/SyncObject/Message/other"), "");
+    // a group may be a number as the program has it
+    let own = "constraint own /SyncObject/Message/* is replace counter {
+        append preInsn $start.entry (* if ($arg[5] == $constraint[1]) m++; *) } base is counter { }";
+    let of_number = show(&with(own), "m", "/SyncObject/Message/0x44000000/7");
+    assert!(of_number.contains("if (($arg[5] == 1140850688))"), "{of_number}");
     assert!(of("/SyncObject/Message/world/seven").contains("`seven` in the focus is no number"));
 }
 
@@ -307,6 +312,47 @@ fn a_vector_over_keys_adds_to_what_the_code_names() {
     let wait = "append preInsn $start.return (* m[$arg[0]] += $elapsed; *)";
     let shown = show(&with(&format!("vector over keys; base is counter {{ {wait} }}")), "m", "");
     assert!(shown.contains("close r1 time $arg[0] { v0[saved[0]] += $elapsed; }"), "{shown}");
+}
+
+#[test]
+fn a_vector_over_indices_adds_to_what_the_index_means() {
+    let indexed = |over: &str, body: &str| {
+        let list = "resourceList parts is procedure { items { \"none\", \"main\" }; flavor { unix }; }";
+        let library = library(&[
+            list,
+            &format!(
+                "metric m {{ name \"m\"; units u; aggregateOperator sum; style EventCounter; vector over {over}; \
+                 base is counter {{ {body} }} }}"
+            ),
+        ]);
+        show(&library, "m", "")
+    };
+    let at_start = |code: &str| format!("append preInsn $start.entry (* {code} *)");
+    let each = "foreach f in parts append preInsn f.entry (* m[f]++; m[$arg[0]] += 2; *)";
+    for (over, body, expected) in [
+        // an item keeps its place in the list, whatever the program has of it
+        ("list parts", each.to_owned(), "v0[(1 - 0) / 1 < 2] += 1; v0[($arg[0] - 0) / 1 < 2] += 2;"),
+        ("table -8, 20, 8", at_start("m[$arg[0]]++;"), "v0[($arg[0] - -8) / 8 < 3] += 1;"),
+        ("map \"place\", 5", at_start("m[$arg[0]] -= 3;"), "v0[(place($arg[0]) - 0) / 1 < 5] += -3;"),
+        ("table 0, 8, 1", at_start("m[1] = 3;"), "setting the value of a key is not woven yet"),
+        ("table 0, 8, 1", at_start("if (m[1]) m[0]++;"), "the value of a key is not woven yet"),
+    ] {
+        let shown = indexed(over, &body);
+        assert!(shown.contains(expected), "{over}: {shown}");
+    }
+}
+
+#[test]
+fn objects_are_discovered_and_retired() {
+    let list = |code: &str| {
+        let library = library(&[&format!(
+            "metric m {{ name \"m\"; units u; aggregateOperator sum; style SampledFunction; vector over objects; \
+             base is counter {{ append preInsn $start.entry (* {code} *) }} }}"
+        )]);
+        show(&library, "m", "")
+    };
+    let shown = list("discover(m, $arg[0], \"Mutex\"); retire(m, $arg[1] + 8, \"CondVar\");");
+    assert!(shown.contains("discover v0, $arg[0], Mutex; retire v0, ($arg[1] + 8), CondVar;"), "{shown}");
 }
 
 #[test]

@@ -183,18 +183,28 @@ fn illegal_in_the_static_stage() {
     );
     illegal("metric m { name \"m\"; units u; }", "the metric `m` lacks `aggregateOperator`, `style`, `base`");
     illegal(&metric("vector over list none; base is counter { }"), "no list has the name `none`");
-    illegal(&metric("vector over table 0, 64, 0; base is counter { }"), "between 1 and 65536");
+    illegal(&metric("vector over table 0, 64, 0; base is counter { }"), "between 1 and 32768");
     illegal(
         &metric("vector over map \"f\", 64; base is counter { append preInsn $start.entry (* m++; *) }"),
         "`m` is a vector",
     );
+    illegal(&metric("vector over objects; base is counter { }"), "a level, no event");
+    for (code, message) in [
+        ("m[1]++;", "`m` is a list of objects, which only its own calls change"),
+        ("discover(m, 1);", "`discover` takes three arguments"),
+        ("retire(m, 1, \"Lock\");", "this is no kind of object"),
+        ("discover($arg[0], 1, \"Mutex\");", "`discover` acts on the metric itself"),
+    ] {
+        let objects = format!("vector over objects; base is counter {{ append preInsn $start.entry (* {code} *) }}");
+        illegal(&metric(&objects).replace("EventCounter", "SampledFunction"), message);
+    }
     illegal(
         &metric("vector over keys; base is wallTimer { }"),
         "a vector of `wallTimer`; only counters can be indexed",
     );
     illegal(
         &metric("vector over keys; base is counter { }").replace("Operator sum", "Operator max"),
-        "the values of a key in several threads add up",
+        "the values of several threads and processes add up",
     );
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_mdl::{Insertion, Instrumentation, Options, Order, evaluate, shipped};
-use ingraft_model::{Expr, Float, Focus, PointKind, Record, Restore, Shape, Stmt, VariableId};
+use ingraft_model::{Expr, Float, Focus, Fold, PointKind, Record, Restore, Shape, Stmt, VariableId};
 use proptest::prelude::*;
 
 use crate::support::{Table, library};
@@ -82,9 +82,18 @@ impl Check<'_> {
                     self.expr(e, at, closed);
                 }
                 Stmt::AddAt(v, key, e) => {
-                    assert_eq!(self.shape(*v), Shape::Table);
+                    assert_eq!(self.shape(*v), Shape::Table(Fold::Sum));
                     self.expr(key, at, closed);
                     self.expr(e, at, closed);
+                }
+                Stmt::AddIn(v, ranges, number, e) => {
+                    assert_eq!(self.shape(*v), Shape::Vector(ranges.count()));
+                    self.expr(number, at, closed);
+                    self.expr(e, at, closed);
+                }
+                Stmt::Mark(v, key, _) => {
+                    assert_eq!(self.shape(*v), Shape::Table(Fold::Last));
+                    self.expr(key, at, closed);
                 }
                 Stmt::Observe(v, e) => {
                     assert_eq!(self.shape(*v), Shape::Histogram);

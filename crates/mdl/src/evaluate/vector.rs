@@ -1,0 +1,118 @@
+//! Vectors: what an index means, and what the values are called.
+
+use std::sync::Arc;
+
+use ingraft_model::{Call, Called, Expr as Out, Fold, Ranges, Shape, Stmt, VariableId};
+
+use super::meta::{Binding, Evaluation, Value};
+use crate::ast::{Expr, ExprKind, List, Vector};
+use crate::diagnostic::codes;
+use crate::source::Span;
+
+/// What the values of a vector are called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IndexNames {
+    /// By the items of a list.
+    Items(Arc<[String]>),
+    /// By the numbers that they are for.
+    Ranges(Ranges),
+    /// By the index alone.
+    Numbers,
+}
+
+/// Numbers from here on are addresses rather than amounts.
+const HEXADECIMAL_FROM: i64 = 1 << 32;
+
+impl IndexNames {
+    /// The name of a value.
+    pub fn name(&self, index: u64) -> Option<String> {
+        match self {
+            IndexNames::Items(items) => items.get(usize::try_from(index).ok()?).cloned(),
+            IndexNames::Ranges(ranges) => {
+                let (start, end) = ranges.bounds(u32::try_from(index).ok()?);
+                let address = start >= HEXADECIMAL_FROM;
+                Some(if address { format!("{start:#x}..{end:#x}") } else { format!("{start}..{end}") })
+            }
+            IndexNames::Numbers => None,
+        }
+    }
+}
+
+/// A vector of the metric at hand.
+#[derive(Clone, Copy)]
+pub(super) struct Indexed<'a> {
+    ranges: Ranges,
+    by: By<'a>,
+}
+
+/// What stands between the brackets.
+#[derive(Clone, Copy)]
+enum By<'a> {
+    /// An item of a list, or its position.
+    Item(&'a List),
+    /// What a function of the program turns into an index.
+    Argument(&'a str),
+    Number,
+}
+
+impl<'a> Evaluation<'a> {
+    /// What the values of a vectorised metric are made of.
+    pub(super) fn vector(&mut self, vector: &'a Vector, span: Span) -> Option<Shape> {
+        let (ranges, by, names) = match vector {
+            Vector::Keys => return Some(Shape::Table(Fold::Sum)),
+            Vector::Objects => return Some(Shape::Table(Fold::Last)),
+            Vector::List(name) => {
+                let list = self.list_named(name.span, &name.name)?;
+                let items: Vec<String> = list.items.iter().map(|item| item.value.clone()).collect();
+                let count = u32::try_from(items.len()).ok();
+                (count.and_then(Ranges::numbers), By::Item(list), IndexNames::Items(items.into()))
+            }
+            Vector::Map(function, slots) => {
+                let ranges = u32::try_from(*slots).ok().and_then(Ranges::numbers);
+                (ranges, By::Argument(&function.value), IndexNames::Numbers)
+            }
+            Vector::Table(base, length, granule) => {
+                let ranges = Ranges::new(*base, *length, *granule);
+                (ranges, By::Number, ranges.map_or(IndexNames::Numbers, IndexNames::Ranges))
+            }
+        };
+        let Some(ranges) = ranges else {
+            self.error(codes::VALUE, span, "this vector has no value, or too many".to_owned(), "");
+            return None;
+        };
+        self.indexed = Some(Indexed { ranges, by });
+        self.index_names = Some(names);
+        Some(Shape::Vector(ranges.count()))
+    }
+
+    fn list_named(&mut self, span: Span, name: &'a str) -> Option<&'a List> {
+        if let Value::List(list) = self.name(span, name) { Some(list) } else { None }
+    }
+
+    /// Adds to the value of an index.
+    pub(super) fn add_in(&mut self, vector: VariableId, index: &'a Expr, amount: Option<Out>, out: &mut Vec<Stmt>) {
+        let Some(Indexed { ranges, by }) = self.indexed else { return };
+        let number = match by {
+            By::Number => self.value(index),
+            By::Item(list) => match self.position(list, index) {
+                Some(position) => Some(Out::Const(position.into())),
+                None => self.value(index),
+            },
+            By::Argument(function) => self.value(index).map(|argument| {
+                Out::Call(Box::new(Call { callee: Called::Named(function.to_owned()), args: vec![argument] }))
+            }),
+        };
+        if let (Some(number), Some(amount)) = (number, amount) {
+            out.push(Stmt::AddIn(vector, ranges, number, amount));
+        }
+    }
+
+    /// The position in a list of the item that a variable of a foreach stands for.
+    fn position(&self, list: &List, index: &Expr) -> Option<u32> {
+        let ExprKind::Name(name) = &index.bare().kind else { return None };
+        match self.names.iter().rev().find(|(known, _)| known == name)?.1 {
+            Binding::Item(_, of, position) if std::ptr::eq(of, list) => Some(position),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Synchronisation objects of a program as far as they are known: what was done to each of them last.
+
+/// What an object is, as the pthread library knows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum ObjectKind {
+    Mutex,
+    RwLock,
+    Semaphore,
+    CondVar,
+    Barrier,
+    SpinLock,
+}
+
+impl ObjectKind {
+    /// All of them.
+    pub const ALL: [ObjectKind; 6] = [
+        ObjectKind::Mutex,
+        ObjectKind::RwLock,
+        ObjectKind::Semaphore,
+        ObjectKind::CondVar,
+        ObjectKind::Barrier,
+        ObjectKind::SpinLock,
+    ];
+
+    /// Its name in a focus, below /SyncObject.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ObjectKind::Mutex => "Mutex",
+            ObjectKind::RwLock => "RwLock",
+            ObjectKind::Semaphore => "Semaphore",
+            ObjectKind::CondVar => "CondVar",
+            ObjectKind::Barrier => "Barrier",
+            ObjectKind::SpinLock => "SpinLock",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// What is known of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectState {
+    /// What it is.
+    pub kind: ObjectKind,
+    /// Whether it was destroyed, and nothing was done to its address since.
+    pub retired: bool,
+}
+
+/// The bits of a mark that are no time.
+const STATE: i64 = 0xf;
+
+/// What is and-ed with the time stamp counter for a mark, so that a state has room. The order of two marks is right if they are this many ticks
+/// apart, less than what one processor needs to see what another one has done.
+pub const TIME_MASK: i64 = !STATE;
+
+impl ObjectState {
+    /// What is or-ed to the time for a mark; never 0.
+    pub const fn bits(self) -> i64 {
+        2 * (self.kind as i64 + 1) + self.retired as i64
+    }
+
+    /// The state of an object whose last mark this is.
+    pub fn of_mark(mark: i64) -> Option<Self> {
+        let number = usize::try_from((mark & STATE) / 2).ok()?.checked_sub(1)?;
+        Some(ObjectState { kind: *ObjectKind::ALL.get(number)?, retired: mark & 1 != 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_tells_the_state() {
+        for kind in ObjectKind::ALL {
+            assert_eq!(ObjectKind::named(kind.name()), Some(kind));
+            for retired in [false, true] {
+                let state = ObjectState { kind, retired };
+                assert_eq!(state.bits() & TIME_MASK, 0);
+                for time in [0, 12_345_678, i64::MAX] {
+                    assert_eq!(ObjectState::of_mark(time & TIME_MASK | state.bits()), Some(state));
+                }
+            }
+        }
+        assert_eq!([0, 1, 14, 15].map(ObjectState::of_mark), [None; 4]);
+    }
+}

@@ -1,0 +1,119 @@
+//! Messages by tag and communicator, against what the program itself says.
+
+use std::collections::BTreeMap;
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, Reply, scaled, source_directory};
+use serde_json::Value;
+
+use crate::tool;
+
+/// By communicator and tag: how many calls sent or received.
+fn told(reply: &Reply) -> BTreeMap<(String, i64), i64> {
+    let lines = reply.lines.iter().filter_map(|line| line.strip_prefix("messages "));
+    lines
+        .map(|line| match line.split(' ').collect::<Vec<_>>().as_slice() {
+            [group, tag, calls] => {
+                (((*group).to_owned(), tag.parse().expect("a tag")), calls.parse().expect("a number"))
+            }
+            _ => panic!("{line}"),
+        })
+        .collect()
+}
+
+fn last<'a>(outcome: &'a Outcome, pair: &str) -> &'a Value {
+    let (metric, focus) = pair.split_once('@').unwrap_or((pair, ""));
+    let samples = outcome.all("sample").into_iter();
+    let mut own = samples.filter(|s| s["metric"] == metric && s["focus"] == focus);
+    own.next_back().unwrap_or_else(|| panic!("no {pair}: {outcome:#?}"))
+}
+
+fn keys(sample: &Value) -> BTreeMap<&str, i64> {
+    let keys = sample["keys"].as_array().expect("a vector over keys");
+    keys.iter()
+        .map(|key| {
+            (key["name"].as_str().or(key["key"].as_str()).expect("a key"), key["value"].as_i64().expect("a value"))
+        })
+        .collect()
+}
+
+#[test]
+fn tags_and_communicators_are_foci_and_found_by_value() {
+    let mut target = Mutatee::start("messages", &[]);
+    let before = Text::of(target.pid());
+    let pairs = [
+        "msgs",
+        "msgs@/SyncObject/Message",
+        "msgs@/SyncObject/Message/&world",
+        "msgs@/SyncObject/Message/&world/7",
+        "msgs@/SyncObject/Message/&messages.c:half/7",
+        "msgs@/SyncObject/Message/&world/-1",
+        "msgs@/SyncObject/Message/&world/3",
+        "msgs_by_tag",
+        "msgs_by_tag@/SyncObject/Message/&messages.c:half",
+        "msgs_by_group",
+        "msgs_by_group@/SyncObject/Message/&world/7",
+    ];
+    let pid = target.pid_text();
+    let mut session = tool().start(["watch", "-p", &pid, "--max-overhead", "100"].into_iter().chain(pairs));
+    session.wait_for("attached");
+    let n = scaled(200, 10_000);
+    for (group, tag, n) in [(0, 7, n), (1, 7, 2 * n), (0, -1, 3), (1, 5, 11), (0, 0, 1)] {
+        target.ask(&format!("send {group} {tag} {n}"));
+    }
+    let told = told(&target.ask("send 0 7 1"));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let of = |group: &str, tag: i64| told.get(&(group.to_owned(), tag)).copied().unwrap_or(0);
+    let sum = |wanted: &dyn Fn(&str, i64) -> bool| -> i64 {
+        told.iter().filter(|((group, tag), _)| wanted(group, *tag)).map(|(_, calls)| calls).sum()
+    };
+    let all = sum(&|_, _| true);
+    let values: Vec<i64> =
+        pairs[..7].iter().map(|pair| last(&outcome, pair)["value"].as_i64().expect("a number")).collect();
+    let world = sum(&|group, _| group == "world");
+    assert_eq!(values, [all, all, world, of("world", 7), of("half", 7), of("world", -1), 0]);
+    let tag = |tag: i64| sum(&|_, t| t == tag);
+    let by_tag = keys(last(&outcome, "msgs_by_tag"));
+    let expected = [("0x0", tag(0)), ("0x5", tag(5)), ("0x7", tag(7)), ("0xffffffffffffffff", tag(-1))];
+    assert_eq!(by_tag, BTreeMap::from(expected));
+    let of_half = keys(last(&outcome, "msgs_by_tag@/SyncObject/Message/&messages.c:half"));
+    assert_eq!(of_half, BTreeMap::from([("0x5", of("half", 5)), ("0x7", of("half", 7))]));
+    let by_group = keys(last(&outcome, "msgs_by_group"));
+    assert_eq!(by_group, BTreeMap::from([("world", world), ("messages.c:half", all - world)]));
+    let of_tag = keys(last(&outcome, "msgs_by_group@/SyncObject/Message/&world/7"));
+    assert_eq!(of_tag, BTreeMap::from([("world", of("world", 7))]));
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn vectors_over_indices_have_a_value_for_each() {
+    let mut target = Mutatee::start("messages", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let metrics = ["by_function", "by_range", "by_result"];
+    let definitions = source_directory().join("tests/e2e/mdl/vectors.mdl");
+    let definitions = definitions.to_str().expect("a path");
+    let fixed = ["watch", "-p", &pid, "--max-overhead", "100", "--allow-calls", "-I", definitions];
+    let mut session = tool().start(fixed.into_iter().chain(metrics));
+    session.wait_for("attached");
+    let n = scaled(200, 10_000);
+    for (group, tag, n) in [(0, 7, n), (1, 4, 2 * n), (0, -1, 3), (1, 9, 11), (0, 0, 1), (1, 10, 5)] {
+        target.ask(&format!("send {group} {tag} {n}"));
+    }
+    let told = told(&target.ask("send 0 3 1"));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let sum = |wanted: &dyn Fn(&str, i64) -> bool| -> i64 {
+        told.iter().filter(|((group, tag), _)| wanted(group, *tag)).map(|(_, calls)| calls).sum()
+    };
+    let all = sum(&|_, _| true);
+    let [function, range, result] = metrics.map(|metric| last(&outcome, metric));
+    assert_eq!(keys(function), BTreeMap::from([("MPI_Send", all / 2), ("MPI_Recv", all / 2)]));
+    assert_eq!(function["keys"][0]["key"], "0x1", "its place in the list: {function}");
+    let bytes = |from, to| 16 * sum(&|_, tag| (from..to).contains(&tag));
+    let ranges = BTreeMap::from([("0..4", bytes(0, 4)), ("4..8", bytes(4, 8)), ("8..10", bytes(8, 10))]);
+    assert_eq!((keys(range), &range["others"]), (ranges, &(bytes(-1, 0) + bytes(10, 11)).into()));
+    assert_eq!(range["value"], 16 * all);
+    let of_half = sum(&|group, _| group == "half");
+    assert_eq!(keys(result), BTreeMap::from([("0x0", all - of_half), ("0x1", of_half)]));
+    target::assert_clean(target.pid(), &before);
+}
