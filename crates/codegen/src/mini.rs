@@ -7,6 +7,7 @@ use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
 use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
+use crate::event;
 use crate::reading;
 use crate::routine::{self, Routine};
 use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
@@ -177,10 +178,12 @@ impl Parts {
             _ => 0,
         };
         let system_calls = code.usual_exits().iter().map(|(_, routine)| calls(*routine)).sum();
+        let read = code.usual_exits().iter().filter(|(_, routine)| *routine == Routine::Event);
+        let read: Cost = read.map(|_| event::COST).sum();
         let called = code.usual_exits().iter().filter(|(_, routine)| *routine == Routine::Call);
         let called: Cost = called.filter_map(|(_, r)| Some(Cost::of(0, &routine::assemble(env, *r).ok()?))).sum();
         let routines = Cost { system_calls, ..called };
-        Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(2) + routines
+        Cost::of(self.start, block.stretch(self.start, self.jump)) + Cost::jumps(2) + routines + read
     }
 }
 

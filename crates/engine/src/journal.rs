@@ -318,13 +318,14 @@ fn encode_record(record: &Record, out: &mut Vec<u8>) {
     frame(kind, &p, out);
 }
 
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 7] = [
     Shape::Counter,
     Shape::Timer(Clock::Wall),
     Shape::Histogram,
     Shape::Activations,
     Shape::Timer(Clock::Cpu),
     Shape::Table,
+    Shape::Event,
 ];
 
 fn shape_number(shape: Shape) -> u8 {
@@ -335,6 +336,7 @@ fn shape_number(shape: Shape) -> u8 {
         Shape::Activations => 3,
         Shape::Timer(Clock::Cpu) => 4,
         Shape::Table => 5,
+        Shape::Event => 6,
     }
 }
 

@@ -32,7 +32,7 @@ pub mod shipped;
 mod source;
 
 pub use diagnostic::{Diagnostic, Severity, codes};
-pub use evaluate::{Insertion, Instrumentation, Order, Role, ValueUnit, Variable, VariableKind, evaluate};
+pub use evaluate::{Insertion, Instrumentation, Metered, Order, Role, ValueUnit, Variable, VariableKind, evaluate};
 pub use library::{Library, ProcessDefinition};
 pub use parse::{Options, parse};
 pub use pattern::Exclusion;

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use ingraft_model::{Focus, MetricInfo, PointKind, Shape, Snippet, Tid};
 
+pub use self::events::Metered;
 pub(crate) use self::select::parse_number;
 use crate::diagnostic::{Diagnostic, codes};
 use crate::library::Library;
@@ -29,6 +30,8 @@ pub struct Instrumentation {
     pub variables: Vec<Variable>,
     /// What goes where, in the order of the text; code that shares an activation record comes together.
     pub insertions: Vec<Insertion>,
+    /// The event of the processor that its code reads, as `perf list` has it: what the variable of [`Shape::Event`] stands for.
+    pub event: Option<Arc<str>>,
     /// The only thread that counts, if the focus names one.
     pub thread: Option<Tid>,
     /// Findings that do not prevent it.
@@ -154,8 +157,10 @@ pub fn evaluate(
     if !errors.is_empty() {
         return Err(errors);
     }
+    let base = evaluation.event.and(entry.node.base()).and_then(|base| base.event.as_ref());
+    let event = base.map(|event| Arc::from(event.value.as_str()));
     let (variables, insertions) = (evaluation.variables, evaluation.insertions);
-    Ok(Instrumentation { metric: Arc::clone(&entry.info), variables, insertions, thread, warnings })
+    Ok(Instrumentation { metric: Arc::clone(&entry.info), variables, insertions, event, thread, warnings })
 }
 
 fn unknown_metric(library: &Library, name: &str) -> Diagnostic {
