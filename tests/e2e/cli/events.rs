@@ -97,7 +97,7 @@ fn what_the_kernel_does_not_count_is_said_in_words() {
     let _ = run("tracepoint").assert_error(2, &["`sched:sched_switch` is a tracepoint"]);
     let _ = run("of_no_unit").assert_error(2, &["this machine has no unit `nothing`"]);
     let _ =
-        run("kernels_own_at_a_point").assert_error(6, &["cpu-migrations", "the kernel counts it, not the processor"]);
+        run("kernels_own_at_a_point").assert_error(1, &["cpu-migrations", "the kernel counts it, not the processor"]);
     let _ = run("task_clock@/Code/events/touch").assert_error(2, &["task_clock"]);
     let of_nobody = format!("page_faults@/Process/{pid}/1");
     let _ = run(&of_nobody).assert_error(3, &["no thread 1"]);
