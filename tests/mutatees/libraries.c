@@ -1,17 +1,19 @@
 /* What zlib, SQLite and OpenSSL are asked for, by this program's own tally and by what the libraries say.
  *
  * zlib N            N rounds of compressing and decompressing, in one piece and in pieces, and of checksums
+ * pack N            N rounds of compressing and decompressing in one call each
  * sqlite N          once: N rows inserted by one prepared statement, and read again
  * tls N             a connection in memory and N messages each way over it
- * Each answer has `is METRIC VALUE`: what a metric must show since the start. */
+ * Each answer has `is METRIC VALUE`, times in nanoseconds as `took METRIC NS CALLS`: what a metric must show since the start. */
 #include "mutatee.h"
 #include <openssl/ssl.h>
 #include <sqlite3.h>
+#include <time.h>
 #include <zlib.h>
 
 static struct tally {
     const char *metric;
-    long long value;
+    long long value, calls;
 } tallies[32];
 
 static void add(const char *metric, long long value) {
@@ -19,6 +21,20 @@ static void add(const char *metric, long long value) {
     while (t->metric && strcmp(t->metric, metric)) t++;
     t->metric = metric;
     t->value += value;
+}
+
+/* `calls` calls that took so long in all. */
+static void took(const char *metric, long long ns, long long calls) {
+    add(metric, ns);
+    struct tally *t = tallies;
+    while (strcmp(t->metric, metric)) t++;
+    t->calls += calls;
+}
+
+static long long now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
 static void need(int holds) {
@@ -58,6 +74,32 @@ static void zlib(long n) {
     add("zlib_decompression_latency", 2 * n);
 }
 
+/* By itself: only where every call is timed is the time of all known. */
+static void pack(long n) {
+    static unsigned char plain[100000], packed[101000], back[100000];
+    for (size_t i = 0; i < sizeof plain; i++) plain[i] = (unsigned char)(i * i >> 8);
+    long long packing = 0, unpacking = 0;
+    for (long i = 0; i < n; i++) {
+        z_stream stream = {.next_in = plain, .avail_in = sizeof plain, .next_out = packed, .avail_out = sizeof packed};
+        need(deflateInit(&stream, 1) == Z_OK);
+        long long begin = now();
+        need(deflate(&stream, Z_FINISH) == Z_STREAM_END);
+        packing += now() - begin;
+        uInt size = (uInt)stream.total_out;
+        deflateEnd(&stream);
+        z_stream other = {.next_in = packed, .avail_in = size, .next_out = back, .avail_out = sizeof back};
+        need(inflateInit(&other) == Z_OK);
+        begin = now();
+        need(inflate(&other, Z_FINISH) == Z_STREAM_END);
+        unpacking += now() - begin;
+        inflateEnd(&other);
+    }
+    took("zlib_compression_time", packing, n);
+    took("zlib_decompression_time", unpacking, n);
+    add("zlib_compressions", n);
+    add("zlib_decompressions", n);
+}
+
 static int row(void *count, int columns, char **values, char **names) {
     (void)columns, (void)values, (void)names;
     ++*(long *)count;
@@ -69,15 +111,21 @@ static sqlite3 *db;
 static void sqlite(long n) {
     sqlite3_stmt *insert;
     need(sqlite3_prepare_v2(db, "insert into t values (?)", -1, &insert, NULL) == SQLITE_OK);
+    long long stepping = 0;
     for (long i = 0; i < n; i++) {
         sqlite3_bind_int64(insert, 1, i);
+        long long begin = now();
         need(sqlite3_step(insert) == SQLITE_DONE);
+        stepping += now() - begin;
         sqlite3_reset(insert);
     }
     sqlite3_finalize(insert);
     long rows = 0;
+    long long begin = now();
     need(sqlite3_exec(db, "select x from t", row, &rows, NULL) == SQLITE_OK);
+    stepping += now() - begin;
     need(sqlite3_changes(db) == 1 && rows == sqlite3_total_changes(db));
+    took("sqlite_step_time", stepping, n + n + 1);
     add("sqlite_prepares", 2);
     add("sqlite_steps", n + n + 1);
     add("sqlite_rows", n);
@@ -140,13 +188,20 @@ int main(void) {
         long n;
         if (sscanf(line, "zlib %ld", &n) == 1)
             zlib(n);
+        else if (sscanf(line, "pack %ld", &n) == 1)
+            pack(n);
         else if (sscanf(line, "sqlite %ld", &n) == 1)
             sqlite(n);
         else if (sscanf(line, "tls %ld", &n) == 1)
             tls(n);
         else
             say("unknown command %s", line);
-        for (struct tally *t = tallies; t->metric; t++) say("is %s@ %lld", t->metric, t->value);
+        for (struct tally *t = tallies; t->metric; t++) {
+            if (t->calls)
+                say("took %s@ %lld %lld", t->metric, t->value, t->calls);
+            else
+                say("is %s@ %lld", t->metric, t->value);
+        }
         say("done");
     }
     return 0;

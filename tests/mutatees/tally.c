@@ -27,7 +27,7 @@ struct tally {
     long long value, calls;
     int time;
 };
-static struct tally tallies[64];
+static struct tally tallies[128];
 static pthread_mutex_t tallying = PTHREAD_MUTEX_INITIALIZER;
 
 /* Outside of the measured functions: it locks. */
@@ -82,8 +82,11 @@ COUNTED void heap(long n, struct heap *did) {
     } while (++i < n);
 }
 
+/* Only takes arguments. */
+COUNTED long four(long a, long b, long c, long d) { return a + b + c + d; }
+
 struct files {
-    long long opens, syncs, operations, read, written, small, maps;
+    long long opens, syncs, operations, read, written, small, maps, asked_read, asked_written, synced;
 };
 
 COUNTED void files(long n, struct files *did) {
@@ -97,7 +100,9 @@ COUNTED void files(long n, struct files *did) {
         did->written += writev(fd, two, 2) + pwritev(fd, two, 2, 0);
         if (write(-1, buffer, 100) != -1) abort();
         did->read += pread(fd, buffer, 8192, 4096) + read(zero, buffer, 100) + readv(zero, two, 2) + preadv(fd, two, 2, 0);
+        long long begin = now();
         if (fsync(fd) || fdatasync(fd)) abort();
+        did->synced += now() - begin;
         char *map = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
         munmap(map, 4096);
         close(fd);
@@ -109,6 +114,8 @@ COUNTED void files(long n, struct files *did) {
         did->operations += 9;
         did->small++;
         did->maps += 2;
+        did->asked_read += 8192 + 100;
+        did->asked_written += 10 + 8192 + 100;
     } while (++i < n);
 }
 
@@ -224,6 +231,13 @@ static void *locker(void *given) {
     add(0, "condition_signals", "locks", did.signals);
     add(0, "semaphore_waits", "locks", did.semaphores);
     add(0, "barrier_waits", "locks", did.barriers);
+    add(0, "lock_latency", "locks", did.locks);
+    add(0, "condition_latency", "locks", did.waits);
+    add(0, "rwlock_operations_by_object", "locks", did.rwlocks);
+    add(0, "condition_waits_by_object", "locks", did.waits);
+    add(0, "semaphore_waits_by_object", "locks", did.semaphores);
+    add(0, "barrier_waits_by_object", "locks", did.barriers);
+    add(0, "spin_operations_by_object", "locks", did.spins);
     starts(*(long *)given);
     add(0, "thread_starts", "starts", *(long *)given);
     return NULL;
@@ -258,13 +272,14 @@ static void *partner(void *given) {
     pthread_mutex_unlock(&mutex);
     doze(3 * turn->us);
     pthread_rwlock_unlock(&rwlock);
+    doze(turn->us);
     pthread_barrier_wait(&barrier);
     return NULL;
 }
 
-enum { SLEEP, LOCK, HOLD, CONDITION, RWLOCK, POLL, READ, TIMES };
+enum { SLEEP, LOCK, HOLD, CONDITION, RWLOCK, POLL, READ, BARRIER, TIMES };
 static const char *const timed[TIMES] = {"sleep_time",  "lock_wait",       "lock_hold", "condition_wait",
-                                         "rwlock_wait", "event_wait_time", "io_time"};
+                                         "rwlock_wait", "event_wait_time", "io_time",   "barrier_wait"};
 
 #define TIMED(what, call)            \
     do {                             \
@@ -302,7 +317,7 @@ COUNTED void waits(long us, long long *ns) {
     ns[HOLD] += now() - held;
     TIMED(RWLOCK, pthread_rwlock_rdlock(&rwlock));
     pthread_rwlock_unlock(&rwlock);
-    pthread_barrier_wait(&barrier);
+    TIMED(BARRIER, pthread_barrier_wait(&barrier));
     pthread_join(thread, NULL);
     TIMED(POLL, poll(NULL, 0, (int)(us / 1000)));
     int ends[2];
@@ -415,6 +430,14 @@ int main(void) {
             add(0, "heap_bytes", "heap", did.bytes);
             add(0, "large_heap_requests", "heap", did.large);
             add(0, "heap_releases", "heap", did.releases);
+            for (long i = 1; i <= n; i++) four(i, 2, 3 * i, -1);
+            add(0, "calls", "four", n);
+            add(0, "procedure_called", "four", n);
+            add(0, "argument0", "four", n * (n + 1) / 2);
+            add(0, "argument1", "four", 2 * n);
+            add(0, "argument2", "four", 3 * n * (n + 1) / 2);
+            add(0, "argument3", "four", -n);
+            add(0, "null_arguments", "four", 0);
         } else if (sscanf(line, "files %ld", &n) == 1) {
             struct files did = {0};
             files(n, &did);
@@ -425,6 +448,11 @@ int main(void) {
             add(0, "io_bytes_written", "files", did.written);
             add(0, "small_writes", "files", did.small);
             add(0, "memory_mappings", "files", did.maps);
+            add(0, "io_bytes_asked_to_read", "files", did.asked_read);
+            add(0, "io_bytes_asked_to_write", "files", did.asked_written);
+            add(0, "io_latency", "files", did.operations);
+            add(0, "file_sync_latency", "files", did.syncs);
+            add(1, "file_sync_time", "files", did.synced);
         } else if (sscanf(line, "sockets %ld", &n) == 1) {
             struct sockets did = {0};
             sockets(n, &did);
@@ -447,6 +475,8 @@ int main(void) {
                 long long ns[TIMES] = {0};
                 waits(more, ns);
                 for (int t = 0; t < TIMES; t++) add(1, timed[t], "waits", ns[t]);
+                add(1, "rwlock_wait_by_object", "waits", ns[RWLOCK]);
+                add(0, "slow_locks", "waits", 1);
             }
             pthread_barrier_destroy(&barrier);
         } else if (sscanf(line, "study %ld %ld", &n, &more) == 2) {
@@ -463,6 +493,13 @@ int main(void) {
             add(0, "my_large_writes", "", did.asked);
             add(0, "my_latency", "study", did.calls);
             add(0, "my_slow_calls", "study", did.calls - n);
+            add(0, "null_arguments", "study", n);
+            add(0, "procedure_calls", "helper", 2 * did.calls);
+            add(0, "io_ops", "study", 4 * did.calls);
+            add(0, "io_bytes", "study", did.asked + 100 * did.calls);
+            add(0, "sync_ops", "study", 2 * did.calls);
+            add(0, "cpu_latency", "helper", did.calls);
+            add(0, "self_latency", "helper", did.calls);
             add(1, "lock_wait", "study", did.waited);
             add(2, "cpu_self", "study", did.computed);
         } else {

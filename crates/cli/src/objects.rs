@@ -136,6 +136,8 @@ pub(crate) struct Event {
     pub(crate) group: String,
     /// Why this machine does not count it; null if it does.
     pub(crate) problem: Option<String>,
+    /// How a thread reads it at points; null: not at all.
+    pub(crate) at_points: Option<String>,
 }
 
 /// Something to say about an MDL file.

@@ -115,6 +115,9 @@ pub enum CodegenError {
     /// A snippet reads memory of the program by a system call, which may not be made in this target.
     #[error("memory of the program cannot be read here")]
     NoReads,
+    /// A snippet reads an event of the processor, for which threads must have numbers and be allowed to make system calls.
+    #[error("events of the processor cannot be read here")]
+    NoEvents,
     /// The arena has no room for a snippet at a point that is woven already.
     #[error("the arena has no room left")]
     ArenaFull,

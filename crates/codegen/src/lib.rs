@@ -36,6 +36,7 @@ mod choose;
 mod cost;
 mod cpu;
 mod environment;
+mod event;
 mod float;
 mod head;
 mod loader;

@@ -7,6 +7,7 @@ use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError};
 use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
+use crate::event;
 use crate::reading;
 use crate::routine::{self, Routine};
 use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
@@ -184,9 +185,11 @@ impl Parts {
         };
         let exits = code.usual().map_or(&[][..], |usual| &usual.exits);
         let system_calls = exits.iter().map(|(_, routine)| calls(*routine)).sum();
-        let called = exits.iter().filter(|(_, routine)| *routine == Routine::Call);
+        let of = |which| exits.iter().filter(move |(_, routine)| *routine == which);
+        let read: Cost = of(Routine::Event).map(|_| event::COST).sum();
+        let called = of(Routine::Call);
         let called: Cost = called.filter_map(|(_, r)| Some(Cost::of(0, &routine::assemble(env, *r).ok()?))).sum();
-        let routines = Cost { system_calls, ..called };
+        let routines = Cost { system_calls, ..called } + read;
         // what is written around the snippet's own code, and that
         let (own_bytes, own) =
             code.usual().map_or((0, Cost::default()), |usual| (usual.bytes.len() as u64, usual.cost));

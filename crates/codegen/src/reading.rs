@@ -11,6 +11,7 @@ use ingraft_model::layout::header;
 use ingraft_model::{Avma, Expr, Scalar, Snippet, ThreadIdentity, Width};
 
 use crate::environment::{Assembly, CodegenError, Environment};
+use crate::event;
 use crate::routine::{Routine, Writer};
 use crate::snippet::Generator;
 
@@ -29,6 +30,7 @@ pub(crate) fn check(env: &Environment, snippet: &Snippet) -> Result<(), CodegenE
             result = Err(CodegenError::Fleeting { at: at.0 });
         }
         Expr::Read(..) | Expr::Usage(_) if env.readable.process.is_none() => result = Err(CodegenError::NoReads),
+        Expr::Event(_) if !event::can_read(env) => result = Err(CodegenError::NoEvents),
         _ => {}
     });
     for (at, width) in snippet.stores() {

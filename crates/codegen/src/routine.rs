@@ -32,12 +32,14 @@ pub(crate) enum Routine {
     /// Asks the kernel what it has counted for this thread: the sum of the counts whose bits (see [`ingraft_model::Usage::counts`]) are set in
     /// edx. Answers in rcx.
     Usage,
+    /// Reads an event of the processor, see `event`: that of the number in edx. Answers in rcx.
+    Event,
     /// At the loader's hook: tells the engine that something was mapped, and waits for it. Keeps rcx.
     Await,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 7] = [
+    pub const ALL: [Routine; 8] = [
         Routine::Settle,
         Routine::Find,
         Routine::CpuTime,
@@ -45,6 +47,7 @@ impl Routine {
         Routine::Call,
         Routine::Await,
         Routine::Usage,
+        Routine::Event,
     ];
 }
 
@@ -70,6 +73,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Await => w.await_engine()?,
             Routine::Read => w.read()?,
             Routine::Usage => w.usage()?,
+            Routine::Event => w.event()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };

@@ -81,6 +81,7 @@ fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenErro
         Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => Ok(()),
         // whether they can be read is the environment's to say, see [`crate::reading`]
         Expr::Load(..) | Expr::Usage(_) => Ok(()),
+        Expr::Event(v) => bound(*v, Shape::Event),
         Expr::Float(float) if float.register < Float::ARGS_MAX => Ok(()),
         Expr::Float(_) => Err(CodegenError::NoFloat),
         Expr::Text(_) | Expr::Address(_) => {
@@ -261,6 +262,7 @@ impl Generator<'_> {
             | Expr::Read(..)
             | Expr::Float(_)
             | Expr::Usage(_)
+            | Expr::Event(_)
             | Expr::Text(_)
             | Expr::Address(_)
             | Expr::Call(_) => None,
@@ -373,6 +375,7 @@ impl Generator<'_> {
             Expr::Return => self.returned()?,
             Expr::Float(float) => self.float(*float)?,
             Expr::Usage(usage) => self.usage(*usage)?,
+            Expr::Event(v) => self.event(*v)?,
             // only as arguments, see `call_function`
             Expr::Text(_) | Expr::Address(_) => {}
             Expr::Call(call) => self.call_function(call)?,
@@ -641,6 +644,7 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Return
         | Expr::Float(_)
         | Expr::Usage(_)
+        | Expr::Event(_)
         | Expr::Text(_)
         | Expr::Address(_)
         | Expr::Saved(_)

@@ -103,7 +103,7 @@ impl Evaluator {
             Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored | Expr::Number(_) | Expr::Call(_) => {
                 unreachable!("not generated here")
             }
-            Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => {
+            Expr::Float(_) | Expr::Usage(_) | Expr::Event(_) | Expr::Text(_) | Expr::Address(_) => {
                 unreachable!("not generated here")
             }
             Expr::Load(at, scalar) => {

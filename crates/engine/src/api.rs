@@ -314,6 +314,8 @@ pub struct EventEntry {
     pub group: String,
     /// Why it cannot be counted on this machine.
     pub problem: Option<String>,
+    /// How a thread reads it at points; `None`: not at all.
+    pub at_points: Option<String>,
 }
 
 /// Why a pair's code was taken out of its target: it cost more than it might.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use ingraft_analysis::FunctionCode;
-use ingraft_mdl::{Diagnostic, Library};
+use ingraft_mdl::{Diagnostic, Library, Metered};
 use ingraft_model::{How, MetricInfo, Pid, PointKind};
-use ingraft_process::{Identity, Target};
+use ingraft_process::{Event, EventError, Identity, Target};
 use rayon::prelude::*;
 
 use crate::api::*;
@@ -216,6 +216,7 @@ impl Engine {
     /// The events that metrics can name, and whether this machine counts them: each is tried on this very process.
     pub fn events(&self) -> Vec<EventEntry> {
         let entry = |event: ingraft_process::ListedEvent| EventEntry {
+            at_points: at_points(&event),
             name: event.name,
             aliases: event.aliases,
             group: event.group,
@@ -594,4 +595,21 @@ fn permit(pid: Pid, caller: Caller) -> Result<(), Error> {
         "ask its owner or root",
     )
     .about(pid))
+}
+
+/// How threads read an event at points, as far as this machine has shown it.
+fn at_points(event: &ingraft_process::ListedEvent) -> Option<String> {
+    match Metered::named(&event.name) {
+        Metered::ProcessorTime => Some("clock of processor time".to_owned()),
+        Metered::Usage(_) => Some("system call".to_owned()),
+        Metered::Counter if event.group == "software" => None,
+        Metered::Counter => {
+            let tried = Event::parse(&event.name).map_err(EventError::from).and_then(|event| event.for_threads());
+            Some(match tried {
+                Ok(_) => "RDPMC".to_owned(),
+                Err(_) if event.problem.is_some() => "RDPMC, never run on this machine".to_owned(),
+                Err(e) => format!("RDPMC, never run on this machine: {}", e.reason()),
+            })
+        }
+    }
 }

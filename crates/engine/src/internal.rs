@@ -31,6 +31,8 @@ pub enum Internal {
     CallsMissed,
     /// Readings of memory that have found nothing.
     ReadsFailed,
+    /// Readings of events of the processor that were none.
+    EventsUnread,
 }
 
 /// What an [`Internal`] is, in the order of [`MetricInfo`].
@@ -45,7 +47,7 @@ struct Facts {
 
 impl Internal {
     /// All of them.
-    pub const ALL: [Internal; 13] = [
+    pub const ALL: [Internal; 14] = [
         Internal::PauseTime,
         Internal::PredictedCost,
         Internal::ObservedCost,
@@ -59,6 +61,7 @@ impl Internal {
         Internal::CallsLeft,
         Internal::CallsMissed,
         Internal::ReadsFailed,
+        Internal::EventsUnread,
     ];
 
     /// The one of that name.
@@ -159,6 +162,13 @@ impl Internal {
                 Aggregate::Sum,
                 false,
                 "Readings of the target's memory by definitions that found nothing there and gave 0.",
+            ),
+            Internal::EventsUnread => level(
+                "events_unread",
+                "reads",
+                Aggregate::Sum,
+                false,
+                "Readings of events of the processor by definitions that found no counter: values that begin or end there are too small.",
             ),
         }
     }

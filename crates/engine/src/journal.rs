@@ -330,6 +330,7 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
         Shape::Table(Fold::Sum) => 5,
         Shape::Table(Fold::Last) => 6,
         Shape::Vector(_) => 7,
+        Shape::Event => 8,
     });
     if let Shape::Vector(count) = shape {
         put(out, u64::from(count));
@@ -391,6 +392,7 @@ impl Reader<'_> {
             5 => Shape::Table(Fold::Sum),
             6 => Shape::Table(Fold::Last),
             7 => Shape::Vector(u32::try_from(self.u64()?).ok().filter(|n| (1..=GRANULES_MAX).contains(n))?),
+            8 => Shape::Event,
             _ => return None,
         })
     }

@@ -10,6 +10,7 @@ mod catch_up;
 mod cost;
 mod engine;
 pub mod error;
+mod event_places;
 mod gs_search;
 mod images;
 mod internal;

@@ -116,7 +116,7 @@ pub struct Shapes(BTreeMap<u32, Shape>);
 impl Shapes {
     /// Adds a variable.
     pub fn insert(&mut self, first: u32, shape: Shape) {
-        if shape != Shape::Counter {
+        if shape.slots() > 1 {
             self.0.insert(first, shape);
         }
     }
@@ -219,6 +219,8 @@ impl Raw {
                 let [left, unseen, unrecorded] = [0, 1, 2].map(|n| at(n).cast_unsigned());
                 raw.activations = Activations { left, unseen, unrecorded };
             }
+            // it is no value
+            Shape::Event => {}
         }
         raw
     }

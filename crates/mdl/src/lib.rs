@@ -32,7 +32,9 @@ pub mod shipped;
 mod source;
 
 pub use diagnostic::{Diagnostic, Severity, codes};
-pub use evaluate::{IndexNames, Insertion, Instrumentation, Order, Role, ValueUnit, Variable, VariableKind, evaluate};
+pub use evaluate::{
+    IndexNames, Insertion, Instrumentation, Metered, Order, Role, ValueUnit, Variable, VariableKind, evaluate,
+};
 pub use library::{Library, ProcessDefinition};
 pub use parse::{Options, parse};
 pub use pattern::Exclusion;

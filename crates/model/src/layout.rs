@@ -19,7 +19,7 @@ use crate::addr::{Avma, AvmaRange};
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
 /// Version of everything that this module describes.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 5;
 
 /// Offsets in the header (shard 0). All integers little-endian.
 pub mod header {
@@ -79,7 +79,12 @@ pub mod header {
     /// address of ours.
     pub const SLOTS: u32 = 0x1040;
     /// How many fit.
-    pub const SLOTS_MAX: u32 = (LISTENING - SLOTS) / 8;
+    pub const SLOTS_MAX: u32 = (EVENTS - SLOTS) / 8;
+    /// What each event of the processor is that threads read themselves: [`super::EVENTS_MAX`] times the beginning of a struct perf_event_attr
+    /// (linux/perf_event.h), [`EVENT_BYTES`] from one to the next.
+    pub const EVENTS: u32 = LISTENING - EVENT_BYTES * super::EVENTS_MAX;
+    /// Room for one, a power of two.
+    pub const EVENT_BYTES: u32 = 128;
     /// 1 as long as the engine answers threads at the loader's hook, u32. Cleared by the engine, and by a thread that had no answer in
     /// [`super::LOADER_WAIT_NS`].
     pub const LISTENING: u32 = super::CLAIMS - 0x40;
@@ -93,6 +98,30 @@ pub mod header {
     pub const FAMILY: u32 = LISTENING + 16;
     /// How many readings of the program's memory have found nothing there, u32, atomic.
     pub const READS_FAILED: u32 = LISTENING + 20;
+    /// How many readings of events of the processor were none, u32, atomic: the thread has no counter, or it did not count then.
+    pub const EVENTS_UNREAD: u32 = LISTENING + 24;
+}
+
+/// Most events of the processor that threads read themselves in one target, a power of two.
+pub const EVENTS_MAX: u32 = 8;
+/// In the shards of threads: for each event whether this thread has opened its counter, u32 ([`event`]), and 8 bytes further its last reading,
+/// u64; [`EVENT_WORDS_BYTES`] from one to the next. 0 at first.
+pub const EVENT_WORDS: u32 = 0x1000;
+/// Distance between those, a power of two.
+pub const EVENT_WORDS_BYTES: u32 = 16;
+/// In the shards of threads: a page for each event, over which the thread maps that of its counter (struct perf_event_mmap_page).
+pub const EVENT_PAGES: u32 = 0x2000;
+
+/// What a thread knows of its counter of an event.
+pub mod event {
+    /// It has not asked for it yet.
+    pub const NONE: u32 = 0;
+    /// Its page is mapped.
+    pub const OPEN: u32 = 1;
+    /// It is being opened, or was refused.
+    pub const REFUSED: u32 = 2;
+    /// Bytes of a page.
+    pub const PAGE: u32 = 0x1000;
 }
 
 /// Offset of the claims in shard 0: one u64 per shard, the identity of the thread that holds it or 0.

@@ -33,6 +33,9 @@ pub enum Shape {
     Table(Fold),
     /// So many values by index (see [`crate::vector`]).
     Vector(u32),
+    /// An event of the processor that each thread counts for itself: no counters, but the number of the event in the target
+    /// ([`crate::layout::header::EVENTS`]).
+    Event,
 }
 
 impl Shape {
@@ -45,6 +48,7 @@ impl Shape {
             Shape::Histogram => 3 + crate::histogram::BUCKETS,
             Shape::Table(_) => crate::table::SLOTS,
             Shape::Vector(count) => crate::vector::slots(count),
+            Shape::Event => 0,
         }
     }
 }
@@ -275,6 +279,9 @@ pub enum Expr {
     Float(Float),
     /// What the kernel has counted for this thread: a system call.
     Usage(Usage),
+    /// What the processor has counted of an event for this thread since the thread read it first: by RDPMC, without a system call. The variable is of
+    /// [`Shape::Event`]. A reading that cannot be had is the last one, and counted.
+    Event(VariableId),
     /// The address of a text that ends with a zero byte and is there as long as the call: only as an argument of a [`Call`].
     Text(Arc<str>),
     /// The address of this thread's slot of a variable: only as an argument of a [`Call`].
@@ -317,6 +324,7 @@ impl Expr {
             | Expr::Return
             | Expr::Float(_)
             | Expr::Usage(_)
+            | Expr::Event(_)
             | Expr::Text(_)
             | Expr::Address(_)
             | Expr::Saved(_)
@@ -418,7 +426,7 @@ impl Snippet {
     /// Whether it reads memory of the program, or asks for what the kernel counts, by system calls.
     pub fn asks_kernel(&self) -> bool {
         let mut found = false;
-        self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..) | Expr::Usage(_)));
+        self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..) | Expr::Usage(_) | Expr::Event(_)));
         found
     }
 
@@ -635,6 +643,7 @@ impl fmt::Display for Expr {
             Expr::Return => f.write_str("$return"),
             Expr::Float(float) => float.fmt(f),
             Expr::Usage(usage) => usage.fmt(f),
+            Expr::Event(v) => write!(f, "event v{}", v.0),
             Expr::Text(text) => write!(f, "{text:?}"),
             Expr::Address(v) => write!(f, "&v{}", v.0),
             Expr::Saved(n) => write!(f, "saved[{n}]"),

@@ -16,6 +16,7 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use crate::error::Error;
+use crate::perf::EventAttributes;
 use crate::room::DataAreaRequest;
 use crate::target::{Identity, Target};
 
@@ -355,6 +356,28 @@ impl SharedArea {
         self.read_u32(header::READS_FAILED.into())
     }
 
+    /// How many readings of events of the processor were none.
+    pub fn events_unread(&self) -> Result<u32, Error> {
+        self.read_u32(header::EVENTS_UNREAD.into())
+    }
+
+    /// Sets what threads open their counters of an event with.
+    pub fn set_event(&self, number: u32, attributes: &EventAttributes) -> Result<(), Error> {
+        (event_at(number)..).step_by(8).zip(attributes).try_for_each(|(at, word)| self.write_u64(at, *word))
+    }
+
+    /// No thread has a counter of this event.
+    pub(crate) fn forget_event(&self, number: u32) -> Result<(), Error> {
+        self.claims()?.into_iter().try_for_each(|claim| self.forget_event_of(claim.shard, number))?;
+        self.set_event(number, &EventAttributes::default())
+    }
+
+    fn forget_event_of(&self, shard: u32, number: u32) -> Result<(), Error> {
+        let words = self.shard_start(shard) + u64::from(layout::EVENT_WORDS + layout::EVENT_WORDS_BYTES * number);
+        self.write_u64(words, 0)?;
+        self.write_u64(words + 8, 0)
+    }
+
     /// The shards that threads hold.
     pub fn claims(&self) -> Result<Vec<Claim>, Error> {
         let mut owners = vec![0; self.layout.shards.min(layout::SHARDS_MAX) as usize];
@@ -435,6 +458,12 @@ impl SharedArea {
         for word in words.into_iter().chain([layout::CPU_RENEWALS]) {
             self.write_u64(start + u64::from(word), 0)?;
         }
+        for event in 0..layout::EVENTS_MAX {
+            // where there are none, the page is left alone: to look at it would make it
+            if self.read_u64(event_at(event))? != 0 {
+                self.forget_event_of(shard, event)?;
+            }
+        }
         // Where its pointer to our descriptor was must stay known as long as there is the descriptor: the next thread may find it there, and an
         // older kernel follows it. If there is no room for that, the shard keeps it, and stays taken.
         if self.remember_slot(self.read_u64(start + u64::from(layout::CPU_SLOT))?)? {
@@ -509,6 +538,11 @@ impl SharedArea {
         }
         Ok(bytes)
     }
+}
+
+/// Where the header says what an event is.
+fn event_at(number: u32) -> u64 {
+    u64::from(header::EVENTS + header::EVENT_BYTES * (number % layout::EVENTS_MAX))
 }
 
 /// Opens a memfd once more, for a lock that is ours alone: the target's mapping keeps the other one open.

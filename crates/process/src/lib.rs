@@ -37,7 +37,8 @@ pub use clock::{ClockProblem, TickClock};
 pub use error::{ApplyError, Denial, Error};
 pub use module::{FileSource, MappedFile};
 pub use perf::{
-    CountedEvents, Event, EventError, EventProblem, EventReading, KernelRefusal, ListedEvent, event_list, paranoid,
+    CountedEvents, Event, EventAttributes, EventError, EventProblem, EventReading, KernelRefusal, ListedEvent,
+    event_list, paranoid,
 };
 pub use procfs::{Mapping, Status, boot_id};
 pub use remote::{Gadgets, Remote};

@@ -22,6 +22,8 @@ use crate::target::{Identity, Target};
 const NAME: &str = "ingraft";
 /// The name by which /proc/PID/maps shows a data area.
 pub const MAPS_NAME: &str = "/memfd:ingraft (deleted)";
+/// The name by which /proc/PID/maps shows a counter's page.
+const EVENT_NAME: &str = "anon_inode:[perf_event]";
 const PAGE: u64 = 4096;
 /// A gs base plus a 32-bit displacement must not exceed this.
 const TWO_GIB: u64 = 1 << 31;
@@ -260,6 +262,29 @@ impl Target {
             return Ok(());
         }
         self.remote(|remote| ranges.iter().try_for_each(|r| remote.munmap(r)))
+    }
+
+    /// Takes the counters of an event of the processor away from all threads. The caller knows that no thread is in code that reads them.
+    pub fn close_events(&self, area: &SharedArea, number: u32) -> Result<(), Error> {
+        let layout = area.layout();
+        let first = u64::from(layout::EVENT_PAGES + layout::event::PAGE * number);
+        let is_page = |m: &Mapping| {
+            let offset = m.range.start.0.wrapping_sub(layout.base.0);
+            m.path.as_os_str() == EVENT_NAME
+                && layout.range().contains(&m.range.start)
+                && offset % layout.stride == first
+        };
+        let pages: Vec<u64> = self.maps()?.iter().filter(|m| is_page(m)).map(|m| m.range.start.0).collect();
+        if !pages.is_empty() {
+            // an empty page: nobody else finds room there, and who reads it finds no counter
+            let page = |at: u64| [at, layout::event::PAGE.into(), libc::PROT_READ as u64, MAP_OWN_SHARD, NO_FILE, 0];
+            self.remote(|remote| {
+                pages.iter().try_for_each(|at| {
+                    remote.syscall("mmap over a counter's page", libc::SYS_mmap, page(*at)).map(drop)
+                })
+            })?;
+        }
+        area.forget_event(number)
     }
 
     /// Files of ours that a killed engine left open in the target.

@@ -278,15 +278,66 @@ pub(crate) fn same_memory(pid: Pid, other: Tid) -> bool {
 
 /// A counter for the events of one thread on every processor; closed when another program is started.
 pub(crate) fn perf_event_open(event: &perf_event::Builder<'_>, tid: Tid) -> io::Result<File> {
+    let at: *const _ = event.attrs();
+    // SAFETY: the crate sets the field `size` to the size of the type.
+    unsafe { open_counter(at.cast(), tid) }
+}
+
+/// The same from the words of the struct's second version.
+pub(crate) fn perf_event_open_words(attributes: &[u64; 9], tid: Tid) -> io::Result<File> {
+    let size = (size_of_val(attributes) as u64) << 32;
+    let mut words = *attributes;
+    words[0] = words[0] & u64::from(u32::MAX) | size;
+    // SAFETY: the field `size`, the upper half of the first word, is the number of bytes that there are.
+    unsafe { open_counter(words.as_ptr().cast(), tid) }
+}
+
+/// # Safety
+///
+/// At `at` lies a struct perf_event_attr of as many bytes as its field `size` says.
+unsafe fn open_counter(at: *const libc::c_void, tid: Tid) -> io::Result<File> {
     /// PERF_FLAG_FD_CLOEXEC.
     const CLOSE_ON_EXEC: libc::c_ulong = 1 << 3;
     let (any_processor, no_group): (libc::c_int, libc::c_int) = (-1, -1);
-    let at: *const _ = event.attrs();
-    // SAFETY: the kernel reads as many bytes of the struct as its field `size` says, which the crate sets to the size of the type.
+    // SAFETY: the kernel reads the struct, and nothing else.
     let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, at, tid.0, any_processor, no_group, CLOSE_ON_EXEC) };
     let fd = RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: the kernel has just made the descriptor, and nobody else knows it.
     Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Bytes of a counter's page (struct perf_event_mmap_page).
+pub(crate) const EVENT_PAGE: usize = 4096;
+
+/// Reads a counter of the calling thread with RDPMC, as its page says (linux/perf_event.h). `None`: the kernel changed the page meanwhile, or no
+/// counter of the processor has the event at the moment.
+pub(crate) fn read_own_counter(page: &memmap2::MmapRaw) -> Result<Option<u64>, &'static str> {
+    const LOCK: usize = 8;
+    const INDEX: usize = 12;
+    const OFFSET: usize = 16;
+    const CAPABILITIES: usize = 40;
+    const WIDTH: usize = 48;
+    const MAY_READ: u32 = 4;
+    if page.len() < EVENT_PAGE {
+        return Err("its page is too short");
+    }
+    // SAFETY: aligned words of a page that is mapped as long as `page` lives; only the kernel writes to it.
+    let word = |at: usize| unsafe { page.as_ptr().wrapping_add(at).cast::<u32>().read_volatile() };
+    // SAFETY: the same.
+    let offset = || unsafe { page.as_ptr().wrapping_add(OFFSET).cast::<u64>().read_volatile() };
+    let lock = word(LOCK);
+    if word(CAPABILITIES) & MAY_READ == 0 {
+        return Err("the kernel lets no program read counters (/sys/bus/event_source/devices/cpu/rdpmc)");
+    }
+    let (index, base, width) = (word(INDEX), offset(), word(WIDTH) & 0xffff);
+    let Some(index) = index.checked_sub(1) else { return Ok(None) };
+    let (low, high): (u32, u32);
+    // SAFETY: the page, which is mapped, says that the processor permits it; it changes nothing but the two registers.
+    unsafe { std::arch::asm!("rdpmc", in("ecx") index, out("eax") low, out("edx") high, options(nomem, nostack)) };
+    let counted = u64::from(high) << 32 | u64::from(low);
+    let unused = 64u32.saturating_sub(width).min(63);
+    let counted = (counted << unused).cast_signed() >> unused;
+    Ok((word(LOCK) == lock).then(|| base.wrapping_add_signed(counted)))
 }
 
 /// Whether a process certainly has memory of its own and not this other one's (a vfork child before exec has not).

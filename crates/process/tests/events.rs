@@ -8,8 +8,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use common::within;
+use ingraft_model::layout::{EVENT_PAGES, event, header};
 use ingraft_model::{Pid, Tid};
-use ingraft_process::{CountedEvents, Event, EventReading, Target};
+use ingraft_process::{CountedEvents, DataAreaRequest, Event, EventReading, Target};
 
 /// `events.c`.
 struct Program {
@@ -187,5 +188,49 @@ fn the_clock_of_the_tasks_is_the_processor_time() {
         let truth = after.cpu_ns - before.cpu_ns;
         assert!(reading.events >= 98_000_000, "{reading:?}");
         assert!(reading.events.abs_diff(truth) * 50 < truth, "{reading:?} {truth}");
+    });
+}
+
+/// What threads do themselves, done for them: a page of a counter in a shard.
+#[test]
+fn counters_in_shards_are_closed_and_the_area_stays_one() {
+    // page faults of the program alone
+    const FAULTS: [u64; 9] = [1 | 72 << 32, 2, 0, 0, 0, 1 << 2 | 1 << 5 | 1 << 6, 0, 0, 0];
+    const PERF_EVENT_OPEN: i64 = 298;
+    within(Duration::from_secs(60), || {
+        let (_program, target) = Program::start(1);
+        let area = target.create_area(&DataAreaRequest::default()).expect("area");
+        let layout = area.layout();
+        let place = |(shard, number): (u64, u32)| {
+            layout.base.0 + shard * layout.stride + u64::from(EVENT_PAGES + event::PAGE * number)
+        };
+        let opened = [(2, 3), (2, 4), (5, 3)];
+        target
+            .remote(|remote| {
+                for page in opened {
+                    area.set_event(page.1, &FAULTS)?;
+                    let attributes = layout.base.0 + u64::from(header::EVENTS + header::EVENT_BYTES * page.1);
+                    let arguments = [attributes, 0, u64::MAX, u64::MAX, 8, 0];
+                    let fd = remote.syscall("perf_event_open", PERF_EVENT_OPEN, arguments)?;
+                    remote.syscall("mmap", libc::SYS_mmap, [place(page), 4096, 1, 0x11, fd, 0])?;
+                    remote.syscall("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
+                }
+                Ok(())
+            })
+            .expect("counters");
+        let counters = || {
+            let maps = target.maps().expect("maps").into_iter();
+            maps.filter(|m| m.path.as_os_str() == "anon_inode:[perf_event]")
+                .map(|m| m.range.start.0)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(counters(), opened.map(place));
+        assert_eq!(target.find_areas().expect("areas"), [layout.range()]);
+        target.close_events(&area, 3).expect("closed");
+        assert_eq!(counters(), [place((2, 4))]);
+        assert_eq!(target.find_areas().expect("areas"), [layout.range()]);
+        target.unmap(&[layout.range()]).expect("unmapped");
+        assert_eq!(counters(), [0; 0]);
+        assert_eq!(target.find_areas().expect("areas"), []);
     });
 }

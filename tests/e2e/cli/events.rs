@@ -96,7 +96,8 @@ fn what_the_kernel_does_not_count_is_said_in_words() {
     let _ = run("named_wrongly").assert_error(2, &["no event is called `page-folts`"]);
     let _ = run("tracepoint").assert_error(2, &["`sched:sched_switch` is a tracepoint"]);
     let _ = run("of_no_unit").assert_error(2, &["this machine has no unit `nothing`"]);
-    let _ = run("at_a_point").assert_error(2, &["hwCounter"]);
+    let _ =
+        run("kernels_own_at_a_point").assert_error(1, &["cpu-migrations", "the kernel counts it, not the processor"]);
     let _ = run("task_clock@/Code/events/touch").assert_error(2, &["task_clock"]);
     let of_nobody = format!("page_faults@/Process/{pid}/1");
     let _ = run(&of_nobody).assert_error(3, &["no thread 1"]);
@@ -126,6 +127,34 @@ fn hardware_is_counted_where_there_is_some() {
     } else {
         println!("skipped: counting instructions ({problem})");
         let _ = tool().run(arguments).assert_error(3, &["instructions", "no unit for hardware events", "ENOENT"]);
+    }
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn threads_read_the_processors_events_where_there_are_some() {
+    let mut target = Mutatee::start("events", &["1"]);
+    let before = Text::of(target.pid());
+    let (pid, name) = (target.pid_text(), file("events.mdl"));
+    let listed = tool().run(["metrics", "--events"]).assert_code(0);
+    let event = |name: &str| listed.all("event").into_iter().find(|e| e["name"] == name).expect("the event").clone();
+    assert_eq!(event("page-faults")["at_points"], "system call");
+    assert_eq!(event("task-clock")["at_points"], "clock of processor time");
+    assert!(event("cpu-migrations")["at_points"].is_null());
+    let how = event("instructions")["at_points"].as_str().expect("words").to_owned();
+    let arguments = ["watch", "-p", &pid, "-I", &name, "instructions_of_burn", "events_unread"];
+    if how == "RDPMC" {
+        let mut session = tool().start(arguments);
+        session.wait_for("attached");
+        let _ = target.ask("burn 50");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert!(last(&outcome, "instructions_of_burn", "") > 1_000_000, "{outcome:#?}");
+        assert_eq!(last(&outcome, "events_unread", ""), 0);
+    } else {
+        println!("skipped: reading the processor's counters at points ({how})");
+        assert!(how.starts_with("RDPMC, never run on this machine"), "{how}");
+        let words = ["instructions", "no unit for hardware events", "ENOENT"];
+        let _ = tool().run(arguments).assert_error(3, &words);
     }
     target::assert_clean(target.pid(), &before);
 }

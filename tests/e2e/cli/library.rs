@@ -116,6 +116,14 @@ fn compression_databases_and_encryption() {
     compare("libraries", &[], &commands.each_ref().map(String::as_str), |_| true);
 }
 
+#[test]
+fn times_of_compression() {
+    if !Path::new("/usr/include/zlib.h").exists() {
+        skip!("zlib.h is not installed");
+    }
+    compare("libraries", &[], &[&format!("pack {}", scaled(20, 500))], |_| true);
+}
+
 fn in_source(name: &str) -> String {
     source_directory().join(name).to_str().expect("a path").to_owned()
 }
@@ -125,6 +133,13 @@ fn the_examples_of_the_paradyn_study_give_the_right_numbers() {
     let file = in_source("tests/golden/mdl/paradyn_examples.mdl");
     let of_it = ["heap_requests@", "large_write_bytes", "lock_wait@", "cpu_self@"];
     compare("tally", &[&file], &[&study()], |pair| of_it.iter().any(|metric| pair.starts_with(metric)));
+}
+
+#[test]
+fn paradyns_metrics_and_those_of_calls() {
+    let of_these =
+        ["null_arguments@", "procedure_calls@", "io_ops@", "io_bytes@", "sync_ops@", "cpu_latency@", "self_latency@"];
+    compare("tally", &[], &[&study()], |pair| of_these.iter().any(|metric| pair.starts_with(metric)));
 }
 
 #[test]

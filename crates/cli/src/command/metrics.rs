@@ -36,12 +36,19 @@ async fn events(engines: &Engines, common: &Common, out: &mut Output) -> Result<
         let mut progress = Progress::new("trying events", common.format);
         events.extend(client.events(&mut progress).await?);
     }
-    let mut table = Table::new().shrinking("HOST").left("EVENT").left("COUNTED BY").shrinking("");
+    let mut table = Table::new().shrinking("HOST").left("EVENT").left("COUNTED BY").left("AT POINTS").shrinking("");
     for e in &events {
         let names = std::iter::once(&e.name).chain(&e.aliases).map(String::as_str).collect::<Vec<_>>().join(", ");
         let problem = e.problem.as_deref().unwrap_or_default();
         let host = e.host.clone().unwrap_or_default();
-        table.row(vec![host.into(), names.into(), e.group.as_str().into(), Cell::styled(problem, DIM)]);
+        let at_points = e.at_points.as_deref().unwrap_or_default();
+        table.row(vec![
+            host.into(),
+            names.into(),
+            e.group.as_str().into(),
+            at_points.into(),
+            Cell::styled(problem, DIM),
+        ]);
     }
     out.text(&table.render(out.width()))?;
     events.into_iter().try_for_each(|e| out.object(&Object::Event(e)))

@@ -389,8 +389,9 @@ pub(super) fn metric(m: v1::Metric, host: Host) -> objects::Metric {
 }
 
 pub(super) fn event(e: v1::Event, host: Host) -> objects::Event {
-    let v1::Event { name, aliases, group, problem } = e;
-    objects::Event { host, name, aliases, group, problem: Some(problem).filter(|p| !p.is_empty()) }
+    let v1::Event { name, aliases, group, problem, at_points } = e;
+    let [problem, at_points] = [problem, at_points].map(|text| Some(text).filter(|t| !t.is_empty()));
+    objects::Event { host, name, aliases, group, problem, at_points }
 }
 
 pub(super) fn removed(r: v1::Removed, host: Host) -> objects::Removed {

@@ -1,20 +1,12 @@
-//! The routine that calls functions of the program has one right form: it is compared with it, instruction by instruction. What makes it right is
-//! not for an abstract execution to find out, as what the function does is not known.
+//! The right form of the routine that calls functions of the program: what the function does is not known, so nothing else could prove it.
 
-use iced_x86::{Formatter, Instruction, IntelFormatter};
 use ingraft_model::layout::{CALL_SP, CALLING, header};
 use ingraft_model::{Call, VectorState};
 
+use super::form::{self, Right, put};
 use super::walk::Walk;
 use super::{Flaw, VerifyError, fail};
 use crate::environment::Environment;
-
-/// One instruction of the right form.
-enum Right {
-    Text(String),
-    /// `je` to the instruction of that number.
-    Skip(usize),
-}
 
 /// In this order they are pushed, and in the other they come back.
 const KEPT: &str = "rax rdx rbx rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15";
@@ -24,43 +16,7 @@ const LOADED: &str = "rbx rdi rsi rdx rcx r8 r9";
 /// Proves the routine at `at`.
 pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, at: u64) -> Result<(), VerifyError> {
     let Some(vectors) = env.vectors.filter(VectorState::is_sound) else { return fail(at, Flaw::Forbidden) };
-    let form = form(env, vectors);
-    let mut instructions: Vec<Instruction> = Vec::with_capacity(form.len());
-    let mut next = at;
-    for _ in &form {
-        let i = *walk.memory().decode(next)?;
-        next = i.next_ip();
-        walk.mark(&i)?;
-        instructions.push(i);
-    }
-    for (i, right) in instructions.iter().zip(&form) {
-        let is_right = match right {
-            Right::Text(right) => !i.is_jcc_short_or_near() && words(i) == *right,
-            Right::Skip(to) => {
-                let target = instructions.get(*to).map(Instruction::ip);
-                i.mnemonic() == iced_x86::Mnemonic::Je && Some(i.near_branch_target()) == target
-            }
-        };
-        if !is_right {
-            return fail(i.ip(), Flaw::Forbidden);
-        }
-    }
-    Ok(())
-}
-
-/// An instruction in words, with the sizes of what it touches.
-fn words(i: &Instruction) -> String {
-    let mut formatter = IntelFormatter::new();
-    let options = formatter.options_mut();
-    options.set_hex_prefix("0x");
-    options.set_hex_suffix("");
-    options.set_uppercase_hex(false);
-    options.set_small_hex_numbers_in_decimal(false);
-    options.set_signed_immediate_operands(false);
-    options.set_memory_size_options(iced_x86::MemorySizeOptions::Always);
-    let mut text = String::new();
-    formatter.format(i, &mut text);
-    text
+    form::prove(walk, &form(env, vectors), at)
 }
 
 fn form(env: &Environment, vectors: VectorState) -> Vec<Right> {
@@ -78,39 +34,35 @@ fn form(env: &Environment, vectors: VectorState) -> Vec<Right> {
     let gs = |what: String| ["rdgsbase rax".to_owned(), what, "wrgsbase rax".to_owned()];
 
     let mut form: Vec<Right> = Vec::new();
-    let put = |form: &mut Vec<Right>, lines: Vec<String>| form.extend(lines.into_iter().map(Right::Text));
     put(&mut form, vec![alive.clone()]);
-    let child = form.len();
-    form.push(Right::Skip(0));
+    form.push(Right::Jump("je", "child"));
     put(&mut form, vec!["pushfq".to_owned(), "cld".to_owned()]);
-    put(&mut form, kept.iter().map(|r| format!("push {r}")).collect());
+    put(&mut form, kept.iter().map(|r| format!("push {r}")));
     put(&mut form, vec!["mov rbp,rsp".to_owned(), format!("sub rsp,{:#x}", area + 64)]);
     put(&mut form, vec![format!("and rsp,{:#x}", u64::MAX - 63), format!("mov qword ptr [rsp+{area:#x}],rbp")]);
     put(&mut form, vec!["xor eax,eax".to_owned()]);
-    put(&mut form, (0..8).map(|n| format!("mov qword ptr [rsp+{:#x}],rax", 512 + 8 * n)).collect());
-    put(&mut form, components.to_vec());
-    put(&mut form, ["xsave64 [rsp]", "fninit", "fldcw word ptr [rsp]"].map(str::to_owned).to_vec());
+    put(&mut form, (0..8).map(|n| format!("mov qword ptr [rsp+{:#x}],rax", 512 + 8 * n)));
+    put(&mut form, components.clone());
+    put(&mut form, ["xsave64 [rsp]", "fninit", "fldcw word ptr [rsp]"]);
     put(&mut form, vec![open("inc")]);
     put(&mut form, vec![format!("mov qword ptr gs:[{:#x}],rsp", data.displacement(CALL_SP))]);
-    put(&mut form, gs(format!("add rax,{CALLING:#x}")).to_vec());
+    put(&mut form, gs(format!("add rax,{CALLING:#x}")));
     let first = 8 * (kept.len() + 1);
     let load = |(n, r): (usize, &str)| format!("mov {r},qword ptr [rbp+{:#x}]", first + 8 * n);
-    put(&mut form, LOADED.split(' ').enumerate().map(load).collect());
-    put(&mut form, ["xor eax,eax", "call rbx", "mov rcx,rax"].map(str::to_owned).to_vec());
-    put(&mut form, gs(format!("and rax,{:#x}", data.stride.wrapping_neg())).to_vec());
+    put(&mut form, LOADED.split(' ').enumerate().map(load));
+    put(&mut form, ["xor eax,eax", "call rbx", "mov rcx,rax"]);
+    put(&mut form, gs(format!("and rax,{:#x}", data.stride.wrapping_neg())));
     put(&mut form, vec![alive]);
-    form.push(Right::Skip(form.len() + 2));
+    form.push(Right::Jump("je", "uncounted"));
     put(&mut form, vec![open("dec")]);
-    put(&mut form, components.to_vec());
+    form.push(Right::Label("uncounted"));
+    put(&mut form, components);
     put(&mut form, vec!["xrstor64 [rsp]".to_owned(), format!("mov rsp,qword ptr [rsp+{area:#x}]")]);
-    put(&mut form, kept.iter().rev().map(|r| format!("pop {r}")).collect());
+    put(&mut form, kept.iter().rev().map(|r| format!("pop {r}")));
     put(&mut form, vec!["popfq".to_owned()]);
-    put(&mut form, end().to_vec());
-    let last = form.len();
-    if let Some(skip) = form.get_mut(child) {
-        *skip = Right::Skip(last);
-    }
+    put(&mut form, end());
+    form.push(Right::Label("child"));
     put(&mut form, vec!["xor ecx,ecx".to_owned()]);
-    put(&mut form, end().to_vec());
+    put(&mut form, end());
     form
 }

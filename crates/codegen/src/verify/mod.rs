@@ -12,6 +12,8 @@
 
 mod calling;
 mod change;
+mod event;
+mod form;
 mod inner;
 mod lockstep;
 mod memory;

@@ -30,6 +30,7 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
         Mode::Point if is_record_or_bucket(env, memory, bound) => true,
         Mode::Point if is_own(env, memory, &[CPU_LAST]) => true,
         Mode::Twin(_) if is_note(env, i, memory, header::CALLS_MISSED) => true,
+        Mode::Twin(_) if is_note(env, i, memory, header::EVENTS_UNREAD) => true,
         Mode::Routine(Routine::Read) if is_note(env, i, memory, header::READS_FAILED) => true,
         Mode::Routine(Routine::Await) => writes_to_engine(env, i, memory),
         Mode::Routine(_) => routine_access(env, memory) || is_descriptor(env, i, memory),
@@ -55,7 +56,9 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
         return true;
     }
     let note = match mode {
-        Mode::Twin(_) => is_note(env, i, memory, header::CALLS_MISSED),
+        Mode::Twin(_) => {
+            is_note(env, i, memory, header::CALLS_MISSED) || is_note(env, i, memory, header::EVENTS_UNREAD)
+        }
         Mode::Routine(Routine::Read) => is_note(env, i, memory, header::READS_FAILED),
         _ => false,
     };

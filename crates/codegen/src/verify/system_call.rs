@@ -53,7 +53,7 @@ pub(super) fn call(
 fn bytes_before(env: &Environment, routine: Routine) -> u64 {
     match (routine, env.identity) {
         (Routine::CpuTime | Routine::Settle | Routine::Find | Routine::Await | Routine::Usage, _) => CLOCK_CALL,
-        (Routine::Call, _) => 0,
+        (Routine::Call | Routine::Event, _) => 0,
         (Routine::Read, ThreadIdentity::FsOffset(_)) => READ_CALL + NAMED_BY_THREAD,
         (Routine::Read, ThreadIdentity::FsBase | ThreadIdentity::Locked) => READ_CALL + NAMED,
     }
@@ -66,7 +66,7 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
             env.cpu != CpuClock::None && is_about_thread(at, before, CLOCK_GETTIME, THREAD_CPUTIME)
         }
         Routine::Usage => env.readable.process.is_some() && is_about_thread(at, before, GETRUSAGE, THREAD),
-        Routine::Call | Routine::Await => false,
+        Routine::Call | Routine::Event | Routine::Await => false,
         Routine::Read => env.readable.process.is_some_and(|process| is_read(env, process, at, before)),
     }
 }

@@ -9,6 +9,7 @@ use ingraft_model::layout::{OWNER, TOP};
 use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity};
 
 use super::calling;
+use super::event;
 use super::memory::Memory;
 use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
 use super::system_call::{self, SystemCall};
@@ -567,6 +568,9 @@ impl<'a> Walk<'a> {
         if routine == Routine::Call {
             return calling::prove(self, self.env, at);
         }
+        if routine == Routine::Event {
+            return event::prove(self, self.env, at);
+        }
         let mode = Mode::Routine(routine);
         self.execute(at, State::entry(), mode)?;
         // what a system call is asked for stands right before it, and nothing leads in between
@@ -702,7 +706,7 @@ impl<'a> Walk<'a> {
                 state.parent = Parent::Unknown;
                 state.lose(1);
             }
-            Routine::Read | Routine::Usage => state.lose(1),
+            Routine::Read | Routine::Usage | Routine::Event => state.lose(1),
             Routine::CpuTime | Routine::Await => {}
         }
         Ok((back, state))

@@ -48,6 +48,8 @@ pub struct Outcome {
     pub child: u32,
     /// Header fields `CALLS_OPEN`, `CALLS_LEFT` and `CALLS_MISSED`.
     pub called: [u32; 3],
+    /// Header field `EVENTS_UNREAD`.
+    pub unread: u32,
     /// Words for processor time of shard 2, from `CPU_OFFSET` to `CPU_RENEWALS`.
     pub cpu: Vec<u64>,
     /// The thread's pointer to a critical section, at [`SLOT`].
@@ -81,8 +83,32 @@ pub enum Step {
     Slot(u64),
     /// Sets the number of the processor in the thread's rseq area, -1 in one that is not registered.
     Processor(i32),
+    /// Sets 8 bytes.
+    Store { at: u64, value: u64 },
+    /// Copies 8 bytes.
+    Copy { from: u64, to: u64 },
+    /// Makes a system call, and keeps its answer.
+    Syscall { number: u64, args: Vec<u64>, to: u64 },
+    /// From here on a fault at RDPMC is answered by [`pmc`], as if there were a counter.
+    EmulateRdpmc { lock: u64 },
     /// Sets the gs base to something of the program's own.
     ForeignGs,
+}
+
+/// Words of the emulated RDPMC.
+pub mod pmc {
+    use super::SCRATCH;
+
+    /// How often it was executed.
+    pub const COUNT: u64 = SCRATCH + 0x600;
+    /// What the counter has.
+    pub const VALUE: u64 = SCRATCH + 0x608;
+    /// How often the counter is still taken away meanwhile: then the number on the page changes.
+    pub const LOST: u64 = SCRATCH + 0x610;
+    /// Which counter was asked for.
+    pub const INDEX: u64 = SCRATCH + 0x618;
+    /// struct sigaction of the kernel.
+    pub const ACTION: u64 = SCRATCH + 0x620;
 }
 
 /// What every register holds at a call unless a step says otherwise: rsi, rdi and r9 point into the scratch memory, rcx is small.
@@ -105,6 +131,55 @@ fn syscall(a: &mut CodeAssembler, number: u64, args: &[u64]) -> Result<(), IcedE
     }
     a.mov(rax, number)?;
     a.syscall()
+}
+
+/// Installs a handler for SIGSEGV that executes RDPMC in place of the processor.
+fn emulate_rdpmc(a: &mut CodeAssembler, lock: u64) -> Result<(), IcedError> {
+    // where the kernel has the thread's registers in its third argument (struct ucontext)
+    const RDX: u64 = 136;
+    const RAX: u64 = 144;
+    const RCX: u64 = 152;
+    const RIP: u64 = 168;
+    // SA_SIGINFO | SA_RESTORER
+    const FLAGS: u64 = 0x0400_0004;
+    let [mut handler, mut other, mut restorer, mut done] = std::array::from_fn(|_| a.create_label());
+    a.lea(rax, ptr(handler))?;
+    a.mov(qword_ptr(pmc::ACTION), rax)?;
+    a.mov(rax, FLAGS)?;
+    a.mov(qword_ptr(pmc::ACTION + 8), rax)?;
+    a.lea(rax, ptr(restorer))?;
+    a.mov(qword_ptr(pmc::ACTION + 16), rax)?;
+    a.mov(qword_ptr(pmc::ACTION + 24), 0)?;
+    syscall(a, 13, &[11, pmc::ACTION, 0, 8])?;
+    a.jmp(done)?;
+    a.set_label(&mut handler)?;
+    a.mov(rax, qword_ptr(rdx + RIP))?;
+    a.cmp(word_ptr(rax), 0x330f)?;
+    a.jne(other)?;
+    a.add(qword_ptr(rdx + RIP), 2)?;
+    a.inc(qword_ptr(pmc::COUNT))?;
+    a.mov(rax, qword_ptr(rdx + RCX))?;
+    a.mov(qword_ptr(pmc::INDEX), rax)?;
+    a.mov(rax, qword_ptr(pmc::VALUE))?;
+    a.mov(ecx, eax)?;
+    a.mov(qword_ptr(rdx + RAX), rcx)?;
+    a.shr(rax, 32)?;
+    a.mov(qword_ptr(rdx + RDX), rax)?;
+    a.cmp(qword_ptr(pmc::LOST), 0)?;
+    let mut kept = a.create_label();
+    a.je(kept)?;
+    a.dec(qword_ptr(pmc::LOST))?;
+    a.add(dword_ptr(lock), 2)?;
+    a.add(qword_ptr(pmc::VALUE), 1000)?;
+    a.set_label(&mut kept)?;
+    a.ret()?;
+    a.set_label(&mut other)?;
+    a.ud2()?;
+    a.set_label(&mut restorer)?;
+    a.mov(eax, 15)?;
+    a.syscall()?;
+    a.set_label(&mut done)?;
+    a.zero_bytes()
 }
 
 impl Program<'_> {
@@ -171,6 +246,19 @@ impl Program<'_> {
                     a.mov(qword_ptr(TLS + SLOT as u64), rax)?;
                 }
                 Step::Processor(number) => a.mov(dword_ptr(TLS + SLOT as u64 - 4), *number)?,
+                Step::Store { at, value } => {
+                    a.mov(rax, *value)?;
+                    a.mov(qword_ptr(*at), rax)?;
+                }
+                Step::Copy { from, to } => {
+                    a.mov(rax, qword_ptr(*from))?;
+                    a.mov(qword_ptr(*to), rax)?;
+                }
+                Step::Syscall { number, args, to } => {
+                    syscall(&mut a, *number, args)?;
+                    a.mov(qword_ptr(*to), rax)?;
+                }
+                Step::EmulateRdpmc { lock } => emulate_rdpmc(&mut a, *lock)?,
                 Step::ForeignGs => {
                     // gs:[owner] falls into the scratch memory
                     let owner = u64::from(data.displacement(ingraft_model::layout::OWNER));
@@ -186,6 +274,7 @@ impl Program<'_> {
         syscall(&mut a, 1, &[1, base + u64::from(header::EXHAUSTED), 4])?;
         syscall(&mut a, 1, &[1, base + u64::from(header::CHILDREN_COUNT), 8])?;
         syscall(&mut a, 1, &[1, base + u64::from(header::CALLS_OPEN), 12])?;
+        syscall(&mut a, 1, &[1, base + u64::from(header::EVENTS_UNREAD), 4])?;
         let words = base + 2 * data.stride + u64::from(CPU_OFFSET);
         syscall(&mut a, 1, &[1, words, u64::from(CPU_RENEWALS - CPU_OFFSET) + 8])?;
         syscall(&mut a, 1, &[1, TLS + SLOT as u64, 8])?;
@@ -252,11 +341,12 @@ impl Program<'_> {
         let exhausted = int(take(4));
         let (children, child) = (int(take(4)), int(take(4)));
         let called = std::array::from_fn(|_| int(take(4)));
+        let unread = int(take(4));
         let cpu = take((CPU_RENEWALS - CPU_OFFSET) as usize + 8).chunks(8).map(word).collect();
         let slot = word(take(8));
         let shards =
             std::array::from_fn(|_| take(8 * self.counters).chunks(8).map(|b| word(b).cast_signed()).collect());
-        Outcome { calls, scratch, exhausted, children, child, called, cpu, slot, shards }
+        Outcome { calls, scratch, exhausted, children, child, called, unread, cpu, slot, shards }
     }
 }
 

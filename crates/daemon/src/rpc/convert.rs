@@ -127,8 +127,9 @@ fn metric_focus(pair: v1::MetricFocus) -> Result<MetricFocus, FieldError> {
 
 /// An event.
 pub fn event(event: EventEntry) -> v1::Event {
-    let EventEntry { name, aliases, group, problem } = event;
-    v1::Event { name, aliases, group, problem: problem.unwrap_or_default() }
+    let EventEntry { name, aliases, group, problem, at_points } = event;
+    let (problem, at_points) = (problem.unwrap_or_default(), at_points.unwrap_or_default());
+    v1::Event { name, aliases, group, problem, at_points }
 }
 
 /// A process.

@@ -107,7 +107,7 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
         Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Call(_) => Err(Uncaught::Arguments),
         Expr::Float(_) | Expr::Text(_) | Expr::Address(_) => Err(Uncaught::Arguments),
         Expr::Load(..) | Expr::Read(..) => Err(Uncaught::Memory),
-        Expr::Elapsed(_) | Expr::Usage(_) => Err(Uncaught::Begin),
+        Expr::Elapsed(_) | Expr::Usage(_) | Expr::Event(_) => Err(Uncaught::Begin),
     }
 }
 
@@ -242,6 +242,7 @@ impl<'a> Shard<'a> {
             // not in a state, see `known`
             Expr::Load(..) | Expr::Read(..) | Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => 0,
             Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(_) | Expr::Call(_) => 0,
+            Expr::Event(_) => 0,
         }
     }
 

@@ -32,6 +32,7 @@ pub(super) fn refused(e: EventError) -> Error {
     let (kind, reason) = match &e {
         EventError::Problem(_) => (ErrorKind::Usage, "no_such_event"),
         EventError::NoThread(_) => (ErrorKind::NotFound, "no_such_thread"),
+        EventError::NotAtPoints { .. } => (ErrorKind::Failed, "event_not_at_points"),
         EventError::Refused { refusal: KernelRefusal::Forbidden { .. }, .. } => (ErrorKind::Denied, "event_forbidden"),
         EventError::Refused { refusal: KernelRefusal::TooManyFiles, .. } => (ErrorKind::Failed, "too_many_files"),
         EventError::Refused { .. } => (ErrorKind::NotFound, "event_not_counted"),

@@ -1,5 +1,8 @@
 //! What new pairs need is woven: counters, code, journal, stop. On an error the target and the session are as before.
 
+use ingraft_model::layout::EVENTS_MAX;
+use ingraft_process::{Event, EventError};
+
 use super::landing::restores;
 use super::*;
 use crate::symbols::Symbols;
@@ -43,9 +46,19 @@ impl Session {
         let limit = counters_max(control);
         let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
         for (key, instrumentation) in fresh {
-            let Some(counters) = take(&mut control.counters, &instrumentation.variables, limit) else {
-                give_back(control, &bound);
-                return Err(too_many(limit).about(self.pid()));
+            let taken = self.event_number(control, &instrumentation).and_then(|event| {
+                let counters = take(&mut control.counters, &instrumentation.variables, limit);
+                let mut counters = counters.ok_or_else(|| too_many(limit).about(self.pid()))?;
+                let variables = instrumentation.variables.iter().zip(&mut counters);
+                variables.filter(|(v, _)| v.shape == Shape::Event).for_each(|(_, number)| *number = event);
+                Ok(counters)
+            });
+            let counters = match taken {
+                Ok(counters) => counters,
+                Err(e) => {
+                    give_back(control, &bound);
+                    return Err(e);
+                }
             };
             bound.push((key, instrumentation, counters));
         }
@@ -91,6 +104,17 @@ impl Session {
             control.pairs.insert(key, pair);
         }
         Ok(stopped)
+    }
+
+    /// The number of the event of the processor that code reads.
+    fn event_number(&self, control: &mut Control, instrumentation: &Instrumentation) -> Result<u32, Error> {
+        let Some(name) = &instrumentation.event else { return Ok(0) };
+        let attributes = || Event::parse(name).map_err(EventError::from).and_then(|event| event.for_threads());
+        let number = control.events.take(name, attributes).map_err(|e| events::refused(e).about(self.pid()))?;
+        number.ok_or_else(|| {
+            let what = format!("threads read {EVENTS_MAX} events of the processor themselves already");
+            Error::new(ErrorKind::Failed, "too_many_events", what, "end another measurement").about(self.pid())
+        })
     }
 
     /// Weaves more points for pairs that are there.
@@ -166,6 +190,10 @@ impl Session {
             control.attached = Some(self.attach(control)?);
         }
         let brought = self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
+        if let Some(attached) = &control.attached {
+            let mut events = control.events.attributes();
+            events.try_for_each(|(n, event)| attached.area.set_event(n, event)).map_err(|e| self.failed(e))?;
+        }
         let timed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter));
         let cpu = bound.iter().any(|(_, i, _)| reads_cpu(i));
         let ready = if timed { self.keep_time(control, cpu) } else { Ok(()) };
@@ -532,6 +560,10 @@ fn give_back(control: &mut Control, bound: &[(PairKey, Instrumentation, Vec<u32>
     for (_, instrumentation, counters) in bound {
         for (first, variable) in counters.iter().zip(&instrumentation.variables) {
             control.counters.give_back(*first, variable.shape.slots());
+            // no thread has opened it: its code has never been there
+            if variable.shape == Shape::Event && control.events.leave(*first) {
+                control.events.free(*first);
+            }
         }
     }
 }

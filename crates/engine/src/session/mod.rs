@@ -36,6 +36,7 @@ use crate::calls;
 use crate::catch_up::{CatchUp, Counters};
 use crate::cost::Meters;
 use crate::error::{Error, ErrorKind};
+use crate::event_places::EventPlaces;
 use crate::images::ImageStore;
 use crate::internal::{self, Internal};
 use crate::journal::{self, Head, Journal, Kept, KeptPair, Record};
@@ -156,6 +157,7 @@ struct Control {
     modules: Modules,
     attached: Option<Attached>,
     counters: CounterAllocator,
+    events: EventPlaces,
     pairs: HashMap<PairKey, Pair>,
     /// Pairs whose code was taken out because it cost too much; measurements still have their values.
     retired: Vec<Pair>,
@@ -264,6 +266,7 @@ impl Session {
             lock: Some(lock),
             behind: false,
             unrun: false,
+            events: EventPlaces::default(),
             unsettled: false,
             family: false,
             closed: false,

@@ -96,6 +96,7 @@ impl Session {
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
         let counted_elsewhere = control.unsettled || self.has_heirs(control);
+        let mut unused = Vec::new();
         for view in views {
             let Some(pair) = control.last_use(view) else { continue };
             self.close_account(view.value.first);
@@ -106,7 +107,9 @@ impl Session {
             if let Some(area) = &shared.area {
                 area.forget(&pair.records());
             }
-            for (first, shape) in variables() {
+            let events = variables().filter(|(_, shape)| *shape == Shape::Event).map(|(number, _)| number);
+            unused.extend(events.filter(|number| control.events.leave(*number)));
+            for (first, shape) in variables().filter(|(_, shape)| *shape != Shape::Event) {
                 if let Some(area) = &shared.area {
                     shared.ended.clear(&**area, first..first + shape.slots());
                 }
@@ -115,6 +118,18 @@ impl Session {
                     control.counters.give_back(first, shape.slots());
                 }
             }
+        }
+        if !counted_elsewhere {
+            unused.into_iter().for_each(|number| self.close_event(control, number));
+        }
+    }
+
+    /// Closes the counters that threads have of an event; if that fails they stay, and its number stays taken.
+    fn close_event(&self, control: &mut Control, number: u32) {
+        let Some(attached) = &control.attached else { return };
+        match self.target.close_events(&attached.area, number) {
+            Ok(()) => control.events.free(number),
+            Err(error) => tracing::debug!(%error, "threads keep their counters of an event"),
         }
     }
 
@@ -167,6 +182,7 @@ impl Session {
 
     /// Nothing of ours is in the target any more: the journal and the lock go.
     pub(super) fn discard(&self, control: &mut Control) {
+        control.events = EventPlaces::default();
         if let Some(attached) = control.attached.take()
             && let Err(error) = attached.journal.discard()
         {

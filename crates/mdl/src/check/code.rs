@@ -44,7 +44,7 @@ impl Context<'_, '_> {
         match &expr.bare().kind {
             ExprKind::Assign(target, _, value) => {
                 self.target(target);
-                if matches!(value.bare().kind, ExprKind::Assign(..)) { self.effect(value) } else { self.value(value) }
+                self.value(value);
             }
             ExprKind::Step(target, _) => self.target(target),
             ExprKind::Call(..) => self.value(expr),
@@ -158,10 +158,7 @@ impl Context<'_, '_> {
                     self.error(codes::TYPE, expr.span, message);
                 }
             }
-            ExprKind::Assign(..) | ExprKind::Step(..) => {
-                self.error(codes::PLACE, expr.span, "an assignment inside an expression").help =
-                    Some("make it a statement of its own".to_owned());
-            }
+            ExprKind::Assign(..) | ExprKind::Step(..) => self.effect(expr),
         }
     }
 

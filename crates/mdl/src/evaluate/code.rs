@@ -33,9 +33,15 @@ impl<'a> Evaluation<'a> {
     fn code(&mut self, code: &'a Code, out: &mut Vec<Stmt>) {
         match &code.kind {
             CodeKind::Block(inner) => self.block(inner, out),
-            CodeKind::Expr(expr) => self.effect(expr, out),
+            CodeKind::Expr(expr) => {
+                let mut own = Vec::new();
+                self.effect(expr, &mut own);
+                out.append(&mut self.before);
+                out.append(&mut own);
+            }
             CodeKind::If(condition, then, otherwise) => {
                 let condition = self.value(condition);
+                out.append(&mut self.before);
                 let (mut yes, mut no) = (Vec::new(), Vec::new());
                 self.code(then, &mut yes);
                 if let Some(otherwise) = otherwise {
@@ -73,14 +79,7 @@ impl<'a> Evaluation<'a> {
     fn effect(&mut self, expr: &'a Expr, out: &mut Vec<Stmt>) {
         match &expr.bare().kind {
             ExprKind::Assign(target, op, value) => {
-                // x = y = 0
-                let value = match &value.bare().kind {
-                    ExprKind::Assign(inner, ..) => {
-                        self.effect(value, out);
-                        self.value(inner)
-                    }
-                    _ => self.value(value),
-                };
+                let value = self.value(value);
                 if target.is_symbol() {
                     out.extend(value.and_then(|value| self.assigned(target, *op, value)));
                     return;
@@ -274,8 +273,24 @@ impl<'a> Evaluation<'a> {
             // said by the checker
             ExprKind::Address(_) => None,
             ExprKind::Field(of, field) => self.member(expr, of, &field.name),
-            ExprKind::Assign(..) | ExprKind::Step(..) => self.refuse(expr, "this as a value"),
+            ExprKind::Assign(target, ..) => self.value_of_assignment(expr, target),
+            // as in C, what it was before
+            ExprKind::Step(target, up) => {
+                let now = self.value_of_assignment(expr, target)?;
+                Some(fold_binary(if *up { BinaryOp::Subtract } else { BinaryOp::Add }, now, Out::Const(1)))
+            }
         }
+    }
+
+    /// An assignment inside an expression: it is made before the statement, whatever the value is needed for.
+    fn value_of_assignment(&mut self, expr: &'a Expr, target: &'a Expr) -> Option<Out> {
+        if matches!(target.bare().kind, ExprKind::Index(..)) {
+            return self.refuse(expr, "the value of a key");
+        }
+        let mut own = Vec::new();
+        self.effect(expr, &mut own);
+        self.before.append(&mut own);
+        self.value(target)
     }
 
     /// The time of the call by a clock. One record keeps one clock, so the code of a definition uses one.

@@ -1,4 +1,4 @@
-//! Events at points: what the kernel counts for a thread, asked by the thread itself.
+//! Events at points: what the kernel counts for a thread and the processor for it, asked by the thread itself.
 
 use ingraft_model::{BinaryOp, Clock, Expr as Out, Shape, Stmt, Usage, VariableId};
 
@@ -9,24 +9,26 @@ use crate::ast::Expr;
 
 /// How an event is known at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Metered {
+pub enum Metered {
     /// It is the processor time of the thread, which has a clock.
     ProcessorTime,
     /// The kernel tells the thread.
     Usage(Usage),
+    /// The thread reads a counter of its own, if the machine has one.
+    Counter,
 }
 
 impl Metered {
-    /// The event of that name, as `perf list` has it; none if a thread cannot ask for it.
-    pub(super) fn named(event: &str) -> Option<Metered> {
-        Some(match event {
+    /// The event of that name, as `perf list` has it. Whether there is one of that name is not known here.
+    pub fn named(event: &str) -> Metered {
+        match event {
             "task-clock" | "cpu-clock" => Metered::ProcessorTime,
             "page-faults" | "faults" => Metered::Usage(Usage::PageFaults),
             "minor-faults" => Metered::Usage(Usage::MinorFaults),
             "major-faults" => Metered::Usage(Usage::MajorFaults),
             "context-switches" | "cs" => Metered::Usage(Usage::ContextSwitches),
-            _ => return None,
-        })
+            _ => Metered::Counter,
+        }
     }
 }
 
@@ -49,40 +51,44 @@ impl<'a> Evaluation<'a> {
         *self.event_timer.insert(EventTimer { nest, begun })
     }
 
-    pub(super) fn start_events(&mut self, timer: &'a Expr, out: &mut Vec<Stmt>) {
-        match self.metered {
-            Some(Metered::ProcessorTime) => self.timer(timer, Clock::Cpu, Stmt::Start, out),
-            Some(Metered::Usage(usage)) => {
-                let EventTimer { nest, begun } = self.event_timer();
-                let first = fold_binary(BinaryOp::Equal, Out::Variable(nest), Out::Const(0));
-                out.push(Stmt::If(first, vec![Stmt::Set(begun, Out::Usage(usage))]));
-                out.push(Stmt::Add(nest, Out::Const(1)));
-            }
-            // said where the base is looked at
-            None => {}
+    /// What the thread has caused so far; none if the event is a time, or nothing was said of events.
+    fn caused(&self) -> Option<Out> {
+        match self.metered? {
+            Metered::ProcessorTime => None,
+            Metered::Usage(usage) => Some(Out::Usage(usage)),
+            Metered::Counter => self.event.map(Out::Event),
         }
+    }
+
+    pub(super) fn start_events(&mut self, timer: &'a Expr, out: &mut Vec<Stmt>) {
+        if self.metered == Some(Metered::ProcessorTime) {
+            return self.timer(timer, Clock::Cpu, Stmt::Start, out);
+        }
+        let Some(caused) = self.caused() else { return };
+        let EventTimer { nest, begun } = self.event_timer();
+        let first = fold_binary(BinaryOp::Equal, Out::Variable(nest), Out::Const(0));
+        out.push(Stmt::If(first, vec![Stmt::Set(begun, caused)]));
+        out.push(Stmt::Add(nest, Out::Const(1)));
     }
 
     pub(super) fn stop_events(&mut self, timer: &'a Expr, out: &mut Vec<Stmt>) {
-        match self.metered {
-            Some(Metered::ProcessorTime) => self.timer(timer, Clock::Cpu, Stmt::Stop, out),
-            Some(Metered::Usage(usage)) => {
-                let Some(value) = self.accumulator(timer, Shape::Counter, "the timer of the metric") else { return };
-                let EventTimer { nest, begun } = self.event_timer();
-                let since = fold_binary(BinaryOp::Subtract, Out::Usage(usage), Out::Variable(begun));
-                let last = fold_binary(BinaryOp::Equal, Out::Variable(nest), Out::Const(1));
-                let runs = fold_binary(BinaryOp::Greater, Out::Variable(nest), Out::Const(0));
-                let stop = vec![Stmt::If(last, vec![Stmt::Add(value, since)]), Stmt::Add(nest, Out::Const(-1))];
-                out.push(Stmt::If(runs, stop));
-            }
-            None => {}
+        if self.metered == Some(Metered::ProcessorTime) {
+            return self.timer(timer, Clock::Cpu, Stmt::Stop, out);
         }
+        let Some(caused) = self.caused() else { return };
+        let Some(value) = self.accumulator(timer, Shape::Counter, "the timer of the metric") else { return };
+        let EventTimer { nest, begun } = self.event_timer();
+        let since = fold_binary(BinaryOp::Subtract, caused, Out::Variable(begun));
+        let last = fold_binary(BinaryOp::Equal, Out::Variable(nest), Out::Const(1));
+        let runs = fold_binary(BinaryOp::Greater, Out::Variable(nest), Out::Const(0));
+        let stop = vec![Stmt::If(last, vec![Stmt::Add(value, since)]), Stmt::Add(nest, Out::Const(-1))];
+        out.push(Stmt::If(runs, stop));
     }
 
     pub(super) fn sample_events(&mut self, counter: &'a Expr, out: &mut Vec<Stmt>) {
-        if let Some(Metered::Usage(usage)) = self.metered {
+        if let Some(caused) = self.caused() {
             let counter = self.accumulator(counter, Shape::Counter, "the counter of the metric");
-            out.extend(counter.map(|counter| Stmt::Set(counter, Out::Usage(usage))));
+            out.extend(counter.map(|counter| Stmt::Set(counter, caused)));
         }
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Draft {
 impl<'a> Evaluation<'a> {
     pub(super) fn insert(&mut self, insert: &'a Insert) {
         let target = match self.expr(&insert.points) {
+            // the code behind an entry's instruction comes last at the entry: what the instruction does changes none of its values
+            Value::Points(PointKind::Entry, functions) => Some((Place::ENTRY, functions)),
             Value::Points(point, functions) => Some((Place { point, after: insert.after }, functions)),
             Value::Refused => None,
             _ => {
@@ -48,9 +50,6 @@ impl<'a> Evaluation<'a> {
             }
         };
         self.place = target.as_ref().map(|(place, _)| *place);
-        if self.place == Some(Place { after: true, ..Place::ENTRY }) {
-            self.not_woven(insert.points.span, "`postInsn` at an entry is not woven yet".to_owned());
-        }
         self.there = target.as_ref().map(|(_, functions)| functions.clone()).unwrap_or_default();
         let mut stmts = Vec::new();
         self.block(&insert.code, &mut stmts);
@@ -60,7 +59,8 @@ impl<'a> Evaluation<'a> {
                 stmts = vec![Stmt::If(Out::Variable(*flag), stmts)];
             }
         }
-        let order = if insert.prepend { Order::Prepend } else { Order::Append };
+        let last = insert.after && place == Place::ENTRY;
+        let order = if insert.prepend && !last { Order::Prepend } else { Order::Append };
         self.draft(&functions, place, order, stmts, insert.code_span);
     }
 

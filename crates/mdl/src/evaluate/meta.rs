@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use ingraft_model::{Clock, Focus, PointKind, ResourcePath, Shape, Snippet, VariableId};
+use ingraft_model::{Clock, Focus, PointKind, ResourcePath, Shape, Snippet, Stmt, VariableId};
 
 use super::events::{EventTimer, Metered};
 use super::frame::KnownRecord;
@@ -128,8 +128,11 @@ pub(super) struct Evaluation<'a> {
     pub(super) callees: Option<VariableId>,
     /// The clock that the code of the definition reads, if it does.
     pub(super) clock: Option<Clock>,
-    /// How the event of the metric is known at points, and the timer of it.
+    /// How the event of the metric is known at points, what stands for it if the processor counts it, and the timer of it.
     pub(super) metered: Option<Metered>,
+    pub(super) event: Option<VariableId>,
+    /// What expressions of the statement that is looked at assign.
+    pub(super) before: Vec<Stmt>,
     pub(super) event_timer: Option<EventTimer>,
 }
 
@@ -165,6 +168,8 @@ impl<'a> Evaluation<'a> {
             callees: None,
             clock: None,
             metered: None,
+            before: Vec::new(),
+            event: None,
             event_timer: None,
         }
     }
@@ -186,12 +191,10 @@ impl<'a> Evaluation<'a> {
                 node.fields.iter().rev().find(|f| matches!(&f.kind, crate::ast::FieldKind::Base(_))).map(|f| f.span);
             let head = span.map_or(node.ident.span, |s| Span { start: s.start, end: s.start + 4 });
             let event = base.event.as_ref().map_or("", |event| event.value.as_str());
-            self.metered = Metered::named(event);
-            let help = "the kernel tells a thread its page faults and context switches, and there is a clock for task-clock; \
-                        without code, `hwCounter` counts other events in whole threads";
-            let why = match (kind, self.metered) {
-                (_, None) => Some(format!("a thread cannot ask for its `{event}` at points ({help})")),
-                (Accumulator::HwCounter, Some(Metered::ProcessorTime)) => {
+            let metered = Metered::named(event);
+            self.metered = Some(metered);
+            let why = match (kind, metered) {
+                (Accumulator::HwCounter, Metered::ProcessorTime) => {
                     Some(format!("`{event}` is a time: use `hwTimer` or `processTimer`"))
                 }
                 (Accumulator::HwCounter, _) if base.body.is_empty() => Some(format!(
@@ -208,6 +211,9 @@ impl<'a> Evaluation<'a> {
         let shape = vector.unwrap_or_else(|| self.shape(kind));
         self.declare(&node.ident.name, VariableKind::Counter, shape);
         self.variables[0].sampled = kind != Accumulator::Void;
+        if self.metered == Some(Metered::Counter) {
+            self.event = Some(self.variable("event", VariableKind::Scratch, Shape::Event));
+        }
         for scratch in node.scratch() {
             self.declare(&scratch.name, VariableKind::Scratch, Shape::Counter);
         }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use ingraft_model::{Focus, MetricInfo, PointKind, Shape, Snippet, Tid};
 
+pub use self::events::Metered;
 pub(crate) use self::select::parse_number;
 pub use self::vector::IndexNames;
 use crate::diagnostic::{Diagnostic, codes};
@@ -31,6 +32,8 @@ pub struct Instrumentation {
     pub variables: Vec<Variable>,
     /// What goes where, in the order of the text; code that shares an activation record comes together.
     pub insertions: Vec<Insertion>,
+    /// The event of the processor that its code reads, as `perf list` has it: what the variable of [`Shape::Event`] stands for.
+    pub event: Option<Arc<str>>,
     /// The only thread that counts, if the focus names one.
     pub thread: Option<Tid>,
     /// The address of the synchronisation object that the focus names.
@@ -160,10 +163,13 @@ pub fn evaluate(
     if !errors.is_empty() {
         return Err(errors);
     }
+    let base = evaluation.event.and(entry.node.base()).and_then(|base| base.event.as_ref());
+    let event = base.map(|event| Arc::from(event.value.as_str()));
     Ok(Instrumentation {
         metric: Arc::clone(&entry.info),
         variables: evaluation.variables,
         insertions: evaluation.insertions,
+        event,
         thread,
         object: evaluation.object,
         index_names: evaluation.index_names,

@@ -242,6 +242,50 @@ fn events_at_points_are_asked_for() {
 }
 
 #[test]
+fn the_processors_events_are_read_by_the_thread() {
+    let body = "append preInsn $start.entry (* startHwTimer(m); *) prepend preInsn $start.return (* stopHwTimer(m); *)";
+    let cycles = show(&with(&format!("base is hwTimer(\"cycles:u\") {{ {body} }}")), "m", "");
+    assert!(cycles.contains("if ((v2 == 0)) { v3 = event v1; } v2++;"), "{cycles}");
+    assert!(cycles.contains("if ((v2 == 1)) { v0 += (event v1 - v3); } v2 += -1;"), "{cycles}");
+    let sample = "append preInsn $start.entry (* sampleHwCounter(m); *)";
+    let sampled = show(&with(&format!("base is hwCounter(\"r1a8\") {{ {sample} }}")), "m", "");
+    assert_eq!(sampled, "main Metric Append: v0 = event v1;\n");
+}
+
+#[test]
+fn code_behind_the_instruction_of_an_entry_comes_last_there() {
+    let body = "append postInsn $start.entry (* m += 2; *) prepend preInsn $start.entry (* m = 1; *) \
+                prepend postInsn $start.entry (* m += 3; *)";
+    let shown = show(&with(&base(body)), "m", "");
+    let lines = ["main Metric Append: v0 += 2;", "main Metric Prepend: v0 = 1;", "main Metric Append: v0 += 3;"];
+    assert_eq!(shown, lines.map(|l| l.to_owned() + "\n").concat());
+}
+
+#[test]
+fn assignments_have_values() {
+    let shown = |code: &str| {
+        show(
+            &with(&format!("counter t; counter u; {}", base(&format!("append preInsn $start.entry (* {code} *)")))),
+            "m",
+            "",
+        )
+    };
+    for (code, expected) in [
+        ("m = t = 5;", "v1 = 5; v0 = v1;"),
+        ("m = t = u = $arg[0];", "v2 = $arg[0]; v1 = v2; v0 = v1;"),
+        ("m += t++;", "v1++; v0 += (v1 - 1);"),
+        ("m += t--;", "v1 += -1; v0 += (v1 + 1);"),
+        ("m += (t = 1) + (u -= 2);", "v1 = 1; v2 += -2; v0 += (v1 + v2);"),
+        ("if (t++ >= 3) m++;", "v1++; if (((v1 - 1) >= 3)) { v0++; }"),
+        ("if ($arg[0]) m = t = 1;", "if ($arg[0]) { v1 = 1; v0 = v1; }"),
+        ("m = readSymbol(\"level\") = 7;", "u16 at 0x5000 = 7; v0 = u16 at 0x5000;"),
+    ] {
+        let found = shown(code);
+        assert_eq!(found, format!("main Metric Append: {expected}\n"), "{code}");
+    }
+}
+
+#[test]
 fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
     let body = "append preInsn $start.entry (* m = readSymbol(\"own\"); Call(\"f\", &tmp); *) \
                 foreach c in $start.calls append preInsn c (* m += $arg[0].x; *) \
@@ -271,10 +315,6 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
             "`$cpu` beside `$elapsed` or `$self` in one definition is not woven yet",
         ),
         (
-            "base is hwTimer(\"cycles\") { append preInsn $start.entry (* startHwTimer(m); *) }",
-            "a thread cannot ask for its `cycles` at points",
-        ),
-        (
             "vector over list heap; base is counter { foreach f in heap append preInsn f.entry (* m[0]++; *) }",
             "vectors over anything but keys are not woven yet",
         ),
@@ -282,7 +322,6 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
             "base is counter { append preInsn $start.entry (* f(1, 2, 3, 4, 5, 6, 7); *) }",
             "`f` is called with more than 6 arguments",
         ),
-        ("base is counter { append postInsn $start.entry (* m++; *) }", "`postInsn` at an entry is not woven yet"),
         (
             "base is counter { foreach f in elsewhere append preInsn f.entry (* m++; *) }",
             "does not exist for the flavors of this program",

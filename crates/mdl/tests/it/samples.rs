@@ -72,7 +72,15 @@ fn legal_metrics_and_constraints() {
     legal(
         "constraint c /SyncObject/Mutex is counter { append preInsn $start.entry (* if ($arg[0] == $constraint[0]) c = 1; *) }",
     );
-    for statement in ["Call(\"f\", 1, &tmp);", "Call(\"f\",);", "", "tmp = m = 0;", "m += numbers[1];"] {
+    for statement in [
+        "Call(\"f\", 1, &tmp);",
+        "Call(\"f\",);",
+        "",
+        "tmp = m = 0;",
+        "m = 1 + tmp = 2;",
+        "m += tmp++;",
+        "m += numbers[1];",
+    ] {
         legal(&code(statement));
     }
 }
@@ -149,8 +157,6 @@ fn illegal_in_the_static_stage() {
     illegal(&code("nothing++;"), "nothing defines `nothing`");
     illegal(&code("heap++;"), "`heap` is a list (each is a procedure), not a variable");
     illegal(&code("m = &tmp;"), "an address can only be given to a called function");
-    illegal(&code("m = tmp++;"), "an assignment inside an expression");
-    illegal(&code("m = 1 + tmp = 2;"), "an assignment inside an expression");
     illegal(&code("m = readSymbol(1);"), "`readSymbol` takes the name of a variable");
     illegal(&code("m = $constraint[0];"), "`$constraint` means nothing here");
     illegal(&code("m = $elapsed;"), "only known at its return");

@@ -143,7 +143,7 @@ impl Check<'_> {
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Number(v) => assert!((v.0 as usize) < self.done.variables.len()),
-            Expr::Load(..) | Expr::Usage(_) | Expr::Text(_) => {}
+            Expr::Load(..) | Expr::Usage(_) | Expr::Event(_) | Expr::Text(_) => {}
             Expr::Address(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Float(float) => assert!(float.register < Float::ARGS_MAX && (!is_end(at) || float.register == 0)),
             Expr::Read(e, _) => self.expr(e, at, closed),

@@ -1,13 +1,15 @@
 //! Events that the kernel and the processor count for each thread: perf_event_open(2), from outside. Nothing is put into a target, and none
-//! of its threads is held.
+//! of its threads is held. What threads read themselves at points is only prepared here.
 
 mod counting;
+mod inside;
 mod list;
 mod name;
 mod open;
 mod pmu;
 
 pub use counting::{CountedEvents, EventReading};
+pub use inside::EventAttributes;
 pub use list::{ListedEvent, event_list};
 pub use name::{Event, EventProblem};
 pub use open::{EventError, KernelRefusal, paranoid};

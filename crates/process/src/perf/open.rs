@@ -24,6 +24,14 @@ pub enum EventError {
         /// Its answer.
         refusal: KernelRefusal,
     },
+    /// Threads cannot read it themselves.
+    #[error("threads cannot read `{event}` themselves: {why}")]
+    NotAtPoints {
+        /// The event.
+        event: String,
+        /// Why not.
+        why: &'static str,
+    },
     /// The thread that is to be counted has ended, or never was.
     #[error("the process has no thread {0}")]
     NoThread(Tid),
@@ -69,6 +77,7 @@ impl EventError {
     pub fn reason(&self) -> String {
         match self {
             EventError::Refused { refusal, .. } => refusal.to_string(),
+            EventError::NotAtPoints { why, .. } => (*why).to_owned(),
             other => other.to_string(),
         }
     }
@@ -80,6 +89,9 @@ impl EventError {
                 return "`perf` and ftrace count those; events are listed by `ingraft metrics --events`".to_owned();
             }
             EventError::Problem(_) => return "`ingraft metrics --events` lists what this machine counts".to_owned(),
+            EventError::NotAtPoints { .. } => {
+                return "without code, `hwCounter` counts it in whole threads".to_owned();
+            }
             EventError::NoThread(_) => return "`ingraft ps` and /proc/PID/task list what runs".to_owned(),
             EventError::Process(e) => return e.hint(),
             EventError::Refused { refusal, .. } => refusal,
@@ -97,7 +109,7 @@ impl EventError {
 }
 
 impl KernelRefusal {
-    fn of(event: &Event, e: &io::Error) -> KernelRefusal {
+    pub(super) fn of(event: &Event, e: &io::Error) -> KernelRefusal {
         match e.raw_os_error().unwrap_or_default() {
             libc::ENOENT if [HARDWARE, CACHE, RAW].contains(&event.kind) => KernelRefusal::NoHardware,
             libc::ENOENT | libc::ENODEV => KernelRefusal::Unknown,

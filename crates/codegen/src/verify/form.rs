@@ -1,0 +1,70 @@
+//! Routines that have one right form: they are compared with it, instruction by instruction. What makes it right is not for an abstract
+//! execution to find out.
+
+use iced_x86::{Formatter, Instruction, IntelFormatter};
+
+use super::walk::Walk;
+use super::{Flaw, VerifyError, fail};
+
+/// A part of a right form.
+#[derive(Debug)]
+pub(super) enum Right {
+    /// One instruction, no jump inside the routine.
+    Text(String),
+    /// A jump, by its mnemonic, to a label.
+    Jump(&'static str, &'static str),
+    /// Where jumps lead.
+    Label(&'static str),
+}
+
+/// Adds instructions to a form.
+pub(super) fn put(form: &mut Vec<Right>, lines: impl IntoIterator<Item = impl Into<String>>) {
+    form.extend(lines.into_iter().map(|line| Right::Text(line.into())));
+}
+
+/// Proves that the routine at `at` has this form.
+pub(super) fn prove(walk: &mut Walk<'_>, form: &[Right], at: u64) -> Result<(), VerifyError> {
+    let mut labels: Vec<(&str, u64)> = Vec::new();
+    let mut instructions: Vec<(Instruction, &Right)> = Vec::with_capacity(form.len());
+    let mut next = at;
+    for right in form {
+        if let Right::Label(name) = right {
+            labels.push((name, next));
+            continue;
+        }
+        let i = *walk.memory().decode(next)?;
+        next = i.next_ip();
+        walk.mark(&i)?;
+        instructions.push((i, right));
+    }
+    for (i, right) in instructions {
+        let jumps = i.is_jcc_short_or_near() || i.is_jmp_short_or_near();
+        let is_right = match right {
+            Right::Text(right) => !jumps && words(&i) == *right,
+            Right::Jump(mnemonic, to) => {
+                let target = labels.iter().find(|(name, _)| name == to).map(|(_, at)| *at);
+                jumps && words(&i).split(' ').next() == Some(mnemonic) && Some(i.near_branch_target()) == target
+            }
+            Right::Label(_) => false,
+        };
+        if !is_right {
+            return fail(i.ip(), Flaw::Forbidden);
+        }
+    }
+    Ok(())
+}
+
+/// An instruction in words, with the sizes of what it touches.
+fn words(i: &Instruction) -> String {
+    let mut formatter = IntelFormatter::new();
+    let options = formatter.options_mut();
+    options.set_hex_prefix("0x");
+    options.set_hex_suffix("");
+    options.set_uppercase_hex(false);
+    options.set_small_hex_numbers_in_decimal(false);
+    options.set_signed_immediate_operands(false);
+    options.set_memory_size_options(iced_x86::MemorySizeOptions::Always);
+    let mut text = String::new();
+    formatter.format(i, &mut text);
+    text
+}

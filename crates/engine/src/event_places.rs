@@ -1,0 +1,86 @@
+//! The events of the processor that threads of a target read themselves: each has a number there, by which code names it.
+
+use std::sync::Arc;
+
+use ingraft_model::layout::EVENTS_MAX;
+use ingraft_process::EventAttributes;
+
+/// One of them.
+#[derive(Clone, Debug)]
+struct Place {
+    name: Arc<str>,
+    attributes: EventAttributes,
+    users: u32,
+}
+
+/// All of a target.
+#[derive(Debug, Default)]
+pub struct EventPlaces([Option<Place>; EVENTS_MAX as usize]);
+
+impl EventPlaces {
+    /// The number of an event, once more in use; `None`: there are too many. `attributes` are asked for if it is new.
+    pub fn take<E>(
+        &mut self,
+        name: &Arc<str>,
+        attributes: impl FnOnce() -> Result<EventAttributes, E>,
+    ) -> Result<Option<u32>, E> {
+        let known = (0..).zip(self.0.iter_mut().map(Option::as_mut));
+        if let Some((number, place)) = known.filter_map(|(n, p)| Some((n, p?))).find(|(_, p)| p.name == *name) {
+            place.users += 1;
+            return Ok(Some(number));
+        }
+        let Some((number, place)) = (0..).zip(&mut self.0).find(|(_, p)| p.is_none()) else { return Ok(None) };
+        *place = Some(Place { name: Arc::clone(name), attributes: attributes()?, users: 1 });
+        Ok(Some(number))
+    }
+
+    /// One user less. Whether it was the last one: the number stays taken until it is given to [`EventPlaces::free`].
+    pub fn leave(&mut self, number: u32) -> bool {
+        let Some(place) = self.0.get_mut(number as usize).and_then(Option::as_mut) else { return false };
+        place.users = place.users.saturating_sub(1);
+        place.users == 0
+    }
+
+    /// Nothing in the target has to do with it any more.
+    pub fn free(&mut self, number: u32) {
+        if let Some(place) = self.0.get_mut(number as usize).filter(|p| p.as_ref().is_some_and(|p| p.users == 0)) {
+            *place = None;
+        }
+    }
+
+    /// What threads open their counters with.
+    pub fn attributes(&self) -> impl Iterator<Item = (u32, &EventAttributes)> {
+        (0..).zip(&self.0).filter_map(|(number, place)| Some((number, &place.as_ref()?.attributes)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_share_numbers_and_give_them_back() {
+        let mut places = EventPlaces::default();
+        let take = |places: &mut EventPlaces, name: &str| {
+            places.take(&Arc::from(name), || Ok::<_, ()>([7; 9])).expect("attributes")
+        };
+        assert_eq!(
+            (take(&mut places, "a"), take(&mut places, "b"), take(&mut places, "a")),
+            (Some(0), Some(1), Some(0))
+        );
+        assert!(!places.leave(0));
+        assert!(places.leave(0));
+        places.free(0);
+        assert_eq!(places.attributes().map(|(n, _)| n).collect::<Vec<_>>(), [1]);
+        for n in [0, 2, 3, 4, 5, 6, 7] {
+            assert_eq!(take(&mut places, &n.to_string()), Some(n));
+        }
+        assert_eq!(take(&mut places, "one too many"), None);
+        // a number that is in use again is not freed
+        assert!(places.leave(1));
+        assert_eq!(take(&mut places, "b"), Some(1));
+        places.free(1);
+        assert_eq!(take(&mut places, "b"), Some(1));
+        assert_eq!(places.take(&Arc::from("c"), || Err::<EventAttributes, _>(3)), Ok(None));
+    }
+}
