@@ -63,17 +63,17 @@ mod tests {
 
     #[test]
     fn objects_have_their_kind_and_state() {
-        let one = |key, value, retired| KeyValue {
+        let one = |key, name: &str, value, retired| KeyValue {
             key,
+            name: name.to_owned(),
             value,
             object: Some(SyncObject { kind: "Mutex".to_owned(), retired }),
-            ..KeyValue::default()
         };
-        let keys = Keys { values: vec![one(0x10, 1, false), one(0x20, 0, true)], others: 0, unlisted: 7 };
+        let keys = Keys { values: vec![one(0x10, "lock", 1, false), one(0x20, "", 0, true)], others: 0, unlisted: 7 };
         let plain = anstream::adapter::strip_str(&render(&keys, false, |v| v.to_string(), None)).to_string();
         let lines: Vec<Vec<&str>> = plain.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["VALUE", "NAME", "OBJECT", "STATE", "KEY"]);
-        assert_eq!(lines[1], ["1", "Mutex", "live", "0x10"]);
+        assert_eq!(lines[1], ["1", "lock", "Mutex", "live", "0x10"]);
         assert_eq!(lines[2], ["0", "Mutex", "retired", "0x20"]);
         assert!(lines[3].join(" ").starts_with("objects may be missing"));
     }
