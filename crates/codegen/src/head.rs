@@ -152,7 +152,7 @@ impl<'a> Place<'a> {
 
     /// The instructions that a springboard of that length displaces.
     fn displaced_by(&self, env: &Environment, springboard: u64) -> Result<Vec<Displaced>, Refusal> {
-        let all = self.displace(env, self.least(springboard));
+        let all = self.displace(env, self.least(springboard)).and_then(|all| self.agreeing(all));
         // without its exits an entry can do, and who returns
         if self.site.kind == PointKind::Entry || self.site.after {
             all.or_else(|_| self.displace(env, springboard))
@@ -161,8 +161,30 @@ impl<'a> Place<'a> {
         }
     }
 
+    /// The point begins an instruction. Nothing is displaced behind a conditional jump out of the function: who does not take it goes on in
+    /// the text.
+    fn agreeing(&self, displaced: Vec<Displaced>) -> Result<Vec<Displaced>, Refusal> {
+        let no = |at: u64, why| Err(Refusal::NotDisplaceable { offset: at.wrapping_sub(self.function) as u32, why });
+        let behind = displaced.iter().position(|d| d.at >= self.point()).unwrap_or(displaced.len());
+        let before = behind.checked_sub(1).and_then(|last| displaced.get(last)).map_or(self.at, Displaced::next);
+        if before != self.point() {
+            return no(self.point(), "no instruction begins there");
+        }
+        match displaced.get(behind..) {
+            Some([jump, next, ..]) if self.site.kind == PointKind::Exit && jump.condition().is_some() => {
+                no(next.at, "it is behind a conditional jump out of the function")
+            }
+            _ => Ok(displaced),
+        }
+    }
+
+    /// Address of the point's instruction.
+    fn point(&self) -> u64 {
+        self.at.wrapping_add(u64::from(self.site.point))
+    }
+
     fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
-        let point = self.at.wrapping_add(u64::from(self.site.point));
+        let point = self.point();
         Head { at: self.at, function: self.function, form, displaced, point, host: None, clearing: None }
     }
 
@@ -222,7 +244,7 @@ pub(crate) fn within(
     host: Option<&WovenPoint>,
 ) -> Result<Head, Refusal> {
     let place = Place::new(request);
-    let point = place.at.wrapping_add(u64::from(request.site.point));
+    let point = place.point();
     let inner = host.filter(|host| place.function == host.function.0);
     let Some(inner) = inner.and_then(|host| host.inner.iter().find(|inner| inner.original.0 == point)) else {
         let offset = point.wrapping_sub(place.function) as u32;

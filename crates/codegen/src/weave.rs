@@ -108,8 +108,12 @@ pub struct WovenPoint {
     pub leave: Avma,
     /// The displaced instructions.
     pub tail: Avma,
+    /// Behind them and the way home. Instructions follow that are displaced only to make room, if there are any.
+    pub tail_end: Avma,
     /// First original byte that was not displaced.
     pub home: Avma,
+    /// Where the call returns to that the point lies before; none elsewhere.
+    pub returns_to: Option<Avma>,
     /// The register that the check of the shard uses; none with locked counters.
     pub scratch: Option<Gpr>,
     /// Whether rax may be overwritten by snippets.
@@ -146,6 +150,11 @@ impl WovenPoint {
     /// The copies that it changes in the code of other points, which have to stay as long as it does.
     pub fn needs(&self) -> impl Iterator<Item = &Inner> {
         self.host.iter().chain(&self.led)
+    }
+
+    /// Whether a thread that stands there in the displaced instructions has the point behind it.
+    pub fn is_passed_at(&self, at: Avma) -> bool {
+        (self.tail..self.tail_end).contains(&at)
     }
 
     pub(crate) fn frame(&self, arena: &Arena) -> Result<Frame, CodegenError> {
@@ -236,6 +245,7 @@ struct Layout {
     slot: Slot,
     leave: u64,
     tail: u64,
+    tail_end: u64,
     /// First byte behind what belongs to the point itself.
     own_end: u64,
     stubs: Vec<u64>,
@@ -614,12 +624,12 @@ impl Weaver<'_> {
         let tail = block.here();
         let own = |target: u64| d.springboard_first && d.head.begins(d.kind, target);
         let resolve = |target: u64| if own(target) { tail } else { target };
-        for displaced in d.head.behind() {
+        for (n, displaced) in d.head.behind().iter().enumerate() {
             match leaves_if {
                 None if d.head.is_called() => relocate::emit_callee(displaced, block)?,
                 Some((_, target)) => block.jmp(resolve(target), Back::To(target))?,
                 None => {
-                    if d.springboard_first {
+                    if d.springboard_first || n > 0 {
                         copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
                     }
                     let copy = block.here();
@@ -637,6 +647,7 @@ impl Weaver<'_> {
         if !d.head.ends() && leaves_if.is_none() {
             block.jmp(d.head.home(), Back::To(d.head.home()))?;
         }
+        let tail_end = block.here();
         let mut stubs = Vec::new();
         for detour in d.detours {
             if let Detour::Stretch { displaced, .. } = detour {
@@ -661,7 +672,7 @@ impl Weaver<'_> {
             before = parts.jump;
             minis.push(parts);
         }
-        Ok(Layout { base, begin, slot, leave, tail, own_end, stubs, copies, inner, minis })
+        Ok(Layout { base, begin, slot, leave, tail, tail_end, own_end, stubs, copies, inner, minis })
     }
 
     /// Writes to text, moves, and the records that undo it all.
@@ -759,7 +770,9 @@ impl Weaver<'_> {
             operand: layout.slot.operand,
             leave: Avma(layout.leave),
             tail: Avma(layout.tail),
+            tail_end: Avma(layout.tail_end),
             home: Avma(head.home()),
+            returns_to: returns_to(request),
             scratch: design.frame.private.map(|(r, _)| r),
             rax_free: design.frame.rax_free,
             pushed: design.frame.pushed,
@@ -774,4 +787,11 @@ impl Weaver<'_> {
         self.plan.text.append(&mut writes);
         Ok(point)
     }
+}
+
+/// Where the call returns to that a point lies before.
+fn returns_to(request: &PointRequest<'_>) -> Option<Avma> {
+    let site = request.site;
+    let before_call = site.kind == PointKind::Call && !site.after;
+    before_call.then(|| site.at.to_avma(request.bias).offset(i64::from(site.own)))
 }

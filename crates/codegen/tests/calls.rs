@@ -5,8 +5,8 @@ mod support;
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, verify_weave};
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points};
 use ingraft_model::{
-    Bias, Clock, Expr, PatchPlan, PointKind, Record, Restore, Site, Snippet, Stmt, Svma, ThreadIdentity, TimeUnit,
-    VariableId,
+    Avma, Bias, Clock, Expr, PatchPlan, PointKind, Record, Restore, Site, Snippet, Stmt, Svma, ThreadIdentity,
+    TimeUnit, VariableId,
 };
 use support::image::{self, HELPER, HELPER_POINTER, Outcome, Program, Step, TEXT};
 use support::*;
@@ -287,4 +287,15 @@ fn the_verifier_sees_what_is_wrong_at_a_call() {
     };
     assert!(check(&|w| tail(w, 2, 0x11)).is_err());
     assert!(check(&|w| tail(w, 1, 0x15)).is_err());
+}
+
+#[test]
+fn the_return_address_is_known_whether_the_call_moves_or_stays() {
+    for (n, shape) in shapes().iter().enumerate() {
+        let w = weave(GLIBC, shape.before(), &[], &[count()]);
+        let listing = || list(&w.weave.plan, &w.weave.woven);
+        assert_eq!(w.point().returns_to, Some(Avma(TEXT + shape.behind as u64)), "{n}\n{}", listing());
+        let w = weave(GLIBC, shape.after(), &[], &[count()]);
+        assert_eq!(w.point().returns_to, None);
+    }
 }

@@ -8,7 +8,8 @@ use ingraft_codegen::{
     MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, add_mini, remove_points, remove_within, weave_points,
 };
 use ingraft_model::{
-    Avma, BackBranch, Bias, Clearing, Expr, PatchPlan, PointKind, Site, Snippet, Stmt, Svma, ThreadIdentity, VariableId,
+    Avma, BackBranch, Bias, Clearing, Expr, PatchPlan, PcMove, PointKind, Site, Snippet, Stmt, Svma, ThreadIdentity,
+    VariableId,
 };
 use support::image::{HELPER, Outcome, Program, Step, TEXT};
 use support::random::Field;
@@ -78,11 +79,14 @@ fn cleared() -> Function {
     Function { text, sites: vec![Site { clearings, ..exit }], passes: vec![1] }
 }
 
-/// A function that runs off its end, through a long `nop`, into what follows.
-fn run_off() -> Function {
-    let text = vec![0x48, 0x8d, 0x04, 0x37, 0x0f, 0x1f, 0x80, 0, 0, 0, 0, 0x48, 0x01, 0xd0, 0xc3];
-    let exit = exit_site(TEXT, TEXT + 4, 0, &text[4..11], &[]);
-    Function { text, sites: vec![exit], passes: vec![1] }
+/// A function that runs off its end, through a long `nop` or two, into what follows.
+fn run_off() -> [Function; 2] {
+    let padding: [&[u8]; 2] = [&[0x0f, 0x1f, 0x80, 0, 0, 0, 0], &[0x0f, 0x1f, 0, 0x0f, 0x1f, 0x40, 0]];
+    padding.map(|padding| {
+        let text = [LEA, padding, ADD, &[0xc3]].concat();
+        let exit = exit_site(TEXT, TEXT + 4, 0, &text[4..11], &[]);
+        Function { text, sites: vec![exit], passes: vec![1] }
+    })
 }
 
 /// A branch away in front of the exit: taken and not.
@@ -176,7 +180,13 @@ fn displaced_jump() -> Vec<Function> {
 
 fn all() -> Vec<Function> {
     let more = jumped_past().into_iter().chain(displaced_jump());
-    short_functions().into_iter().chain([cleared(), run_off(), neighbours()]).chain(branched()).chain(more).collect()
+    short_functions()
+        .into_iter()
+        .chain([cleared(), neighbours()])
+        .chain(run_off())
+        .chain(branched())
+        .chain(more)
+        .collect()
 }
 
 const CALLS: [u32; 4] = [0x246, 0xad7, 0x202, 0x897];
@@ -368,4 +378,18 @@ fn a_verifier_that_is_lied_to_finds_it() {
             }
         }
     }
+}
+
+#[test]
+fn who_stands_in_what_makes_room_has_not_passed_the_point() {
+    let f = cleared();
+    let field = Field::new(GLIBC, f.sites.clone(), &[]);
+    let exit = field.weave.woven[0].as_ref().expect("woven");
+    let stretch = Avma(TEXT)..Avma(TEXT + 12);
+    let (aside, own): (Vec<&PcMove>, Vec<&PcMove>) =
+        exit.removal.moves.iter().filter(|m| m.from >= exit.tail).partition(|m| stretch.contains(&m.to));
+    assert!(aside.len() > 1 && !own.is_empty(), "{}", list(&field.weave.plan, &field.weave.woven));
+    assert!(aside.iter().all(|m| !exit.is_passed_at(m.from)));
+    assert!(own.iter().all(|m| m.to >= stretch.end));
+    assert!(exit.is_passed_at(exit.tail) && !exit.is_passed_at(exit.base));
 }

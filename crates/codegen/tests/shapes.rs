@@ -310,6 +310,14 @@ fn refusals_say_why() {
             "a branch lands at +0x3, inside the bytes that a springboard needs",
         ),
         (straddling, "the springboard would straddle two pages"),
+        (
+            exit_site(0x401000, 0x401000, 0, &[0x75, 0x20, 0x90, 0x90, 0x90], &[]),
+            "the instruction at +0x2 cannot be displaced: it is behind a conditional jump out of the function",
+        ),
+        (
+            exit_site(0x401000, 0x401000, 2, &[0x48, 0x10, 0x80, 0, 0, 0, 0, 0xc3], &[]),
+            "the instruction at +0x2 cannot be displaced: no instruction begins there",
+        ),
         (with(&[0x06, 0x90, 0x90, 0x90, 0x90]), "an unknown instruction at +0x0"),
         (
             with(&[0x90, 0xcc, 0x90, 0x90, 0x90]),
