@@ -60,6 +60,7 @@ fn recipe(name: &str) -> Recipe {
         "loads" => ("gcc", C, &["loads.c"], false),
         "libplugin.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC"] as &[_], &["plugin.c"], false),
         "libother.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC", "-DFACTOR=17"] as &[_], &["plugin.c"], false),
+        "libowngs.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC", "-DOWN_GS"] as &[_], &["plugin.c"], false),
         "coroutines" => ("gcc", C, &["coroutines.c"], false),
         "corner" => ("gcc", C, &["corner.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),
