@@ -291,7 +291,7 @@ impl Session<'_> {
         self.sites.iter_mut().find_map(|s| s.lost.take()).map_or(Ok(()), |failure| Err(failure.into()))
     }
 
-    /// Says what was taken out since the last reading because it cost too much; fails when nothing else is left to measure.
+    /// Says what was taken out since the last reading; fails when nothing else is left to measure.
     fn tell_taken_out(&mut self, at: usize, out: &mut Output) -> Result<(), Stop> {
         let new = self.sites.get_mut(at).map(Site::taken_out).unwrap_or_default();
         let nothing_left = self.sites.iter().all(Site::is_all_out);
@@ -446,6 +446,7 @@ impl Site {
                     hits_per_s: why.hits_per_s,
                     percent: why.cost_ns_per_s as f64 / 1e7,
                     max_overhead: why.limit_ns_per_s as f64 / 1e7,
+                    own_gs: why.own_gs,
                 });
             }
         }

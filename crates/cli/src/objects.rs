@@ -574,7 +574,8 @@ pub(crate) struct PairCost {
     pub(crate) observed_ns: f64,
 }
 
-/// A pair whose code was taken out because it cost more than it might; its value stays as it was then.
+/// A pair whose code was taken out because it cost more than it might, or because a library came that uses the gs base itself; its value
+/// stays as it was then.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TakenOut {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -589,6 +590,8 @@ pub(crate) struct TakenOut {
     pub(crate) percent: f64,
     /// What all of the measurement might cost.
     pub(crate) max_overhead: f64,
+    /// It was for the gs base, not for the costs.
+    pub(crate) own_gs: bool,
 }
 
 /// What a metric becomes.

@@ -102,8 +102,8 @@ fn pair_values<'a>(values: impl Iterator<Item = (usize, &'a Value)>) -> Vec<v1::
 }
 
 fn taken_out(why: TakenOut) -> v1::TakenOut {
-    let TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s } = why;
-    v1::TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s }
+    let TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs } = why;
+    v1::TakenOut { time_ns, hits_per_s, cost_ns_per_s, limit_ns_per_s, own_gs }
 }
 
 fn keys(keys: &Keys) -> v1::Keys {

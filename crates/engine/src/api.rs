@@ -318,7 +318,8 @@ pub struct EventEntry {
     pub at_points: Option<String>,
 }
 
-/// Why a pair's code was taken out of its target: it cost more than it might.
+/// Why a pair's code was taken out of its target: it cost more than it might, or the program uses the gs base, by which code finds its
+/// counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakenOut {
     /// When: Unix time in nanoseconds.
@@ -329,6 +330,8 @@ pub struct TakenOut {
     pub cost_ns_per_s: u64,
     /// What all of its measurement might cost, in the same unit.
     pub limit_ns_per_s: u64,
+    /// A library was loaded that uses the gs base itself; the costs are 0 then.
+    pub own_gs: bool,
 }
 
 /// Pairs that [`Costs`] tells one by one.

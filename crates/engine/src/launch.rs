@@ -21,7 +21,7 @@ pub fn start(
     begin: Instant,
     progress: &dyn Fn(&str),
 ) -> Result<(Session, Enabled), Error> {
-    let mut launch = Launch { context, id, request, library, begin, session: None, answer: Ok(None) };
+    let mut launch = Launch { context, id, request, library, begin, session: None, answer: Ok(None), lost: None };
     progress("starting the program");
     let streams = if request.inherit_streams { Streams::Inherited } else { Streams::Null };
     let spawned = spawn(&request.command, streams, |target, why| {
@@ -33,7 +33,10 @@ pub fn start(
         }
     });
     match (launch.answer?, launch.session, spawned) {
-        (Some(enabled), Some(session), Ok(_)) => Ok((session, enabled)),
+        (Some(mut enabled), Some(session), Ok(_)) => {
+            enabled.warnings.extend(launch.lost);
+            Ok((session, enabled))
+        }
         (_, _, Err(e)) => {
             let (kind, reason) = match e.is_gone() {
                 true => (ErrorKind::Gone, "target_ended"),
@@ -57,6 +60,8 @@ struct Launch<'a> {
     session: Option<Session>,
     /// What is measured so far.
     answer: Result<Option<Enabled>, Error>,
+    /// What was counted and had to be given up.
+    lost: Option<String>,
 }
 
 impl Launch<'_> {
@@ -66,12 +71,22 @@ impl Launch<'_> {
             None => Session::open(self.context.clone(), Arc::clone(target))?,
         };
         let session = self.session.insert(session);
-        let begun = matches!(self.answer, Ok(Some(_)));
+        let mut begun = matches!(self.answer, Ok(Some(_)));
         if begun {
             if let Some(enabled) = session.grow(self.id, &|| true, self.begin)? {
                 self.answer = Ok(Some(enabled));
             }
-        } else {
+            if let Some(name) = session.must_yield_gs() {
+                // None of its code has run. What counts from now on finds its counters without the gs base.
+                session.detach()?;
+                *session = Session::open(self.context.clone(), Arc::clone(target))?;
+                let what = "what ran before it was mapped is not counted";
+                self.answer = Ok(None);
+                self.lost = Some(format!("{name} uses the gs base itself: {what}"));
+                begun = false;
+            }
+        }
+        if !begun {
             session.refresh()?;
             let enable = &self.request.enable;
             match session.enable(self.id, self.library, enable, Missing::MayCome, self.begin, &|_| ()) {

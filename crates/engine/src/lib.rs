@@ -17,6 +17,7 @@ mod internal;
 mod journal;
 mod launch;
 mod leftover;
+mod libc_search;
 mod lower;
 mod modules;
 mod pattern;

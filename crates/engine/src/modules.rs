@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
 use ingraft_mdl::{Access, FunctionRef, Global, ModuleRef, Parameter, Program, Unresolved};
-use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma};
+use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma, ThreadIdentity};
 use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Target};
 use rustc_hash::FxHashMap;
 
@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::gs_search::sets_gs;
 use crate::images::{ImageStore, bytes_of, debug_elf};
 use crate::journal::FileId;
+use crate::libc_search::ThreadArea;
 use crate::pattern::{Pattern, glob_match};
 use crate::variables;
 
@@ -42,6 +43,8 @@ pub struct ModuleFile {
     last_image: Option<Arc<Image>>,
     frames: OnceLock<Option<(Bias, Arc<FrameTable>)>>,
     debug: OnceLock<Option<Elf>>,
+    /// Whether its code, not analysed, has the instruction that sets the gs base.
+    sets_gs: OnceLock<bool>,
 }
 
 /// What has changed since the last look.
@@ -178,6 +181,7 @@ impl Modules {
                 // a look in the middle of a loader's work saw only a part of it
                 if matches!(known.loaded.get(), Some(None)) && known.file.mappings != file.mappings {
                     known.loaded = OnceLock::new();
+                    known.sets_gs = OnceLock::new();
                     known.file = file;
                     news.more = true;
                 }
@@ -204,6 +208,7 @@ impl Modules {
                 last_image: None,
                 frames: OnceLock::new(),
                 debug: OnceLock::new(),
+                sets_gs: OnceLock::new(),
             });
         }
         while self.waiting.len() > WAITING_MAX {
@@ -219,6 +224,7 @@ impl Modules {
             known.last_image = known.loaded.take().flatten().map(|m| m.image).or(known.last_image.take());
             known.frames = OnceLock::new();
             known.debug = OnceLock::new();
+            known.sets_gs = OnceLock::new();
         }
     }
 
@@ -228,18 +234,40 @@ impl Modules {
         program.map_or((0, 0), |f| (u64::from(f.file.device.0) << 32 | u64::from(f.file.device.1), f.file.inode))
     }
 
-    /// Whether any module sets the gs base by itself: then it is not ours to use. Modules that were not analysed are searched for the
+    /// A module that sets the gs base by itself: then it is not ours to use. Modules that were not analysed are searched for the
     /// instruction only.
-    pub fn uses_gs(&self, target: &Target) -> bool {
-        self.mapped().any(|file| match file.loaded.get() {
+    pub fn user_of_gs(&self, target: &Target) -> Option<&ModuleFile> {
+        self.mapped().find(|file| match file.loaded.get() {
             Some(Some(module)) => module.image.uses_gs(),
-            _ => file
-                .file
-                .mappings
-                .iter()
-                .filter(|m| m.exec)
-                .any(|m| sets_gs(m.range.start, m.len(), |at, bytes| target.read_some(at, bytes).unwrap_or(0))),
+            _ => *file.sets_gs.get_or_init(|| {
+                let mut code = file.file.mappings.iter().filter(|m| m.exec);
+                code.any(|m| sets_gs(m.range.start, m.len(), |at, bytes| target.read_some(at, bytes).unwrap_or(0)))
+            }),
         })
+    }
+
+    /// How the threads of a program will be told apart in which no libc has begun, and where a thread will have the pointer in its rseq area, with
+    /// the signature: by the code of the loader, which sets the first thread pointer, or of a static program.
+    pub fn expected_identity(&self, target: &Target) -> Option<(ThreadIdentity, Option<(i32, u32)>)> {
+        let loader = self.loader(target).and_then(|module| self.file(module));
+        let file = loader.or_else(|| self.mapped().find(|f| f.is_program))?;
+        let mut area = ThreadArea::default();
+        for mapping in file.file.mappings.iter().filter(|m| m.exec) {
+            let mut code = vec![0; usize::try_from(mapping.len()).ok()?];
+            let n = target.read_some(mapping.range.start, &mut code).ok()?;
+            let found = ThreadArea::of(code.get(..n)?);
+            area = ThreadArea { id: area.id.or(found.id), rseq: area.rseq.or(found.rseq) };
+        }
+        let is_go = || match file.loaded.get() {
+            Some(Some(module)) => module.image.elf().is_go(),
+            _ => bytes_of(target, &file.file).is_ok_and(|(bytes, _)| Elf::parse(bytes).is_ok_and(|elf| elf.is_go())),
+        };
+        match area.id {
+            Some(offset) => Some((ThreadIdentity::FsOffset(offset), area.rseq)),
+            // its runtime gives every thread a pointer of its own
+            None if loader.is_none() && is_go() => Some((ThreadIdentity::FsBase, None)),
+            None => None,
+        }
     }
 
     /// Whether the pages around these places of the target's text are, byte for byte, those of the files.
@@ -338,7 +366,7 @@ impl Modules {
         let variable = |name| Some(module.image.variable(name)?.to_avma(module.bias));
         let debug = variable("_r_debug").or_else(|| {
             let at = target.read_u64(variable("_dl_debug_addr")?).ok()?;
-            Some(Avma(at)).filter(|at| at.0 != 0)
+            own_data(module.image.segments(), module.bias, at)
         })?;
         Some(debug.offset(R_STATE))
     }
@@ -484,6 +512,19 @@ fn bias_of(file: &MappedFile, segments: &[Segment]) -> Option<Bias> {
     })
 }
 
+/// Where a pointer to a module's own data leads: before the module has relocated itself the pointer is what the linker has left.
+fn own_data(segments: &[Segment], bias: Bias, pointer: u64) -> Option<Avma> {
+    let holds = |at: Svma| {
+        let mut data = segments.iter().filter(|s| s.flags.write);
+        data.any(|s| at.0.checked_sub(s.svma.0).is_some_and(|offset| offset < s.mem_size))
+    };
+    let relocated = Avma(pointer);
+    if holds(relocated.to_svma(bias)) {
+        return Some(relocated);
+    }
+    holds(Svma(pointer)).then(|| Svma(pointer).to_avma(bias))
+}
+
 /// The names that a mapped file goes by; the first is shown.
 fn names_of(target: &Target, file: &MappedFile, is_program: bool) -> Vec<String> {
     let base = base_name(&file.path);
@@ -602,5 +643,30 @@ impl Program for Modules {
 
     fn member(&self, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         variables::member(self, function, of, members)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ingraft_analysis::SegmentFlags;
+
+    #[test]
+    fn a_pointer_leads_to_the_same_before_and_after_relocation() {
+        let flags = SegmentFlags { read: true, write: true, execute: false };
+        let data = Segment { svma: Svma(0xabb20), file_offset: 0xaab20, file_size: 0x8f4, mem_size: 0x3440, flags };
+        let text = Segment {
+            svma: Svma(0),
+            file_size: 0x14618,
+            flags: SegmentFlags { read: true, write: false, execute: true },
+            ..data.clone()
+        };
+        let (segments, bias) = ([text, data], Bias(0x7f00_0000_0000));
+        let debug = Some(Avma(0x7f00_000a_e780));
+        assert_eq!(own_data(&segments, bias, 0xae780), debug);
+        assert_eq!(own_data(&segments, bias, 0x7f00_000a_e780), debug);
+        for elsewhere in [0, 0x1000, 0x7f00_0000_1000, u64::MAX] {
+            assert_eq!(own_data(&segments, bias, elsewhere), None, "{elsewhere:#x}");
+        }
     }
 }

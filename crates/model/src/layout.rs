@@ -6,7 +6,9 @@
 //! A + 0                 shard 0:      the header, the claims, the counters that all threads share (`lock`ed)
 //! A + stride            shard 1:      private anonymous memory: the `alive` word, and the shard that fork children count
 //!                                     into, to nobody's harm. With MADV_WIPEONFORK, but where children are measured with
-//!                                     their parent (`family`): there they are like threads of it, each with a shard
+//!                                     their parent (`family`): there they are like threads of it, each with a shard. Where
+//!                                     shard 0 has the claims it has the thread pointer that is lent to a program which
+//!                                     has none yet (`LENT`)
 //! A + k * stride        shard k >= 2: one thread's own
 //! A + shards * stride   the journal's copy (`journal_bytes`)
 //! ```
@@ -153,6 +155,9 @@ pub const CALL_SP: u32 = OWNER - 8;
 pub const COUNTERS: u32 = OWNER + 0x40;
 /// Offset in shard 1 of the word that is 1 in the target, and 0 in fork children that are not measured with it (MADV_WIPEONFORK), u32.
 pub const ALIVE: u32 = 0x00;
+/// Offset in shard 1 of what the only thread of a program has for a thread pointer until the program's libc has set one: as much memory as
+/// the claims take in shard 0, all 0 but for the thread's id where [`ThreadIdentity::FsOffset`] looks for it.
+pub const LENT: u32 = CLAIMS;
 /// Index of the shard that fork children use.
 pub const CHILD_SHARD: u32 = 1;
 /// Index of the first shard that a thread can claim.
@@ -250,6 +255,11 @@ impl DataArea {
     /// Absolute address of the `alive` word.
     pub fn alive(&self) -> u32 {
         (self.base.0 as u32).wrapping_add(self.stride as u32).wrapping_add(ALIVE)
+    }
+
+    /// The thread pointer that is lent, see [`LENT`].
+    pub fn lent(&self) -> Avma {
+        Avma(self.base.0 + self.stride * u64::from(CHILD_SHARD) + u64::from(LENT))
     }
 
     /// Offset of the journal's copy from the base.

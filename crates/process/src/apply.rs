@@ -36,7 +36,7 @@ pub struct Options {
     pub check_quiet: Vec<AvmaRange>,
     /// The area whose calls of functions of the target (`model::layout`) must be over for [`Applied::quiet`].
     pub calls: Option<DataArea>,
-    /// Sets the gs base of every thread that has one of this area's back to 0.
+    /// Sets the gs base of every thread that has one of this area's back to 0, and a thread pointer that is lent if all is quiet.
     pub reset_gs: Option<DataArea>,
     /// Clears the pointers to this area's descriptor in the rseq areas of threads, and where those of ended threads were.
     pub clear_slots: Option<DataArea>,
@@ -231,7 +231,7 @@ impl Target {
         // From here on the plan is in: what is left is good for threads that may have been killed, and harmless to lack.
         self.move_pcs(tracer, moves.iter().filter(|m| !m.first))?;
         if let Some(area) = &options.reset_gs {
-            reset_gs(tracer, area)?;
+            reset_bases(tracer, area, quiet)?;
         }
         if let Some(area) = &options.clear_slots {
             self.clear_slots(tracer, area)?;
@@ -441,14 +441,19 @@ fn ended_early(regs: &Regs) -> bool {
     frame::repair_interrupted(&mut { *regs })
 }
 
-fn reset_gs(tracer: &mut Tracer, area: &DataArea) -> Result<(), Error> {
+/// Takes the area's gs bases back. The thread pointer that is lent only if `quiet`: code in the arenas reads memory by it.
+fn reset_bases(tracer: &mut Tracer, area: &DataArea, quiet: bool) -> Result<(), Error> {
     for i in 0..tracer.threads.len() {
-        if let Some(regs) = tracer.regs(i)?
-            && regs.gs_base != 0
-            && regs.gs_base.is_multiple_of(area.stride)
-            && regs.gs_base / area.stride < u64::from(area.shards)
-        {
-            tracer.set_regs(i, &Regs { gs_base: 0, ..regs })?;
+        let Some(regs) = tracer.regs(i)? else { continue };
+        let mut own = regs;
+        if regs.gs_base.is_multiple_of(area.stride) && regs.gs_base / area.stride < u64::from(area.shards) {
+            own.gs_base = 0;
+        }
+        if quiet && regs.fs_base == area.lent().0 {
+            own.fs_base = 0;
+        }
+        if (own.gs_base, own.fs_base) != (regs.gs_base, regs.fs_base) {
+            tracer.set_regs(i, &own)?;
         }
     }
     Ok(())

@@ -14,11 +14,13 @@ use crate::tracer::{State, Tracer, with_tracer};
 /// Code segment of 64-bit programs.
 const CS_64: u64 = 0x33;
 
+const NO_POINTER: &str = "a thread has no thread pointer";
+
 /// How often what holds all threads is tried when one that runs does not stop.
 pub(crate) const ATTEMPTS: u32 = 10;
 
 /// Where the libcs keep a thread's id, from fs: glibc's, musl's.
-const ID_OFFSETS: [u32; 2] = [0x2d0, 0x30];
+pub const ID_OFFSETS: [u32; 2] = [0x2d0, 0x30];
 
 /// What was seen of one thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +48,8 @@ pub struct Survey {
     pub identity: ThreadIdentity,
     /// Why it is [`ThreadIdentity::Locked`], if it is.
     pub why_locked: Option<&'static str>,
+    /// No libc has begun in the only thread: it has no thread pointer, and nothing else is in the way of telling its threads apart.
+    pub is_fresh: bool,
     /// How generated code can read the processor time of a thread: proven for every thread seen.
     pub cpu: CpuClock,
     /// The threads.
@@ -76,6 +80,8 @@ impl Target {
             }
         };
         (survey.identity, survey.why_locked) = identify(&survey.threads, has_fsgsbase, ours);
+        survey.is_fresh =
+            survey.why_locked == Some(NO_POINTER) && survey.threads.len() == 1 && survey.unseen.is_empty();
         survey.cpu = cpu_clock(&survey);
         survey.longest_hold = held;
         Ok(survey)
@@ -85,6 +91,7 @@ impl Target {
         let mut survey = Survey {
             identity: ThreadIdentity::Locked,
             why_locked: None,
+            is_fresh: false,
             cpu: CpuClock::None,
             threads: Vec::new(),
             unseen: Vec::new(),
@@ -162,7 +169,7 @@ fn identify(
         return locked("the program uses the gs base itself");
     }
     if threads.is_empty() || threads.iter().any(|t| t.fs_base == 0) {
-        return locked("a thread has no thread pointer");
+        return locked(NO_POINTER);
     }
     for (i, offset) in ID_OFFSETS.into_iter().enumerate() {
         if threads.iter().all(|t| t.id_found[i]) {
@@ -180,6 +187,19 @@ fn identify(
 
 /// Where in an rseq area the pointer to the critical section lies (linux/rseq.h, struct rseq).
 const RSEQ_CS: u64 = 8;
+
+impl Survey {
+    /// Where no libc has begun yet: how it will tell threads apart, and where it will have the pointer in a thread's rseq area, with the signature.
+    pub fn expect(&mut self, identity: ThreadIdentity, rseq: Option<(i32, u32)>) {
+        (self.identity, self.why_locked) = (identity, None);
+        self.cpu = match rseq {
+            _ if self.filtered => CpuClock::None,
+            // an area that is not registered after all is told by what is in it
+            Some((slot, signature)) if slot != 0 && switches::are_seen() => CpuClock::Rseq { slot, signature },
+            _ => CpuClock::SystemCall,
+        };
+    }
+}
 
 /// No system call of ours where calls are filtered: the filter may kill the program for one that it does not know.
 fn cpu_clock(survey: &Survey) -> CpuClock {
@@ -228,6 +248,7 @@ mod tests {
         let survey = |areas: &[Option<(u64, u32)>], filtered, unseen| Survey {
             identity: ThreadIdentity::FsOffset(0x2d0),
             why_locked: None,
+            is_fresh: false,
             cpu: CpuClock::None,
             threads: areas
                 .iter()

@@ -245,6 +245,7 @@ mod tests {
                 hits_per_s: 2,
                 cost_ns_per_s: 3,
                 limit_ns_per_s: 4,
+                own_gs: value % 4 == 0,
             }),
             counted: (value % 3 == 0).then_some(v1::Counted { enabled_ns: 2, running_ns: 1 }),
         });

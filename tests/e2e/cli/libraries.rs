@@ -4,8 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use ingraft_testing::target::{self, Size};
-use ingraft_testing::{Mutatee, Outcome, Reply, Session, Tool, program, scaled, wait_until};
+use ingraft_testing::target::{self, Size, Text};
+use ingraft_testing::{Mutatee, Outcome, Reply, Session, Tool, program, scaled, skip, wait_until};
 use nix::sys::signal::Signal;
 
 use crate::tool;
@@ -266,4 +266,31 @@ fn a_pattern_matches_libraries_that_are_loaded_later() {
 #[test]
 fn what_a_pattern_matched_after_the_last_reading_comes_with_the_removal() {
     grows("1h");
+}
+
+/// The library's constructor takes the gs base, by which woven code finds its counters: everything is out before that runs.
+#[test]
+fn one_that_takes_the_gs_base_ends_the_measurement() {
+    let path = match program("libowngs.so") {
+        Ok(path) => path.to_str().expect("a path").to_owned(),
+        Err(why) => skip!("{why}"),
+    };
+    let mut target = Mutatee::start("loads", &[&path]);
+    let before = Text::of(target.pid());
+    let mut session = tool().measure("watch", target.pid(), &["calls@/Code/loads/local_work"]);
+    session.wait_for("sample");
+    target.ask("open").assert_right();
+    let truth = target.ask("call 500");
+    truth.assert_right();
+    let outcome = session.finish().assert_error(1, &["gs base"]);
+    assert_eq!(outcome.one("taken_out")["own_gs"], true);
+    let differences = before.differences(&Text::of(target.pid()));
+    assert!(differences.iter().all(|d| d.ends_with("libowngs.so is new")), "{differences:?}");
+    assert_eq!((target::tracer(target.pid()), target::arenas(target.pid())), (0, 0));
+    // with the library there: in counters that all threads share
+    let session = tool().count(target.pid(), &["local_work", "plugin_work"]);
+    target.ask("call 700").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!((outcome.calls("local_work"), outcome.calls("plugin_work")), (700, 700));
+    target.ask("call 10").assert_right();
 }

@@ -33,6 +33,7 @@ mod servers;
 mod shapes;
 mod speech;
 mod stacks;
+mod started;
 mod times;
 mod waits;
 

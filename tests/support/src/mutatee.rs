@@ -69,6 +69,7 @@ fn recipe(name: &str) -> Recipe {
         "libplugin-musl.so" => {
             ("musl-gcc", &["-O2", "-g", "-shared", "-fPIC", "-Dplugin_born=born_work"] as &[_], &["plugin.c"], false)
         }
+        "libowngs.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC", "-DOWN_GS"] as &[_], &["plugin.c"], false),
         "coroutines" => ("gcc", C, &["coroutines.c"], false),
         "corner" => ("gcc", C, &["corner.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),

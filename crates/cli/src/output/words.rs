@@ -120,6 +120,10 @@ pub(crate) fn too_dear(c: &Cost, limit: f64) -> String {
 /// A pair that was taken out, for a warning.
 pub(crate) fn taken_out(t: &TakenOut) -> String {
     let TakenOut { metric, focus, max_overhead, .. } = t;
+    if t.own_gs {
+        let why = "a library was loaded that uses the gs base itself, by which counters are found";
+        return format!("{metric} at {focus} was taken out of {}: {why}; its value stays as it was", t.pid);
+    }
     format!(
         "{metric} at {focus} was taken out of {}: it cost {} of one processor ({} times a second), more than --max-overhead {max_overhead}; \
          its value stays as it was",
@@ -141,13 +145,14 @@ pub(crate) fn counted_in_part(metric: &str, share: f64, scaled: bool) -> String 
 /// The last pair was taken out: nothing is measured any more.
 pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
     let allow = (t.percent * 1.5).ceil();
-    let hint = format!("measure what is called less often, or allow it with --max-overhead {allow}");
-    Failure {
-        host: t.host.clone(),
-        pid: Some(t.pid),
-        reason: "too_dear".to_owned(),
-        ..Failure::failed(taken_out(t), hint)
-    }
+    let (reason, hint) = match t.own_gs {
+        true => (
+            "own_gs",
+            "begin anew: with the library there, calls are counted in counters that all threads share".to_owned(),
+        ),
+        false => ("too_dear", format!("measure what is called less often, or allow it with --max-overhead {allow}")),
+    };
+    Failure { host: t.host.clone(), pid: Some(t.pid), reason: reason.to_owned(), ..Failure::failed(taken_out(t), hint) }
 }
 
 /// A removal.

@@ -79,6 +79,7 @@ impl Session {
                 area,
                 journal,
                 woven: Woven::adopt(contents.points, contents.arenas),
+                why_locked: None,
                 since_ns: contents.head.since_ns,
                 cpu_before: Duration::ZERO,
             });

@@ -254,6 +254,7 @@ impl Session {
                 hits_per_s: rate.hits_per_s as u64,
                 cost_ns_per_s: rate.ns_per_s as u64,
                 limit_ns_per_s: limit as u64,
+                own_gs: false,
             };
             out.push((key.clone(), why));
         }
@@ -265,24 +266,29 @@ impl Session {
         let minis = control.minis_of(&pairs.iter().map(|(key, _)| key).collect());
         self.withdraw(control, &minis)?;
         for (key, why) in pairs {
-            let Some(mut pair) = control.pairs.remove(key) else { continue };
-            pair.minis.clear();
-            pair.landings.clear();
-            let Some((value, activations, unit)) = pair.value() else { continue };
-            self.close_account(value.first);
-            let cpu = |tid| self.cpu_ticks(tid);
-            let ruler = self.ruler(unit, &cpu);
-            let mut shared = self.shared_mut();
-            let rows = shared.columns().map(|columns| columns.threads(value, &activations, ruler)).unwrap_or_default();
-            shared.frozen.insert(value.first, Frozen { rows, why: *why });
-            if let Some(area) = &shared.area {
-                area.forget(&pair.records());
-            }
-            drop(shared);
-            tracing::info!(metric = key.metric, focus = %key.focus, cost_ns_per_s = why.cost_ns_per_s, "taken out");
-            control.retired.push(pair);
+            self.freeze(control, key, *why);
         }
         Ok(())
+    }
+
+    /// Keeps the values of a pair as they are whose code was taken out.
+    pub(super) fn freeze(&self, control: &mut Control, key: &PairKey, why: TakenOut) {
+        let Some(mut pair) = control.pairs.remove(key) else { return };
+        pair.minis.clear();
+        pair.landings.clear();
+        let Some((value, activations, unit)) = pair.value() else { return };
+        self.close_account(value.first);
+        let cpu = |tid| self.cpu_ticks(tid);
+        let ruler = self.ruler(unit, &cpu);
+        let mut shared = self.shared_mut();
+        let rows = shared.columns().map(|columns| columns.threads(value, &activations, ruler)).unwrap_or_default();
+        shared.frozen.insert(value.first, Frozen { rows, why });
+        if let Some(area) = &shared.area {
+            area.forget(&pair.records());
+        }
+        drop(shared);
+        tracing::info!(metric = key.metric, focus = %key.focus, cost_ns_per_s = why.cost_ns_per_s, "taken out");
+        control.retired.push(pair);
     }
 
     /// Refuses a request of which it is known that it will cost more than it may: calls of its functions are counted already.

@@ -65,6 +65,33 @@ impl Session {
         self.grow_locked(&mut control, id, exact, begin)
     }
 
+    /// A module that was mapped since the first insertion and that uses the gs base itself, by which the threads' shards are found.
+    pub fn must_yield_gs(&self) -> Option<String> {
+        self.user_of_gs(&self.control())
+    }
+
+    fn user_of_gs(&self, control: &Control) -> Option<String> {
+        let attached = control.attached.as_ref().filter(|a| a.env.identity != ThreadIdentity::Locked);
+        attached.and_then(|_| Some(control.modules.user_of_gs(&self.target)?.name.clone()))
+    }
+
+    /// Takes everything out and keeps the values as they are: code that finds shards by a gs base of the program's own reads memory that
+    /// is not there. A thread that waits at the loader's hook waits until nothing leads to such code any more.
+    fn yield_gs(&self, control: &mut Control) -> Result<(), Error> {
+        let area = control.attached.as_ref().map(|a| Arc::clone(&a.area));
+        let taken = self.pull_out(control);
+        if let Some(area) = area {
+            self.deafen(&area);
+        }
+        taken?;
+        self.bury_ended_threads();
+        let why = TakenOut { time_ns: now_ns(), hits_per_s: 0, cost_ns_per_s: 0, limit_ns_per_s: 0, own_gs: true };
+        for key in control.pairs.keys().cloned().collect::<Vec<_>>() {
+            self.freeze(control, &key, why);
+        }
+        Ok(())
+    }
+
     /// Looks for libraries that were loaded or unloaded while nobody held the target. What the loader is about to load is left to its hook.
     pub fn notice_modules(&self) {
         if !self.loader_works(&self.control()) {
@@ -89,6 +116,13 @@ impl Session {
             }
         };
         if !looked {
+            return;
+        }
+        if let Some(name) = self.user_of_gs(&control) {
+            tracing::warn!(name, "everything is taken out: this library uses the gs base itself");
+            if let Err(error) = self.yield_gs(&mut control) {
+                tracing::warn!(%error, "a library uses the gs base, and not everything could be taken out");
+            }
             return;
         }
         for id in control.measurements.keys().copied().collect::<Vec<_>>() {

@@ -263,8 +263,9 @@ impl Session {
         let refuse =
             |code, what: String, hint: &str| Err(Error::new(ErrorKind::Failed, code, what, hint).about(self.pid()));
         if attached.env.identity == ThreadIdentity::Locked {
-            let what = "calls cannot be followed from entry to exit: the threads of this program cannot be told apart";
-            return refuse("no_shards", what.to_owned(), "counts work; a program that is running already may differ");
+            let why = attached.why_indistinct();
+            let what = format!("calls cannot be followed from entry to exit: {why}");
+            return refuse("no_shards", what, "counts work");
         }
         let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
         if cpu
@@ -289,12 +290,12 @@ impl Session {
     fn may_call(&self, control: &Control) -> Result<(), Error> {
         let Some(attached) = &control.attached else { return Ok(()) };
         let why = match attached.env.identity {
-            ThreadIdentity::Locked => "the threads of this program cannot be told apart",
-            _ if attached.env.vectors.is_none() => "this processor has no XSAVE",
+            ThreadIdentity::Locked => attached.why_indistinct(),
+            _ if attached.env.vectors.is_none() => "this processor has no XSAVE".to_owned(),
             _ => return Ok(()),
         };
         let what = format!("functions of the program cannot be called: {why}");
-        let hint = "a program that is running already may differ; definitions without calls work";
+        let hint = "definitions without calls work";
         Err(Error::new(ErrorKind::Failed, "no_calls", what, hint).about(self.pid()))
     }
 
@@ -335,12 +336,21 @@ impl Session {
     /// Prepares a target for its first code: learns how to tell its threads apart, makes the data area, begins the journal.
     pub(super) fn attach(&self, control: &mut Control) -> Result<Attached, Error> {
         let failed = |e| self.failed(e);
-        let survey = self.target.survey(None).map_err(failed)?;
+        let mut survey = self.target.survey(None).map_err(failed)?;
         control.held = survey.longest_hold;
         self.note_hold(survey.longest_hold);
-        let own_gs = control.modules.uses_gs(&self.target);
-        let identity = if own_gs { ThreadIdentity::Locked } else { survey.identity };
-        let cpu = if own_gs { CpuClock::None } else { survey.cpu };
+        if let Some((identity, rseq)) =
+            survey.is_fresh.then(|| control.modules.expected_identity(&self.target)).flatten()
+        {
+            survey.expect(identity, rseq);
+        }
+        let own_gs =
+            control.modules.user_of_gs(&self.target).map(|file| format!("{} uses the gs base itself", file.name));
+        let (identity, cpu) = match own_gs {
+            Some(_) => (ThreadIdentity::Locked, CpuClock::None),
+            None => (survey.identity, survey.cpu),
+        };
+        let why_locked = own_gs.or_else(|| survey.why_locked.map(str::to_owned));
         // a child has its parent's fs base, and in another pid namespace the numbers of its threads say nothing to us
         let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
         control.family &= identity != ThreadIdentity::FsBase && own_namespace;
@@ -370,6 +380,14 @@ impl Session {
                 return Err(e);
             }
         };
+        if survey.is_fresh
+            && identity != ThreadIdentity::Locked
+            && let Err(e) = self.lend_thread_pointer(area.layout(), identity)
+        {
+            self.target.unmap(&[area.layout().range()]).map_err(failed)?;
+            journal.discard().map_err(|e| journal_error(self.pid(), &e))?;
+            return Err(e);
+        }
         let status = self.target.status().map_err(failed)?;
         let ticks = Scale::ONE;
         let (data, shadow_stack, vectors) = (area.layout(), status.shadow_stack, vector_state());
@@ -384,12 +402,25 @@ impl Session {
             ..Shared::default()
         };
         for t in &survey.threads {
-            shared
-                .tids
-                .insert(if matches!(identity, ThreadIdentity::FsBase) { t.fs_base } else { t.own_id as u64 }, t.tid);
+            let key = match identity {
+                ThreadIdentity::FsBase if survey.is_fresh => area.layout().lent().0,
+                ThreadIdentity::FsBase => t.fs_base,
+                _ => t.own_id as u64,
+            };
+            shared.tids.insert(key, t.tid);
         }
         let cpu_before = self.target.cpu_time().map_err(failed)?;
-        Ok(Attached { env, area, journal, woven: Woven::default(), since_ns, cpu_before })
+        Ok(Attached { env, area, journal, woven: Woven::default(), why_locked, since_ns, cpu_before })
+    }
+
+    /// Where no libc has begun yet, generated code would read memory by a thread pointer that is not there.
+    fn lend_thread_pointer(&self, area: DataArea, identity: ThreadIdentity) -> Result<(), Error> {
+        if self.target.lend_thread_pointer(&area, identity).map_err(|e| self.failed(e))? {
+            return Ok(());
+        }
+        let what = "a thread has no thread pointer yet while others run already";
+        let hint = "nothing was changed; try again in a moment";
+        Err(Error::new(ErrorKind::Failed, "no_thread_pointer", what, hint).about(self.pid()))
     }
 
     /// Weaves, writes the journal, applies. `variables` are those of a pair.
@@ -497,6 +528,14 @@ impl Session {
         // What was and is gone again fills the copy: begin it anew with what is.
         let text = journal.compact().map_err(|e| journal_error(self.pid(), &e))?;
         area.write_journal(&text).map_err(|e| self.failed(e))
+    }
+}
+
+impl Attached {
+    /// That threads cannot be told apart, and why.
+    fn why_indistinct(&self) -> String {
+        let why = self.why_locked.as_deref().unwrap_or("an earlier engine has found so");
+        format!("the threads of this program cannot be told apart: {why}")
     }
 }
 

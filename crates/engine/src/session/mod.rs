@@ -148,6 +148,8 @@ struct Attached {
     area: Arc<SharedArea>,
     journal: Journal,
     woven: Woven,
+    /// Why threads cannot be told apart, if they cannot.
+    why_locked: Option<String>,
     since_ns: u64,
     /// Processor time of the target until then.
     cpu_before: Duration,

@@ -135,6 +135,14 @@ impl Session {
 
     /// Takes everything out of the target: text, threads, arenas, data area, fork children, journal.
     pub(super) fn take_down(&self, control: &mut Control) -> Result<Removed, Error> {
+        if let Some(attached) = &control.attached {
+            self.deafen(&attached.area);
+        }
+        self.pull_out(control)
+    }
+
+    /// The same while threads at the loader's hook wait on.
+    pub(super) fn pull_out(&self, control: &mut Control) -> Result<Removed, Error> {
         let Some(attached) = control.attached.as_ref() else {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
@@ -143,7 +151,6 @@ impl Session {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
         }
-        self.deafen(&attached.area);
         if let Ok((left, missed)) = attached.area.calls_amiss()
             && (left, missed) != (0, 0)
         {

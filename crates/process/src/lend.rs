@@ -1,0 +1,62 @@
+//! A thread pointer for a program in which no libc has set one yet: it is stopped before its first instruction, or a little later. Until its
+//! libc comes, generated code finds the thread's id there as it will find it in the libc's own memory, and later by the same instructions.
+
+use ingraft_model::layout::LENT;
+use ingraft_model::{Avma, DataArea, ThreadIdentity};
+
+use crate::error::Error;
+use crate::survey::ATTEMPTS;
+use crate::sys::Regs;
+use crate::target::Target;
+use crate::tracer::{STOP_WAIT, State, Tracer, with_tracer};
+
+impl Target {
+    /// Gives the only thread the area's thread pointer, if it has none yet. False if there are several threads by now, of which one still has
+    /// none.
+    pub fn lend_thread_pointer(&self, area: &DataArea, identity: ThreadIdentity) -> Result<bool, Error> {
+        if let ThreadIdentity::FsOffset(offset) = identity {
+            let id = self.status()?.own_id.to_le_bytes();
+            let end = u64::from(offset) + id.len() as u64;
+            if end > area.stride - u64::from(LENT) {
+                return Err(Error::Outside(end));
+            }
+            self.write(Avma(area.lent().0 + u64::from(offset)), &id)?;
+        }
+        let mut attempt = 1;
+        loop {
+            let (lent, held) = with_tracer(self.pid(), |tracer| {
+                tracer.be_patient(attempt);
+                let lent = lend(tracer, area);
+                tracer.repair_all().and(lent)
+            })?;
+            self.note_hold(held);
+            match lent {
+                Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // no processor free for it
+                other => return other,
+            }
+        }
+    }
+}
+
+fn lend(tracer: &mut Tracer, area: &DataArea) -> Result<bool, Error> {
+    tracer.seize_all()?;
+    tracer.stop_all()?;
+    let mut without = Vec::new();
+    for i in 0..tracer.threads.len() {
+        match tracer.regs(i)? {
+            Some(regs) if regs.fs_base == 0 => without.push((i, regs)),
+            Some(_) => {}
+            None if tracer.threads[i].state == State::Gone => {}
+            None => return Err(Error::Unstoppable { tid: tracer.threads[i].tid, pc: None, waited: STOP_WAIT }),
+        }
+    }
+    let alone = tracer.threads.iter().filter(|t| t.state != State::Gone).count() == 1;
+    match without[..] {
+        [] => Ok(true),
+        [(i, regs)] if alone => {
+            tracer.set_regs(i, &Regs { fs_base: area.lent().0, ..regs })?;
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
+}

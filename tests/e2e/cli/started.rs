@@ -1,0 +1,172 @@
+//! Programs that are started: their threads are told apart from the first instruction on, so that they have times and values of their
+//! threads like any other, against their own clocks and tallies.
+
+use std::io::{Seek, Write};
+
+use ingraft_testing::{Outcome, Reply, Session, program, scaled, skip};
+
+use crate::tool;
+
+/// Measures a mutatee that is started, until it ends: what was told, and what it answered to the last of its commands. None if it cannot be
+/// built here.
+fn started(name: &str, arguments: &[&str], measure: &[&str], commands: &[String]) -> Option<(Outcome, Reply)> {
+    let (outcome, reply) = run(name, arguments, measure, commands, &[])?;
+    Some((outcome.assert_code(0), reply.expect("answers")))
+}
+
+fn run(
+    name: &str,
+    arguments: &[&str],
+    measure: &[&str],
+    commands: &[String],
+    variables: &[(&str, &str)],
+) -> Option<(Outcome, Option<Reply>)> {
+    let path = program(name).ok()?;
+    let mut input = tempfile::tempfile().expect("a file");
+    commands.iter().try_for_each(|line| writeln!(input, "{line}")).expect("write a file");
+    input.rewind().expect("a file");
+    let path = path.to_str().expect("a path");
+    let fixed = ["--max-overhead", "10000", "--until-exit", "--", path];
+    let command = measure.iter().chain(&fixed).chain(arguments);
+    let tool = tool();
+    let outcome = Session::start(tool.command(command).envs(variables.iter().copied()).stdin(input)).finish();
+    let answers: Vec<&[String]> = outcome.other.split(|line| line == "done").collect();
+    let last = answers.len().checked_sub(2).and_then(|n| answers.get(n));
+    let reply = last.map(|lines| Reply { lines: lines.to_vec() });
+    Some((outcome, reply))
+}
+
+/// Times of sleeping, computing, nested and recursive calls within one percent of the program's own clock.
+#[test]
+fn times_are_those_of_the_programs_own_clock() {
+    let times = scaled(40, 400);
+    let commands = [
+        format!("nap {times} 5000"),
+        format!("spin {times} 2000"),
+        format!("nest {times} 3000"),
+        "deep 30 100000".into(),
+    ];
+    let (outcome, truth) =
+        started("times", &[], &["latency", "nap", "spin", "around", "deep"], &commands).expect("gcc");
+    for (function, calls) in truth.tallies() {
+        let seen = outcome.latency(&function);
+        // the deepest nap is not the program's to time
+        let inner = u64::from(function == "nap");
+        assert_eq!((seen.calls, seen.left, seen.unseen, seen.unrecorded), (calls + inner, 0, 0, 0), "{function}");
+        let own = truth.number(&format!("ns {function}"));
+        let off = (seen.sum_ns - inner * 100_000_000).abs_diff(own);
+        assert!(off * 100 <= own, "{function}: {seen:?}, but {own} ns by the program's clock");
+    }
+}
+
+/// Counts by thread are exact in a program of this kind; a machine may lack what makes it.
+fn exact_by_thread(name: &str) {
+    let n = scaled(20_000, 400_000);
+    let measured = started(name, &["8"], &["count", &format!("{name}:work_*")], &[format!("go {n}")]);
+    let Some((outcome, truth)) = measured else { skip!("{name} cannot be built here") };
+    truth.assert_right();
+    for (function, tally) in truth.tallies().into_iter().filter(|(f, _)| f != "never") {
+        assert_eq!(outcome.calls(&function), tally, "{name}: {function}");
+    }
+    let mut counted = outcome.threads("work_0");
+    counted.retain(|_, calls| *calls > 0);
+    assert_eq!(counted, truth.threads(), "{name}: calls of work_0 by thread");
+}
+
+#[test]
+fn threads_of_a_dynamic_program() {
+    exact_by_thread("threads");
+}
+
+#[test]
+fn threads_of_static_programs() {
+    exact_by_thread("threads-static");
+    exact_by_thread("threads-static-pie");
+}
+
+#[test]
+fn threads_of_programs_with_musl() {
+    exact_by_thread("threads-musl");
+    exact_by_thread("threads-musl-static");
+}
+
+#[test]
+fn goroutines() {
+    let n = scaled(20_000, 400_000);
+    let Some((outcome, truth)) = started("gopher", &[], &["count", "main.work", "main.deep"], &[format!("go {n}")])
+    else {
+        skip!("there is no go")
+    };
+    truth.assert_right();
+    for (function, tally) in truth.tallies() {
+        assert_eq!(outcome.calls(&function), tally, "{function}");
+    }
+}
+
+/// Processor times, too, and by the clock that needs no system call where the libc has it.
+#[test]
+fn processor_times_are_those_of_the_programs_own_clock() {
+    let times = scaled(20, 200);
+    let commands = [format!("burn {times} 2000"), format!("crowd 8 {times} 1000")];
+    for (name, asks_kernel) in [("burns", false), ("burns-static", false), ("burns-musl-static", true)] {
+        let Some((outcome, truth)) = started(name, &[], &["latency", "--cpu", "burn"], &commands) else { continue };
+        let (seen, own, calls) = (outcome.latency("burn"), truth.number("ns burn"), truth.tally("burn"));
+        assert_eq!((seen.calls, seen.left, seen.unseen, seen.unrecorded), (calls, 0, 0, 0), "{name}");
+        let off = seen.sum_ns.abs_diff(own);
+        assert!(off * 100 <= own + 100 * (5_000 * calls + 4_000_000), "{name}: {seen:?}, but {own} ns");
+        // what static programs will have is known by the code that is in them
+        assert_eq!(
+            outcome.stderr.contains("by a system call at each entry"),
+            asks_kernel,
+            "{name}: {}",
+            outcome.stderr
+        );
+    }
+}
+
+/// Calls before the libc has set the first thread pointer, and those that set it: they begin without one and end with it.
+#[test]
+fn calls_around_the_first_thread_pointer() {
+    let commands = ["nap 1 1".to_owned()];
+    let loader = ["_dl_catch_exception", "__tunable_get_val", "_dl_allocate_tls_init"];
+    let named = loader.map(|function| format!("ld-linux-x86-64.so.2:{function}"));
+    let measured = |command| {
+        let measure: Vec<&str> = std::iter::once(command).chain(named.iter().map(String::as_str)).collect();
+        started("times", &[], &measure, &commands).expect("gcc").0
+    };
+    let (latency, count) = (measured("latency"), measured("count"));
+    for function in loader {
+        let seen = latency.latency(function);
+        assert_eq!((seen.calls, seen.left, seen.unseen), (count.calls(function), 0, 0), "{function}");
+        assert!(seen.calls > 0 && seen.sum_ns > 0, "{function}: {seen:?}");
+        assert_eq!(count.threads(function).len(), 1, "{function}");
+    }
+    for (name, setter) in [("threads-static", "__libc_setup_tls"), ("threads-musl-static", "__init_tls")] {
+        let Some((outcome, _)) = started(name, &["1"], &["latency", setter], &["go 1".to_owned()]) else { continue };
+        let seen = outcome.latency(setter);
+        assert_eq!((seen.calls, seen.left, seen.unseen), (1, 0, 0), "{name}: {seen:?}");
+    }
+}
+
+/// A library that takes the gs base in its constructor: it has it, the counts are exact, and times are refused with the reason.
+#[test]
+fn a_library_that_takes_the_gs_base_at_the_start() {
+    let library = match program("libowngs.so") {
+        Ok(library) => library,
+        Err(why) => skip!("{why}"),
+    };
+    let preload = [("LD_PRELOAD", library.to_str().expect("a path"))];
+    let go = ["go 2000".to_owned()];
+    let counted = run("threads", &["4"], &["count", "threads:work_*", "plugin_born"], &go, &preload);
+    let (outcome, truth) = counted.expect("gcc");
+    let (outcome, truth) = (outcome.assert_code(0), truth.expect("answers"));
+    truth.assert_right();
+    for (function, tally) in truth.tallies().into_iter().filter(|(f, _)| f != "never") {
+        assert_eq!(outcome.calls(&function), tally, "{function}");
+    }
+    assert_eq!(outcome.calls("plugin_born"), 1);
+    assert_eq!(outcome.one("ended")["status"], 0, "it found its gs base at the end: {outcome:#?}");
+    assert!(outcome.stderr.contains("libowngs.so uses the gs base itself"), "{}", outcome.stderr);
+    let timed = run("threads", &["4"], &["latency", "threads:work_0"], &go, &preload);
+    let _ = timed.expect("gcc").0.assert_error(1, &["libowngs.so uses the gs base itself"]);
+}
