@@ -61,7 +61,11 @@ impl<'a> Evaluation<'a> {
         }
         let last = insert.after && place == Place::ENTRY;
         let order = if insert.prepend && !last { Order::Prepend } else { Order::Append };
+        let before = self.drafts.len();
         self.draft(&functions, place, order, stmts, insert.code_span);
+        if last {
+            self.late.extend(self.drafts.drain(before..));
+        }
     }
 
     /// Code for one kind of point of several functions.
@@ -119,7 +123,8 @@ impl<'a> Evaluation<'a> {
 
     /// What one definition has put at points becomes final.
     pub(super) fn place_drafts(&mut self) {
-        let drafts = std::mem::take(&mut self.drafts);
+        let mut drafts = std::mem::take(&mut self.drafts);
+        drafts.append(&mut self.late);
         let drafts = self.with_records(drafts);
         let (group, nothing) = (self.group, Arc::from([]));
         self.insertions.extend(drafts.into_iter().map(|draft| Insertion {

@@ -123,6 +123,8 @@ pub(super) struct Evaluation<'a> {
     /// How many functions' arguments and results were looked into.
     pub(super) looks: u32,
     pub(super) drafts: Vec<Draft>,
+    /// Those of them that come last at entries.
+    pub(super) late: Vec<Draft>,
     pub(super) records: Vec<KnownRecord>,
     /// Time in instrumented callees, for `$self`.
     pub(super) callees: Option<VariableId>,
@@ -164,6 +166,7 @@ impl<'a> Evaluation<'a> {
             looks: 0,
             place: None,
             drafts: Vec::new(),
+            late: Vec::new(),
             records: Vec::new(),
             callees: None,
             clock: None,

@@ -254,10 +254,10 @@ fn the_processors_events_are_read_by_the_thread() {
 
 #[test]
 fn code_behind_the_instruction_of_an_entry_comes_last_there() {
-    let body = "append postInsn $start.entry (* m += 2; *) prepend preInsn $start.entry (* m = 1; *) \
+    let body = "append postInsn $start.entry (* m += 2; *) append preInsn $start.entry (* m = 1; *) \
                 prepend postInsn $start.entry (* m += 3; *)";
     let shown = show(&with(&base(body)), "m", "");
-    let lines = ["main Metric Append: v0 += 2;", "main Metric Prepend: v0 = 1;", "main Metric Append: v0 += 3;"];
+    let lines = ["main Metric Append: v0 = 1;", "main Metric Append: v0 += 2;", "main Metric Append: v0 += 3;"];
     assert_eq!(shown, lines.map(|l| l.to_owned() + "\n").concat());
 }
 
