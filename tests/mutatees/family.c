@@ -6,6 +6,7 @@
  * keep              forks a child that lives on: prints `child PID`
  * poke N            that child calls `parent_work` N times and answers: `poked`
  * drop              ends that child
+ * gs                puts its own value into the gs base; from then on it and its children by fork see whether it is still there
  * The parent calls `parent_work` once for each child it makes. Tallies are the parent's.
  */
 #include "mutatee.h"
@@ -32,7 +33,17 @@ static void reap(pid_t pid, int wanted) {
     }
 }
 
+/* asm/prctl.h is not there for every compiler */
+enum { ARCH_SET_GS = 0x1001, ARCH_GET_GS = 0x1004 };
+static int own_gs;
+
+static int gs_is_right(void) {
+    unsigned long base = 0;
+    return !own_gs || (!syscall(SYS_arch_prctl, ARCH_GET_GS, &base) && base == (unsigned long)&own_gs);
+}
+
 static void work_in_parent(void) {
+    if (!gs_is_right()) bad++;
     if (parent_work(parent_tally) != parent_tally * 3 + 1) bad++;
     parent_tally++;
 }
@@ -61,7 +72,7 @@ int main(void) {
                 if (pid == 0) {
                     long wrong = 0;
                     for (long k = 0; k < m; k++) wrong += (parent_work(k) != k * 3 + 1) + (child_work(k) != k * 5 + 1);
-                    _exit(wrong ? 1 : 42);
+                    _exit(wrong || !gs_is_right() ? 1 : 42);
                 }
                 if (pid < 0) abort();
                 work_in_parent();
@@ -99,6 +110,9 @@ int main(void) {
             long wrong = -1;
             if (write(to_kept[1], &n, sizeof n) != sizeof n || read(from_kept[0], &wrong, sizeof wrong) != sizeof wrong || wrong) bad++;
             say("poked");
+        } else if (!strcmp(line, "gs")) {
+            if (syscall(SYS_arch_prctl, ARCH_SET_GS, &own_gs)) abort();
+            own_gs = 1;
         } else if (!strcmp(line, "drop")) {
             close(to_kept[1]);
             close(from_kept[0]);

@@ -4,16 +4,37 @@
  * open, other, close  each answers where `plugin_work` is
  * cycle N M         N times: opens the library, calls `plugin_work` M times, closes it
  * call N            calls `plugin_work` N times and `local_work` N times
+ * filter            from now on futex(2) kills the process (seccomp)
  * shared            maps the library's file MAP_SHARED read-execute and calls `plugin_work` there by `sharedcall N`
  */
 #include "mutatee.h"
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
+#if __has_include(<linux/filter.h>)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#endif
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 COUNTED long local_work(long x) { return x * 3 + 1; }
+
+static void filter(void) {
+#ifdef SECCOMP_RET_KILL_PROCESS
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_futex, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) abort();
+#else
+    abort();
+#endif
+}
 
 int main(int argc, char **argv) {
     void *library = NULL;
@@ -39,6 +60,8 @@ int main(int argc, char **argv) {
                 wrong += dlclose(once) != 0;
                 born++;
             }
+        } else if (!strcmp(line, "filter")) {
+            filter();
         } else if (!strcmp(line, "close")) {
             if (dlclose(library)) wrong++;
             work = NULL;

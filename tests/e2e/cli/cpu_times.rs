@@ -1,7 +1,7 @@
 //! Processor times of calls, against the program's own clock of each thread.
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, Reply, scaled};
+use ingraft_testing::{Mutatee, Outcome, Reply, scaled, wait_until};
 
 use crate::tool;
 
@@ -103,6 +103,36 @@ fn a_running_timer_shows_the_time_so_far_and_never_goes_back() {
         "{end} ns, but {truth} ns by the program's clock"
     );
     target::assert_clean(target.pid(), &before);
+}
+
+/// What the kernel has charged a thread with, in nanoseconds; it may be a slice of time behind.
+fn charged(pid: i32, tid: i32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).expect("the thread's statistics");
+    text.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number")
+}
+
+#[test]
+fn a_call_in_progress_is_timed_from_the_insertion_on() {
+    let mut target = Mutatee::start("burns", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid();
+    let begin = charged(pid, pid);
+    target.tell("burn 1 1500000");
+    wait_until("it has computed", || charged(pid, pid) > begin + 50_000_000);
+    let earlier = charged(pid, pid) - begin;
+    let mut session = tool().start(["watch", "-p", &target.pid_text(), "cpu_time@/Code/burns/burn"]);
+    let attached = session.wait_for("attached");
+    let later = charged(pid, pid) - begin;
+    assert_eq!((&attached["caught_up"], &attached["not_unwound"]), (&1.into(), &0.into()));
+    let truth = target.reply().number("ns burn");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let value = outcome.all("sample").last().and_then(|s| s["value"].as_u64()).expect("a number");
+    let slack = truth / 100 + 2 * SLICE_NS;
+    assert!(
+        later < truth && value + slack >= truth - later && value <= truth - earlier + slack,
+        "{value} ns of {truth} ns; at the insertion between {earlier} and {later} ns were over"
+    );
+    target::assert_clean(pid, &before);
 }
 
 #[test]

@@ -4,17 +4,22 @@ use std::time::{Duration, Instant};
 
 use ingraft_testing::step::{Fate, TOUCHING, kill_at};
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Tool, full, scaled, wait_until};
+use ingraft_testing::{Mutatee, Tool, full, scaled, source_directory, wait_until};
 
 use crate::tool;
 
-/// After a death: alive, right, not traced; and clean after `detach`.
-fn assert_recovers(tool: &Tool, target: &mut Mutatee, before: &Text, when: &str) {
+/// After a death: alive and not traced.
+fn assert_lives(target: &mut Mutatee, when: &str) {
     // Said first, so that whatever fails below says when.
     eprintln!("{when}");
     assert!(target.alive(), "{when}: the target died");
     wait_until("nobody traces the target", || target::tracer(target.pid()) == 0);
     assert!(!matches!(target::state(target.pid()), 'T' | 't'), "{when}: the target is stopped");
+}
+
+/// It is right as well, and clean after `detach`.
+fn assert_recovers(tool: &Tool, target: &mut Mutatee, before: &Text, when: &str) {
+    assert_lives(target, when);
     target.ask("rest");
     target.ask("go 50").assert_right();
     tool.detach(target.pid());
@@ -30,24 +35,47 @@ fn before_every_touch_of_attach_insertion_and_removal() {
     let before = Text::of(target.pid());
     let tool = tool();
     target.ask("spin");
+    let pid = target.pid_text();
     for command in ["count", "latency"] {
-        before_every_touch_of(command, &tool, &mut target, &before);
+        let arguments = [command, "-p", &pid, "threads:work_*", "noise", "--for", "50ms"];
+        before_every_touch_of(&arguments, &tool, &mut |when| assert_recovers(&tool, &mut target, &before, when));
     }
 }
 
-fn before_every_touch_of(command: &str, tool: &Tool, target: &mut Mutatee, before: &Text) {
-    let arguments = [command, "-p", &target.pid_text(), "threads:work_*", "noise", "--for", "50ms"];
+#[test]
+fn before_every_touch_of_catching_up() {
+    let mut target = Mutatee::start("onstack", &["5"]);
+    let before = Text::of(target.pid());
+    let (tool, pid) = (tool(), target.pid_text());
+    let mdl = source_directory().join("tests/e2e/mdl/inside.mdl").to_str().expect("a path").to_owned();
+    let pairs = ["naps_inside@/Code/onstack/f", "wall_time@/Code/onstack/f"];
+    let arguments = ["watch", "-p", &pid, "-I", &mdl, pairs[0], pairs[1], "--for", "50ms"];
+    let frames = target.ask("halt").number("frames");
+    let outcome = tool.run(arguments).assert_code(0).assert_removed();
+    assert_eq!(outcome.one("attached")["caught_up"], frames);
+    assert!(frames > 0, "some calls are in progress");
+    before_every_touch_of(&arguments, &tool, &mut |when| {
+        assert_lives(&mut target, when);
+        // calls that were caught up end, others begin, with the code still there and without
+        target.ask("run 5000");
+        tool.detach(target.pid());
+        target::assert_clean(target.pid(), &before);
+        target.ask("run 5000");
+    });
+}
+
+fn before_every_touch_of(arguments: &[&str], tool: &Tool, recovers: &mut dyn FnMut(&str)) {
     let Fate::Ended(total) = kill_at(&mut tool.command(arguments), TOUCHING, u64::MAX, |_, _| {}) else {
         unreachable!("never reached")
     };
     assert!(total > 10, "only {total} system calls touch the target");
-    assert_recovers(tool, target, before, "a run to the end");
+    recovers("a run to the end");
     // In the short form every step of a stride that meets all phases over several runs of the suite.
     let stride = if full() { 1 } else { (total / 40).max(1) };
     let phase = u64::from(std::process::id()) % stride;
     for n in (phase..total).step_by(usize::try_from(stride).expect("small")) {
         kill_at(&mut tool.command(arguments), TOUCHING, n, |_, _| {});
-        assert_recovers(tool, target, before, &format!("{command}, killed before touch {n} of {total}"));
+        recovers(&format!("{}, killed before touch {n} of {total}", arguments[0]));
     }
 }
 

@@ -141,6 +141,30 @@ fn children_with_musl_lose_no_call() {
 }
 
 #[test]
+fn children_that_use_the_gs_base_themselves() {
+    let mut target = Mutatee::start("family", &[]);
+    target.ask("gs").assert_right();
+    follow_children_of(target, &tool());
+}
+
+#[test]
+fn children_of_a_program_that_takes_the_gs_base_while_it_is_followed() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
+    session.wait_for("attached");
+    target.ask("fork 20 50").assert_right();
+    target.ask("gs").assert_right();
+    let truth = target.ask("fork 20 50");
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("parent_work"), truth.tally("parent_work") + 40 * 50);
+    assert_eq!(outcome.calls("child_work"), 40 * 50);
+    target::assert_clean(target.pid(), &before);
+    target.ask("fork 3 3").assert_right();
+}
+
+#[test]
 fn children_lose_no_call_through_a_daemon() {
     let directory = open_directory();
     let daemon = Daemon::start(&sibling("ingraftd"), directory.path(), ["--log", "error"]);

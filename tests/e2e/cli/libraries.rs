@@ -82,8 +82,22 @@ fn a_metric_is_exact_over_many_lives_of_a_library() {
     let mut session = tool.start(["watch", "-p", &pid, "--max-overhead", "10000"].into_iter().chain(pairs));
     session.wait_for("attached");
     target.ask("close").assert_right();
+    // the first ones make what later ones use again
+    target.ask("cycle 10 20").assert_right();
+    let (of_target, of_engine) = (target.pid(), session.pid());
+    let sizes = || (Size::of(of_target), target::arenas(of_target), Size::of(of_engine));
+    let first = sizes();
     let truth = target.ask(&format!("cycle {} 20", scaled(50, 1000)));
     truth.assert_right();
+    let last = sizes();
+    // mappings that lie side by side are one
+    assert!(last.0.maps <= first.0.maps + 2 && last.0.files <= first.0.files, "the target: {first:?} grew to {last:?}");
+    assert!(last.1 <= first.1 + 2, "arenas: {first:?} grew to {last:?}");
+    assert!(last.2.maps <= first.2.maps + 4 && last.2.files <= first.2.files, "the engine: {first:?} grew to {last:?}");
+    let grown = [(first.0, last.0, 512), (first.2, last.2, 8 << 10)];
+    for (first, last, most) in grown {
+        assert!(last.resident <= first.resident + most, "memory: {first:?} grew to {last:?}");
+    }
     let journal = journal_bytes(&tool);
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let last = |metric: &str, function: &str| {
@@ -293,4 +307,46 @@ fn one_that_takes_the_gs_base_ends_the_measurement() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     assert_eq!((outcome.calls("local_work"), outcome.calls("plugin_work")), (700, 700));
     target.ask("call 10").assert_right();
+}
+
+#[test]
+fn the_loader_of_musl_waits_too() {
+    let path = match (program("loads-musl"), program("libplugin-musl.so")) {
+        (Ok(_), Ok(path)) => path,
+        (Err(why), _) | (_, Err(why)) => skip!("{why}"),
+    };
+    let mut target = Mutatee::start("loads-musl", &[path.to_str().expect("a path")]);
+    let session = tool().count(target.pid(), &["*:*_work"]);
+    target.ask("call 10").assert_right();
+    let opened = target.ask("open");
+    assert!(is_woven(target.pid(), &opened), "before anybody can call it");
+    let truth = target.ask("call 25");
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("local_work"), truth.tally("local_work"));
+    assert_eq!(outcome.calls("plugin_work"), truth.tally("plugin_work"));
+    assert_eq!(outcome.calls("born_work"), truth.tally("plugin_born"), "its constructor is counted");
+    assert!(exact_since(&outcome, "plugin_work").is_null());
+    assert_eq!(target::arenas(target.pid()), 0);
+    target.ask("call 20").assert_right();
+}
+
+#[test]
+fn nobody_waits_where_system_calls_are_filtered() {
+    let mut target = loads();
+    target.ask("open").assert_right();
+    target.ask("filter").assert_right();
+    let session = tool().count(target.pid(), &["libplugin:plugin_work", "local_work"]);
+    target.ask("call 10").assert_right();
+    target.ask("close").assert_right();
+    let opened = target.ask("open");
+    wait_until("the library is woven", || is_woven(target.pid(), &opened));
+    target.ask("call 7").assert_right();
+    let truth = target.ask(&format!("cycle {} 20", scaled(100, 2000)));
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("local_work"), 17);
+    assert!((17..=truth.tally("plugin_work")).contains(&outcome.calls("plugin_work")), "{outcome:#?}");
+    assert_eq!(target::arenas(target.pid()), 0);
+    target.ask("cycle 20 20").assert_right();
 }

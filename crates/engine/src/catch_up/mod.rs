@@ -95,7 +95,9 @@ impl<'a> CatchUp<'a> {
                     // not every call has all of them
                     let there = |id: &u64| point.minis.iter().any(|m| m.id == *id);
                     let its = states.iter().zip(&ids).filter(|(_, id)| there(id)).map(|(state, _)| *state);
-                    before_calls.insert(point.home, its.collect());
+                    if let Some(returns_to) = point.returns_to {
+                        before_calls.insert(returns_to, its.collect());
+                    }
                 }
                 continue;
             }

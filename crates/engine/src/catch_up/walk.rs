@@ -38,11 +38,11 @@ impl Places {
         let mut known = FxHashMap::default();
         for (place, point) in now.points() {
             let changes = after.snippets_at(place) != Some(point.minis.len());
-            let tail = point.tail..point.removal.code.end;
             for m in point.records().flat_map(|r| &r.moves) {
-                let past = tail.contains(&m.from).then_some(point.kind);
+                let past = point.is_passed_at(m.from).then_some(point.kind);
                 let in_text = point.removal.text.iter().any(|w| w.at == m.from);
-                if past.is_some() || in_text || !changes {
+                let aside = (point.tail_end..point.removal.code.end).contains(&m.from);
+                if past.is_some() || in_text || aside || !changes {
                     known.insert(m.from, Place { at: m.to, past });
                 }
             }
