@@ -6,7 +6,7 @@
  * keep              forks a child that lives on: prints `child PID`
  * poke N            that child calls `parent_work` N times and answers: `poked`
  * drop              ends that child
- * gs                puts its own value into the gs base; from then on it and its children by fork see whether it is still there
+ * gs                (with OWN_GS) puts its own value into the gs base; from then on it and its children by fork see whether it is still there
  * The parent calls `parent_work` once for each child it makes. Tallies are the parent's.
  */
 #include "mutatee.h"
@@ -33,14 +33,24 @@ static void reap(pid_t pid, int wanted) {
     }
 }
 
+#ifdef OWN_GS
 /* asm/prctl.h is not there for every compiler */
 enum { ARCH_SET_GS = 0x1001, ARCH_GET_GS = 0x1004 };
 static int own_gs;
+
+static void take_gs(void) {
+    if (syscall(SYS_arch_prctl, ARCH_SET_GS, &own_gs)) abort();
+    own_gs = 1;
+}
 
 static int gs_is_right(void) {
     unsigned long base = 0;
     return !own_gs || (!syscall(SYS_arch_prctl, ARCH_GET_GS, &base) && base == (unsigned long)&own_gs);
 }
+#else
+static void take_gs(void) { abort(); }
+static int gs_is_right(void) { return 1; }
+#endif
 
 static void work_in_parent(void) {
     if (!gs_is_right()) bad++;
@@ -111,8 +121,7 @@ int main(void) {
             if (write(to_kept[1], &n, sizeof n) != sizeof n || read(from_kept[0], &wrong, sizeof wrong) != sizeof wrong || wrong) bad++;
             say("poked");
         } else if (!strcmp(line, "gs")) {
-            if (syscall(SYS_arch_prctl, ARCH_SET_GS, &own_gs)) abort();
-            own_gs = 1;
+            take_gs();
         } else if (!strcmp(line, "drop")) {
             close(to_kept[1]);
             close(from_kept[0]);

@@ -68,6 +68,12 @@ impl Arena {
         self.slow_routines().into_iter().chain(self.routines.iter().flatten().cloned()).collect()
     }
 
+    /// The same without that in which threads wait for the engine, at the loader's hook.
+    pub fn shared_by_passers(&self) -> Vec<AvmaRange> {
+        let waiting = self.routine(Routine::Await);
+        self.shared().into_iter().filter(|range| Some(range) != waiting).collect()
+    }
+
     /// The slow routines alone, which read slots.
     pub(crate) fn slow_routines(&self) -> Vec<AvmaRange> {
         let mut ranges: Vec<_> = self.slow.iter().flatten().map(|s| s.range.clone()).collect();

@@ -96,6 +96,8 @@ pub struct Woven {
     points: BTreeMap<Place, Point>,
     /// Code that nothing leads to any more, until it is known that no thread is in it.
     idle: Vec<AvmaRange>,
+    /// The snippet at the loader's hook, where threads wait for the engine.
+    pub hook: Option<u64>,
     /// Points of unloaded text that fork children may have.
     inherited: Vec<PointRecord>,
     /// What a dead engine wove; it can only go as a whole.
@@ -579,7 +581,10 @@ impl Woven {
     /// Where nobody may be for idle code to be used again, sorted: that code, and the routines to which it leads and that come back to it.
     pub fn idle(&self) -> Vec<AvmaRange> {
         let holds = |arena: &&Arena| self.idle.iter().any(|code| holds(arena, code));
-        let routines = self.arenas.iter().filter(holds).flat_map(Arena::shared);
+        // who waits came from the hook's snippet and goes back there, and waits while the code of libraries that are gone becomes idle
+        let is_hook = |p: &Point| p.woven.minis.iter().any(|m| Some(m.id) == self.hook);
+        let routines = if self.points.values().any(is_hook) { Arena::shared_by_passers } else { Arena::shared };
+        let routines = self.arenas.iter().filter(holds).flat_map(routines);
         let mut ranges: Vec<AvmaRange> = self.idle.iter().cloned().chain(routines).collect();
         ranges.sort_unstable_by_key(|r| r.start);
         // a point without room of its own lies within another one's code

@@ -142,14 +142,14 @@ fn children_with_musl_lose_no_call() {
 
 #[test]
 fn children_that_use_the_gs_base_themselves() {
-    let mut target = Mutatee::start("family", &[]);
+    let mut target = Mutatee::start("family-gs", &[]);
     target.ask("gs").assert_right();
     follow_children_of(target, &tool());
 }
 
 #[test]
 fn children_of_a_program_that_takes_the_gs_base_while_it_is_followed() {
-    let mut target = Mutatee::start("family", &[]);
+    let mut target = Mutatee::start("family-gs", &[]);
     let before = Text::of(target.pid());
     let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
     session.wait_for("attached");

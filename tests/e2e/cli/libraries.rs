@@ -85,14 +85,15 @@ fn a_metric_is_exact_over_many_lives_of_a_library() {
     // the first ones make what later ones use again
     target.ask("cycle 10 20").assert_right();
     let (of_target, of_engine) = (target.pid(), session.pid());
-    let sizes = || (Size::of(of_target), target::arenas(of_target), Size::of(of_engine));
+    let sizes = || (Size::of(of_target), target::arena_bytes(of_target), Size::of(of_engine));
     let first = sizes();
     let truth = target.ask(&format!("cycle {} 20", scaled(50, 1000)));
     truth.assert_right();
     let last = sizes();
     // mappings that lie side by side are one
     assert!(last.0.maps <= first.0.maps + 2 && last.0.files <= first.0.files, "the target: {first:?} grew to {last:?}");
-    assert!(last.1 <= first.1 + 2, "arenas: {first:?} grew to {last:?}");
+    // code of a life that is over may wait for its place to be free while the next one's is made
+    assert!(last.1 <= first.1 + (32 << 10), "arenas: {first:?} grew to {last:?}");
     assert!(last.2.maps <= first.2.maps + 4 && last.2.files <= first.2.files, "the engine: {first:?} grew to {last:?}");
     let grown = [(first.0, last.0, 512), (first.2, last.2, 8 << 10)];
     for (first, last, most) in grown {

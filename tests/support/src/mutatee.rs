@@ -50,6 +50,7 @@ fn recipe(name: &str) -> Recipe {
         "threads-cet" => ("gcc", &["-O2", "-g", "-pthread", "-fcf-protection=full"] as &[_], &["threads.c"], false),
         "spin" => ("gcc", C, &["spin.c"], false),
         "family" => ("gcc", C, &["family.c"], false),
+        "family-gs" => ("gcc", &["-O2", "-g", "-pthread", "-DOWN_GS"] as &[_], &["family.c"], false),
         "family-musl" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["family.c"], false),
         "shapes" => ("gcc", C, &["shapes.c", "shapes.s"], false),
         "throws" => ("g++", &["-O2", "-g", "-pthread", "-rdynamic", "-Wall"] as &[_], &["throws.cpp"], false),

@@ -95,12 +95,18 @@ impl Text {
     }
 }
 
-/// Executable mappings that belong to no file and are not the kernel's: arenas.
+/// How many executable mappings belong to no file and are not the kernel's: arenas.
 pub fn arenas(pid: i32) -> usize {
-    let is_arena = |mapping: &&Mapping| {
-        mapping.permissions.contains('x') && !mapping.name.starts_with('/') && !mapping.name.starts_with("[v")
-    };
-    maps(pid).iter().filter(is_arena).count()
+    maps(pid).iter().filter(|mapping| is_arena(mapping)).count()
+}
+
+/// Bytes of all arenas.
+pub fn arena_bytes(pid: i32) -> u64 {
+    maps(pid).iter().filter(|mapping| is_arena(mapping)).map(|mapping| mapping.end - mapping.start).sum()
+}
+
+fn is_arena(mapping: &Mapping) -> bool {
+    mapping.permissions.contains('x') && !mapping.name.starts_with('/') && !mapping.name.starts_with("[v")
 }
 
 /// Mappings that are writable and executable at once.

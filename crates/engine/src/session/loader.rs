@@ -55,6 +55,9 @@ impl Session {
                         Some(&counter) => Hook::Counts { counter, seen: 0, not_before: Instant::now() },
                     };
                     self.shared_mut().hook = Some(hook);
+                    if let Some(attached) = control.attached.as_mut().filter(|_| waits) {
+                        attached.woven.hook = Some(id);
+                    }
                 }
             }
             Err(error) => tracing::debug!(%error, "the loader's hook is not woven"),
