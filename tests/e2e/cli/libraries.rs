@@ -94,7 +94,11 @@ fn a_metric_is_exact_over_many_lives_of_a_library() {
     assert!(last.0.maps <= first.0.maps + 2 && last.0.files <= first.0.files, "the target: {first:?} grew to {last:?}");
     // code of a life that is over may wait for its place to be free while the next one's is made
     assert!(last.1 <= first.1 + (32 << 10), "arenas: {first:?} grew to {last:?}");
-    assert!(last.2.maps <= first.2.maps + 4 && last.2.files <= first.2.files, "the engine: {first:?} grew to {last:?}");
+    // the engine may be reading the library just then
+    assert!(
+        last.2.maps <= first.2.maps + 4 && last.2.files <= first.2.files + 1,
+        "the engine: {first:?} grew to {last:?}"
+    );
     let grown = [(first.0, last.0, 512), (first.2, last.2, 8 << 10)];
     for (first, last, most) in grown {
         assert!(last.resident <= first.resident + most, "memory: {first:?} grew to {last:?}");
