@@ -36,6 +36,28 @@ pub(crate) fn jmp_bytes(at: u64, target: u64) -> Option<[u8; 5]> {
     Some([0xe9, a, b, c, d])
 }
 
+/// Where a `jmp rel32` at `at` leads, if it is one.
+pub(crate) fn jmp_target(at: u64, bytes: &[u8]) -> Option<u64> {
+    let [0xe9, disp @ ..] = bytes else { return None };
+    let disp = i32::from_le_bytes(*disp.first_chunk()?);
+    Some(at.wrapping_add(5).wrapping_add_signed(i64::from(disp)))
+}
+
+/// A link of a chain that leads to what is right behind it: `nop dword [rax+rax+0]`.
+pub(crate) const LINK_NOP: [u8; LINK as usize] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+/// Bytes of a link.
+pub(crate) const LINK: u64 = 5;
+
+/// The bytes of the link at `at` that leads to `target`: a jump, or a nop.
+pub(crate) fn link_bytes(at: u64, target: u64) -> Option<[u8; LINK as usize]> {
+    if target == at + LINK { Some(LINK_NOP) } else { jmp_bytes(at, target) }
+}
+
+/// Where the link at `at` leads, if it is one.
+pub(crate) fn link_target(at: u64, bytes: &[u8]) -> Option<u64> {
+    if bytes.starts_with(&LINK_NOP) { Some(at + LINK) } else { jmp_target(at, bytes) }
+}
+
 /// Where a thread goes on that stands on an instruction of retired code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Back {
@@ -191,6 +213,14 @@ impl From<crate::environment::CodegenError> for EmitError {
 }
 
 impl Block {
+    /// Makes the link at `at` lead to `target`.
+    pub fn set_link(&mut self, at: u64, target: u64) -> Result<(), OutOfReach> {
+        let bytes = link_bytes(at, target).ok_or(OutOfReach)?;
+        let offset = usize::try_from(at.wrapping_sub(self.at)).map_err(|_| OutOfReach)?;
+        *self.bytes.get_mut(offset..).and_then(|b| b.first_chunk_mut()).ok_or(OutOfReach)? = bytes;
+        Ok(())
+    }
+
     /// Rewrites the 32-bit displacement at `field`, which ends its instruction.
     pub fn patch_relative(&mut self, field: u64, target: u64) -> Result<(), OutOfReach> {
         let disp = displacement(field.wrapping_add(4), target).ok_or(OutOfReach)?;

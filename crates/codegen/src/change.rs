@@ -4,14 +4,14 @@ use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
 
 use crate::arena::Arena;
-use crate::block::{Block, EmitError, displacement, jmp_bytes, straddles, text_write};
+use crate::block::{Block, EmitError, LINK, jmp_bytes, link_bytes, straddles, text_write};
 use crate::environment::{CodegenError, Environment};
 use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, WovenMini};
 use crate::slot::Slot;
 use crate::stencil::Stencils;
 use crate::weave::{Inner, RemovalRecord, WovenPoint};
 
-/// Adds a snippet to those at a woven point, as the `index`-th (behind all others if there are fewer). The live jump before it or the slot is
+/// Adds a snippet to those at a woven point, as the `index`-th (behind all others if there are fewer). The link before it or the slot is
 /// rewritten; a count that stood in the slot alone gets its place in the chain.
 pub fn add_mini(
     env: &Environment,
@@ -27,11 +27,11 @@ pub fn add_mini(
     let mut plan = PatchPlan::default();
     code.routines(env, arena, &mut plan.code).map_err(no_room)?;
     let slot = Slot::of(point);
-    if let ([], Some(counter)) = (point.minis.as_slice(), code.as_count()) {
+    let alone = code.as_count().filter(|_| point.minis.is_empty() && point.has_bare_slot());
+    if let Some(counter) = alone {
         let counting = slot.counting(counter);
         plan.text = slot.becomes(counting).ok_or(CodegenError::ArenaFull)?;
         plan.step_out = arena.slow_routines();
-        point.operand = counter;
         point.minis.push(WovenMini::in_slot(request.id, counter, counting.cost()));
         return Ok(plan);
     }
@@ -48,17 +48,20 @@ pub fn add_mini(
 
     let mut block = Block::default();
     let parts = place(&frame, arena, &pieces, next, &mut block)?;
-    let start = parts.first().map_or(next, |p| p.start);
+    let start = block.at;
     let before = first.checked_sub(1).and_then(|i| kept.get(i)).and_then(|m| m.code.as_ref());
     plan.text = match before {
-        Some(before) => retarget(before.jump, next, start).map(|write| vec![write]),
+        Some(before) => relink(before.link, next, start).map(|write| vec![write]),
         None => slot.becomes(slot.leading_to(start)),
     }
     .ok_or(CodegenError::ArenaFull)?;
     arena.take(block.at, block.bytes.len() as u64);
-    let ends = parts.iter().skip(1).map(|p| p.first).chain([block.here()]);
-    let woven = pieces.iter().zip(&parts).zip(ends);
-    let woven = woven.map(|(((id, code), parts), end)| WovenMini::in_chain(env, *id, code, *parts, end, &block));
+    let woven = pieces.iter().zip(&parts);
+    let woven = woven.map(|((id, code), parts)| WovenMini::in_chain(env, *id, code, parts, false, &block));
+    if unslotted.is_some() {
+        // a thread may be about to read which counter it was
+        plan.step_out = arena.slow_routines();
+    }
     let mut minis = kept;
     minis.splice(first..first, woven.collect::<Vec<_>>());
     point.minis = minis;
@@ -66,7 +69,7 @@ pub fn add_mini(
     Ok(plan)
 }
 
-/// Writes pieces where there is room for them and no live jump lies on two pages.
+/// Writes pieces where there is room for them and no link lies on two pages.
 fn place(
     frame: &Frame,
     arena: &Arena,
@@ -78,10 +81,10 @@ fn place(
     loop {
         block.restart(at);
         let parts = chain(frame, arena, pieces, next, block).map_err(no_room)?;
-        let fields: Vec<u64> = parts.iter().map(|p| p.jump + 1 - at).collect();
+        let fields: Vec<u64> = parts.iter().map(|p| p.link - at).collect();
         let adjust = |start: u64| {
             let mut place = start;
-            while fields.iter().any(|field| straddles(place + field, 4)) {
+            while fields.iter().any(|field| straddles(place + field, LINK)) {
                 place += 1;
             }
             place
@@ -104,11 +107,13 @@ fn chain(
 ) -> Result<Vec<Parts>, EmitError> {
     let mut all: Vec<Parts> = Vec::with_capacity(pieces.len());
     for (_, code) in pieces {
-        let parts = mini::emit(frame, arena, code, next, block)?;
-        if let Some(before) = all.last() {
-            block.patch_relative(before.jump + 1, parts.start)?;
-        }
+        let mut parts = mini::emit(frame, arena, code, block)?;
+        mini::emit_twin(frame, arena, code, &mut parts, block)?;
         all.push(parts);
+    }
+    let nexts = all.iter().skip(1).map(|p| p.start).chain([next]);
+    for (parts, next) in all.iter().zip(nexts) {
+        block.set_link(parts.link, next)?;
     }
     Ok(all)
 }
@@ -120,18 +125,18 @@ fn no_room(e: EmitError) -> CodegenError {
     }
 }
 
-/// Takes one snippet out of a point's chain. The others' code is not touched, only the jump before it; but a plain count that remains alone
-/// goes to the slot.
+/// Takes one snippet out of a point's chain. The others' code is not touched, only the link before it; but a plain count that remains alone
+/// goes to the slot, if that is bare.
 pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<PatchPlan, CodegenError> {
     let missing = CodegenError::NoSuchMini { id, at: point.at.0 };
     let index = point.minis.iter().position(|m| m.id == id).ok_or(missing)?;
     let slot = Slot::of(point);
     let code_at = |i: usize| point.minis.get(i).and_then(|m| m.code.as_ref());
     let next = code_at(index + 1).map_or(point.leave, |c| c.start);
-    // in a slow routine a thread may be about to go on from the jump that goes away, or about to read the slot
+    // in a slow routine a thread may be about to go on from the link that goes away, or about to read the slot
     let mut plan = PatchPlan { step_out: arena.shared(), ..PatchPlan::default() };
     let other = 1usize.checked_sub(index).filter(|_| point.minis.len() == 2).and_then(|i| point.minis.get(i));
-    let rest = other.and_then(|m| Some((m, m.count?)));
+    let rest = other.filter(|_| point.has_bare_slot()).and_then(|m| Some((m, m.count?)));
     let mut alone = None;
     let writes = match (code_at(index), rest) {
         // in the slot
@@ -140,14 +145,14 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
             let counting = slot.counting(counter);
             if let Some(code) = &mini.code {
                 plan.moves
-                    .extend([PcMove { from: code.start, to: point.slot }, PcMove { from: code.jump, to: point.leave }]);
+                    .extend([PcMove { from: code.start, to: point.slot }, PcMove { from: code.link, to: point.leave }]);
                 plan.retired.push(code.range.clone());
             }
             alone = Some(WovenMini::in_slot(mini.id, counter, counting.cost()));
             slot.becomes(counting)
         }
         (Some(code), None) => match index.checked_sub(1).and_then(code_at) {
-            Some(before) => retarget(before.jump, code.start.0, next.0).map(|write| vec![write]),
+            Some(before) => relink(before.link, code.start.0, next.0).map(|write| vec![write]),
             None => slot.becomes(slot.leading_to(next.0)),
         },
     };
@@ -156,14 +161,13 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
     let next = if alone.is_some() && index == 0 { point.slot } else { next };
     let mini = point.minis.remove(index);
     if let Some(code) = mini.code {
-        plan.moves.extend([PcMove { from: code.start, to: next }, PcMove { from: code.jump, to: next }]);
-        plan.retired.push(code.range);
+        plan.moves.extend([PcMove { from: code.start, to: next }, PcMove { from: code.link, to: next }]);
+        plan.step_out.extend([code.own(), code.twin()].into_iter().filter(|range| range.start < range.end));
+        plan.retired.extend(Some(code.range).filter(|range| range.start < range.end));
     }
     if let Some(alone) = alone {
-        point.operand = alone.count.unwrap_or(point.operand);
         point.minis = vec![alone];
     }
-    plan.step_out.extend(mini.removal.step_out);
     plan.step_out.sort_unstable_by_key(|r| r.start);
     plan.moves.sort_unstable();
     plan.retired.sort_unstable_by_key(|r| r.start);
@@ -228,11 +232,7 @@ impl RemovalRecord {
     }
 }
 
-/// The write that makes the live jump at `jump` lead elsewhere: its displacement only, so that the first byte of the instruction
-/// is never part of a write.
-fn retarget(jump: Avma, old: u64, new: u64) -> Option<TextWrite> {
-    let end = jump.0.wrapping_add(5);
-    let old = displacement(end, old)?.to_le_bytes();
-    let new = displacement(end, new)?.to_le_bytes();
-    Some(text_write(jump.0 + 1, &old, &new))
+/// The write that makes the link at `link` lead elsewhere.
+fn relink(link: Avma, old: u64, new: u64) -> Option<TextWrite> {
+    Some(text_write(link.0, &link_bytes(link.0, old)?, &link_bytes(link.0, new)?))
 }

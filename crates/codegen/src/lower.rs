@@ -171,12 +171,12 @@ mod tests {
         }
         expect_test::expect![[r#"
             slow:
-              lea rax,[1011C2h]
+              lea rax,[1011F2h]
               jmp 0000000000101000h
             base:
               mov eax,fs:[2D0h]
               cmp gs:[10012000h],eax
-              jne short 00000000001011A4h
+              jne short 00000000001011D4h
             snippet 0:
               inc qword ptr gs:[10012040h]
             tail:

@@ -1,10 +1,12 @@
 //! Mini trampolines: one snippet's code at one point, and the jump to the next.
 
+use std::ops::Range;
+
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet, Stmt, ThreadIdentity};
 
 use crate::arena::Arena;
-use crate::block::{Back, Block, EmitError};
+use crate::block::{Back, Block, EmitError, LINK, LINK_NOP};
 use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
 use crate::event;
@@ -33,7 +35,7 @@ pub struct WovenMini {
     pub id: u64,
     /// Displacement of its counter, if it is a plain count: alone at its point it stands in the slot.
     pub count: Option<u32>,
-    /// Its code in the chain; none if it stands in the point's slot.
+    /// Its code; none if it stands in the point's slot.
     pub code: Option<MiniCode>,
     /// Its worst case, with the jumps to it and to the next one.
     pub cost: Cost,
@@ -41,15 +43,29 @@ pub struct WovenMini {
     pub removal: RemovalRecord,
 }
 
-/// The code of a snippet in the chain of its point.
+/// The code of a snippet in the chain of its point. What is woven together with the point lies behind the slot, one behind the other, as
+/// part of the point's own code; what comes later lies for itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MiniCode {
-    /// All of it, with the twin that counts in shard 0.
-    pub range: AvmaRange,
-    /// Where the jump before it leads.
+    /// Where the link before it leads.
     pub start: Avma,
-    /// Its last instruction, a live `jmp rel32` to the next one or to the point's `leave`.
-    pub jump: Avma,
+    /// Its last instruction, the live link to the next one or to the point's `leave`: a `jmp rel32`, or a nop if that is right behind it.
+    pub link: Avma,
+    /// What goes with it: the twin that counts in shard 0, if it has one, and before that all of it if it lies for itself.
+    pub range: AvmaRange,
+}
+
+impl MiniCode {
+    /// From its first instruction to behind its link.
+    pub(crate) fn own(&self) -> AvmaRange {
+        self.start..self.link.offset(LINK as i64)
+    }
+
+    /// The code that counts in shard 0.
+    pub(crate) fn twin(&self) -> AvmaRange {
+        let own = self.own();
+        if self.range.start == own.start { own.end..self.range.end } else { self.range.clone() }
+    }
 }
 
 impl WovenMini {
@@ -58,20 +74,22 @@ impl WovenMini {
         WovenMini { id, count: Some(count), code: None, cost, removal: RemovalRecord::default() }
     }
 
-    /// Code in a chain, which ends where the next snippet's begins or the block ends.
+    /// Code in a chain; `inline` within its point's own.
     pub(crate) fn in_chain(
         env: &Environment,
         id: u64,
         compiled: &Compiled,
-        parts: Parts,
-        end: u64,
+        parts: &Parts,
+        inline: bool,
         block: &Block,
     ) -> Self {
-        let (moves, step_out) = block.exits(parts.first, end);
-        let range = Avma(parts.first)..Avma(end);
+        let first = if inline { parts.twin.start } else { parts.start };
+        let (moves, step_out) = block.exits(first, parts.twin.end);
+        let range = Avma(first)..Avma(parts.twin.end);
         let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: range.clone() };
-        let code = MiniCode { range, start: Avma(parts.start), jump: Avma(parts.jump) };
-        let cost = parts.cost(env, compiled, block);
+        let code = MiniCode { start: Avma(parts.start), link: Avma(parts.link), range };
+        let jumps = Cost::jumps(if inline { 0 } else { 2 });
+        let cost = parts.cost(env, compiled, block) + jumps;
         WovenMini { id, count: compiled.as_count(), code: Some(code), cost, removal }
     }
 }
@@ -167,15 +185,16 @@ pub(crate) fn compile(
 }
 
 /// Where the parts of a mini trampoline lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parts {
-    pub first: u64,
     pub start: u64,
-    pub jump: u64,
+    pub link: u64,
+    /// Empty if it has none.
+    pub twin: Range<u64>,
 }
 
 impl Parts {
-    /// What the code costs that this is about.
+    /// What the code costs that this is about, without the links to it and to the next.
     pub fn cost(&self, env: &Environment, code: &Compiled, block: &Block) -> Cost {
         let calls = |routine: Routine| match (routine, env.cpu) {
             (Routine::CpuTime, CpuClock::SystemCall) => 1,
@@ -193,7 +212,7 @@ impl Parts {
         // what is written around the snippet's own code, and that
         let (own_bytes, own) =
             code.usual().map_or((0, Cost::default()), |usual| (usual.bytes.len() as u64, usual.cost));
-        Cost::of(self.start, block.stretch(self.start, self.jump - own_bytes)) + own + Cost::jumps(2) + routines
+        Cost::of(self.start, block.stretch(self.start, self.link - own_bytes)) + own + routines
     }
 }
 
@@ -251,34 +270,37 @@ fn put(code: &Code, arena: &Arena, block: &mut Block) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Writes a mini trampoline that goes on at `next`.
-pub(crate) fn emit(
-    frame: &Frame,
-    arena: &Arena,
-    code: &Compiled,
-    next: u64,
-    block: &mut Block,
-) -> Result<Parts, EmitError> {
-    let first = block.here();
-    let back = frame.back();
-    let mut start = first;
+/// Writes a mini trampoline that goes on right behind itself; its twin is still to come.
+pub(crate) fn emit(frame: &Frame, arena: &Arena, code: &Compiled, block: &mut Block) -> Result<Parts, EmitError> {
+    let (start, back) = (block.here(), frame.back());
     match (code, frame.private) {
         (Compiled::Count(counter), Some(_)) => block.put_absolute(&COUNT, *counter, back),
         (Compiled::Count(counter), None) => block.put_absolute(&LOCKED_COUNT, *counter, back),
-        (Compiled::Code { own: Some(own), shared }, Some((r, walk))) => {
-            // the twin goes on with the walk at this mini's jump, whose address follows from the lengths
-            let tail_of_twin = 12;
-            start = first + shared.bytes.len() as u64 + tail_of_twin;
-            let jump = start + 8 + own.bytes.len() as u64;
-            put(shared, arena, block)?;
-            block.lea(r, jump, Back::StepOut)?;
-            block.jmp(walk, Back::StepOut)?;
-            block.put_relative(&MARKER, first, back)?;
+        (Compiled::Code { own: Some(own), .. }, Some(_)) => {
+            block.put_relative(&MARKER, start, back)?;
             put(own, arena, block)?;
         }
         (Compiled::Code { shared, .. }, _) => put(shared, arena, block)?,
     }
-    let jump = block.here();
-    block.jmp(next, back)?;
-    Ok(Parts { first, start, jump })
+    let link = block.here();
+    block.put(&LINK_NOP, back);
+    Ok(Parts { start, link, twin: block.here()..block.here() })
+}
+
+/// Writes the twin of a mini trampoline, if it has one, which goes on with the walk at its link.
+pub(crate) fn emit_twin(
+    frame: &Frame,
+    arena: &Arena,
+    code: &Compiled,
+    parts: &mut Parts,
+    block: &mut Block,
+) -> Result<(), EmitError> {
+    let (Compiled::Code { own: Some(_), shared }, Some((r, walk))) = (code, frame.private) else { return Ok(()) };
+    let first = block.here();
+    put(shared, arena, block)?;
+    block.lea(r, parts.link, Back::StepOut)?;
+    block.jmp(walk, Back::StepOut)?;
+    block.patch_relative(parts.start + MARKER.len() as u64, first)?;
+    parts.twin = first..block.here();
+    Ok(())
 }

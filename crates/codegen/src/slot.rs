@@ -1,62 +1,85 @@
-//! The slot of a point: nine bytes behind the check of the shard, either a plain count, if that is all there is, or a `jmp rel32` to the
-//! chain of snippets.
+//! The slot of a point: nine bytes behind the check of the shard. They are a plain count, if that is all there is; a nop, where the first
+//! snippet, or what follows all of them, is right behind it; or a `jmp rel32` to that.
 //!
-//! The last four bytes are the count's displacement. Behind a jump they are never executed and stay what they were, so that a thread in the
-//! slow routine that has seen a count still finds which one.
+//! The last four bytes are the displacement of the count. In the other forms, where nobody executes them or they mean nothing, they tell how
+//! far behind the slot its snippets end that were woven with the point: whom none of them concerns goes on there.
 
 use ingraft_model::TextWrite;
 
-use crate::block::{Back, Block, OutOfReach, jmp_bytes, text_write};
+use crate::block::{Back, Block, OutOfReach, jmp_bytes, jmp_target, text_write};
 use crate::cost::Cost;
 
+use crate::mini::WovenMini;
 use crate::slow::{COUNT, LOCKED_COUNT};
 use crate::weave::WovenPoint;
 
 /// Bytes of a slot.
 pub(crate) const LEN: u64 = 9;
-/// Those of them that both forms differ in.
+/// Those of them that its forms differ in.
 pub(crate) const OPCODE: u64 = 5;
-/// The last bytes of a slot that never was a count: with them it can be disassembled from end to end (`nop dword [rax]`).
-pub(crate) const FILLER: u32 = u32::from_le_bytes([0x0f, 0x1f, 0x40, 0x00]);
+/// Of the form that leads to what is behind it: `nop word [rax+rax+disp32]`.
+pub(crate) const NOP: [u8; OPCODE as usize] = [0x66, 0x0f, 0x1f, 0x84, 0x00];
 
-/// What stands in a slot.
+/// What a slot does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// It counts, at this displacement.
+    Count(u32),
+    /// It leads there.
+    Link(u64),
+}
+
+/// A slot as it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
     pub at: u64,
     /// Whether threads have shards of their own.
     pub private: bool,
-    /// Where the jump leads; none if it is a count.
-    pub target: Option<u64>,
-    /// Displacement of the counter, or the last four bytes behind a jump.
-    pub operand: u32,
+    /// Where those go on whom no snippet concerns.
+    pub leave: u64,
+    pub holds: Holds,
 }
 
 impl Slot {
     /// As it is at a woven point.
     pub fn of(point: &WovenPoint) -> Self {
-        let first = point.minis.first().map_or(Some(point.leave), |m| Some(m.code.as_ref()?.start));
-        Slot {
-            at: point.slot.0,
-            private: point.scratch.is_some(),
-            target: first.map(|at| at.0),
-            operand: point.operand,
-        }
+        let holds = match point.minis.first() {
+            None => Holds::Link(point.leave.0),
+            Some(WovenMini { code: Some(code), .. }) => Holds::Link(code.start.0),
+            Some(mini) => Holds::Count(mini.count.unwrap_or_default()),
+        };
+        Slot { at: point.slot.0, private: point.scratch.is_some(), leave: point.leave.0, holds }
     }
 
-    /// With a jump instead of what it is.
+    /// Where one with these first bytes leads; none if it is a count.
+    pub fn target_of(at: u64, opcode: &[u8]) -> Option<u64> {
+        if opcode == NOP { Some(at + LEN) } else { jmp_target(at, opcode) }
+    }
+
+    /// Leading there instead of what it is.
     pub fn leading_to(self, target: u64) -> Self {
-        Slot { target: Some(target), ..self }
+        Slot { holds: Holds::Link(target), ..self }
     }
 
     /// With a plain count instead of what it is.
     pub fn counting(self, counter: u32) -> Self {
-        Slot { target: None, operand: counter, ..self }
+        Slot { holds: Holds::Count(counter), ..self }
+    }
+
+    /// The last four bytes.
+    pub fn operand(self) -> u32 {
+        match self.holds {
+            Holds::Count(counter) => counter,
+            Holds::Link(_) => (self.leave - self.at - LEN) as u32,
+        }
     }
 
     fn opcode(self) -> Option<[u8; OPCODE as usize]> {
-        match self.target {
-            Some(target) => jmp_bytes(self.at, target),
-            None => Some(if self.private { COUNT } else { LOCKED_COUNT }),
+        match self.holds {
+            Holds::Link(target) if target == self.at + LEN => Some(NOP),
+            Holds::Link(target) => jmp_bytes(self.at, target),
+            Holds::Count(_) if self.private => Some(COUNT),
+            Holds::Count(_) => Some(LOCKED_COUNT),
         }
     }
 
@@ -64,14 +87,14 @@ impl Slot {
     pub fn cost(self) -> Cost {
         let mut block = Block::default();
         match self.emit(&mut block, Back::StepOut) {
-            Ok(()) if self.target.is_none() => Cost::of(self.at, &block.bytes),
+            Ok(()) if matches!(self.holds, Holds::Count(_)) => Cost::of(self.at, &block.bytes),
             _ => Cost::default(),
         }
     }
 
     /// Writes it as code under construction, one instruction.
     pub fn emit(self, block: &mut Block, back: Back) -> Result<(), OutOfReach> {
-        block.put_absolute(&self.opcode().ok_or(OutOfReach)?, self.operand, back);
+        block.put_absolute(&self.opcode().ok_or(OutOfReach)?, self.operand(), back);
         Ok(())
     }
 
@@ -79,8 +102,8 @@ impl Slot {
     /// all.
     pub fn becomes(self, after: Slot) -> Option<Vec<TextWrite>> {
         let mut writes = vec![text_write(self.at, &self.opcode()?, &after.opcode()?)];
-        if after.target.is_none() {
-            let [old, new] = [self.operand, after.operand].map(u32::to_le_bytes);
+        if self.operand() != after.operand() {
+            let [old, new] = [self, after].map(|slot| slot.operand().to_le_bytes());
             writes.push(text_write(self.at + OPCODE, &old, &new));
         }
         Some(writes)

@@ -4,7 +4,7 @@
 //! it was; flags are dead or saved by the point. Nothing that is pushed is an address of the arena.
 
 use iced_x86::code_asm::{
-    AsmRegister32, AsmRegister64, CodeAssembler, dword_ptr, eax, get_gpr32, get_gpr64, qword_ptr, rax,
+    AsmRegister32, AsmRegister64, CodeAssembler, byte_ptr, dword_ptr, eax, get_gpr32, get_gpr64, qword_ptr, rax,
 };
 use iced_x86::code_asm::{r10, r11, rsp};
 use iced_x86::{BlockEncoderOptions, IcedError, Register};
@@ -12,7 +12,8 @@ use ingraft_model::layout::{CALL_SP, CALLING, CHILD_SHARD, CLAIMS, FIRST_SHARD, 
 use ingraft_model::{Gpr, ThreadIdentity};
 
 use crate::environment::{Assembly, CodegenError, Environment};
-use crate::slot::LEN;
+use crate::block::LINK;
+use crate::slot::{LEN, NOP, OPCODE};
 
 /// First bytes of a plain count: `inc qword gs:[disp32]` without its displacement (the fifth byte is always 0x25).
 pub(crate) const COUNT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
@@ -71,6 +72,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     let slot = if target == rax { next()?.wide } else { target };
     let saved = [if target == rax { slot } else { rax }, k.wide, id.wide, n.wide];
 
+    let count = i32::from_le_bytes([COUNT[0], COUNT[1], COUNT[2], COUNT[3]]);
     let mut a = CodeAssembler::new(64)?;
     let [mut child, mut foreign, mut locked, mut resume, mut won] = std::array::from_fn(|_| a.create_label());
     let [mut start, mut reset, mut probe, mut occupied, mut more] = std::array::from_fn(|_| a.create_label());
@@ -155,6 +157,12 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.wrgsbase(k.wide)?;
     a.jmp(resume)?;
     a.set_label(&mut skip)?;
+    let mut bare = a.create_label();
+    a.cmp(dword_ptr(slot), count)?;
+    a.je(bare)?;
+    a.movsxd(n.wide, dword_ptr(slot + OPCODE as i32))?;
+    a.add(slot, n.wide)?;
+    a.set_label(&mut bare)?;
     a.add(slot, BEHIND)?;
     a.jmp(resume)?;
 
@@ -184,20 +192,28 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     restore(&mut a, target, slot, saved)?;
     let mut walk = a.create_label();
     let mut follow = a.create_label();
-    let mut other = a.create_label();
-    let mut done = a.create_label();
+    let [mut past, mut arrived, mut other, mut done] = std::array::from_fn(|_| a.create_label());
     a.set_label(&mut walk)?;
     let w = if target == r11 { r10 } else { r11 };
     let half = get_gpr32(Register::from(w).full_register32()).ok_or_else(missing)?;
     let mut only = a.create_label();
-    let count = i32::from_le_bytes([COUNT[0], COUNT[1], COUNT[2], COUNT[3]]);
     a.push(w)?;
     // the slot itself may be a count: then the displaced instructions are right behind it
     a.cmp(dword_ptr(target), count)?;
     a.je(only)?;
     a.set_label(&mut follow)?;
+    a.cmp(byte_ptr(target), 0xe9)?;
+    a.jne(past)?;
     a.movsxd(w, dword_ptr(target + 1))?;
     a.lea(target, qword_ptr(target + w + 5))?;
+    a.jmp(arrived)?;
+    // a nop, of a slot or of a link
+    a.set_label(&mut past)?;
+    a.cmp(byte_ptr(target), i32::from(NOP[0]))?;
+    a.lea(target, qword_ptr(target + LINK as i32))?;
+    a.jne(arrived)?;
+    a.add(target, BEHIND - LINK as i32)?;
+    a.set_label(&mut arrived)?;
     a.cmp(dword_ptr(target), count)?;
     a.jne(other)?;
     a.mov(half, dword_ptr(target + 5))?;

@@ -7,7 +7,7 @@ use ingraft_model::{
 use rustc_hash::FxHashMap;
 
 use crate::arena::{Arena, SlowRoutine};
-use crate::block::{Back, Block, EmitError, displacement, jmp_bytes, straddles, text_write};
+use crate::block::{Back, Block, EmitError, LINK, displacement, jmp_bytes, straddles, text_write};
 use crate::choose::{self, Carried, Choice};
 use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
@@ -15,7 +15,7 @@ use crate::head::{self, Form, Head};
 use crate::loops::{self, Detour};
 use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, StackView, WovenMini};
 use crate::relocate::{self, Displaced};
-use crate::slot::{self, Slot};
+use crate::slot::{self, Holds, Slot};
 use crate::slow::{self, COUNT, MARKER};
 use crate::stencil::Stencils;
 use crate::text::TextSpace;
@@ -100,11 +100,9 @@ pub struct WovenPoint {
     pub function: Avma,
     /// Where the springboard leads.
     pub base: Avma,
-    /// The first of nine live bytes: a plain count if that is the only snippet, else `jmp rel32` to the first one, or to `leave`.
+    /// The first of nine live bytes: a plain count if that is the only snippet, else they lead to the first one, or to `leave`.
     pub slot: Avma,
-    /// The last four bytes of the slot: the displacement of the count that stands or stood there.
-    pub operand: u32,
-    /// Behind the slot: what the base trampoline saved is restored.
+    /// Behind the slot and the snippets that were woven together with the point: what the base trampoline saved is restored.
     pub leave: Avma,
     /// The displaced instructions.
     pub tail: Avma,
@@ -155,6 +153,11 @@ impl WovenPoint {
     /// Whether a thread that stands there in the displaced instructions has the point behind it.
     pub fn is_passed_at(&self, at: Avma) -> bool {
         (self.tail..self.tail_end).contains(&at)
+    }
+
+    /// Whether a plain count may stand in the slot: nothing lies between it and `leave`.
+    pub(crate) fn has_bare_slot(&self) -> bool {
+        self.leave.0 == self.slot.0 + slot::LEN
     }
 
     pub(crate) fn frame(&self, arena: &Arena) -> Result<Frame, CodegenError> {
@@ -268,10 +271,10 @@ impl Layout {
 
     /// What may be written while it is live: first byte and length.
     fn live_fields(&self) -> impl Iterator<Item = (u64, u64)> {
-        let jumps = self.minis.iter().map(|m| (m.jump + 1, 4));
+        let links = self.minis.iter().map(|m| (m.link, LINK));
         // a springboard, or the last four bytes of a jump
         let inner = self.inner.iter().map(|(_, copy, behind)| (*copy, SPRINGBOARD.max(behind - copy)));
-        std::iter::once((self.slot.at, slot::LEN)).chain(jumps).chain(inner)
+        std::iter::once((self.slot.at, slot::LEN)).chain(links).chain(inner)
     }
 }
 
@@ -533,7 +536,7 @@ impl Weaver<'_> {
         let owner = data.displacement(ingraft_model::layout::OWNER);
         let back = d.frame.back();
 
-        let mut slow_lea = None;
+        let (mut slow_lea, mut child) = (None, None);
         let slow = block.here();
         if let (Some((r, _)), Some(routine)) = (d.frame.private, d.slow) {
             block.lea(r, slow, back)?;
@@ -587,21 +590,32 @@ impl Weaver<'_> {
             }
             (_, _) => {
                 block.cmp_zero(data.alive(), back);
-                let leave = block.here() + 2 + slot::LEN;
-                block.jcc_short(4, leave, back)?;
+                let je = block.here();
+                block.put_relative(&[0x0f, 0x84], je, back)?;
+                child = Some(block.here() - 4);
             }
         }
         let at = block.here();
-        let leave = at + slot::LEN;
         let only = match d.minis {
             [only] => only.as_count(),
             _ => None,
         };
-        let idle = Slot { at, private: d.frame.private.is_some(), target: Some(leave), operand: slot::FILLER };
-        let slot = only.map_or(idle, |counter| idle.counting(counter));
+        let behind = at + slot::LEN;
+        let holds = only.map_or(Holds::Link(behind), Holds::Count);
+        let slot = Slot { at, private: d.frame.private.is_some(), leave: behind, holds };
         slot.emit(block, back)?;
         if let Some(field) = slow_lea {
             block.patch_relative(field, at)?;
+        }
+        let chained = || d.minis.iter().filter(|_| only.is_none());
+        let minis = chained().map(|code| mini::emit(&d.frame, self.arena, code, block));
+        let mut minis = minis.collect::<Result<Vec<_>, _>>()?;
+        let leave = block.here();
+        if leave != behind {
+            block.patch_relative(at + slot::OPCODE, leave)?;
+        }
+        if let Some(field) = child {
+            block.patch_relative(field, leave)?;
         }
 
         if d.save.result {
@@ -664,13 +678,8 @@ impl Weaver<'_> {
             }
         }
         let own_end = block.here();
-        let mut minis: Vec<Parts> = Vec::with_capacity(d.minis.len());
-        let mut before = at;
-        for code in d.minis.iter().filter(|_| only.is_none()) {
-            let parts = mini::emit(&d.frame, self.arena, code, leave, block)?;
-            block.patch_relative(before + 1, parts.start)?;
-            before = parts.jump;
-            minis.push(parts);
+        for (code, parts) in chained().zip(&mut minis) {
+            mini::emit_twin(&d.frame, self.arena, code, parts, block)?;
         }
         Ok(Layout { base, begin, slot, leave, tail, tail_end, own_end, stubs, copies, inner, minis })
     }
@@ -731,12 +740,11 @@ impl Weaver<'_> {
         if head.host.is_none() {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
         }
-        let ends = layout.minis.iter().skip(1).map(|m| m.first).chain([block.here()]);
-        let chain = layout.minis.iter().zip(ends).zip(request.minis.iter().zip(design.minis));
-        let chain = chain
-            .map(|((parts, end), (m, compiled))| WovenMini::in_chain(self.env, m.id, compiled, *parts, end, block));
-        let minis = match (layout.slot.target, request.minis) {
-            (None, [only]) => vec![WovenMini::in_slot(only.id, layout.slot.operand, layout.slot.cost())],
+        let chain = layout.minis.iter().zip(request.minis.iter().zip(design.minis));
+        let chain =
+            chain.map(|(parts, (m, compiled))| WovenMini::in_chain(self.env, m.id, compiled, parts, true, block));
+        let minis = match (layout.slot.holds, request.minis) {
+            (Holds::Count(counter), [only]) => vec![WovenMini::in_slot(only.id, counter, layout.slot.cost())],
             _ => chain.collect(),
         };
         let removal = RemovalRecord {
@@ -767,7 +775,6 @@ impl Weaver<'_> {
             function: Avma(head.function),
             base: Avma(layout.base),
             slot: Avma(layout.slot.at),
-            operand: layout.slot.operand,
             leave: Avma(layout.leave),
             tail: Avma(layout.tail),
             tail_end: Avma(layout.tail_end),

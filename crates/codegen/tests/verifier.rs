@@ -95,11 +95,11 @@ fn break_claim(weave: &mut Weave, kind: usize, n: usize) -> bool {
             let Some(m) = p.minis.first_mut() else { return false };
             match &mut m.code {
                 Some(code) => {
-                    let field = [&mut code.start, &mut code.jump, &mut code.range.start];
+                    let field = [&mut code.start, &mut code.link, &mut code.range.start];
                     field.into_iter().nth(n / 5 % 3).expect("one of three").0 ^= bit;
                 }
                 None if n.is_multiple_of(2) => m.count = None,
-                None => p.operand ^= 8,
+                None => m.count = m.count.map(|count| count ^ 8),
             }
         }
         _ => {

@@ -9,7 +9,8 @@ use super::{Flaw, VerifyError, check_writes, fail, prove_routines};
 use crate::arena::Arena;
 use crate::environment::Environment;
 use crate::mini::{MiniRequest, WovenMini};
-use crate::slot::OPCODE;
+use crate::block::{LINK, link_target};
+use crate::slot::{OPCODE, Slot};
 use crate::slow::{COUNT, LOCKED_COUNT};
 use crate::weave::{Inner, WovenPoint};
 
@@ -118,9 +119,12 @@ pub fn verify_added(
     prove_routines(&mut walk, arena, &memory, &mut proven)?;
     let minis: Vec<_> = after.minis.iter().filter_map(|m| Some((m, m.code.as_ref()?))).collect();
     let mut new = Vec::with_capacity(2);
+    if change.counted.is_some() && !stepped_out(plan, &arena.slow_routines()) {
+        return fail(after.slot.0, Flaw::BadMove);
+    }
     for (i, (mini, code)) in minis.iter().enumerate() {
         // what stood in the slot alone gets its code now, at whose side the new one is
-        let unslotted = change.counted && minis.len() == 2;
+        let unslotted = change.counted.is_some() && minis.len() == 2;
         let is_new = mini.id == request.id;
         if !is_new && !unslotted {
             continue;
@@ -130,8 +134,8 @@ pub fn verify_added(
         walk.begin_added(after, code, next);
         walk.added(code.start.0)?;
         walk.twin(code)?;
-        let right = |count: u32| walk.counts(code.start.0, code.jump.0, count);
-        if mini.count.is_some_and(|count| !right(count)) || !is_new && mini.count != Some(after.operand) {
+        let right = |count: u32| walk.counts(code.start.0, code.link.0, count);
+        if mini.count.is_some_and(|count| !right(count)) || !is_new && mini.count != change.counted {
             return fail(code.start.0, Flaw::NotEquivalent);
         }
         walk.tile(&code.range)?;
@@ -145,14 +149,15 @@ pub fn verify_added(
                 None => return fail(address, Flaw::BadMove),
             }
         }
-        if mini.removal.code != code.range {
+        // it lies for itself
+        if mini.removal.code != code.range || code.range.start != code.start {
             return fail(code.start.0, Flaw::BadMove);
         }
         new.push(i);
     }
-    // the jump that was written leads to what is new
+    // the link that was written leads to what is new
     let leads = match (new.first(), after.minis.get(index).and_then(|m| m.count)) {
-        (Some(first), _) => change.link == *first && (new.len() == 2) == change.counted,
+        (Some(first), _) => change.link == *first && (new.len() == 2) == change.counted.is_some(),
         // into a slot that led nowhere
         (None, Some(count)) => {
             let place = u64::from(count);
@@ -188,7 +193,7 @@ pub fn verify_removed(
     if kept.len() != after.minis.len() || !kept.iter().zip(&after.minis).all(same) || !plan.code.is_empty() {
         return fail(at, Flaw::Unmatched);
     }
-    let slotted = kept.first().filter(|_| in_slot(after));
+    let slotted = kept.first().filter(|_| in_slot(after).is_some());
     // behind what goes: the next one, in the slot or in the chain
     let later = after.minis.get(index).map(|m| m.code.as_ref().map_or(after.slot, |code| code.start));
     let next = later.unwrap_or(after.leave);
@@ -197,19 +202,18 @@ pub fn verify_removed(
     let ways = [gone.first().map(|(_, m)| (m, next, next)), slotted.map(|(_, m)| (m, after.slot, after.leave))];
     for (mini, to_start, to_jump) in ways.into_iter().flatten() {
         let Some(code) = &mini.code else { continue };
-        moves.extend([PcMove { from: code.start, to: to_start }, PcMove { from: code.jump, to: to_jump }]);
-        retired.push(code.range.clone());
+        moves.extend([PcMove { from: code.start, to: to_start }, PcMove { from: code.link, to: to_jump }]);
+        retired.extend(Some(code.range.clone()).filter(|range| range.start < range.end));
         // what is neither at its first nor at its last instruction is stepped
-        let plain = code.jump.0 == code.start.0 + 9 && code.range.start == code.start;
-        let stepped = |at: Avma| plan.step_out.iter().any(|r| r.start <= at && at < r.end);
-        let middle = [code.range.start, code.start.offset(8), code.jump.offset(-1)];
-        if !plain && middle.into_iter().any(|at| at != code.jump && at != code.start && !stepped(at)) {
+        let plain = code.link.0 == code.start.0 + 9 && code.range.start == code.start;
+        let stepped = |range: &AvmaRange| range.start >= range.end || plan.step_out.contains(range);
+        if !plain && ![code.own(), code.twin()].iter().all(stepped) {
             return fail(code.start.0, Flaw::BadMove);
         }
     }
     moves.sort_unstable();
     retired.sort_unstable_by_key(|r| r.start);
-    let link = if in_slot(after) { 0 } else { index };
+    let link = if in_slot(after).is_some() { 0 } else { index };
     if change.link != link || change.counted != in_slot(before) {
         return fail(at, Flaw::Astray);
     }
@@ -219,9 +223,9 @@ pub fn verify_removed(
     if plan.retired == retired { Ok(()) } else { fail(at, Flaw::Unmatched) }
 }
 
-/// Whether the only snippet stands in the slot.
-fn in_slot(point: &WovenPoint) -> bool {
-    point.minis.iter().any(|m| m.code.is_none())
+/// The count that stands in the slot.
+fn in_slot(point: &WovenPoint) -> Option<u32> {
+    point.minis.iter().find(|m| m.code.is_none()).and_then(|m| m.count)
 }
 
 /// Whether nobody is in these ranges when the plan is applied.
@@ -231,50 +235,55 @@ fn stepped_out(plan: &PatchPlan, ranges: &[AvmaRange]) -> bool {
 
 /// What the writes of a change mean.
 struct Change {
-    /// The number of the snippet to which the changed jump leads, or of those there are.
+    /// The number of the snippet to which the changed link leads, or of those there are.
     link: usize,
-    /// A count stood in the slot.
-    counted: bool,
+    /// The count that stood in the slot.
+    counted: Option<u32>,
 }
 
-/// The writes of a change: the displacement of one jump of the chain, or the slot. Afterwards it leads to the next part of the chain, or is
-/// the only snippet.
+/// The writes of a change: one link of the chain, or the slot. Afterwards it leads to the next part of the chain, or is the only snippet.
 fn check_live_jump(plan: &PatchPlan, after: &WovenPoint) -> Result<Change, VerifyError> {
     check_writes(&plan.text)?;
     let chain = || after.minis.iter().filter_map(|m| m.code.as_ref());
-    let jumps = std::iter::once(after.slot).chain(chain().map(|m| m.jump));
+    let froms = std::iter::once(after.slot).chain(chain().map(|m| m.link));
     let starts = chain().map(|m| m.start).chain([after.leave]);
-    let mut links = jumps.zip(starts).enumerate();
+    let mut links = froms.zip(starts).enumerate();
     let Some((write, rest)) = plan.text.split_first() else { return fail(after.at.0, Flaw::Unmatched) };
     let astray = || fail(write.at.0, Flaw::Astray);
     if write.at != after.slot {
-        let found = links.skip(1).find(|(_, (jump, _))| jump.0 + 1 == write.at.0);
-        let Some((link, (jump, start))) = found.filter(|_| write.len == 4 && rest.is_empty()) else { return astray() };
-        let right = target(jump.0, write.new_bytes()) == start;
-        return if right { Ok(Change { link, counted: false }) } else { astray() };
+        let found = links.skip(1).find(|(_, (from, _))| *from == write.at);
+        let whole = u64::from(write.len) == LINK && rest.is_empty();
+        let Some((link, (from, start))) = found.filter(|_| whole) else { return astray() };
+        let right = link_target(from.0, write.new_bytes()) == Some(start.0);
+        return if right { Ok(Change { link, counted: None }) } else { astray() };
     }
     let count = if after.scratch.is_some() { COUNT } else { LOCKED_COUNT };
-    let is_jump = |bytes: &[u8]| bytes.first() == Some(&0xe9);
+    let leads = |bytes: &[u8]| Slot::target_of(after.slot.0, bytes).map(Avma);
     let (old, new) = (write.old_bytes(), write.new_bytes());
-    let counted = old == count;
+    let slot = Slot::of(after);
+    let was_count = old == count;
     let right = usize::from(write.len) == count.len()
-        && (counted || is_jump(old))
-        && if in_slot(after) {
-            new == count && after.minis.len() == 1 && after.minis.iter().all(|m| m.count == Some(after.operand))
-        } else {
-            let start = links.next().map(|(_, (_, start))| start);
-            is_jump(new) && start == new.get(1..).map(|displacement| target(after.slot.0, displacement))
+        && (was_count || leads(old).is_some())
+        && match in_slot(after) {
+            Some(_) => new == count && after.minis.len() == 1 && after.has_bare_slot(),
+            None => leads(new).is_some() && leads(new) == links.next().map(|(_, (_, start))| start),
         };
-    // the displacement is written where a count comes, and stays behind a jump
+    // the operand is written where a count comes or goes
     let operand = match rest {
-        [] => !in_slot(after),
+        [] => in_slot(after).is_none().then_some(None),
         [w] => {
             let place = w.at.0 == after.slot.0 + OPCODE && w.len == 4;
-            place && in_slot(after) && !counted && w.new_bytes() == after.operand.to_le_bytes()
+            let old = w.old_bytes().first_chunk().map(|old| u32::from_le_bytes(*old));
+            let other = was_count != in_slot(after).is_some();
+            let right = place && other && w.new_bytes() == slot.operand().to_le_bytes();
+            right.then_some(old.filter(|_| was_count))
         }
-        _ => false,
+        _ => None,
     };
-    if right && operand { Ok(Change { link: 0, counted }) } else { astray() }
+    match operand {
+        Some(counted) if right && counted.is_some() == was_count => Ok(Change { link: 0, counted }),
+        _ => astray(),
+    }
 }
 
 /// Where a `jmp rel32` with this displacement leads.

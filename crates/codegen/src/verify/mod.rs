@@ -234,8 +234,7 @@ impl Proof<'_> {
         if point.kind != site.kind || point.after != site.after {
             return fail(at.0, Flaw::Unmatched);
         }
-        if point.at != at || point.function != site.function.to_avma(bias) || point.leave.0 != point.slot.0 + slot::LEN
-        {
+        if point.at != at || point.function != site.function.to_avma(bias) || point.leave.0 < point.slot.0 + slot::LEN {
             return fail(at.0, Flaw::Astray);
         }
         walk.begin(site, point);
@@ -349,7 +348,7 @@ impl Proof<'_> {
         self.snippets(walk, point.base.0, &pairs)
     }
 
-    /// What runs before the tail, from the base and from each live jump on.
+    /// What runs before the tail, from the base and from each link on.
     fn snippets(&self, walk: &mut Walk<'_>, begin: u64, pairs: &[Pair]) -> Result<(), VerifyError> {
         let point = self.point;
         let at = point.at;
@@ -360,7 +359,7 @@ impl Proof<'_> {
         }
         walk.slot(point)?;
         for (mini, request) in point.minis.iter().zip(self.request.minis) {
-            let (start, behind) = mini.code.as_ref().map_or((point.slot, point.leave), |code| (code.start, code.jump));
+            let (start, behind) = mini.code.as_ref().map_or((point.slot, point.leave), |code| (code.start, code.link));
             if let Some(code) = &mini.code {
                 walk.twin(code)?;
             }
@@ -560,10 +559,6 @@ impl Proof<'_> {
     fn ways_home(&self, walk: &Walk<'_>, record: &RemovalRecord, pairs: &[Pair]) -> Result<(), VerifyError> {
         let mut used = 0;
         for (address, state) in walk.visited(&record.code) {
-            // nobody is ever behind the jump of a slot
-            if walk.is_filler(address) {
-                continue;
-            }
             let pair = pairs.iter().find(|p| p.copy == address);
             let allowed = match pair {
                 Some(pair) => pair.back,

@@ -15,10 +15,11 @@ use super::rules::{is_absolute, may_read, may_write, number_of, permitted, write
 use super::system_call::{self, SystemCall};
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
+use crate::block::{LINK, link_target, straddles};
 use crate::environment::Environment;
 use crate::mini::{MiniCode, MiniRequest};
 use crate::routine::Routine;
-use crate::slot::{LEN, OPCODE};
+use crate::slot::{self, LEN, Slot};
 use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::weave::WovenPoint;
 
@@ -247,11 +248,12 @@ pub(super) struct Walk<'a> {
     tiled: usize,
     scratch: u16,
     flags_dead: bool,
-    /// The tail, where generated code ends; and the slot.
+    /// The tail, where generated code ends; the slot; and where the chain ends.
     tail: u64,
     slot: u64,
+    leave: u64,
     base: u64,
-    /// The live jumps and where each must lead.
+    /// The slot and the links, and where each must lead.
     chain: Vec<(u64, u64)>,
     /// Words on the stack that must stay there: what the base trampoline has pushed before an added snippet.
     pushed: usize,
@@ -291,6 +293,7 @@ impl<'a> Walk<'a> {
             flags_dead: false,
             tail: 0,
             slot: 0,
+            leave: 0,
             base: 0,
             chain: Vec::new(),
             pushed: 0,
@@ -339,13 +342,14 @@ impl<'a> Walk<'a> {
         self.flags_dead = site.flags_dead;
         self.tail = point.tail.0;
         self.slot = point.slot.0;
+        self.leave = point.leave.0;
         self.pushed = 0;
         self.base = point.base.0;
         let chain = || point.minis.iter().filter_map(|m| m.code.as_ref());
-        let jumps = std::iter::once(point.slot).chain(chain().map(|m| m.jump));
+        let links = std::iter::once(point.slot).chain(chain().map(|m| m.link));
         let starts = chain().map(|m| m.start).chain([point.leave]);
         self.chain.clear();
-        self.chain.extend(jumps.zip(starts).map(|(jump, start)| (jump.0, start.0)));
+        self.chain.extend(links.zip(starts).map(|(link, start)| (link.0, start.0)));
     }
 
     /// Whether only dead registers and flags have changed.
@@ -400,7 +404,7 @@ impl<'a> Walk<'a> {
     pub fn from(&mut self, at: u64, state: State) -> Result<(), VerifyError> {
         self.execute(at, state, Mode::Point)?;
         let begins = |bytes: &[u8], what: &[u8]| bytes.starts_with(what);
-        let leave = self.slot + LEN;
+        let leave = self.leave;
         let Some(bytes) = self.memory.bytes(leave) else { return fail(leave, Flaw::NoInstruction) };
         // the slow routine would take the tail for a snippet
         if begins(bytes, &COUNT[..4]) || begins(bytes, &MARKER) {
@@ -409,8 +413,8 @@ impl<'a> Walk<'a> {
         if self.visit(self.slot)?.1 != Visit::Never { Ok(()) } else { fail(self.slot, Flaw::Astray) }
     }
 
-    /// The slot is the point's only snippet, in the form in which the slow routine finds it, or a jump, and behind that four bytes that nobody
-    /// executes; all on one page.
+    /// The slot is the point's only snippet, in the form in which the slow routine finds it, or a nop, behind which the chain is; all on one
+    /// page.
     pub fn slot(&mut self, point: &WovenPoint) -> Result<(), VerifyError> {
         let at = self.slot;
         let bytes = self.memory.bytes(at).and_then(|b| b.first_chunk::<{ LEN as usize }>());
@@ -418,24 +422,17 @@ impl<'a> Walk<'a> {
         if at % 4096 > 4096 - LEN {
             return fail(at, Flaw::Straddles);
         }
-        if point.operand != u32::from_le_bytes([*a, *b, *c, *d]) {
+        if Slot::of(point).operand() != u32::from_le_bytes([*a, *b, *c, *d]) {
             return fail(at, Flaw::Unmatched);
         }
         let slot = *self.memory.decode(at)?;
         if point.minis.iter().all(|m| m.code.is_some()) {
-            let filler = *self.memory.decode(at + OPCODE)?;
-            let right =
-                slot.code() == Code::Jmp_rel32_64 && filler.code() == Code::Nop_rm32 && filler.next_ip() == at + LEN;
-            return if right { self.mark(&filler) } else { fail(at, Flaw::Astray) };
+            let right = *opcode == slot::NOP && slot.next_ip() == at + LEN;
+            return if right { Ok(()) } else { fail(at, Flaw::Astray) };
         }
         let count = if self.env.identity == ThreadIdentity::Locked { LOCKED_COUNT } else { COUNT };
-        let alone = point.minis.len() == 1 && *opcode == count && slot.next_ip() == at + LEN;
+        let alone = point.minis.len() == 1 && point.has_bare_slot() && *opcode == count && slot.next_ip() == at + LEN;
         if alone { Ok(()) } else { fail(at, Flaw::Astray) }
-    }
-
-    /// Whether these are the bytes behind the jump of the slot.
-    pub fn is_filler(&self, at: u64) -> bool {
-        at == self.slot + OPCODE && self.visit(at).is_ok_and(|(_, visit)| visit == Visit::Marked)
     }
 
     /// The instructions right before the slot keep every thread out whose shard this is not, and fork children.
@@ -447,7 +444,7 @@ impl<'a> Walk<'a> {
             compare.code() == Code::Cmp_rm32_imm8
                 && compare.memory_displacement64() == u64::from(self.env.data.alive())
                 && compare.immediate8to32() == 0
-                && jump.code() == Code::Je_rel8_64
+                && matches!(jump.code(), Code::Je_rel8_64 | Code::Je_rel32_64)
                 && jump.near_branch_target() == to
         };
         let (jump, compare, identity) = (before(1), before(2), before(3));
@@ -502,7 +499,7 @@ impl<'a> Walk<'a> {
         self.pushed = usize::from(point.pushed);
         self.base = self.slot;
         self.chain.clear();
-        self.chain.push((mini.jump.0, next));
+        self.chain.push((mini.link.0, next));
     }
 
     /// Executes an added snippet from its first instruction on.
@@ -520,25 +517,26 @@ impl<'a> Walk<'a> {
         let Some(state) = self.state(self.visit(start)?.1).cloned() else {
             return fail(start, Flaw::Untiled);
         };
-        let jump = self.memory.decode(mini.jump.0)?;
-        if jump.code() != Code::Jmp_rel32_64 || jump.next_ip() != mini.range.end.0 {
-            return fail(mini.jump.0, Flaw::Astray);
+        let (link, twin) = (self.memory.decode(mini.link.0)?, mini.twin());
+        let is_link = self.memory.bytes(mini.link.0).and_then(|bytes| link_target(mini.link.0, bytes)).is_some();
+        if !is_link || link.next_ip() != mini.own().end.0 || straddles(mini.link.0, LINK) {
+            return fail(mini.link.0, Flaw::Astray);
         }
         let bytes = self.memory.bytes(start).unwrap_or_default();
         let private = self.env.identity != ThreadIdentity::Locked;
         if !private || bytes.starts_with(&COUNT) {
-            let direct = !private || mini.jump.0 == start + 9;
-            return if direct && mini.range.start == mini.start { Ok(()) } else { fail(start, Flaw::Astray) };
+            let direct = !private || mini.link.0 == start + 9;
+            return if direct && twin.start == twin.end { Ok(()) } else { fail(start, Flaw::Astray) };
         }
         let marker = self.memory.decode(start)?;
         let leads = bytes
             .get(4..8)
             .and_then(|d| d.first_chunk::<4>())
             .map(|d| marker.next_ip().wrapping_add_signed(i64::from(i32::from_le_bytes(*d))));
-        if !bytes.starts_with(&MARKER) || marker.len() != 8 || leads != Some(mini.range.start.0) {
+        if !bytes.starts_with(&MARKER) || marker.len() != 8 || leads != Some(twin.start.0) {
             return fail(start, Flaw::Astray);
         }
-        self.execute(mini.range.start.0, state, Mode::Twin(mini.jump.0))
+        self.execute(twin.start.0, state, Mode::Twin(mini.link.0))
     }
 
     /// Where a counter lies.
@@ -640,6 +638,7 @@ impl<'a> Walk<'a> {
             }
             match instruction.flow_control() {
                 FlowControl::Next => {
+                    self.forward(at, instruction.next_ip(), mode)?;
                     let compared = state.parent == Parent::Compared;
                     self.effect(instruction, &mut state, mode)?;
                     if compared {
@@ -845,7 +844,7 @@ impl<'a> Walk<'a> {
                 return Ok(());
             }
             Code::Wrgsbase_r64 if matches!(mode, Mode::Slow(_)) => return Ok(()),
-            Code::Nop_rm32 | Code::Nopd => return Ok(()),
+            Code::Nop_rm32 | Code::Nop_rm16 | Code::Nopd => return Ok(()),
             _ if !permitted(i.mnemonic()) => return fail(at, Flaw::Forbidden),
             _ => {}
         }
