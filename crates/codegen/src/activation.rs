@@ -4,7 +4,7 @@
 //! A record is written, then counted by moving the top, then its stack pointer is written again: a signal handler that comes in between finds
 //! either no record of this call or one with the right stack pointer, and what it puts above it is gone when it returns.
 
-use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
+use iced_x86::code_asm::{AsmMemoryOperand, CodeLabel, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
 use ingraft_model::histogram::{PER_OCTAVE, SUB_BITS, VALUE_BITS};
 use ingraft_model::layout::{COUNTERS, record};
 use ingraft_model::{Clock, Expr, Record, Restore, Stmt, TimeUnit, VariableId};
@@ -76,15 +76,20 @@ impl Generator<'_> {
             return Ok(());
         }
         self.used = [true; 3];
-        let [mut stale, mut end] = std::array::from_fn(|_| self.a.create_label());
+        let mut end = self.a.create_label();
         self.a.mov(rcx, self.top())?;
         self.call()?;
         self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
-        self.a.jbe(stale)?;
-        self.a.jmp(end)?;
-        self.place(&mut stale)?;
+        self.a.ja(end)?;
         self.routine(Routine::Settle, end)?;
         self.place(&mut end)
+    }
+
+    /// Leads a thread that has no record past what only settles them, before any register is saved. (One whose records were never used has
+    /// not even the first, which ends every search.)
+    pub(crate) fn past_settling(&mut self, end: CodeLabel) -> Result<(), Assembly> {
+        self.a.cmp(self.top(), record::SIZE as i32)?;
+        Ok(self.a.je(end)?)
     }
 
     pub(crate) fn open(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {

@@ -195,6 +195,10 @@ pub(crate) struct Generator<'a> {
 
 impl Generator<'_> {
     fn all(&mut self, stmts: &[Stmt]) -> Result<(), Assembly> {
+        let mut end = self.a.create_label();
+        if stmts == [Stmt::Settle] && self.access == Access::Own {
+            self.past_settling(end)?;
+        }
         for r in self.saved.clone() {
             self.push(r)?;
         }
@@ -202,7 +206,7 @@ impl Generator<'_> {
         for r in self.saved.clone().into_iter().rev() {
             self.pop(r)?;
         }
-        Ok(())
+        self.place(&mut end)
     }
 
     pub fn push(&mut self, r: AsmRegister64) -> Result<(), Assembly> {
