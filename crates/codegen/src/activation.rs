@@ -4,10 +4,10 @@
 //! A record is written, then counted by moving the top, then its stack pointer is written again: a signal handler that comes in between finds
 //! either no record of this call or one with the right stack pointer, and what it puts above it is gone when it returns.
 
-use iced_x86::code_asm::{AsmMemoryOperand, CodeLabel, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
+use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
 use ingraft_model::histogram::{PER_OCTAVE, SUB_BITS, VALUE_BITS};
 use ingraft_model::layout::{COUNTERS, record};
-use ingraft_model::{Clock, Expr, Record, Restore, Stmt, TimeUnit, VariableId};
+use ingraft_model::{BinaryOp, Clock, Expr, Record, Restore, Stmt, TimeUnit, VariableId};
 
 use crate::environment::Assembly;
 use crate::routine::{self, Routine};
@@ -85,11 +85,10 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// Leads a thread that has no record past what only settles them, before any register is saved. (One whose records were never used has
-    /// not even the first, which ends every search.)
-    pub(crate) fn past_settling(&mut self, end: CodeLabel) -> Result<(), Assembly> {
+    /// Sets the flags for whether this thread has other records than the first.
+    pub(crate) fn has_records(&mut self) -> Result<BinaryOp, Assembly> {
         self.a.cmp(self.top(), record::SIZE as i32)?;
-        Ok(self.a.je(end)?)
+        Ok(BinaryOp::NotEqual)
     }
 
     pub(crate) fn open(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {

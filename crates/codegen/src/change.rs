@@ -108,7 +108,7 @@ fn chain(
     let mut all: Vec<Parts> = Vec::with_capacity(pieces.len());
     for (_, code) in pieces {
         let mut parts = mini::emit(frame, arena, code, block)?;
-        mini::emit_twin(frame, arena, code, &mut parts, block)?;
+        mini::emit_aside(frame, arena, code, &mut parts, block)?;
         all.push(parts);
     }
     let nexts = all.iter().skip(1).map(|p| p.start).chain([next]);
@@ -162,7 +162,7 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
     let mini = point.minis.remove(index);
     if let Some(code) = mini.code {
         plan.moves.extend([PcMove { from: code.start, to: next }, PcMove { from: code.link, to: next }]);
-        plan.step_out.extend([code.own(), code.twin()].into_iter().filter(|range| range.start < range.end));
+        plan.step_out.extend([code.own(), code.aside()].into_iter().filter(|range| range.start < range.end));
         plan.retired.extend(Some(code.range).filter(|range| range.start < range.end));
     }
     if let Some(alone) = alone {

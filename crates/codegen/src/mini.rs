@@ -51,7 +51,7 @@ pub struct MiniCode {
     pub start: Avma,
     /// Its last instruction, the live link to the next one or to the point's `leave`: a `jmp rel32`, or a nop if that is right behind it.
     pub link: Avma,
-    /// What goes with it: the twin that counts in shard 0, if it has one, and before that all of it if it lies for itself.
+    /// What goes with it: what lies aside ([`MiniCode::aside`]), and before that all of it if it lies for itself.
     pub range: AvmaRange,
 }
 
@@ -61,8 +61,8 @@ impl MiniCode {
         self.start..self.link.offset(LINK as i64)
     }
 
-    /// The code that counts in shard 0.
-    pub(crate) fn twin(&self) -> AvmaRange {
+    /// The twin that counts in shard 0, if it has one, and behind that what runs only sometimes.
+    pub(crate) fn aside(&self) -> AvmaRange {
         let own = self.own();
         if self.range.start == own.start { own.end..self.range.end } else { self.range.clone() }
     }
@@ -83,9 +83,9 @@ impl WovenMini {
         inline: bool,
         block: &Block,
     ) -> Self {
-        let first = if inline { parts.twin.start } else { parts.start };
-        let (moves, step_out) = block.exits(first, parts.twin.end);
-        let range = Avma(first)..Avma(parts.twin.end);
+        let first = if inline { parts.aside.start } else { parts.start };
+        let (moves, step_out) = block.exits(first, parts.aside.end);
+        let range = Avma(first)..Avma(parts.aside.end);
         let removal = RemovalRecord { text: Vec::new(), moves, step_out, code: range.clone() };
         let code = MiniCode { start: Avma(parts.start), link: Avma(parts.link), range };
         let jumps = Cost::jumps(if inline { 0 } else { 2 });
@@ -189,8 +189,8 @@ pub(crate) fn compile(
 pub(crate) struct Parts {
     pub start: u64,
     pub link: u64,
-    /// Empty if it has none.
-    pub twin: Range<u64>,
+    /// See [`MiniCode::aside`].
+    pub aside: Range<u64>,
 }
 
 impl Parts {
@@ -202,16 +202,16 @@ impl Parts {
             (Routine::Usage, _) => 1,
             _ => 0,
         };
-        let exits = code.usual().map_or(&[][..], |usual| &usual.exits);
-        let system_calls = exits.iter().map(|(_, routine)| calls(*routine)).sum();
-        let of = |which| exits.iter().filter(move |(_, routine)| *routine == which);
+        let exits: Vec<Routine> = code.usual().into_iter().flat_map(Code::routines).collect();
+        let system_calls = exits.iter().map(|routine| calls(*routine)).sum();
+        let of = |which| exits.iter().filter(move |routine| **routine == which);
         let read: Cost = of(Routine::Event).map(|_| event::COST).sum();
         let called = of(Routine::Call);
-        let called: Cost = called.filter_map(|(_, r)| Some(Cost::of(0, &routine::assemble(env, *r).ok()?))).sum();
+        let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routine::assemble(env, *r).ok()?))).sum();
         let routines = Cost { system_calls, ..called } + read;
         // what is written around the snippet's own code, and that
         let (own_bytes, own) =
-            code.usual().map_or((0, Cost::default()), |usual| (usual.bytes.len() as u64, usual.cost));
+            code.usual().map_or((0, Cost::default()), |usual| (usual.bytes.len() as u64, usual.whole_cost()));
         Cost::of(self.start, block.stretch(self.start, self.link - own_bytes)) + own + routines
     }
 }
@@ -231,7 +231,7 @@ impl Compiled {
             Compiled::Code { own, shared } => [own.as_ref(), Some(shared)],
             Compiled::Count(_) => [None, None],
         };
-        codes.into_iter().flatten().flat_map(|code| &code.exits).map(|(_, routine)| *routine)
+        codes.into_iter().flatten().flat_map(Code::routines)
     }
 
     /// What runs in a thread that has what it needs, if it is more than a count.
@@ -270,7 +270,7 @@ fn put(code: &Code, arena: &Arena, block: &mut Block) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Writes a mini trampoline that goes on right behind itself; its twin is still to come.
+/// Writes a mini trampoline that goes on right behind itself; what lies aside is still to come.
 pub(crate) fn emit(frame: &Frame, arena: &Arena, code: &Compiled, block: &mut Block) -> Result<Parts, EmitError> {
     let (start, back) = (block.here(), frame.back());
     match (code, frame.private) {
@@ -284,23 +284,28 @@ pub(crate) fn emit(frame: &Frame, arena: &Arena, code: &Compiled, block: &mut Bl
     }
     let link = block.here();
     block.put(&LINK_NOP, back);
-    Ok(Parts { start, link, twin: block.here()..block.here() })
+    Ok(Parts { start, link, aside: block.here()..block.here() })
 }
 
-/// Writes the twin of a mini trampoline, if it has one, which goes on with the walk at its link.
-pub(crate) fn emit_twin(
+/// Writes what of a mini trampoline lies aside: the twin, which goes on with the walk at its link, and what goes on at the link.
+pub(crate) fn emit_aside(
     frame: &Frame,
     arena: &Arena,
     code: &Compiled,
     parts: &mut Parts,
     block: &mut Block,
 ) -> Result<(), EmitError> {
-    let (Compiled::Code { own: Some(_), shared }, Some((r, walk))) = (code, frame.private) else { return Ok(()) };
+    let (Compiled::Code { own: Some(own), shared }, Some((r, walk))) = (code, frame.private) else { return Ok(()) };
     let first = block.here();
     put(shared, arena, block)?;
     block.lea(r, parts.link, Back::StepOut)?;
     block.jmp(walk, Back::StepOut)?;
     block.patch_relative(parts.start + MARKER.len() as u64, first)?;
-    parts.twin = first..block.here();
+    if let Some(cold) = &own.cold {
+        block.patch_relative(parts.link - 4, block.here())?;
+        put(cold, arena, block)?;
+        block.jmp(parts.link, Back::StepOut)?;
+    }
+    parts.aside = first..block.here();
     Ok(())
 }

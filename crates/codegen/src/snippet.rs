@@ -15,7 +15,7 @@ use crate::calling::{WORDS, words_of};
 use crate::cost::Cost;
 use crate::environment::{Assembly, CodegenError, Environment};
 use crate::mini::Frame;
-use crate::routine::Routine;
+use crate::routine::{FAR, Routine};
 use crate::stencil::Stencils;
 
 /// Deepest nesting of a snippet: each level may push one word onto the target's stack.
@@ -124,6 +124,42 @@ pub(crate) struct Code {
     pub exits: Vec<(u32, Routine)>,
     /// The dearest path through it, without the routines.
     pub cost: Cost,
+    /// What runs only if its last instruction, a `jcc rel32`, leads there; it goes on behind that. So a constraint that is not met costs a load
+    /// and a branch that is not taken.
+    pub cold: Option<Box<Code>>,
+}
+
+impl Code {
+    /// The jumps to routines of all of it.
+    pub fn routines(&self) -> impl Iterator<Item = Routine> {
+        let cold = self.cold.iter().flat_map(|cold| &cold.exits);
+        self.exits.iter().chain(cold).map(|(_, routine)| *routine)
+    }
+
+    /// The dearest path, with the jumps between its parts.
+    pub fn whole_cost(&self) -> Cost {
+        self.cold.as_ref().map_or(self.cost, |cold| self.cost + cold.cost + Cost::jumps(2))
+    }
+}
+
+/// What stands before code that runs only sometimes.
+enum Gate {
+    /// A condition.
+    If(Expr),
+    /// The thread has records, or has never used them: then it has not even the first, which ends every search.
+    Records,
+}
+
+/// A snippet that ends by something that runs only sometimes: what always runs, and what.
+fn split(stmts: &[Stmt]) -> Option<(&[Stmt], Gate, &[Stmt])> {
+    match stmts {
+        [Stmt::Settle] => Some((&[], Gate::Records, stmts)),
+        [first @ .., Stmt::If(c, body)] => match fold(c) {
+            Expr::Const(_) => None,
+            c => Some((first, Gate::If(c), body)),
+        },
+        _ => None,
+    }
 }
 
 /// Compiles a snippet that [`check`] has accepted.
@@ -135,35 +171,75 @@ pub(crate) fn compile(
     access: Access,
     stencils: &mut Stencils,
 ) -> Result<Code, CodegenError> {
-    let generate = |saved: Vec<AsmRegister64>| -> Result<Generator<'_>, Assembly> {
-        let mut g = Generator {
-            a: CodeAssembler::new(64)?,
-            counters,
-            env,
-            access,
-            used: [false; 3],
-            depth: i32::from(frame.pushed),
-            frame: *frame,
-            saved,
-            exits: Vec::new(),
-        };
-        match access {
-            Access::Shared if snippet.interferes() => g.missed_calls()?,
-            _ => g.all(&snippet.stmts)?,
+    let mut compiler = Compiler { snippet, counters, env, frame, access, stencils };
+    compiler.compile().map_err(|Assembly(why)| CodegenError::Assembler { what: "a snippet", why })
+}
+
+struct Compiler<'a> {
+    snippet: &'a Snippet,
+    counters: &'a [u32],
+    env: &'a Environment,
+    frame: &'a Frame,
+    access: Access,
+    stencils: &'a mut Stencils,
+}
+
+impl<'a> Compiler<'a> {
+    fn compile(&mut self) -> Result<Code, Assembly> {
+        if let Some((first, gate, rest)) = split(&self.snippet.stmts).filter(|_| self.access == Access::Own) {
+            let mut g = self.generator(Vec::new())?;
+            g.stmts(first)?;
+            if g.gate(&gate)? && self.saves(g.used).is_empty() {
+                let cold = Some(Box::new(self.all(rest)?));
+                return Ok(Code { cold, ..self.encode(g)? });
+            }
+        }
+        self.all(&self.snippet.stmts)
+    }
+
+    /// All these statements, with the registers that they need saved around them.
+    fn all(&mut self, stmts: &[Stmt]) -> Result<Code, Assembly> {
+        // the first pass is made only to see which registers the second one must save
+        let used = self.generate(WORK.to_vec(), stmts)?.used;
+        let g = self.generate(self.saves(used), stmts)?;
+        self.encode(g)
+    }
+
+    fn generate(&self, saved: Vec<AsmRegister64>, stmts: &[Stmt]) -> Result<Generator<'a>, Assembly> {
+        let mut g = self.generator(saved)?;
+        match self.access {
+            Access::Shared if self.snippet.interferes() => g.missed_calls()?,
+            _ => g.all(stmts)?,
         }
         Ok(g)
-    };
-    let compiled = (|| {
-        // the first pass is made only to see which registers the second one must save
-        let used = generate(WORK.to_vec())?.used;
-        let save = |(i, r): (usize, &AsmRegister64)| (used[i] && (i > 0 || !frame.rax_free)).then_some(*r);
-        let mut g = generate(WORK.iter().enumerate().filter_map(save).collect())?;
-        let encoded = stencils.encode(&mut g.a)?;
+    }
+
+    fn generator(&self, saved: Vec<AsmRegister64>) -> Result<Generator<'a>, Assembly> {
+        Ok(Generator {
+            a: CodeAssembler::new(64)?,
+            counters: self.counters,
+            env: self.env,
+            access: self.access,
+            used: [false; 3],
+            saved,
+            depth: i32::from(self.frame.pushed),
+            frame: *self.frame,
+            exits: Vec::new(),
+        })
+    }
+
+    /// Which registers must be saved of those that are used.
+    fn saves(&self, used: [bool; 3]) -> Vec<AsmRegister64> {
+        let save = |(i, r): (usize, &AsmRegister64)| (used[i] && (i > 0 || !self.frame.rax_free)).then_some(*r);
+        WORK.iter().enumerate().filter_map(save).collect()
+    }
+
+    fn encode(&mut self, mut g: Generator<'_>) -> Result<Code, Assembly> {
+        let encoded = self.stencils.encode(&mut g.a)?;
         let exit = |(label, routine): &(CodeLabel, Routine)| Ok((encoded.labels.label_ip(label)? as u32, *routine));
         let exits = g.exits.iter().map(exit).collect::<Result<_, Assembly>>()?;
-        Ok(Code { bytes: encoded.bytes, exits, cost: encoded.cost })
-    })();
-    compiled.map_err(|Assembly(why)| CodegenError::Assembler { what: "a snippet", why })
+        Ok(Code { bytes: encoded.bytes, exits, cost: encoded.cost, cold: None })
+    }
 }
 
 /// Accumulator, operand, and the upper half of a dividend.
@@ -195,10 +271,6 @@ pub(crate) struct Generator<'a> {
 
 impl Generator<'_> {
     fn all(&mut self, stmts: &[Stmt]) -> Result<(), Assembly> {
-        let mut end = self.a.create_label();
-        if stmts == [Stmt::Settle] && self.access == Access::Own {
-            self.past_settling(end)?;
-        }
         for r in self.saved.clone() {
             self.push(r)?;
         }
@@ -206,7 +278,20 @@ impl Generator<'_> {
         for r in self.saved.clone().into_iter().rev() {
             self.pop(r)?;
         }
-        self.place(&mut end)
+        Ok(())
+    }
+
+    /// Jumps away if what is behind the gate is to run. None if the condition is more than one comparison.
+    fn gate(&mut self, gate: &Gate) -> Result<bool, Assembly> {
+        let op = match gate {
+            Gate::Records => self.has_records()?,
+            Gate::If(Expr::Binary(BinaryOp::LogicalAnd | BinaryOp::LogicalOr, ..) | Expr::Unary(UnaryOp::Not, _)) => {
+                return Ok(false);
+            }
+            Gate::If(c) => self.test(c)?,
+        };
+        self.jump_if(op, None)?;
+        Ok(true)
     }
 
     pub fn push(&mut self, r: AsmRegister64) -> Result<(), Assembly> {
@@ -577,28 +662,48 @@ impl Generator<'_> {
                     self.place(&mut past)?;
                 }
             }
-            Expr::Binary(op, a, b) if is_comparison(*op) => {
-                let op = self.compare(*op, a, b)?;
-                match if when { op } else { negate(op) } {
-                    B::Equal => self.a.je(label)?,
-                    B::NotEqual => self.a.jne(label)?,
-                    B::Less => self.a.jl(label)?,
-                    B::LessOrEqual => self.a.jle(label)?,
-                    B::Greater => self.a.jg(label)?,
-                    _ => self.a.jge(label)?,
-                }
-            }
             _ => {
-                match self.leaf(e) {
-                    Some(Operand::Memory(slot)) => self.a.cmp(slot, 0)?,
-                    Some(Operand::Register(r)) => self.a.test(r, r)?,
-                    _ => {
-                        self.value(e)?;
-                        self.a.test(rax, rax)?;
-                    }
-                }
-                if when { self.a.jne(label)? } else { self.a.je(label)? }
+                let op = self.test(e)?;
+                self.jump_if(if when { op } else { negate(op) }, Some(label))?;
             }
+        }
+        Ok(())
+    }
+
+    /// Sets the flags for a value, or a comparison; by the answer it is seen whether it is not 0.
+    fn test(&mut self, e: &Expr) -> Result<BinaryOp, Assembly> {
+        match e {
+            Expr::Binary(op, a, b) if is_comparison(*op) => return self.compare(*op, a, b),
+            _ => match self.leaf(e) {
+                Some(Operand::Memory(slot)) => self.a.cmp(slot, 0)?,
+                Some(Operand::Register(r)) => self.a.test(r, r)?,
+                _ => {
+                    self.value(e)?;
+                    self.a.test(rax, rax)?;
+                }
+            },
+        }
+        Ok(BinaryOp::NotEqual)
+    }
+
+    /// Jumps if the flags are those of that comparison; without a label to where it is told later.
+    fn jump_if(&mut self, op: BinaryOp, to: Option<CodeLabel>) -> Result<(), Assembly> {
+        use BinaryOp as B;
+        macro_rules! jump {
+            ($jcc:ident) => {
+                match to {
+                    Some(label) => self.a.$jcc(label)?,
+                    None => self.a.$jcc(FAR)?,
+                }
+            };
+        }
+        match op {
+            B::Equal => jump!(je),
+            B::NotEqual => jump!(jne),
+            B::Less => jump!(jl),
+            B::LessOrEqual => jump!(jle),
+            B::Greater => jump!(jg),
+            _ => jump!(jge),
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use iced_x86::{BlockEncoderOptions, ConstantOffsets, IcedError, Instruction, Reg
 use crate::cost::Cost;
 
 /// As many are kept: a metric has a few for each kind of point.
-const KEPT: usize = 16;
+const KEPT: usize = 32;
 
 /// What was encoded so far.
 #[derive(Default)]

@@ -679,7 +679,7 @@ impl Weaver<'_> {
         }
         let own_end = block.here();
         for (code, parts) in chained().zip(&mut minis) {
-            mini::emit_twin(&d.frame, self.arena, code, parts, block)?;
+            mini::emit_aside(&d.frame, self.arena, code, parts, block)?;
         }
         Ok(Layout { base, begin, slot, leave, tail, tail_end, own_end, stubs, copies, inner, minis })
     }

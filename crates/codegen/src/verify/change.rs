@@ -207,7 +207,7 @@ pub fn verify_removed(
         // what is neither at its first nor at its last instruction is stepped
         let plain = code.link.0 == code.start.0 + 9 && code.range.start == code.start;
         let stepped = |range: &AvmaRange| range.start >= range.end || plan.step_out.contains(range);
-        if !plain && ![code.own(), code.twin()].iter().all(stepped) {
+        if !plain && ![code.own(), code.aside()].iter().all(stepped) {
             return fail(code.start.0, Flaw::BadMove);
         }
     }

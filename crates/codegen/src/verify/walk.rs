@@ -255,6 +255,8 @@ pub(super) struct Walk<'a> {
     base: u64,
     /// The slot and the links, and where each must lead.
     chain: Vec<(u64, u64)>,
+    /// What of snippets lies aside, and its place in the chain: from its first instruction to its link.
+    asides: Vec<(AvmaRange, AvmaRange)>,
     /// Words on the stack that must stay there: what the base trampoline has pushed before an added snippet.
     pushed: usize,
 }
@@ -296,6 +298,7 @@ impl<'a> Walk<'a> {
             leave: 0,
             base: 0,
             chain: Vec::new(),
+            asides: Vec::new(),
             pushed: 0,
         }
     }
@@ -350,6 +353,8 @@ impl<'a> Walk<'a> {
         let starts = chain().map(|m| m.start).chain([point.leave]);
         self.chain.clear();
         self.chain.extend(links.zip(starts).map(|(link, start)| (link.0, start.0)));
+        self.asides.clear();
+        self.asides.extend(chain().map(|m| (m.aside(), m.start..m.link)));
     }
 
     /// Whether only dead registers and flags have changed.
@@ -500,6 +505,7 @@ impl<'a> Walk<'a> {
         self.base = self.slot;
         self.chain.clear();
         self.chain.push((mini.link.0, next));
+        self.asides = vec![(mini.aside(), mini.start..mini.link)];
     }
 
     /// Executes an added snippet from its first instruction on.
@@ -517,7 +523,7 @@ impl<'a> Walk<'a> {
         let Some(state) = self.state(self.visit(start)?.1).cloned() else {
             return fail(start, Flaw::Untiled);
         };
-        let (link, twin) = (self.memory.decode(mini.link.0)?, mini.twin());
+        let (link, aside) = (self.memory.decode(mini.link.0)?, mini.aside());
         let is_link = self.memory.bytes(mini.link.0).and_then(|bytes| link_target(mini.link.0, bytes)).is_some();
         if !is_link || link.next_ip() != mini.own().end.0 || straddles(mini.link.0, LINK) {
             return fail(mini.link.0, Flaw::Astray);
@@ -526,17 +532,17 @@ impl<'a> Walk<'a> {
         let private = self.env.identity != ThreadIdentity::Locked;
         if !private || bytes.starts_with(&COUNT) {
             let direct = !private || mini.link.0 == start + 9;
-            return if direct && twin.start == twin.end { Ok(()) } else { fail(start, Flaw::Astray) };
+            return if direct && aside.start == aside.end { Ok(()) } else { fail(start, Flaw::Astray) };
         }
         let marker = self.memory.decode(start)?;
         let leads = bytes
             .get(4..8)
             .and_then(|d| d.first_chunk::<4>())
             .map(|d| marker.next_ip().wrapping_add_signed(i64::from(i32::from_le_bytes(*d))));
-        if !bytes.starts_with(&MARKER) || marker.len() != 8 || leads != Some(twin.start.0) {
+        if !bytes.starts_with(&MARKER) || marker.len() != 8 || leads != Some(aside.start.0) {
             return fail(start, Flaw::Astray);
         }
-        self.execute(twin.start.0, state, Mode::Twin(mini.link.0))
+        self.execute(aside.start.0, state, Mode::Twin(mini.link.0))
     }
 
     /// Where a counter lies.
@@ -711,17 +717,25 @@ impl<'a> Walk<'a> {
         Ok((back, state))
     }
 
-    /// Generated code runs in no circle: branches lead forwards, out of it, or along the chain of snippets.
+    /// Generated code runs in no circle: branches lead forwards, out of it, or along the chain of snippets. What lies aside of a snippet is
+    /// reached from there only, and goes back to its link.
     fn forward(&self, at: u64, target: u64, mode: Mode) -> Result<(), VerifyError> {
         if let Some((_, next)) = self.chain.iter().find(|(jump, _)| *jump == at) {
             return if *next == target { Ok(()) } else { fail(at, Flaw::Astray) };
         }
+        let holds = |range: &AvmaRange, at: u64| range.contains(&Avma(at));
+        if let Some((aside, place)) = self.asides.iter().find(|(aside, _)| holds(aside, target)) {
+            let right = target > at && (holds(aside, at) || holds(place, at));
+            return if right { Ok(()) } else { fail(at, Flaw::Astray) };
+        }
+        let back = self.asides.iter().any(|(aside, place)| holds(aside, at) && target == place.end.0);
         let guard = (self.base..self.slot).contains(&at);
         let slow = |target: u64| self.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
         // `test ecx, ecx` and back: behind the jump to the routine that gave the answer, which is not reached from there
         let answered = self.answers.contains(&at.wrapping_sub(2));
         let right = matches!(mode, Mode::Slow(_) | Mode::Routine(_))
             || answered
+            || back
             || target > at
             || target == self.tail
             || guard
