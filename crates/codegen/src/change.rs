@@ -8,7 +8,7 @@ use crate::block::{Block, EmitError, LINK, jmp_bytes, link_bytes, straddles, tex
 use crate::environment::{CodegenError, Environment};
 use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, WovenMini};
 use crate::slot::Slot;
-use crate::stencil::Stencils;
+use crate::template::Templates;
 use crate::weave::{Inner, RemovalRecord, WovenPoint};
 
 /// Adds a snippet to those at a woven point, as the `index`-th (behind all others if there are fewer). The link before it or the slot is
@@ -23,7 +23,7 @@ pub fn add_mini(
     env.check()?;
     mini::check(env, request)?;
     let frame = point.frame(arena)?;
-    let code = mini::compile(env, &frame, request, &mut Stencils::default())?;
+    let code = mini::compile(env, &frame, request, &mut Templates::default())?;
     let mut plan = PatchPlan::default();
     code.routines(env, arena, &mut plan.code).map_err(no_room)?;
     let slot = Slot::of(point);

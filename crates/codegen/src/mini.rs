@@ -14,7 +14,7 @@ use crate::reading;
 use crate::routine::{self, Routine};
 use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::snippet::{self, Access, Code};
-use crate::stencil::Stencils;
+use crate::template::Templates;
 use crate::weave::RemovalRecord;
 
 /// What to do at a point.
@@ -136,7 +136,7 @@ impl Frame {
 }
 
 /// A snippet's code, independent of its address.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Compiled {
     /// One increment of the counter at this displacement.
     Count(u32),
@@ -174,12 +174,21 @@ pub(crate) fn compile(
     env: &Environment,
     frame: &Frame,
     request: &MiniRequest<'_>,
-    stencils: &mut Stencils,
+    templates: &mut Templates,
 ) -> Result<Compiled, CodegenError> {
-    if let Some(&index) = request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize)) {
-        return Ok(Compiled::Count(env.data.counter(index)));
+    match request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize)) {
+        Some(&index) => Ok(Compiled::Count(env.data.counter(index))),
+        None => templates.compile(env, frame, request),
     }
-    let mut code = |access| snippet::compile(request.snippet, request.counters, env, frame, access, stencils);
+}
+
+/// Compiles what is more than a count.
+pub(crate) fn compile_anew(
+    env: &Environment,
+    frame: &Frame,
+    request: &MiniRequest<'_>,
+) -> Result<Compiled, CodegenError> {
+    let code = |access| snippet::compile(request.snippet, request.counters, env, frame, access);
     let own = frame.private.map(|_| code(Access::Own)).transpose()?;
     Ok(Compiled::Code { own, shared: code(Access::Shared)? })
 }

@@ -11,8 +11,8 @@ use iced_x86::{BlockEncoderOptions, IcedError, Register};
 use ingraft_model::layout::{CALL_SP, CALLING, CHILD_SHARD, CLAIMS, FIRST_SHARD, OWNER, header};
 use ingraft_model::{Gpr, ThreadIdentity};
 
-use crate::environment::{Assembly, CodegenError, Environment};
 use crate::block::LINK;
+use crate::environment::{Assembly, CodegenError, Environment};
 use crate::slot::{LEN, NOP, OPCODE};
 
 /// First bytes of a plain count: `inc qword gs:[disp32]` without its displacement (the fifth byte is always 0x25).

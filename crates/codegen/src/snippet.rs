@@ -2,6 +2,7 @@
 //! register (rdx). What of these the snippet uses and the function may need is saved on the stack, which is free below rsp at a
 //! function's entry. No vector register, no loop; calls of functions of the program are made by a shared routine (`calling`).
 
+use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, al, cl, eax, qword_ptr, r8, r9, rax, rcx, rdi, rdx, rsi,
     rsp,
@@ -16,7 +17,6 @@ use crate::cost::Cost;
 use crate::environment::{Assembly, CodegenError, Environment};
 use crate::mini::Frame;
 use crate::routine::{FAR, Routine};
-use crate::stencil::Stencils;
 
 /// Deepest nesting of a snippet: each level may push one word onto the target's stack.
 const DEPTH_MAX: u32 = 64;
@@ -117,7 +117,7 @@ fn deeper(depth: u32) -> Result<u32, CodegenError> {
 }
 
 /// The code of a snippet: position-independent but for the jumps to shared routines.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Code {
     pub bytes: Vec<u8>,
     /// Offset behind each `jmp rel32` to a routine.
@@ -169,9 +169,8 @@ pub(crate) fn compile(
     env: &Environment,
     frame: &Frame,
     access: Access,
-    stencils: &mut Stencils,
 ) -> Result<Code, CodegenError> {
-    let mut compiler = Compiler { snippet, counters, env, frame, access, stencils };
+    let compiler = Compiler { snippet, counters, env, frame, access };
     compiler.compile().map_err(|Assembly(why)| CodegenError::Assembler { what: "a snippet", why })
 }
 
@@ -181,28 +180,26 @@ struct Compiler<'a> {
     env: &'a Environment,
     frame: &'a Frame,
     access: Access,
-    stencils: &'a mut Stencils,
 }
 
 impl<'a> Compiler<'a> {
-    fn compile(&mut self) -> Result<Code, Assembly> {
+    fn compile(&self) -> Result<Code, Assembly> {
         if let Some((first, gate, rest)) = split(&self.snippet.stmts).filter(|_| self.access == Access::Own) {
             let mut g = self.generator(Vec::new())?;
             g.stmts(first)?;
             if g.gate(&gate)? && self.saves(g.used).is_empty() {
                 let cold = Some(Box::new(self.all(rest)?));
-                return Ok(Code { cold, ..self.encode(g)? });
+                return Ok(Code { cold, ..encode(g)? });
             }
         }
         self.all(&self.snippet.stmts)
     }
 
     /// All these statements, with the registers that they need saved around them.
-    fn all(&mut self, stmts: &[Stmt]) -> Result<Code, Assembly> {
+    fn all(&self, stmts: &[Stmt]) -> Result<Code, Assembly> {
         // the first pass is made only to see which registers the second one must save
         let used = self.generate(WORK.to_vec(), stmts)?.used;
-        let g = self.generate(self.saves(used), stmts)?;
-        self.encode(g)
+        encode(self.generate(self.saves(used), stmts)?)
     }
 
     fn generate(&self, saved: Vec<AsmRegister64>, stmts: &[Stmt]) -> Result<Generator<'a>, Assembly> {
@@ -233,13 +230,14 @@ impl<'a> Compiler<'a> {
         let save = |(i, r): (usize, &AsmRegister64)| (used[i] && (i > 0 || !self.frame.rax_free)).then_some(*r);
         WORK.iter().enumerate().filter_map(save).collect()
     }
+}
 
-    fn encode(&mut self, mut g: Generator<'_>) -> Result<Code, Assembly> {
-        let encoded = self.stencils.encode(&mut g.a)?;
-        let exit = |(label, routine): &(CodeLabel, Routine)| Ok((encoded.labels.label_ip(label)? as u32, *routine));
-        let exits = g.exits.iter().map(exit).collect::<Result<_, Assembly>>()?;
-        Ok(Code { bytes: encoded.bytes, exits, cost: encoded.cost, cold: None })
-    }
+fn encode(mut g: Generator<'_>) -> Result<Code, Assembly> {
+    let result = g.a.assemble_options(0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
+    let exit = |(label, routine): &(CodeLabel, Routine)| Ok((result.label_ip(label)? as u32, *routine));
+    let exits = g.exits.iter().map(exit).collect::<Result<_, Assembly>>()?;
+    let bytes = result.inner.code_buffer;
+    Ok(Code { cost: Cost::of(0, &bytes), bytes, exits, cold: None })
 }
 
 /// Accumulator, operand, and the upper half of a dividend.

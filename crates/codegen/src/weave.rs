@@ -17,7 +17,7 @@ use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, StackView, WovenMin
 use crate::relocate::{self, Displaced};
 use crate::slot::{self, Holds, Slot};
 use crate::slow::{self, COUNT, MARKER};
-use crate::stencil::Stencils;
+use crate::template::Templates;
 use crate::text::TextSpace;
 
 /// Up to this many points in one plan start at multiples of 16, for speed; more are packed.
@@ -198,7 +198,7 @@ pub fn weave_points(
         align: requests.len() <= ALIGN_MAX,
         block: Block::default(),
         plan: PatchPlan::default(),
-        stencils: Stencils::default(),
+        templates: Templates::default(),
     };
     let choices = choose::choose(env, weaver.text, requests);
     let designs = weaver.detours(choices, requests);
@@ -237,7 +237,7 @@ struct Weaver<'a> {
     align: bool,
     block: Block,
     plan: PatchPlan,
-    stencils: Stencils,
+    templates: Templates,
 }
 
 /// Where the parts of a point's code lie.
@@ -458,7 +458,7 @@ impl Weaver<'_> {
             rax_free: save.scratch || save.result || site.scratch.contains(&Gpr(0)),
             pushed: save.words(),
         };
-        let compile = |m: &MiniRequest<'_>| mini::compile(self.env, &frame, m, &mut self.stencils);
+        let compile = |m: &MiniRequest<'_>| mini::compile(self.env, &frame, m, &mut self.templates);
         let minis = request.minis.iter().map(compile).collect::<Result<Vec<_>, _>>()?;
         minis.iter().try_for_each(|m| m.routines(self.env, self.arena, &mut self.plan.code))?;
         let slow_at = slow.as_ref().map(|s| s.range.start.0);

@@ -8,8 +8,8 @@ use ingraft_codegen::{
     MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, add_mini, remove_points, remove_within, weave_points,
 };
 use ingraft_model::{
-    Avma, BackBranch, Bias, Clearing, Expr, PatchPlan, PcMove, PointKind, Site, Snippet, Stmt, Svma, ThreadIdentity,
-    VariableId,
+    Avma, BackBranch, Bias, BinaryOp, Clearing, Expr, PatchPlan, PcMove, PointKind, Site, Snippet, Stmt, Svma,
+    ThreadIdentity, VariableId,
 };
 use support::image::{HELPER, Outcome, Program, Step, TEXT};
 use support::random::Field;
@@ -209,9 +209,12 @@ fn own(identity: ThreadIdentity) -> usize {
 
 #[test]
 fn every_shape_is_counted_and_changes_nothing() {
-    for identity in IDENTITIES {
+    let v = VariableId(0);
+    let met = Expr::Binary(BinaryOp::GreaterOrEqual, Box::new(Expr::Variable(v)), Box::new(Expr::Const(0)));
+    let gated = Snippet { stmts: vec![Stmt::If(met, vec![Stmt::Add(v, Expr::Const(1))])] };
+    for (identity, snippet) in IDENTITIES.into_iter().flat_map(|i| [(i, count()), (i, gated.clone())]) {
         for (n, f) in all().iter().enumerate() {
-            let field = Field::new(identity, f.sites.clone(), &[]);
+            let field = Field::with(identity, f.sites.clone(), &[], snippet.clone());
             assert!(field.weave.woven.iter().all(Result::is_ok), "{n}: {:?}", field.weave.woven);
             let plain = f.run(identity, vec![]);
             let out = f.run(identity, vec![&field.weave.plan]);

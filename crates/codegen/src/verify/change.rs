@@ -4,12 +4,12 @@ use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove};
 use rustc_hash::FxHashSet;
 
 use super::memory::Memory;
-use super::walk::Walk;
+use super::walk::{Facts, Walk};
 use super::{Flaw, VerifyError, check_writes, fail, prove_routines};
 use crate::arena::Arena;
+use crate::block::{LINK, link_target};
 use crate::environment::Environment;
 use crate::mini::{MiniRequest, WovenMini};
-use crate::block::{LINK, link_target};
 use crate::slot::{OPCODE, Slot};
 use crate::slow::{COUNT, LOCKED_COUNT};
 use crate::weave::{Inner, WovenPoint};
@@ -114,7 +114,8 @@ pub fn verify_added(
         return fail(after.at.0, Flaw::BadMove);
     }
     let memory = Memory::new(&plan.code, &arena.range())?;
-    let mut walk = Walk::new(env, arena, &memory, std::iter::once(request));
+    let facts = Facts::new(env, arena, &memory, std::iter::once(request));
+    let mut walk = Walk::new(&facts);
     let mut proven = Vec::with_capacity(2);
     prove_routines(&mut walk, arena, &memory, &mut proven)?;
     let minis: Vec<_> = after.minis.iter().filter_map(|m| Some((m, m.code.as_ref()?))).collect();

@@ -83,7 +83,7 @@ impl Proof<'_> {
             && original.0 == self.point_at()
             && point.function == site.function.to_avma(self.request.bias)
             && (point.at, point.resume) == (host.copy, Some(original))
-            && point.leave.0 == point.slot.0 + slot::LEN;
+            && point.leave.0 >= point.slot.0 + slot::LEN;
         if !right || !hosts.0.get(&host).is_some_and(proven) {
             return fail(copy, Flaw::Unmatched);
         }

@@ -36,7 +36,7 @@ use inner::Hosts;
 pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};
 use lockstep::Pair;
 use memory::Memory;
-use walk::{State, Walk};
+use walk::{Facts, State, Walk};
 
 /// What is wrong with a plan: a defect of the generator, or of what stands between it and the verifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -123,7 +123,8 @@ pub fn verify_weave(
     let plan = &weave.plan;
     check_writes(&plan.text)?;
     let memory = Memory::new(&plan.code, &arena.range())?;
-    let mut walk = Walk::new(env, arena, &memory, requests.iter().flat_map(|r| r.minis));
+    let facts = Facts::new(env, arena, &memory, requests.iter().flat_map(|r| r.minis));
+    let mut walk = Walk::new(&facts);
     let mut proven = Vec::with_capacity(2 * weave.woven.len() + 4);
     for routine in arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r, s.as_ref()?))) {
         let (r, routine) = routine;
@@ -136,26 +137,73 @@ pub fn verify_weave(
         }
     }
     prove_routines(&mut walk, arena, &memory, &mut proven)?;
-    let mut writes = Vec::with_capacity(plan.text.len());
-    let mut expected = Vec::new();
     let hosts = Hosts::new(requests, weave);
-    for (request, point) in requests.iter().zip(&weave.woven) {
-        let Ok(point) = point else { continue };
-        let proof = Proof { text, request, point };
-        match point.host {
-            Some(host) => writes.push(proof.within(&mut walk, host, &hosts)?),
-            None => proof.run(&mut walk, &mut expected)?,
-        }
-        writes.extend(proof.led(&hosts)?);
-        writes.extend(point.removal.text.iter().map(TextWrite::inverse));
-        proven.extend(point.records().map(|r| (r.code.start.0, r.code.end.0)));
-    }
+    let proofs: Vec<Proof<'_>> = requests
+        .iter()
+        .zip(&weave.woven)
+        .filter_map(|(request, point)| Some(Proof { text, request, point: point.as_ref().ok()? }))
+        .collect();
+    let all = Points::prove_all(&proofs, &facts, &hosts)?;
+    let (mut writes, mut expected) = (all.writes, all.expected);
+    proven.extend(all.proven);
     writes.sort_unstable_by_key(|w| w.at);
     if writes != plan.text {
         return fail(plan.text.first().map_or(0, |w| w.at.0), Flaw::Unmatched);
     }
     check_insertion_moves(&plan.moves, &plan.text, &mut expected)?;
     memory.all_proven(&mut proven)
+}
+
+/// Fewer points are not worth a thread of their own.
+const POINTS_OF_THREAD: usize = 200;
+
+/// What the points of a plan were found to do.
+#[derive(Default)]
+struct Points {
+    writes: Vec<TextWrite>,
+    /// Where threads may go on that stand on what is displaced.
+    expected: Vec<PcMove>,
+    /// Their code.
+    proven: Vec<(u64, u64)>,
+}
+
+impl Points {
+    /// Proves points, many on several processors. That the code of one is not another's is seen when all is put together.
+    fn prove_all(proofs: &[Proof<'_>], facts: &Facts<'_>, hosts: &Hosts<'_>) -> Result<Self, VerifyError> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (proofs.len() / POINTS_OF_THREAD).clamp(1, processors);
+        let (own, others) = proofs.split_at(proofs.len().div_ceil(threads));
+        let share = own.len().max(1);
+        std::thread::scope(|scope| {
+            let others: Vec<_> = others
+                .chunks(share)
+                .map(|proofs| scope.spawn(move || Points::prove(proofs, Walk::new(facts), hosts)))
+                .collect();
+            let mut all = Points::prove(own, Walk::new(facts), hosts)?;
+            for other in others {
+                let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                all.writes.extend(other.writes);
+                all.expected.extend(other.expected);
+                all.proven.extend(other.proven);
+            }
+            Ok(all)
+        })
+    }
+
+    fn prove(proofs: &[Proof<'_>], mut walk: Walk<'_>, hosts: &Hosts<'_>) -> Result<Self, VerifyError> {
+        let mut all = Points::default();
+        for proof in proofs {
+            let point = proof.point;
+            match point.host {
+                Some(host) => all.writes.push(proof.within(&mut walk, host, hosts)?),
+                None => proof.run(&mut walk, &mut all.expected)?,
+            }
+            all.writes.extend(proof.led(hosts)?);
+            all.writes.extend(point.removal.text.iter().map(TextWrite::inverse));
+            all.proven.extend(point.records().map(|r| (r.code.start.0, r.code.end.0)));
+        }
+        Ok(all)
+    }
 }
 
 /// The shared routines that this plan writes; others were proven then.

@@ -227,8 +227,10 @@ enum Visit {
     State(usize),
 }
 
-pub(super) struct Walk<'a> {
+/// What all proofs of a plan share.
+pub(super) struct Facts<'a> {
     env: &'a Environment,
+    memory: &'a Memory<'a>,
     /// The slow routines by register.
     slow: Vec<(u8, &'a SlowRoutine)>,
     /// The entries of the shared routines.
@@ -237,9 +239,42 @@ pub(super) struct Walk<'a> {
     callees: Vec<u64>,
     /// The integers of the program that they may set: address and bytes.
     stores: Vec<(u64, usize)>,
+}
+
+impl<'a> Facts<'a> {
+    /// `requests`: the snippets of the plan, whose calls are allowed.
+    pub fn new<'r>(
+        env: &'a Environment,
+        arena: &'a Arena,
+        memory: &'a Memory<'a>,
+        requests: impl Iterator<Item = &'r MiniRequest<'r>>,
+    ) -> Self {
+        let (mut callees, mut stores) = (Vec::new(), Vec::new());
+        for request in requests {
+            callees.extend(request.snippet.calls().into_iter().filter_map(called));
+            stores.extend(request.snippet.stores().into_iter().map(|(at, width)| (at.0, width.bytes() as usize)));
+        }
+        let lasting = |(at, bytes): &(u64, usize)| env.readable.lasts(Avma(*at), *bytes as u64);
+        stores.retain(lasting);
+        callees.sort_unstable();
+        callees.dedup();
+        Facts {
+            env,
+            memory,
+            slow: arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))).collect(),
+            routines: Routine::ALL.iter().filter_map(|r| Some((arena.routine(*r)?.start.0, *r))).collect(),
+            callees,
+            stores,
+        }
+    }
+}
+
+pub(super) struct Walk<'a> {
+    facts: &'a Facts<'a>,
+    env: &'a Environment,
+    memory: &'a Memory<'a>,
     /// Where routines have come back to in the current proof.
     answers: Vec<u64>,
-    memory: &'a Memory<'a>,
     info: InstructionInfoFactory,
     /// One per instruction of the plan, and which of them belong to the current proof.
     visits: Vec<Visit>,
@@ -262,32 +297,14 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// `requests`: the snippets of the plan, whose calls are allowed.
-    pub fn new<'r>(
-        env: &'a Environment,
-        arena: &'a Arena,
-        memory: &'a Memory<'a>,
-        requests: impl Iterator<Item = &'r MiniRequest<'r>>,
-    ) -> Self {
-        let (mut callees, mut stores) = (Vec::new(), Vec::new());
-        for request in requests {
-            callees.extend(request.snippet.calls().into_iter().filter_map(called));
-            stores.extend(request.snippet.stores().into_iter().map(|(at, width)| (at.0, width.bytes() as usize)));
-        }
-        let lasting = |(at, bytes): &(u64, usize)| env.readable.lasts(Avma(*at), *bytes as u64);
-        stores.retain(lasting);
-        callees.sort_unstable();
-        callees.dedup();
+    pub fn new(facts: &'a Facts<'a>) -> Self {
         Walk {
-            env,
-            slow: arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))).collect(),
-            routines: Routine::ALL.iter().filter_map(|r| Some((arena.routine(*r)?.start.0, *r))).collect(),
-            callees,
-            stores,
+            facts,
+            env: facts.env,
+            memory: facts.memory,
             answers: Vec::new(),
-            memory,
             info: InstructionInfoFactory::new(),
-            visits: vec![Visit::Never; memory.len()],
+            visits: vec![Visit::Never; facts.memory.len()],
             touched: Vec::new(),
             states: Vec::new(),
             tiled: 0,
@@ -486,7 +503,7 @@ impl<'a> Walk<'a> {
     fn enters_slow_routine(&self, at: u64, r: Gpr) -> Result<bool, VerifyError> {
         let lea = self.memory.decode(at)?;
         let jump = self.memory.decode(lea.next_ip())?;
-        let routine = self.slow.iter().find(|(s, _)| *s == r.0).map(|(_, s)| s.range.start.0);
+        let routine = self.facts.slow.iter().find(|(s, _)| *s == r.0).map(|(_, s)| s.range.start.0);
         Ok(lea.code() == Code::Lea_r64_m
             && lea.ip_rel_memory_address() == self.slot
             && jump.code() == Code::Jmp_rel32_64
@@ -658,7 +675,7 @@ impl<'a> Walk<'a> {
                 }
                 FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
                     let target = instruction.near_branch_target();
-                    if let Some((_, routine)) = self.routines.iter().find(|(entry, _)| *entry == target) {
+                    if let Some((_, routine)) = self.facts.routines.iter().find(|(entry, _)| *entry == target) {
                         let routine = *routine;
                         todo.push(self.past_routine(at, state, routine)?);
                         continue;
@@ -730,7 +747,7 @@ impl<'a> Walk<'a> {
         }
         let back = self.asides.iter().any(|(aside, place)| holds(aside, at) && target == place.end.0);
         let guard = (self.base..self.slot).contains(&at);
-        let slow = |target: u64| self.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
+        let slow = |target: u64| self.facts.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
         // `test ecx, ecx` and back: behind the jump to the routine that gave the answer, which is not reached from there
         let answered = self.answers.contains(&at.wrapping_sub(2));
         let right = matches!(mode, Mode::Slow(_) | Mode::Routine(_))
@@ -755,7 +772,7 @@ impl<'a> Walk<'a> {
                 _ => fail(at, Flaw::Stack),
             };
         }
-        for (r, routine) in &self.slow {
+        for (r, routine) in &self.facts.slow {
             let (entry, place) = match mode {
                 Mode::Twin(jump) => (routine.walk.0, jump),
                 _ => (routine.range.start.0, self.slot),
@@ -881,7 +898,7 @@ impl<'a> Walk<'a> {
                 && state.parent == Parent::Yes
                 && i.mnemonic() == Mnemonic::Mov
                 && is_absolute(memory)
-                && self.stores.contains(&stored);
+                && self.facts.stores.contains(&stored);
             if writes(memory.access()) && !store && !may_write(env, i, memory, bound, mode) {
                 return fail(at, Flaw::ForeignWrite);
             }
@@ -902,7 +919,7 @@ impl<'a> Walk<'a> {
                 state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Loader);
             }
             Code::Mov_r64_imm64 | Code::Mov_r32_imm32 | Code::Mov_rm64_imm32
-                if i.op0_kind() == OpKind::Register && self.callees.binary_search(&i.immediate(1)).is_ok() =>
+                if i.op0_kind() == OpKind::Register && self.facts.callees.binary_search(&i.immediate(1)).is_ok() =>
             {
                 state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Callee);
             }

@@ -278,13 +278,17 @@ pub struct Field {
 
 impl Field {
     pub fn new(identity: ThreadIdentity, sites: Vec<Site>, paddings: &[Padding]) -> Self {
+        Field::with(identity, sites, paddings, super::count())
+    }
+
+    /// With this snippet at every site, each time for another counter.
+    pub fn with(identity: ThreadIdentity, sites: Vec<Site>, paddings: &[Padding], snippet: Snippet) -> Self {
         let (mut arena, mut text) = (super::arena(), TextSpace::new());
         text.add_padding(Bias(0), paddings);
         let weave = Weave { plan: PatchPlan::default(), woven: Vec::new() };
         let counters = (0..sites.len() as u32).collect();
         let env = super::environment(identity);
-        let mut field =
-            Field { env, arena: arena.clone(), text: text.clone(), sites, weave, snippet: super::count(), counters };
+        let mut field = Field { env, arena: arena.clone(), text: text.clone(), sites, weave, snippet, counters };
         field.weave = field
             .with_requests(|requests| weave_points(&env, &mut arena, &mut text, requests))
             .expect("the request makes sense");
