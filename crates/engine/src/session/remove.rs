@@ -1,5 +1,7 @@
 //! What was woven is taken out: of pairs that nobody measures any more, or everything.
 
+use std::ops::Range;
+
 use super::*;
 
 impl Session {
@@ -96,30 +98,32 @@ impl Session {
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
         let counted_elsewhere = control.unsettled || self.has_heirs(control);
-        let mut unused = Vec::new();
+        let (mut unused, mut records, mut counters) = (Vec::new(), HashSet::new(), Vec::new());
         for view in views {
             let Some(pair) = control.last_use(view) else { continue };
             self.close_account(view.value.first);
             let mut shared = self.shared_mut();
-            let shared = &mut *shared;
-            let variables = || pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape));
             shared.frozen.remove(&view.value.first);
-            if let Some(area) = &shared.area {
-                area.forget(&pair.records());
-            }
-            let events = variables().filter(|(_, shape)| *shape == Shape::Event).map(|(number, _)| number);
-            unused.extend(events.filter(|number| control.events.leave(*number)));
-            for (first, shape) in variables().filter(|(_, shape)| *shape != Shape::Event) {
-                if let Some(area) = &shared.area {
-                    shared.ended.clear(&**area, first..first + shape.slots());
-                }
-                shared.shapes.remove(first);
-                if !counted_elsewhere {
-                    control.counters.give_back(first, shape.slots());
+            records.extend(pair.records());
+            for (first, shape) in pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape)) {
+                if shape == Shape::Event {
+                    unused.extend(Some(first).filter(|number| control.events.leave(*number)));
+                } else {
+                    shared.shapes.remove(first);
+                    counters.push(first..first + shape.slots());
                 }
             }
         }
+        let counters = joined(counters);
+        {
+            let shared = &mut *self.shared_mut();
+            if let Some(area) = &shared.area {
+                area.forget(&records);
+                counters.iter().for_each(|range| shared.ended.clear(&**area, range.clone()));
+            }
+        }
         if !counted_elsewhere {
+            counters.iter().for_each(|range| control.counters.give_back(range.start, range.end - range.start));
             unused.into_iter().for_each(|number| self.close_event(control, number));
         }
     }
@@ -263,4 +267,17 @@ impl Pair {
         let named = variables.filter(|(_, v)| v.shape == Shape::Activations);
         named.map(|(first, _)| COUNTERS + 8 * first).collect()
     }
+}
+
+/// The same with those as one that follow each other.
+fn joined(mut ranges: Vec<Range<u32>>) -> Vec<Range<u32>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|later, first| {
+        let follows = later.start == first.end;
+        if follows {
+            first.end = later.end;
+        }
+        follows
+    });
+    ranges
 }
