@@ -300,6 +300,7 @@ mod tests {
             (&["--listen=https://h:1", "--tls-cert=c"], "", "https://h:1 needs client certificates"),
             (&["--socket-mode=9"], "", "socket-mode: `9` is no octal mode"),
             (&["--socket-mode=7777"], "", "socket-mode: `7777` is no octal mode"),
+            (&[], "clock = 'hpet'", "clock: `hpet` is no clock"),
             (&["--token-file=/no/such"], "", "cannot read the token file /no/such"),
         ] {
             let error = resolve(flags, file).unwrap_err();

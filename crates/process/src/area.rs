@@ -464,6 +464,10 @@ impl SharedArea {
         for word in words.into_iter().chain([layout::CPU_RENEWALS]) {
             self.write_u64(start + u64::from(word), 0)?;
         }
+        if self.wall_clock()? != WallClock::Tsc {
+            // a thread that ended in a signal handler may have been asking
+            self.write_u64(start + u64::from(self.layout.readings_open()), 0)?;
+        }
         for event in 0..layout::EVENTS_MAX {
             // where there are none, the page is left alone: to look at it would make it
             if self.read_u64(event_at(event))? != 0 {
