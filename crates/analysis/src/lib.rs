@@ -37,6 +37,7 @@ mod sweep;
 mod symbols;
 mod types;
 mod unwind;
+mod vdso;
 
 pub use cfg::{Block, Edge, EdgeKind, EdgeTarget, FunctionCode, Point};
 pub use data::DataSymbol;
@@ -48,3 +49,4 @@ pub use function::{Function, FunctionKind};
 pub use image::Image;
 pub use name::{Binding, Name, Version};
 pub use types::{Reach, TypeError};
+pub use vdso::plain_function;

@@ -84,6 +84,17 @@ pub(crate) struct Common {
     )]
     pub(crate) state_dir: Option<PathBuf>,
 
+    /// The clock of timers: tsc (the time stamp counter), vdso (the kernel's, by clock_gettime), or auto: tsc where the kernel trusts it
+    #[arg(
+        long,
+        global = true,
+        value_name = "CLOCK",
+        env = "INGRAFT_CLOCK",
+        hide_env_values = true,
+        help_heading = "Engine"
+    )]
+    pub(crate) clock: Option<ingraft_daemon::ClockChoice>,
+
     /// File with the token that the daemon asks for
     #[arg(
         long,

@@ -28,6 +28,8 @@ use kin::Kin;
 
 /// Time between two readings unless told otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// By how much a sleep of the machine must have become longer to be told again.
+const SLEEP_NS: u64 = 50_000_000;
 /// How often a reader that went away is looked for.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -106,6 +108,8 @@ pub(crate) struct Site {
     pub(crate) scaled: bool,
     /// Pairs of which it has been said that they are counted in a part of the time only.
     told_share: BTreeSet<usize>,
+    /// For how long it has been said that the machine slept.
+    told_slept_ns: u64,
     /// What the values did over time, if that was asked for and it is over.
     pub(crate) chapters: Vec<Chapter>,
 }
@@ -307,7 +311,7 @@ impl Session<'_> {
         last.map_or(Ok(()), |failure| Err(failure.into()))
     }
 
-    /// Says once of each event that it is counted in a part of the time only.
+    /// Says once of each event that it is counted in a part of the time only, and of each sleep of the machine that times may be wrong.
     fn tell_shares(&mut self, at: usize) {
         let format = self.format();
         let Some(site) = self.sites.get_mut(at) else { return };
@@ -316,6 +320,12 @@ impl Session<'_> {
             if site.told_share.insert(pair) {
                 output::warn(&words::counted_in_part(&info.metric, share, site.scaled), format);
             }
+        }
+        let slept_ns = site.reading.values.iter().map(|value| value.slept_ns).max().unwrap_or(0);
+        // the two clocks by which it is known are not read at the same moment
+        if slept_ns > site.told_slept_ns.saturating_add(SLEEP_NS) {
+            site.told_slept_ns = slept_ns;
+            output::warn(&words::slept(slept_ns), format);
         }
     }
 
@@ -407,6 +417,7 @@ impl Site {
             told_out: BTreeSet::new(),
             scaled: false,
             told_share: BTreeSet::new(),
+            told_slept_ns: 0,
             chapters: Vec::new(),
         }
     }

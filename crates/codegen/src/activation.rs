@@ -51,14 +51,12 @@ impl Generator<'_> {
         Ok(self.a.lea(rdx, qword_ptr(rsp + (8 * self.depth + i32::from(self.frame.stack.key))))?)
     }
 
-    /// The clock in rax; rdx is overwritten. It is not serialising: what stands around the call may overlap it by some nanoseconds.
+    /// The clock in rax; rdx is overwritten.
     fn clock(&mut self, clock: Clock) -> Result<(), Assembly> {
         if clock == Clock::Cpu {
             return self.cpu_clock();
         }
-        self.a.rdtsc()?;
-        self.a.shl(rdx, 32)?;
-        Ok(self.a.or(rax, rdx)?)
+        self.wall_clock()
     }
 
     /// The clock minus `since` in rax, and 0 if that is negative: a clock may differ between processors by less than a migration takes.

@@ -13,8 +13,9 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInf
 
 /// Slots of a cycle.
 pub const SLOTS_PER_CYCLE: u32 = 4;
-/// What a reading of the clock and a locked operation weigh when paths are compared: some 25 and 20 cycles.
+/// What a reading of the clock, the vDSO and a locked operation weigh when paths are compared: some 25, 60 and 20 cycles.
 const CLOCK_WEIGHT: u64 = 100;
+const VDSO_WEIGHT: u64 = 250;
 const LOCKED_WEIGHT: u64 = 80;
 const SYSTEM_CALL_WEIGHT: u64 = 2000;
 
@@ -28,9 +29,11 @@ pub struct Cost {
     pub jumps: u32,
     /// Readings of the time stamp counter.
     pub clocks: u32,
+    /// Questions to the vDSO for the time.
+    pub vdso: u32,
     /// Operations with a `lock` prefix.
     pub locked: u32,
-    /// System calls that read the thread's processor time.
+    /// System calls that read a clock.
     pub system_calls: u32,
 }
 
@@ -42,6 +45,7 @@ impl Add for Cost {
             slots: self.slots.saturating_add(other.slots),
             jumps: self.jumps.saturating_add(other.jumps),
             clocks: self.clocks.saturating_add(other.clocks),
+            vdso: self.vdso.saturating_add(other.vdso),
             locked: self.locked.saturating_add(other.locked),
             system_calls: self.system_calls.saturating_add(other.system_calls),
         }
@@ -74,6 +78,7 @@ impl Cost {
     fn weight(self) -> u64 {
         u64::from(self.busy())
             + CLOCK_WEIGHT * u64::from(self.clocks)
+            + VDSO_WEIGHT * u64::from(self.vdso)
             + LOCKED_WEIGHT * u64::from(self.locked)
             + SYSTEM_CALL_WEIGHT * u64::from(self.system_calls)
     }

@@ -22,7 +22,7 @@ pub(crate) const THREAD_CPUTIME: i32 = 3;
 pub(crate) const SELF: u32 = 0x10;
 /// From the pointer to a sequence to the number of the processor (struct rseq), which is negative in an area that is not registered.
 pub(crate) const PROCESSOR: i32 = -4;
-const NS_PER_SECOND: i32 = 1_000_000_000;
+pub(crate) const NS_PER_SECOND: i32 = 1_000_000_000;
 /// Binary digits of `header::CPU_RATE` behind the point.
 const RATE_DIGITS: u32 = 32;
 

@@ -2,7 +2,7 @@
 
 use ingraft_model::histogram::Scale;
 use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
-use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity, VectorState};
+use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity, VectorState, WallClock};
 
 /// Facts about a target that decide the shape of its trampolines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,9 @@ pub struct Environment {
     pub identity: ThreadIdentity,
     /// Whether any thread runs with a shadow stack: a pushed return address without a call would then fault.
     pub shadow_stack: bool,
-    /// How ticks of the time stamp counter become nanoseconds.
+    /// How the time is read.
+    pub wall: WallClock,
+    /// How its ticks become nanoseconds.
     pub ticks: Scale,
     /// How the processor time of a thread is read.
     pub cpu: CpuClock,

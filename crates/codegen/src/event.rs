@@ -40,7 +40,7 @@ const TRIES: u32 = 8;
 const LAST: u32 = 8;
 
 /// A reading that is not a thread's first: the routine's instructions, and RDPMC, which takes about as long as a reading of the clock.
-pub(crate) const COST: Cost = Cost { slots: 80, jumps: 4, clocks: 1, locked: 0, system_calls: 0 };
+pub(crate) const COST: Cost = Cost { slots: 80, jumps: 4, clocks: 1, vdso: 0, locked: 0, system_calls: 0 };
 
 /// Whether threads can open counters of their own: they know their numbers, and may make system calls.
 pub(crate) fn can_read(env: &Environment) -> bool {

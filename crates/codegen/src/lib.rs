@@ -56,6 +56,7 @@ mod text;
 mod usage;
 mod vector;
 pub mod verify;
+mod wall;
 mod weave;
 
 pub use arena::Arena;

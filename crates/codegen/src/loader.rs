@@ -9,12 +9,11 @@
 use iced_x86::code_asm::{dword_ptr, eax, ecx, edi, edx, esi, r8d, r9d, r10, r11, rcx, rdi, rdx, rsi, rsp};
 use ingraft_model::layout::{LOADER_WAIT_NS, header};
 
+use crate::cpu::{CLOCK_GETTIME, NS_PER_SECOND};
 use crate::environment::Assembly;
 use crate::routine::Writer;
+use crate::wall::CLOCK_MONOTONIC;
 
-/// clock_gettime(2), and the clock of absolute time-outs.
-pub(crate) const CLOCK_GETTIME: i32 = 228;
-pub(crate) const CLOCK_MONOTONIC: i32 = 1;
 /// futex(2) between processes; a wait for bits of any kind has an absolute time-out, so that signals do not make it longer.
 pub(crate) const FUTEX: i32 = 202;
 pub(crate) const FUTEX_WAKE: i32 = 1;
@@ -24,7 +23,6 @@ pub(crate) const ANY_BIT: i32 = -1;
 pub(crate) const ONE: i32 = 1;
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
-const NS_PER_SECOND: i32 = 1_000_000_000;
 /// `r_state`: a library is being unmapped; nothing is being mapped or unmapped is 0.
 const RT_DELETE: i32 = 2;
 

@@ -138,7 +138,7 @@ fn disassemble(at: Avma, bytes: &[u8]) -> Vec<Line> {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::{CpuClock, DataArea, Scale, Snippet, ThreadIdentity, VariableId};
+    use ingraft_model::{CpuClock, DataArea, Scale, Snippet, ThreadIdentity, VariableId, WallClock};
 
     use super::*;
 
@@ -149,6 +149,7 @@ mod tests {
             identity: ThreadIdentity::FsOffset(0x2d0),
             shadow_stack: false,
             ticks: Scale::ONE,
+            wall: WallClock::Tsc,
             cpu: CpuClock::None,
             vectors: None,
             loader: None,

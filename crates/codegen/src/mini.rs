@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet, Stmt, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet, Stmt, ThreadIdentity, WallClock};
 
 use crate::arena::Arena;
 use crate::block::{Back, Block, EmitError, LINK, LINK_NOP};
@@ -207,6 +207,7 @@ impl Parts {
     pub fn cost(&self, env: &Environment, code: &Compiled, block: &Block) -> Cost {
         let calls = |routine: Routine| match (routine, env.cpu) {
             (Routine::CpuTime, CpuClock::SystemCall) => 1,
+            (Routine::Time, _) if env.wall == WallClock::SystemCall => 1,
             (Routine::Read, _) => reading::SYSTEM_CALLS,
             (Routine::Usage, _) => 1,
             _ => 0,
@@ -215,9 +216,10 @@ impl Parts {
         let system_calls = exits.iter().map(|routine| calls(*routine)).sum();
         let of = |which| exits.iter().filter(move |routine| **routine == which);
         let read: Cost = of(Routine::Event).map(|_| event::COST).sum();
-        let called = of(Routine::Call);
+        let asks = if let WallClock::Vdso(_) = env.wall { of(Routine::Time).count() as u32 } else { 0 };
+        let called = of(Routine::Call).chain(of(Routine::Time));
         let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routine::assemble(env, *r).ok()?))).sum();
-        let routines = Cost { system_calls, ..called } + read;
+        let routines = Cost { system_calls, vdso: asks, ..called } + read;
         // what is written around the snippet's own code, and that
         let (own_bytes, own) =
             code.usual().map_or((0, Cost::default()), |usual| (usual.bytes.len() as u64, usual.whole_cost()));

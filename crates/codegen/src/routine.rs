@@ -24,6 +24,8 @@ pub(crate) enum Routine {
     Find,
     /// Reads the thread's processor time by a system call; answers in the shard (`CPU_LAST`), and keeps rcx.
     CpuTime,
+    /// Reads the time where the time stamp counter is none, see `wall`; answers in rdx, and keeps rcx.
+    Time,
     /// Calls a function of the program, see `calling`; answers in rcx.
     Call,
     /// Reads memory of the program by a system call: so many bytes as rdx says, from the address in rcx. Answers them in rcx, the others 0;
@@ -39,7 +41,7 @@ pub(crate) enum Routine {
 }
 
 impl Routine {
-    pub const ALL: [Routine; 8] = [
+    pub const ALL: [Routine; 9] = [
         Routine::Settle,
         Routine::Find,
         Routine::CpuTime,
@@ -48,6 +50,7 @@ impl Routine {
         Routine::Await,
         Routine::Usage,
         Routine::Event,
+        Routine::Time,
     ];
 }
 
@@ -74,6 +77,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Read => w.read()?,
             Routine::Usage => w.usage()?,
             Routine::Event => w.event()?,
+            Routine::Time => w.time()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };
@@ -186,7 +190,7 @@ impl Writer<'_> {
         }
         self.a.btr(r9d, record::RESTORE_WALL.trailing_zeros())?;
         self.a.jae(plain)?;
-        self.clock()?;
+        self.wall_clock()?;
         if has_cpu {
             self.a.jmp(timer)?;
             self.a.set_label(&mut cpu)?;
@@ -214,15 +218,6 @@ impl Writer<'_> {
         self.a.set_label(&mut counted)?;
         self.a.sub(self.top(), record::SIZE as i32)?;
         Ok(self.a.mov(rcx, self.top())?)
-    }
-
-    /// The clock in rax; rdx, the call's stack pointer, stays.
-    fn clock(&mut self) -> Result<(), Assembly> {
-        self.a.push(rdx)?;
-        self.a.rdtsc()?;
-        self.a.shl(rdx, 32)?;
-        self.a.or(rax, rdx)?;
-        Ok(self.a.pop(rdx)?)
     }
 
     /// Addresses of an arena stay in registers, hence rbx, which no system call changes, for the way back.

@@ -100,9 +100,7 @@ impl Generator<'_> {
             Change::Mark(state) => {
                 // the clock is not read before what this thread has seen of others
                 self.a.lfence()?;
-                self.a.rdtsc()?;
-                self.a.shl(rdx, 32)?;
-                self.a.or(rax, rdx)?;
+                self.wall_clock()?;
                 self.a.and(rax, TIME_MASK as i32)?;
                 self.a.or(rax, state.bits() as i32)?;
                 Ok(self.a.mov(value, rax)?)

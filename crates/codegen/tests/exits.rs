@@ -9,8 +9,8 @@ use ingraft_codegen::{
 use ingraft_model::histogram;
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
-    Bias, BinaryOp, Clock, CpuClock, Expr, Fold, PatchPlan, PointKind, Record, Restore, Shape, Site, Snippet, Stmt,
-    Svma, ThreadIdentity, TimeUnit, VariableId,
+    Avma, Bias, BinaryOp, Clock, CpuClock, Expr, Fold, PatchPlan, PointKind, Record, Restore, Shape, Site, Snippet,
+    Stmt, Svma, ThreadIdentity, TimeUnit, VariableId, WallClock,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -243,14 +243,23 @@ fn record(activations: u32) -> Record {
     Record { activations: v(activations), time: None, args: vec![], restore: None }
 }
 
+/// The ways in which the time is read.
+const WALLS: [WallClock; 3] = [WallClock::Tsc, WallClock::SystemCall, WallClock::Vdso(Avma(image::TELL_TIME))];
+
 #[test]
 fn a_histogram_of_times_is_exact() {
+    for wall in WALLS {
+        times_are_exact(&Environment { wall, ..environment(GLIBC) });
+    }
+}
+
+fn times_are_exact(env: &Environment) {
     let nest = nest();
     // places: activations of middle, of inner; a counter; the histogram
     let timed = |n| Record { time: Some(Clock::Wall), ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
     let close = |n| snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Expr::Elapsed(TimeUnit::Ticks))])]);
-    let out = nest.run(GLIBC, [&open(0), &close(0)], [&open(1), &close(1)], &[0; 50]);
+    let out = nest.run_in(env, [&open(0), &close(0)], [&open(1), &close(1)], vec![nest.call(0); 50]);
     let own = &out.shards[2];
     let histogram = &own[20..];
     assert_eq!(histogram[3..].iter().sum::<i64>(), 100);
@@ -430,13 +439,13 @@ fn the_last_mark_of_an_object_tells_its_state() {
 fn calls_that_are_left_otherwise_are_found_and_undone() {
     let nest = nest();
     // middle runs a timer, inner a flag; 2 of 5 calls go past both exits
-    for clock in [Clock::Wall, Clock::Cpu] {
-        left_otherwise(&nest, clock);
+    for (clock, wall) in [Clock::Wall, Clock::Cpu].into_iter().flat_map(|clock| WALLS.map(|wall| (clock, wall))) {
+        left_otherwise(&nest, clock, wall);
     }
 }
 
-fn left_otherwise(nest: &Nest, clock: Clock) {
-    let env = Environment { cpu: CpuClock::Rseq { slot: image::SLOT, signature: 0 }, ..environment(GLIBC) };
+fn left_otherwise(nest: &Nest, clock: Clock, wall: WallClock) {
+    let env = Environment { wall, cpu: CpuClock::Rseq { slot: image::SLOT, signature: 0 }, ..environment(GLIBC) };
     let run = |middle, inner, rbx: &[u64]| {
         nest.run_in(&env, middle, inner, rbx.iter().flat_map(|rbx| [Step::Slot(0), nest.call(*rbx)]).collect())
     };

@@ -97,6 +97,7 @@ fn pair_values<'a>(values: impl Iterator<Item = (usize, &'a Value)>) -> Vec<v1::
             activations: activations(value.activations),
             taken_out: value.taken_out.map(taken_out),
             counted: value.counted.map(|Counted { enabled_ns, running_ns }| v1::Counted { enabled_ns, running_ns }),
+            slept_ns: value.slept_ns,
         })
         .collect()
 }

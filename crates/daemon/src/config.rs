@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use ingraft_engine::MAX_OVERHEAD;
+use ingraft_engine::{ClockChoice, MAX_OVERHEAD, UnknownClock};
 use serde::Deserialize;
 
 use crate::auth::{Token, TokenError};
@@ -58,6 +58,9 @@ pub struct Flags {
     /// What a measurement that names no limit may cost, in percent of one processor [default: 5]
     #[arg(long, value_name = "PERCENT", env = "INGRAFTD_MAX_OVERHEAD")]
     pub max_overhead: Option<f64>,
+    /// The clock of timers: tsc (the time stamp counter), vdso (the kernel's, by clock_gettime), or auto: tsc where the kernel trusts it [default: auto]
+    #[arg(long, value_name = "CLOCK", env = "INGRAFTD_CLOCK")]
+    pub clock: Option<String>,
     /// Check the configuration, say what is wrong, and end
     #[arg(long)]
     pub check_config: bool,
@@ -78,6 +81,7 @@ struct Document {
     client_ca: Option<PathBuf>,
     log: Option<String>,
     max_overhead: Option<f64>,
+    clock: Option<String>,
 }
 
 /// Everything that the daemon is told, checked.
@@ -99,6 +103,8 @@ pub struct Settings {
     pub log: String,
     /// What a measurement that names no limit may cost, in percent of one processor.
     pub max_overhead: f64,
+    /// The clock of timers.
+    pub clock: ClockChoice,
 }
 
 /// The files that TLS needs.
@@ -143,6 +149,9 @@ pub enum ConfigError {
     /// A limit that nothing could keep, or no number.
     #[error("max-overhead: {0} is no number of percent above 0")]
     MaxOverhead(f64),
+    /// A word that names no clock.
+    #[error("clock: {0}")]
+    Clock(#[from] UnknownClock),
     /// An http address without a token.
     #[error("{0} needs a token: name a file that holds one with token-file")]
     NoToken(Address),
@@ -187,6 +196,7 @@ impl Settings {
             tls,
             log: flags.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.to_owned()),
             max_overhead: flags.max_overhead.or(file.max_overhead).map_or(Ok(MAX_OVERHEAD), percent)?,
+            clock: flags.clock.or(file.clock).map_or(Ok(ClockChoice::Auto), |word| word.parse())?,
         };
         for address in &settings.listen {
             match address {
@@ -206,6 +216,7 @@ impl Settings {
             ("socket-mode", self.socket_mode != new.socket_mode),
             ("socket-group", self.socket_group != new.socket_group),
             ("max-overhead", self.max_overhead != new.max_overhead),
+            ("clock", self.clock != new.clock),
             ("tls-cert, tls-key, client-ca", self.tls != new.tls),
         ];
         changed.iter().filter(|(_, changed)| *changed).map(|(word, _)| *word).collect()
@@ -289,6 +300,7 @@ mod tests {
             (&["--listen=https://h:1", "--tls-cert=c"], "", "https://h:1 needs client certificates"),
             (&["--socket-mode=9"], "", "socket-mode: `9` is no octal mode"),
             (&["--socket-mode=7777"], "", "socket-mode: `7777` is no octal mode"),
+            (&[], "clock = 'hpet'", "clock: `hpet` is no clock"),
             (&["--token-file=/no/such"], "", "cannot read the token file /no/such"),
         ] {
             let error = resolve(flags, file).unwrap_err();

@@ -20,4 +20,4 @@ pub mod rpc;
 pub mod run;
 
 pub use embedded::{Embedded, embedded};
-pub use ingraft_engine::{Config, Engine, Error, MAX_OVERHEAD};
+pub use ingraft_engine::{ClockChoice, Config, Engine, Error, MAX_OVERHEAD};

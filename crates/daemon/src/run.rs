@@ -132,6 +132,7 @@ async fn engine(settings: &Settings) -> Result<Engine, StartError> {
         state_dir: settings.state_dir.clone(),
         program: Host::Daemon.program().to_owned(),
         max_overhead: settings.max_overhead,
+        clock: settings.clock,
     };
     let started = tokio::task::spawn_blocking(move || {
         let engine = Engine::start(config)?;

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ingraft_daemon::{Config, Engine, MAX_OVERHEAD};
+use ingraft_daemon::{ClockChoice, Config, Engine, MAX_OVERHEAD};
 use ingraft_engine::{Caller, EnableRequest, ErrorKind, MeasurementId, MetricFocus, TargetSpec};
 use ingraft_model::{Focus, How, Pid, PointKind};
 use ingraft_testing::server::Redis;
@@ -98,6 +98,7 @@ fn five_hundred_come_and_go() {
         state_dir: dir.path().to_owned(),
         program: "ingraft".into(),
         max_overhead: MAX_OVERHEAD,
+        clock: ClockChoice::Auto,
     })
     .unwrap();
     let churn = Churn { engine, pid: Pid(redis.pid()) };

@@ -1,6 +1,6 @@
 //! The engine inside the command line, reached through the same services.
 
-use ingraft_daemon::{Config, Engine, MAX_OVERHEAD, embedded};
+use ingraft_daemon::{ClockChoice, Config, Engine, MAX_OVERHEAD, embedded};
 use ingraft_wire::v1;
 use ingraft_wire::v1::daemon_client::DaemonClient;
 use ingraft_wire::v1::instrumentation_client::InstrumentationClient;
@@ -12,6 +12,7 @@ async fn it_answers_like_the_daemon_and_ends() {
         state_dir: dir.path().to_owned(),
         program: "ingraft".into(),
         max_overhead: MAX_OVERHEAD,
+        clock: ClockChoice::Auto,
     })
     .unwrap();
     let embedded = embedded(engine).await.unwrap();

@@ -27,7 +27,12 @@ async fn served() -> Served {
     let dir = tempfile::tempdir().unwrap();
     let state_dir = dir.path().to_owned();
     let start = move || {
-        Engine::start(Config { state_dir, program: "ingraft".into(), max_overhead: ingraft_daemon::MAX_OVERHEAD })
+        Engine::start(Config {
+            state_dir,
+            program: "ingraft".into(),
+            max_overhead: ingraft_daemon::MAX_OVERHEAD,
+            clock: ingraft_daemon::ClockChoice::Auto,
+        })
     };
     let engine = tokio::task::spawn_blocking(start).await.unwrap().unwrap();
     let embedded = embedded(engine).await.unwrap();

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ingraft_model::{
     Activations, Distribution, Focus, Fold, How, MetricInfo, ObjectState, Pid, PointKind, Refusal, Svma, Table, Tid,
 };
+pub use ingraft_process::{ClockChoice, UnknownClock};
 
 /// How an engine is set up.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct Config {
     pub program: String,
     /// What a measurement may cost that names no limit of its own, in percent of one processor.
     pub max_overhead: f64,
+    /// Which clock timers have.
+    pub clock: ClockChoice,
 }
 
 /// What a measurement may cost when nobody says anything else, in percent of one processor.
@@ -240,6 +243,8 @@ pub struct Value {
     pub taken_out: Option<TakenOut>,
     /// The event was counted in a part of the time only.
     pub counted: Option<Counted>,
+    /// How long the machine has slept while the value was measured by the time stamp counter, which may have counted that time or begun anew.
+    pub slept_ns: u64,
 }
 
 /// Values by key.

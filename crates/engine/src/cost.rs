@@ -18,6 +18,8 @@ pub struct Prices {
     pub cycle_ns: f64,
     /// A reading of the time stamp counter.
     pub clock_ns: f64,
+    /// A question to the vDSO for the time.
+    pub vdso_ns: f64,
     /// An uncontended operation with a `lock` prefix.
     pub locked_ns: f64,
     /// A system call that reads the thread's processor time.
@@ -29,8 +31,6 @@ const ROUNDS: u32 = 40;
 const STEPS: u32 = 2_000;
 /// Cycles of a step of the chain below: a multiplication takes three on all processors since 2008, an `or` one.
 const CHAIN: f64 = 4.0;
-/// Where the counter is no clock, nobody has read it here; processors take so many cycles for it.
-const CLOCK_CYCLES: f64 = 30.0;
 
 impl Prices {
     /// The prices of this machine; the first call measures them, which takes a few milliseconds.
@@ -54,26 +54,27 @@ impl Prices {
                 black_box(&word).fetch_add(1, Ordering::Relaxed);
             }
         });
-        let clock_ns = match TickClock::start() {
-            Ok(clock) => quickest(|| {
+        let reading_ns = |clock: TickClock| {
+            quickest(|| {
                 for _ in 0..STEPS {
                     black_box(clock.ticks());
                 }
-            }),
-            Err(_) => CLOCK_CYCLES * cycle_ns,
+            })
         };
+        let (clock_ns, vdso_ns) = (reading_ns(TickClock::counter()), reading_ns(TickClock::monotonic(None)));
         let system_call_ns = quickest(|| {
             for _ in 0..STEPS / 100 {
                 black_box(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime));
             }
         }) * 100.0;
-        Prices { cycle_ns, clock_ns, locked_ns, system_call_ns }
+        Prices { cycle_ns, clock_ns, vdso_ns, locked_ns, system_call_ns }
     }
 
     /// What a worst case takes, in nanoseconds.
     pub fn ns(&self, cost: Cost) -> f64 {
         f64::from(cost.busy()) / f64::from(SLOTS_PER_CYCLE) * self.cycle_ns
             + f64::from(cost.clocks) * self.clock_ns
+            + f64::from(cost.vdso) * self.vdso_ns
             + f64::from(cost.locked) * self.locked_ns
             + f64::from(cost.system_calls) * self.system_call_ns
     }
@@ -162,6 +163,7 @@ mod tests {
         let prices = Prices::here();
         assert!((0.1..5.0).contains(&prices.cycle_ns), "{prices:?}");
         assert!((1.0..500.0).contains(&prices.clock_ns), "{prices:?}");
+        assert!((1.0..5000.0).contains(&prices.vdso_ns), "{prices:?}");
         assert!((0.5..500.0).contains(&prices.locked_ns), "{prices:?}");
         let cost = Cost { slots: 8, clocks: 2, ..Cost::default() };
         assert!((prices.ns(cost) - 2.0 * prices.cycle_ns - 2.0 * prices.clock_ns).abs() < 1e-9);

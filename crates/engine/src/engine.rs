@@ -65,7 +65,8 @@ impl Engine {
         let sources: Vec<_> =
             ingraft_mdl::shipped::FILES.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
         let (library, _) = load_all(&sources);
-        let context = Context { state, images, program: config.program, max_overhead: config.max_overhead };
+        let Config { program, max_overhead, clock, .. } = config;
+        let context = Context { state, images, program, max_overhead, clock };
         Ok(Engine {
             inner: Arc::new(Inner {
                 context,
@@ -236,7 +237,7 @@ impl Engine {
             }
             None => None,
         };
-        lower::lower(&library, request, target.as_ref(), &self.inner.context.images)
+        lower::lower(&library, request, target.as_ref(), &self.inner.context.images, self.inner.context.clock)
     }
 
     /// Checks MDL sources (name, text) without keeping them.

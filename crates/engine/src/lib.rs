@@ -29,6 +29,7 @@ mod state_dir;
 mod symbols;
 mod values;
 mod variables;
+mod wall;
 mod weaving;
 
 pub use api::*;

@@ -10,9 +10,9 @@ use ingraft_mdl::{
 };
 use ingraft_model::{
     Avma, Bias, Called, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet,
-    Stmt, ThreadIdentity,
+    Stmt, ThreadIdentity, WallClock,
 };
-use ingraft_process::{Target, vector_state};
+use ingraft_process::{ClockChoice, Target, TickClock, vector_state};
 
 use crate::api::{EnableRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, TargetSpec};
 use crate::cost::{Meters, Prices};
@@ -33,7 +33,7 @@ const SOMEWHERE: Avma = Avma(0x7f00_0000_0000);
 const VARIABLE: Avma = Avma(0x5555_5555_8000);
 
 /// What the code of a target looks like where the C library is glibc.
-fn environment() -> Environment {
+fn environment(wall: WallClock) -> Environment {
     let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
     // as glibc registers its areas
     let cpu = CpuClock::Rseq { slot: -0x98, signature: 0x5305_3053 };
@@ -43,6 +43,7 @@ fn environment() -> Environment {
         data,
         identity: ThreadIdentity::FsOffset(0x2d0),
         shadow_stack: false,
+        wall,
         ticks: Scale::ONE,
         cpu,
         vectors: vector_state(),
@@ -120,10 +121,15 @@ fn counters(variables: &[Variable]) -> Vec<u32> {
     variables.iter().scan(0, first).collect()
 }
 
+/// How code reads a clock where nothing is known of the target; without one there are no times.
+pub fn wall_of(clock: Option<&TickClock>) -> WallClock {
+    if clock.is_none_or(TickClock::is_counter) { WallClock::Tsc } else { WallClock::Vdso(SOMEWHERE) }
+}
+
 /// The worst case of a snippet at a point as compilers make many, with all that is needed to get there.
-pub fn worst_case(insertion: &Insertion, variables: &[Variable]) -> Option<Cost> {
+pub fn worst_case(insertion: &Insertion, variables: &[Variable], wall: WallClock) -> Option<Cost> {
     let site = generic_site(insertion.point, insertion.after);
-    let lowered = woven(&insertion.snippet, &site, Bias(0), variables)?.ok()?;
+    let lowered = woven(&insertion.snippet, &site, Bias(0), variables, wall)?.ok()?;
     Some(lowered.minis.into_iter().chain([lowered.base]).sum())
 }
 
@@ -132,6 +138,7 @@ fn woven(
     site: &Site,
     bias: Bias,
     variables: &[Variable],
+    wall: WallClock,
 ) -> Option<Result<ingraft_codegen::Lowered, Refusal>> {
     let settle = Snippet { stmts: vec![Stmt::Settle] };
     let counters = counters(variables);
@@ -145,7 +152,7 @@ fn woven(
     // as a session weaves it: records that were left are looked for where one is opened
     let opens = snippet.stmts.iter().any(|s| matches!(s, Stmt::Open(..)));
     let minis = if opens { vec![first, own] } else { vec![own] };
-    ingraft_codegen::lower(&environment(), site, bias, &minis).ok()
+    ingraft_codegen::lower(&environment(wall), site, bias, &minis).ok()
 }
 
 /// Lowers metrics.
@@ -154,7 +161,9 @@ pub fn lower(
     request: &LowerRequest,
     target: Option<&Target>,
     images: &ImageStore,
+    clock: ClockChoice,
 ) -> Result<Vec<LoweredMetric>, Error> {
+    let wall = wall_of(TickClock::start(clock).as_ref().ok());
     let names: Vec<String> = if request.metrics.is_empty() {
         let all = library.metrics();
         all.iter().filter(|m| !m.developer).map(|m| m.name.clone()).collect()
@@ -190,7 +199,8 @@ pub fn lower(
             Some(modules) => modules,
             None => &Generic::new(),
         };
-        out.push(lower_one(library, name, focus, program, target.zip(modules.as_ref()), request.code));
+        let place = target.zip(modules.as_ref());
+        out.push(lower_one(library, name, focus, program, place, wall, request.code));
     }
     Ok(out)
 }
@@ -222,6 +232,7 @@ fn lower_one(
     focus: Focus,
     program: &dyn Program,
     place: Option<(&Target, &Modules)>,
+    wall: WallClock,
     code: bool,
 ) -> LoweredMetric {
     let mut instrumentation = match evaluate(library, &metric, &focus, program) {
@@ -245,7 +256,7 @@ fn lower_one(
             continue;
         }
         known.insert(key, pieces.len());
-        pieces.push(piece(insertion, &instrumentation.variables, program, place, code));
+        pieces.push(piece(insertion, &instrumentation.variables, program, place, wall, code));
     }
     let problem = pieces.is_empty().then(|| "nothing is woven at this focus".to_owned());
     LoweredMetric { metric, focus, pieces, problem }
@@ -256,6 +267,7 @@ fn piece(
     variables: &[Variable],
     program: &dyn Program,
     place: Option<(&Target, &Modules)>,
+    wall: WallClock,
     code: bool,
 ) -> LoweredPiece {
     let mut piece = LoweredPiece {
@@ -289,7 +301,7 @@ fn piece(
         }
         false => (site, bias),
     });
-    match site.map(|(site, bias)| woven(&insertion.snippet, &site, bias, variables)) {
+    match site.map(|(site, bias)| woven(&insertion.snippet, &site, bias, variables, wall)) {
         Ok(Some(Ok(lowered))) => {
             let total: Cost = lowered.minis.iter().copied().chain([lowered.base]).sum();
             let prices = Prices::here();

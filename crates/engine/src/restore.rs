@@ -74,6 +74,7 @@ pub fn restore(
             reset_gs: area,
             clear_slots: area,
             calls: area,
+            readings: area,
             check_quiet: sorted(arenas),
             ..ApplyOptions::default()
         };

@@ -168,15 +168,15 @@ pub struct Slots {
 pub struct Ruler<'a> {
     /// From the recorded unit to the metric's.
     pub scale: Scale,
-    /// The wall clock of the timers now.
-    pub now: u64,
+    /// The wall clock of the timers now, read neither before what stands in front of it nor after what stands behind.
+    pub now: &'a dyn Fn() -> u64,
     /// The processor time of a thread in ticks, not later than now; 0 if it is not known.
     pub cpu: &'a dyn Fn(Tid) -> u64,
 }
 
 impl Ruler<'_> {
     /// For values that no clock has measured.
-    pub const PLAIN: Ruler<'static> = Ruler { scale: Scale::ONE, now: 0, cpu: &|_| 0 };
+    pub const PLAIN: Ruler<'static> = Ruler { scale: Scale::ONE, now: &|| 0, cpu: &|_| 0 };
 }
 
 /// What one thread, or several together, recorded.
@@ -200,9 +200,8 @@ impl Raw {
         match slots.shape {
             Shape::Counter => raw.value = at(0),
             Shape::Timer(clock) => {
-                let sum = at(1);
-                let now = || if clock == Clock::Cpu { cpu() } else { ruler.now };
-                let ticks = if sum < 0 { sum.wrapping_add_unsigned(now()).max(0) } else { sum };
+                let now = || if clock == Clock::Cpu { cpu() } else { (ruler.now)() };
+                let ticks = running(|| at(1), now);
                 raw.value = i64::try_from(ruler.scale.apply(ticks.cast_unsigned())).unwrap_or(i64::MAX);
             }
             // Without a value there is no smallest one, and its pages are left alone: to look at them would make them.
@@ -271,6 +270,27 @@ impl Raw {
         self.value == 0 && no_keys && self.activations == Activations::default()
     }
 }
+
+/// What a timer has whose sum of stops is negative while it runs, at a moment: a clock that was read before its last start, or after a stop, would
+/// tell a value that is taken back later.
+fn running(sum: impl Fn() -> i64, now: impl Fn() -> u64) -> i64 {
+    let mut before = sum();
+    for _ in 0..RETRIES {
+        if before >= 0 {
+            return before;
+        }
+        let (time, after) = (now(), sum());
+        if after == before {
+            return after.wrapping_add_unsigned(time).max(0);
+        }
+        before = after;
+    }
+    // it starts and stops all the time: what it has at least
+    before.wrapping_add_unsigned(now()).max(0)
+}
+
+/// How often a timer that changes is read again.
+const RETRIES: u32 = 100;
 
 /// All threads that counted, to read many counters from.
 pub struct Columns<'a> {
@@ -423,7 +443,7 @@ mod tests {
         assert_eq!(Columns::new(&shards, &ended, &tid).sum(1), 0);
     }
 
-    const RULER: Ruler<'static> = Ruler { scale: Scale { mult: 1, shift: 1 }, now: 1000, cpu: &|_| 900 };
+    const RULER: Ruler<'static> = Ruler { scale: Scale { mult: 1, shift: 1 }, now: &|| 1000, cpu: &|_| 900 };
 
     /// Puts the slots of a variable into a shard.
     fn put(shards: &Fake, shard: u32, first: u32, values: &[i64]) {
@@ -448,6 +468,21 @@ mod tests {
         ended.bury(&shards, &shapes, 2, Some(Tid(70)), 8);
         ended.bury(&shards, &shapes, 3, Some(Tid(70)), 8);
         assert_eq!(read(&ended), [150]);
+    }
+
+    #[test]
+    fn a_timer_that_stops_and_starts_while_it_is_read_is_read_again() {
+        use std::cell::Cell;
+        // started at 400 after 100, stopped at 650, started at 900; the clock is at 1000
+        let script = [-300, 350, -550, -550];
+        for (first, expected) in [(0, 350), (1, 350), (2, 450)] {
+            let at = Cell::new(first);
+            let sum = || script[at.replace((at.get() + 1).min(3))];
+            assert_eq!(running(sum, || 1000), expected);
+        }
+        // changed at every look, it is what the last look says, and never less than nothing
+        let changes = Cell::new(-1000);
+        assert_eq!(running(|| changes.replace(changes.get() - 1), || 500), 0);
     }
 
     #[test]

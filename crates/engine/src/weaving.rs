@@ -11,7 +11,7 @@ use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
     Avma, AvmaRange, CpuClock, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Svma, TextWrite, ThreadIdentity,
-    VariableId,
+    VariableId, WallClock,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -135,6 +135,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
         identity: ThreadIdentity::FsOffset(0x2d0),
         shadow_stack: false,
         ticks: Scale::ONE,
+        wall: WallClock::Tsc,
         cpu: CpuClock::None,
         vectors: None,
         loader: None,
@@ -571,6 +572,11 @@ impl Woven {
     /// The shared routines of all arenas: a thread in one may be about to read what a change writes.
     pub fn routines(&self) -> Vec<AvmaRange> {
         self.arenas.iter().flat_map(Arena::shared).collect()
+    }
+
+    /// Those that no thread waits in: who comes by leaves them soon.
+    pub fn routines_of_passers(&self) -> Vec<AvmaRange> {
+        self.arenas.iter().flat_map(Arena::shared_by_passers).collect()
     }
 
     /// Notes code that a removal left behind.

@@ -387,6 +387,10 @@ mod tests {
     #[test]
     fn a_scale_never_overflows() {
         assert_eq!(Scale { mult: u32::MAX, shift: 0 }.apply(u64::MAX), u64::MAX);
+        // a hundred days of a counter of 5 GHz, whose ticks are 0.2 ns: far beyond 64 bits on the way
+        let days = 100 * 86_400 * 1_000_000_000u64;
+        let scale = Scale { mult: 429_496_730, shift: 31 };
+        assert!(scale.apply(5 * days).abs_diff(days) < days / 1_000_000_000);
         assert_eq!(Scale { mult: 1, shift: 200 }.apply(u64::MAX), 0);
         // 3 GHz.
         assert_eq!(Scale { mult: 5_592_405, shift: 24 }.apply(3_000_000_000), 999_999_940);

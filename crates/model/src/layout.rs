@@ -21,7 +21,7 @@ use crate::addr::{Avma, AvmaRange};
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
 /// Version of everything that this module describes.
-pub const LAYOUT_VERSION: u32 = 5;
+pub const LAYOUT_VERSION: u32 = 6;
 
 /// Offsets in the header (shard 0). All integers little-endian.
 pub mod header {
@@ -102,6 +102,9 @@ pub mod header {
     pub const READS_FAILED: u32 = LISTENING + 20;
     /// How many readings of events of the processor were none, u32, atomic: the thread has no counter, or it did not count then.
     pub const EVENTS_UNREAD: u32 = LISTENING + 24;
+    /// How generated code reads the time, u64: 0 the time stamp counter, 1 a system call, otherwise the address of a function
+    /// ([`super::WallClock`]).
+    pub const WALL_CLOCK: u32 = LISTENING + 32;
 }
 
 /// Most events of the processor that threads read themselves in one target, a power of two.
@@ -242,6 +245,12 @@ impl DataArea {
         (self.base.0 as u32).wrapping_add(offset)
     }
 
+    /// Offset in a shard of the number of readings of the clock by [`WallClock::Vdso`] that its thread is in, u64: as long as it is not 0, a
+    /// return address into an arena is on that thread's stack. It is in the first record, which is no call's.
+    pub fn readings_open(&self) -> u32 {
+        self.records() + record::SIZE - 8
+    }
+
     /// Displacement of counter `index`.
     pub fn counter(&self, index: u32) -> u32 {
         self.displacement(COUNTERS + 8 * index)
@@ -265,6 +274,38 @@ impl DataArea {
     /// Offset of the journal's copy from the base.
     pub fn journal_offset(&self) -> u64 {
         self.stride * u64::from(self.shards)
+    }
+}
+
+/// How generated code reads the time, of which all timers in a target are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WallClock {
+    /// The time stamp counter.
+    Tsc,
+    /// CLOCK_MONOTONIC in nanoseconds, by the function of the vDSO at this address (`__vdso_clock_gettime`), of which is proven that it touches
+    /// general purpose registers only.
+    Vdso(Avma),
+    /// The same by a system call.
+    SystemCall,
+}
+
+impl WallClock {
+    /// From [`header::WALL_CLOCK`].
+    pub fn of_word(word: u64) -> Self {
+        match word {
+            0 => WallClock::Tsc,
+            1 => WallClock::SystemCall,
+            function => WallClock::Vdso(Avma(function)),
+        }
+    }
+
+    /// For [`header::WALL_CLOCK`].
+    pub fn word(self) -> u64 {
+        match self {
+            WallClock::Tsc => 0,
+            WallClock::SystemCall => 1,
+            WallClock::Vdso(function) => function.0,
+        }
     }
 }
 

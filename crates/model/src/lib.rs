@@ -23,7 +23,7 @@ pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
 pub use call::{Call, Called, VectorState};
 pub use histogram::{Bucket, Distribution, Scale};
 pub use history::{Bin, Course, History};
-pub use layout::{CpuClock, DataArea, ThreadIdentity};
+pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use object::{ObjectKind, ObjectState};
 pub use patch::{PatchPlan, PcMove, TextWrite};

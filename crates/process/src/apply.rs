@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ingraft_model::layout::header;
-use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid};
+use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid, WallClock};
 
 use crate::error::{ApplyError, Error};
 use crate::frame;
@@ -36,6 +36,8 @@ pub struct Options {
     pub check_quiet: Vec<AvmaRange>,
     /// The area whose calls of functions of the target (`model::layout`) must be over for [`Applied::quiet`].
     pub calls: Option<DataArea>,
+    /// The area of whose readings of the clock (`DataArea::readings_open`) threads must be out, as if they stood in code to be stepped out of.
+    pub readings: Option<DataArea>,
     /// Sets the gs base of every thread that has one of this area's back to 0, and a thread pointer that is lent if all is quiet.
     pub reset_gs: Option<DataArea>,
     /// Clears the pointers to this area's descriptor in the rseq areas of threads, and where those of ended threads were.
@@ -48,6 +50,7 @@ impl Default for Options {
             patience: Duration::from_secs(15),
             check_quiet: Vec::new(),
             calls: None,
+            readings: None,
             reset_gs: None,
             clear_slots: None,
         }
@@ -190,10 +193,14 @@ impl Target {
         }
         self.read_and_compare(plan, runs)?;
         let deadline = Instant::now() + (NUDGE_TIME * attempt).min(NUDGE_TIME_MAX);
-        let (moves, quiet, stacks, saved) = loop {
+        let (moves, quiet, stacks, unknown) = loop {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
             match self.look(tracer, plan, options, returns, picky, &mut maps)? {
-                Look::Ready { moves, quiet, stacks, saved } => break (moves, quiet, stacks, saved),
+                Look::Ready { moves, quiet, stacks, saved, reading } => {
+                    let knows = |s: &SavedPc| visitor.as_deref().is_none_or(|v| v.knows(s.pc));
+                    let unknown = saved.iter().filter(|s| !knows(s)).map(|s| s.thread).chain(reading);
+                    break (moves, quiet, stacks, unknown.collect::<HashSet<usize>>());
+                }
                 Look::Inside(thread, at) => {
                     let tid = tracer.threads[thread].tid;
                     if !matches!(tracer.threads[thread].state, State::Stopped(libc::SIGTRAP))
@@ -208,11 +215,8 @@ impl Target {
             }
         };
 
-        let known = |knows: &dyn Fn(Avma) -> bool| {
-            let unknown: HashSet<usize> = saved.iter().filter(|s| !knows(s.pc)).map(|s| s.thread).collect();
-            held_threads(tracer, &|thread, pc| knows(pc) && !unknown.contains(&thread))
-        };
-        let threads_before = visitor.as_deref().map(|v| known(&|pc| v.knows(pc)));
+        let known = |v: &dyn Visitor| held_threads(tracer, &|thread, pc| v.knows(pc) && !unknown.contains(&thread));
+        let threads_before = visitor.as_deref().map(known);
         let original: Vec<Option<Regs>> = tracer.threads.iter().map(|t| t.regs).collect();
         self.move_pcs(tracer, moves.iter().filter(|m| m.first))?;
         if let Err(e) = self.write_runs(tracer, runs) {
@@ -297,14 +301,27 @@ impl Target {
     ) -> Result<Look, ApplyError> {
         let mut moves = Vec::new();
         let mut quiet = true;
+        let mut reading = Vec::new();
+        let asks_vdso = options.calls.or(options.readings).filter(|area| self.asks_vdso(area));
         let mut stack_pointers = Vec::with_capacity(tracer.threads.len());
         for i in 0..tracer.threads.len() {
             let tid = tracer.threads[i].tid;
             let (pc, sp, restarts) = match tracer.threads[i].state {
-                State::Asleep { pc, sp } => (pc, sp.0, true),
+                State::Asleep { pc, sp } => {
+                    // which shard it has is not known
+                    quiet &= asks_vdso.is_none();
+                    (pc, sp.0, true)
+                }
                 State::Stopped(_) => match tracer.regs(i)? {
                     Some(regs) => {
                         quiet &= !options.calls.is_some_and(|area| area.is_calling(regs.gs_base));
+                        if asks_vdso.is_some_and(|area| self.is_reading(&area, regs.gs_base)) {
+                            if options.readings.is_some() || visitor.is_some() {
+                                return Ok(Look::Inside(i, Avma(regs.rip)));
+                            }
+                            quiet = false;
+                            reading.push(i);
+                        }
                         (Avma(regs.rip), regs.rsp, frame::restarts(&regs) || ended_early(&regs))
                     }
                     None => continue,
@@ -347,7 +364,7 @@ impl Target {
             quiet &= !stacks.point_into(&options.check_quiet);
             quiet &= !options.calls.is_some_and(|area| self.has_open_calls(&area));
         }
-        Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs })
+        Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs, reading })
     }
 
     /// Whether a call of a function of the target is to return to an arena, on whatever stack that is. Of a fork child the count says nothing,
@@ -358,6 +375,21 @@ impl Target {
             self.read(Avma(at.into()), &mut word).map(|()| u32::from_le_bytes(word)).unwrap_or(1)
         };
         word(area.alive()) != 0 && word(area.displacement(header::CALLS_OPEN)) != 0
+    }
+
+    /// Whether generated code asks the vDSO for the time, so that the return address of such a question may be on a stack.
+    fn asks_vdso(&self, area: &DataArea) -> bool {
+        let word = self.read_u64(Avma(area.displacement(header::WALL_CLOCK).into()));
+        word.map_or(true, |word| matches!(WallClock::of_word(word), WallClock::Vdso(_)))
+    }
+
+    /// Whether the thread with this gs base is reading the clock, or in a signal handler that has come in between.
+    fn is_reading(&self, area: &DataArea, gs_base: u64) -> bool {
+        // in a function that it has called it has more than its shard
+        let shard = gs_base & !area.stride.wrapping_sub(1);
+        let is_ours = shard != 0 && shard / area.stride < u64::from(area.shards);
+        let word = || self.read_u64(Avma(u64::from(area.displacement(area.readings_open())) + shard));
+        is_ours && word().map_or(true, |open| open != 0)
     }
 
     /// What the plan says about a program counter. `restarts`: the kernel may go two bytes back, to a `syscall` instruction.
@@ -430,8 +462,8 @@ impl Target {
 }
 
 enum Look {
-    /// The program counters to move, whether all is quiet, and what was looked at.
-    Ready { moves: Vec<Move>, quiet: bool, stacks: Stacks, saved: Vec<SavedPc> },
+    /// The program counters to move, whether all is quiet, what was looked at, and the threads that are reading the clock.
+    Ready { moves: Vec<Move>, quiet: bool, stacks: Stacks, saved: Vec<SavedPc>, reading: Vec<usize> },
     /// This thread stands where nobody may.
     Inside(usize, Avma),
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ingraft_model::layout::{self, header, record};
-use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity, WallClock};
 use memmap2::MmapRaw;
 use rustix::fs::FlockOperation;
 use rustix::thread::futex;
@@ -264,6 +264,7 @@ impl SharedArea {
             self.write_u32(header::SIGNATURE.into(), signature)?;
             self.write_u32(header::CPU_SLOT.into(), slot.cast_unsigned())?;
         }
+        self.write_u64(header::WALL_CLOCK.into(), request.wall.word())?;
         self.write_u64(header::STRIDE.into(), self.layout.stride)?;
         self.write_u64(header::JOURNAL_OFFSET.into(), self.layout.journal_offset())?;
         self.set_holder(holder)?;
@@ -309,6 +310,11 @@ impl SharedArea {
             0 => CpuClock::SystemCall,
             slot => CpuClock::Rseq { slot, signature: self.read_u32(header::SIGNATURE.into())? },
         })
+    }
+
+    /// How generated code reads the time, as the header says.
+    pub fn wall_clock(&self) -> Result<WallClock, Error> {
+        self.read_u64(header::WALL_CLOCK.into()).map(WallClock::of_word)
     }
 
     /// How long a nanosecond of processor time is in ticks of 2^-32: what the header says, or `rate` from now on.
@@ -457,6 +463,10 @@ impl SharedArea {
         let words = [layout::TOP, layout::OWNER, layout::CPU_DESCRIPTOR, layout::CPU_OFFSET, layout::CPU_LAST];
         for word in words.into_iter().chain([layout::CPU_RENEWALS]) {
             self.write_u64(start + u64::from(word), 0)?;
+        }
+        if self.wall_clock()? != WallClock::Tsc {
+            // a thread that ended in a signal handler may have been asking
+            self.write_u64(start + u64::from(self.layout.readings_open()), 0)?;
         }
         for event in 0..layout::EVENTS_MAX {
             // where there are none, the page is left alone: to look at it would make it

@@ -1,23 +1,28 @@
-//! The time stamp counter as a clock: whether it may be one here, and how long a tick is.
+//! The clock of the timers: the time stamp counter where it may be one, and how long a tick is; otherwise the kernel's monotonic clock.
 
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
 use ingraft_model::Scale;
+use memmap2::MmapOptions;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::perf;
 use crate::sys;
 
 /// Below this the length of a tick is not known well enough: two readings of both clocks are some 50 ns apart.
 const BASE: Duration = Duration::from_millis(20);
 /// Binary digits of the scale: a tick may last two nanoseconds.
 const DIGITS: u32 = 31;
+/// No machine sleeps less; two readings of clocks may be nearly as far apart on a busy one.
+const SLEEP: Duration = Duration::from_millis(50);
 /// Readings of which the quickest counts.
 const TRIES: usize = 9;
-/// The clock sources that the kernel trusts; it takes `tsc` out when the counters of the processors disagree.
-const SOURCES: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
+/// What the kernel itself goes by: not `tsc` when the counters of the processors disagree, or when the host of a virtual machine may change their rate.
+const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
 /// Why ticks are no time here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,16 +30,55 @@ pub enum ClockProblem {
     /// The rate changes with the processor's frequency.
     #[error("the processor's time stamp counter has no constant rate")]
     NotInvariant,
-    /// The kernel has found the counters of different processors apart.
-    #[error("the kernel does not trust the time stamp counter (it is none of its clock sources)")]
+    /// The kernel goes by another clock.
+    #[error("the kernel does not trust the time stamp counter (it goes by another clock itself)")]
     NotTrusted,
 }
 
-/// The time stamp counter beside the kernel's monotonic clock.
+/// Which clock timers are to have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ClockChoice {
+    /// The time stamp counter where it is a clock, otherwise the kernel's.
+    #[default]
+    Auto,
+    /// The time stamp counter or none.
+    Tsc,
+    /// The kernel's, asked through the vDSO.
+    Vdso,
+}
+
+/// A word that names no clock.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no clock: auto, tsc or vdso")]
+pub struct UnknownClock(String);
+
+impl FromStr for ClockChoice {
+    type Err = UnknownClock;
+
+    fn from_str(text: &str) -> Result<Self, UnknownClock> {
+        match text {
+            "auto" => Ok(ClockChoice::Auto),
+            "tsc" => Ok(ClockChoice::Tsc),
+            "vdso" => Ok(ClockChoice::Vdso),
+            other => Err(UnknownClock(other.to_owned())),
+        }
+    }
+}
+
+/// A clock as this process reads it.
 #[derive(Debug)]
 pub struct TickClock {
-    begin: Reading,
-    scale: OnceLock<Scale>,
+    source: Source,
+    /// What the machine had slept then.
+    asleep: Duration,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// The time stamp counter beside the kernel's monotonic clock.
+    Counter { begin: Reading, scale: OnceLock<Scale> },
+    /// That clock itself, in nanoseconds; and why, if nobody has chosen it.
+    Monotonic(Option<ClockProblem>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,44 +88,106 @@ struct Reading {
 }
 
 impl TickClock {
-    /// Begins to compare, if ticks can be time on this machine.
-    pub fn start() -> Result<Self, ClockProblem> {
-        if !sys::has_invariant_ticks() {
-            return Err(ClockProblem::NotInvariant);
+    /// The clock that was chosen, if it is one on this machine.
+    pub fn start(choice: ClockChoice) -> Result<Self, ClockProblem> {
+        match (choice, counts_time()) {
+            (ClockChoice::Vdso, _) => Ok(TickClock::monotonic(None)),
+            (ClockChoice::Auto, Err(problem)) => Ok(TickClock::monotonic(Some(problem))),
+            (ClockChoice::Tsc, Err(problem)) => Err(problem),
+            (ClockChoice::Auto | ClockChoice::Tsc, Ok(())) => Ok(TickClock::counter()),
         }
-        // without that file nothing is known against it
-        let sources = std::fs::read_to_string(Path::new(SOURCES));
-        if sources.is_ok_and(|s| !s.split_whitespace().any(|s| s == "tsc")) {
-            return Err(ClockProblem::NotTrusted);
-        }
-        Ok(TickClock { begin: Reading::take(), scale: OnceLock::new() })
     }
 
-    /// The counter now, as a target reads it.
+    /// The time stamp counter, whether or not it is a clock here.
+    pub fn counter() -> Self {
+        TickClock { source: Source::Counter { begin: Reading::take(), scale: OnceLock::new() }, asleep: asleep() }
+    }
+
+    /// The kernel's monotonic clock; `why` not the other.
+    pub fn monotonic(why: Option<ClockProblem>) -> Self {
+        TickClock { source: Source::Monotonic(why), asleep: asleep() }
+    }
+
+    /// Whether its ticks are those of the time stamp counter.
+    pub fn is_counter(&self) -> bool {
+        matches!(self.source, Source::Counter { .. })
+    }
+
+    /// Why they are not, if nobody has chosen so.
+    pub fn problem(&self) -> Option<ClockProblem> {
+        match self.source {
+            Source::Counter { .. } => None,
+            Source::Monotonic(why) => why,
+        }
+    }
+
+    /// The time between what stands in front of it and what stands behind: memory that others write is not read out of turn.
+    pub fn now(&self) -> u64 {
+        sys::loads_end();
+        let now = self.ticks();
+        sys::loads_end();
+        now
+    }
+
+    /// The time now, as a target reads it.
     pub fn ticks(&self) -> u64 {
-        sys::ticks()
-    }
-
-    /// Ticks to nanoseconds, off by some millionths. Waits until both clocks have been compared for 20 ms. Always the same: a value that
-    /// is read again must not have become less, nor the bounds of a histogram others.
-    pub fn scale(&self) -> Scale {
-        *self.scale.get_or_init(|| self.measure())
-    }
-
-    fn measure(&self) -> Scale {
-        loop {
-            let now = Reading::take();
-            let ns = now.ns.saturating_sub(self.begin.ns);
-            match BASE.checked_sub(Duration::from_nanos(ns)) {
-                Some(rest) if !rest.is_zero() => thread::sleep(rest),
-                _ => {
-                    let ticks = now.ticks.wrapping_sub(self.begin.ticks).max(1);
-                    let mult = (ns as f64 / ticks as f64 * f64::from(1u32 << DIGITS)).round();
-                    return Scale { mult: mult as u32, shift: DIGITS };
-                }
-            }
+        match self.source {
+            Source::Counter { .. } => sys::ticks(),
+            Source::Monotonic(_) => monotonic_ns(),
         }
     }
+
+    /// Ticks to nanoseconds: by the kernel's own factors where it tells them, otherwise off by some millionths after both clocks have been
+    /// compared for 20 ms. Always the same: a value that is read again must not have become less, nor the bounds of a histogram others.
+    pub fn scale(&self) -> Scale {
+        match &self.source {
+            Source::Counter { begin, scale } => {
+                *scale.get_or_init(|| kernels_scale().unwrap_or_else(|| begin.measure()))
+            }
+            Source::Monotonic(_) => Scale::ONE,
+        }
+    }
+
+    /// How long the machine has slept since, if it matters: the time stamp counter may have counted it or begun anew, the monotonic clock stood
+    /// still.
+    pub fn missed_ns(&self) -> u64 {
+        let slept = asleep().saturating_sub(self.asleep);
+        let matters = self.is_counter() && slept >= SLEEP;
+        if matters { u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX) } else { 0 }
+    }
+}
+
+/// Whether the time stamp counter is a clock here.
+fn counts_time() -> Result<(), ClockProblem> {
+    if !sys::has_invariant_ticks() {
+        return Err(ClockProblem::NotInvariant);
+    }
+    // without that file nothing is known against it
+    let distrusts = std::fs::read_to_string(Path::new(SOURCE)).is_ok_and(|source| source.trim() != "tsc");
+    if distrusts { Err(ClockProblem::NotTrusted) } else { Ok(()) }
+}
+
+/// How long the machine has slept since it was started (suspend).
+fn asleep() -> Duration {
+    // what lies between the two readings makes it less
+    let once = || clock_ns(clock_gettime(ClockId::Boottime)).saturating_sub(monotonic_ns());
+    Duration::from_nanos((0..TRIES).map(|_| once()).max().unwrap_or(0))
+}
+
+fn monotonic_ns() -> u64 {
+    clock_ns(clock_gettime(ClockId::Monotonic))
+}
+
+fn clock_ns(time: rustix::time::Timespec) -> u64 {
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
+/// The factors by which the kernel itself makes time of the counter: on the page of any event, if its own clock is the counter.
+fn kernels_scale() -> Option<Scale> {
+    let file = sys::perf_event_open_words(&perf::DUMMY, sys::own_tid()).ok()?;
+    let page = MmapOptions::new().len(sys::EVENT_PAGE).map_raw_read_only(&file).ok()?;
+    let (mult, shift) = sys::tick_scale(&page)?;
+    Some(Scale { mult, shift: shift.into() })
 }
 
 impl Reading {
@@ -89,9 +195,8 @@ impl Reading {
     fn take() -> Self {
         let one = || {
             let before = sys::ticks();
-            let time = clock_gettime(ClockId::Monotonic);
+            let ns = monotonic_ns();
             let between = sys::ticks().wrapping_sub(before);
-            let ns = time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned();
             (between, Reading { ticks: before.wrapping_add(between / 2), ns })
         };
         let mut best = one();
@@ -103,6 +208,22 @@ impl Reading {
         }
         best.1
     }
+
+    /// Waits until there are 20 ms to compare.
+    fn measure(self) -> Scale {
+        loop {
+            let now = Reading::take();
+            let ns = now.ns.saturating_sub(self.ns);
+            match BASE.checked_sub(Duration::from_nanos(ns)) {
+                Some(rest) if !rest.is_zero() => thread::sleep(rest),
+                _ => {
+                    let ticks = now.ticks.wrapping_sub(self.ticks).max(1);
+                    let mult = (ns as f64 / ticks as f64 * f64::from(1u32 << DIGITS)).round();
+                    return Scale { mult: mult as u32, shift: DIGITS };
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -111,14 +232,56 @@ mod tests {
 
     #[test]
     fn ticks_are_time_by_one_scale() {
-        let Ok(clock) = TickClock::start() else { return };
-        let scale = clock.scale();
-        let (first, begin) = (clock.ticks(), Reading::take());
-        thread::sleep(Duration::from_millis(30));
-        let (last, end) = (clock.ticks(), Reading::take());
-        assert_eq!(clock.scale(), scale);
-        let (measured, real) = (scale.apply(last - first) as f64, (end.ns - begin.ns) as f64);
-        // what lies between the readings themselves, should the thread lose its processor there
-        assert!((measured - real).abs() < 0.01 * real + 5e6, "{measured} {real}");
+        for clock in [TickClock::start(ClockChoice::Tsc), TickClock::start(ClockChoice::Vdso)].into_iter().flatten() {
+            let scale = clock.scale();
+            let (first, begin) = (clock.ticks(), Reading::take());
+            thread::sleep(Duration::from_millis(30));
+            let (last, end) = (clock.ticks(), Reading::take());
+            assert_eq!(clock.scale(), scale);
+            let (measured, real) = (scale.apply(last - first) as f64, (end.ns - begin.ns) as f64);
+            // what lies between the readings themselves, should the thread lose its processor there
+            assert!((measured - real).abs() < 0.01 * real + 5e6, "{measured} {real}");
+        }
+    }
+
+    #[test]
+    fn the_kernels_factors_are_those_that_are_measured() {
+        let (Ok(()), Some(kernels)) = (counts_time(), kernels_scale()) else {
+            println!("skipped: the kernel tells no factors here (its own clock is not the time stamp counter)");
+            return;
+        };
+        // a minute's ticks of 3 GHz
+        let ticks = 180_000_000_000;
+        let compare = || {
+            let begin = Reading::take();
+            thread::sleep(10 * BASE);
+            let (own, told) = (begin.measure().apply(ticks) as f64, kernels.apply(ticks) as f64);
+            (own / told - 1.0).abs()
+        };
+        let best = (0..5).map(|_| compare()).fold(f64::INFINITY, f64::min);
+        // the monotonic clock is slewed by at most 500 millionths (adjtimex(2)), which the factors are not
+        assert!(best < 600e-6, "{best}");
+    }
+
+    #[test]
+    fn a_choice_is_a_word() {
+        assert_eq!("vdso".parse(), Ok(ClockChoice::Vdso));
+        assert_eq!("hpet".parse::<ClockChoice>(), Err(UnknownClock("hpet".to_owned())));
+        assert!(!TickClock::start(ClockChoice::Vdso).expect("always there").is_counter());
+        assert!(TickClock::start(ClockChoice::Auto).is_ok());
+    }
+
+    #[test]
+    fn a_machine_that_runs_has_not_slept() {
+        let mut clock = TickClock::counter();
+        assert_eq!(clock.missed_ns(), 0);
+        // had it slept a second since
+        clock.asleep = match asleep().checked_sub(Duration::from_secs(1)) {
+            Some(before) => before,
+            None => return,
+        };
+        assert!(clock.missed_ns().abs_diff(1_000_000_000) < 100_000_000);
+        let monotonic = TickClock { source: Source::Monotonic(None), asleep: clock.asleep };
+        assert_eq!(monotonic.missed_ns(), 0);
     }
 }

@@ -34,7 +34,7 @@ mod visit;
 pub use access::{ProcessInfo, attachable, children, find_by_name, processes};
 pub use apply::{Applied, Options, ThreadBase};
 pub use area::{Children, Claim, SharedArea};
-pub use clock::{ClockProblem, TickClock};
+pub use clock::{ClockChoice, ClockProblem, TickClock, UnknownClock};
 pub use error::{ApplyError, Denial, Error};
 pub use module::{FileSource, MappedFile};
 pub use perf::{

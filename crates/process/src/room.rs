@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ingraft_model::layout;
-use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity, WallClock};
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use crate::area::{SharedArea, lock_file, parse_header, reopen};
@@ -52,6 +52,8 @@ pub struct DataAreaRequest {
     pub identity: ThreadIdentity,
     /// How generated code reads processor time: prepared there.
     pub cpu: CpuClock,
+    /// How generated code reads the time (for the header).
+    pub wall: WallClock,
     /// Fork children count like threads of the target. Not with [`ThreadIdentity::FsBase`], which a child has from its parent.
     pub family: bool,
 }
@@ -64,6 +66,7 @@ impl Default for DataAreaRequest {
             journal_bytes: layout::DEFAULT_JOURNAL,
             identity: ThreadIdentity::Locked,
             cpu: CpuClock::None,
+            wall: WallClock::Tsc,
             family: false,
         }
     }

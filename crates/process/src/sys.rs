@@ -249,6 +249,12 @@ pub(crate) fn ticks() -> u64 {
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
+/// Waits until all loads before it are done, and lets none behind it begin before (Intel SDM vol. 2, LFENCE).
+pub(crate) fn loads_end() {
+    // SAFETY: every x86-64 processor has the instruction.
+    unsafe { std::arch::x86_64::_mm_lfence() }
+}
+
 /// Whether the time stamp counter runs at one rate whatever the processor does (Intel SDM vol. 3B, 19.17.1).
 pub(crate) fn has_invariant_ticks() -> bool {
     const POWER: u32 = 0x8000_0007;
@@ -309,6 +315,28 @@ unsafe fn open_counter(at: *const libc::c_void, tid: Tid) -> io::Result<File> {
 /// Bytes of a counter's page (struct perf_event_mmap_page).
 pub(crate) const EVENT_PAGE: usize = 4096;
 
+/// A word of a counter's page.
+fn page_word(page: &memmap2::MmapRaw, at: usize) -> Option<u32> {
+    let inside = at.is_multiple_of(4) && at + 4 <= page.len();
+    // SAFETY: an aligned word of a page that is mapped as long as `page` lives; only the kernel writes to it.
+    inside.then(|| unsafe { page.as_ptr().wrapping_add(at).cast::<u32>().read_volatile() })
+}
+
+/// How the kernel scales the time stamp counter to nanoseconds, `(ticks * mult) >> shift` (time_mult, time_shift of perf_event_open(2)); `None` if the
+/// page does not say.
+pub(crate) fn tick_scale(page: &memmap2::MmapRaw) -> Option<(u32, u16)> {
+    const LOCK: usize = 8;
+    const CAPABILITIES: usize = 40;
+    const HAS_TIME: u32 = 8;
+    const WIDTH_AND_SHIFT: usize = 48;
+    const MULT: usize = 52;
+    let lock = page_word(page, LOCK)?;
+    let (capabilities, shift) = (page_word(page, CAPABILITIES)?, page_word(page, WIDTH_AND_SHIFT)? >> 16);
+    let mult = page_word(page, MULT)?;
+    let whole = page_word(page, LOCK)? == lock && lock & 1 == 0;
+    (whole && capabilities & HAS_TIME != 0 && mult != 0).then_some((mult, shift as u16))
+}
+
 /// Reads a counter of the calling thread with RDPMC, as its page says (linux/perf_event.h). `None`: the kernel changed the page meanwhile, or no
 /// counter of the processor has the event at the moment.
 pub(crate) fn read_own_counter(page: &memmap2::MmapRaw) -> Result<Option<u64>, &'static str> {
@@ -321,9 +349,8 @@ pub(crate) fn read_own_counter(page: &memmap2::MmapRaw) -> Result<Option<u64>, &
     if page.len() < EVENT_PAGE {
         return Err("its page is too short");
     }
-    // SAFETY: aligned words of a page that is mapped as long as `page` lives; only the kernel writes to it.
-    let word = |at: usize| unsafe { page.as_ptr().wrapping_add(at).cast::<u32>().read_volatile() };
-    // SAFETY: the same.
+    let word = |at: usize| page_word(page, at).unwrap_or(0);
+    // SAFETY: an aligned word of a page that is mapped as long as `page` lives; only the kernel writes to it.
     let offset = || unsafe { page.as_ptr().wrapping_add(OFFSET).cast::<u64>().read_volatile() };
     let lock = word(LOCK);
     if word(CAPABILITIES) & MAY_READ == 0 {

@@ -233,6 +233,13 @@ impl Target {
         self.auxv().ok()?.into_iter().find_map(|(k, v)| (k == kind).then_some(v))
     }
 
+    /// Whether its clocks tell what ours tell: it is in the same time namespace (time_namespaces(7)), or there are none.
+    pub fn has_our_time(&self) -> bool {
+        let of = |pid: Pid| std::fs::read_link(format!("/proc/{}/ns/time", pid.0)).ok();
+        let ours = of(sys::own_pid());
+        ours.is_none() || of(self.pid()) == ours
+    }
+
     /// Reads its memory, whether it runs or not. All or nothing.
     pub fn read(&self, at: Avma, buffer: &mut [u8]) -> Result<(), Error> {
         let n = self.read_some(at, buffer).map_err(|source| self.memory_error("read", at, buffer.len(), source))?;

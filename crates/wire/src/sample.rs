@@ -41,10 +41,11 @@ fn split_threads(value: PairValue, limit: usize) -> Vec<PairValue> {
     if parts::in_list(&value) <= limit {
         return vec![value];
     }
-    let PairValue { pair, value, threads, distribution, activations, taken_out, counted, keys, object } = value;
+    let PairValue { pair, value, threads, distribution, activations, taken_out, counted, keys, object, slept_ns } =
+        value;
     let rest = PairValue { pair, value, ..PairValue::default() };
     let room = limit.saturating_sub(parts::in_list(&rest) + LENGTH_BYTES);
-    let first = PairValue { distribution, activations, taken_out, counted, keys, object, ..rest.clone() };
+    let first = PairValue { distribution, activations, taken_out, counted, keys, object, slept_ns, ..rest.clone() };
     let others = Parts::with_limit(threads, room).map(|threads| PairValue { threads, ..rest.clone() });
     std::iter::once(first).chain(others).collect()
 }
@@ -68,6 +69,8 @@ pub struct Value {
     pub taken_out: Option<v1::TakenOut>,
     /// The event was counted in a part of the time only.
     pub counted: Option<v1::Counted>,
+    /// How long the machine has slept while a clock was read that does not know of it.
+    pub slept_ns: u64,
 }
 
 impl Value {
@@ -182,9 +185,9 @@ impl Snapshot {
             if !continued {
                 let activations = value.activations.unwrap_or_default().into();
                 let distribution = distribution(value.distribution.take()).map_err(inside)?;
-                let PairValue { value, taken_out, counted, keys, object, .. } = value;
-                *slot =
-                    Value { value, distribution, keys, object, activations, threads: Vec::new(), taken_out, counted };
+                let PairValue { value, taken_out, counted, keys, object, slept_ns, .. } = value;
+                let threads = Vec::new();
+                *slot = Value { value, distribution, keys, object, activations, threads, taken_out, counted, slept_ns };
             }
             for (j, thread) in threads.into_iter().enumerate() {
                 let thread =
@@ -248,6 +251,7 @@ mod tests {
                 own_gs: value % 4 == 0,
             }),
             counted: (value % 3 == 0).then_some(v1::Counted { enabled_ns: 2, running_ns: 1 }),
+            slept_ns: u64::from(value % 11 == 0),
         });
         proptest::collection::vec(pair, 0..20)
     }
@@ -275,6 +279,7 @@ mod tests {
             activations: Some(value.activations.into()),
             taken_out: value.taken_out,
             counted: value.counted,
+            slept_ns: value.slept_ns,
         }
     }
 

@@ -90,13 +90,17 @@ fn flags_and_timers_of_threads_that_stand_still() {
 
 #[test]
 fn flags_and_timers_of_threads_that_run() {
+    catch_up_with_threads_that_run(&tool());
+}
+
+/// Panics unless what depends on calls in progress is as if they had been seen.
+pub fn catch_up_with_threads_that_run(tool: &Tool) {
     let mut target = Mutatee::start("onstack", &["5"]);
     let before = Text::of(target.pid());
-    let tool = tool();
     let mut caught_up = 0;
     for _ in 0..scaled(6, 100) {
         target.tell("run 300000");
-        let (mut session, attached) = watch(&tool, &target);
+        let (mut session, attached) = watch(tool, &target);
         assert_eq!(attached["not_unwound"], 0);
         caught_up += attached["caught_up"].as_u64().expect("a number");
         let first = target.reply();

@@ -9,6 +9,7 @@ mod bad_input;
 mod calling;
 mod calls;
 mod catch_up;
+mod clocks;
 mod corners;
 mod coroutines;
 mod costs;

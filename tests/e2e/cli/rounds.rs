@@ -97,8 +97,12 @@ impl Drop for Busy {
 
 #[test]
 fn timers_in_a_function_that_never_rests_on_a_loaded_machine() {
-    let mut target = Mutatee::start("threads", &["4"]);
-    let tool = tool();
+    timers_come_and_go(&tool(), "4");
+}
+
+/// Panics unless timers come and go while so many threads do nothing but call the function, and wait for processors.
+pub fn timers_come_and_go(tool: &Tool, threads: &str) {
+    let mut target = Mutatee::start("threads", &[threads]);
     let before = Text::of(target.pid());
     target.ask("spin");
     let _busy = Busy::start(6);

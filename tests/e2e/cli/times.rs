@@ -2,7 +2,7 @@
 
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, scaled, skip, wait_until};
+use ingraft_testing::{Mutatee, Outcome, Tool, scaled, skip, wait_until};
 
 use crate::tool;
 
@@ -15,9 +15,14 @@ fn assert_near(what: &str, measured: u64, truth: u64, percent: u64) {
 
 #[test]
 fn sleeping_computing_nested_and_recursive_calls() {
+    sleep_and_compute(&tool());
+}
+
+/// Panics unless times are the program's own to a hundredth.
+pub fn sleep_and_compute(tool: &Tool) -> Outcome {
     let mut target = Mutatee::start("times", &[]);
     let before = Text::of(target.pid());
-    let session = tool().measure("latency", target.pid(), &["nap", "spin", "around", "deep"]);
+    let session = tool.measure("latency", target.pid(), &["nap", "spin", "around", "deep"]);
     let times = scaled(40, 400);
     target.ask(&format!("nap {times} 5000"));
     target.ask(&format!("spin {times} 2000"));
@@ -38,10 +43,11 @@ fn sleeping_computing_nested_and_recursive_calls() {
     assert!(spin.min_ns >= 1_990_000, "{spin:?}");
     target::assert_clean(target.pid(), &before);
     target.ask("nap 1 1");
+    outcome
 }
 
 /// The time of a pair at the end, in nanoseconds.
-fn last_value(outcome: &ingraft_testing::Outcome, metric: &str, function: &str) -> u64 {
+fn last_value(outcome: &Outcome, metric: &str, function: &str) -> u64 {
     let samples = outcome.all("sample");
     let of_pair = samples.into_iter().rfind(|s| {
         s["metric"] == metric && s["focus"].as_str().is_some_and(|focus| focus.ends_with(&format!("/{function}")))
@@ -121,11 +127,16 @@ fn calls_that_began_before_and_that_have_not_ended() {
 
 #[test]
 fn exceptions_jumps_and_cancellation_through_timed_functions() {
+    leave_otherwise(&tool());
+}
+
+/// Panics unless calls that end by exceptions, longjmp or cancellation are counted as left.
+pub fn leave_otherwise(tool: &Tool) {
     let mut target = Mutatee::start("throws", &[]);
     let before = Text::of(target.pid());
     let n = scaled(300, 20_000);
     let functions = ["outer", "middle", "thrower", "jumper", "jump_middle", "wait_inside", "leave_inside"];
-    let session = tool().measure("latency", target.pid(), &functions);
+    let session = tool.measure("latency", target.pid(), &functions);
     target.ask(&format!("jump {n}")).assert_right();
     target.ask(&format!("throw {n}")).assert_right();
     let truth = target.ask("cancel 50");

@@ -10,7 +10,7 @@ use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, T
 use ingraft_model::{
     Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, PointKind, Record,
     Restore, Scalar, Scale, Shape, Site, Snippet, Stmt, ThreadIdentity, TimeUnit, Usage, VariableId, VectorState,
-    Width,
+    WallClock, Width,
 };
 
 /// Address of the text in images that [`image`] makes.
@@ -160,6 +160,7 @@ pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Optio
         data,
         identity,
         shadow_stack: false,
+        wall: WallClock::Tsc,
         ticks,
         cpu: CPU,
         vectors: VECTORS,

@@ -20,6 +20,7 @@ pub struct Tool {
     program: PathBuf,
     state: Arc<tempfile::TempDir>,
     daemon: Option<(String, Option<PathBuf>)>,
+    clock: Option<&'static str>,
     unprivileged: bool,
 }
 
@@ -27,7 +28,7 @@ impl Tool {
     /// The program at a path, usually `env!("CARGO_BIN_EXE_ingraft")` or [`crate::sibling`].
     pub fn new(program: impl AsRef<Path>) -> Tool {
         let state = Arc::new(crate::open_directory());
-        Tool { program: program.as_ref().to_owned(), state, daemon: None, unprivileged: false }
+        Tool { program: program.as_ref().to_owned(), state, daemon: None, clock: None, unprivileged: false }
     }
 
     /// The same, run without any privilege when the tests run as root.
@@ -42,6 +43,13 @@ impl Tool {
     #[must_use]
     pub fn with_daemon(mut self, uri: &str, token: Option<&Path>) -> Tool {
         self.daemon = Some((uri.to_owned(), token.map(Path::to_owned)));
+        self
+    }
+
+    /// The same with another clock.
+    #[must_use]
+    pub fn with_clock(mut self, clock: &'static str) -> Tool {
+        self.clock = Some(clock);
         self
     }
 
@@ -73,6 +81,9 @@ impl Tool {
             .env("INGRAFT_STATE_DIR", self.state_directory())
             .env_remove("INGRAFT_DAEMON")
             .env_remove("INGRAFT_TOKEN");
+        if let Some(clock) = self.clock {
+            command.env("INGRAFT_CLOCK", clock);
+        }
         if let Some((uri, token)) = &self.daemon {
             command.env("INGRAFT_DAEMON", uri);
             if let Some(token) = token {

@@ -65,13 +65,14 @@ fn parse(uri: &str) -> Result<Address, Failure> {
 }
 
 /// Starts the engine inside this command.
-pub(super) async fn embedded(state_dir: Option<PathBuf>) -> Result<(Channel, ingraft_daemon::Embedded), Failure> {
-    let state_dir = match state_dir {
+pub(super) async fn embedded(common: &Common) -> Result<(Channel, ingraft_daemon::Embedded), Failure> {
+    let state_dir = match common.state_dir.clone() {
         Some(dir) => dir,
         None => default_state_dir()?,
     };
     let max_overhead = ingraft_daemon::MAX_OVERHEAD;
-    let config = ingraft_daemon::Config { state_dir, program: "ingraft".to_owned(), max_overhead };
+    let clock = common.clock.unwrap_or_default();
+    let config = ingraft_daemon::Config { state_dir, program: "ingraft".to_owned(), max_overhead, clock };
     let cannot = |why: String| Failure::failed(format!("the engine cannot start: {why}"), "please report this");
     let engine = tokio::task::spawn_blocking(move || ingraft_daemon::Engine::start(config)).await;
     let engine = engine.map_err(|e| cannot(e.to_string()))?;

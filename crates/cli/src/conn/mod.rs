@@ -48,7 +48,7 @@ impl Engines {
     /// Connects to the daemons that the flags name, or starts the embedded engine.
     pub(crate) async fn connect(common: &Common) -> Result<Self, Failure> {
         if common.daemons.is_empty() {
-            let (channel, embedded) = endpoint::embedded(common.state_dir.clone()).await?;
+            let (channel, embedded) = endpoint::embedded(common).await?;
             let client = Client { service: InterceptedService::new(channel, Headers::default()), host: None };
             return Ok(Engines { clients: vec![client], embedded: Some(embedded) });
         }

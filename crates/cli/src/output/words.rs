@@ -142,6 +142,14 @@ pub(crate) fn counted_in_part(metric: &str, share: f64, scaled: bool) -> String 
     )
 }
 
+/// The machine was suspended, and the clock of timers does not know of it, for a warning.
+pub(crate) fn slept(ns: u64) -> String {
+    let seconds = ns as f64 / 1e9;
+    format!(
+        "the machine has slept for {seconds:.1} s: times of calls that were in progress then may be wrong; --clock vdso does without that time"
+    )
+}
+
 /// The last pair was taken out: nothing is measured any more.
 pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
     let allow = (t.percent * 1.5).ceil();

@@ -6,7 +6,8 @@
 //! - springboards lead to a base trampoline, and nothing can land inside them;
 //! - what runs before the tail changes only dead registers, dead flags, counters and its own words on the stack (`walk`);
 //! - the tail does what the displaced instructions did (`lockstep`), and control goes home;
-//! - no call instruction is in an arena and no address of it is pushed, but by the routine that calls functions which a snippet names (`calling`);
+//! - no call instruction is in an arena and no address of it is pushed, but by the routines that call functions which a snippet
+//!   names (`calling`) and the one of the vDSO that tells the time (`time`);
 //! - every byte of new code belongs to an instruction that was proven, and no jump leads into the middle of one;
 //! - from every instruction of code that will be taken away a thread has a way home.
 
@@ -19,6 +20,7 @@ mod lockstep;
 mod memory;
 mod rules;
 mod system_call;
+mod time;
 mod waiting;
 mod walk;
 

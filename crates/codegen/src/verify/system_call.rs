@@ -2,7 +2,7 @@
 //! instruction.
 
 use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
-use ingraft_model::{CpuClock, ThreadIdentity};
+use ingraft_model::{CpuClock, ThreadIdentity, WallClock};
 
 use super::waiting;
 use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
@@ -10,6 +10,7 @@ use crate::environment::Environment;
 use crate::reading::{LENGTHS, READ};
 use crate::routine::Routine;
 use crate::usage::{GETRUSAGE, THREAD};
+use crate::wall::CLOCK_MONOTONIC;
 
 /// What is answered: struct timespec, struct rusage.
 pub(super) const TIME_WORDS: usize = 2;
@@ -52,7 +53,9 @@ pub(super) fn call(
 /// How many bytes before a routine's system call nothing may jump into.
 fn bytes_before(env: &Environment, routine: Routine) -> u64 {
     match (routine, env.identity) {
-        (Routine::CpuTime | Routine::Settle | Routine::Find | Routine::Await | Routine::Usage, _) => CLOCK_CALL,
+        (Routine::CpuTime | Routine::Settle | Routine::Find | Routine::Await | Routine::Usage | Routine::Time, _) => {
+            CLOCK_CALL
+        }
         (Routine::Call | Routine::Event, _) => 0,
         (Routine::Read, ThreadIdentity::FsOffset(_)) => READ_CALL + NAMED_BY_THREAD,
         (Routine::Read, ThreadIdentity::FsBase | ThreadIdentity::Locked) => READ_CALL + NAMED,
@@ -61,24 +64,26 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
 
 /// Whether a system call at `at` is what its routine may ask for; `before(n)` is the n-th instruction before it.
 fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
+    let processor_time = || env.cpu != CpuClock::None && asks_for(at, before, CLOCK_GETTIME, THREAD_CPUTIME);
+    let time = || env.wall != WallClock::Tsc && asks_for(at, before, CLOCK_GETTIME, CLOCK_MONOTONIC);
     match routine {
-        Routine::CpuTime | Routine::Settle | Routine::Find => {
-            env.cpu != CpuClock::None && is_about_thread(at, before, CLOCK_GETTIME, THREAD_CPUTIME)
-        }
-        Routine::Usage => env.readable.process.is_some() && is_about_thread(at, before, GETRUSAGE, THREAD),
+        Routine::CpuTime => processor_time(),
+        Routine::Settle | Routine::Find => processor_time() || time(),
+        Routine::Time => time(),
+        Routine::Usage => env.readable.process.is_some() && asks_for(at, before, GETRUSAGE, THREAD),
         Routine::Call | Routine::Event | Routine::Await => false,
         Routine::Read => env.readable.process.is_some_and(|process| is_read(env, process, at, before)),
     }
 }
 
-/// Asked about the calling thread, with an answer into the words that were pushed last.
-fn is_about_thread(at: u64, before: &dyn Fn(usize) -> Instruction, number: i32, thread: i32) -> bool {
+/// Asks for what a number says, with an answer into the words that were pushed last.
+fn asks_for(at: u64, before: &dyn Fn(usize) -> Instruction, number: i32, what: i32) -> bool {
     let (eax, rsi, edi) = (before(1), before(2), before(3));
     let place = (rsi.op0_register(), rsi.op1_register()) == (Register::RSI, Register::RSP)
         && matches!(rsi.code(), Code::Mov_rm64_r64 | Code::Mov_r64_rm64);
     sets(&eax, Register::EAX, number.cast_unsigned())
         && place
-        && sets(&edi, Register::EDI, thread.cast_unsigned())
+        && sets(&edi, Register::EDI, what.cast_unsigned())
         && edi.ip() == at.wrapping_sub(CLOCK_CALL)
 }
 

@@ -6,13 +6,14 @@ use iced_x86::{
     Register,
 };
 use ingraft_model::layout::{OWNER, TOP};
-use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity, WallClock};
 
 use super::calling;
 use super::event;
 use super::memory::Memory;
 use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
 use super::system_call::{self, SystemCall};
+use super::time;
 use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
 use crate::block::{LINK, link_target, straddles};
@@ -592,6 +593,9 @@ impl<'a> Walk<'a> {
         if routine == Routine::Event {
             return event::prove(self, self.env, at);
         }
+        if let (Routine::Time, WallClock::Vdso(function)) = (routine, self.env.wall) {
+            return time::prove(self, self.env, function, at);
+        }
         let mode = Mode::Routine(routine);
         self.execute(at, State::entry(), mode)?;
         // what a system call is asked for stands right before it, and nothing leads in between
@@ -729,6 +733,7 @@ impl<'a> Walk<'a> {
                 state.lose(1);
             }
             Routine::Read | Routine::Usage | Routine::Event => state.lose(1),
+            Routine::Time => state.lose(2),
             Routine::CpuTime | Routine::Await => {}
         }
         Ok((back, state))
@@ -789,6 +794,7 @@ impl<'a> Walk<'a> {
         let (r, changed) = match mode {
             Mode::Slow(r) => (r, 1 << r),
             Mode::Routine(Routine::CpuTime | Routine::Await) => (0, 0),
+            Mode::Routine(Routine::Time) => (0, 1 << 2),
             // the answer is in rcx
             Mode::Routine(_) => (0, 1 << 1),
             Mode::Point | Mode::Twin(_) => return fail(i.ip(), Flaw::Forbidden),

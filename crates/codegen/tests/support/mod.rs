@@ -14,7 +14,8 @@ use ingraft_codegen::{
 use ingraft_model::histogram::Scale;
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
-    Avma, AvmaRange, Bias, CpuClock, DataArea, Gpr, PatchPlan, Refusal, Site, Snippet, Svma, ThreadIdentity, VariableId,
+    Avma, AvmaRange, Bias, CpuClock, DataArea, Gpr, PatchPlan, Refusal, Site, Snippet, Svma, ThreadIdentity,
+    VariableId, WallClock,
 };
 
 /// Few cases as an ordinary test; `PROPTEST_CASES` asks for more.
@@ -31,6 +32,7 @@ pub fn environment(identity: ThreadIdentity) -> Environment {
         identity,
         shadow_stack: false,
         ticks: TICKS,
+        wall: WallClock::Tsc,
         cpu: CpuClock::None,
         vectors: None,
         readable: READABLE,

@@ -7,7 +7,7 @@ use ingraft_codegen::verify::{VerifyError, verify_weave};
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::histogram::Scale;
 use ingraft_model::{
-    Avma, Bias, CallPoint, CpuClock, DataArea, PointKind, Refusal, Site, Snippet, ThreadIdentity, VariableId,
+    Avma, Bias, CallPoint, CpuClock, DataArea, PointKind, Refusal, Site, Snippet, ThreadIdentity, VariableId, WallClock,
 };
 use rayon::prelude::*;
 
@@ -87,6 +87,7 @@ pub fn weave_all(path: &Path, calls: bool) -> Option<Program> {
         data,
         identity: ThreadIdentity::FsOffset(0x2d0),
         shadow_stack: false,
+        wall: WallClock::Tsc,
         ticks,
         cpu: CpuClock::None,
         vectors: None,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_analysis::{Elf, FrameRules, FrameTable, Registers};
+use ingraft_analysis::{FrameRules, FrameTable, Registers};
 use ingraft_model::{Avma, AvmaRange, Bias, PointKind};
 use ingraft_process::{HeldRegisters, Target};
 use rayon::prelude::*;
@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::background::in_background;
 use crate::modules::Modules;
+use crate::wall;
 use crate::weaving::Woven;
 
 /// Deepest stack that is walked.
@@ -112,7 +113,10 @@ impl Walker {
             let read = |(m, file): &(&ingraft_process::Mapping, Option<&crate::modules::ModuleFile>)| {
                 let (bias, table) = match file {
                     Some(file) => file.frames(target)?,
-                    None if m.path.as_os_str() == "[vdso]" => kernels_own(target, &m.range)?,
+                    None if wall::is_vdso(m) => {
+                        let (library, bias) = wall::library(target, m)?;
+                        (bias, Arc::new(FrameTable::read(&library)))
+                    }
                     None => return None,
                 };
                 Some((m.range.clone(), bias, table))
@@ -161,13 +165,4 @@ impl Walker {
         }
         walk
     }
-}
-
-/// The code that the kernel maps into every process.
-fn kernels_own(target: &Target, range: &AvmaRange) -> Option<(Bias, Arc<FrameTable>)> {
-    let mut bytes = vec![0; usize::try_from(range.end.0.saturating_sub(range.start.0)).ok()?];
-    target.read(range.start, &mut bytes).ok()?;
-    let elf = Elf::parse(bytes.into()).ok()?;
-    let first = elf.segments().iter().find(|s| s.file_offset == 0)?.svma;
-    Some((Bias(range.start.0.wrapping_sub(first.0)), Arc::new(FrameTable::read(&elf))))
 }

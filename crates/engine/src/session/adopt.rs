@@ -1,5 +1,6 @@
 //! A dead engine's measurements that were to stay go on in a new one.
 
+use ingraft_model::WallClock;
 use ingraft_model::layout::header;
 
 use super::*;
@@ -40,7 +41,9 @@ impl Session {
         let family = area.is_family().map_err(failed)?;
         let rate = area.read_u64(header::CPU_RATE.into()).map_err(failed)?;
         let shadow_stack = target.status().map_err(failed)?.shadow_stack;
-        let session = Session::with_modules(context, target, lock)?;
+        let wall = area.wall_clock().map_err(failed)?;
+        let mut session = Session::with_modules(context, target, lock)?;
+        session.clock = Ok(if wall == WallClock::Tsc { TickClock::counter() } else { TickClock::monotonic(None) });
         if rate != 0 {
             session.cpu_rate.get_or_init(|| rate);
         }
@@ -70,6 +73,7 @@ impl Session {
                     data: area.layout(),
                     identity,
                     shadow_stack,
+                    wall,
                     ticks: Scale::ONE,
                     cpu,
                     vectors: vector_state(),

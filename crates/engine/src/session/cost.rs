@@ -5,7 +5,6 @@
 //! reported and stay.
 
 use super::*;
-use crate::cost::Prices;
 use crate::internal::{Internal, processors};
 use ingraft_codegen::Cost;
 
@@ -278,8 +277,8 @@ impl Session {
         pair.landings.clear();
         let Some((value, activations, unit)) = pair.value() else { return };
         self.close_account(value.first);
-        let cpu = |tid| self.cpu_ticks(tid);
-        let ruler = self.ruler(unit, &cpu);
+        let (now, cpu) = (|| self.time_now(), |tid| self.cpu_ticks(tid));
+        let ruler = self.ruler(unit, &now, &cpu);
         let mut shared = self.shared_mut();
         let rows = shared.columns().map(|columns| columns.threads(value, &activations, ruler)).unwrap_or_default();
         shared.frozen.insert(value.first, Frozen { rows, why });
@@ -313,6 +312,7 @@ impl Session {
         }
         let mut each: HashMap<(*const Snippet, PointKind, bool), f64> = HashMap::new();
         let mut total = 0.0;
+        let wall = crate::lower::wall_of(self.clock.as_ref().ok());
         let mut worst: Option<(f64, f64, &Wanted)> = None;
         for w in wanted {
             let shapes = w.instrumentation.variables.iter().map(|v| v.shape);
@@ -325,7 +325,7 @@ impl Session {
                 let ns = each
                     .entry((Arc::as_ptr(&insertion.snippet), insertion.point, insertion.after))
                     .or_insert_with(|| {
-                        crate::lower::worst_case(insertion, &w.instrumentation.variables)
+                        crate::lower::worst_case(insertion, &w.instrumentation.variables, wall)
                             .map_or(0.0, |cost| Prices::here().ns(cost))
                     });
                 own += rate * *ns;

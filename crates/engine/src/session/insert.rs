@@ -1,5 +1,6 @@
 //! What new pairs need is woven: counters, code, journal, stop. On an error the target and the session are as before.
 
+use ingraft_model::WallClock;
 use ingraft_model::layout::EVENTS_MAX;
 use ingraft_process::{Event, EventError};
 
@@ -7,6 +8,15 @@ use super::landing::restores;
 use super::*;
 use crate::symbols::Symbols;
 use crate::variables::data_of;
+use crate::wall;
+
+/// The clock of processor time where the time stamp counter is no clock.
+fn without_counter(cpu: CpuClock) -> CpuClock {
+    match cpu {
+        CpuClock::Rseq { .. } | CpuClock::SystemCall => CpuClock::SystemCall,
+        CpuClock::None => CpuClock::None,
+    }
+}
 
 /// Why a pair of a request, by its number, stays out of a function.
 type Refused = HashMap<(MdlFunction, usize), Refusal>;
@@ -195,7 +205,7 @@ impl Session {
             events.try_for_each(|(n, event)| attached.area.set_event(n, event)).map_err(|e| self.failed(e))?;
         }
         let timed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter));
-        let cpu = bound.iter().any(|(_, i, _)| reads_cpu(i));
+        let cpu = bound.iter().any(|(_, i, _)| reads(i, Clock::Cpu));
         let ready = if timed { self.keep_time(control, cpu) } else { Ok(()) };
         let calling = bound.iter().any(|(_, i, _)| calls::has_calls(i));
         let ready = ready.and_then(|()| if calling { self.may_call(control) } else { Ok(()) });
@@ -267,12 +277,23 @@ impl Session {
             let what = format!("calls cannot be followed from entry to exit: {why}");
             return refuse("no_shards", what, "counts work");
         }
-        let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
-        if cpu
-            && (attached.env.cpu == CpuClock::None || self.target.threads().is_ok_and(|t| t.into_iter().any(filtered)))
-        {
+        let has_filter = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
+        let filtered = || self.target.threads().is_ok_and(|t| t.into_iter().any(has_filter));
+        let wall = attached.env.wall;
+        if cpu && (attached.env.cpu == CpuClock::None || filtered()) {
             let what = "processor time cannot be measured: a filter of system calls (seccomp) is active, and the clock needs one";
             return refuse("filtered", what.to_owned(), "wall times and counts work");
+        }
+        let in_the_way = match wall {
+            WallClock::Tsc => None,
+            _ if !self.target.has_our_time() => Some("the process has a time of its own (time namespace)"),
+            // also the vDSO asks the kernel where that goes by a clock which only the kernel can read
+            _ if filtered() => Some("a filter of system calls (seccomp) is active, and the clock may need one"),
+            _ if !wall::is_there(&self.target, wall) => Some("its vDSO is not where it was"),
+            _ => None,
+        };
+        if let Some(why) = in_the_way {
+            return refuse("no_clock", format!("times cannot be measured here: {why}"), "counts work");
         }
         match &self.clock {
             Ok(clock) => {
@@ -355,7 +376,11 @@ impl Session {
         let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
         control.family &= identity != ThreadIdentity::FsBase && own_namespace;
         let family = control.family;
-        let request = DataAreaRequest { identity, cpu, family, ..DataAreaRequest::default() };
+        let (wall, cpu) = match (&self.clock, cpu) {
+            (Ok(clock), cpu) if !clock.is_counter() => (wall::of_kernel(&self.target), without_counter(cpu)),
+            (_, cpu) => (WallClock::Tsc, cpu),
+        };
+        let request = DataAreaRequest { identity, cpu, wall, family, ..DataAreaRequest::default() };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         let since_ns = now_ns();
         let known = self.target.identity();
@@ -392,7 +417,7 @@ impl Session {
         let ticks = Scale::ONE;
         let (data, shadow_stack, vectors) = (area.layout(), status.shadow_stack, vector_state());
         let readable = Readable::default();
-        let env = Environment { data, identity, shadow_stack, ticks, cpu, vectors, readable, loader: None };
+        let env = Environment { data, identity, shadow_stack, wall, ticks, cpu, vectors, readable, loader: None };
         let mut shared = self.shared_mut();
         *shared = Shared {
             area: Some(Arc::clone(&area)),
@@ -449,7 +474,7 @@ impl Session {
         let records: Vec<_> = counters.chain(points).collect();
         let area = Arc::clone(&attached.area);
         let now = |clock, tid| match clock {
-            Clock::Wall => self.clock.as_ref().map_or(0, TickClock::ticks),
+            Clock::Wall => self.time_now(),
             Clock::Cpu => self.cpu_ticks(tid),
         };
         let counters = Counters { area: &area, identity: attached.env.identity, now: &now };
@@ -575,8 +600,8 @@ fn follows(instrumentation: &Instrumentation) -> bool {
 }
 
 /// Whether its code reads the processor time of a thread.
-pub(super) fn reads_cpu(instrumentation: &Instrumentation) -> bool {
-    instrumentation.insertions.iter().any(|i| i.snippet.reads(Clock::Cpu))
+pub(super) fn reads(instrumentation: &Instrumentation, clock: Clock) -> bool {
+    instrumentation.insertions.iter().any(|i| i.snippet.reads(clock))
 }
 
 /// Counters for all variables, or none of them.

@@ -24,17 +24,17 @@ use ingraft_mdl::{
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
     Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, Fold, MetricInfo, ObjectState, PatchPlan, Pid,
-    PointKind, Refusal, Scale, Shape, Snippet, Stmt, Style, Svma, Table, ThreadIdentity, Tid, UnitsType,
+    PointKind, Refusal, Scale, Shape, Snippet, Stmt, Style, Svma, Table, ThreadIdentity, Tid, UnitsType, WallClock,
 };
 use ingraft_process::{
-    ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target, ThreadBase,
-    TickClock, Visitor, vector_state,
+    ClockChoice, ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target,
+    ThreadBase, TickClock, Visitor, vector_state,
 };
 
 use crate::api::*;
 use crate::calls;
 use crate::catch_up::{CatchUp, Counters};
-use crate::cost::Meters;
+use crate::cost::{Meters, Prices};
 use crate::error::{Error, ErrorKind};
 use crate::event_places::EventPlaces;
 use crate::images::ImageStore;
@@ -76,6 +76,8 @@ pub struct Context {
     pub program: String,
     /// What a measurement may cost that names no limit, in percent of one processor.
     pub max_overhead: f64,
+    /// Which clock timers have.
+    pub clock: ClockChoice,
 }
 
 /// What makes two requests the same pair: then they share code and counters.
@@ -229,8 +231,10 @@ pub struct Session {
 }
 
 /// What is said when there is no better clock.
-const SYSTEM_CALLS: &str = "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because the \
-                            program's threads have no rseq areas that tell of switches";
+const SYSTEM_CALLS: &str =
+    "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because";
+const NO_AREAS: &str = "the program's threads have no rseq areas that tell of switches";
+const NO_COUNTER: &str = "the time stamp counter is not the clock";
 
 /// What is said of definitions that call functions.
 const CALLS_COST: &str = "what the called functions themselves take is in no cost";
@@ -257,6 +261,7 @@ impl Session {
     fn with_modules(context: Context, target: Arc<Target>, lock: File) -> Result<Self, Error> {
         let modules = Modules::of(&target)?;
         let owner = target.status().map_err(|e| Error::process(target.pid(), e))?.uid;
+        let clock = TickClock::start(context.clock);
         let control = Control {
             modules,
             attached: None,
@@ -278,7 +283,7 @@ impl Session {
             context,
             target,
             owner,
-            clock: TickClock::start(),
+            clock,
             cpu_rate: OnceLock::new(),
             control: Mutex::new(control),
             shared: RwLock::default(),
@@ -362,10 +367,16 @@ impl Session {
         if wanted.iter().any(|w| calls::has_calls(&w.instrumentation)) {
             warnings.push(CALLS_COST.to_owned());
         }
-        let reads_cpu = wanted.iter().any(|w| insert::reads_cpu(&w.instrumentation));
+        let reads = |clock| wanted.iter().any(|w| insert::reads(&w.instrumentation, clock));
+        let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
         let (keys, stopped) = self.insert_wanted(control, wanted)?;
-        if reads_cpu && control.attached.as_ref().is_some_and(|a| a.env.cpu == CpuClock::SystemCall) {
-            warnings.push(SYSTEM_CALLS.to_owned());
+        if reads_wall {
+            warnings.extend(control.attached.as_ref().and_then(|a| self.other_clock(a.env.wall)));
+        }
+        let calling = control.attached.as_ref().filter(|a| reads_cpu && a.env.cpu == CpuClock::SystemCall);
+        if let Some(attached) = calling {
+            let why = if attached.env.wall == WallClock::Tsc { NO_AREAS } else { NO_COUNTER };
+            warnings.push(format!("{SYSTEM_CALLS} {why}"));
         }
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
         internals::merge(&own, before, &mut views, &mut pairs);
@@ -386,6 +397,19 @@ impl Session {
             self.keep_locked(control, id, true)?;
         }
         Ok(enabled)
+    }
+
+    /// What is said of another clock than the time stamp counter.
+    fn other_clock(&self, wall: WallClock) -> Option<String> {
+        let prices = Prices::here();
+        let (how, ns) = match wall {
+            WallClock::Tsc => return None,
+            WallClock::Vdso(_) => ("through the vDSO", prices.vdso_ns),
+            WallClock::SystemCall => ("by a system call", prices.system_call_ns),
+        };
+        let problem = self.clock.as_ref().ok().and_then(TickClock::problem);
+        let why = problem.map_or_else(|| "as was asked for".to_owned(), |problem| format!("because {problem}"));
+        Some(format!("the time is read {how}, some {ns:.0} ns each time, {why}"))
     }
 
     #[expect(clippy::too_many_arguments, reason = "an answer with as many facts")]

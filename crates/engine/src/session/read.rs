@@ -12,8 +12,8 @@ impl Session {
                 let pair = control.pairs.get(key)?;
                 let (value, activations, unit) = pair.value()?;
                 let joined = columns.as_ref().filter(|_| pair.users > 0);
-                let cpu = |tid| self.cpu_ticks(tid);
-                let ruler = self.ruler(unit, &cpu);
+                let (now, cpu) = (|| self.time_now(), |tid| self.cpu_ticks(tid));
+                let ruler = self.ruler(unit, &now, &cpu);
                 let before = joined.map(|c| c.threads(value, &activations, ruler).into_iter().collect());
                 Some(View {
                     key: key.clone(),
@@ -32,12 +32,22 @@ impl Session {
     }
 
     /// How values in a unit are read now.
-    pub(super) fn ruler<'a>(&self, unit: ValueUnit, cpu: &'a dyn Fn(Tid) -> u64) -> Ruler<'a> {
+    pub(super) fn ruler<'a>(
+        &self,
+        unit: ValueUnit,
+        now: &'a dyn Fn() -> u64,
+        cpu: &'a dyn Fn(Tid) -> u64,
+    ) -> Ruler<'a> {
         match (unit, &self.clock) {
-            (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: clock.scale(), now: clock.ticks(), cpu },
+            (ValueUnit::Ticks, Ok(clock)) => Ruler { scale: clock.scale(), now, cpu },
             // without a clock nothing is recorded in ticks
             _ => Ruler::PLAIN,
         }
+    }
+
+    /// The wall clock of the timers; 0 if there is none.
+    pub(super) fn time_now(&self) -> u64 {
+        self.clock.as_ref().map_or(0, TickClock::now)
     }
 
     /// What the kernel says of a thread's processor time, as the target's code measures it.
@@ -59,7 +69,7 @@ impl Session {
         let ended = self.ended.get().copied();
         let shared = self.shared();
         let columns = shared.columns();
-        let cpu = |tid| self.cpu_ticks(tid);
+        let (now, cpu) = (|| self.time_now(), |tid| self.cpu_ticks(tid));
         let value = |view: &View| match (&view.own, shared.frozen.get(&view.value.first), &columns) {
             (Some(OwnValue::Internal(internal)), ..) => {
                 let before = view.before.get(&None).map_or(0, |before| before.value);
@@ -72,12 +82,16 @@ impl Session {
             (None, Some(frozen), _) => {
                 Value { taken_out: Some(frozen.why), ..view.combined(frozen.rows.iter().cloned(), threads) }
             }
-            (None, None, Some(columns)) => view.value(columns, self.ruler(view.unit, &cpu), threads),
+            (None, None, Some(columns)) => view.value(columns, self.ruler(view.unit, &now, &cpu), threads),
             (None, None, None) => Value::default(),
         };
+        let slept_ns = self.clock.as_ref().map_or(0, TickClock::missed_ns);
         let objects = columns.as_ref().map(|columns| shared.objects(columns)).unwrap_or_default();
         let named = |view: &View| {
             let mut value = value(view);
+            if view.unit == ValueUnit::Ticks {
+                value.slept_ns = slept_ns;
+            }
             value.object = view.object.and_then(|at| objects.get(&at).copied());
             for key in value.keys.iter_mut().flat_map(|keys| &mut keys.values) {
                 if matches!(view.value.shape, Shape::Vector(_)) {
@@ -261,6 +275,7 @@ impl View {
             threads: threads.into_iter().map(thread).collect(),
             taken_out: None,
             counted: None,
+            slept_ns: 0,
         }
     }
 }

@@ -57,7 +57,10 @@ impl Session {
         let taken = attached.woven.unweave(minis).and_then(|(plan, gone)| {
             attached.woven.leave_idle(&plan.retired);
             let routines = attached.woven.routines();
-            let (reads, leaves): (Vec<_>, Vec<_>) = plan.step_out.into_iter().partition(|r| routines.contains(r));
+            let (reads, mut leaves): (Vec<_>, Vec<_>) = plan.step_out.into_iter().partition(|r| routines.contains(r));
+            // from the code that goes threads still come into these, and go back there
+            leaves.extend(attached.woven.routines_of_passers());
+            leaves.sort_unstable_by_key(|r| r.start);
             let first = PatchPlan { step_out: reads, moves: plan.moves.clone(), ..plan };
             let applied = self.target.apply(&first, &ApplyOptions::default());
             let held = applied.map_err(|e| Error::apply(self.pid(), e))?.held;
@@ -75,6 +78,7 @@ impl Session {
         let options = ApplyOptions {
             check_quiet: attached.woven.idle(),
             calls: Some(attached.env.data),
+            readings: Some(attached.env.data),
             ..ApplyOptions::default()
         };
         let held = match self.target.apply(&rest, &options) {

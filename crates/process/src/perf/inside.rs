@@ -23,6 +23,10 @@ const TRIES: u32 = 100;
 /// The beginning of a struct perf_event_attr.
 pub type EventAttributes = [u64; 9];
 
+/// An event that never happens (PERF_COUNT_SW_DUMMY), in the program alone.
+pub(crate) const DUMMY: EventAttributes =
+    [SOFTWARE as u64 | SIZE << 32, 9, 0, 0, 0, EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR, 0, 0, 0];
+
 impl Event {
     /// What a thread opens its own counter of the event with, after this process has read one of its own: then the machine can do it.
     pub fn for_threads(&self) -> Result<EventAttributes, EventError> {

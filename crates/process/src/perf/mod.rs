@@ -9,6 +9,7 @@ mod open;
 mod pmu;
 
 pub use counting::{CountedEvents, EventReading};
+pub(crate) use inside::DUMMY;
 pub use inside::EventAttributes;
 pub use list::{ListedEvent, event_list};
 pub use name::{Event, EventProblem};

@@ -1,0 +1,61 @@
+//! Where a target's vDSO tells the time.
+
+use ingraft_analysis::{Elf, plain_function};
+use ingraft_model::{Bias, WallClock};
+use ingraft_process::{Mapping, Target};
+
+/// What tells the time (vdso(7)).
+const TELLS_TIME: &str = "__vdso_clock_gettime";
+/// The name of its mapping.
+const VDSO: &str = "[vdso]";
+
+/// How generated code asks the kernel for the time in a target: through its vDSO, if it has one whose function can be called.
+pub fn of_kernel(target: &Target) -> WallClock {
+    let maps = target.maps().unwrap_or_default();
+    let function = maps.iter().find(|m| is_vdso(m)).and_then(|m| {
+        let (library, bias) = library(target, m)?;
+        Some(plain_function(&library, TELLS_TIME)?.to_avma(bias))
+    });
+    function.map_or(WallClock::SystemCall, WallClock::Vdso)
+}
+
+/// Whether the code that generated code calls for the time is where it was.
+pub fn is_there(target: &Target, wall: WallClock) -> bool {
+    let WallClock::Vdso(function) = wall else { return true };
+    target.maps().is_ok_and(|maps| maps.iter().any(|m| is_vdso(m) && m.range.contains(&function)))
+}
+
+/// Whether a mapping is the vDSO's code.
+pub fn is_vdso(mapping: &Mapping) -> bool {
+    mapping.exec && mapping.path.as_os_str() == VDSO
+}
+
+/// The code that the kernel maps into every process, from memory.
+pub fn library(target: &Target, mapping: &Mapping) -> Option<(Elf, Bias)> {
+    let range = &mapping.range;
+    let mut bytes = vec![0; usize::try_from(range.end.0.saturating_sub(range.start.0)).ok()?];
+    target.read(range.start, &mut bytes).ok()?;
+    let elf = Elf::parse(bytes.into()).ok()?;
+    let first = elf.segments().iter().find(|s| s.file_offset == 0)?.svma;
+    Some((elf, Bias(range.start.0.wrapping_sub(first.0))))
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::Avma;
+
+    use super::*;
+
+    #[test]
+    fn this_machine_tells_the_time_without_vector_registers() {
+        let ours = ingraft_model::Pid(std::process::id().cast_signed());
+        let target = Target::open(ours).expect("this process");
+        let wall = of_kernel(&target);
+        let WallClock::Vdso(function) = wall else {
+            println!("skipped: no vDSO here, or one whose function keeps more than general registers: {wall:?}");
+            return;
+        };
+        assert!(is_there(&target, wall));
+        assert!(!is_there(&target, WallClock::Vdso(Avma(function.0 & 0xfff))));
+    }
+}
