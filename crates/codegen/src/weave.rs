@@ -312,18 +312,20 @@ impl Weaver<'_> {
             designs.push(match choice {
                 Choice::Hosted => Ok(None),
                 Choice::Refused(refusal) => Err(refusal),
-                Choice::Own(head) => match loops::detours(self.env, self.text, &head, request, &carried) {
-                    Ok(detours) => {
-                        carried.add_detours(owner, &head, &detours);
-                        let detours = head.clearing.iter().cloned().chain(detours).collect();
-                        Ok(Some((head, detours)))
+                Choice::Own(head) => {
+                    match loops::detours(self.env, self.text, &head, request, &carried, &self.arena.range()) {
+                        Ok(detours) => {
+                            carried.add_detours(owner, &head, &detours);
+                            let detours = head.clearing.iter().cloned().chain(detours).collect();
+                            Ok(Some((head, detours)))
+                        }
+                        Err(refusal) => {
+                            self.release(&head, head.clearing.as_slice());
+                            carried.remove(owner, &head, head.clearing.as_slice());
+                            Err(refusal)
+                        }
                     }
-                    Err(refusal) => {
-                        self.release(&head, head.clearing.as_slice());
-                        carried.remove(owner, &head, head.clearing.as_slice());
-                        Err(refusal)
-                    }
-                },
+                }
             });
         }
         loop {
