@@ -727,11 +727,16 @@ impl Weaver<'_> {
         let (moves, mut step_out) = block.exits(block.at, layout.own_end);
         step_out.extend(slow);
         removed_moves.extend(&moves);
-        // a thread between two displaced instructions goes on in their copies; one before the first takes the springboard
-        let stretches = detours.iter().filter_map(Detour::first).chain([head.at]).collect::<Vec<_>>();
+        // A thread between two displaced instructions goes on in their copies; one before the first takes the springboard. Where the function's
+        // own branches lead it may have come by one: what has arrived before the snippets is not theirs, and goes on behind them.
+        let looped = design.springboard_first && !request.site.back_branches.is_empty();
+        let own = (!looped).then_some(head.at);
+        let stretches = detours.iter().filter_map(Detour::first).chain(own).collect::<Vec<_>>();
         let first = |m: &PcMove| stretches.contains(&m.from.0);
         if head.host.is_none() {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
+            let marker = looped && head.begins(request.site.kind, head.function) && head.function != head.at;
+            self.plan.moves.extend(marker.then_some(PcMove { from: Avma(head.function), to: Avma(layout.tail) }));
         }
         let ends = layout.minis.iter().skip(1).map(|m| m.first).chain([block.here()]);
         let chain = layout.minis.iter().zip(ends).zip(request.minis.iter().zip(design.minis));
