@@ -4,15 +4,17 @@
  * keep N            N rounds of `keeper`, which is jumped back into, and naps before and afterwards
  * signal N          N rounds: a handler naps and jumps out of `pierced`, which it has interrupted; then `sink` naps
  * stack N           the same with the handler on a stack of its own, below the thread's
+ * cancel N          N threads that end in `dropped`, by pthread_exit and by cancellation, and nap in a cleanup handler of `cleaner`
  * Answers are `tally FUNCTION CALLS`, `inside FUNCTION NAPS`: how often `nap` was called while the function was on the stack, and
  * `ns FUNCTION TIME`: how long its calls took, and `direct NAPS`: calls of `nap` by `keeper` itself.
  */
 #include "mutatee.h"
 #include <setjmp.h>
+#include <stdint.h>
 #include <time.h>
 
-enum { DIVE, KEEPER, PIERCED, FUNCTIONS };
-static const char *const names[FUNCTIONS] = {"dive", "keeper", "pierced"};
+enum { DIVE, KEEPER, PIERCED, DROPPED, FUNCTIONS };
+static const char *const names[FUNCTIONS] = {"dive", "keeper", "pierced", "dropped"};
 static long calls[FUNCTIONS], inside[FUNCTIONS], naps, direct, wrong;
 static long long ns[FUNCTIONS], began[FUNCTIONS];
 static int active[FUNCTIONS];
@@ -85,6 +87,29 @@ COUNTED void keeper(int n) {
     end(KEEPER);
 }
 
+COUNTED void dropped(int n) {
+    begin(DROPPED);
+    nap();
+    if (n % 2) pthread_exit(NULL);
+    pthread_cancel(pthread_self());
+    pthread_testcancel();
+    wrong++;
+}
+
+/* The C library jumps back into `cleaner` for it. */
+static void clean_up(void *unused) {
+    (void)unused;
+    end(DROPPED);
+    sink(1);
+}
+
+COUNTED void *cleaner(void *n) {
+    pthread_cleanup_push(clean_up, NULL);
+    dropped((int)(intptr_t)n);
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+
 static volatile int round_number;
 
 static void handler(int signal) {
@@ -110,7 +135,16 @@ static void rounds(int n, void (*callee)(int), int function) {
     }
 }
 
+/* For the first thread that ends so the C library loads its unwinder. */
+static void *ends(void *unused) {
+    (void)unused;
+    pthread_exit(NULL);
+}
+
 int main(void) {
+    pthread_t first;
+    if (pthread_create(&first, NULL, ends, NULL)) abort();
+    pthread_join(first, NULL);
     say_ready();
     for (char *line; (line = next_command());) {
         int n = 0;
@@ -118,6 +152,12 @@ int main(void) {
             rounds(n, dive, DIVE);
         } else if (sscanf(line, "keep %d", &n) == 1) {
             for (int i = 1; i <= n; i++) keeper(i);
+        } else if (sscanf(line, "cancel %d", &n) == 1) {
+            for (intptr_t i = 1; i <= n; i++) {
+                pthread_t id;
+                if (pthread_create(&id, NULL, cleaner, (void *)i)) abort();
+                pthread_join(id, NULL);
+            }
         } else if (sscanf(line, "signal %d", &n) == 1) {
             catch_signals(0);
             rounds(n, pierced, PIERCED);

@@ -13,8 +13,8 @@ static int count;
 
 /* sit(counter, stop, round): `1: inc (rdi); cmp [rsi], edx; je 1b; ret`, the loop head being the entry. */
 long sit(long *counter, atomic_int *stop, int round);
-__asm__(".text\n.p2align 4\n.globl sit\n.type sit,@function\nsit:\n"
-        "incq (%rdi)\ncmpl %edx,(%rsi)\nje sit\nmovq (%rdi),%rax\nret\n.size sit,.-sit\n");
+__asm__(".text\n.p2align 4\n.globl sit\n.type sit,@function\nsit:\n.cfi_startproc\n"
+        "incq (%rdi)\ncmpl %edx,(%rsi)\nje sit\nmovq (%rdi),%rax\nret\n.cfi_endproc\n.size sit,.-sit\n");
 
 struct slot { long value; char pad[56]; };
 static struct slot *slots;

@@ -203,6 +203,11 @@ impl Image {
         leap::leaps(self, function)
     }
 
+    /// All functions that do.
+    pub fn leaping(&self) -> impl Iterator<Item = &Function> {
+        leap::all(self)
+    }
+
     /// The control flow of a function: blocks, edges and points.
     pub fn analyse(&self, function: &Function) -> FunctionCode {
         cfg::analyse(self, function)

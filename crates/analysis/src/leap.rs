@@ -10,6 +10,21 @@ use crate::image::Image;
 /// C libraries have a move of another register and a marker for debuggers in between.
 const BETWEEN_MAX: usize = 4;
 
+/// Longest encoding of such a jump.
+const JUMP_MAX: u64 = 8;
+
+/// The functions that end with one, and have no other way out.
+pub(crate) fn all(image: &Image) -> impl Iterator<Item = &Function> {
+    image.functions().iter().filter(|f| may_leap(image, f) && leaps(image, f))
+}
+
+/// Whether a function can end with a jump through a register or memory (`ff /4`): most need not be decoded.
+fn may_leap(image: &Image, function: &Function) -> bool {
+    let len = function.size.min(JUMP_MAX);
+    let last = image.elf().data_at(function.start + function.size - len, len).unwrap_or_default();
+    last.windows(2).any(|bytes| bytes[0] == 0xff && bytes[1] >> 3 & 7 == 4)
+}
+
 /// Whether every way out of a function is one.
 pub(crate) fn leaps(image: &Image, function: &Function) -> bool {
     let body = Body::new(image, function);

@@ -2,7 +2,7 @@
 //! past a call has not made it.
 
 use ingraft_model::point::BackBranch;
-use ingraft_model::{Avma, PointKind, Refusal};
+use ingraft_model::{Avma, AvmaRange, PointKind, Refusal};
 
 use crate::block::{USER_END, straddles};
 use crate::choose::Carried;
@@ -10,7 +10,7 @@ use crate::environment::Environment;
 use crate::head::{Head, Place};
 use crate::relocate::{Displaced, decode};
 use crate::text::{Island, TextSpace};
-use crate::weave::PointRequest;
+use crate::weave::{Inner, PointRequest};
 
 /// How one branch is made to miss the springboard.
 #[derive(Clone, Debug)]
@@ -51,13 +51,15 @@ impl Detour {
     }
 }
 
-/// Finds a detour for every branch back that the head does not displace anyway.
+/// Finds a detour for every branch back that the head does not displace anyway. The point's code will be in `arena`; the copy of a branch may be in
+/// another one.
 pub(crate) fn detours(
     env: &Environment,
     text: &mut TextSpace,
     head: &Head,
     request: &PointRequest<'_>,
     carried: &Carried,
+    arena: &AvmaRange,
 ) -> Result<Vec<Detour>, Refusal> {
     let mut out: Vec<Detour> = Vec::new();
     for b in &request.site.back_branches {
@@ -65,17 +67,21 @@ pub(crate) fn detours(
         if at >= head.at && at < head.home() {
             continue;
         }
-        if carried.has(head.function, at) {
-            out.push(Detour::Led { branch: at });
-            continue;
-        }
-        match detour(env, text, head, b, request) {
-            Some(found) => out.extend(found),
-            None => {
+        let found = if carried.has(head.function, at) {
+            let copy = request.beside.iter().flat_map(|p| &p.inner).find(|inner| inner.original.0 == at);
+            let reaches = |copy: &Inner| [arena.start, arena.end].iter().all(|to| copy.leading(to.0).is_some());
+            let led = copy.is_none_or(reaches).then(|| vec![Detour::Led { branch: at }]);
+            led.ok_or(Refusal::NoRoomNearby)
+        } else {
+            detour(env, text, head, b, request).ok_or_else(|| cannot_tell(head, request, at))
+        };
+        match found {
+            Ok(found) => out.extend(found),
+            Err(refusal) => {
                 for (start, end) in out.iter().flat_map(Detour::taken) {
                     text.release(&(Avma(start)..Avma(end)));
                 }
-                return Err(cannot_tell(head, request, at));
+                return Err(refusal);
             }
         }
     }

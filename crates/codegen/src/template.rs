@@ -201,6 +201,7 @@ mod tests {
             identity: ThreadIdentity::FsOffset(0x2d0),
             shadow_stack: false,
             ticks: Scale::ONE,
+            wall: ingraft_model::WallClock::Tsc,
             cpu: CpuClock::None,
             vectors: None,
             loader: None,

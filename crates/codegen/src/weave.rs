@@ -315,18 +315,20 @@ impl Weaver<'_> {
             designs.push(match choice {
                 Choice::Hosted => Ok(None),
                 Choice::Refused(refusal) => Err(refusal),
-                Choice::Own(head) => match loops::detours(self.env, self.text, &head, request, &carried) {
-                    Ok(detours) => {
-                        carried.add_detours(owner, &head, &detours);
-                        let detours = head.clearing.iter().cloned().chain(detours).collect();
-                        Ok(Some((head, detours)))
+                Choice::Own(head) => {
+                    match loops::detours(self.env, self.text, &head, request, &carried, &self.arena.range()) {
+                        Ok(detours) => {
+                            carried.add_detours(owner, &head, &detours);
+                            let detours = head.clearing.iter().cloned().chain(detours).collect();
+                            Ok(Some((head, detours)))
+                        }
+                        Err(refusal) => {
+                            self.release(&head, head.clearing.as_slice());
+                            carried.remove(owner, &head, head.clearing.as_slice());
+                            Err(refusal)
+                        }
                     }
-                    Err(refusal) => {
-                        self.release(&head, head.clearing.as_slice());
-                        carried.remove(owner, &head, head.clearing.as_slice());
-                        Err(refusal)
-                    }
-                },
+                }
             });
         }
         loop {
@@ -734,11 +736,16 @@ impl Weaver<'_> {
         let (moves, mut step_out) = block.exits(block.at, layout.own_end);
         step_out.extend(slow);
         removed_moves.extend(&moves);
-        // a thread between two displaced instructions goes on in their copies; one before the first takes the springboard
-        let stretches = detours.iter().filter_map(Detour::first).chain([head.at]).collect::<Vec<_>>();
+        // A thread between two displaced instructions goes on in their copies; one before the first takes the springboard. Where the function's
+        // own branches lead it may have come by one: what has arrived before the snippets is not theirs, and goes on behind them.
+        let looped = design.springboard_first && !request.site.back_branches.is_empty();
+        let own = (!looped).then_some(head.at);
+        let stretches = detours.iter().filter_map(Detour::first).chain(own).collect::<Vec<_>>();
         let first = |m: &PcMove| stretches.contains(&m.from.0);
         if head.host.is_none() {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
+            let marker = looped && head.begins(request.site.kind, head.function) && head.function != head.at;
+            self.plan.moves.extend(marker.then_some(PcMove { from: Avma(head.function), to: Avma(layout.tail) }));
         }
         let chain = layout.minis.iter().zip(request.minis.iter().zip(design.minis));
         let chain =

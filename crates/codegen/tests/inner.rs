@@ -5,10 +5,11 @@ mod support;
 
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed_within, verify_weave};
 use ingraft_codegen::{
-    MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, add_mini, remove_points, remove_within, weave_points,
+    Arena, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, add_mini, remove_points, remove_within,
+    weave_points,
 };
 use ingraft_model::{
-    Avma, BackBranch, Bias, BinaryOp, Clearing, Expr, PatchPlan, PcMove, PointKind, Site, Snippet, Stmt, Svma,
+    Avma, BackBranch, Bias, BinaryOp, Clearing, Expr, PatchPlan, PcMove, PointKind, Refusal, Site, Snippet, Stmt, Svma,
     ThreadIdentity, VariableId,
 };
 use support::image::{HELPER, Outcome, Program, Step, TEXT};
@@ -285,6 +286,39 @@ fn exits_come_to_a_woven_entry_and_go_before_it() {
             assert!(gone.text.iter().all(|w| w.at != leftover), "what goes away is not written");
             counted(std::mem::take(&mut plans), [0, 0]);
         }
+    }
+}
+
+#[test]
+fn a_jump_that_is_too_far_away_is_a_matter_of_its_point() {
+    let bias = Bias(1 << 33);
+    let arena = |offset: i64| {
+        let start = Svma(TEXT).to_avma(bias).offset(offset);
+        Arena::new(start..start.offset(0x10_0000))
+    };
+    let env = environment(GLIBC);
+    let counting = count();
+    let minis = [MiniRequest { id: 1, snippet: &counting, counters: &[0] }];
+    for f in displaced_jump() {
+        let (mut above, mut below, mut text) = (arena(0x7000_0000), arena(-0x7000_0000), TextSpace::new());
+        let first = [PointRequest { site: &f.sites[0], bias, name: "f", minis: &minis, beside: &[] }];
+        let host = weave_points(&env, &mut above, &mut text, &first).expect("makes sense");
+        verify_weave(&env, &above, &text, &first, &host).expect("right");
+        let beside = [host.woven[0].as_ref().expect("woven")];
+        let elsewhere = Svma(TEXT + 0x100);
+        let other = Site { at: elsewhere, function: elsewhere, ..entry(&[LEA, &[0x90]].concat(), &[]) };
+        let both = [
+            PointRequest { site: &f.sites[1], beside: &beside, ..first[0] },
+            PointRequest { site: &other, ..first[0] },
+        ];
+        let weave = weave_points(&env, &mut below, &mut text, &both).expect("makes sense");
+        verify_weave(&env, &below, &text, &both, &weave).expect("right");
+        assert_eq!(weave.woven[0].as_ref().err(), Some(&Refusal::NoRoomNearby));
+        assert!(weave.woven[1].is_ok());
+        // what it would have taken is free for it where the jump can be led
+        let alone = weave_points(&env, &mut above, &mut text, &both[..1]).expect("makes sense");
+        verify_weave(&env, &above, &text, &both[..1], &alone).expect("right");
+        assert!(alone.woven[0].is_ok());
     }
 }
 

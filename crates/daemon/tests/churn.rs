@@ -10,7 +10,7 @@ use ingraft_engine::{Caller, EnableRequest, ErrorKind, MeasurementId, MetricFocu
 use ingraft_model::{Focus, How, Pid, PointKind};
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Size, Text};
-use ingraft_testing::{open_directory, scaled, skip};
+use ingraft_testing::{Mutatee, Until, open_directory, scaled, skip, wait_until};
 
 /// Measurements at a time.
 const MOST: usize = 500;
@@ -31,12 +31,30 @@ impl Random {
 struct Churn {
     engine: Engine,
     pid: Pid,
+    program: &'static str,
+    _dir: tempfile::TempDir,
 }
 
 impl Churn {
+    fn new(pid: i32, program: &'static str) -> Churn {
+        let dir = open_directory();
+        let config = Config {
+            state_dir: dir.path().to_owned(),
+            program: "ingraft".into(),
+            max_overhead: MAX_OVERHEAD,
+            clock: ClockChoice::Auto,
+        };
+        Churn { engine: Engine::start(config).unwrap(), pid: Pid(pid), program, _dir: dir }
+    }
+
     /// None if the function's entry and exits need the same bytes.
     fn enable(&self, metric: &str, function: &str) -> Option<MeasurementId> {
-        let focus = Focus::parse(&format!("/Code/redis-server/{function}")).unwrap();
+        // what a loaded server's busiest functions cost is not the question here
+        self.enable_within(metric, function, 10_000.0, false)
+    }
+
+    fn enable_within(&self, metric: &str, function: &str, percent: f64, family: bool) -> Option<MeasurementId> {
+        let focus = Focus::parse(&format!("/Code/{}/{function}", self.program)).unwrap();
         let request = EnableRequest {
             target: TargetSpec::Pid(self.pid),
             pairs: vec![MetricFocus { metric: metric.to_owned(), focus }],
@@ -44,10 +62,9 @@ impl Churn {
             function_metric: String::new(),
             definitions: Vec::new(),
             keep: false,
-            // what a loaded server's busiest functions cost is not the question here
-            max_overhead: Some(10_000.0),
+            max_overhead: Some(percent),
             allow_calls: false,
-            family: false,
+            family,
         };
         match self.engine.enable(&request, Caller::Engine, &|_| ()) {
             Ok(enabled) => Some(enabled.id),
@@ -93,15 +110,7 @@ fn five_hundred_come_and_go() {
         Ok(redis) => redis,
         Err(why) => skip!("{why}"),
     };
-    let dir = open_directory();
-    let engine = Engine::start(Config {
-        state_dir: dir.path().to_owned(),
-        program: "ingraft".into(),
-        max_overhead: MAX_OVERHEAD,
-        clock: ClockChoice::Auto,
-    })
-    .unwrap();
-    let churn = Churn { engine, pid: Pid(redis.pid()) };
+    let churn = Churn::new(redis.pid(), "redis-server");
     let before = Text::of(redis.pid());
     let functions = churn.functions();
     assert!(functions.len() > 1000, "{}", functions.len());
@@ -166,4 +175,126 @@ fn five_hundred_come_and_go() {
     let removed = churn.engine.remove(time, Caller::Engine).unwrap();
     assert!(removed.text_restored);
     target::assert_clean(redis.pid(), &before);
+}
+
+#[test]
+fn what_is_inserted_is_told_while_it_changes() {
+    let mut target = Mutatee::start("spin", &["2"]);
+    let before = Text::of(target.pid());
+    let churn = Churn::new(target.pid(), "spin");
+    let calls = churn.enable("calls", "sit").unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for asker in 0..3 {
+            let (churn, done) = (&churn, &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    // who reads buries ended threads, and wants to write for it
+                    if asker == 0 {
+                        churn.value(calls);
+                    } else {
+                        let told = churn.engine.status(Caller::Engine).unwrap();
+                        assert!(told.iter().any(|i| i.ours && i.measurements.contains(&calls)), "{told:?}");
+                    }
+                }
+            });
+        }
+        let _until = Until(&done);
+        for _ in 0..scaled(50, 2_000) {
+            let time = churn.enable("wall_time", "sit").unwrap();
+            churn.remove(time);
+        }
+    });
+    churn.remove(calls);
+    target.ask("leave");
+    target::assert_clean(target.pid(), &before);
+}
+
+/// How often a process has gone to sleep, once it sleeps again.
+fn sleeps(pid: Pid) -> u64 {
+    let mut last = None;
+    wait_until("it sleeps", || {
+        let now = (target::status(pid.0, "voluntary_ctxt_switches"), target::state(pid.0));
+        let is_settled = now.1 == 'S' && last.as_ref() == Some(&now);
+        last = Some(now);
+        is_settled
+    });
+    last.unwrap().0.parse().unwrap()
+}
+
+#[test]
+fn one_of_several_goes_in_one_stop() {
+    let target = Mutatee::start("steps", &[]);
+    let before = Text::of(target.pid());
+    let churn = Churn::new(target.pid(), "steps");
+    let first = churn.enable("calls", "leaf").unwrap();
+    // a machine that is busy may need more for one or the other
+    let stops = (0..scaled(5, 50)).map(|_| {
+        let begin = sleeps(churn.pid);
+        let second = churn.enable("wall_time", "middle").unwrap();
+        let inserted = sleeps(churn.pid);
+        churn.remove(second);
+        (inserted - begin, sleeps(churn.pid) - inserted)
+    });
+    let (insertions, removals): (Vec<u64>, Vec<u64>) = stops.unzip();
+    assert_eq!(removals.iter().min(), insertions.iter().min(), "an insertion takes one");
+    churn.remove(first);
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn what_goes_piece_by_piece_goes_from_a_child_as_well() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let churn = Churn::new(target.pid(), "family");
+    let first = churn.enable("calls", "parent_work").unwrap();
+    let second = churn.enable("calls", "child_work").unwrap();
+    let child: i32 = target.ask("keep").after("child").parse().unwrap();
+    churn.remove(first);
+    // what comes now is not what the child has there
+    let third = churn.enable("wall_time", "parent_work").unwrap();
+    churn.remove(second);
+    target.ask("poke 1000").assert_right();
+    let removed = churn.engine.remove(third, Caller::Engine).unwrap();
+    assert_eq!((removed.text_restored, removed.children_left), (true, Vec::new()));
+    target::assert_clean(target.pid(), &before);
+    before.assert_in(child);
+    target.ask("poke 1000").assert_right();
+    target.ask("drop").assert_right();
+}
+
+#[test]
+fn what_costs_too_much_is_taken_out_of_children_as_well() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let churn = Churn::new(target.pid(), "family");
+    let time = churn.enable_within("wall_time", "parent_work", 0.001, true).unwrap();
+    let calls = churn.enable_within("calls", "child_work", 0.001, true).unwrap();
+    let child: i32 = target.ask("keep").after("child").parse().unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let target = &mut target;
+        let busy = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                target.ask("poke 100000").assert_right();
+            }
+        });
+        let until = Until(&done);
+        let taken_out = || {
+            let reading = churn.engine.read(time, false, Caller::Engine).unwrap();
+            reading.values[0].taken_out.is_some()
+        };
+        wait_until("it is noticed", taken_out);
+        drop(until);
+        busy.join().unwrap();
+    });
+    // what was counted besides is still there
+    assert_eq!(before.differences(&Text::of(child)), before.differences(&Text::of(target.pid())));
+    before.assert_not_in(child);
+    churn.remove(time);
+    churn.remove(calls);
+    target::assert_clean(target.pid(), &before);
+    before.assert_in(child);
+    target.ask("poke 1000").assert_right();
+    target.ask("drop").assert_right();
 }

@@ -10,7 +10,7 @@ use ingraft_process::{Mapping, SharedArea, Target};
 use crate::api::{Inserted, Removed};
 use crate::error::{Error, ErrorKind};
 use crate::journal::{self, Contents, PointRecord};
-use crate::restore::{Restored, restore};
+use crate::restore::{Restored, restore, withdraw};
 use crate::session::describe;
 use crate::state_dir::StateDir;
 use crate::weaving::SIGNATURE;
@@ -107,10 +107,28 @@ pub fn restore_children(
     area: DataArea,
     file: Option<u64>,
 ) -> Vec<Pid> {
+    in_children(parent, area, file, &|child| {
+        let arenas = mapped(child, arenas)?;
+        Ok(restore(child, records, &arenas, Some(area))?.text_restored)
+    })
+}
+
+/// Takes points out of the fork children that have them and keep the rest. Returns those that could not be reached.
+pub fn withdraw_from_children(parent: &Target, points: &[PointRecord], area: DataArea) -> Vec<Pid> {
+    in_children(parent, area, area_file(parent, area), &|child| withdraw(child, points))
+}
+
+/// Does something in every fork child; returns those in which it failed.
+fn in_children(
+    parent: &Target,
+    area: DataArea,
+    file: Option<u64>,
+    work: &dyn Fn(&Target) -> Result<bool, Error>,
+) -> Vec<Pid> {
     let Some(file) = file else { return Vec::new() };
     let mut left = Vec::new();
     let mut done = vec![parent.pid()];
-    // A child may fork while its siblings are restored.
+    // A child may fork while its siblings are looked after.
     loop {
         let new: Vec<Pid> = heirs(area, file).into_iter().filter(|pid| !done.contains(pid)).collect();
         if new.is_empty() {
@@ -118,12 +136,9 @@ pub fn restore_children(
         }
         for pid in new {
             done.push(pid);
-            let outcome = Target::open(pid).map_err(|e| Error::process(pid, e)).and_then(|child| {
-                let arenas = mapped(&child, arenas)?;
-                restore(&child, records, &arenas, Some(area))
-            });
-            match outcome {
-                Ok(restored) if restored.text_restored => {}
+            let child = Target::open(pid).map_err(|e| Error::process(pid, e));
+            match child.and_then(|child| work(&child)) {
+                Ok(true) => {}
                 Err(e) if e.kind == ErrorKind::Gone || e.reason == "no_such_process" || e.reason == "zombie" => {}
                 _ => left.push(pid),
             }

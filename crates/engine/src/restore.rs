@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite};
-use ingraft_process::{ApplyError, Options as ApplyOptions, Target, ThreadBase};
+use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, PcMove, TextWrite};
+use ingraft_process::{Applied, ApplyError, Options as ApplyOptions, Target, ThreadBase, contains};
 
 use crate::error::Error;
 use crate::journal::PointRecord;
@@ -51,20 +51,9 @@ pub fn restore(
     area: Option<DataArea>,
 ) -> Result<Restored, Error> {
     let failed = |e| Error::process(target.pid(), e);
-    let mut look = 0;
-    let (plan, first) = loop {
-        look += 1;
-        let (plan, _) = restorable(target, &there(target, points)?);
-        let text = PatchPlan { step_out: Vec::new(), ..plan.clone() };
-        match target.apply(&text, &ApplyOptions::default()) {
-            Ok(applied) => break (plan, applied),
-            Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}
-            Err(e) => return Err(Error::apply(target.pid(), e)),
-        }
-    };
+    let (plan, first) = cut_off(target, points)?;
     let (mut stopped, mut threads) = (first.held, first.bases);
-    let (left, foreign) = restorable(target, &there(target, points)?);
-    let text_restored = !foreign && left.text.is_empty();
+    let text_restored = is_restored(target, points)?;
     let mut unmapped = false;
     if text_restored {
         // A thread whose saved context leads into the arenas (in a handler, say), or that is in a function which our code has called, leaves
@@ -100,14 +89,40 @@ pub fn restore(
     Ok(Restored { stopped, text_restored, unmapped, threads })
 }
 
+/// Restores the text alone, without waiting for threads to leave the code, which stays. Whether it is the original one again.
+pub fn withdraw(target: &Target, points: &[PointRecord]) -> Result<bool, Error> {
+    cut_off(target, points)?;
+    is_restored(target, points)
+}
+
+/// From here on nothing leads to the points. Returns what was planned and done.
+fn cut_off(target: &Target, points: &[PointRecord]) -> Result<(PatchPlan, Applied), Error> {
+    let mut look = 0;
+    loop {
+        look += 1;
+        let (plan, _) = restorable(target, points)?;
+        let text = PatchPlan { step_out: Vec::new(), ..plan.clone() };
+        match target.apply(&text, &ApplyOptions::default()) {
+            Ok(applied) => return Ok((plan, applied)),
+            Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}
+            Err(e) => return Err(Error::apply(target.pid(), e)),
+        }
+    }
+}
+
+fn is_restored(target: &Target, points: &[PointRecord]) -> Result<bool, Error> {
+    let (left, foreign) = restorable(target, points)?;
+    Ok(!foreign && left.text.is_empty())
+}
+
 fn sorted(ranges: &[AvmaRange]) -> Vec<AvmaRange> {
     let mut ranges = ranges.to_vec();
     ranges.sort_unstable_by_key(|r| r.start);
     ranges
 }
 
-/// The removal of all points whose text is mapped still: their file is there, as code.
-fn there(target: &Target, points: &[PointRecord]) -> Result<PatchPlan, Error> {
+/// The points whose text is mapped still: their file is there, as code.
+fn there<'a>(target: &Target, points: &'a [PointRecord]) -> Result<Vec<&'a RemovalRecord>, Error> {
     let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
     let is_there = |point: &&PointRecord| {
         point.removal.text.iter().all(|w| {
@@ -117,11 +132,7 @@ fn there(target: &Target, points: &[PointRecord]) -> Result<PatchPlan, Error> {
             })
         })
     };
-    let mut whole = RemovalRecord::combine(points.iter().filter(is_there).map(|p| &p.removal));
-    // Code that served one text and then another: where a thread in it belongs is not known, so it leaves by itself.
-    let doubtful: Vec<Avma> = whole.moves.windows(2).filter(|m| m[0].from == m[1].from).map(|m| m[0].from).collect();
-    whole.moves.retain(|m| doubtful.binary_search(&m.from).is_err());
-    Ok(whole)
+    Ok(points.iter().filter(is_there).map(|point| &point.removal).collect())
 }
 
 /// Whether text is as nobody ever changed it: all of it, so that it is fresh, not patched by others.
@@ -129,19 +140,52 @@ pub fn is_fresh<'a>(target: &Target, mut text: impl Iterator<Item = &'a TextWrit
     text.all(|write| matches!(look(target, write), Place::Original | Place::Unmapped))
 }
 
-/// The part of a removal that is still to be done, and whether somebody else stands in its way.
-fn restorable(target: &Target, whole: &PatchPlan) -> (PatchPlan, bool) {
-    let mut plan = whole.clone();
-    let mut foreign = false;
-    plan.text.retain(|write| match look(target, write) {
-        Place::Woven => true,
-        Place::Original | Place::Unmapped => false,
-        Place::Foreign => {
-            foreign = true;
-            false
+/// The part of a removal that is still to be done, and whether somebody else stands in its way. For the sake of fork children there may be records of
+/// points that have gone before others came to the same text, or whose code has made room for others': those that are in the text count.
+fn restorable(target: &Target, points: &[PointRecord]) -> Result<(PatchPlan, bool), Error> {
+    let (mut present, mut absent) = (Vec::new(), Vec::new());
+    let (mut woven, mut foreign): (Vec<&TextWrite>, Vec<&TextWrite>) = (Vec::new(), Vec::new());
+    for point in there(target, points)? {
+        let before = woven.len();
+        for write in &point.text {
+            match look(target, write) {
+                Place::Woven => woven.push(write),
+                Place::Foreign => foreign.push(write),
+                Place::Original | Place::Unmapped => {}
+            }
         }
-    });
-    (plan, foreign)
+        if woven.len() > before { present.push(point) } else { absent.push(point) }
+    }
+    woven.sort_unstable_by_key(|w| w.at);
+    woven.dedup();
+    let end = |w: &TextWrite| w.at.0 + u64::from(w.len);
+    let is_ours = |w: &&TextWrite| {
+        let next = woven.partition_point(|ours| end(ours) <= w.at.0);
+        woven.get(next).is_some_and(|ours| ours.at.0 < end(w))
+    };
+    let is_foreign = !foreign.iter().all(is_ours);
+
+    let mut plan = certain(RemovalRecord::combine(present));
+    let mut rest = certain(RemovalRecord::combine(absent));
+    let is_known = |m: &PcMove| {
+        plan.moves.binary_search_by_key(&m.from, |known| known.from).is_ok() || contains(&plan.step_out, m.from)
+    };
+    rest.moves.retain(|m| !is_known(m));
+    plan.moves.append(&mut rest.moves);
+    plan.moves.sort_unstable();
+    plan.step_out.append(&mut rest.step_out);
+    plan.step_out.sort_unstable_by_key(|r| (r.start, r.end));
+    plan.step_out.dedup();
+    plan.text = woven.into_iter().copied().collect();
+    Ok((plan, is_foreign))
+}
+
+/// Code that served one text and then another: where a thread in it belongs is not known, so it leaves by itself.
+fn certain(mut plan: PatchPlan) -> PatchPlan {
+    let doubtful: Vec<Avma> = plan.moves.windows(2).filter(|m| m[0].from == m[1].from).map(|m| m[0].from).collect();
+    let steps = &plan.step_out;
+    plan.moves.retain(|m| doubtful.binary_search(&m.from).is_err() && !contains(steps, m.from));
+    plan
 }
 
 fn look(target: &Target, write: &TextWrite) -> Place {

@@ -98,7 +98,7 @@ pub struct Woven {
     idle: Vec<AvmaRange>,
     /// The snippet at the loader's hook, where threads wait for the engine.
     pub hook: Option<u64>,
-    /// Points of unloaded text that fork children may have.
+    /// Points that are gone from the target, with their text or without, and that fork children may have.
     inherited: Vec<PointRecord>,
     /// What a dead engine wove; it can only go as a whole.
     adopted: Vec<PointRecord>,
@@ -290,13 +290,18 @@ impl Woven {
         gone
     }
 
-    /// Keeps records of text that is gone for the fork children that have it still.
+    /// Keeps records of points that are gone for the fork children that have them still.
     pub fn keep_inherited(&mut self, records: Vec<PointRecord>) {
         for record in records {
             if !self.inherited.contains(&record) {
                 self.inherited.push(record);
             }
         }
+    }
+
+    /// There are no fork children any more.
+    pub fn drop_inherited(&mut self) {
+        self.inherited.clear();
     }
 
     /// The pages of text that hold a springboard: module and address of one byte of each.
@@ -515,7 +520,11 @@ impl Woven {
     }
 
     /// Takes snippets out of points; points without snippets go altogether. Returns the plan and the points that go.
-    pub fn unweave(&mut self, minis: &[(FunctionRef, u64)]) -> Result<(PatchPlan, Vec<Avma>), Error> {
+    pub fn unweave(
+        &mut self,
+        modules: &Modules,
+        minis: &[(FunctionRef, u64)],
+    ) -> Result<(PatchPlan, Vec<PointRecord>), Error> {
         let mut plan = PatchPlan::default();
         let mut gone = Vec::new();
         let mut left: FxHashMap<FunctionRef, Vec<u64>> = FxHashMap::default();
@@ -545,7 +554,7 @@ impl Woven {
                         }
                         None => RemovalRecord::combine(point.woven.records()),
                     };
-                    gone.push(point.woven.removal.key());
+                    gone.push(point_record(modules, function.module, point));
                     append(&mut plan, removed);
                     if let Some(text) = self.texts.get_mut(&function.module.0) {
                         text.release_point(&point.woven);

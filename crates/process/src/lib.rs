@@ -45,6 +45,7 @@ pub use procfs::{Mapping, Status, boot_id};
 pub use remote::{Gadgets, Remote};
 pub use room::{DataAreaRequest, MAPS_NAME};
 pub use spawn::{Start, Streams, spawn};
+pub use stack::contains;
 pub use survey::{ID_OFFSETS, Survey, ThreadFacts};
 pub use sys::{abort_after, steps};
 pub use target::{AT_BASE, AT_ENTRY, AT_HWCAP2, AT_SYSINFO_EHDR, ExitStatus, HWCAP2_FSGSBASE, Identity, Target};

@@ -136,7 +136,7 @@ fn is_saved_context(flags: Option<&u64>, segments: Option<&u64>) -> bool {
 }
 
 /// Whether an address lies in one of the sorted ranges.
-pub(crate) fn contains(ranges: &[AvmaRange], at: Avma) -> bool {
+pub fn contains(ranges: &[AvmaRange], at: Avma) -> bool {
     let i = ranges.partition_point(|r| r.end <= at);
     ranges.get(i).is_some_and(|r| r.contains(&at))
 }

@@ -69,6 +69,12 @@ fn by_the_checked_longjmp() {
 }
 
 #[test]
+fn into_the_cleanup_handlers_of_a_thread_that_ends() {
+    ends_at_the_landing("jumps", "cancel", "dropped");
+    ends_at_the_landing("jumps-static", "cancel", "dropped");
+}
+
+#[test]
 fn of_a_static_program() {
     ends_at_the_landing("jumps-static", "land", "dive");
     ends_at_the_landing("jumps-static", "signal", "pierced");

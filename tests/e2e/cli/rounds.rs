@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ingraft_testing::server::{Nginx, Postgres, Redis};
 use ingraft_testing::target::{self, Size, Text};
-use ingraft_testing::{Mutatee, Tool, full, scaled, skip, wait_until};
+use ingraft_testing::{Mutatee, Tool, Until, full, scaled, skip, wait_until};
 
 use crate::tool;
 
@@ -30,15 +30,6 @@ fn round(
     outcome
 }
 
-/// Ends a load when it goes, also when the test fails.
-struct Until<'a>(&'a AtomicBool);
-
-impl Drop for Until<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Panics when a process grew from one size to another by more than a busy server may by itself.
 fn assert_no_growth(first: Size, last: Size, resident: u64) {
     assert!(last.maps <= first.maps, "mappings: {first:?} grew to {last:?}");
@@ -53,26 +44,21 @@ fn threads_that_all_sit_in_the_function() {
     let before = Text::of(target.pid());
     let mut size = None;
     for index in 0..total() {
-        round(&tool, target.pid(), &["sit"], &before, || {
+        let outcome = round(&tool, target.pid(), &["sit"], &before, || {
             let earlier = target.ask("beat").number("beats");
             wait_until("the threads go round", || target.ask("beat").number("beats") > earlier);
         });
+        // their own branch back to the first instruction is no call, nor does one begin where it has led them
+        assert_eq!(outcome.calls("sit"), 0);
         if index == 2 {
             size = Some(Size::of(target.pid()));
         }
     }
     assert_no_growth(size.expect("three rounds"), Size::of(target.pid()), 256);
-    // Their own branch back to the first instruction is no call; leaving and entering again is one for each thread.
-    // A thread that stood on that instruction when the count came may have arrived by the branch: it counts as one that enters.
-    let mut session = tool.start(["watch", "-p", &target.pid_text(), "calls@/Code/spin/sit"]);
-    let value = |sample: &serde_json::Value| sample["value"].as_u64().expect("a count");
-    let _ = session.wait_for("sample");
-    let at_first = value(&session.wait_for("sample"));
-    assert!(at_first <= 6, "{at_first}");
+    let session = tool.count(target.pid(), &["sit"]);
     target.ask("leave");
-    let _ = session.wait_for("sample");
     let outcome = session.interrupt().assert_code(0).assert_removed();
-    assert_eq!(outcome.all("sample").last().map(|sample| value(sample) - at_first), Some(6));
+    assert_eq!(outcome.calls("sit"), 6, "each thread leaves and enters again");
     target.ask("leave");
 }
 

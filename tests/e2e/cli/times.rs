@@ -200,10 +200,30 @@ fn threads_that_all_sit_in_a_timed_function() {
         assert_eq!(outcome.latency("sit").calls, 0);
         target::assert_clean(target.pid(), &before);
     }
-    let session = tool.measure("latency", target.pid(), &["sit"]);
-    target.ask("leave");
-    // each leaves a call that began before, and enters anew
-    let seen = session.interrupt().assert_code(0).assert_removed().latency("sit");
-    assert_eq!((seen.calls, seen.unseen), (0, 6), "{seen:?}");
-    target::assert_clean(target.pid(), &before);
+    for _ in 0..scaled(10, 100) {
+        let session = tool.measure("latency", target.pid(), &["sit"]);
+        target.ask("leave");
+        // each leaves a call that began before, and enters anew
+        let seen = session.interrupt().assert_code(0).assert_removed().latency("sit");
+        assert_eq!((seen.calls, seen.unseen), (0, 6), "{seen:?}");
+        target::assert_clean(target.pid(), &before);
+    }
+}
+
+#[test]
+fn threads_on_the_first_instruction_of_a_loop_are_caught_up() {
+    let mut target = Mutatee::start("spin", &["6"]);
+    let tool = tool();
+    let before = Text::of(target.pid());
+    for _ in 0..scaled(10, 100) {
+        let pid = target.pid_text();
+        let mut session = tool.start(["watch", "-p", &pid, "wall_time@/Code/spin/sit", "--max-overhead", "10000"]);
+        let attached = session.wait_for("attached");
+        assert_eq!((&attached["caught_up"], &attached["not_unwound"]), (&6.into(), &0.into()));
+        target.ask("leave");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        let amiss = |sample: &&serde_json::Value| ["left", "unseen"].iter().any(|key| sample[key].as_u64() > Some(0));
+        assert_eq!(outcome.all("sample").into_iter().find(amiss), None);
+        target::assert_clean(target.pid(), &before);
+    }
 }

@@ -15,6 +15,7 @@ mod tool;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use daemon::Daemon;
@@ -58,6 +59,15 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     while !condition() {
         assert!(start.elapsed() < BOUND, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Ends what goes on beside a test when it goes, also when the test fails.
+pub struct Until<'a>(pub &'a AtomicBool);
+
+impl Drop for Until<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

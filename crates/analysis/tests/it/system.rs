@@ -428,6 +428,9 @@ fn the_last_step_of_longjmp_is_found_and_can_be_woven() {
         let [last] = leaps.as_slice() else { panic!("{name}: {leaps:?}") };
         assert!(matches!(image.exit_sites(last).unwrap().as_slice(), [Ok(_)]), "{name}");
     }
+    // with those that only the library itself calls, as for the cancellation of threads
+    let all: Vec<_> = image.leaping().map(|f| f.display_name()).collect();
+    assert!((3..=4).contains(&all.len()), "{all:?}");
     // what changes stacks, saves a place on one, or returns as others do
     for name in ["setcontext", "swapcontext", "makecontext", "_setjmp", "longjmp", "qsort"] {
         assert!(!image.leaps(find(&image, name)), "{name}");

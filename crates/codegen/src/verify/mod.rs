@@ -327,7 +327,9 @@ impl Proof<'_> {
         if springboard.len as u64 > displaced_end - at.0 && u64::from(site.own) > displaced_end - at.0 {
             return fail(at.0, Flaw::NotEquivalent);
         }
-        let mut begins = vec![at.0];
+        // who may have come by a branch of the function's own is not seen by the snippets
+        let looped = (entry || site.after) && !site.back_branches.is_empty();
+        let mut begins = if looped { Vec::new() } else { vec![at.0] };
         for branch in &site.back_branches {
             let b = branch.at.to_avma(bias).0;
             let led = point.led.iter().any(|inner| inner.original.0 == b);
@@ -342,8 +344,11 @@ impl Proof<'_> {
         inner::offered(walk, point, &mut pairs)?;
         let first_parts = pairs.iter().filter(|p| p.first && !begins.contains(&p.original));
         // a thread that has arrived at the point has not passed it
-        let arrival = |p: &Pair| if p.original == self.point_at() && !site.after { begin } else { p.copy };
+        let arrival = |p: &Pair| if p.original == self.point_at() && !site.after && !entry { begin } else { p.copy };
         expected.extend(first_parts.map(|p| PcMove { from: Avma(p.original), to: Avma(arrival(p)) }));
+        if looped && entry && point.function != at {
+            expected.push(PcMove { from: point.function, to: point.tail });
+        }
 
         let begin = self.past_condition(walk, begin)?;
         self.snippets(walk, begin, &pairs)

@@ -7,9 +7,9 @@ mod walk;
 use std::collections::HashMap;
 use std::time::Instant;
 
-use ingraft_mdl::{FunctionRef, Variable};
+use ingraft_mdl::Variable;
 use ingraft_model::layout::{FIRST_SHARD, OWNER};
-use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PointKind, Refusal, Snippet, ThreadIdentity, Tid};
+use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PointKind, Snippet, ThreadIdentity, Tid};
 use ingraft_process::{Held, HeldRegisters, SharedArea, Target, Visitor};
 
 pub use self::replay::Uncaught;
@@ -18,7 +18,7 @@ use self::walk::{Frame, Places, Walk, Walker};
 use crate::api::CaughtUp;
 use crate::modules::Modules;
 use crate::sites::Spot;
-use crate::weaving::{Wanted, Woven};
+use crate::weaving::{Change, Wanted, Woven};
 
 /// What an entry's code would have left behind.
 type Prepared = Result<State, Uncaught>;
@@ -28,8 +28,9 @@ type States<'a> = Vec<(usize, &'a [u32])>;
 
 /// A function with new code at its entry.
 struct Entry<'a> {
-    /// Its first byte and its springboard: a thread that stands there, or in between, has not entered yet.
-    unentered: std::ops::RangeInclusive<Avma>,
+    /// Its first byte and its springboard: a thread that stands there, or in between, has not entered yet. None if it is moved from there behind
+    /// the code, as it may have come by the function's own branch.
+    unentered: Option<std::ops::RangeInclusive<Avma>>,
     states: States<'a>,
 }
 
@@ -61,13 +62,13 @@ pub struct CatchUp<'a> {
 }
 
 impl<'a> CatchUp<'a> {
-    /// Prepares for a change from `now` to `after`. `None`: no call in progress can matter to it.
+    /// Prepares for a `change` from `now` to `after`. `None`: no call in progress can matter to it.
     pub fn prepare<'v>(
         target: &Target,
         modules: &Modules,
         (now, after): (&Woven, &Woven),
         wanted: &'a [Wanted<'a>],
-        refused: &HashMap<(FunctionRef, usize), Refusal>,
+        change: &Change,
         variables: &dyn Fn(usize) -> &'v [Variable],
         counters: Counters<'a>,
     ) -> Option<Self> {
@@ -75,7 +76,8 @@ impl<'a> CatchUp<'a> {
         let mut known: HashMap<(usize, *const Snippet), Option<usize>> = HashMap::new();
         let (mut entries, mut code, mut before_calls) = (Vec::new(), Vec::new(), HashMap::new());
         for w in wanted.iter().filter(|w| w.spot.opens()) {
-            let mut minis: Vec<_> = w.minis.iter().filter(|m| !refused.contains_key(&(w.function, m.pair))).collect();
+            let mut minis: Vec<_> =
+                w.minis.iter().filter(|m| !change.refused.contains_key(&(w.function, m.pair))).collect();
             minis.sort_by_key(|m| m.role);
             let mut states = Vec::new();
             let mut ids = Vec::new();
@@ -109,7 +111,8 @@ impl<'a> CatchUp<'a> {
             for part in std::iter::once(&function.range()).chain(function.parts()) {
                 code.push((part.start.to_avma(module.bias)..part.end.to_avma(module.bias), entries.len()));
             }
-            entries.push(Entry { unentered: start..=springboard, states });
+            let moved = change.plan.moves.binary_search_by_key(&springboard, |m| m.from).is_ok();
+            entries.push(Entry { unentered: (!moved).then_some(start..=springboard), states });
         }
         if !prepared.iter().any(Result::is_ok) {
             return None;
@@ -133,7 +136,10 @@ impl<'a> CatchUp<'a> {
         match frame.past {
             Some(PointKind::Entry) => Some(entry),
             Some(PointKind::Exit) => None,
-            _ => Some(entry).filter(|e| frame.calls || !e.unentered.contains(&frame.at)),
+            _ => {
+                let enters = |e: &Entry<'_>| e.unentered.as_ref().is_some_and(|before| before.contains(&frame.at));
+                Some(entry).filter(|e| frame.calls || !enters(e))
+            }
         }
     }
 

@@ -43,16 +43,7 @@ impl Session {
         }
         let Some(attached) = control.attached.as_mut() else { return Ok(()) };
         let records: Vec<_> = gone.iter().flat_map(|module| attached.woven.retire(&control.modules, *module)).collect();
-        if records.is_empty() {
-            return Ok(());
-        }
-        if leftover::has_heirs(&self.target, attached.area.layout()) {
-            // a fork child may have the library still, with our jumps in it
-            attached.woven.keep_inherited(records);
-            return Ok(());
-        }
-        let records: Vec<_> = records.iter().map(|point| Record::PointGone(point.removal.key())).collect();
-        self.write_journal(&mut attached.journal, &attached.area, &records)
+        self.forget_points(attached, records)
     }
 
     /// Looks for modules that were loaded since, and measures in them what was asked for. `exact`, asked when they are woven, says

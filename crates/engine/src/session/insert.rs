@@ -483,12 +483,13 @@ impl Session {
         let mut catch_up = match control.unrun {
             // Besides, the thread that has loaded it waits in code of ours, where nobody can tell what its calls are.
             true => None,
-            false => CatchUp::prepare(target, modules, versions, wanted, &change.refused, variables, counters),
+            false => CatchUp::prepare(target, modules, versions, wanted, &change, variables, counters),
         };
         let applied = self.write_journal(&mut attached.journal, &attached.area, &records).and_then(|()| {
             let options = ApplyOptions {
                 check_quiet: attached.woven.idle(),
                 calls: Some(attached.env.data),
+                readings: Some(attached.env.data),
                 ..ApplyOptions::default()
             };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);

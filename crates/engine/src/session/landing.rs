@@ -9,8 +9,11 @@ use crate::modules::ModuleFile;
 
 /// The first thing that a handler calls, and the last thing that a cleanup calls, each from the frame that the exception has reached.
 const LANDINGS: [&str; 2] = ["__cxa_begin_catch", "_Unwind_Resume"];
-/// Their last step, or that of a function that they call, jumps with the stack pointer of the frame that it leads to.
-const JUMPS: [&str; 4] = ["longjmp", "_longjmp", "siglongjmp", "__longjmp_chk"];
+/// Their last step, or that of a function that they call, jumps with the stack pointer of the frame that it leads to. The last of them is
+/// how glibc goes to the cleanup handlers of a thread that is cancelled.
+const JUMPS: [&str; 5] = ["longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "__longjmp_cancel"];
+/// The library in which all such jumps are known to be these, whatever their names: it exports few.
+const LIBC: &str = "libc";
 /// The libraries that have them.
 const LIBRARIES: [&str; 6] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind", "libc", "ld-musl-x86_64"];
 
@@ -31,9 +34,18 @@ impl Session {
         }
         let caught = LANDINGS.iter().flat_map(|name| modules.functions_named(name)).map(|f| (f, Spot::ENTRY));
         let jumps = JUMPS.iter().flat_map(|name| modules.functions_named(name));
-        let jumps: BTreeSet<MdlFunction> = jumps.flat_map(|f| leaps(modules, f)).collect();
+        let jumps: BTreeSet<MdlFunction> = jumps.flat_map(|f| leaps(modules, f)).chain(unnamed(modules)).collect();
         caught.chain(jumps.into_iter().map(|f| (f, Spot::EXIT))).collect()
     }
+}
+
+/// The jumps of the C library, those that have no names included.
+fn unnamed(modules: &Modules) -> impl Iterator<Item = MdlFunction> + '_ {
+    let libc = modules.loaded().filter(|(_, file, _)| file.names.iter().any(|name| name == LIBC));
+    libc.flat_map(|(module, _, m)| {
+        let numbers = m.image.leaping().filter_map(|f| m.number_at(f.start()));
+        numbers.map(move |function| MdlFunction { module, function })
+    })
 }
 
 /// Which of a function and those that it calls make the jump.

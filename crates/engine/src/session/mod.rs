@@ -39,7 +39,7 @@ use crate::error::{Error, ErrorKind};
 use crate::event_places::EventPlaces;
 use crate::images::ImageStore;
 use crate::internal::{self, Internal};
-use crate::journal::{self, Head, Journal, Kept, KeptPair, Record};
+use crate::journal::{self, Head, Journal, Kept, KeptPair, PointRecord, Record};
 use crate::leftover;
 use crate::modules::Modules;
 use crate::request::{self, Missing, Wanted};

@@ -50,24 +50,30 @@ impl Session {
 
     /// Takes snippets out. Returns how long threads were held.
     ///
-    /// First nothing leads to them any more; threads that are in the middle of one then leave by themselves, however busy they are.
+    /// First nothing leads to them any more; threads that are in the middle of one then leave by themselves, however busy they are. Where
+    /// nobody is, that is all.
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<Duration, Error> {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(Duration::ZERO) };
         let before = attached.woven.clone();
-        let taken = attached.woven.unweave(minis).and_then(|(plan, gone)| {
+        let taken = attached.woven.unweave(&control.modules, minis).and_then(|(plan, gone)| {
             attached.woven.leave_idle(&plan.retired);
+            let options = ApplyOptions {
+                check_quiet: attached.woven.idle(),
+                calls: Some(attached.env.data),
+                readings: Some(attached.env.data),
+                ..ApplyOptions::default()
+            };
             let routines = attached.woven.routines();
             let (reads, mut leaves): (Vec<_>, Vec<_>) = plan.step_out.into_iter().partition(|r| routines.contains(r));
             // from the code that goes threads still come into these, and go back there
             leaves.extend(attached.woven.routines_of_passers());
             leaves.sort_unstable_by_key(|r| r.start);
             let first = PatchPlan { step_out: reads, moves: plan.moves.clone(), ..plan };
-            let applied = self.target.apply(&first, &ApplyOptions::default());
-            let held = applied.map_err(|e| Error::apply(self.pid(), e))?.held;
+            let applied = self.target.apply(&first, &options).map_err(|e| Error::apply(self.pid(), e))?;
             let rest = PatchPlan { step_out: leaves, moves: plan.moves, ..PatchPlan::default() };
-            Ok((held, rest, gone))
+            Ok((applied, rest, options, gone))
         });
-        let (held, rest, gone) = match taken {
+        let (applied, rest, options, gone) = match taken {
             Ok(taken) => taken,
             Err(e) => {
                 // what is in the target is what it was
@@ -75,29 +81,42 @@ impl Session {
                 return Err(e);
             }
         };
-        let options = ApplyOptions {
-            check_quiet: attached.woven.idle(),
-            calls: Some(attached.env.data),
-            readings: Some(attached.env.data),
-            ..ApplyOptions::default()
-        };
-        let held = match self.target.apply(&rest, &options) {
-            Ok(applied) => {
-                if applied.quiet {
-                    attached.woven.release(&options.check_quiet);
+        let (mut held, mut quiet) = (applied.held, applied.quiet);
+        if !quiet {
+            match self.target.apply(&rest, &options) {
+                Ok(applied) => (held, quiet) = (held.max(applied.held), applied.quiet),
+                Err(error) => {
+                    tracing::debug!(%error, "a thread may still be in code that was taken out");
+                    control.unsettled = true;
                 }
-                held.max(applied.held)
             }
-            Err(error) => {
-                tracing::debug!(%error, "a thread may still be in code that was taken out");
-                control.unsettled = true;
-                held
-            }
-        };
+        }
+        if quiet {
+            attached.woven.release(&options.check_quiet);
+        }
         self.note_hold(held);
-        let records: Vec<_> = gone.into_iter().map(Record::PointGone).collect();
-        self.write_journal(&mut attached.journal, &attached.area, &records)?;
+        if control.family && !gone.is_empty() {
+            let left = leftover::withdraw_from_children(&self.target, &gone, attached.area.layout());
+            if !left.is_empty() {
+                tracing::warn!(?left, "children go on with code that was taken out");
+            }
+        }
+        self.forget_points(attached, gone)?;
         Ok(held)
+    }
+
+    /// Points are gone from the target, with their text or without: their records stay as long as a fork child may have them.
+    pub(super) fn forget_points(&self, attached: &mut Attached, gone: Vec<PointRecord>) -> Result<(), Error> {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        if leftover::has_heirs(&self.target, attached.area.layout()) {
+            attached.woven.keep_inherited(gone);
+            return Ok(());
+        }
+        attached.woven.drop_inherited();
+        let records: Vec<_> = gone.iter().map(|point| Record::PointGone(point.removal.key())).collect();
+        self.write_journal(&mut attached.journal, &attached.area, &records)
     }
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
