@@ -52,7 +52,8 @@ pub(crate) fn last(outcome: &Outcome, pair: &str, field: &str) -> i64 {
     let (metric, focus) = pair.split_once('@').unwrap_or((pair, ""));
     let samples = outcome.all("sample").into_iter().filter(|s| s["metric"] == metric && s["focus"] == focus);
     // A distribution of nothing has no sum.
-    let number = |sample: &Value| sample.get(field).map_or(0, |value| value.as_i64().expect("a number"));
+    let nothing = (field == "sum").then_some(0);
+    let number = |sample: &Value| sample[field].as_i64().or(nothing).expect("a number");
     let last: std::collections::BTreeMap<_, _> =
         samples.map(|sample| (sample["pid"].as_i64(), number(sample))).collect();
     assert!(!last.is_empty(), "no sample of {pair}: {outcome:#?}");

@@ -504,6 +504,15 @@ fn milliseconds(text: &str) -> f64 {
     found.unwrap_or_else(|| panic!("no time: {text}"))
 }
 
+/// For how many milliseconds processes were ready to run and no processor was free for them, by the kernel's account.
+fn kept_waiting(pids: &[i32]) -> f64 {
+    let of = |pid: &i32| -> f64 {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).expect("the process's statistics");
+        text.split(' ').nth(1).and_then(|ns| ns.parse().ok()).expect("a number")
+    };
+    pids.iter().map(of).sum::<f64>() / 1e6
+}
+
 #[test]
 fn percentiles_of_nginx_agree_with_those_of_its_client() {
     let nginx = match Nginx::start() {
@@ -515,17 +524,18 @@ fn percentiles_of_nginx_agree_with_those_of_its_client() {
     let before = Text::of(workers[0]);
     // Times of some milliseconds that differ by less than two: wrk makes up requests that it thinks a slower one has held back.
     let script = tempfile::Builder::new().suffix(".lua").tempfile().expect("a file");
-    let busy =
-        "request = function() return wrk.format('GET', '/busy/' .. string.rep('a', math.random(120, 148))) end\n";
-    std::fs::write(script.path(), busy).expect("a script");
+    let lua = "request = function() return wrk.format('GET', '/busy/' .. string.rep('a', math.random(120, 148))) end\n";
+    std::fs::write(script.path(), lua).expect("a script");
     let session = watch(&workers, &[], &["nginx_handling_latency", "nginx_handling_time"]);
     let url = format!("http://127.0.0.1:{}/", nginx.port);
     let duration = format!("-d{}s", scaled(5, 30));
+    let busy = kept_waiting(&workers);
     let text =
         output(Command::new("wrk").args(["-t1", "-c1", "--latency", &duration, "-s"]).arg(script.path()).arg(url));
     // The last request may be on its way when wrk goes.
     let rest = || workers.iter().all(|&pid| target::waits_in(pid, 232));
     ingraft_testing::wait_until("nginx waits for events", rest);
+    let busy = kept_waiting(&workers) - busy;
     let outcome = session.interrupt().assert_code(0);
     assert_eq!(outcome.all("removed").len(), 2, "{outcome:#?}");
     let words = |begin: &str| -> Vec<&str> {
@@ -539,14 +549,16 @@ fn percentiles_of_nginx_agree_with_those_of_its_client() {
     let sample = samples.max_by_key(|sample| sample["value"].as_i64()).expect("a distribution");
     let seen = value(&outcome, "nginx_handling_latency") as f64;
     assert!((requests..=requests + 1.0).contains(&seen), "{seen} of {requests}: {text}");
-    // A bucket is a thirty-second wide, and so is the way to the next request; a client that is woken late on a busy machine is slower.
+    // A bucket is a thirty-second wide, and so is the way to the next request. Where others keep nginx from its processor, they keep its
+    // client as well, whose times are longer by that.
+    let late = 1.0 + 2.0 * busy / requests;
     for (name, key, off) in [("50%", "p50", 0.06), ("90%", "p90", 0.06), ("99%", "p99", 0.12)] {
         let (own, client) = (sample[key].as_f64().expect("a number") / 1e6, milliseconds(words(name)[1]));
-        assert!((own - client).abs() < off * client + 2.0, "{name}: {own} ms, but wrk says {client} ms: {text}");
+        assert!((own - client).abs() < off * client + late, "{name}: {own} ms, but wrk says {client} ms: {text}");
     }
     let (time, client) =
         (value(&outcome, "nginx_handling_time") as f64 / 1e6, requests * milliseconds(words("Latency ")[1]));
-    assert!((time - client).abs() < 0.05 * client + requests, "{time} ms, but wrk says {client} ms: {text}");
+    assert!((time - client).abs() < 0.05 * client + requests * late, "{time} ms, but wrk says {client} ms: {text}");
     let sum = last(&outcome, "nginx_handling_latency", "sum") as f64 / 1e6;
     assert!((time - sum).abs() < 0.01 * sum, "{time} ms in all, but {sum} ms one by one");
     target::assert_clean(workers[0], &before);
