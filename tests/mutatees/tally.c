@@ -6,8 +6,10 @@
  * locks N T         T threads that do N rounds of locks and waits that need not wait
  * waits N US        N sleeps, lock waits, lock holds and condition waits of US microseconds each
  * study N US        N recursions four calls deep, which use the heap, write, wait for a lock and compute, US microseconds each
+ * work N US         N calls that compute for about US microseconds each
  * N is at least 1. Each answer has `mutex ADDRESS`, and `is METRIC@FUNCTION VALUE`: what a metric that is restricted to a function, or not, must show
- * since the start; times in nanoseconds as `took METRIC@FUNCTION NS CALLS`, processor times as `computed …`. */
+ * since the start; times in nanoseconds as `took METRIC@FUNCTION NS CALLS`, processor times as `computed …`; of a distribution METRIC is its
+ * number of values, METRIC.sum their sum. */
 #include "mutatee.h"
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -280,6 +282,18 @@ static void *partner(void *given) {
 enum { SLEEP, LOCK, HOLD, CONDITION, RWLOCK, POLL, READ, BARRIER, TIMES };
 static const char *const timed[TIMES] = {"sleep_time",  "lock_wait",       "lock_hold", "condition_wait",
                                          "rwlock_wait", "event_wait_time", "io_time",   "barrier_wait"};
+/* What is told of some of them in other words too. */
+static const struct {
+    const char *metric;
+    int what;
+} also[] = {
+    {"lock_latency.sum", LOCK},
+    {"condition_latency.sum", CONDITION},
+    {"rwlock_wait_by_object", RWLOCK},
+    {"io_latency.sum", READ},
+    {"io_wait", READ},
+    {"io_wait_inclusive", READ},
+};
 
 #define TIMED(what, call)            \
     do {                             \
@@ -295,8 +309,12 @@ static void *writer(void *given) {
     return NULL;
 }
 
+/* Leaves success in the register of results. */
+COUNTED int success(void) { return 0; }
+
 COUNTED void waits(long us, long long *ns) {
     struct turn turn = {.us = us};
+    struct timespec past = {0, 0};
     pthread_t thread;
     sem_init(&turn.held, 0, 0);
     TIMED(SLEEP, usleep((useconds_t)us));
@@ -305,6 +323,8 @@ COUNTED void waits(long us, long long *ns) {
     TIMED(LOCK, pthread_mutex_lock(&mutex));
     long long held = now();
     TIMED(SLEEP, doze(us));
+    success();
+    if (pthread_mutex_timedlock(&mutex, &past) != ETIMEDOUT) abort();
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     long long nanoseconds = until.tv_nsec + us * 1000LL;
@@ -346,6 +366,11 @@ static long long cpu(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+/* Nothing but work. */
+COUNTED void work(long us) {
+    for (long i = 0; i < us * 1000; i++) __asm__ volatile("");
 }
 
 /* Room between calls: which shapes cannot be woven is not the question here. */
@@ -432,6 +457,7 @@ int main(void) {
             add(0, "heap_releases", "heap", did.releases);
             for (long i = 1; i <= n; i++) four(i, 2, 3 * i, -1);
             add(0, "calls", "four", n);
+            add(0, "returns", "four", n);
             add(0, "procedure_called", "four", n);
             add(0, "argument0", "four", n * (n + 1) / 2);
             add(0, "argument1", "four", 2 * n);
@@ -453,6 +479,7 @@ int main(void) {
             add(0, "io_latency", "files", did.operations);
             add(0, "file_sync_latency", "files", did.syncs);
             add(1, "file_sync_time", "files", did.synced);
+            add(1, "file_sync_latency.sum", "files", did.synced);
         } else if (sscanf(line, "sockets %ld", &n) == 1) {
             struct sockets did = {0};
             sockets(n, &did);
@@ -475,13 +502,20 @@ int main(void) {
                 long long ns[TIMES] = {0};
                 waits(more, ns);
                 for (int t = 0; t < TIMES; t++) add(1, timed[t], "waits", ns[t]);
-                add(1, "rwlock_wait_by_object", "waits", ns[RWLOCK]);
-                add(0, "slow_locks", "waits", 1);
+                for (size_t t = 0; t < sizeof also / sizeof *also; t++) add(1, also[t].metric, "waits", ns[also[t].what]);
+                for (int deep = 0; deep < 2; deep++) {
+                    const char *metric = deep ? "sync_wait_inclusive" : "sync_wait";
+                    add(1, metric, "waits", ns[LOCK] + ns[CONDITION] + ns[BARRIER]);
+                }
+                add(0, "slow_locks", "waits", ns[LOCK] >= 10000);
+                add(0, "sleeps", "waits", 2);
             }
             pthread_barrier_destroy(&barrier);
         } else if (sscanf(line, "study %ld %ld", &n, &more) == 2) {
             struct study did = {.null = open("/dev/null", O_WRONLY), .file = open("/tmp", O_TMPFILE | O_RDWR, 0600), .right = 1};
+            long long begin = now();
             for (long i = 0; i < n; i++) study(3, more, &did);
+            long long outermost = now() - begin;
             if (!did.right) abort();
             close(did.null);
             close(did.file);
@@ -500,8 +534,18 @@ int main(void) {
             add(0, "sync_ops", "study", 2 * did.calls);
             add(0, "cpu_latency", "helper", did.calls);
             add(0, "self_latency", "helper", did.calls);
+            add(1, "self_latency.sum", "study", outermost);
             add(1, "lock_wait", "study", did.waited);
             add(2, "cpu_self", "study", did.computed);
+        } else if (sscanf(line, "work %ld %ld", &n, &more) == 2) {
+            long long begin = now(), begin_cpu = cpu();
+            for (long i = 0; i < n; i++) work(more);
+            long long computed = cpu() - begin_cpu, took = now() - begin;
+            const char *const wall[] = {"wall_time", "exec_time", "exec_time_inclusive", "latency.sum", "self_latency.sum"};
+            const char *const own[] = {"cpu_time", "cpu", "cpu_inclusive", "cpu_latency.sum"};
+            for (size_t i = 0; i < sizeof wall / sizeof *wall; i++) add(1, wall[i], "work", took);
+            for (size_t i = 0; i < sizeof own / sizeof *own; i++) add(2, own[i], "work", computed);
+            add(0, "latency", "work", n);
         } else {
             say("unknown command %s", line);
         }

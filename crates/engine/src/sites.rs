@@ -38,14 +38,14 @@ impl Spot {
 pub struct Found {
     /// How it can be woven, or why not.
     pub site: Result<Site, Refusal>,
-    /// Whom the call there calls, if that is known before it does.
-    callee: Option<FunctionRef>,
+    /// Whom the call there calls, if that is known before it does: one of these.
+    callees: Vec<FunctionRef>,
 }
 
 impl Found {
     /// Whether a snippet belongs there: not if it leaves calls of the callee out.
     pub fn is_for(&self, mini: &NewMini<'_>) -> bool {
-        self.callee.is_none_or(|callee| !mini.except.contains(&callee))
+        self.callees.is_empty() || !self.callees.iter().all(|callee| mini.except.contains(callee))
     }
 }
 
@@ -77,7 +77,7 @@ pub fn sites(
     spot: Spot,
     originals: &Originals,
 ) -> Result<Vec<Found>, Refusal> {
-    let found = |site| Found { site, callee: None };
+    let found = |site| Found { site, callees: Vec::new() };
     match (spot.kind, spot.after) {
         (PointKind::Entry, false) => Ok(vec![found(Ok(entry_site(target, modules, function, originals)?))]),
         (PointKind::Exit, false) => {
@@ -114,15 +114,16 @@ fn calls(
     let (module, f) = body(modules, function)?;
     let mut out = Vec::new();
     for point in module.image.call_points(f, after)? {
-        let callee = callee(target, modules, function, module, &point.call);
+        let callees = callees(target, modules, function, module, &point.call);
+        let returns = callees.is_empty() || callees.iter().any(|&callee| !never_returns(modules, callee));
         let site = match point.site {
             Ok(None) => continue,
             Ok(Some(site)) => agrees(target, module, site, originals),
             // where nothing returns to there is nothing to weave
-            Err(_) if after && callee.is_some_and(|callee| never_returns(modules, callee)) => continue,
+            Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
         };
-        out.push(Found { site, callee });
+        out.push(Found { site, callees });
     }
     Ok(out)
 }
@@ -168,33 +169,35 @@ pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
 }
 
 /// Whom a call calls: named by itself, by a stub of the linker, or by the slot that it goes through as that is now. A slot that the loader
-/// has not filled yet is known by the name that it will look up. What is computed when the call is made is not known.
-fn callee(
+/// has not filled yet is known by the name that it will look up, of which there may be several versions. What is computed when the call is
+/// made is not known.
+fn callees(
     target: &Target,
     modules: &Modules,
     caller: FunctionRef,
     module: &Module,
     call: &CallSite,
-) -> Option<FunctionRef> {
+) -> Vec<FunctionRef> {
     if let Callee::Direct(at) = call.callee
         && module.image.stub_slot(at).is_none()
     {
-        let number = module.number_at(at)?;
-        return Some(FunctionRef { module: caller.module, function: number });
+        let own = |number| FunctionRef { module: caller.module, function: number };
+        return module.number_at(at).map(own).into_iter().collect();
     }
-    let slot = slot(module, call)?;
+    let Some(slot) = slot(module, call) else { return Vec::new() };
     let mut word = [0; 8];
-    target.read(slot.to_avma(module.bias), &mut word).ok()?;
+    if target.read(slot.to_avma(module.bias), &mut word).is_err() {
+        return Vec::new();
+    }
     let pointer = Avma(u64::from_le_bytes(word));
     if let Some(function) = modules.function_at(pointer) {
-        return Some(function);
+        return vec![function];
     }
     // through the stub it leads back to the loader, or the loader has not come to it yet and it is as in the file
     let unfilled =
         module.image.is_stub(pointer.to_svma(module.bias)) || module.image.is_stub(Svma(pointer.0)) || pointer.0 == 0;
-    let name = module.image.import_at(slot).filter(|_| unfilled)?;
-    let named = modules.functions_named_exactly(name);
-    if let [function] = named.as_slice() { Some(*function) } else { None }
+    let name = module.image.import_at(slot).filter(|_| unfilled);
+    name.map_or_else(Vec::new, |name| modules.functions_named_exactly(name))
 }
 
 fn slot(module: &Module, call: &CallSite) -> Option<Svma> {

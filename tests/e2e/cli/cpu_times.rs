@@ -106,7 +106,7 @@ fn a_running_timer_shows_the_time_so_far_and_never_goes_back() {
 }
 
 /// What the kernel has charged a thread with, in nanoseconds; it may be a slice of time behind.
-fn charged(pid: i32, tid: i32) -> u64 {
+pub(crate) fn charged(pid: i32, tid: i32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).expect("the thread's statistics");
     text.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number")
 }

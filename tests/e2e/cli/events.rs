@@ -1,9 +1,18 @@
 //! Events that the kernel counts: page faults, switches, clocks, and what units of the processor count where there are any.
 
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, Reply, source_directory};
+use ingraft_testing::{Mutatee, Outcome, Reply, have, open_directory, skip, source_directory, wait_until};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::stat::Mode;
+use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::cpu_times::charged;
 use crate::{tool, unprivileged_tool};
 
 fn file(name: &str) -> String {
@@ -60,11 +69,187 @@ fn page_faults_of_a_process_and_of_a_thread_are_those_of_getrusage() {
     assert_eq!(last(&outcome, "minor_faults", &whole), since("process", "minor"));
     assert!(last(&outcome, "page_faults", "") >= since("process", "minor"));
     assert_eq!(last(&outcome, "major_faults", ""), since("process", "major"));
+    assert_eq!(last(&outcome, "alignment_faults", ""), 0, "none on this kind of processor");
     assert!(last(&outcome, "context_switches", "").abs_diff(since("process", "switches")) <= 50, "{truth:?}");
     let (clock, cpu) = (last(&outcome, "task_clock", ""), since("process", "cpu"));
     assert!(clock.abs_diff(cpu) <= cpu / 10 + 2_000_000, "{clock} {cpu}");
     assert_eq!(last(&outcome, "pause_time", ""), 0);
     target::assert_clean(target.pid(), &before);
+}
+
+/// Events of a process as `perf stat` counts them.
+struct Perf {
+    child: Child,
+    events: &'static [&'static str],
+    _directory: tempfile::TempDir,
+}
+
+impl Perf {
+    /// Returns when it counts.
+    fn start(pid: i32, events: &'static [&'static str]) -> Perf {
+        let directory = open_directory();
+        let [control, answer] = ["control", "answer"].map(|name| directory.path().join(name));
+        for path in [&control, &answer] {
+            nix::unistd::mkfifo(path, Mode::S_IRWXU).expect("a pipe");
+        }
+        let pipes = format!("fifo:{},{}", control.display(), answer.display());
+        let mut perf = Command::new("perf");
+        perf.args(["stat", "-x,", "-D", "-1", "-e", &events.join(","), "-p", &pid.to_string(), "--control", &pipes]);
+        let child = perf.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("start perf");
+        File::create(control).and_then(|mut control| control.write_all(b"enable\n")).expect("a command to perf");
+        let mut answered = [0; 4];
+        File::open(answer).and_then(|mut answer| answer.read_exact(&mut answered)).expect("an answer of perf");
+        assert_eq!(&answered, b"ack\n");
+        Perf { child, events, _directory: directory }
+    }
+
+    /// What it has counted.
+    fn finish(self) -> Vec<u64> {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a process id"));
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("end perf");
+        let told = self.child.wait_with_output().expect("what perf said").stderr;
+        let told = String::from_utf8_lossy(&told);
+        let count = |event: &&str| {
+            let line = told.lines().find(|line| line.split(',').nth(2) == Some(event));
+            line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or_else(|| panic!("no {event} in {told}"))
+        };
+        self.events.iter().map(count).collect()
+    }
+}
+
+/// The processors that a process may use.
+fn processors(pid: Pid) -> Vec<usize> {
+    let set = sched_getaffinity(pid).expect("its processors");
+    (0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).collect()
+}
+
+fn move_to(pid: Pid, processor: usize) {
+    let mut set = CpuSet::new();
+    set.set(processor).and_then(|()| sched_setaffinity(pid, &set)).expect("another processor");
+}
+
+#[test]
+fn moves_between_processors() {
+    let mut target = Mutatee::start("events", &["0"]);
+    let pid = Pid::from_raw(target.pid());
+    let processors = processors(pid);
+    let [first, second, ..] = processors[..] else { skip!("there is one processor only") };
+    if !have("perf") {
+        skip!("perf is not installed");
+    }
+    let _ = target.ask("say");
+    move_to(pid, first);
+    let _ = target.ask("say");
+    let metrics = ["cpu_migrations", "emulation_faults", "alignment_faults"];
+    let mut session = tool().start(["watch", "-p", &target.pid_text()].into_iter().chain(metrics));
+    session.wait_for("attached");
+    let perf = Perf::start(target.pid(), &["cpu-migrations", "emulation-faults", "alignment-faults"]);
+    let moves = 30;
+    for i in 0..moves {
+        move_to(pid, if i % 2 == 0 { second } else { first });
+        let _ = target.ask("say");
+    }
+    let _ = target.ask("burn 20");
+    let counted = perf.finish();
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(counted, [moves, 0, 0]);
+    assert_eq!(metrics.map(|metric| last(&outcome, metric, "")), [moves, 0, 0]);
+}
+
+/// A control group of the unified hierarchy; gone when dropped, as are its processes by then.
+struct Group(PathBuf);
+
+impl Group {
+    fn new() -> Result<Group, String> {
+        let mounts = std::fs::read_to_string("/proc/mounts").expect("the mounts");
+        let unified = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"));
+        let at =
+            unified.and_then(|line| line.split(' ').nth(1)).ok_or("there is no unified hierarchy of control groups")?;
+        let path = Path::new(at).join(format!("ingraft-test-{}", std::process::id()));
+        std::fs::create_dir(&path).map_err(|error| format!("no control group can be made: {error}"))?;
+        Ok(Group(path))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // what has ended leaves it a moment later
+        wait_until("the control group is gone", || std::fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn switches_to_another_control_group() {
+    let group = match Group::new() {
+        Ok(group) => group,
+        Err(why) => skip!("{why}"),
+    };
+    if !have("perf") {
+        skip!("perf is not installed");
+    }
+    let mut target = Mutatee::start("events", &["0"]);
+    let mut beside = Mutatee::start("events", &["0"]);
+    // On one processor they take turns, so that each leads to the other, or to what is idle.
+    let processor = processors(Pid::from_raw(target.pid()))[0];
+    for one in [&target, &beside] {
+        move_to(Pid::from_raw(one.pid()), processor);
+    }
+    let _ = target.ask("say");
+    wait_until("the target reads", || target::waits_in(target.pid(), 0));
+    let metrics = ["cgroup_switches", "context_switches"];
+    let mut session = tool().start(["watch", "-p", &target.pid_text()].into_iter().chain(metrics));
+    session.wait_for("attached");
+    let perf = Perf::start(target.pid(), &["cgroup-switches", "context-switches"]);
+    let work = |target: &mut Mutatee, beside: &mut Mutatee| {
+        target.tell("burn 60");
+        let _ = beside.ask("burn 60");
+        account(&target.reply(), "process", "switches")
+    };
+    let together = work(&mut target, &mut beside);
+    // No other process is in this group: every switch leads out of it.
+    std::fs::write(group.0.join("cgroup.procs"), target.pid_text()).expect("move the target into the group");
+    let alone = work(&mut target, &mut beside) - together;
+    // perf ends before ingraft does: nothing may happen in between
+    wait_until("the target reads", || target::waits_in(target.pid(), 0));
+    let counted = perf.finish();
+    let outcome = session.interrupt().assert_code(0);
+    let seen = metrics.map(|metric| last(&outcome, metric, ""));
+    assert_eq!(seen.as_slice(), counted, "by perf stat");
+    // The one with which it waits for its next command is in the answer to that.
+    assert!(seen[0].abs_diff(alone) <= 2 && alone > 2 && seen[0] <= seen[1], "{seen:?}, and {alone} in the group");
+    drop((target, beside));
+    drop(group);
+}
+
+#[test]
+fn times_of_a_whole_process() {
+    let mut target = Mutatee::start("events", &["0"]);
+    let _ = target.ask("burn 1");
+    let timers = ["wall_time", "exec_time", "exec_time_inclusive"];
+    let metrics = ["cpu_time", "cpu_inclusive", "cpu"].into_iter().chain(timers);
+    let fixed = ["watch", "-p", &target.pid_text(), "--max-overhead", "10000"].map(str::to_owned);
+    let mut session = tool().start(fixed.into_iter().chain(metrics.map(str::to_owned)));
+    session.wait_for("attached");
+    // it pays for the insertion, too
+    wait_until("the target reads", || target::waits_in(target.pid(), 0));
+    let earlier = charged(target.pid(), target.pid());
+    let truth = target.ask("burn 300");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let whole = account(&truth, "process", "cpu") - earlier;
+    // Reading commands is not in `cpu`.
+    for (metric, own) in [("cpu_time", whole), ("cpu_inclusive", whole), ("cpu", 300_000_000)] {
+        let seen = last(&outcome, metric, "");
+        // what interrupts take within a slice of time is made good only afterwards
+        assert!(seen.abs_diff(own) <= own / 100 + 4_000_000, "{metric}: {seen} ns, but {own} ns by its own account");
+    }
+    // Its one thread is in `main` all the time.
+    for metric in timers {
+        let samples: Vec<_> = outcome.all("sample").into_iter().filter(|sample| sample["metric"] == metric).collect();
+        let of = |key: &str| [0, samples.len() - 1].map(|at| samples[at][key].as_u64().expect("a number"));
+        let ([value, later], [time, end]) = (of("value"), of("time_ns"));
+        let (grown, passed) = (later - value, end - time);
+        assert!(grown.abs_diff(passed) <= passed / 100 + 1_000_000, "{metric}: {grown} ns within {passed} ns");
+    }
 }
 
 #[test]
@@ -116,17 +301,22 @@ fn hardware_is_counted_where_there_is_some() {
     };
     assert!(event("page-faults")["problem"].is_null());
     assert!(event("task-clock")["problem"].is_null());
-    let problem = event("instructions")["problem"].clone();
-    let arguments = ["watch", "-p", &pid, "instructions"];
-    if problem.is_null() {
-        let mut session = tool().start(arguments);
-        session.wait_for("attached");
-        let _ = target.ask("burn 50");
-        let outcome = session.interrupt().assert_code(0);
-        assert!(last(&outcome, "instructions", "") > 1_000_000, "{outcome:#?}");
-    } else {
-        println!("skipped: counting instructions ({problem})");
-        let _ = tool().run(arguments).assert_error(3, &["instructions", "no unit for hardware events", "ENOENT"]);
+    let metrics =
+        ["instructions", "cpu_cycles", "cache_references", "cache_misses", "branch_instructions", "branch_misses"];
+    for metric in metrics {
+        let problem = event(&metric.replace('_', "-"))["problem"].clone();
+        let arguments = ["watch", "-p", &pid, metric];
+        if problem.is_null() {
+            let mut session = tool().start(arguments);
+            session.wait_for("attached");
+            let _ = target.ask("burn 50");
+            let outcome = session.interrupt().assert_code(0);
+            let least = if metric == "instructions" { 1_000_000 } else { 1 };
+            assert!(last(&outcome, metric, "") >= least, "{outcome:#?}");
+        } else {
+            println!("skipped: counting {metric} ({problem})");
+            let _ = tool().run(arguments).assert_error(3, &["no unit for hardware events", "ENOENT"]);
+        }
     }
     target::assert_clean(target.pid(), &before);
 }

@@ -171,9 +171,7 @@ fn an_engine_that_dies_while_a_thread_waits_for_it() {
     let session = tool.count(target.pid(), &["local_work"]);
     stop(&session);
     target.tell("open");
-    wait_until("it waits", || {
-        std::fs::read_to_string(format!("/proc/{}/syscall", target.pid())).is_ok_and(|call| call.starts_with("202 "))
-    });
+    wait_until("it waits", || target::waits_in(target.pid(), 202));
     session.kill();
     target.reply().assert_right();
     target.ask("call 10").assert_right();

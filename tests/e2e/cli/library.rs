@@ -4,6 +4,7 @@ use std::path::Path;
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, Reply, Session, scaled, skip, source_directory};
+use serde_json::Value;
 
 use crate::tool;
 
@@ -13,6 +14,8 @@ const SLICE_NS: i64 = 4_000_000;
 /// A metric at a focus, and the value that the program knows.
 struct Claim {
     pair: String,
+    /// Which field of its samples has it.
+    field: &'static str,
     value: i64,
     /// How far a right value may be away: it is 0 for everything that is no time.
     off: i64,
@@ -31,7 +34,8 @@ fn claims(reply: &Reply) -> Vec<Claim> {
         };
         let (metric, function) = words[1].split_once('@').expect("a pair");
         let focus = if function.is_empty() { String::new() } else { format!("@/Code/tally/{function}") };
-        Some(Claim { pair: format!("{metric}{focus}"), value: number(2), off })
+        let (metric, field) = metric.strip_suffix(".sum").map_or((metric, "value"), |metric| (metric, "sum"));
+        Some(Claim { pair: format!("{metric}{focus}"), field, value: number(2), off })
     };
     reply.lines.iter().filter_map(claim).collect()
 }
@@ -39,10 +43,19 @@ fn claims(reply: &Reply) -> Vec<Claim> {
 /// The last value of a pair, as `METRIC@FOCUS`; of all targets together.
 #[track_caller]
 pub(crate) fn value(outcome: &Outcome, pair: &str) -> i64 {
+    last(outcome, pair, "value")
+}
+
+/// The same of a field of its samples.
+#[track_caller]
+pub(crate) fn last(outcome: &Outcome, pair: &str, field: &str) -> i64 {
     let (metric, focus) = pair.split_once('@').unwrap_or((pair, ""));
     let samples = outcome.all("sample").into_iter().filter(|s| s["metric"] == metric && s["focus"] == focus);
+    // A distribution of nothing has no sum.
+    let nothing = (field == "sum").then_some(0);
+    let number = |sample: &Value| sample[field].as_i64().or(nothing).expect("a number");
     let last: std::collections::BTreeMap<_, _> =
-        samples.map(|sample| (sample["pid"].as_i64(), sample["value"].as_i64().expect("a number"))).collect();
+        samples.map(|sample| (sample["pid"].as_i64(), number(sample))).collect();
     assert!(!last.is_empty(), "no sample of {pair}: {outcome:#?}");
     last.values().sum()
 }
@@ -64,8 +77,10 @@ fn compare(program: &str, files: &[&str], commands: &[&str], wanted: impl Fn(&st
         let told = commands.iter().map(|command| target.ask(command)).last().expect("a command");
         claims(&told).into_iter().filter(|claim| wanted(&claim.pair)).collect::<Vec<_>>()
     };
-    let pairs: Vec<String> = known(&mut Mutatee::start(program, &[])).into_iter().map(|claim| claim.pair).collect();
+    let mut pairs: Vec<String> = known(&mut Mutatee::start(program, &[])).into_iter().map(|claim| claim.pair).collect();
     assert!(!pairs.is_empty());
+    pairs.sort();
+    pairs.dedup();
     let mut target = Mutatee::start(program, &[]);
     let before = Text::of(target.pid());
     let session = watch(&[target.pid()], files, &pairs.iter().map(String::as_str).collect::<Vec<_>>());
@@ -73,9 +88,9 @@ fn compare(program: &str, files: &[&str], commands: &[&str], wanted: impl Fn(&st
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let wrong: Vec<String> = known
         .iter()
-        .map(|claim| (claim, value(&outcome, &claim.pair)))
+        .map(|claim| (claim, last(&outcome, &claim.pair, claim.field)))
         .filter(|(claim, seen)| (seen - claim.value).abs() > claim.off)
-        .map(|(claim, seen)| format!("{}: {seen}, but the program says {}", claim.pair, claim.value))
+        .map(|(claim, seen)| format!("{} ({}): {seen}, but the program says {}", claim.pair, claim.field, claim.value))
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}\n{}", outcome.stderr);
     target::assert_clean(target.pid(), &before);
@@ -104,6 +119,11 @@ fn threads_and_their_locks() {
 #[test]
 fn waits() {
     compare("tally", &[], &[&format!("waits {} 4000", scaled(20, 200))], |_| true);
+}
+
+#[test]
+fn work() {
+    compare("tally", &[], &[&format!("work {} 2000", scaled(60, 600))], |_| true);
 }
 
 #[test]

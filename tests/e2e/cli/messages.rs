@@ -86,6 +86,46 @@ fn tags_and_communicators_are_foci_and_found_by_value() {
 }
 
 #[test]
+fn bytes_and_waits_of_messages() {
+    let mut target = Mutatee::start("messages", &[]);
+    let before = Text::of(target.pid());
+    let of_receiver = |metric: &str| format!("{metric}@/Code/messages/receiver");
+    let of_tag = "@/SyncObject/Message/&messages.c:half/7";
+    let bytes = ["msg_bytes", "msg_bytes_sent", "msg_bytes_recv"];
+    let waits = ["sync_wait", "sync_wait_inclusive"].map(of_receiver);
+    let reads = ["io_wait", "io_wait_inclusive"].map(of_receiver);
+    let halves = bytes.map(|metric| format!("{metric}{of_tag}"));
+    let waited_for_tag = format!("sync_wait{of_tag}");
+    let pairs = bytes.map(str::to_owned).into_iter().chain(waits.clone()).chain(reads.clone()).chain(halves.clone());
+    let pid = target.pid_text();
+    let fixed = ["watch", "-p", &pid, "--allow-calls", "--max-overhead", "100"].map(str::to_owned);
+    let mut session = tool().start(fixed.into_iter().chain(pairs).chain([waited_for_tag.clone()]));
+    session.wait_for("attached");
+    let of_world = target.ask(&format!("send 0 7 {}", scaled(200, 10_000)));
+    let n = scaled(20, 200);
+    let told = target.ask(&format!("late 1 7 {n} 4000"));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let of = |pair: &str| last(&outcome, pair)["value"].as_u64().expect("a number");
+    let (sent, received) = (told.number("sent"), told.number("received"));
+    assert_eq!(bytes.map(of), [sent + received, sent, received]);
+    let half = |what: &str| told.number(what) - of_world.number(what);
+    assert_eq!(
+        halves.each_ref().map(|pair| of(pair)),
+        [half("sent") + half("received"), half("sent"), half("received")]
+    );
+    // A call of a clock at each end, and a machine that is busy between them.
+    let near = |pair: &str, own: u64| {
+        let seen = of(pair);
+        assert!(seen.abs_diff(own) <= own / 100 + 50_000 * n, "{pair}: {seen} ns, but the program says {own} ns");
+    };
+    waits.iter().for_each(|pair| near(pair, told.number("waited")));
+    reads.iter().for_each(|pair| near(pair, told.number("read")));
+    // who sends does not wait
+    near(&waited_for_tag, half("waited"));
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
 fn vectors_over_indices_have_a_value_for_each() {
     let mut target = Mutatee::start("messages", &[]);
     let before = Text::of(target.pid());

@@ -7,7 +7,7 @@ use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, have, output, scaled, skip, source_directory};
 
 use crate::calling::definitions;
-use crate::library::{value, watch};
+use crate::library::{last, value, watch};
 use crate::tool;
 
 /// Panics when fewer than 99 of 100 functions of a module that were asked for are counted.
@@ -291,7 +291,8 @@ fn redis_metrics_equal_its_own_statistics() {
     };
     let pid = redis.pid();
     let before = Text::of(pid);
-    redis.ask(&["CONFIG SET appendonly yes", "CONFIG SET appendfsync no"]);
+    // With a limit it looks at its memory before every command.
+    redis.ask(&["CONFIG SET appendonly yes", "CONFIG SET appendfsync no", "CONFIG SET maxmemory 1gb"]);
     ingraft_testing::wait_until("the log is written", || {
         redis.statistic("persistence", "aof_rewrite_in_progress") == 0
     });
@@ -303,6 +304,8 @@ fn redis_metrics_equal_its_own_statistics() {
         "redis_key_lookups",
         "redis_keys_added",
         "redis_log_appends",
+        "redis_log_flushes",
+        "redis_eviction_checks",
         "redis_execution_time",
         "redis_execution_latency",
     ];
@@ -317,6 +320,9 @@ fn redis_metrics_equal_its_own_statistics() {
     redis.ask(&reading.iter().map(String::as_str).collect::<Vec<_>>());
     let deleting: Vec<String> = (keys / 2..2 * keys).map(|i| format!("DEL key{i}")).collect();
     redis.ask(&deleting.iter().map(String::as_str).collect::<Vec<_>>());
+    // Appended one by one, between words that hold them together, and written at once.
+    let scripted = 16;
+    redis.ask(&[&format!("EVAL \"for i = 1, {scripted} do redis.call('set', 'many', i) end\" 0")]);
     // Long enough that what `call` does around the command itself is small.
     let ranges = scaled(10_000, 50_000);
     redis.load(&["-n", &ranges.to_string(), "-c", "8", "-q", "LRANGE", "list", "0", "499"]);
@@ -335,10 +341,14 @@ fn redis_metrics_equal_its_own_statistics() {
     let keys = i64::try_from(keys).expect("small");
     let of = |metric: &str| value(&outcome, metric);
     assert_eq!(of("redis_executions"), of_commands("calls") + asked);
-    assert_eq!(of("redis_commands"), statistic("total_commands_processed") + asked);
-    assert_eq!(of("redis_keys_added"), keys + 1);
-    assert_eq!(of("redis_log_appends"), keys + 1 + keys - keys / 2);
-    assert!(of("redis_key_lookups") >= statistic("keyspace_hits") + statistic("keyspace_misses"));
+    let commands = statistic("total_commands_processed") - scripted + asked;
+    assert_eq!([of("redis_commands"), of("redis_eviction_checks")], [commands; 2]);
+    assert_eq!(of("redis_keys_added"), keys + 2);
+    let written = keys + 1 + keys - keys / 2;
+    assert_eq!([of("redis_log_flushes"), of("redis_log_appends")], [written + 1, written + scripted + 2]);
+    // Its statistics are of what reads; SET and RPUSH look a key up to write it.
+    let read = statistic("keyspace_hits") + statistic("keyspace_misses");
+    assert_eq!(of("redis_key_lookups"), read + keys + 1 + scripted);
     // A few of these two lie at the ends, where a question is read before it is answered.
     assert!((of("redis_client_reads") - statistic("total_reads_processed")).abs() <= 3, "{outcome:#?}");
     assert!((of("redis_client_writes") - statistic("total_writes_processed")).abs() <= 3, "{outcome:#?}");
@@ -346,6 +356,8 @@ fn redis_metrics_equal_its_own_statistics() {
     // Its clock counts whole microseconds.
     let (own, time) = (of_commands("usec") * 1000, of("redis_execution_time"));
     assert!((time - own).abs() <= 3 * percent(own), "{time} ns, but redis says {own} ns");
+    let sum = last(&outcome, "redis_execution_latency", "sum");
+    assert!((sum - own).abs() <= 3 * percent(own), "{sum} ns, but redis says {own} ns");
     target::assert_clean(pid, &before);
 }
 
@@ -384,6 +396,172 @@ fn nginx_metrics_equal_its_own_statistics() {
     // Its clock ticks once a round of its loop; the fast requests together take less than this too.
     assert!((time - slow).abs() < 0.03 * slow + 0.1, "{time} s, but nginx says {slow} s");
     workers.iter().for_each(|&pid| target::assert_clean(pid, &before));
+}
+
+#[test]
+fn nginx_in_front_of_another_equals_the_statistics_of_both() {
+    let (back, nginx) = match Nginx::start().and_then(|back| Nginx::in_front_of(&back).map(|nginx| (back, nginx))) {
+        Ok(both) => both,
+        Err(why) => skip!("{why}"),
+    };
+    // Who has asked before it was known to answer is gone by then.
+    nginx.request(1);
+    let workers = nginx.workers();
+    let before = Text::of(workers[0]);
+    let metrics = [
+        "nginx_requests",
+        "nginx_responses",
+        "nginx_subrequests",
+        "nginx_upstream_requests",
+        "nginx_upstream_connects",
+        "nginx_event_rounds",
+    ];
+    let session = watch(&workers, &[], &metrics);
+    let (rounds, [_, handled, passed]) = (nginx.rounds(), back.served());
+    let n = usize::try_from(scaled(50, 1000)).expect("small");
+    for path in ["/passed", "/kept", "/cached", "/guarded/index.html"] {
+        nginx.get(path, n);
+    }
+    let rounds = nginx.rounds() - rounds;
+    // The one that asks is in the later answer.
+    let served = back.served();
+    let (handled, passed) = (served[1] - handled - 1, served[2] - passed - 1);
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let of = |metric: &str| usize::try_from(value(&outcome, metric)).expect("a number of things");
+    let log = nginx.log("passed.log");
+    let cached = log.lines().filter(|line| line.starts_with("HIT ")).count();
+    assert_eq!([of("nginx_upstream_requests"), log.lines().count()], [3 * n; 2]);
+    assert_eq!((usize::try_from(passed).expect("small"), cached), (3 * n - cached, n - 1));
+    assert_eq!(of("nginx_upstream_connects"), usize::try_from(handled).expect("small"));
+    let inner = nginx.log("parts.log").lines().count();
+    assert_eq!([of("nginx_subrequests"), inner], [2 * n; 2]);
+    assert_eq!([of("nginx_requests"), of("nginx_responses")], [4 * n, 4 * n + inner]);
+    assert_eq!(of("nginx_event_rounds"), rounds);
+    target::assert_clean(workers[0], &before);
+}
+
+#[test]
+fn allocations_of_nginx_are_those_that_a_debugger_counts() {
+    let (_back, nginx) = match Nginx::start().and_then(|back| Nginx::in_front_of(&back).map(|nginx| (back, nginx))) {
+        Ok(both) => both,
+        Err(why) => skip!("{why}"),
+    };
+    if !have("gdb") {
+        skip!("gdb is not installed");
+    }
+    let worker = nginx.workers()[0];
+    let before = Text::of(worker);
+    let load = || {
+        nginx.request(20);
+        nginx.get("/guarded/index.html", 20);
+        nginx.rounds()
+    };
+    // What comes first is done once only.
+    load();
+    let functions = ["ngx_palloc", "ngx_pnalloc", "ngx_pmemalign", "ngx_pcalloc"];
+    let pid = worker.to_string();
+    let mut gdb = Command::new("gdb");
+    gdb.args(["-q", "-nx", "-batch", "-p", &pid]);
+    for (i, function) in functions.iter().enumerate() {
+        gdb.args(["-ex", &format!("break *{function}"), "-ex", &format!("ignore {} 10000000", i + 1)]);
+    }
+    // It ends with the second connection.
+    gdb.args([
+        "-ex",
+        "break *ngx_http_close_connection",
+        "-ex",
+        "ignore 5 1",
+        "-ex",
+        "continue",
+        "-ex",
+        "info breakpoints",
+    ]);
+    let gdb = gdb.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("start gdb");
+    ingraft_testing::wait_until("gdb has attached", || target::tracer(worker) != 0);
+    load();
+    let told = gdb.wait_with_output().expect("what gdb said").stdout;
+    let told = String::from_utf8_lossy(&told);
+    let hits = |number: usize| -> i64 {
+        let lines = told.lines().skip_while(|line| !line.starts_with("Num "));
+        let mut own = lines.skip_while(|line| !line.starts_with(&format!("{number} "))).skip(1);
+        let hits = own.next().and_then(|line| line.trim().strip_prefix("breakpoint already hit ")?.split(' ').next());
+        hits.and_then(|hits| hits.parse().ok()).unwrap_or(0)
+    };
+    let [plain, unaligned, aligned, zeroed] = [1, 2, 3, 4].map(hits);
+    // ngx_pcalloc calls ngx_palloc in this build, where it is a function of its own.
+    assert!(zeroed > 0 && plain > zeroed && unaligned > 0, "{told}");
+    let session = watch(&[worker], &[], &["nginx_pool_allocations"]);
+    load();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(value(&outcome, "nginx_pool_allocations"), plain + unaligned + aligned, "{told}");
+    target::assert_clean(worker, &before);
+}
+
+/// Milliseconds as wrk prints times.
+fn milliseconds(text: &str) -> f64 {
+    let units = [("us", 1e-3), ("ms", 1.0), ("s", 1e3)];
+    let found = units.iter().find_map(|(unit, scale)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * scale));
+    found.unwrap_or_else(|| panic!("no time: {text}"))
+}
+
+/// For how many milliseconds processes were ready to run and no processor was free for them, by the kernel's account.
+fn kept_waiting(pids: &[i32]) -> f64 {
+    let of = |pid: &i32| -> f64 {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).expect("the process's statistics");
+        text.split(' ').nth(1).and_then(|ns| ns.parse().ok()).expect("a number")
+    };
+    pids.iter().map(of).sum::<f64>() / 1e6
+}
+
+#[test]
+fn percentiles_of_nginx_agree_with_those_of_its_client() {
+    let nginx = match Nginx::start() {
+        Ok(nginx) if have("wrk") => nginx,
+        Ok(_) => skip!("wrk is not installed"),
+        Err(why) => skip!("{why}"),
+    };
+    let workers = nginx.workers();
+    let before = Text::of(workers[0]);
+    // Times of some milliseconds that differ by less than two: wrk makes up requests that it thinks a slower one has held back.
+    let script = tempfile::Builder::new().suffix(".lua").tempfile().expect("a file");
+    let lua = "request = function() return wrk.format('GET', '/busy/' .. string.rep('a', math.random(120, 148))) end\n";
+    std::fs::write(script.path(), lua).expect("a script");
+    let session = watch(&workers, &[], &["nginx_handling_latency", "nginx_handling_time"]);
+    let url = format!("http://127.0.0.1:{}/", nginx.port);
+    let duration = format!("-d{}s", scaled(5, 30));
+    let busy = kept_waiting(&workers);
+    let text =
+        output(Command::new("wrk").args(["-t1", "-c1", "--latency", &duration, "-s"]).arg(script.path()).arg(url));
+    // The last request may be on its way when wrk goes.
+    let rest = || workers.iter().all(|&pid| target::waits_in(pid, 232));
+    ingraft_testing::wait_until("nginx waits for events", rest);
+    let busy = kept_waiting(&workers) - busy;
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!(outcome.all("removed").len(), 2, "{outcome:#?}");
+    let words = |begin: &str| -> Vec<&str> {
+        let line = text.lines().map(str::trim).find(|line| line.starts_with(begin));
+        line.unwrap_or_else(|| panic!("no {begin} in {text}")).split_whitespace().collect()
+    };
+    let requests: f64 =
+        text.lines().find_map(|line| line.trim().split_once(" requests in ")?.0.parse().ok()).expect("a number");
+    // One connection is served by one worker.
+    let samples = outcome.all("sample").into_iter().filter(|sample| sample["metric"] == "nginx_handling_latency");
+    let sample = samples.max_by_key(|sample| sample["value"].as_i64()).expect("a distribution");
+    let seen = value(&outcome, "nginx_handling_latency") as f64;
+    assert!((requests..=requests + 1.0).contains(&seen), "{seen} of {requests}: {text}");
+    // A bucket is a thirty-second wide, and so is the way to the next request. Where others keep nginx from its processor, they keep its
+    // client as well, whose times are longer by that.
+    let late = 1.0 + 2.0 * busy / requests;
+    for (name, key, off) in [("50%", "p50", 0.06), ("90%", "p90", 0.06), ("99%", "p99", 0.12)] {
+        let (own, client) = (sample[key].as_f64().expect("a number") / 1e6, milliseconds(words(name)[1]));
+        assert!((own - client).abs() < off * client + late, "{name}: {own} ms, but wrk says {client} ms: {text}");
+    }
+    let (time, client) =
+        (value(&outcome, "nginx_handling_time") as f64 / 1e6, requests * milliseconds(words("Latency ")[1]));
+    assert!((time - client).abs() < 0.05 * client + requests * late, "{time} ms, but wrk says {client} ms: {text}");
+    let sum = last(&outcome, "nginx_handling_latency", "sum") as f64 / 1e6;
+    assert!((time - sum).abs() < 0.01 * sum, "{time} ms in all, but {sum} ms one by one");
+    target::assert_clean(workers[0], &before);
 }
 
 #[test]

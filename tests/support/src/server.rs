@@ -138,9 +138,36 @@ pub struct Nginx {
     pub port: u16,
 }
 
+/// What nginx does in front of another: pass on (`/passed`, `/kept` over connections that are kept, `/cached`), ask itself twice (`/guarded`).
+fn front(back: u16, at: &str) -> [String; 2] {
+    let passed = format!("access_log {at}/passed.log passed;");
+    let outside = format!(
+        "proxy_cache_path {at}/cache keys_zone=answers:1m; upstream back {{ server 127.0.0.1:{back}; keepalive 4; }} \
+         log_format passed '$upstream_cache_status $upstream_connect_time'; \
+         proxy_http_version 1.1; proxy_set_header Connection '';"
+    );
+    let locations = format!(
+        "location /passed {{ proxy_pass http://127.0.0.1:{back}/counted; {passed} }} \
+         location /kept {{ proxy_pass http://back/counted; {passed} }} \
+         location /cached {{ proxy_pass http://back/counted; proxy_cache answers; proxy_cache_valid 200 1h; {passed} }} \
+         location /guarded {{ alias {at}; auth_request /part; mirror /part; }} \
+         location /part {{ log_subrequest on; access_log {at}/parts.log times; return 200 'part'; }}"
+    );
+    [outside, locations]
+}
+
 impl Nginx {
     /// Starts one; an error says what is missing here.
     pub fn start() -> Result<Nginx, String> {
+        Nginx::launch(2, None)
+    }
+
+    /// Starts one with a single worker in front of another, whose error log tells of all that it does.
+    pub fn in_front_of(back: &Nginx) -> Result<Nginx, String> {
+        Nginx::launch(1, Some(back.port))
+    }
+
+    fn launch(workers: usize, back: Option<u16>) -> Result<Nginx, String> {
         let program = program("nginx")?;
         let (directory, port) = (crate::open_directory(), free_port());
         let at = directory.path().display().to_string();
@@ -150,13 +177,17 @@ impl Nginx {
             .iter()
             .map(|kind| format!("{kind}_temp_path {at}/{kind};"))
             .collect();
+        let [outside, locations] = back.map_or_else(Default::default, |back| front(back, &at));
+        let level = if back.is_some() { "debug" } else { "error" };
+        // To tell that none of them ends in b or c, a path of n letters is looked at about n * n * n / 6 times.
+        let busy = "location ~ ^/busy/a*a*a*a*[bc]$ { return 204; } location /busy/ { return 200 'ok'; }";
         let configuration = format!(
-            "daemon off; master_process on; worker_processes 2; pid {at}/pid; error_log {at}/error.log;\n\
+            "daemon off; master_process on; worker_processes {workers}; pid {at}/pid; error_log {at}/error.log {level};\n\
              events {{ worker_connections 256; }}\n\
-             http {{ access_log off; {temporary} log_format times '$request_time'; \
+             http {{ access_log off; {temporary} log_format times '$request_time'; {outside} \
              server {{ listen 127.0.0.1:{port}; root {at}; location /counted {{ return 200 'ok'; }} \
              location /slow {{ alias {at}; limit_rate 100k; access_log {at}/times.log times; }} \
-             location /status {{ stub_status; }} }} }}\n"
+             location /status {{ stub_status; }} {busy} {locations} }} }}\n"
         );
         std::fs::write(directory.path().join("nginx.conf"), configuration).expect("a configuration");
         let child = drop_privilege(
@@ -167,7 +198,8 @@ impl Nginx {
         .spawn()
         .expect("start nginx");
         let nginx = Nginx { running: Running { child, directory }, port };
-        wait_until("nginx answers", || TcpStream::connect(("127.0.0.1", port)).is_ok() && nginx.workers().len() == 2);
+        let answers = || TcpStream::connect(("127.0.0.1", port)).is_ok() && nginx.workers().len() == workers;
+        wait_until("nginx answers", answers);
         Ok(nginx)
     }
 
@@ -178,7 +210,11 @@ impl Nginx {
 
     /// Its workers' process ids.
     pub fn workers(&self) -> Vec<i32> {
-        crate::target::children(self.running.pid())
+        let serves = |pid: &i32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).starts_with("nginx: worker process")
+        };
+        crate::target::children(self.running.pid()).into_iter().filter(serves).collect()
     }
 
     /// Requests a small page a number of times, as [`Nginx::get`].
@@ -188,15 +224,25 @@ impl Nginx {
 
     /// The seconds that each request of `/slow/large` took by nginx's own clock, in the order of their ends.
     pub fn slow_requests(&self) -> Vec<f64> {
-        let log = std::fs::read_to_string(self.running.directory.path().join("times.log")).unwrap_or_default();
-        log.lines().map(|line| line.parse().expect("seconds")).collect()
+        self.log("times.log").lines().map(|line| line.parse().expect("seconds")).collect()
     }
 
     /// How many requests nginx says that it has had, the asking one included.
     pub fn requests(&self) -> u64 {
+        self.served()[2]
+    }
+
+    /// How many connections nginx says that it has accepted and handled, and how many requests, the asking ones included.
+    pub fn served(&self) -> [u64; 3] {
         let answer = self.get("/status", 1);
-        let numbers = answer.lines().nth(2).and_then(|line| line.split_whitespace().nth(2)?.parse().ok());
-        numbers.unwrap_or_else(|| panic!("no number of requests in {answer}"))
+        let numbers = answer.lines().nth(2).map(|line| line.split_whitespace().filter_map(|n| n.parse().ok()));
+        let numbers: Vec<u64> = numbers.into_iter().flatten().collect();
+        numbers.try_into().unwrap_or_else(|_| panic!("no numbers in {answer}"))
+    }
+
+    /// What is in one of its log files.
+    pub fn log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.running.directory.path().join(name)).unwrap_or_default()
     }
 
     /// Requests a page a number of times, one after the other on one connection, and returns the last body; panics unless each
@@ -225,9 +271,22 @@ impl Nginx {
         String::from_utf8_lossy(&body).into_owned()
     }
 
+    /// How often the worker of one that is in front of another has gone round its event loop, by its own log, once it rests.
+    pub fn rounds(&self) -> usize {
+        let mut rounds = 0;
+        wait_until("nginx rests", || {
+            let log = self.errors();
+            let count = |words: &str| log.lines().filter(|line| line.contains(words)).count();
+            rounds = count(": worker cycle");
+            let connected = count(" accept: ") != count(" close http connection: ");
+            !connected && log.lines().next_back().is_some_and(|line| line.contains(": epoll timer: "))
+        });
+        rounds
+    }
+
     /// What nginx wrote into its error log.
     pub fn errors(&self) -> String {
-        std::fs::read_to_string(self.running.directory.path().join("error.log")).unwrap_or_default()
+        self.log("error.log")
     }
 }
 

@@ -150,6 +150,11 @@ pub fn state(pid: i32) -> char {
     status(pid, "State").chars().next().unwrap_or('?')
 }
 
+/// Whether the first thread of a process waits in this system call, off every processor.
+pub fn waits_in(pid: i32, call: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|now| now.starts_with(&format!("{call} ")))
+}
+
 /// What must not grow from round to round.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
