@@ -190,10 +190,10 @@ pub mod record {
     pub const RESTORE_CPU: u32 = 2;
     /// The value that goes back, u64.
     pub const SAVED: u32 = 0x10;
-    /// The clock at the beginning in ticks, u64; from the exit on the time since.
-    pub const TIME: u32 = 0x18;
-    /// Arguments, u64 each.
-    pub const ARGS: u32 = 0x20;
+    /// What else the code at the end needs to know of the beginning, u64 each.
+    pub const KEPT: u32 = 0x18;
+    /// How many of these fit.
+    pub const KEPT_MAX: u32 = (SIZE - KEPT) / 8;
 }
 
 /// Where the data area of a target lies.

@@ -77,17 +77,31 @@ pub enum TimeUnit {
 pub struct Record {
     /// Its [`Shape::Activations`]; two records never share one, so it names the record as well.
     pub activations: VariableId,
-    /// The clock that is kept, for [`Expr::Elapsed`].
-    pub time: Option<Clock>,
-    /// Which arguments are kept, for [`Expr::Saved`]; at most [`Record::ARGS_MAX`].
-    pub args: Vec<u8>,
+    /// What is kept, in that order, each once; at most [`Record::KEPT_MAX`].
+    pub kept: Vec<Kept>,
     /// What goes back to the value that it has now when the call ends without passing an exit.
     pub restore: Option<Restore>,
 }
 
 impl Record {
-    /// Most arguments that a record holds.
-    pub const ARGS_MAX: usize = 4;
+    /// Most that a record keeps.
+    pub const KEPT_MAX: usize = crate::layout::record::KEPT_MAX as usize;
+
+    /// Whether the time of the call is kept by some clock.
+    pub fn is_timed(&self) -> bool {
+        self.kept.iter().any(|kept| matches!(kept, Kept::Time(_)))
+    }
+}
+
+/// What code at the end of a call may know of its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kept {
+    /// A clock, for [`Expr::Elapsed`].
+    Time(Clock),
+    /// The n-th integer argument, for [`Expr::Saved`].
+    Argument(u8),
+    /// A floating-point argument, for [`Expr::Saved`]: as it was in its register.
+    Float(Float),
 }
 
 /// A variable that an unfinished call must not leave changed.
@@ -200,7 +214,7 @@ impl Scalar {
 
 /// A floating-point number that an argument or a result is: in the vector register that the System V convention says. Its value is truncated
 /// towards zero; what is no number, or does not fit into 64 bits, is 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Float {
     /// Number of the register: of arguments from 0 to [`Float::ARGS_MAX`] less one, 0 of a result.
     pub register: u8,
@@ -214,7 +228,7 @@ impl Float {
 }
 
 /// Formats of IEEE 754.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FloatFormat {
     /// A `float` of C.
     Single,
@@ -286,14 +300,18 @@ pub enum Expr {
     Text(Arc<str>),
     /// The address of this thread's slot of a variable: only as an argument of a [`Call`].
     Address(VariableId),
-    /// The n-th of the arguments that the record of the enclosing [`Stmt::Close`] has kept.
-    Saved(u8),
-    /// Time since the record of the enclosing [`Stmt::Close`] was opened.
-    Elapsed(TimeUnit),
+    /// An argument that the record of the enclosing [`Stmt::Close`] has kept; a floating-point one truncated.
+    Saved(Kept),
+    /// Time since the record of the enclosing [`Stmt::Close`] was opened, by a clock that it has kept.
+    Elapsed(Clock, TimeUnit),
     /// What the record of the enclosing [`Stmt::Close`] would put back, see [`Restore::Value`]: the value when it was opened.
     Restored,
     /// This thread's value of a variable.
     Variable(VariableId),
+    /// This thread's value of a key in a table; 0 if the table has no place for it, and without a shard.
+    ValueAt(VariableId, Box<Expr>),
+    /// This thread's value of the granule in which a number lies; 0 outside.
+    ValueIn(VariableId, Ranges, Box<Expr>),
     /// The number of the variable's first counter: what tells a pair from all others that are measured with it.
     Number(VariableId),
     /// An integer of the program at an address that is mapped and readable as long as the process lives.
@@ -314,7 +332,7 @@ impl Expr {
     pub fn each(&self, visit: &mut dyn FnMut(&Expr)) {
         match self {
             Expr::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
-            Expr::Unary(_, e) | Expr::Read(e, _) => e.each(visit),
+            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => e.each(visit),
             Expr::Binary(_, a, b) => {
                 a.each(visit);
                 b.each(visit);
@@ -328,7 +346,7 @@ impl Expr {
             | Expr::Text(_)
             | Expr::Address(_)
             | Expr::Saved(_)
-            | Expr::Elapsed(_)
+            | Expr::Elapsed(..)
             | Expr::Restored
             | Expr::Variable(_)
             | Expr::Number(_)
@@ -394,7 +412,9 @@ impl Snippet {
         fn any(stmts: &[Stmt], clock: Clock) -> bool {
             stmts.iter().any(|stmt| match stmt {
                 Stmt::Start(_, c) | Stmt::Stop(_, c) => *c == clock,
-                Stmt::Open(record, body) | Stmt::Close(record, body) => record.time == Some(clock) || any(body, clock),
+                Stmt::Open(record, body) | Stmt::Close(record, body) => {
+                    record.kept.contains(&Kept::Time(clock)) || any(body, clock)
+                }
                 Stmt::If(_, body) => any(body, clock),
                 Stmt::Mark(..) => clock == Clock::Wall,
                 Stmt::Add(..)
@@ -541,12 +561,11 @@ fn place_call<E>(call: &mut Call, place: &mut dyn FnMut(&Called) -> Result<Calle
 impl Expr {
     fn calls_in<'a>(&'a self, calls: &mut Vec<&'a Call>) {
         match self {
-            Expr::Unary(_, e) => e.calls_in(calls),
             Expr::Binary(_, a, b) => {
                 a.calls_in(calls);
                 b.calls_in(calls);
             }
-            Expr::Read(address, _) => address.calls_in(calls),
+            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => e.calls_in(calls),
             Expr::Call(call) => {
                 calls.push(call);
                 call.args.iter().for_each(|e| e.calls_in(calls));
@@ -564,7 +583,9 @@ impl Expr {
 
     fn place_callees<E>(&mut self, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
         match self {
-            Expr::Unary(_, e) | Expr::Read(e, _) => e.place_callees(place),
+            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => {
+                e.place_callees(place)
+            }
             Expr::Binary(_, a, b) => a.place_callees(place).and_then(|()| b.place_callees(place)),
             Expr::Call(call) => place_call(call, place),
             _ => Ok(()),
@@ -646,11 +667,14 @@ impl fmt::Display for Expr {
             Expr::Event(v) => write!(f, "event v{}", v.0),
             Expr::Text(text) => write!(f, "{text:?}"),
             Expr::Address(v) => write!(f, "&v{}", v.0),
-            Expr::Saved(n) => write!(f, "saved[{n}]"),
-            Expr::Elapsed(TimeUnit::Ticks) => f.write_str("elapsed_ticks"),
-            Expr::Elapsed(TimeUnit::Nanoseconds) => f.write_str("$elapsed"),
+            Expr::Saved(kept) => write!(f, "saved {kept}"),
+            Expr::Elapsed(clock, TimeUnit::Ticks) => write!(f, "{clock}elapsed_ticks"),
+            Expr::Elapsed(Clock::Wall, TimeUnit::Nanoseconds) => f.write_str("$elapsed"),
+            Expr::Elapsed(Clock::Cpu, TimeUnit::Nanoseconds) => f.write_str("$cpu"),
             Expr::Restored => f.write_str("restored"),
             Expr::Variable(v) => write!(f, "v{}", v.0),
+            Expr::ValueAt(v, key) => write!(f, "v{}[{key}]", v.0),
+            Expr::ValueIn(v, ranges, n) => write!(f, "v{}[{}]", v.0, granule(ranges, n)),
             Expr::Number(v) => write!(f, "number of v{}", v.0),
             Expr::Load(at, scalar) => write!(f, "{scalar} at {:#x}", at.0),
             Expr::Read(address, scalar) => write!(f, "read({address}, {scalar})"),
@@ -664,6 +688,16 @@ impl fmt::Display for Expr {
             }
             Expr::Binary(op, a, b) => write!(f, "({a} {} {b})", op.symbol()),
             Expr::Call(call) => call.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kept::Time(clock) => write!(f, "{clock}time"),
+            Kept::Argument(n) => Expr::Arg(*n).fmt(f),
+            Kept::Float(float) => float.fmt(f),
         }
     }
 }
@@ -706,6 +740,11 @@ fn write_block(f: &mut fmt::Formatter<'_>, head: &dyn fmt::Display, body: &[Stmt
     f.write_str(" }")
 }
 
+/// Which granule it is, and how many there are.
+fn granule(ranges: &Ranges, number: &Expr) -> String {
+    format!("({number} - {}) / {} < {}", ranges.base(), ranges.granule(), ranges.count())
+}
+
 /// A prefix: nothing for the wall clock.
 impl fmt::Display for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -719,11 +758,8 @@ impl fmt::Display for Clock {
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "r{}", self.activations.0)?;
-        if let Some(clock) = self.time {
-            write!(f, " {clock}time")?;
-        }
-        for n in &self.args {
-            write!(f, " $arg[{n}]")?;
+        for kept in &self.kept {
+            write!(f, " {kept}")?;
         }
         match self.restore {
             Some(Restore::Value(v) | Restore::Timer(v, _)) => write!(f, " restore v{}", v.0),
@@ -747,10 +783,7 @@ impl fmt::Display for Stmt {
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
             Stmt::Observe(v, e) => write!(f, "observe v{}, {e};", v.0),
             Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
-            Stmt::AddIn(v, ranges, n, e) => {
-                let (base, granule) = (ranges.base(), ranges.granule());
-                write!(f, "v{}[({n} - {base}) / {granule} < {}] += {e};", v.0, ranges.count())
-            }
+            Stmt::AddIn(v, ranges, n, e) => write!(f, "v{}[{}] += {e};", v.0, granule(ranges, n)),
             Stmt::Mark(v, key, ObjectState { kind, retired: false }) => {
                 write!(f, "discover v{}, {key}, {};", v.0, kind.name())
             }

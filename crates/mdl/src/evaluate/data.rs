@@ -3,7 +3,7 @@
 //! A snippet must never fault. What lasts as long as the process is loaded; everything else is read by a system call, and is 0 where there is
 //! nothing.
 
-use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, PointKind, Scalar, Stmt};
+use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, Kept, PointKind, Scalar, Stmt};
 
 use super::code::fold_binary;
 use super::insert::Place;
@@ -92,12 +92,9 @@ impl<'a> Evaluation<'a> {
         Some(match &base.kind {
             ExprKind::Arg(_) => match self.value(base) {
                 Some(Out::Arg(n)) if n < Float::ARGS_MAX => {
+                    let float = Float { register: n, format };
                     let at_beginning = self.place.is_none_or(|p| p == Place::ENTRY || p == Place::BEFORE_CALL);
-                    if at_beginning {
-                        Some(Out::Float(Float { register: n, format }))
-                    } else {
-                        self.refuse(expr, "a floating-point argument at the end of a call (keep it in a `counter`)")
-                    }
+                    Some(if at_beginning { Out::Float(float) } else { Out::Saved(Kept::Float(float)) })
                 }
                 Some(_) => self.refuse(expr, "a floating-point argument beyond the eighth"),
                 None => None,
