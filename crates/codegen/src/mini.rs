@@ -179,7 +179,7 @@ impl Parts {
     pub fn cost(&self, env: &Environment, code: &Compiled, block: &Block) -> Cost {
         let calls = |routine: Routine| match (routine, env.cpu) {
             (Routine::CpuTime, CpuClock::SystemCall) => 1,
-            (Routine::Read, _) => reading::SYSTEM_CALLS,
+            (Routine::Read | Routine::Write, _) => reading::SYSTEM_CALLS,
             (Routine::Usage, _) => 1,
             _ => 0,
         };

@@ -73,6 +73,9 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
         Stmt::Mark(v, key, _) => bound(*v, Shape::Table(Fold::Last)).and_then(|()| check_expr(key, bound, depth)),
         Stmt::Call(call) => check_call(call, bound, depth),
         Stmt::Store(_, _, e) => check_expr(e, bound, depth),
+        Stmt::Write(address, _, e) => {
+            check_expr(address, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        }
     })
 }
 
@@ -80,7 +83,7 @@ fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenErro
     match e {
         Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(..) | Expr::Restored => Ok(()),
         // whether they can be read is the environment's to say, see [`crate::reading`]
-        Expr::Load(..) | Expr::Usage(_) => Ok(()),
+        Expr::Load(..) | Expr::Usage(_) | Expr::ThreadPointer => Ok(()),
         Expr::Event(v) => bound(*v, Shape::Event),
         Expr::Float(float) if float.register < Float::ARGS_MAX => Ok(()),
         Expr::Float(_) => Err(CodegenError::NoFloat),
@@ -267,6 +270,7 @@ impl Generator<'_> {
             | Expr::Restored
             | Expr::Load(..)
             | Expr::Read(..)
+            | Expr::ThreadPointer
             | Expr::ValueAt(..)
             | Expr::ValueIn(..)
             | Expr::Float(_)
@@ -325,6 +329,7 @@ impl Generator<'_> {
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,
             Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,
+            Stmt::Write(address, width, e) => self.write(&fold(address), *width, &fold(e))?,
         }
         Ok(())
     }
@@ -380,6 +385,7 @@ impl Generator<'_> {
             Expr::Binary(op, a, b) => self.binary(e, *op, a, b)?,
             Expr::Number(v) => self.a.mov(eax, self.index(*v))?,
             Expr::Load(at, scalar) => self.load(*at, *scalar)?,
+            Expr::ThreadPointer => self.a.mov(rax, qword_ptr(0).fs())?,
             Expr::Read(address, scalar) => self.read(address, *scalar)?,
             Expr::ValueAt(v, key) => self.value_at(*v, key)?,
             Expr::ValueIn(v, ranges, number) => self.value_in(*v, *ranges, number)?,
@@ -660,6 +666,7 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Variable(_)
         | Expr::Number(_)
         | Expr::Load(..)
+        | Expr::ThreadPointer
         | Expr::Return
         | Expr::Float(_)
         | Expr::Usage(_)

@@ -109,7 +109,8 @@ impl Evaluator {
             | Expr::Text(_)
             | Expr::Address(_)
             | Expr::ValueAt(..)
-            | Expr::ValueIn(..) => {
+            | Expr::ValueIn(..)
+            | Expr::ThreadPointer => {
                 unreachable!("not generated here")
             }
             Expr::Load(at, scalar) => {

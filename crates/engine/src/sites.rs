@@ -176,11 +176,8 @@ fn callee(
     module: &Module,
     call: &CallSite,
 ) -> Option<FunctionRef> {
-    if let Callee::Direct(at) = call.callee
-        && module.image.stub_slot(at).is_none()
-    {
-        let number = module.number_at(at)?;
-        return Some(FunctionRef { module: caller.module, function: number });
+    if let Some(named) = named(module, caller, call) {
+        return named;
     }
     let slot = slot(module, call)?;
     let mut word = [0; 8];
@@ -195,6 +192,13 @@ fn callee(
     let name = module.image.import_at(slot).filter(|_| unfilled)?;
     let named = modules.functions_named_exactly(name);
     if let [function] = named.as_slice() { Some(*function) } else { None }
+}
+
+/// Whom a call names itself, if it does.
+pub fn named(module: &Module, caller: FunctionRef, call: &CallSite) -> Option<Option<FunctionRef>> {
+    let Callee::Direct(at) = call.callee else { return None };
+    let function = |number| FunctionRef { module: caller.module, function: number };
+    module.image.stub_slot(at).is_none().then(|| module.number_at(at).map(function))
 }
 
 fn slot(module: &Module, call: &CallSite) -> Option<Svma> {

@@ -102,6 +102,8 @@ pub mod header {
     pub const READS_FAILED: u32 = LISTENING + 20;
     /// How many readings of events of the processor were none, u32, atomic: the thread has no counter, or it did not count then.
     pub const EVENTS_UNREAD: u32 = LISTENING + 24;
+    /// How many times memory of the program was to be set and nothing could be, u32, atomic.
+    pub const WRITES_FAILED: u32 = LISTENING + 28;
 }
 
 /// Most events of the processor that threads read themselves in one target, a power of two.

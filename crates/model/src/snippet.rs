@@ -312,6 +312,8 @@ pub enum Expr {
     ValueAt(VariableId, Box<Expr>),
     /// This thread's value of the granule in which a number lies; 0 outside.
     ValueIn(VariableId, Ranges, Box<Expr>),
+    /// What the thread's pointer is, as its libc has stored it where that leads (fs:0): from there on it has data of its own.
+    ThreadPointer,
     /// The number of the variable's first counter: what tells a pair from all others that are measured with it.
     Number(VariableId),
     /// An integer of the program at an address that is mapped and readable as long as the process lives.
@@ -350,6 +352,7 @@ impl Expr {
             | Expr::Restored
             | Expr::Variable(_)
             | Expr::Number(_)
+            | Expr::ThreadPointer
             | Expr::Load(..) => {}
         }
         visit(self);
@@ -392,6 +395,9 @@ pub enum Stmt {
     Call(Call),
     /// Set an integer of the program at an address that is mapped and writable as long as the process lives; not in fork children.
     Store(Avma, Width, Expr),
+    /// Set an integer of the program at any address: the address, how wide it is, the value. A system call, which never faults: what cannot be written
+    /// stays as it is. Not in fork children.
+    Write(Expr, Width, Expr),
 }
 
 /// What one request does at one point.
@@ -425,6 +431,7 @@ impl Snippet {
                 | Stmt::Observe(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
+                | Stmt::Write(..)
                 | Stmt::Await => false,
             })
         }
@@ -443,32 +450,54 @@ impl Snippet {
         place_in(&mut self.stmts, place)
     }
 
-    /// Whether it reads memory of the program, or asks for what the kernel counts, by system calls.
+    /// Whether it reads or sets memory of the program, or asks for what the kernel counts, by system calls.
     pub fn asks_kernel(&self) -> bool {
-        let mut found = false;
+        let mut found = self.writes();
         self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..) | Expr::Usage(_) | Expr::Event(_)));
         found
     }
 
-    /// The integers of the program that it sets.
+    /// Whether it reads or sets data of which every thread has its own.
+    pub fn has_own_data(&self) -> bool {
+        let mut found = false;
+        self.each_expr(&mut |e| found |= *e == Expr::ThreadPointer);
+        found
+    }
+
+    /// The integers of the program that it sets where they lie as long as the process lives.
     pub fn stores(&self) -> Vec<(Avma, Width)> {
-        fn all(stmts: &[Stmt], found: &mut Vec<(Avma, Width)>) {
-            for stmt in stmts {
-                match stmt {
-                    Stmt::Store(at, width, _) => found.push((*at, *width)),
-                    Stmt::If(_, body) | Stmt::Open(_, body) | Stmt::Close(_, body) => all(body, found),
-                    _ => {}
-                }
-            }
-        }
         let mut found = Vec::new();
-        all(&self.stmts, &mut found);
+        self.each_stmt(&mut |stmt| {
+            if let Stmt::Store(at, width, _) = stmt {
+                found.push((*at, *width));
+            }
+        });
+        found
+    }
+
+    /// Whether it sets memory of the program at addresses that it computes.
+    pub fn writes(&self) -> bool {
+        let mut found = false;
+        self.each_stmt(&mut |stmt| found |= matches!(stmt, Stmt::Write(..)));
         found
     }
 
     /// Whether it changes the program: calls its functions, or sets its variables.
     pub fn interferes(&self) -> bool {
-        !self.calls().is_empty() || !self.stores().is_empty()
+        !self.calls().is_empty() || !self.stores().is_empty() || self.writes()
+    }
+
+    /// Visits every statement, outer ones before inner ones.
+    fn each_stmt(&self, visit: &mut dyn FnMut(&Stmt)) {
+        fn all(stmts: &[Stmt], visit: &mut dyn FnMut(&Stmt)) {
+            for stmt in stmts {
+                visit(stmt);
+                if let Stmt::If(_, body) | Stmt::Open(_, body) | Stmt::Close(_, body) = stmt {
+                    all(body, visit);
+                }
+            }
+        }
+        all(&self.stmts, visit);
     }
 
     /// Visits every value, inner ones before outer ones.
@@ -481,7 +510,7 @@ impl Snippet {
                     | Stmt::Observe(_, e)
                     | Stmt::Store(_, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
-                    Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
+                    Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
                         key.each(visit);
                         e.each(visit);
                     }
@@ -513,7 +542,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 e.calls_in(calls)
             }
-            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
+            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
                 key.calls_in(calls);
                 e.calls_in(calls);
             }
@@ -537,7 +566,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 e.place_callees(place)?
             }
-            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
+            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
                 key.place_callees(place)?;
                 e.place_callees(place)?;
             }
@@ -675,6 +704,7 @@ impl fmt::Display for Expr {
             Expr::Variable(v) => write!(f, "v{}", v.0),
             Expr::ValueAt(v, key) => write!(f, "v{}[{key}]", v.0),
             Expr::ValueIn(v, ranges, n) => write!(f, "v{}[{}]", v.0, granule(ranges, n)),
+            Expr::ThreadPointer => f.write_str("thread pointer"),
             Expr::Number(v) => write!(f, "number of v{}", v.0),
             Expr::Load(at, scalar) => write!(f, "{scalar} at {:#x}", at.0),
             Expr::Read(address, scalar) => write!(f, "read({address}, {scalar})"),
@@ -792,6 +822,7 @@ impl fmt::Display for Stmt {
             }
             Stmt::Call(call) => write!(f, "{call};"),
             Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),
+            Stmt::Write(address, width, e) => write!(f, "write({address}, u{}, {e});", 8 * width.bytes()),
         }
     }
 }

@@ -92,7 +92,8 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::AddIn(..)
             | Stmt::Mark(..)
             | Stmt::Call(_)
-            | Stmt::Store(..) => {}
+            | Stmt::Store(..)
+            | Stmt::Write(..) => {}
         }
     }
     Ok(kept)
@@ -107,6 +108,7 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
         Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Call(_) => Err(Uncaught::Arguments),
         Expr::Float(_) | Expr::Text(_) | Expr::Address(_) => Err(Uncaught::Arguments),
         Expr::Load(..) | Expr::Read(..) | Expr::ValueAt(..) | Expr::ValueIn(..) => Err(Uncaught::Memory),
+        Expr::ThreadPointer => Err(Uncaught::Memory),
         Expr::Elapsed(..) | Expr::Usage(_) | Expr::Event(_) => Err(Uncaught::Begin),
     }
 }
@@ -206,7 +208,8 @@ impl<'a> Shard<'a> {
                 | Stmt::AddIn(..)
                 | Stmt::Mark(..)
                 | Stmt::Call(_)
-                | Stmt::Store(..) => {}
+                | Stmt::Store(..)
+                | Stmt::Write(..) => {}
             }
         }
     }
@@ -242,7 +245,7 @@ impl<'a> Shard<'a> {
             // not in a state, see `known`
             Expr::Load(..) | Expr::Read(..) | Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => 0,
             Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(..) | Expr::Call(_) => 0,
-            Expr::Event(_) | Expr::ValueAt(..) | Expr::ValueIn(..) => 0,
+            Expr::Event(_) | Expr::ValueAt(..) | Expr::ValueIn(..) | Expr::ThreadPointer => 0,
         }
     }
 

@@ -65,7 +65,7 @@ impl Context<'_, '_> {
 
     /// A variable that is assigned to.
     fn target(&mut self, target: &Expr) {
-        if target.is_symbol() {
+        if target.is_memory() {
             return self.value(target);
         }
         let (name, span) = match &target.bare().kind {
@@ -157,7 +157,7 @@ impl Context<'_, '_> {
             ExprKind::Address(_) => {
                 self.error(codes::PLACE, expr.span, "an address can only be given to a called function");
             }
-            ExprKind::Field(of, _) if is_data(of) => self.data(of),
+            ExprKind::Field(of, _) if of.is_data() => self.data(of),
             ExprKind::Field(of, field) => {
                 let found = self.expr(expr);
                 if !matches!(found, Type::Int | Type::Text | Type::Unknown) {
@@ -297,15 +297,5 @@ impl Context<'_, '_> {
                 self.error(codes::TYPE, inner.span, "only variables have addresses");
             }
         }
-    }
-}
-
-/// Whether it is an argument, a result or a variable of the program, or a member of one.
-fn is_data(expr: &Expr) -> bool {
-    match &expr.bare().kind {
-        ExprKind::Field(of, _) => is_data(of),
-        ExprKind::Call(callee, _) => callee.name == "readSymbol" && !callee.quoted,
-        ExprKind::Arg(_) | ExprKind::Return => true,
-        _ => false,
     }
 }

@@ -66,7 +66,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Where what is found at a place of the text is kept, in all functions the same.
-    fn kept_at(&mut self, span: Span, name: &str) -> VariableId {
+    pub(super) fn kept_at(&mut self, span: Span, name: &str) -> VariableId {
         let key = (self.source, span);
         if let Some(known) = self.decisions.get(&key) {
             return *known;
@@ -84,8 +84,10 @@ impl<'a> Evaluation<'a> {
                     return out.extend(added.map(|(slot, amount)| slot.add(amount)));
                 }
                 let value = self.value(value);
-                if target.is_symbol() {
-                    out.extend(value.and_then(|value| self.assigned(target, *op, value)));
+                if target.is_memory() {
+                    if let Some(value) = value {
+                        self.assigned(target, *op, value, out);
+                    }
                     return;
                 }
                 let (Some(target), Some(value)) = (self.target(target), value) else { return };
@@ -95,9 +97,9 @@ impl<'a> Evaluation<'a> {
                     AssignOp::Subtract => Stmt::Add(target, fold_unary(UnaryOp::Negate, value)),
                 });
             }
-            ExprKind::Step(target, up) if target.is_symbol() => {
+            ExprKind::Step(target, up) if target.is_memory() => {
                 let op = if *up { AssignOp::Add } else { AssignOp::Subtract };
-                out.extend(self.assigned(target, op, Out::Const(1)));
+                self.assigned(target, op, Out::Const(1), out);
             }
             ExprKind::Step(target, up) => {
                 if let Some(added) = self.added(expr) {

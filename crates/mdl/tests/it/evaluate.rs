@@ -175,6 +175,8 @@ fn data_of_the_program_is_read_where_it_lies() {
     expect("m = readSymbol(\"shared\");", "v0 = read(1879048192, u16);");
     expect("m = readSymbol(\"level\").a.b;", "v0 = read((u64 at 0x5000 + 8), u16);");
     expect("m = readSymbol(\"shared\").a.b.c;", "v0 = read((read(read(1879048192, u64), u64) + 8), u16);");
+    expect("m = readSymbol(\"mine\").a;", "v0 = read((thread pointer + -8), u16);");
+    expect("m = readSymbol(\"mine\").a.b;", "v0 = read((read((thread pointer + -16), u64) + 8), u16);");
     expect("m += $arg[0].a;", "v0 += read(($arg[0] + 8), u16);");
     expect("m += $arg[1].a.b;", "v0 += read((read($arg[1], u64) + 8), u16);");
     expect("m += readAddress($arg[0] + 4);", "v0 += read(($arg[0] + 4), i32);");
@@ -194,6 +196,10 @@ fn data_of_the_program_is_read_where_it_lies() {
     let both = with(&base("append preInsn $start.return (* m += $arg[0].a + $return.a; *)"));
     let end = "close r1 $arg[0] { v0 += (read((saved $arg[0] + 8), u16) + read(($return + 8), u16)); }";
     assert!(show(&both, "m", "").contains(end), "{}", show(&both, "m", ""));
+    let calls = "foreach f in $procedures if (f.name == \"call\") foreach c in f.calls";
+    let called = with(&base(&format!("{calls} append postInsn c (* m += $arg[1].a.b + $return.a; *)")));
+    let end = "close r1 $arg[1] { v0 += (read((read(saved $arg[1], u64) + 8), u16) + read(($return + 8), u16)); }";
+    assert!(show(&called, "m", "").contains(end), "{}", show(&called, "m", ""));
     // what differs between functions has no one way
     let several = with(&base("foreach f in $procedures append preInsn f.entry (* m += $arg[0].a; *)"));
     assert!(!show(&several, "m", "").contains("error"), "each function has its own snippet");
@@ -213,6 +219,14 @@ fn texts_and_floating_point_numbers_and_settings() {
     expect("m = $arg[2].double - $arg[0].float;", "v0 = (f64 in xmm2 - f32 in xmm0);");
     expect("readSymbol(\"level\") += 2;", "u16 at 0x5000 = (u16 at 0x5000 + 2);");
     expect("readSymbol(\"level\")--;", "u16 at 0x5000 = (u16 at 0x5000 - 1);");
+    expect("readSymbol(\"level\").a.b = 1;", "write((u64 at 0x5000 + 8), u16, 1);");
+    expect("readSymbol(\"mine\").a++;", "write((thread pointer + -8), u16, (read((thread pointer + -8), u16) + 1));");
+    expect("$arg[0].a = $arg[1];", "write(($arg[0] + 8), u16, $arg[1]);");
+    expect("$arg[0].a -= 3;", "write(($arg[0] + 8), u16, (read(($arg[0] + 8), u16) - 3));");
+    expect("readAddress($arg[0] + 4) = 9;", "write(($arg[0] + 4), u32, 9);");
+    // the way there is gone once
+    let once = "v1 = (read($arg[0], u64) + 8); write(v1, u16, (read(v1, u16) + 1));";
+    expect("$arg[0].a.b++;", once);
     let long = format!("if ($arg[0] == \"{}\") m++;", "x".repeat(64));
     for (code, reason) in [
         ("m = \"a text\";", "error[MDL032]: a text is no number"),
@@ -221,6 +235,7 @@ fn texts_and_floating_point_numbers_and_settings() {
         ("m = $arg[8].double;", "beyond the eighth"),
         ("m = $return.double;", "`$return` is only known at returns and behind calls"),
         ("readSymbol(\"own\") = 1;", "`own`: every thread has its own"),
+        ("readSymbol(\"shared\") = 1;", "not in the writable data of the program itself"),
     ] {
         assert!(shown(code).contains(reason), "{code}: {}", shown(code));
     }
@@ -300,7 +315,7 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         reasons,
         [
             "`own`: every thread has its own",
-            "a member of what a callee gets or gives is not woven yet",
+            "a call of something that is computed",
             "`.blocks` points are not woven yet",
             "`.edges` points are not woven yet",
             "`.loops` points are not woven yet",

@@ -105,6 +105,10 @@ impl Check<'_> {
                     self.stmts(inner, at, closed);
                 }
                 Stmt::Store(_, _, e) => self.expr(e, at, closed),
+                Stmt::Write(address, _, e) => {
+                    self.expr(address, at, closed);
+                    self.expr(e, at, closed);
+                }
                 Stmt::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
                 Stmt::Settle | Stmt::Await => {
                     panic!("who puts the code of several requests together settles once, and the engine alone waits")
@@ -143,7 +147,7 @@ impl Check<'_> {
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Number(v) => assert!((v.0 as usize) < self.done.variables.len()),
-            Expr::Load(..) | Expr::Usage(_) | Expr::Event(_) | Expr::Text(_) => {}
+            Expr::Load(..) | Expr::ThreadPointer | Expr::Usage(_) | Expr::Event(_) | Expr::Text(_) => {}
             Expr::Address(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Float(float) => assert!(float.register < Float::ARGS_MAX && (!is_end(at) || float.register == 0)),
             Expr::Read(e, _) => self.expr(e, at, closed),
