@@ -4,6 +4,9 @@
  * serve N           N calls of `serve` with a request of which everything differs from call to call
  * wild N            N rounds of calls of `serve` with pointers that lead nowhere
  * churn N           N calls of `serve` with a request in a page that another thread maps and unmaps all the time
+ * drive N           `drive` calls `serve` N times, and nothing else
+ * poke N            N rounds of calls of `poke` with an integer, a constant and two pointers that lead nowhere
+ * own N             4 threads call `serve` N times, each with other data of its own
  * fork              a fork child calls `serve` and tells by its exit status that it lives
  * Each answer has `tally MEMBER SUM` of what the calls of `serve` that could be read were given. */
 #include "mutatee.h"
@@ -50,6 +53,7 @@ enum colour g_colour = BLUE;
 double g_double = 1.5;
 int g_array[3] = {1, 2, 3};
 __thread int g_own = 1;
+static __thread struct item own_item;
 static int waiting = 77;
 static struct item last = {NULL, 11}, first = {&last, 22};
 static struct request standing = {.inner = {.depth = -7, .port = 99}, .head = &first};
@@ -61,6 +65,17 @@ COUNTED struct request *serve(struct request *r, double scale, int n) {
     __asm__ volatile("" : : "r"(r), "x"(scale), "r"(n) : "memory");
     return r;
 }
+
+/* Calls nothing but `serve`. */
+COUNTED long drive(struct request *r, long n) {
+    long sum = 0;
+    for (long i = 0; i < n; i++) sum += serve(r, 1.5, (int)i)->inner.depth;
+    return sum;
+}
+
+COUNTED void poke(const volatile int *at) { __asm__ volatile("" : : "r"(at) : "memory"); }
+
+static const volatile int fixed = 7;
 
 static void fill(struct request *r, long i) {
     r->kind = (char)-(i % 100);
@@ -86,6 +101,21 @@ static void tally(const struct request *r) {
     weight += r->head->weight;
     second += r->self->self->head->next->weight;
     for (int k = 0; k < 4; k++) third += r->history[k];
+}
+
+static _Atomic long owned, owned_weight, calls_of_each;
+
+static void *with_own_data(void *given) {
+    long k = (long)given;
+    struct item behind = {NULL, -3 * k};
+    g_own = (int)(1000 * k);
+    own_item = (struct item){&behind, k << 40};
+    for (long i = 0; i < calls_of_each; i++) {
+        serve(&standing, 1.5, (int)i);
+        owned_weight += own_item.weight;
+    }
+    owned += g_own;
+    return NULL;
 }
 
 static _Atomic bool stop;
@@ -135,12 +165,33 @@ int main(void) {
             stop = true;
             pthread_join(thread, NULL);
             mmap(page, 4096, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        } else if (sscanf(line, "drive %ld", &n) == 1) {
+            fill(&standing, n);
+            say("drove %ld %ld", drive(&standing, n), (long)standing.head->weight);
+        } else if (sscanf(line, "poke %ld", &n) == 1) {
+            long sum = 0;
+            for (long i = 0; i < n; i++) {
+                volatile int own = (int)i;
+                poke(&own);
+                sum += own;
+                poke(&fixed);
+                poke(NULL);
+                poke(page);
+            }
+            say("poked %ld %d", sum, fixed);
+        } else if (sscanf(line, "own %ld", &n) == 1) {
+            pthread_t threads[4];
+            calls_of_each = n;
+            owned = owned_weight = 0;
+            for (long k = 0; k < 4; k++) pthread_create(&threads[k], NULL, with_own_data, (void *)(k + 1));
+            for (long k = 0; k < 4; k++) pthread_join(threads[k], NULL);
+            say("owned %ld %ld", (long)owned, (long)owned_weight);
         } else if (!strcmp(line, "fork")) {
             pid_t child = fork();
             if (child == 0) {
                 fill(&standing, 5);
                 serve(&standing, 1.5, 1);
-                _exit(42);
+                _exit(standing.length == 4000000005u ? 42 : 43);
             }
             int status;
             waitpid(child, &status, 0);

@@ -156,8 +156,8 @@ impl<'a> DebugInfo<'a> {
         }
     }
 
-    /// The variable that lies at an address.
-    pub(crate) fn variable_at(&self, at: Svma) -> Option<Place> {
+    /// The variable that lies at an address, or there in the data of which every thread has its own.
+    pub(crate) fn variable_at(&self, at: Svma, per_thread: bool) -> Option<Place> {
         self.find(|place, entry| {
             if entry.tag() != dw::DW_TAG_variable {
                 return None;
@@ -166,11 +166,15 @@ impl<'a> DebugInfo<'a> {
             let unit = self.units.get(place.unit)?;
             let mut operations = location.operations(unit.encoding());
             let address = match operations.next().ok()?? {
-                Operation::Address { address } => address,
-                Operation::AddressIndex { index } => self.dwarf.address(unit, index).ok()?,
+                Operation::Address { address } if !per_thread => address,
+                Operation::AddressIndex { index } if !per_thread => self.dwarf.address(unit, index).ok()?,
+                Operation::UnsignedConstant { value } if per_thread => value,
                 _ => return None,
             };
-            // a computation with the address, of a variable in parts or of a thread's own, is none
+            if per_thread && operations.next().ok()? != Some(Operation::TLS) {
+                return None;
+            }
+            // a computation with the address, as of a variable in parts, is none
             (address == at.0 && operations.next().ok()?.is_none()).then_some(place)
         })
     }

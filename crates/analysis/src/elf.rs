@@ -112,6 +112,8 @@ pub struct Elf {
     soname: Option<String>,
     go: bool,
     eh_frame_hdr: Option<SvmaRange>,
+    /// How far below a thread's pointer its copy of this file's own data begins, if this is the program, and how long it is.
+    own_data: Option<(i64, u64)>,
     pub(crate) sections: Vec<Section>,
     pub(crate) dynamic: Dynamic,
     pub(crate) text: Vec<TextRegion>,
@@ -147,6 +149,15 @@ fn file_range(bytes: &[u8], offset: u64, size: u64) -> Option<Range<usize>> {
     (end <= bytes.len()).then_some(start..end)
 }
 
+/// Where variant II of thread-local storage (ELF Handling For Thread-Local Storage, section 3.4.6) has the data of the program: the first block below
+/// the thread pointer, with the alignment of its segment. How a segment is placed that is not aligned itself, linkers do not agree on.
+fn own_data(svma: u64, mem_size: u64, align: u64) -> Option<(i64, u64)> {
+    let align = align.max(1);
+    let length = mem_size.checked_next_multiple_of(align)?;
+    let aligned = align.is_power_of_two() && svma.is_multiple_of(align);
+    aligned.then_some((i64::try_from(length).ok()?.checked_neg()?, mem_size))
+}
+
 const DAMAGED_HEADER: ImageError = ImageError::Damaged { what: "the file ends inside its header" };
 
 impl Elf {
@@ -173,6 +184,7 @@ impl Elf {
             soname: None,
             go: false,
             eh_frame_hdr: None,
+            own_data: None,
             sections: Vec::new(),
             dynamic: Dynamic::default(),
             text: Vec::new(),
@@ -230,6 +242,7 @@ impl Elf {
                 elf::PT_GNU_EH_FRAME => {
                     self.eh_frame_hdr = svma.checked_add(mem_size).map(|end| Svma(svma)..Svma(end));
                 }
+                elf::PT_TLS => self.own_data = own_data(svma, mem_size, word(48)),
                 _ => {}
             }
         }
@@ -466,6 +479,13 @@ impl Elf {
     /// Where a program begins (`e_entry`); 0 in most shared objects.
     pub fn entry(&self) -> Svma {
         self.entry
+    }
+
+    /// Where the program has a variable of which every thread has its own, from the thread's pointer on; `at` is what its symbol says.
+    pub fn own_data_at(&self, at: Svma, bytes: u64) -> Option<i64> {
+        let (start, length) = self.own_data?;
+        let inside = at.0.checked_add(bytes).is_some_and(|end| end <= length);
+        start.checked_add_unsigned(at.0).filter(|_| inside)
     }
 
     /// The `PT_LOAD` segments, sorted by address, without overlap.

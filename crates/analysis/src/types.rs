@@ -84,10 +84,11 @@ struct Type<'a> {
 }
 
 impl<'a> DebugInfo<'a> {
-    /// From the address of a variable to the integer that it is, or that members lead to in it.
-    pub fn reach_in_variable(&self, at: Svma, members: &[&str]) -> Result<Reach, TypeError> {
+    /// From the address of a variable to the integer that it is, or that members lead to in it. Of a variable of which every thread has its own `at`
+    /// is what its symbol says.
+    pub fn reach_in_variable(&self, at: Svma, per_thread: bool, members: &[&str]) -> Result<Reach, TypeError> {
         let missing = TypeError::NotDescribed { what: "this variable" };
-        let place = self.variable_at(at).ok_or(missing.clone())?;
+        let place = self.variable_at(at, per_thread).ok_or(missing.clone())?;
         let entry = self.entry(place).ok_or(missing.clone())?;
         self.reach(self.type_of(place, &entry).ok_or(missing)?, members)
     }

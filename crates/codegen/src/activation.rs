@@ -7,7 +7,7 @@
 use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
 use ingraft_model::histogram::{PER_OCTAVE, SUB_BITS, VALUE_BITS};
 use ingraft_model::layout::{COUNTERS, record};
-use ingraft_model::{BinaryOp, Clock, Expr, Record, Restore, Stmt, TimeUnit, VariableId};
+use ingraft_model::{BinaryOp, Clock, Expr, Kept, Record, Restore, Stmt, TimeUnit, VariableId};
 
 use crate::environment::Assembly;
 use crate::routine::{self, Routine};
@@ -27,6 +27,11 @@ const BUCKETS: u32 = 3;
 
 /// Covers every bucket number, so that the address is in the shard whatever the value.
 const BUCKET_MASK: i32 = (ingraft_model::histogram::BUCKETS.next_power_of_two() - 1) as i32;
+
+/// Where a record has the n-th of what it keeps.
+fn kept_at(n: u32) -> u32 {
+    record::KEPT + 8 * n
+}
 
 impl Generator<'_> {
     fn last(&self, field: u32) -> u32 {
@@ -118,20 +123,17 @@ impl Generator<'_> {
             self.a.mov(rax, self.slot(v, 0))?;
             self.a.mov(qword_ptr(rcx + new(record::SAVED)).gs(), rax)?;
         }
-        for (n, argument) in (0..).zip(r.args.iter().take(Record::ARGS_MAX)) {
-            let place = qword_ptr(rcx + new(record::ARGS + 8 * n)).gs();
-            match self.argument(*argument) {
-                Operand::Register(from) => self.a.mov(place, from)?,
-                Operand::Memory(from) => {
-                    self.a.mov(rax, from)?;
-                    self.a.mov(place, rax)?;
-                }
-                Operand::Immediate(_) => {}
-            }
-        }
-        if let Some(clock) = r.time {
-            self.clock(clock)?;
-            self.a.mov(qword_ptr(rcx + new(record::TIME)).gs(), rax)?;
+        // clocks come first in a record, and are read last
+        for (n, kept) in (0..).zip(r.kept.iter().take(Record::KEPT_MAX)).collect::<Vec<_>>().into_iter().rev() {
+            let from = match kept {
+                Kept::Time(clock) => self.clock(*clock).map(|()| rax)?,
+                Kept::Float(float) => self.float(*float).map(|()| rax)?,
+                Kept::Argument(n) => match self.source(&Expr::Arg(*n))? {
+                    Operand::Register(from) => from,
+                    Operand::Immediate(_) | Operand::Memory(_) => rax,
+                },
+            };
+            self.a.mov(qword_ptr(rcx + new(kept_at(n))).gs(), from)?;
         }
         self.stmts(body)?;
         self.a.jmp(end)?;
@@ -154,12 +156,16 @@ impl Generator<'_> {
         self.a.cmp(dword_ptr(rcx + self.last(record::NAME)).gs(), name)?;
         self.a.jne(search)?;
         self.place(&mut found)?;
-        if let Some(clock) = r.time {
-            let time = qword_ptr(rcx + self.last(record::TIME)).gs();
-            self.clock_since(clock, time)?;
-            self.a.mov(time, rax)?;
+        for (n, kept) in (0..).zip(&r.kept) {
+            if let Kept::Time(clock) = kept {
+                let time = qword_ptr(rcx + self.last(kept_at(n))).gs();
+                self.clock_since(*clock, time)?;
+                self.a.mov(time, rax)?;
+            }
         }
+        let around = std::mem::replace(&mut self.closed, r.kept.clone());
         self.stmts(body)?;
+        self.closed = around;
         self.a.sub(self.top(), record::SIZE as i32)?;
         self.a.jmp(end)?;
         self.place(&mut search)?;
@@ -190,6 +196,14 @@ impl Generator<'_> {
         self.used[1] = true;
         self.a.mov(rcx, self.top())?;
         Ok(self.a.mov(rax, qword_ptr(rcx + self.last(field)).gs())?)
+    }
+
+    /// What that record has kept, in rax.
+    pub(crate) fn kept(&mut self, kept: Kept) -> Result<(), Assembly> {
+        match (0..).zip(&self.closed).find(|(_, known)| **known == kept) {
+            Some((n, _)) => self.field(kept_at(n)),
+            None => Err(Assembly(format!("{kept} is not kept"))),
+        }
     }
 
     /// Ticks in rax to nanoseconds.
@@ -246,7 +260,7 @@ impl Generator<'_> {
         self.used = [true; 3];
         self.value(e)?;
         let [mut positive, mut smaller, mut larger, mut fits] = std::array::from_fn(|_| self.a.create_label());
-        if !matches!(e, Expr::Elapsed(TimeUnit::Ticks)) {
+        if !matches!(e, Expr::Elapsed(_, TimeUnit::Ticks)) {
             self.a.test(rax, rax)?;
             self.a.jns(positive)?;
             self.a.xor(eax, eax)?;

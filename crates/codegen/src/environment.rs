@@ -117,6 +117,9 @@ pub enum CodegenError {
     /// A snippet reads memory of the program by a system call, which may not be made in this target.
     #[error("memory of the program cannot be read here")]
     NoReads,
+    /// A snippet needs the thread pointer, and it is not proven that threads have it where it leads.
+    #[error("threads have no pointer to data of their own that is known")]
+    NoThreadPointer,
     /// A snippet reads an event of the processor, for which threads must have numbers and be allowed to make system calls.
     #[error("events of the processor cannot be read here")]
     NoEvents,

@@ -14,19 +14,24 @@ const VECTORS: [AsmRegisterXmm; Float::ARGS_MAX as usize] = [xmm0, xmm1, xmm2, x
 const EXPONENT_MAX: u32 = 62;
 
 impl Generator<'_> {
-    /// A floating-point number, truncated, in rax. By integers alone, as an instruction that converts would leave notes in the thread's control
-    /// word, or trap.
+    /// A floating-point number as it is written, in rax.
     pub(crate) fn float(&mut self, float: Float) -> Result<(), Assembly> {
         let Some(vector) = VECTORS.get(usize::from(float.register)).copied() else {
             return Err(Assembly("no register".to_owned()));
         };
-        self.used = [true; 3];
-        let [mut none, mut positive, mut done] = std::array::from_fn(|_| self.a.create_label());
-        let (fraction, bias) = (float.format.fraction_bits(), float.format.bias());
         match float.format {
             FloatFormat::Double => self.a.movq(rax, vector)?,
             FloatFormat::Single => self.a.movd(eax, vector)?,
         }
+        Ok(())
+    }
+
+    /// The floating-point number that is written in rax, truncated. By integers alone, as an instruction that converts would leave notes in the
+    /// thread's control word, or trap.
+    pub(crate) fn truncate(&mut self, format: FloatFormat) -> Result<(), Assembly> {
+        self.used = [true; 3];
+        let [mut none, mut positive, mut done] = std::array::from_fn(|_| self.a.create_label());
+        let (fraction, bias) = (format.fraction_bits(), format.bias());
         self.a.mov(rcx, rax)?;
         self.a.mov(rdx, rax)?;
         self.a.shr(rcx, fraction)?;
@@ -45,7 +50,7 @@ impl Generator<'_> {
         self.a.neg(ecx)?;
         self.a.add(ecx, 63)?;
         self.a.shr(rax, cl)?;
-        match float.format {
+        match format {
             FloatFormat::Double => self.a.test(rdx, rdx)?,
             FloatFormat::Single => self.a.test(edx, edx)?,
         }

@@ -208,7 +208,7 @@ impl Parts {
         let calls = |routine: Routine| match (routine, env.cpu) {
             (Routine::CpuTime, CpuClock::SystemCall) => 1,
             (Routine::Time, _) if env.wall == WallClock::SystemCall => 1,
-            (Routine::Read, _) => reading::SYSTEM_CALLS,
+            (Routine::Read | Routine::Write, _) => reading::SYSTEM_CALLS,
             (Routine::Usage, _) => 1,
             _ => 0,
         };

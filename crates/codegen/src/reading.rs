@@ -1,6 +1,7 @@
-//! Reading the memory of the program. A snippet must never fault, so only what stays mapped as long as the process lives is loaded as it is.
+//! Reading the memory of the program, and setting it. A snippet must never fault, so only what stays mapped as long as the process lives is loaded as it is.
 //! Everything else is read by process_vm_readv(2) of the process on itself, which answers for memory that is not there instead of faulting, also
-//! when another thread unmaps it at that moment; and of its own memory a process needs nobody's leave (mm_access() in the kernel).
+//! when another thread unmaps it at that moment; and of its own memory a process needs nobody's leave (mm_access() in the kernel). Its counterpart
+//! process_vm_writev(2) writes what the program itself may write, and nothing else.
 
 use iced_x86::code_asm::al;
 use iced_x86::code_asm::{
@@ -15,8 +16,33 @@ use crate::event;
 use crate::routine::{Routine, Writer};
 use crate::snippet::Generator;
 
-/// process_vm_readv(2).
-pub(crate) const READ: i32 = 310;
+/// What is done with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+impl Access {
+    /// process_vm_readv(2), process_vm_writev(2).
+    pub const fn number(self) -> i32 {
+        match self {
+            Access::Read => 310,
+            Access::Write => 311,
+        }
+    }
+
+    /// The word of the header that counts what was not possible.
+    pub const fn failed(self) -> u32 {
+        match self {
+            Access::Read => header::READS_FAILED,
+            Access::Write => header::WRITES_FAILED,
+        }
+    }
+}
+
+/// Where the value to write lies when it is needed: above what the routine has saved.
+pub(crate) const VALUE: i32 = 64;
 /// What covers every length that is asked for, and is less than the room for the answer.
 pub(crate) const LENGTHS: i32 = 15;
 /// How many calls that read a clock one of these costs at worst: 1.13 µs where such a call took 0.52.
@@ -30,9 +56,15 @@ pub(crate) fn check(env: &Environment, snippet: &Snippet) -> Result<(), CodegenE
             result = Err(CodegenError::Fleeting { at: at.0 });
         }
         Expr::Read(..) | Expr::Usage(_) if env.readable.process.is_none() => result = Err(CodegenError::NoReads),
+        Expr::ThreadPointer if !matches!(env.identity, ThreadIdentity::FsOffset(_)) => {
+            result = Err(CodegenError::NoThreadPointer);
+        }
         Expr::Event(_) if !event::can_read(env) => result = Err(CodegenError::NoEvents),
         _ => {}
     });
+    if snippet.writes() && env.readable.process.is_none() {
+        return Err(CodegenError::NoReads);
+    }
     for (at, width) in snippet.stores() {
         if !env.readable.lasts(at, width.bytes().into()) {
             return Err(CodegenError::Fleeting { at: at.0 });
@@ -81,8 +113,9 @@ impl Generator<'_> {
 }
 
 impl Writer<'_> {
-    /// See [`Routine::Read`]. What lies between the room for the answer and the call is compared by the verifier, instruction by instruction.
-    pub(crate) fn read(&mut self) -> Result<(), Assembly> {
+    /// See [`Routine::Read`] and [`Routine::Write`]. What lies between the room for the answer, or what is written, and the call is compared by the
+    /// verifier, instruction by instruction.
+    pub(crate) fn memory(&mut self, access: Access) -> Result<(), Assembly> {
         let [mut parent, mut whole, mut done] = std::array::from_fn(|_| self.a.create_label());
         self.save()?;
         // a fork child has another number, and nobody reads what it counts
@@ -96,8 +129,11 @@ impl Writer<'_> {
             self.a.push(r)?;
         }
         self.a.and(edx, LENGTHS)?;
-        // room for the answer, then where it goes, then where it comes from (struct iovec)
-        self.a.xor(r8d, r8d)?;
+        // room for the answer or what is written, then where that is, then where it comes from or goes (struct iovec)
+        match access {
+            Access::Read => self.a.xor(r8d, r8d)?,
+            Access::Write => self.a.mov(r8, qword_ptr(rsp + VALUE))?,
+        }
         self.a.push(r8)?;
         self.a.push(r8)?;
         self.a.mov(r9, rsp)?;
@@ -117,14 +153,14 @@ impl Writer<'_> {
         self.a.mov(edx, 1)?;
         self.a.mov(r8d, 1)?;
         self.a.xor(r9d, r9d)?;
-        self.a.mov(eax, READ)?;
+        self.a.mov(eax, access.number())?;
         self.a.syscall()?;
         for r in [rcx, rdx, r9, r9, rcx, r9] {
             self.a.pop(r)?;
         }
         self.a.cmp(rax, rdx)?;
         self.a.je(whole)?;
-        self.a.lock().inc(dword_ptr(u64::from(self.env.data.displacement(header::READS_FAILED))))?;
+        self.a.lock().inc(dword_ptr(u64::from(self.env.data.displacement(access.failed()))))?;
         self.a.xor(ecx, ecx)?;
         self.a.set_label(&mut whole)?;
         for r in keep.into_iter().rev() {

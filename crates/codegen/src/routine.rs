@@ -10,6 +10,7 @@ use ingraft_model::CpuClock;
 use ingraft_model::layout::{TOP, record};
 
 use crate::environment::{Assembly, CodegenError, Environment};
+use crate::reading::Access;
 
 /// Stands for a routine's address while a snippet is assembled at 0: far enough for a jump of five bytes.
 pub(crate) const FAR: u64 = 0x1000_0000;
@@ -31,6 +32,9 @@ pub(crate) enum Routine {
     /// Reads memory of the program by a system call: so many bytes as rdx says, from the address in rcx. Answers them in rcx, the others 0;
     /// all 0 if they cannot be read.
     Read,
+    /// Sets memory of the program by a system call: so many bytes as rdx says at the address in rcx, to the lowest of the word that was pushed last.
+    /// Changes rcx.
+    Write,
     /// Asks the kernel what it has counted for this thread: the sum of the counts whose bits (see [`ingraft_model::Usage::counts`]) are set in
     /// edx. Answers in rcx.
     Usage,
@@ -41,11 +45,12 @@ pub(crate) enum Routine {
 }
 
 impl Routine {
-    pub const ALL: [Routine; 9] = [
+    pub const ALL: [Routine; 10] = [
         Routine::Settle,
         Routine::Find,
         Routine::CpuTime,
         Routine::Read,
+        Routine::Write,
         Routine::Call,
         Routine::Await,
         Routine::Usage,
@@ -74,7 +79,8 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::CpuTime => w.cpu_time()?,
             Routine::Call => w.call()?,
             Routine::Await => w.await_engine()?,
-            Routine::Read => w.read()?,
+            Routine::Read => w.memory(Access::Read)?,
+            Routine::Write => w.memory(Access::Write)?,
             Routine::Usage => w.usage()?,
             Routine::Event => w.event()?,
             Routine::Time => w.time()?,

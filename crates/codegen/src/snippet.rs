@@ -9,7 +9,7 @@ use iced_x86::code_asm::{
 };
 use ingraft_model::layout::record;
 use ingraft_model::{
-    BinaryOp, Call, Called, Expr, Float, Fold, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId,
+    BinaryOp, Call, Called, Expr, Float, Fold, Kept, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId,
 };
 
 use crate::calling::{WORDS, words_of};
@@ -73,14 +73,17 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
         Stmt::Mark(v, key, _) => bound(*v, Shape::Table(Fold::Last)).and_then(|()| check_expr(key, bound, depth)),
         Stmt::Call(call) => check_call(call, bound, depth),
         Stmt::Store(_, _, e) => check_expr(e, bound, depth),
+        Stmt::Write(address, _, e) => {
+            check_expr(address, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        }
     })
 }
 
 fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
     match e {
-        Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored => Ok(()),
+        Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(..) | Expr::Restored => Ok(()),
         // whether they can be read is the environment's to say, see [`crate::reading`]
-        Expr::Load(..) | Expr::Usage(_) => Ok(()),
+        Expr::Load(..) | Expr::Usage(_) | Expr::ThreadPointer => Ok(()),
         Expr::Event(v) => bound(*v, Shape::Event),
         Expr::Float(float) if float.register < Float::ARGS_MAX => Ok(()),
         Expr::Float(_) => Err(CodegenError::NoFloat),
@@ -88,6 +91,10 @@ fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenErro
             Err(CodegenError::NoCall { why: "a text or an address is an argument of something else" })
         }
         Expr::Variable(v) | Expr::Number(v) => bound(*v, Shape::Counter),
+        Expr::ValueAt(v, key) => bound(*v, Shape::Table(Fold::Sum)).and_then(|()| check_expr(key, bound, depth)),
+        Expr::ValueIn(v, ranges, number) => {
+            bound(*v, Shape::Vector(ranges.count())).and_then(|()| check_expr(number, bound, depth))
+        }
         Expr::Unary(_, e) | Expr::Read(e, _) => check_expr(e, bound, deeper(depth)?),
         Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
         Expr::Call(call) => check_call(call, bound, depth),
@@ -220,6 +227,7 @@ impl<'a> Compiler<'a> {
             used: [false; 3],
             saved,
             depth: i32::from(self.frame.pushed),
+            closed: Vec::new(),
             frame: *self.frame,
             exits: Vec::new(),
         })
@@ -262,6 +270,8 @@ pub(crate) struct Generator<'a> {
     saved: Vec<AsmRegister64>,
     /// Words pushed since the point was reached.
     pub depth: i32,
+    /// What the record keeps that is being closed.
+    pub closed: Vec<Kept>,
     pub frame: Frame,
     /// Labels behind the jumps to shared routines.
     pub exits: Vec<(CodeLabel, Routine)>,
@@ -343,10 +353,13 @@ impl Generator<'_> {
             | Expr::Binary(..)
             | Expr::Return
             | Expr::Saved(_)
-            | Expr::Elapsed(_)
+            | Expr::Elapsed(..)
             | Expr::Restored
             | Expr::Load(..)
             | Expr::Read(..)
+            | Expr::ThreadPointer
+            | Expr::ValueAt(..)
+            | Expr::ValueIn(..)
             | Expr::Float(_)
             | Expr::Usage(_)
             | Expr::Event(_)
@@ -403,6 +416,7 @@ impl Generator<'_> {
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,
             Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,
+            Stmt::Write(address, width, e) => self.write(&fold(address), *width, &fold(e))?,
         }
         Ok(())
     }
@@ -458,18 +472,29 @@ impl Generator<'_> {
             Expr::Binary(op, a, b) => self.binary(e, *op, a, b)?,
             Expr::Number(v) => self.a.mov(eax, self.index(*v))?,
             Expr::Load(at, scalar) => self.load(*at, *scalar)?,
+            Expr::ThreadPointer => self.a.mov(rax, qword_ptr(0).fs())?,
             Expr::Read(address, scalar) => self.read(address, *scalar)?,
+            Expr::ValueAt(v, key) => self.value_at(*v, key)?,
+            Expr::ValueIn(v, ranges, number) => self.value_in(*v, *ranges, number)?,
             Expr::Return => self.returned()?,
-            Expr::Float(float) => self.float(*float)?,
+            Expr::Float(float) => {
+                self.float(*float)?;
+                self.truncate(float.format)?;
+            }
             Expr::Usage(usage) => self.usage(*usage)?,
             Expr::Event(v) => self.event(*v)?,
             // only as arguments, see `call_function`
             Expr::Text(_) | Expr::Address(_) => {}
             Expr::Call(call) => self.call_function(call)?,
             Expr::Restored => self.field(record::SAVED)?,
-            Expr::Saved(n) => self.field(record::ARGS + 8 * u32::from(*n))?,
-            Expr::Elapsed(unit) => {
-                self.field(record::TIME)?;
+            Expr::Saved(kept) => {
+                self.kept(*kept)?;
+                if let Kept::Float(float) = kept {
+                    self.truncate(float.format)?;
+                }
+            }
+            Expr::Elapsed(clock, unit) => {
+                self.kept(Kept::Time(*clock))?;
                 if *unit == TimeUnit::Nanoseconds {
                     self.nanoseconds()?;
                 }
@@ -748,6 +773,7 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Variable(_)
         | Expr::Number(_)
         | Expr::Load(..)
+        | Expr::ThreadPointer
         | Expr::Return
         | Expr::Float(_)
         | Expr::Usage(_)
@@ -755,10 +781,12 @@ fn fold(e: &Expr) -> Expr {
         | Expr::Text(_)
         | Expr::Address(_)
         | Expr::Saved(_)
-        | Expr::Elapsed(_)
+        | Expr::Elapsed(..)
         | Expr::Restored => e.clone(),
         Expr::Call(call) => Expr::Call(Box::new(fold_call(call))),
         Expr::Read(address, scalar) => Expr::Read(Box::new(fold(address)), *scalar),
+        Expr::ValueAt(v, key) => Expr::ValueAt(*v, Box::new(fold(key))),
+        Expr::ValueIn(v, ranges, number) => Expr::ValueIn(*v, *ranges, Box::new(fold(number))),
         Expr::Unary(op, e) => match fold(e) {
             Expr::Const(c) => Expr::Const(op.apply(c)),
             e => Expr::Unary(*op, Box::new(e)),

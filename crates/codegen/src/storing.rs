@@ -1,9 +1,10 @@
 //! Setting variables of the program.
 
-use iced_x86::code_asm::{al, ax, byte_ptr, dword_ptr, eax, qword_ptr, rax, word_ptr};
+use iced_x86::code_asm::{al, ax, byte_ptr, dword_ptr, eax, edx, qword_ptr, rax, rcx, word_ptr};
 use ingraft_model::{Avma, Expr, Width};
 
 use crate::environment::Assembly;
+use crate::routine::Routine;
 use crate::snippet::Generator;
 
 impl Generator<'_> {
@@ -20,5 +21,19 @@ impl Generator<'_> {
             Width::Eight => self.a.mov(qword_ptr(at.0), rax)?,
         }
         self.place(&mut child)
+    }
+
+    /// Sets an integer at any address, if it can be written.
+    pub(crate) fn write(&mut self, address: &Expr, width: Width, value: &Expr) -> Result<(), Assembly> {
+        self.used = [true; 3];
+        self.value(value)?;
+        self.push(rax)?;
+        self.value(address)?;
+        let mut behind = self.a.create_label();
+        self.a.mov(rcx, rax)?;
+        self.a.mov(edx, width.bytes())?;
+        self.routine(Routine::Write, behind)?;
+        self.place(&mut behind)?;
+        self.pop(rcx)
     }
 }

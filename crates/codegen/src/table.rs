@@ -1,7 +1,7 @@
 //! Values by key in a thread's own shard, see [`ingraft_model::table`]. In shard 0, where several threads may be at once, everything counts as
 //! what found no place.
 
-use iced_x86::code_asm::{AsmMemoryOperand, eax, ecx, qword_ptr, rax, rcx, rdx};
+use iced_x86::code_asm::{AsmMemoryOperand, CodeLabel, eax, ecx, qword_ptr, rax, rcx, rdx};
 use ingraft_model::object::TIME_MASK;
 use ingraft_model::table::{KEYS, MULTIPLIER, OF_ZERO, OTHERS, PLACE_BITS, PLACES, PROBES, TAKEN, VALUES};
 use ingraft_model::{Expr, ObjectState, VariableId};
@@ -52,23 +52,54 @@ impl Generator<'_> {
         self.add(self.word_of(table, OTHERS), &source)
     }
 
-    /// Changes the value of a key. The key is in rdx, the number of a place in rcx.
-    fn at_key(&mut self, table: VariableId, key: &Expr, change: Change) -> Result<(), Assembly> {
+    /// This thread's value of a key, in rax. A key may have two places, see [`ingraft_model::table`]: both count.
+    pub(crate) fn value_at(&mut self, table: VariableId, key: &Expr) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(self.a.xor(eax, eax)?);
+        }
+        let [mut zero, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.hash(key, zero)?;
+        self.a.xor(eax, eax)?;
+        for probe in 0..PROBES {
+            let mut other = self.a.create_label();
+            self.probe(table, probe)?;
+            self.a.jne(other)?;
+            self.a.add(rax, self.at_place(table, VALUES))?;
+            self.place(&mut other)?;
+        }
+        self.a.jmp(end)?;
+        self.place(&mut zero)?;
+        self.a.mov(rax, self.word_of(table, OF_ZERO))?;
+        self.place(&mut end)
+    }
+
+    /// A key in rdx and its hash in rcx; key 0 is elsewhere.
+    fn hash(&mut self, key: &Expr, zero: CodeLabel) -> Result<(), Assembly> {
         self.used = [true; 3];
         self.value(key)?;
-        let [mut zero, mut taken, mut found, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.a.mov(rdx, rax)?;
         self.a.test(rdx, rdx)?;
         self.a.je(zero)?;
         self.a.mov(rcx, MULTIPLIER)?;
         self.a.imul_2(rcx, rdx)?;
-        self.a.shr(rcx, u64::BITS - PLACE_BITS)?;
+        Ok(self.a.shr(rcx, u64::BITS - PLACE_BITS)?)
+    }
+
+    /// The number of the next place in rcx, and whether its key is that in rdx.
+    fn probe(&mut self, table: VariableId, probe: u32) -> Result<(), Assembly> {
+        if probe > 0 {
+            self.a.inc(ecx)?;
+        }
+        self.a.and(ecx, PLACE_MASK)?;
+        Ok(self.a.cmp(self.at_place(table, KEYS), rdx)?)
+    }
+
+    /// Changes the value of a key.
+    fn at_key(&mut self, table: VariableId, key: &Expr, change: Change) -> Result<(), Assembly> {
+        let [mut zero, mut taken, mut found, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.hash(key, zero)?;
         for probe in 0..PROBES {
-            if probe > 0 {
-                self.a.inc(ecx)?;
-            }
-            self.a.and(ecx, PLACE_MASK)?;
-            self.a.cmp(self.at_place(table, KEYS), rdx)?;
+            self.probe(table, probe)?;
             self.a.je(found)?;
             self.a.xor(eax, eax)?;
             self.a.cmpxchg(self.at_place(table, KEYS), rdx)?;

@@ -186,7 +186,8 @@ fn with(compiled: &Compiled, places: &[Place], counters: &[u32]) -> Option<Compi
 #[cfg(test)]
 mod tests {
     use ingraft_model::{
-        Avma, BinaryOp, Clock, CpuClock, DataArea, Expr, Gpr, Record, Restore, Scale, Stmt, ThreadIdentity, VariableId,
+        Avma, BinaryOp, Clock, CpuClock, DataArea, Expr, Gpr, Kept, Record, Restore, Scale, Stmt, ThreadIdentity,
+        VariableId,
     };
 
     use super::*;
@@ -217,7 +218,8 @@ mod tests {
     /// A flag, a timer and a record that depend on a constraint.
     fn timer() -> Snippet {
         let restore = Some(Restore::Timer(V[1], Clock::Wall));
-        let record = Record { activations: V[0], restore, args: vec![0], time: Some(Clock::Wall) };
+        let kept = vec![Kept::Time(Clock::Wall), Kept::Argument(0)];
+        let record = Record { activations: V[0], restore, kept };
         let met = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Variable(V[2])), Box::new(Expr::Const(0)));
         let body = vec![Stmt::Open(record, vec![Stmt::Start(V[1], Clock::Wall)])];
         Snippet { stmts: vec![Stmt::Add(V[2], Expr::Const(1)), Stmt::If(met, body)] }

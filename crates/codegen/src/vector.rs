@@ -1,7 +1,7 @@
 //! Values by index in a thread's own shard, see [`ingraft_model::vector`]. In shard 0, where several threads may be at once, everything counts as
 //! what lies outside, unless the index is a constant.
 
-use iced_x86::code_asm::{AsmMemoryOperand, eax, ecx, qword_ptr, rax, rcx};
+use iced_x86::code_asm::{AsmMemoryOperand, CodeLabel, eax, ecx, qword_ptr, rax, rcx};
 use ingraft_model::vector::{FIRST, OUTSIDE, USED};
 use ingraft_model::{Expr, Ranges, VariableId};
 
@@ -17,13 +17,7 @@ impl Generator<'_> {
         number: &Expr,
         amount: &Expr,
     ) -> Result<(), Assembly> {
-        let constant = if let Expr::Const(number) = number { Some(ranges.index(*number)) } else { None };
-        let word = match (constant, self.access) {
-            (Some(index), _) => Some(index),
-            (None, Access::Shared) => Some(None),
-            (None, Access::Own) => None,
-        };
-        if let Some(index) = word {
+        if let Some(index) = self.known_index(ranges, number) {
             return self.add_to_word(v, index.map_or(OUTSIDE, |index| FIRST + index), amount);
         }
         self.used = [true; 3];
@@ -32,8 +26,53 @@ impl Generator<'_> {
             self.value(amount)?;
             self.push(rax)?;
         }
-        self.value(number)?;
         let [mut outside, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.granule(ranges, number, outside)?;
+        self.add_known(self.at_granule(v), known)?;
+        self.a.jmp(end)?;
+        self.place(&mut outside)?;
+        self.add_known(self.word_of(v, OUTSIDE), known)?;
+        self.place(&mut end)?;
+        self.a.mov(self.word_of(v, USED), 1)?;
+        // both ways have taken the amount from the stack
+        self.depth -= i32::from(known.is_none());
+        Ok(())
+    }
+
+    /// This thread's value of the granule in which a number lies, in rax.
+    pub(crate) fn value_in(&mut self, v: VariableId, ranges: Ranges, number: &Expr) -> Result<(), Assembly> {
+        match self.known_index(ranges, number) {
+            Some(Some(index)) => return Ok(self.a.mov(rax, self.word_of(v, FIRST + index))?),
+            Some(None) => return Ok(self.a.xor(eax, eax)?),
+            None => {}
+        }
+        self.used = [true; 3];
+        let [mut outside, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.granule(ranges, number, outside)?;
+        self.a.mov(rax, self.at_granule(v))?;
+        self.a.jmp(end)?;
+        self.place(&mut outside)?;
+        self.a.xor(eax, eax)?;
+        self.place(&mut end)
+    }
+
+    /// The index if code need not look for it; none inside of it for what lies outside.
+    fn known_index(&self, ranges: Ranges, number: &Expr) -> Option<Option<u32>> {
+        match (number, self.access) {
+            (Expr::Const(number), _) => Some(ranges.index(*number)),
+            (_, Access::Shared) => Some(None),
+            (_, Access::Own) => None,
+        }
+    }
+
+    /// The value of the granule whose number is in ecx.
+    fn at_granule(&self, v: VariableId) -> AsmMemoryOperand {
+        qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(v) + FIRST))).gs()
+    }
+
+    /// The number of a granule in ecx.
+    fn granule(&mut self, ranges: Ranges, number: &Expr, outside: CodeLabel) -> Result<(), Assembly> {
+        self.value(number)?;
         match i32::try_from(ranges.base()) {
             Ok(0) => {}
             Ok(base) => self.a.sub(rax, base)?,
@@ -60,17 +99,7 @@ impl Generator<'_> {
             self.a.idiv(rcx)?;
         }
         self.a.mov(ecx, eax)?;
-        self.a.and(ecx, ranges.mask() as i32)?;
-        let granule = qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(v) + FIRST))).gs();
-        self.add_known(granule, known)?;
-        self.a.jmp(end)?;
-        self.place(&mut outside)?;
-        self.add_known(self.word_of(v, OUTSIDE), known)?;
-        self.place(&mut end)?;
-        self.a.mov(self.word_of(v, USED), 1)?;
-        // both ways have taken the amount from the stack
-        self.depth -= i32::from(known.is_none());
-        Ok(())
+        Ok(self.a.and(ecx, ranges.mask() as i32)?)
     }
 
     /// Adds to a word whose place is known.

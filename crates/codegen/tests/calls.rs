@@ -5,7 +5,7 @@ mod support;
 use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, verify_weave};
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points};
 use ingraft_model::{
-    Avma, Bias, Clock, Expr, PatchPlan, PointKind, Record, Restore, Site, Snippet, Stmt, Svma, ThreadIdentity,
+    Avma, Bias, Clock, Expr, Kept, PatchPlan, PointKind, Record, Restore, Site, Snippet, Stmt, Svma, ThreadIdentity,
     TimeUnit, VariableId,
 };
 use support::image::{self, HELPER, HELPER_POINTER, Outcome, Program, Step, TEXT};
@@ -206,16 +206,15 @@ fn a_record_opened_before_a_call_is_closed_behind_it() {
         let (mut arena, mut text) = (arena(), TextSpace::new());
         let record = Record {
             activations: v(0),
-            time: Some(Clock::Wall),
-            args: vec![0],
+            kept: vec![Kept::Time(Clock::Wall), Kept::Argument(0)],
             restore: Some(Restore::Timer(v(1), Clock::Wall)),
         };
         let settle = snippet(vec![Stmt::Settle]);
         let open = snippet(vec![Stmt::Open(record.clone(), vec![Stmt::Start(v(1), Clock::Wall)])]);
-        let elapsed = Stmt::Add(v(3), Expr::Elapsed(TimeUnit::Ticks));
+        let elapsed = Stmt::Add(v(3), Expr::Elapsed(Clock::Wall, TimeUnit::Ticks));
         let close = snippet(vec![Stmt::Close(
             record,
-            vec![Stmt::Stop(v(1), Clock::Wall), Stmt::Set(v(2), Expr::Saved(0)), elapsed],
+            vec![Stmt::Stop(v(1), Clock::Wall), Stmt::Set(v(2), Expr::Saved(Kept::Argument(0))), elapsed],
         )]);
         const PLACES: [u32; 4] = [4, 8, 10, 11];
         let mini = |id, snippet| MiniRequest { id, snippet, counters: &PLACES };

@@ -9,8 +9,8 @@ use ingraft_codegen::{
 use ingraft_model::histogram;
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Clock, CpuClock, Expr, Fold, PatchPlan, PointKind, Record, Restore, Shape, Site, Snippet,
-    Stmt, Svma, ThreadIdentity, TimeUnit, VariableId, WallClock,
+    Avma, Bias, BinaryOp, Clock, CpuClock, Expr, Float, FloatFormat, Fold, Kept, PatchPlan, PointKind, Record, Restore,
+    Shape, Site, Snippet, Stmt, Svma, ThreadIdentity, TimeUnit, VariableId, WallClock,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -240,7 +240,7 @@ impl Nest {
 }
 
 fn record(activations: u32) -> Record {
-    Record { activations: v(activations), time: None, args: vec![], restore: None }
+    Record { activations: v(activations), kept: vec![], restore: None }
 }
 
 /// The ways in which the time is read.
@@ -256,9 +256,11 @@ fn a_histogram_of_times_is_exact() {
 fn times_are_exact(env: &Environment) {
     let nest = nest();
     // places: activations of middle, of inner; a counter; the histogram
-    let timed = |n| Record { time: Some(Clock::Wall), ..record(n) };
+    let timed = |n| Record { kept: vec![Kept::Time(Clock::Wall)], ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
-    let close = |n| snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Expr::Elapsed(TimeUnit::Ticks))])]);
+    let close = |n| {
+        snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Expr::Elapsed(Clock::Wall, TimeUnit::Ticks))])])
+    };
     let out = nest.run_in(env, [&open(0), &close(0)], [&open(1), &close(1)], vec![nest.call(0); 50]);
     let own = &out.shards[2];
     let histogram = &own[20..];
@@ -280,9 +282,10 @@ const RENEWALS: usize = 4;
 #[test]
 fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
     let nest = nest();
-    let timed = |n| Record { time: Some(Clock::Cpu), ..record(n) };
+    let timed = |n| Record { kept: vec![Kept::Time(Clock::Cpu)], ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
-    let close = |n| snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Expr::Elapsed(TimeUnit::Ticks))])]);
+    let close =
+        |n| snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Expr::Elapsed(Clock::Cpu, TimeUnit::Ticks))])]);
     let rseq = CpuClock::Rseq { slot: image::SLOT, signature: 0 };
     let run = |cpu, steps| {
         let env = Environment { cpu, ..environment(GLIBC) };
@@ -347,6 +350,14 @@ fn values_of_keys_add_up_until_no_place_is_in_reach() {
         add(c(1 << 63), c((-9_i64).cast_unsigned())),
         add(Expr::Binary(BinaryOp::Add, Box::new(Expr::Return), Box::new(c(1 << 40))), c(1 << 41)),
     ]);
+    let large = (1..).find(|key| hash(key) == 0).expect("a key");
+    let asked = [same[0], same[PROBES as usize - 1], same[PROBES as usize], 0, u64::MAX, 1 << 63, large];
+    let weighed = (1..).zip(asked).map(|(weight, key)| {
+        let value = Expr::ValueAt(v(3), Box::new(c(key)));
+        Expr::Binary(BinaryOp::Multiply, Box::new(value), Box::new(c(weight)))
+    });
+    let sum = |a, b| Expr::Binary(BinaryOp::Add, Box::new(a), Box::new(b));
+    stmts.push(Stmt::Set(v(2), weighed.reduce(sum).expect("some")));
     let (keyed, nothing) = (snippet(stmts), snippet(vec![]));
     let calls = 3;
     let out = nest.run(GLIBC, [&nothing, &nothing], [&nothing, &keyed], &vec![0; calls as usize]);
@@ -357,6 +368,9 @@ fn values_of_keys_add_up_until_no_place_is_in_reach() {
     expected.extend([(0, calls * 7), (u64::MAX, calls * returned), (1 << 63, calls * -9)]);
     expected.push(((returned + (1 << 40)).cast_unsigned(), calls << 41));
     expected.sort_unstable();
+    let known = |key: &u64| table.values.get(key).copied().unwrap_or(0);
+    let weighed: i64 = (1..).zip(&asked).map(|(weight, key): (i64, _)| known(key) * weight).sum();
+    assert_eq!(out.shards[2][12], weighed, "what code reads: 0 of what found no place");
     assert_eq!(table.values.into_iter().collect::<Vec<_>>(), expected);
     let beyond: i64 = same.iter().skip(PROBES as usize).map(|key| calls * (key + 1).cast_signed()).sum();
     assert_eq!(table.others, beyond);
@@ -386,7 +400,11 @@ fn values_by_index_fall_into_their_granules() {
             let known = Stmt::AddIn(v(3), ranges, Expr::Const(*n), Expr::Const(5));
             amounts.map(|amount| Stmt::AddIn(v(3), ranges, returned(*n), amount)).into_iter().chain([known])
         };
-        let code = snippet(numbers.iter().flat_map(each).collect());
+        let read = |n: Expr| Expr::ValueIn(v(3), ranges, Box::new(n));
+        let twice = |n: &i64| [read(returned(*n)), read(Expr::Const(*n))];
+        let sum = |a, b| Expr::Binary(BinaryOp::Add, Box::new(a), Box::new(b));
+        let all = Stmt::Set(v(2), numbers.iter().flat_map(twice).reduce(sum).expect("some"));
+        let code = snippet(numbers.iter().flat_map(each).chain([all]).collect());
         let out = nest.run(GLIBC, [&nothing, &nothing], [&nothing, &code], &vec![0; calls as usize]);
         let table = vector::from_slots(ranges.count(), |n| out.shards[2][20 + n as usize]);
         let one = calls * (7 + out.calls[0].registers[0].cast_signed());
@@ -398,6 +416,8 @@ fn values_by_index_fall_into_their_granules() {
                 None => outside += one,
             }
         }
+        let inside = numbers.iter().filter_map(|n| expected.get(&u64::from(ranges.index(*n)?)));
+        assert_eq!(out.shards[2][12], 2 * inside.sum::<i64>(), "{ranges:?}");
         assert_eq!((table.values, table.others), (expected, outside), "{ranges:?}");
     }
 }
@@ -480,12 +500,16 @@ fn an_exit_without_its_entry_does_nothing() {
 #[test]
 fn arguments_and_results_meet_at_the_exit() {
     let nest = nest();
-    let kept = Record { args: vec![0, 3, 2], ..record(0) };
+    let arguments = [0, 3, 2].map(Kept::Argument);
+    let kept = Record { kept: arguments.to_vec(), ..record(0) };
     let sum = |a, b| Expr::Binary(BinaryOp::Add, Box::new(a), Box::new(b));
     let open = snippet(vec![Stmt::Open(kept.clone(), vec![])]);
     let close = snippet(vec![Stmt::Close(
         kept,
-        vec![Stmt::Add(v(2), sum(sum(Expr::Saved(0), Expr::Saved(1)), Expr::Saved(2))), Stmt::Set(v(3), Expr::Return)],
+        vec![
+            Stmt::Add(v(2), arguments.map(Expr::Saved).into_iter().reduce(sum).expect("three")),
+            Stmt::Set(v(3), Expr::Return),
+        ],
     )]);
     let nothing = snippet(vec![]);
     let out = nest.run(GLIBC, [&open, &close], [&nothing, &nothing], &[0]);
@@ -495,9 +519,45 @@ fn arguments_and_results_meet_at_the_exit() {
 }
 
 #[test]
+fn one_record_keeps_two_clocks_and_numbers_of_both_kinds() {
+    let nest = nest();
+    let env = Environment { cpu: CpuClock::Rseq { slot: image::SLOT, signature: 0 }, ..environment(GLIBC) };
+    let format = FloatFormat::Single;
+    let float = Float { register: 3, format };
+    let kept =
+        [Kept::Time(Clock::Wall), Kept::Time(Clock::Cpu), Kept::Argument(1), Kept::Float(float), Kept::Argument(8)];
+    let kept = Record { kept: kept.to_vec(), ..record(0) };
+    let open = snippet(vec![Stmt::Open(kept.clone(), vec![Stmt::Add(v(2), Expr::Float(float))])]);
+    let elapsed = |clock| Expr::Elapsed(clock, TimeUnit::Ticks);
+    let positive = |e| Expr::Binary(BinaryOp::Greater, Box::new(e), Box::new(Expr::Const(0)));
+    let both = Expr::Binary(
+        BinaryOp::Add,
+        Box::new(positive(elapsed(Clock::Wall))),
+        Box::new(Expr::Binary(BinaryOp::Multiply, Box::new(positive(elapsed(Clock::Cpu))), Box::new(Expr::Const(100)))),
+    );
+    let saved = Expr::Binary(
+        BinaryOp::Subtract,
+        Box::new(Expr::Saved(Kept::Float(float))),
+        Box::new(Expr::Saved(Kept::Argument(1))),
+    );
+    let close = snippet(vec![Stmt::Close(kept, vec![Stmt::Add(v(3), saved), Stmt::Add(v(1), both)])]);
+    let nothing = snippet(vec![]);
+    let out = nest.run_in(&env, [&open, &close], [&nothing, &nothing], vec![Step::Slot(0), nest.call(0)]);
+    let (float, argument) = (out.shards[2][12], image::initial(6).cast_signed());
+    assert_eq!(out.shards[2][20], float.wrapping_sub(argument));
+    assert_eq!((&out.shards[2][4..7], out.shards[2][8]), (&[0, 0, 0][..], 101));
+    // what no record has kept cannot be asked for
+    let wrong = snippet(vec![Stmt::Close(record(0), vec![Stmt::Add(v(3), elapsed(Clock::Wall))])]);
+    let minis = [MiniRequest { id: 0, snippet: &wrong, counters: &[4, 8, 12, 20] }];
+    let request = PointRequest { site: &nest.middle.1, bias: Bias(0), name: "f", minis: &minis, beside: &[] };
+    assert!(weave_points(&env, &mut arena(), &mut TextSpace::new(), &[request]).is_err());
+}
+
+#[test]
 fn without_a_shard_of_its_own_a_call_is_only_noted() {
     let nest = nest();
-    let timed = Record { time: Some(Clock::Wall), restore: Some(Restore::Timer(v(2), Clock::Wall)), ..record(0) };
+    let timed =
+        Record { kept: vec![Kept::Time(Clock::Wall)], restore: Some(Restore::Timer(v(2), Clock::Wall)), ..record(0) };
     let open = snippet(vec![Stmt::Open(timed.clone(), vec![Stmt::Start(v(2), Clock::Wall)])]);
     let close = snippet(vec![Stmt::Close(timed, vec![Stmt::Stop(v(2), Clock::Wall)])]);
     let nothing = snippet(vec![]);

@@ -3,7 +3,7 @@
 mod support;
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
-use ingraft_codegen::verify::verify_weave;
+use ingraft_codegen::verify::{Flaw, verify_weave};
 use ingraft_codegen::{CodegenError, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points};
 use ingraft_model::{Avma, Bias, Expr, Scalar, Snippet, Stmt, ThreadIdentity, VariableId, Width};
 use support::*;
@@ -15,16 +15,23 @@ fn add(value: Expr) -> Snippet {
     Snippet { stmts: vec![Stmt::Add(VariableId(0), value)] }
 }
 
+fn write() -> Snippet {
+    Snippet { stmts: vec![Stmt::Write(Expr::Arg(0), Width::Four, Expr::Arg(1))] }
+}
+
 fn decoded(bytes: &[u8], at: u64) -> Vec<Instruction> {
     Decoder::with_ip(64, bytes, at, DecoderOptions::NONE).into_iter().collect()
 }
 
 #[test]
 fn every_flipped_bit_of_a_system_call_is_found() {
-    let read = Expr::Read(Box::new(Expr::Arg(0)), Scalar { width: Width::Four, signed: true });
-    for identity in [GLIBC, ThreadIdentity::FsBase, ThreadIdentity::Locked] {
-        let (site, snippet) = (site(&HEAD), add(read.clone()));
-        let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
+    let read = add(Expr::Read(Box::new(Expr::Arg(0)), Scalar { width: Width::Four, signed: true }));
+    let told_apart = [GLIBC, ThreadIdentity::FsBase];
+    let reads = told_apart.into_iter().chain([ThreadIdentity::Locked]).map(|identity| (identity, &read));
+    let write = write();
+    for (identity, snippet) in reads.chain(told_apart.map(|identity| (identity, &write))) {
+        let site = site(&HEAD);
+        let minis = [MiniRequest { id: 0, snippet, counters: &[0] }];
         let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
         let (env, mut arena, mut text) = (environment(identity), arena(), TextSpace::new());
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
@@ -45,6 +52,28 @@ fn every_flipped_bit_of_a_system_call_is_found() {
             assert!(found.is_err() || now == shown(&original), "{bit}: {now:#?}");
         }
     }
+}
+
+#[test]
+fn only_who_asks_for_it_sets_memory() {
+    let (site, snippet) = (site(&HEAD), write());
+    let weave = |env: &Environment, snippet: &Snippet| {
+        let minis = [MiniRequest { id: 0, snippet, counters: &[0] }];
+        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+        let (mut arena, mut text) = (arena(), TextSpace::new());
+        let weave = weave_points(env, &mut arena, &mut text, &requests)?;
+        let read = add(Expr::Read(Box::new(Expr::Arg(0)), Scalar::INT));
+        let other = [MiniRequest { id: 0, snippet: &read, counters: &[0] }];
+        let others = [PointRequest { minis: &other, ..requests[0] }];
+        let proofs = [&requests, &others].map(|r| verify_weave(env, &arena, &text, r, &weave).map_err(|e| e.flaw));
+        Ok(proofs)
+    };
+    let env = environment(GLIBC);
+    assert_eq!(weave(&env, &snippet), Ok([Ok(()), Err(Flaw::ForeignWrite)]));
+    let locked = environment(ThreadIdentity::Locked);
+    assert!(matches!(weave(&locked, &snippet), Err(CodegenError::NoCall { .. })));
+    let silent = Environment { readable: Readable { process: None, ..READABLE }, ..env };
+    assert_eq!(weave(&silent, &snippet), Err(CodegenError::NoReads));
 }
 
 #[test]

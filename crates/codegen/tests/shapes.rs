@@ -188,6 +188,8 @@ fn snippets() {
         (GLIBC, vec![Stmt::AddIn(v(0), Ranges::new(-4, 30, 10).expect("granules"), Arg(0), Arg(1))]),
         (GLIBC, vec![Stmt::AddIn(v(0), Ranges::numbers(5).expect("granules"), Const(2), Const(1))]),
         (GLIBC, vec![Stmt::Mark(v(0), Arg(0), ObjectState { kind: ObjectKind::RwLock, retired: true })]),
+        (GLIBC, vec![Stmt::If(Expr::ValueAt(v(0), Box::new(Arg(0))), vec![Stmt::AddAt(v(0), Arg(1), Const(2))])]),
+        (GLIBC, vec![Stmt::If(Expr::ValueIn(v(0), Ranges::numbers(5).expect("granules"), Box::new(Arg(0))), vec![])]),
         (GLIBC, vec![Stmt::If(range, vec![Stmt::Add(v(0), Const(1))])]),
         (GLIBC, vec![Stmt::Add(v(0), op(B::Divide, Arg(2), Arg(7)))]),
         (

@@ -100,10 +100,17 @@ impl Evaluator {
         match e {
             Expr::Const(c) => *c,
             Expr::Arg(n) => self.arguments[usize::from(*n)],
-            Expr::Return | Expr::Saved(_) | Expr::Elapsed(_) | Expr::Restored | Expr::Number(_) | Expr::Call(_) => {
+            Expr::Return | Expr::Saved(_) | Expr::Elapsed(..) | Expr::Restored | Expr::Number(_) | Expr::Call(_) => {
                 unreachable!("not generated here")
             }
-            Expr::Float(_) | Expr::Usage(_) | Expr::Event(_) | Expr::Text(_) | Expr::Address(_) => {
+            Expr::Float(_)
+            | Expr::Usage(_)
+            | Expr::Event(_)
+            | Expr::Text(_)
+            | Expr::Address(_)
+            | Expr::ValueAt(..)
+            | Expr::ValueIn(..)
+            | Expr::ThreadPointer => {
                 unreachable!("not generated here")
             }
             Expr::Load(at, scalar) => {

@@ -230,6 +230,10 @@ fn a_place_of_a_table_that_may_be_any_is_refused() {
     any_place_is_refused(add, table::PLACES, table::PROBES as usize);
     let ranges = Ranges::new(-8, 4096, 8).expect("granules");
     any_place_is_refused(Stmt::AddIn(VariableId(0), ranges, Expr::Arg(0), Expr::Const(1)), 512, 1);
+    let key = Box::new(Expr::Arg(0));
+    let value = Stmt::If(Expr::ValueAt(VariableId(0), key.clone()), vec![]);
+    any_place_is_refused(value, table::PLACES, table::PROBES as usize);
+    any_place_is_refused(Stmt::If(Expr::ValueIn(VariableId(0), ranges, key), vec![]), 512, 1);
 }
 
 /// The number of a place is masked so often; without it the code is refused.

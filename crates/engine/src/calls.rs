@@ -69,7 +69,8 @@ pub fn place(
         let hint = "--allow-calls (Measure.allow_calls) permits it: it will run at places that its author did not plan";
         return denied(format!("a definition calls `{first}`, a function of the program"), hint);
     }
-    if !stores.is_empty() && !allowed {
+    let writes = wanted.iter().flat_map(|w| &w.instrumentation.insertions).any(|i| i.snippet.writes());
+    if (writes || !stores.is_empty()) && !allowed {
         let hint =
             "--allow-calls (Measure.allow_calls) permits it: the program will do what it does with the new value";
         return denied("a definition sets a variable of the program".to_owned(), hint);

@@ -31,6 +31,8 @@ pub enum Internal {
     CallsMissed,
     /// Readings of memory that have found nothing.
     ReadsFailed,
+    /// Memory that was to be set and could not be.
+    WritesFailed,
     /// Readings of events of the processor that were none.
     EventsUnread,
 }
@@ -47,7 +49,7 @@ struct Facts {
 
 impl Internal {
     /// All of them.
-    pub const ALL: [Internal; 14] = [
+    pub const ALL: [Internal; 15] = [
         Internal::PauseTime,
         Internal::PredictedCost,
         Internal::ObservedCost,
@@ -61,6 +63,7 @@ impl Internal {
         Internal::CallsLeft,
         Internal::CallsMissed,
         Internal::ReadsFailed,
+        Internal::WritesFailed,
         Internal::EventsUnread,
     ];
 
@@ -162,6 +165,13 @@ impl Internal {
                 Aggregate::Sum,
                 false,
                 "Readings of the target's memory by definitions that found nothing there and gave 0.",
+            ),
+            Internal::WritesFailed => level(
+                "writes_failed",
+                "writes",
+                Aggregate::Sum,
+                false,
+                "How often definitions were to set memory of the target that could not be written, and left it as it was.",
             ),
             Internal::EventsUnread => level(
                 "events_unread",

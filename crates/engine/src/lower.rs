@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
 use ingraft_mdl::{
-    Access, FunctionRef, Global, Insertion, Library, ModuleRef, Parameter, Program, Unresolved, Variable, evaluate,
+    Access, FunctionRef, Global, Insertion, Library, Location, ModuleRef, Parameter, Program, Unresolved, Variable,
+    evaluate,
 };
 use ingraft_model::{
     Avma, Bias, Called, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet,
@@ -99,11 +100,13 @@ impl Program for Generic {
     fn variable(&self, _: &str, members: &[&str]) -> Result<Global, Unresolved> {
         let pointers = vec![0; members.len().saturating_sub(1)];
         Ok(Global {
-            at: VARIABLE,
-            lasts: true,
+            at: Location::Lasting(VARIABLE),
             access: Access { pointers, offset: 0, scalar: Scalar::INT },
             described: true,
         })
+    }
+    fn callees(&self, _: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
+        Ok(vec![Self::ONE])
     }
     fn member(&self, _: FunctionRef, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         let pointers = vec![0; members.len().saturating_sub(1)];

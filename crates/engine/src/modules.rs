@@ -641,6 +641,10 @@ impl Program for Modules {
         variables::address(self, name)
     }
 
+    fn callees(&self, function: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
+        variables::callees(self, function)
+    }
+
     fn member(&self, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         variables::member(self, function, of, members)
     }

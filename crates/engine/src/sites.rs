@@ -178,11 +178,8 @@ fn callees(
     module: &Module,
     call: &CallSite,
 ) -> Vec<FunctionRef> {
-    if let Callee::Direct(at) = call.callee
-        && module.image.stub_slot(at).is_none()
-    {
-        let own = |number| FunctionRef { module: caller.module, function: number };
-        return module.number_at(at).map(own).into_iter().collect();
+    if let Some(named) = named(module, caller, call) {
+        return named.into_iter().collect();
     }
     let Some(slot) = slot(module, call) else { return Vec::new() };
     let mut word = [0; 8];
@@ -198,6 +195,13 @@ fn callees(
         module.image.is_stub(pointer.to_svma(module.bias)) || module.image.is_stub(Svma(pointer.0)) || pointer.0 == 0;
     let name = module.image.import_at(slot).filter(|_| unfilled);
     name.map_or_else(Vec::new, |name| modules.functions_named_exactly(name))
+}
+
+/// Whom a call names itself, if it does.
+pub fn named(module: &Module, caller: FunctionRef, call: &CallSite) -> Option<Option<FunctionRef>> {
+    let Callee::Direct(at) = call.callee else { return None };
+    let function = |number| FunctionRef { module: caller.module, function: number };
+    module.image.stub_slot(at).is_none().then(|| module.number_at(at).map(function))
 }
 
 fn slot(module: &Module, call: &CallSite) -> Option<Svma> {

@@ -1,11 +1,12 @@
 //! Data of a target by its names: symbols say where variables lie, debugging information what they are.
 
 use ingraft_analysis::{DataSymbol, DebugInfo, Elf, Function, Reach, TypeError};
-use ingraft_mdl::{Access, FunctionRef, Global, ModuleRef, Parameter, Program, Unresolved};
-use ingraft_model::{Avma, Scalar, Svma, Width};
+use ingraft_mdl::{Access, FunctionRef, Global, Location, ModuleRef, Parameter, Program, Unresolved};
+use ingraft_model::{Avma, CallSite, Refusal, Scalar, Svma, Width};
 
 use crate::modules::{Module, ModuleFile, Modules};
 use crate::pattern::edit_distance;
+use crate::sites;
 
 /// What compilers add to the names of functions whose arguments they have changed.
 const CHANGED: [&str; 3] = [".isra.", ".constprop.", ".part."];
@@ -22,11 +23,9 @@ struct Found<'a> {
 /// See [`ingraft_mdl::Program::variable`].
 pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
     let found = find(modules, name)?;
-    if found.symbol.per_thread {
-        return Err(Unresolved::Unreadable(format!("`{name}`: every thread has its own")));
-    }
-    let elf = found.module.image.elf();
-    let reached = described(modules, found.file, elf, |info| info.reach_in_variable(found.symbol.at, members));
+    let (symbol, elf) = (&found.symbol, found.module.image.elf());
+    let ask = |info: &DebugInfo<'_>| info.reach_in_variable(symbol.at, symbol.per_thread, members);
+    let reached = described(modules, found.file, elf, ask);
     let described = reached.is_ok();
     let access = match reached {
         Ok(reach) => access(reach),
@@ -40,6 +39,14 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
         }
         Err(why) => return Err(told(name, why)),
     };
+    if found.symbol.per_thread {
+        let own = elf.own_data_at(found.symbol.at, found.symbol.size).filter(|_| found.file.is_program);
+        let unknown = || {
+            let why = "every thread has its own, in a library, whose place only the loader knows";
+            Unresolved::Unreadable(format!("`{name}`: {why}"))
+        };
+        return Ok(Global { at: Location::PerThread(own.ok_or_else(unknown)?), access, described });
+    }
     let at = found.symbol.at.to_avma(found.module.bias);
     let readable = data_of(modules);
     let (first, bytes) = match access.pointers.first() {
@@ -48,7 +55,8 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
     };
     let first = Avma(at.0.wrapping_add_signed(first));
     let lasts = readable.start <= first && first.0.checked_add(bytes.into()).is_some_and(|end| end <= readable.end.0);
-    Ok(Global { at, lasts, access, described })
+    let at = if lasts { Location::Lasting(at) } else { Location::Fleeting(at) };
+    Ok(Global { at, access, described })
 }
 
 /// See [`ingraft_mdl::Program::address`].
@@ -58,6 +66,22 @@ pub fn address(modules: &Modules, name: &str) -> Result<Avma, Unresolved> {
         return Err(Unresolved::Unreadable(format!("`{name}`: every thread has its own")));
     }
     Ok(found.symbol.at.to_avma(found.module.bias))
+}
+
+/// See [`ingraft_mdl::Program::callees`].
+pub fn callees(modules: &Modules, caller: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
+    let unknown = || Unresolved::Unreadable("the function is not known any more".to_owned());
+    let (_, module, f) = modules.resolve(caller).ok_or_else(unknown)?;
+    let name = f.display_name();
+    let unclear = |why: Refusal| Unresolved::Unreadable(format!("the calls of `{name}`: {why}"));
+    let calls = module.image.call_sites(f).map_err(unclear)?;
+    let callee = |call: &CallSite| {
+        sites::named(module, caller, call).flatten().ok_or_else(|| {
+            let offset = call.at.0.wrapping_sub(f.start().0);
+            Unresolved::Unreadable(format!("the call at `{name}+{offset:#x}` does not name whom it calls"))
+        })
+    };
+    calls.iter().map(callee).collect()
 }
 
 /// See [`ingraft_mdl::Program::member`].

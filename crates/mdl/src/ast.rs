@@ -406,12 +406,22 @@ pub enum AssignOp {
 }
 
 impl Expr {
-    /// Whether it is a variable of the program, `readSymbol("v")`, or a member of one.
-    pub(crate) fn is_symbol(&self) -> bool {
+    /// Whether it is an argument, a result or a variable of the program, or a member of one.
+    pub(crate) fn is_data(&self) -> bool {
         match &self.bare().kind {
-            ExprKind::Field(of, _) => of.is_symbol(),
+            ExprKind::Field(of, _) => of.is_data(),
             ExprKind::Call(callee, _) => callee.name == "readSymbol" && !callee.quoted,
+            ExprKind::Arg(_) | ExprKind::Return => true,
             _ => false,
+        }
+    }
+
+    /// Whether it is an integer of the program that can be set: a variable, a member, or what lies at an address, `readAddress(a)`.
+    pub(crate) fn is_memory(&self) -> bool {
+        match &self.bare().kind {
+            ExprKind::Arg(_) | ExprKind::Return => false,
+            ExprKind::Call(callee, _) if callee.name == "readAddress" => !callee.quoted,
+            _ => self.is_data(),
         }
     }
 

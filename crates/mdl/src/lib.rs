@@ -39,6 +39,6 @@ pub use library::{Library, ProcessDefinition};
 pub use parse::{Options, parse};
 pub use pattern::Exclusion;
 pub use print::{format, print};
-pub use program::{Access, FunctionRef, Global, ModuleRef, Parameter, Program, Unresolved};
+pub use program::{Access, FunctionRef, Global, Location, ModuleRef, Parameter, Program, Unresolved};
 pub use render::{Look, render};
 pub use source::{Source, Span};

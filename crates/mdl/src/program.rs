@@ -29,14 +29,23 @@ pub struct Access {
 /// An integer in a variable of the program, or where a variable leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Global {
-    /// The variable's address.
-    pub at: Avma,
-    /// Whether it stays mapped as long as the process lives.
-    pub lasts: bool,
+    /// Where it is.
+    pub at: Location,
     /// How the integer is reached from there.
     pub access: Access,
     /// Whether debugging information says what it is, not only how large.
     pub described: bool,
+}
+
+/// Where a variable of the program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// Where memory stays mapped as long as the process lives.
+    Lasting(Avma),
+    /// Where it may be unmapped.
+    Fleeting(Avma),
+    /// Every thread has its own, so far from its pointer.
+    PerThread(i64),
 }
 
 /// What a function gets or gives.
@@ -98,6 +107,10 @@ pub trait Program {
     }
     /// Where the variable that a name means lies, whatever its type; the name as for [`Program::variable`].
     fn address(&self, _name: &str) -> Result<Avma, Unresolved> {
+        Err(Unresolved::unknown())
+    }
+    /// The functions that a function calls; why not if that is not known of all its calls before they are made.
+    fn callees(&self, _function: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
         Err(Unresolved::unknown())
     }
     /// What members lead to in what a function gets or gives.

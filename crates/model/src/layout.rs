@@ -102,6 +102,8 @@ pub mod header {
     pub const READS_FAILED: u32 = LISTENING + 20;
     /// How many readings of events of the processor were none, u32, atomic: the thread has no counter, or it did not count then.
     pub const EVENTS_UNREAD: u32 = LISTENING + 24;
+    /// How many times memory of the program was to be set and nothing could be, u32, atomic.
+    pub const WRITES_FAILED: u32 = LISTENING + 28;
     /// How generated code reads the time, u64: 0 the time stamp counter, 1 a system call, otherwise the address of a function
     /// ([`super::WallClock`]).
     pub const WALL_CLOCK: u32 = LISTENING + 32;
@@ -193,10 +195,10 @@ pub mod record {
     pub const RESTORE_CPU: u32 = 2;
     /// The value that goes back, u64.
     pub const SAVED: u32 = 0x10;
-    /// The clock at the beginning in ticks, u64; from the exit on the time since.
-    pub const TIME: u32 = 0x18;
-    /// Arguments, u64 each.
-    pub const ARGS: u32 = 0x20;
+    /// What else the code at the end needs to know of the beginning, u64 each.
+    pub const KEPT: u32 = 0x18;
+    /// How many of these fit.
+    pub const KEPT_MAX: u32 = (SIZE - KEPT) / 8;
 }
 
 /// Where the data area of a target lies.

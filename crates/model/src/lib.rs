@@ -30,8 +30,8 @@ pub use patch::{PatchPlan, PcMove, TextWrite};
 pub use point::{BackBranch, CallPoint, CallSite, Callee, Clearing, Gpr, How, PointKind, Refusal, Site};
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{
-    BinaryOp, Clock, Expr, Float, FloatFormat, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp, Usage,
-    VariableId, Width,
+    BinaryOp, Clock, Expr, Float, FloatFormat, Kept, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp,
+    Usage, VariableId, Width,
 };
 pub use table::{Fold, Table};
 pub use vector::Ranges;

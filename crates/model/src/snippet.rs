@@ -77,17 +77,31 @@ pub enum TimeUnit {
 pub struct Record {
     /// Its [`Shape::Activations`]; two records never share one, so it names the record as well.
     pub activations: VariableId,
-    /// The clock that is kept, for [`Expr::Elapsed`].
-    pub time: Option<Clock>,
-    /// Which arguments are kept, for [`Expr::Saved`]; at most [`Record::ARGS_MAX`].
-    pub args: Vec<u8>,
+    /// What is kept, in that order, each once; at most [`Record::KEPT_MAX`].
+    pub kept: Vec<Kept>,
     /// What goes back to the value that it has now when the call ends without passing an exit.
     pub restore: Option<Restore>,
 }
 
 impl Record {
-    /// Most arguments that a record holds.
-    pub const ARGS_MAX: usize = 4;
+    /// Most that a record keeps.
+    pub const KEPT_MAX: usize = crate::layout::record::KEPT_MAX as usize;
+
+    /// Whether the time of the call is kept by some clock.
+    pub fn is_timed(&self) -> bool {
+        self.kept.iter().any(|kept| matches!(kept, Kept::Time(_)))
+    }
+}
+
+/// What code at the end of a call may know of its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kept {
+    /// A clock, for [`Expr::Elapsed`].
+    Time(Clock),
+    /// The n-th integer argument, for [`Expr::Saved`].
+    Argument(u8),
+    /// A floating-point argument, for [`Expr::Saved`]: as it was in its register.
+    Float(Float),
 }
 
 /// A variable that an unfinished call must not leave changed.
@@ -200,7 +214,7 @@ impl Scalar {
 
 /// A floating-point number that an argument or a result is: in the vector register that the System V convention says. Its value is truncated
 /// towards zero; what is no number, or does not fit into 64 bits, is 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Float {
     /// Number of the register: of arguments from 0 to [`Float::ARGS_MAX`] less one, 0 of a result.
     pub register: u8,
@@ -214,7 +228,7 @@ impl Float {
 }
 
 /// Formats of IEEE 754.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FloatFormat {
     /// A `float` of C.
     Single,
@@ -286,14 +300,20 @@ pub enum Expr {
     Text(Arc<str>),
     /// The address of this thread's slot of a variable: only as an argument of a [`Call`].
     Address(VariableId),
-    /// The n-th of the arguments that the record of the enclosing [`Stmt::Close`] has kept.
-    Saved(u8),
-    /// Time since the record of the enclosing [`Stmt::Close`] was opened.
-    Elapsed(TimeUnit),
+    /// An argument that the record of the enclosing [`Stmt::Close`] has kept; a floating-point one truncated.
+    Saved(Kept),
+    /// Time since the record of the enclosing [`Stmt::Close`] was opened, by a clock that it has kept.
+    Elapsed(Clock, TimeUnit),
     /// What the record of the enclosing [`Stmt::Close`] would put back, see [`Restore::Value`]: the value when it was opened.
     Restored,
     /// This thread's value of a variable.
     Variable(VariableId),
+    /// This thread's value of a key in a table; 0 if the table has no place for it, and without a shard.
+    ValueAt(VariableId, Box<Expr>),
+    /// This thread's value of the granule in which a number lies; 0 outside.
+    ValueIn(VariableId, Ranges, Box<Expr>),
+    /// What the thread's pointer is, as its libc has stored it where that leads (fs:0): from there on it has data of its own.
+    ThreadPointer,
     /// The number of the variable's first counter: what tells a pair from all others that are measured with it.
     Number(VariableId),
     /// An integer of the program at an address that is mapped and readable as long as the process lives.
@@ -314,7 +334,7 @@ impl Expr {
     pub fn each(&self, visit: &mut dyn FnMut(&Expr)) {
         match self {
             Expr::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
-            Expr::Unary(_, e) | Expr::Read(e, _) => e.each(visit),
+            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => e.each(visit),
             Expr::Binary(_, a, b) => {
                 a.each(visit);
                 b.each(visit);
@@ -328,10 +348,11 @@ impl Expr {
             | Expr::Text(_)
             | Expr::Address(_)
             | Expr::Saved(_)
-            | Expr::Elapsed(_)
+            | Expr::Elapsed(..)
             | Expr::Restored
             | Expr::Variable(_)
             | Expr::Number(_)
+            | Expr::ThreadPointer
             | Expr::Load(..) => {}
         }
         visit(self);
@@ -374,6 +395,9 @@ pub enum Stmt {
     Call(Call),
     /// Set an integer of the program at an address that is mapped and writable as long as the process lives; not in fork children.
     Store(Avma, Width, Expr),
+    /// Set an integer of the program at any address: the address, how wide it is, the value. A system call, which never faults: what cannot be written
+    /// stays as it is. Not in fork children.
+    Write(Expr, Width, Expr),
 }
 
 /// What one request does at one point.
@@ -394,7 +418,9 @@ impl Snippet {
         fn any(stmts: &[Stmt], clock: Clock) -> bool {
             stmts.iter().any(|stmt| match stmt {
                 Stmt::Start(_, c) | Stmt::Stop(_, c) => *c == clock,
-                Stmt::Open(record, body) | Stmt::Close(record, body) => record.time == Some(clock) || any(body, clock),
+                Stmt::Open(record, body) | Stmt::Close(record, body) => {
+                    record.kept.contains(&Kept::Time(clock)) || any(body, clock)
+                }
                 Stmt::If(_, body) => any(body, clock),
                 Stmt::Mark(..) => clock == Clock::Wall,
                 Stmt::Add(..)
@@ -405,6 +431,7 @@ impl Snippet {
                 | Stmt::Observe(..)
                 | Stmt::Call(_)
                 | Stmt::Store(..)
+                | Stmt::Write(..)
                 | Stmt::Await => false,
             })
         }
@@ -423,32 +450,54 @@ impl Snippet {
         place_in(&mut self.stmts, place)
     }
 
-    /// Whether it reads memory of the program, or asks for what the kernel counts, by system calls.
+    /// Whether it reads or sets memory of the program, or asks for what the kernel counts, by system calls.
     pub fn asks_kernel(&self) -> bool {
-        let mut found = false;
+        let mut found = self.writes();
         self.each_expr(&mut |e| found |= matches!(e, Expr::Read(..) | Expr::Usage(_) | Expr::Event(_)));
         found
     }
 
-    /// The integers of the program that it sets.
+    /// Whether it reads or sets data of which every thread has its own.
+    pub fn has_own_data(&self) -> bool {
+        let mut found = false;
+        self.each_expr(&mut |e| found |= *e == Expr::ThreadPointer);
+        found
+    }
+
+    /// The integers of the program that it sets where they lie as long as the process lives.
     pub fn stores(&self) -> Vec<(Avma, Width)> {
-        fn all(stmts: &[Stmt], found: &mut Vec<(Avma, Width)>) {
-            for stmt in stmts {
-                match stmt {
-                    Stmt::Store(at, width, _) => found.push((*at, *width)),
-                    Stmt::If(_, body) | Stmt::Open(_, body) | Stmt::Close(_, body) => all(body, found),
-                    _ => {}
-                }
-            }
-        }
         let mut found = Vec::new();
-        all(&self.stmts, &mut found);
+        self.each_stmt(&mut |stmt| {
+            if let Stmt::Store(at, width, _) = stmt {
+                found.push((*at, *width));
+            }
+        });
+        found
+    }
+
+    /// Whether it sets memory of the program at addresses that it computes.
+    pub fn writes(&self) -> bool {
+        let mut found = false;
+        self.each_stmt(&mut |stmt| found |= matches!(stmt, Stmt::Write(..)));
         found
     }
 
     /// Whether it changes the program: calls its functions, or sets its variables.
     pub fn interferes(&self) -> bool {
-        !self.calls().is_empty() || !self.stores().is_empty()
+        !self.calls().is_empty() || !self.stores().is_empty() || self.writes()
+    }
+
+    /// Visits every statement, outer ones before inner ones.
+    fn each_stmt(&self, visit: &mut dyn FnMut(&Stmt)) {
+        fn all(stmts: &[Stmt], visit: &mut dyn FnMut(&Stmt)) {
+            for stmt in stmts {
+                visit(stmt);
+                if let Stmt::If(_, body) | Stmt::Open(_, body) | Stmt::Close(_, body) = stmt {
+                    all(body, visit);
+                }
+            }
+        }
+        all(&self.stmts, visit);
     }
 
     /// Visits every value, inner ones before outer ones.
@@ -461,7 +510,7 @@ impl Snippet {
                     | Stmt::Observe(_, e)
                     | Stmt::Store(_, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
-                    Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
+                    Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
                         key.each(visit);
                         e.each(visit);
                     }
@@ -493,7 +542,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 e.calls_in(calls)
             }
-            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
+            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
                 key.calls_in(calls);
                 e.calls_in(calls);
             }
@@ -517,7 +566,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 e.place_callees(place)?
             }
-            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
+            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
                 key.place_callees(place)?;
                 e.place_callees(place)?;
             }
@@ -541,12 +590,11 @@ fn place_call<E>(call: &mut Call, place: &mut dyn FnMut(&Called) -> Result<Calle
 impl Expr {
     fn calls_in<'a>(&'a self, calls: &mut Vec<&'a Call>) {
         match self {
-            Expr::Unary(_, e) => e.calls_in(calls),
             Expr::Binary(_, a, b) => {
                 a.calls_in(calls);
                 b.calls_in(calls);
             }
-            Expr::Read(address, _) => address.calls_in(calls),
+            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => e.calls_in(calls),
             Expr::Call(call) => {
                 calls.push(call);
                 call.args.iter().for_each(|e| e.calls_in(calls));
@@ -564,7 +612,9 @@ impl Expr {
 
     fn place_callees<E>(&mut self, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
         match self {
-            Expr::Unary(_, e) | Expr::Read(e, _) => e.place_callees(place),
+            Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => {
+                e.place_callees(place)
+            }
             Expr::Binary(_, a, b) => a.place_callees(place).and_then(|()| b.place_callees(place)),
             Expr::Call(call) => place_call(call, place),
             _ => Ok(()),
@@ -646,11 +696,15 @@ impl fmt::Display for Expr {
             Expr::Event(v) => write!(f, "event v{}", v.0),
             Expr::Text(text) => write!(f, "{text:?}"),
             Expr::Address(v) => write!(f, "&v{}", v.0),
-            Expr::Saved(n) => write!(f, "saved[{n}]"),
-            Expr::Elapsed(TimeUnit::Ticks) => f.write_str("elapsed_ticks"),
-            Expr::Elapsed(TimeUnit::Nanoseconds) => f.write_str("$elapsed"),
+            Expr::Saved(kept) => write!(f, "saved {kept}"),
+            Expr::Elapsed(clock, TimeUnit::Ticks) => write!(f, "{clock}elapsed_ticks"),
+            Expr::Elapsed(Clock::Wall, TimeUnit::Nanoseconds) => f.write_str("$elapsed"),
+            Expr::Elapsed(Clock::Cpu, TimeUnit::Nanoseconds) => f.write_str("$cpu"),
             Expr::Restored => f.write_str("restored"),
             Expr::Variable(v) => write!(f, "v{}", v.0),
+            Expr::ValueAt(v, key) => write!(f, "v{}[{key}]", v.0),
+            Expr::ValueIn(v, ranges, n) => write!(f, "v{}[{}]", v.0, granule(ranges, n)),
+            Expr::ThreadPointer => f.write_str("thread pointer"),
             Expr::Number(v) => write!(f, "number of v{}", v.0),
             Expr::Load(at, scalar) => write!(f, "{scalar} at {:#x}", at.0),
             Expr::Read(address, scalar) => write!(f, "read({address}, {scalar})"),
@@ -664,6 +718,16 @@ impl fmt::Display for Expr {
             }
             Expr::Binary(op, a, b) => write!(f, "({a} {} {b})", op.symbol()),
             Expr::Call(call) => call.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kept::Time(clock) => write!(f, "{clock}time"),
+            Kept::Argument(n) => Expr::Arg(*n).fmt(f),
+            Kept::Float(float) => float.fmt(f),
         }
     }
 }
@@ -706,6 +770,11 @@ fn write_block(f: &mut fmt::Formatter<'_>, head: &dyn fmt::Display, body: &[Stmt
     f.write_str(" }")
 }
 
+/// Which granule it is, and how many there are.
+fn granule(ranges: &Ranges, number: &Expr) -> String {
+    format!("({number} - {}) / {} < {}", ranges.base(), ranges.granule(), ranges.count())
+}
+
 /// A prefix: nothing for the wall clock.
 impl fmt::Display for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -719,11 +788,8 @@ impl fmt::Display for Clock {
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "r{}", self.activations.0)?;
-        if let Some(clock) = self.time {
-            write!(f, " {clock}time")?;
-        }
-        for n in &self.args {
-            write!(f, " $arg[{n}]")?;
+        for kept in &self.kept {
+            write!(f, " {kept}")?;
         }
         match self.restore {
             Some(Restore::Value(v) | Restore::Timer(v, _)) => write!(f, " restore v{}", v.0),
@@ -747,10 +813,7 @@ impl fmt::Display for Stmt {
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
             Stmt::Observe(v, e) => write!(f, "observe v{}, {e};", v.0),
             Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
-            Stmt::AddIn(v, ranges, n, e) => {
-                let (base, granule) = (ranges.base(), ranges.granule());
-                write!(f, "v{}[({n} - {base}) / {granule} < {}] += {e};", v.0, ranges.count())
-            }
+            Stmt::AddIn(v, ranges, n, e) => write!(f, "v{}[{}] += {e};", v.0, granule(ranges, n)),
             Stmt::Mark(v, key, ObjectState { kind, retired: false }) => {
                 write!(f, "discover v{}, {key}, {};", v.0, kind.name())
             }
@@ -759,6 +822,7 @@ impl fmt::Display for Stmt {
             }
             Stmt::Call(call) => write!(f, "{call};"),
             Stmt::Store(at, width, e) => write!(f, "u{} at {:#x} = {e};", 8 * width.bytes(), at.0),
+            Stmt::Write(address, width, e) => write!(f, "write({address}, u{}, {e});", 8 * width.bytes()),
         }
     }
 }

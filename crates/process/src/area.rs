@@ -357,6 +357,11 @@ impl SharedArea {
         Ok((self.read_u32(header::CALLS_LEFT.into())?, self.read_u32(header::CALLS_MISSED.into())?))
     }
 
+    /// How many times memory of the program was to be set and nothing could be.
+    pub fn writes_failed(&self) -> Result<u32, Error> {
+        self.read_u32(header::WRITES_FAILED.into())
+    }
+
     /// How many readings of the program's memory have found nothing there.
     pub fn reads_failed(&self) -> Result<u32, Error> {
         self.read_u32(header::READS_FAILED.into())

@@ -157,3 +157,30 @@ fn killed_engines_leave_nothing_that_the_kernel_follows() {
         assert_eq!(after.number("left"), 0, "round {round}");
     }
 }
+
+#[test]
+fn one_call_has_both_clocks() {
+    let text = "resourceList busy is procedure { items { \"burn\" }; flavor { unix }; }
+        resourceList idle is procedure { items { \"doze\" }; flavor { unix }; }
+        metric busy_cpu { name \"busy_cpu\"; units ns; aggregateOperator sum; style EventCounter; base is counter {
+        foreach f in busy append preInsn f.return (* if ($elapsed * 2 > $cpu) busy_cpu += $cpu; *) } }
+        metric idle_time { name \"idle_time\"; units ns; aggregateOperator sum; style EventCounter; base is counter {
+        foreach f in idle append preInsn f.return (* idle_time += $elapsed - $cpu; *) } }";
+    let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
+    std::fs::write(file.path(), text).expect("a definition");
+    let mut target = Mutatee::start("burns", &[]);
+    let before = Text::of(target.pid());
+    let (pid, name) = (target.pid_text(), file.path().to_str().expect("a path"));
+    let mut session = tool().start(["watch", "-p", &pid, "-I", name, "busy_cpu", "idle_time"]);
+    session.wait_for("attached");
+    let times = scaled(20, 200);
+    target.ask(&format!("burn {times} 2000"));
+    let truth = target.ask(&format!("doze {times} 2000"));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let value = |metric| crate::library::value(&outcome, metric).cast_unsigned();
+    let (cpu, own) = (value("busy_cpu"), truth.number("ns burn"));
+    assert!(cpu.abs_diff(own) * 100 <= own + 100 * (EDGE_NS * times + SLICE_NS), "{cpu}, by the program's clock {own}");
+    // a sleep of 2 ms is no shorter, and of it next to nothing is processor time
+    assert!(value("idle_time") >= times * 1_900_000, "{}", value("idle_time"));
+    target::assert_clean(target.pid(), &before);
+}

@@ -175,6 +175,82 @@ fn fork_children_read_nothing_and_live() {
 }
 
 #[test]
+fn what_callees_get_and_give_has_members() {
+    let mut target = Mutatee::start("data", &[]);
+    let found = values(&mut target, &["called", "given"], &["drive 300"]);
+    // the same again, by the program
+    let reply = target.ask("drive 300");
+    let drove: Vec<i64> = reply.after("drove").split(' ').map(|n| n.parse().expect("a number")).collect();
+    assert_eq!((found["called"], found["given"]), (drove[0], drove[0] + 300 * drove[1]));
+    assert!(refused(&target, "called_anywhere").stderr.contains("does not name whom it calls"));
+}
+
+#[test]
+fn what_pointers_lead_to_is_set_where_that_is_permitted() {
+    let mut target = Mutatee::start("data", &[]);
+    let before = Text::of(target.pid());
+    for metric in ["writing", "poking"] {
+        let _ = refused(&target, metric).assert_error(4, &["--allow-calls"]);
+    }
+    let (pid, name) = (target.pid_text(), file());
+    let metrics = ["data_writing", "data_poking", "writes_failed"];
+    let fixed = ["watch", "-p", &pid, "-I", &name, "--max-overhead", "10000", "--allow-calls"];
+    let mut session = tool().start(fixed.into_iter().chain(metrics));
+    session.wait_for("attached");
+    target.ask("serve 300");
+    assert_eq!(target.ask("poke 40").after("poked"), format!("{} 7", (0..40).map(|i| i - 5).sum::<i64>()));
+    // twice in each call, with nine pointers; and three of four in each round of the other
+    target.ask("wild 10");
+    assert_eq!(target.ask("fork").after("child"), "42", "a child keeps its data");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let last = |metric: &str| crate::library::value(&outcome, metric);
+    assert_eq!(metrics.map(last), [300 + 90, 160, 2 * 90 + 3 * 40]);
+    let truth = truth(&mut target);
+    let sum = |each: fn(i64) -> i64| (0..300).map(each).sum::<i64>();
+    assert_eq!((truth["length"], truth["weight"]), (sum(|i| i + 7), sum(|i| 2 - i)));
+    assert_eq!(truth["second"], sum(|i| i * 1_000_003), "beside it");
+    let found = values(&mut target, &["request_depth"], &["serve 1"]);
+    assert_eq!(found["request_depth"], -100);
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn setting_what_comes_and_goes_harms_nobody() {
+    let mut target = Mutatee::start("data", &[]);
+    let before = Text::of(target.pid());
+    let (pid, name) = (target.pid_text(), file());
+    let fixed = ["watch", "-p", &pid, "-I", &name, "--max-overhead", "10000", "--allow-calls", "data_writing"];
+    let mut session = tool().start(fixed);
+    session.wait_for("attached");
+    target.ask("churn 20000");
+    target.ask("serve 3");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(crate::library::value(&outcome, "data_writing"), 20003);
+    assert_eq!(truth(&mut target)["length"], 7 + 8 + 9);
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn every_thread_has_variables_of_its_own() {
+    for program in ["data", "data-no-pie"] {
+        let mut target = Mutatee::start(program, &[]);
+        let found = values(&mut target, &["own", "own_member"], &["own 500"]);
+        let each = |of: fn(i64) -> i64| (1..=4).map(of).sum::<i64>() * 500;
+        assert_eq!((found["own"], found["own_member"]), (each(|k| 1000 * k), each(|k| (k << 40) - 3 * k)), "{program}");
+        let before = Text::of(target.pid());
+        let (pid, name) = (target.pid_text(), file());
+        let fixed = ["watch", "-p", &pid, "-I", &name, "--max-overhead", "10000", "--allow-calls", "data_own_setting"];
+        let mut session = tool().start(fixed);
+        session.wait_for("attached");
+        let owned = target.ask("own 300").after("owned").to_owned();
+        assert_eq!(owned.split(' ').next(), Some((10 * 1000 + 4 * 300 * 2).to_string().as_str()), "{program}");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert_eq!(crate::library::value(&outcome, "data_own_setting"), 1200);
+        target::assert_clean(target.pid(), &before);
+    }
+}
+
+#[test]
 fn memory_of_a_filtered_program_is_refused_and_harms_nobody() {
     let mut target = Mutatee::start("corner", &[]);
     let before = Text::of(target.pid());
@@ -199,7 +275,7 @@ fn what_is_no_integer_is_refused_by_name() {
     for (metric, reason) in [
         ("no_variable", "did you mean `g_i8`"),
         ("no_member", "did you mean `depth`"),
-        ("thread_variable", "every thread has its own"),
+        ("thread_variable", "whose place only the loader knows"),
         ("double_variable", "double, not an integer"),
         ("array_variable", "an array, not an integer"),
         ("structure_variable", "struct request, not an integer"),

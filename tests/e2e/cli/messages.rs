@@ -157,3 +157,39 @@ fn vectors_over_indices_have_a_value_for_each() {
     assert_eq!(keys(result), BTreeMap::from([("0x0", all - of_half), ("0x1", of_half)]));
     target::assert_clean(target.pid(), &before);
 }
+
+#[test]
+fn code_reads_what_its_thread_has_counted_for_an_index() {
+    let mut target = Mutatee::start("messages", &[]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let metrics = ["first_by_function", "first_by_tag", "first_by_range", "first_by_result"];
+    let definitions = source_directory().join("tests/e2e/mdl/vectors.mdl");
+    let definitions = definitions.to_str().expect("a path");
+    let fixed = ["watch", "-p", &pid, "--max-overhead", "100", "--allow-calls", "-I", definitions];
+    let mut session = tool().start(fixed.into_iter().chain(metrics));
+    session.wait_for("attached");
+    // the main thread sends all, and each command has a thread of its own that receives
+    let commands = [(0, 7, 300), (1, 4, 40), (0, -1, 3), (1, 9, 11), (0, 0, 1), (1, 10, 5)];
+    for (group, tag, n) in commands {
+        target.ask(&format!("send {group} {tag} {n}"));
+    }
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    // sent by one thread in all, and received by one for each command
+    let first = |limit: i64, wanted: &dyn Fn(i64, i64) -> bool| -> (i64, i64) {
+        let of = || commands.iter().filter(|(group, tag, _)| wanted(*group, *tag)).map(|(.., n)| *n);
+        (of().sum::<i64>().min(limit), of().map(|n| n.min(limit)).sum())
+    };
+    let both = |(sent, received): (i64, i64)| sent + received;
+    let [function, tag, range, result] = metrics.map(|metric| last(&outcome, metric));
+    let (sent, received) = first(3, &|_, _| true);
+    assert_eq!(keys(function), BTreeMap::from([("MPI_Send", sent), ("MPI_Recv", received)]));
+    let by_tag: i64 = commands.iter().map(|(.., n)| 2 * n.min(&5)).sum();
+    assert_eq!((tag["keys"].as_array().map(Vec::len), &tag["value"]), (Some(commands.len()), &by_tag.into()), "{tag}");
+    let tags = |from, to| both(first(4, &|_, tag| (from..to).contains(&tag)));
+    assert_eq!(keys(range), BTreeMap::from([("0..4", tags(0, 4)), ("4..8", tags(4, 8)), ("8..10", tags(8, 10))]));
+    assert_eq!(range["others"], 2 * (3 + 5), "{range}");
+    let groups = |wanted| both(first(2, &|group, _| group == wanted));
+    assert_eq!(keys(result), BTreeMap::from([("0x0", groups(0)), ("0x1", groups(1))]));
+    target::assert_clean(target.pid(), &before);
+}

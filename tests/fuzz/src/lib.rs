@@ -8,9 +8,9 @@ use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, PointKind, Record,
-    Restore, Scalar, Scale, Shape, Site, Snippet, Stmt, ThreadIdentity, TimeUnit, Usage, VariableId, VectorState,
-    WallClock, Width,
+    Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, Fold, Kept, ObjectKind,
+    ObjectState, PointKind, Ranges, Record, Restore, Scalar, Scale, Shape, Site, Snippet, Stmt, ThreadIdentity,
+    TimeUnit, Usage, VariableId, VectorState, WallClock, Width,
 };
 
 /// Address of the text in images that [`image`] makes.
@@ -193,32 +193,49 @@ const VECTORS: Option<VectorState> = Some(VectorState { components: 0xe7, bytes:
 /// The requests for these sites: every third point counts, the others run a timer from entry to exit, and call a function where threads can be
 /// told apart.
 fn ask<R>(sites: &[Site], identity: ThreadIdentity, answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
-    let [activations, timer, histogram, table] = [0, 1, 2, 3].map(VariableId);
+    let [activations, timer, histogram, table, vector, objects] = [0, 1, 2, 3, 4, 5].map(VariableId);
+    let float = Float { register: 0, format: FloatFormat::Double };
+    let arguments = [Kept::Argument(0), Kept::Argument(7), Kept::Float(float)];
     let record = Record {
         activations,
-        time: Some(Clock::Wall),
-        args: vec![0, 7],
+        kept: [Kept::Time(Clock::Wall), Kept::Time(Clock::Cpu)].into_iter().chain(arguments).collect(),
         restore: Some(Restore::Timer(timer, Clock::Cpu)),
     };
     let count = Snippet::increment(VariableId(0));
     let open = Snippet { stmts: vec![Stmt::Settle, Stmt::Open(record.clone(), vec![Stmt::Start(timer, Clock::Cpu)])] };
-    let read = Expr::Read(Box::new(Expr::Saved(0)), Scalar::INT);
+    let read = Expr::Read(Box::new(Expr::Saved(arguments[0])), Scalar::INT);
     let load = Expr::Load(READABLE.start, Scalar::POINTER);
     let add = |a, b| Expr::Binary(BinaryOp::Add, Box::new(a), Box::new(b));
-    let float = Expr::Float(Float { register: 0, format: FloatFormat::Double });
-    let memory = add(add(read, load), add(float, Expr::Usage(Usage::PageFaults)));
-    let value = Expr::Binary(BinaryOp::Add, Box::new(Expr::Elapsed(TimeUnit::Nanoseconds)), Box::new(memory));
+    let floats = add(Expr::Float(float), Expr::Saved(arguments[2]));
+    let memory = add(add(read, load), add(floats, Expr::Usage(Usage::PageFaults)));
+    let elapsed = [Clock::Wall, Clock::Cpu].map(|clock| Expr::Elapsed(clock, TimeUnit::Nanoseconds));
+    let value = elapsed.into_iter().fold(memory, add);
     let observe = Stmt::Observe(histogram, value.clone());
-    let add_at = Stmt::AddAt(table, Expr::Saved(1), value);
-    let mut close = Snippet { stmts: vec![Stmt::Close(record, vec![Stmt::Stop(timer, Clock::Cpu), observe, add_at])] };
+    let key = Expr::Saved(arguments[1]);
+    let ranges = Ranges::new(-8, 100, 7).expect("granules");
+    let add_at = Stmt::AddAt(table, key.clone(), add(value, Expr::ValueAt(table, Box::new(key.clone()))));
+    let add_in = Stmt::AddIn(vector, ranges, key.clone(), Expr::ValueIn(vector, ranges, Box::new(Expr::Return)));
+    let mark = Stmt::Mark(objects, key, ObjectState { kind: ObjectKind::Mutex, retired: true });
+    let closing = vec![Stmt::Stop(timer, Clock::Cpu), observe, add_at, add_in, mark];
+    let mut close = Snippet { stmts: vec![Stmt::Close(record, closing)] };
     if identity != ThreadIdentity::Locked {
         close.stmts.push(Stmt::Call(Call {
             callee: Called::At(Avma(0x1234_5678)),
             args: vec![Expr::Return, Expr::Text("text".into())],
         }));
         close.stmts.push(Stmt::Store(READABLE.start, Width::Four, Expr::Return));
+        close.stmts.push(Stmt::Write(Expr::Return, Width::Two, Expr::Const(5)));
     }
-    let counters = [0, 3, 5, 5 + Shape::Histogram.slots()];
+    let shapes = [
+        Shape::Activations,
+        Shape::Timer(Clock::Cpu),
+        Shape::Histogram,
+        Shape::Table(Fold::Sum),
+        Shape::Vector(ranges.count()),
+        Shape::Table(Fold::Last),
+    ];
+    let mut next = 0;
+    let counters = shapes.map(|shape| std::mem::replace(&mut next, next + shape.slots()));
     let minis: Vec<_> = sites
         .iter()
         .enumerate()

@@ -72,7 +72,7 @@ impl Compiled {
 
     fn variable(&self, name: &str, members: &[&str]) -> Result<Reach, TypeError> {
         let symbols = DataSymbol::named(self.image.elf(), None, name);
-        DebugInfo::of(self.image.elf())?.reach_in_variable(symbols[0].at, members)
+        DebugInfo::of(self.image.elf())?.reach_in_variable(symbols[0].at, symbols[0].per_thread, members)
     }
 }
 
@@ -153,8 +153,8 @@ proptest! {
         let Ok(info) = DebugInfo::of(&elf) else { return Ok(()) };
         for name in DataSymbol::names(&elf, None) {
             for symbol in DataSymbol::named(&elf, None, &name) {
-                let _ = info.reach_in_variable(symbol.at, &[]);
-                let _ = info.reach_in_variable(symbol.at, &["hidden", "pairs", "b"]);
+                let _ = info.reach_in_variable(symbol.at, symbol.per_thread, &[]);
+                let _ = info.reach_in_variable(symbol.at, symbol.per_thread, &["hidden", "pairs", "b"]);
             }
         }
         for at in (0x1000..0x1400).step_by(16).map(Svma) {

@@ -32,6 +32,7 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
         Mode::Twin(_) if is_note(env, i, memory, header::CALLS_MISSED) => true,
         Mode::Twin(_) if is_note(env, i, memory, header::EVENTS_UNREAD) => true,
         Mode::Routine(Routine::Read) if is_note(env, i, memory, header::READS_FAILED) => true,
+        Mode::Routine(Routine::Write) if is_note(env, i, memory, header::WRITES_FAILED) => true,
         Mode::Routine(Routine::Await) => writes_to_engine(env, i, memory),
         Mode::Routine(_) => routine_access(env, memory) || is_descriptor(env, i, memory),
         Mode::Point | Mode::Twin(_) => {
@@ -60,6 +61,7 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
             is_note(env, i, memory, header::CALLS_MISSED) || is_note(env, i, memory, header::EVENTS_UNREAD)
         }
         Mode::Routine(Routine::Read) => is_note(env, i, memory, header::READS_FAILED),
+        Mode::Routine(Routine::Write) => is_note(env, i, memory, header::WRITES_FAILED),
         _ => false,
     };
     if note {
@@ -82,7 +84,8 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
     match memory.segment() {
         _ if i.mnemonic() == Mnemonic::Lea => true,
         Register::FS => {
-            let known = env.identity == ThreadIdentity::FsOffset(place as u32) && place <= u64::from(u32::MAX);
+            // the number of the thread, and the thread pointer
+            let known = matches!(env.identity, ThreadIdentity::FsOffset(at) if place == u64::from(at) || place == 0);
             absolute && (known || is_rseq(env, place, mode))
         }
         Register::GS if is_own(env, memory, &[CPU_OFFSET, CPU_LAST, CPU_DESCRIPTOR]) => mode == Mode::Point,

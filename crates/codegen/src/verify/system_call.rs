@@ -7,7 +7,7 @@ use ingraft_model::{CpuClock, ThreadIdentity, WallClock};
 use super::waiting;
 use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
 use crate::environment::Environment;
-use crate::reading::{LENGTHS, READ};
+use crate::reading::{Access, LENGTHS, VALUE};
 use crate::routine::Routine;
 use crate::usage::{GETRUSAGE, THREAD};
 use crate::wall::CLOCK_MONOTONIC;
@@ -17,8 +17,10 @@ pub(super) const TIME_WORDS: usize = 2;
 const RUSAGE_WORDS: usize = 18;
 /// Bytes of `mov edi, imm32; mov rsi, rsp; mov eax, imm32`: something about the calling thread, into the words that were pushed last.
 const CLOCK_CALL: u64 = 13;
-/// Bytes of what [`is_read`] compares, but for how the process is named: `mov edi, imm32` or `mov edi, fs:[disp32]`.
+/// Bytes of what [`is_memory`] compares, but for how the process is named: `mov edi, imm32` or `mov edi, fs:[disp32]`.
 const READ_CALL: u64 = 43;
+/// The same where the words that are pushed are loaded, not cleared.
+const WRITE_CALL: u64 = READ_CALL + 2;
 const NAMED: u64 = 5;
 const NAMED_BY_THREAD: u64 = 8;
 
@@ -42,7 +44,7 @@ pub(super) fn call(
         return waiting::call(env, before);
     }
     let writes = match routine {
-        Routine::Read => 0,
+        Routine::Read | Routine::Write => 0,
         Routine::Usage => RUSAGE_WORDS,
         _ => TIME_WORDS,
     };
@@ -57,8 +59,15 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
             CLOCK_CALL
         }
         (Routine::Call | Routine::Event, _) => 0,
-        (Routine::Read, ThreadIdentity::FsOffset(_)) => READ_CALL + NAMED_BY_THREAD,
-        (Routine::Read, ThreadIdentity::FsBase | ThreadIdentity::Locked) => READ_CALL + NAMED,
+        (Routine::Read, identity) => READ_CALL + named(identity),
+        (Routine::Write, identity) => WRITE_CALL + named(identity),
+    }
+}
+
+fn named(identity: ThreadIdentity) -> u64 {
+    match identity {
+        ThreadIdentity::FsOffset(_) => NAMED_BY_THREAD,
+        ThreadIdentity::FsBase | ThreadIdentity::Locked => NAMED,
     }
 }
 
@@ -72,7 +81,8 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         Routine::Time => time(),
         Routine::Usage => env.readable.process.is_some() && asks_for(at, before, GETRUSAGE, THREAD),
         Routine::Call | Routine::Event | Routine::Await => false,
-        Routine::Read => env.readable.process.is_some_and(|process| is_read(env, process, at, before)),
+        Routine::Read => is_memory(env, Access::Read, at, before),
+        Routine::Write => is_memory(env, Access::Write, at, before),
     }
 }
 
@@ -91,9 +101,11 @@ fn sets(i: &Instruction, r: Register, value: u32) -> bool {
     i.code() == Code::Mov_r32_imm32 && i.op0_register() == r && i.immediate32() == value
 }
 
-/// At most 15 bytes from the address in rcx into the two words that are pushed first, of the process itself, by its number or its thread's.
-fn is_read(env: &Environment, process: u32, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
+/// At most 15 bytes from the address in rcx into the two words that are pushed first, or from these to there, of the process itself, by its number
+/// or its thread's.
+fn is_memory(env: &Environment, access: Access, at: u64, before: &dyn Fn(usize) -> Instruction) -> bool {
     use Register as R;
+    let Some(process) = env.readable.process else { return false };
     let two = |i: Instruction, mnemonic: Mnemonic, a: Register, b: Register| {
         i.mnemonic() == mnemonic
             && i.op_kinds().all(|kind| kind == OpKind::Register)
@@ -113,11 +125,21 @@ fn is_read(env: &Environment, process: u32, at: u64, before: &dyn Fn(usize) -> I
         }
         ThreadIdentity::FsBase | ThreadIdentity::Locked => sets(&who, R::EDI, process),
     };
+    let words = before(15);
+    let (filled, routine) = match access {
+        Access::Read => (clears(words, R::R8D), Routine::Read),
+        Access::Write => {
+            let loaded = words.code() == Code::Mov_r64_rm64
+                && (words.op0_register(), words.memory_base(), words.memory_index()) == (R::R8, R::RSP, R::None)
+                && words.memory_displacement64() == VALUE as u64;
+            (loaded, Routine::Write)
+        }
+    };
     let bounded = before(16);
     bounded.code() == Code::And_rm32_imm8
         && bounded.op0_register() == R::EDX
         && bounded.immediate8to32() == LENGTHS
-        && clears(before(15), R::R8D)
+        && filled
         && pushes(before(14), R::R8)
         && pushes(before(13), R::R8)
         && copies(before(12), R::R9, R::RSP)
@@ -131,6 +153,6 @@ fn is_read(env: &Environment, process: u32, at: u64, before: &dyn Fn(usize) -> I
         && sets(&before(4), R::EDX, 1)
         && sets(&before(3), R::R8D, 1)
         && clears(before(2), R::R9D)
-        && sets(&before(1), R::EAX, READ.cast_unsigned())
-        && bounded.ip() == at.wrapping_sub(bytes_before(env, Routine::Read))
+        && sets(&before(1), R::EAX, access.number().cast_unsigned())
+        && bounded.ip() == at.wrapping_sub(bytes_before(env, routine))
 }

@@ -240,6 +240,8 @@ pub(super) struct Facts<'a> {
     callees: Vec<u64>,
     /// The integers of the program that they may set: address and bytes.
     stores: Vec<(u64, usize)>,
+    /// Whether they may set memory at addresses that they compute.
+    writes: bool,
 }
 
 impl<'a> Facts<'a> {
@@ -250,9 +252,10 @@ impl<'a> Facts<'a> {
         memory: &'a Memory<'a>,
         requests: impl Iterator<Item = &'r MiniRequest<'r>>,
     ) -> Self {
-        let (mut callees, mut stores) = (Vec::new(), Vec::new());
+        let (mut callees, mut stores, mut writes) = (Vec::new(), Vec::new(), false);
         for request in requests {
             callees.extend(request.snippet.calls().into_iter().filter_map(called));
+            writes |= request.snippet.writes();
             stores.extend(request.snippet.stores().into_iter().map(|(at, width)| (at.0, width.bytes() as usize)));
         }
         let lasting = |(at, bytes): &(u64, usize)| env.readable.lasts(Avma(*at), *bytes as u64);
@@ -266,6 +269,7 @@ impl<'a> Facts<'a> {
             routines: Routine::ALL.iter().filter_map(|r| Some((arena.routine(*r)?.start.0, *r))).collect(),
             callees,
             stores,
+            writes,
         }
     }
 }
@@ -732,7 +736,8 @@ impl<'a> Walk<'a> {
                 state.parent = Parent::Unknown;
                 state.lose(1);
             }
-            Routine::Read | Routine::Usage | Routine::Event => state.lose(1),
+            Routine::Write if !self.facts.writes => return fail(at, Flaw::ForeignWrite),
+            Routine::Read | Routine::Write | Routine::Usage | Routine::Event => state.lose(1),
             Routine::Time => state.lose(2),
             Routine::CpuTime | Routine::Await => {}
         }

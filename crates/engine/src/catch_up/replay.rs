@@ -72,8 +72,8 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
                     kept.push(Stmt::If(condition.clone(), body));
                 }
             }
-            Stmt::Open(record, _) if record.time.is_some() => return Err(Uncaught::Begin),
-            Stmt::Open(record, _) if !record.args.is_empty() => return Err(Uncaught::Arguments),
+            Stmt::Open(record, _) if record.is_timed() => return Err(Uncaught::Begin),
+            Stmt::Open(record, _) if !record.kept.is_empty() => return Err(Uncaught::Arguments),
             Stmt::Open(record, body) => {
                 let restores = match record.restore {
                     Some(Restore::Value(v) | Restore::Timer(v, _)) => Some(v),
@@ -92,7 +92,8 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::AddIn(..)
             | Stmt::Mark(..)
             | Stmt::Call(_)
-            | Stmt::Store(..) => {}
+            | Stmt::Store(..)
+            | Stmt::Write(..) => {}
         }
     }
     Ok(kept)
@@ -106,8 +107,9 @@ fn known(e: &Expr) -> Result<(), Uncaught> {
         Expr::Binary(_, a, b) => known(a).and_then(|()| known(b)),
         Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Call(_) => Err(Uncaught::Arguments),
         Expr::Float(_) | Expr::Text(_) | Expr::Address(_) => Err(Uncaught::Arguments),
-        Expr::Load(..) | Expr::Read(..) => Err(Uncaught::Memory),
-        Expr::Elapsed(_) | Expr::Usage(_) | Expr::Event(_) => Err(Uncaught::Begin),
+        Expr::Load(..) | Expr::Read(..) | Expr::ValueAt(..) | Expr::ValueIn(..) => Err(Uncaught::Memory),
+        Expr::ThreadPointer => Err(Uncaught::Memory),
+        Expr::Elapsed(..) | Expr::Usage(_) | Expr::Event(_) => Err(Uncaught::Begin),
     }
 }
 
@@ -206,7 +208,8 @@ impl<'a> Shard<'a> {
                 | Stmt::AddIn(..)
                 | Stmt::Mark(..)
                 | Stmt::Call(_)
-                | Stmt::Store(..) => {}
+                | Stmt::Store(..)
+                | Stmt::Write(..) => {}
             }
         }
     }
@@ -241,8 +244,8 @@ impl<'a> Shard<'a> {
             Expr::Number(v) => counters.get(v.0 as usize).copied().map_or(0, i64::from),
             // not in a state, see `known`
             Expr::Load(..) | Expr::Read(..) | Expr::Float(_) | Expr::Usage(_) | Expr::Text(_) | Expr::Address(_) => 0,
-            Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(_) | Expr::Call(_) => 0,
-            Expr::Event(_) => 0,
+            Expr::Arg(_) | Expr::Saved(_) | Expr::Return | Expr::Restored | Expr::Elapsed(..) | Expr::Call(_) => 0,
+            Expr::Event(_) | Expr::ValueAt(..) | Expr::ValueIn(..) | Expr::ThreadPointer => 0,
         }
     }
 
@@ -308,7 +311,7 @@ fn name_of(words: &[u64; WORDS]) -> u32 {
 mod tests {
     use super::*;
     use ingraft_mdl::ValueUnit;
-    use ingraft_model::{Avma, BinaryOp, Shape};
+    use ingraft_model::{Avma, BinaryOp, Kept, Shape};
     use std::cell::RefCell;
     use std::collections::HashMap;
 
@@ -328,7 +331,7 @@ mod tests {
     }
 
     fn record(restore: Option<Restore>) -> Record {
-        Record { activations: CALLS, time: None, args: Vec::new(), restore }
+        Record { activations: CALLS, kept: Vec::new(), restore }
     }
 
     fn nesting_flag() -> Vec<Stmt> {
@@ -412,9 +415,9 @@ mod tests {
     #[test]
     fn what_cannot_be_known_is_refused() {
         let mut timed = record(None);
-        timed.time = Some(Clock::Wall);
+        timed.kept = vec![Kept::Time(Clock::Wall), Kept::Argument(0)];
         let mut kept = record(None);
-        kept.args = vec![0];
+        kept.kept = vec![Kept::Argument(0)];
         let argument = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Arg(0)), Box::new(Expr::Const(1)));
         let of = |stmts: &[Stmt]| State::of(stmts, &variables());
         assert_eq!(of(&[Stmt::Open(timed, Vec::new())]), Err(Uncaught::Begin));

@@ -385,11 +385,16 @@ impl Session {
             Internal::ActWallTimers => shared.wall_timers,
             Internal::ActProcTimers => shared.cpu_timers,
             Internal::ActiveProcesses => i64::from(running),
-            Internal::CallsLeft | Internal::CallsMissed | Internal::ReadsFailed | Internal::EventsUnread => {
+            Internal::CallsLeft
+            | Internal::CallsMissed
+            | Internal::ReadsFailed
+            | Internal::WritesFailed
+            | Internal::EventsUnread => {
                 let noted = shared.area.as_deref().and_then(|area| match metric {
                     Internal::CallsLeft => area.calls_amiss().ok().map(|(left, _)| left),
                     Internal::CallsMissed => area.calls_amiss().ok().map(|(_, missed)| missed),
                     Internal::EventsUnread => area.events_unread().ok(),
+                    Internal::WritesFailed => area.writes_failed().ok(),
                     _ => area.reads_failed().ok(),
                 });
                 noted.map_or(0, i64::from)

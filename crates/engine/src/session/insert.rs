@@ -456,7 +456,7 @@ impl Session {
         variables: &dyn Fn(usize) -> &'v [Variable],
     ) -> Result<(Refused, Stop), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok((Refused::new(), Stop::default())) };
-        attached.env.readable = self.readable(&control.modules, wanted)?;
+        attached.env.readable = self.readable(&control.modules, attached.env.identity, wanted)?;
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
         let (journal, area) = (&mut attached.journal, &attached.area);
@@ -489,7 +489,6 @@ impl Session {
             let options = ApplyOptions {
                 check_quiet: attached.woven.idle(),
                 calls: Some(attached.env.data),
-                readings: Some(attached.env.data),
                 ..ApplyOptions::default()
             };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
@@ -519,13 +518,24 @@ impl Session {
     }
 
     /// What code may read of the program's memory; an error if it may not, and must.
-    fn readable(&self, modules: &Modules, wanted: &[WantedPoints<'_>]) -> Result<Readable, Error> {
+    fn readable(
+        &self,
+        modules: &Modules,
+        identity: ThreadIdentity,
+        wanted: &[WantedPoints<'_>],
+    ) -> Result<Readable, Error> {
         let data = data_of(modules);
         let status = self.target.status().map_err(|e| self.failed(e))?;
         let process = u32::try_from(status.own_id).ok().filter(|id| *id != 0);
         let readable = Readable { start: data.start, end: data.end, process };
         if !wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.asks_kernel())) {
             return Ok(readable);
+        }
+        let own_data = wanted.iter().any(|w| w.minis.iter().any(|m| m.snippet.has_own_data()));
+        if own_data && !matches!(identity, ThreadIdentity::FsOffset(_)) {
+            let what = "variables of which every thread has its own cannot be read: how threads find them is not known of this program";
+            let hint = "programs of the GNU C library and of musl are known";
+            return Err(Error::new(ErrorKind::Failed, "no_own_data", what, hint).about(self.pid()));
         }
         let filtered = |tid| self.target.thread_status(tid).is_ok_and(|s| s.seccomp != 0);
         // a program with this library will filter, if it does not yet

@@ -60,7 +60,6 @@ impl Session {
             let options = ApplyOptions {
                 check_quiet: attached.woven.idle(),
                 calls: Some(attached.env.data),
-                readings: Some(attached.env.data),
                 ..ApplyOptions::default()
             };
             let routines = attached.woven.routines();
@@ -83,6 +82,7 @@ impl Session {
         };
         let (mut held, mut quiet) = (applied.held, applied.quiet);
         if !quiet {
+            let options = ApplyOptions { readings: Some(attached.env.data), ..options.clone() };
             match self.target.apply(&rest, &options) {
                 Ok(applied) => (held, quiet) = (held.max(applied.held), applied.quiet),
                 Err(error) => {

@@ -4,7 +4,7 @@ use ingraft_model::ObjectKind;
 
 use super::meta::Context;
 use super::types::{Point, Type};
-use crate::ast::{Accumulator, Code, CodeKind, Expr, ExprKind, Vector};
+use crate::ast::{Accumulator, AssignOp, Code, CodeKind, Expr, ExprKind, Vector};
 use crate::diagnostic::{Severity, codes};
 use crate::source::Span;
 
@@ -42,8 +42,16 @@ impl Context<'_, '_> {
     /// An expression for its effect.
     fn effect(&mut self, expr: &Expr) {
         match &expr.bare().kind {
-            ExprKind::Assign(target, _, value) => {
+            ExprKind::Assign(target, op, value) => {
                 self.target(target);
+                if let ExprKind::Index(name, _) = &target.bare().kind
+                    && *op == AssignOp::Set
+                    && self.is_vector(&name.name)
+                    && self.vector != Some(Vector::Objects)
+                {
+                    let message = format!("the values of `{}` add up, none can be set", name.name);
+                    self.error(codes::TARGET, target.span, message).help = Some("write `+=` or `-=`".to_owned());
+                }
                 self.value(value);
             }
             ExprKind::Step(target, _) => self.target(target),
@@ -57,20 +65,14 @@ impl Context<'_, '_> {
 
     /// A variable that is assigned to.
     fn target(&mut self, target: &Expr) {
-        if target.is_symbol() {
+        if target.is_memory() {
             return self.value(target);
         }
         let (name, span) = match &target.bare().kind {
             ExprKind::Name(name) if !self.is_vector(name) => (name, target.span),
-            ExprKind::Name(name) => {
-                let message = format!("`{name}` is a vector");
-                self.error(codes::TARGET, target.span, message).help = Some(format!("say which slot: `{name}[…]`"));
-                return;
-            }
+            ExprKind::Name(name) => return self.whole_vector(codes::TARGET, target.span, name),
             ExprKind::Index(name, index) => {
-                if !self.is_item(index) {
-                    self.value(index);
-                }
+                self.index(index);
                 if self.is_vector(&name.name) {
                     if self.vector == Some(Vector::Objects) {
                         let message = format!("`{}` is a list of objects, which only its own calls change", name.name);
@@ -125,15 +127,20 @@ impl Context<'_, '_> {
                     self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
                 }
             }
+            ExprKind::Name(name) if self.is_vector(name) => self.whole_vector(codes::KIND, expr.span, name),
             ExprKind::Name(name) => {
                 let found = self.name(name, expr.span);
                 self.number(expr.span, &found);
             }
+            ExprKind::Index(name, index) if self.is_vector(&name.name) => {
+                self.index(index);
+                if self.vector == Some(Vector::Objects) {
+                    let message = format!("`{}` is a list of objects, which have no values", name.name);
+                    self.error(codes::KIND, expr.span, message);
+                }
+            }
             ExprKind::Index(name, index) => {
                 self.value(index);
-                if self.is_vector(&name.name) {
-                    return;
-                }
                 let found = self.indexed(name, index);
                 self.number(expr.span, &found);
             }
@@ -150,7 +157,7 @@ impl Context<'_, '_> {
             ExprKind::Address(_) => {
                 self.error(codes::PLACE, expr.span, "an address can only be given to a called function");
             }
-            ExprKind::Field(of, _) if is_data(of) => self.data(of),
+            ExprKind::Field(of, _) if of.is_data() => self.data(of),
             ExprKind::Field(of, field) => {
                 let found = self.expr(expr);
                 if !matches!(found, Type::Int | Type::Text | Type::Unknown) {
@@ -207,6 +214,17 @@ impl Context<'_, '_> {
             let message = format!("`{name}` acts on a {}, this is {}", kind.keyword(), found.words());
             self.error(codes::KIND, first.span, message).help =
                 Some(format!("give it the metric's own name, and let its base be `{}`", kind.keyword()));
+        }
+    }
+
+    fn whole_vector(&mut self, code: &'static str, span: Span, name: &str) {
+        self.error(code, span, format!("`{name}` is a vector")).help = Some(format!("say which slot: `{name}[…]`"));
+    }
+
+    /// What stands between the brackets of a vector.
+    fn index(&mut self, index: &Expr) {
+        if !self.is_item(index) {
+            self.value(index);
         }
     }
 
@@ -279,15 +297,5 @@ impl Context<'_, '_> {
                 self.error(codes::TYPE, inner.span, "only variables have addresses");
             }
         }
-    }
-}
-
-/// Whether it is an argument, a result or a variable of the program, or a member of one.
-fn is_data(expr: &Expr) -> bool {
-    match &expr.bare().kind {
-        ExprKind::Field(of, _) => is_data(of),
-        ExprKind::Call(callee, _) => callee.name == "readSymbol" && !callee.quoted,
-        ExprKind::Arg(_) | ExprKind::Return => true,
-        _ => false,
     }
 }

@@ -8,6 +8,7 @@ use ingraft_model::{
 
 use super::insert::Place;
 use super::meta::{Binding, Evaluation, Value, binary, unary};
+use super::vector::Slot;
 use super::{ValueUnit, VariableKind};
 use crate::ast::{AssignOp, Callee, Code, CodeKind, Expr, ExprKind};
 use crate::diagnostic::codes;
@@ -53,7 +54,7 @@ impl<'a> Evaluation<'a> {
                     Some(condition) if no.is_empty() => out.push(Stmt::If(condition, yes)),
                     Some(condition) => {
                         // the first branch may change what the condition looks at
-                        let decided = self.decision(code.span);
+                        let decided = self.kept_at(code.span, "else");
                         out.push(Stmt::Set(decided, condition));
                         out.push(Stmt::If(Out::Variable(decided), yes));
                         out.push(Stmt::If(Out::Unary(UnaryOp::Not, Box::new(Out::Variable(decided))), no));
@@ -64,13 +65,13 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Where the condition at a place of the text is kept, in all functions the same.
-    fn decision(&mut self, span: Span) -> VariableId {
+    /// Where what is found at a place of the text is kept, in all functions the same.
+    pub(super) fn kept_at(&mut self, span: Span, name: &str) -> VariableId {
         let key = (self.source, span);
         if let Some(known) = self.decisions.get(&key) {
             return *known;
         }
-        let new = self.variable("else", VariableKind::Scratch, Shape::Counter);
+        let new = self.variable(name, VariableKind::Scratch, Shape::Counter);
         self.decisions.insert(key, new);
         new
     }
@@ -79,18 +80,15 @@ impl<'a> Evaluation<'a> {
     fn effect(&mut self, expr: &'a Expr, out: &mut Vec<Stmt>) {
         match &expr.bare().kind {
             ExprKind::Assign(target, op, value) => {
-                let value = self.value(value);
-                if target.is_symbol() {
-                    out.extend(value.and_then(|value| self.assigned(target, *op, value)));
-                    return;
+                if let Some(added) = self.added(expr) {
+                    return out.extend(added.map(|(slot, amount)| slot.add(amount)));
                 }
-                if let ExprKind::Index(name, key) = &target.bare().kind {
-                    let amount = match op {
-                        AssignOp::Set => self.refuse(target, "setting the value of a key"),
-                        AssignOp::Add => value,
-                        AssignOp::Subtract => value.map(|value| fold_unary(UnaryOp::Negate, value)),
-                    };
-                    return self.add_at(target, &name.name, key, amount, out);
+                let value = self.value(value);
+                if target.is_memory() {
+                    if let Some(value) = value {
+                        self.assigned(target, *op, value, out);
+                    }
+                    return;
                 }
                 let (Some(target), Some(value)) = (self.target(target), value) else { return };
                 out.push(match op {
@@ -99,17 +97,16 @@ impl<'a> Evaluation<'a> {
                     AssignOp::Subtract => Stmt::Add(target, fold_unary(UnaryOp::Negate, value)),
                 });
             }
-            ExprKind::Step(target, up) if target.is_symbol() => {
+            ExprKind::Step(target, up) if target.is_memory() => {
                 let op = if *up { AssignOp::Add } else { AssignOp::Subtract };
-                out.extend(self.assigned(target, op, Out::Const(1)));
+                self.assigned(target, op, Out::Const(1), out);
             }
             ExprKind::Step(target, up) => {
-                let amount = if *up { 1 } else { -1 };
-                if let ExprKind::Index(name, key) = &target.bare().kind {
-                    return self.add_at(target, &name.name, key, Some(Out::Const(amount)), out);
+                if let Some(added) = self.added(expr) {
+                    return out.extend(added.map(|(slot, amount)| slot.add(amount)));
                 }
                 if let Some(target) = self.target(target) {
-                    out.push(Stmt::Add(target, Out::Const(amount)));
+                    out.push(Stmt::Add(target, Out::Const(if *up { 1 } else { -1 })));
                 }
             }
             ExprKind::Call(callee, args) if !callee.quoted => match (callee.name.as_str(), args.as_slice()) {
@@ -147,22 +144,36 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Adds to the value of a key of the vector.
-    fn add_at(&mut self, slot: &'a Expr, vector: &str, key: &'a Expr, amount: Option<Out>, out: &mut Vec<Stmt>) {
-        if let Some(vector) = self.variable_named(vector).filter(|v| matches!(self.shape_of(*v), Shape::Vector(_))) {
-            return self.add_in(vector, key, amount, out);
-        }
-        let (key, vector) = (self.value(key), self.table_named(vector));
-        if vector.is_none() {
-            self.refuse(slot, "this as a target");
-        }
-        if let (Some(vector), Some(key), Some(amount)) = (vector, key, amount) {
-            out.push(Stmt::AddAt(vector, key, amount));
-        }
+    /// The value of a vector that an assignment adds to, and what it adds; none if it changes something else.
+    fn added(&mut self, assignment: &'a Expr) -> Option<Option<(Slot, Out)>> {
+        let assignment = &assignment.bare().kind;
+        let (ExprKind::Assign(target, ..) | ExprKind::Step(target, _)) = assignment else { return None };
+        let ExprKind::Index(name, index) = &target.bare().kind else { return None };
+        let amount = match assignment {
+            ExprKind::Assign(_, AssignOp::Add, value) => self.value(value),
+            ExprKind::Assign(_, AssignOp::Subtract, value) => Some(fold_unary(UnaryOp::Negate, self.value(value)?)),
+            ExprKind::Step(_, up) => Some(Out::Const(if *up { 1 } else { -1 })),
+            // said by the checker
+            _ => None,
+        };
+        Some(self.slot(&name.name, index).flatten().zip(amount))
     }
 
-    fn table_named(&self, name: &str) -> Option<VariableId> {
-        self.variable_named(name).filter(|v| matches!(self.shape_of(*v), Shape::Table(_) | Shape::Vector(_)))
+    /// Adds to a value of a vector before the statement: the value then, or with `was` the value until then.
+    fn value_of_addition(&mut self, expr: &Expr, target: &Expr, (mut slot, amount): (Slot, Out), was: bool) -> Out {
+        if !matches!(slot.number, Out::Const(_) | Out::Arg(_)) {
+            let index = self.kept_at(target.span, "index");
+            self.before.push(Stmt::Set(index, slot.number));
+            slot.number = Out::Variable(index);
+        }
+        let now = slot.clone().value();
+        if !was {
+            self.before.push(slot.add(amount));
+            return now;
+        }
+        let until_then = self.kept_at(expr.span, "was");
+        self.before.extend([Stmt::Set(until_then, now), slot.add(amount)]);
+        Out::Variable(until_then)
     }
 
     /// The list of objects that a call acts on.
@@ -170,7 +181,7 @@ impl<'a> Evaluation<'a> {
         self.target(expr).filter(|v| self.shape_of(*v) == Shape::Table(Fold::Last))
     }
 
-    fn shape_of(&self, v: VariableId) -> Shape {
+    pub(super) fn shape_of(&self, v: VariableId) -> Shape {
         self.variables[v.0 as usize].shape
     }
 
@@ -222,7 +233,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    fn variable_named(&self, name: &str) -> Option<VariableId> {
+    pub(super) fn variable_named(&self, name: &str) -> Option<VariableId> {
         match self.names.iter().rev().find(|(n, _)| *n == name)?.1 {
             Binding::Variable(id) => Some(id),
             Binding::Value(_) | Binding::Item(..) => None,
@@ -234,15 +245,14 @@ impl<'a> Evaluation<'a> {
         match &expr.kind {
             ExprKind::Int(value) => Some(Out::Const(*value)),
             ExprKind::Paren(inner) => self.value(inner),
-            ExprKind::Name(name) if self.table_named(name).is_some() => self.refuse(expr, "the value of a vector"),
-            ExprKind::Index(name, _) if self.table_named(&name.name).is_some() => {
-                self.refuse(expr, "the value of a key")
-            }
             ExprKind::Name(name) => match self.variable_named(name) {
                 Some(id) => Some(Out::Variable(id)),
                 None => self.known(expr),
             },
-            ExprKind::Index(..) => self.known(expr),
+            ExprKind::Index(name, index) => match self.slot(&name.name, index) {
+                Some(slot) => slot.map(Slot::value),
+                None => self.known(expr),
+            },
             ExprKind::Arg(index) => {
                 let Some(Out::Const(index)) = self.value(index) else {
                     return self.refuse(expr, "an argument with a number that is not known when the request arrives");
@@ -273,9 +283,15 @@ impl<'a> Evaluation<'a> {
             // said by the checker
             ExprKind::Address(_) => None,
             ExprKind::Field(of, field) => self.member(expr, of, &field.name),
-            ExprKind::Assign(target, ..) => self.value_of_assignment(expr, target),
+            ExprKind::Assign(target, ..) => match self.added(expr) {
+                Some(added) => Some(self.value_of_addition(expr, target, added?, false)),
+                None => self.value_of_assignment(expr, target),
+            },
             // as in C, what it was before
             ExprKind::Step(target, up) => {
+                if let Some(added) = self.added(expr) {
+                    return Some(self.value_of_addition(expr, target, added?, true));
+                }
                 let now = self.value_of_assignment(expr, target)?;
                 Some(fold_binary(if *up { BinaryOp::Subtract } else { BinaryOp::Add }, now, Out::Const(1)))
             }
@@ -284,21 +300,15 @@ impl<'a> Evaluation<'a> {
 
     /// An assignment inside an expression: it is made before the statement, whatever the value is needed for.
     fn value_of_assignment(&mut self, expr: &'a Expr, target: &'a Expr) -> Option<Out> {
-        if matches!(target.bare().kind, ExprKind::Index(..)) {
-            return self.refuse(expr, "the value of a key");
-        }
         let mut own = Vec::new();
         self.effect(expr, &mut own);
         self.before.append(&mut own);
         self.value(target)
     }
 
-    /// The time of the call by a clock. One record keeps one clock, so the code of a definition uses one.
+    /// The time of the call by a clock.
     fn elapsed(&mut self, expr: &Expr, clock: Clock, unit: TimeUnit) -> Option<Out> {
-        if *self.clock.get_or_insert(clock) != clock {
-            return self.refuse(expr, "`$cpu` beside `$elapsed` or `$self` in one definition");
-        }
-        self.at_end(expr, "the time of a call is only known at its return", Out::Elapsed(unit))
+        self.at_end(expr, "the time of a call is only known at its return", Out::Elapsed(clock, unit))
     }
 
     /// A value that exists only at the end of a call.

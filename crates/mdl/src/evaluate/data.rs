@@ -3,14 +3,16 @@
 //! A snippet must never fault. What lasts as long as the process is loaded; everything else is read by a system call, and is 0 where there is
 //! nothing.
 
-use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, PointKind, Scalar, Stmt};
+use std::collections::BTreeSet;
+
+use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, Kept, PointKind, Scalar, Stmt};
 
 use super::code::fold_binary;
 use super::insert::Place;
 use super::meta::Evaluation;
 use crate::ast::{AssignOp, Callee, Expr, ExprKind};
 use crate::diagnostic::codes;
-use crate::program::{Access, Global, Parameter, Unresolved};
+use crate::program::{Access, FunctionRef, Global, Location, Parameter, Unresolved};
 
 /// Most elements that `DYNINSTCountElmsInArray` adds up: each is a system call.
 const ELEMENTS_MAX: i64 = 16;
@@ -18,6 +20,14 @@ const ELEMENTS_MAX: i64 = 16;
 const LOOKS_MAX: u32 = 64;
 /// Bytes of an `int`, of which Paradyn's arrays are made.
 const INT_BYTES: i64 = Scalar::INT.width.bytes() as i64;
+
+/// An integer of the program that is set.
+enum Integer {
+    /// In the writable data of the program itself.
+    Lasting(Avma, Scalar),
+    /// Anywhere.
+    At(Out, Scalar),
+}
 
 impl<'a> Evaluation<'a> {
     /// A call that reads memory; none if it is another one.
@@ -70,13 +80,9 @@ impl<'a> Evaluation<'a> {
                 [name] => self.symbol(expr, name, &members),
                 _ => self.known(expr),
             },
-            ExprKind::Arg(_) => match self.value(base)? {
-                Out::Arg(n) => self.member_of(expr, Parameter::Argument(n), Out::Arg(n), &members),
-                _ => None,
-            },
-            ExprKind::Return => {
-                let value = self.value(base)?;
-                self.member_of(expr, Parameter::Result, value, &members)
+            ExprKind::Arg(_) | ExprKind::Return => {
+                let (value, access) = self.accessed(expr, base, &members)?;
+                Some(reach(value, &access))
             }
             _ => self.known(expr),
         }
@@ -92,12 +98,9 @@ impl<'a> Evaluation<'a> {
         Some(match &base.kind {
             ExprKind::Arg(_) => match self.value(base) {
                 Some(Out::Arg(n)) if n < Float::ARGS_MAX => {
+                    let float = Float { register: n, format };
                     let at_beginning = self.place.is_none_or(|p| p == Place::ENTRY || p == Place::BEFORE_CALL);
-                    if at_beginning {
-                        Some(Out::Float(Float { register: n, format }))
-                    } else {
-                        self.refuse(expr, "a floating-point argument at the end of a call (keep it in a `counter`)")
-                    }
+                    Some(if at_beginning { Out::Float(float) } else { Out::Saved(Kept::Float(float)) })
                 }
                 Some(_) => self.refuse(expr, "a floating-point argument beyond the eighth"),
                 None => None,
@@ -110,15 +113,48 @@ impl<'a> Evaluation<'a> {
         })
     }
 
-    /// `readSymbol("v") = e`: what lies in the program's own file, whose type is known.
-    pub(super) fn assigned(&mut self, target: &'a Expr, op: AssignOp, value: Out) -> Option<Stmt> {
+    /// `readSymbol("v") = e`, `$arg[0].m = e`, `readAddress(a) = e`.
+    pub(super) fn assigned(&mut self, target: &'a Expr, op: AssignOp, value: Out, out: &mut Vec<Stmt>) {
+        let change = |old: Out| match op {
+            AssignOp::Set => value,
+            AssignOp::Add => fold_binary(BinaryOp::Add, old, value),
+            AssignOp::Subtract => fold_binary(BinaryOp::Subtract, old, value),
+        };
+        match self.integer(target) {
+            Some(Integer::Lasting(at, scalar)) => {
+                out.push(Stmt::Store(at, scalar.width, change(Out::Load(at, scalar))));
+            }
+            Some(Integer::At(mut address, scalar)) => {
+                let mut is_plain = true;
+                address.each(&mut |e| is_plain &= !matches!(e, Out::Read(..) | Out::Call(_)));
+                // what is read and what is set is the same, whoever changes the pointers that lead there
+                if op != AssignOp::Set && !is_plain {
+                    let kept = self.kept_at(target.span, "address");
+                    out.push(Stmt::Set(kept, std::mem::replace(&mut address, Out::Variable(kept))));
+                }
+                let old = Out::Read(Box::new(address.clone()), scalar);
+                out.push(Stmt::Write(address, scalar.width, change(old)));
+            }
+            None => {}
+        }
+    }
+
+    /// An integer of the program that is to be set.
+    fn integer(&mut self, target: &'a Expr) -> Option<Integer> {
         let (mut base, mut members) = (target.bare(), Vec::new());
         while let ExprKind::Field(of, field) = &base.kind {
             members.insert(0, field.name.as_str());
             base = of.bare();
         }
-        let ExprKind::Call(_, args) = &base.kind else { return None };
-        let Some(ExprKind::Text(name)) = args.first().map(|name| &name.bare().kind) else {
+        let ExprKind::Call(callee, args) = &base.kind else {
+            let (value, access) = self.accessed(target, base, &members)?;
+            return Some(Integer::At(address_in(value, &access), access.scalar));
+        };
+        let [arg] = args.as_slice() else { return None };
+        if callee.name == "readAddress" {
+            return self.value(arg).map(|address| Integer::At(address, Scalar::INT));
+        }
+        let ExprKind::Text(name) = &arg.bare().kind else {
             self.refuse(target, "a variable whose name is not written out");
             return None;
         };
@@ -129,21 +165,21 @@ impl<'a> Evaluation<'a> {
                 return None;
             }
         };
+        let Access { offset, scalar, .. } = global.access;
         let why = match () {
-            () if !global.access.pointers.is_empty() => "an assignment through a pointer",
-            () if !global.lasts => "an assignment to what is not in the writable data of the program itself",
             () if !global.described => "an assignment to a variable whose type debugging information does not say",
-            () => {
-                let Access { offset, scalar, .. } = global.access;
-                let at = Avma(global.at.0.wrapping_add_signed(offset));
-                let old = || Out::Load(at, scalar);
-                let value = match op {
-                    AssignOp::Set => value,
-                    AssignOp::Add => fold_binary(BinaryOp::Add, old(), value),
-                    AssignOp::Subtract => fold_binary(BinaryOp::Subtract, old(), value),
-                };
-                return Some(Stmt::Store(at, scalar.width, value));
-            }
+            () => match (address_from(&global), global.at) {
+                (Some(address), _) => return Some(Integer::At(address, scalar)),
+                (None, Location::Lasting(at)) => {
+                    return Some(Integer::Lasting(Avma(at.0.wrapping_add_signed(offset)), scalar));
+                }
+                (None, Location::PerThread(start)) => {
+                    return Some(Integer::At(in_thread(start.wrapping_add(offset)), scalar));
+                }
+                (None, Location::Fleeting(_)) => {
+                    "an assignment to what is not in the writable data of the program itself"
+                }
+            },
         };
         self.refuse(target, why);
         None
@@ -160,33 +196,56 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// What members lead to from an argument or a result: the same in all functions where the code runs.
-    fn member_of(&mut self, expr: &'a Expr, of: Parameter, value: Out, members: &[&str]) -> Option<Out> {
-        if self.place.is_some_and(|place| place.point == PointKind::Call) {
-            return self.refuse(expr, "a member of what a callee gets or gives");
-        }
+    /// An argument or a result, and what members lead to from there: the same in all functions where the code runs, and of a call in all that are called.
+    fn accessed(&mut self, expr: &'a Expr, base: &'a Expr, members: &[&str]) -> Option<(Out, Access)> {
+        let value = self.value(base)?;
+        let of = if let Out::Arg(n) = value { Parameter::Argument(n) } else { Parameter::Result };
         let mut found: Option<Access> = None;
-        for function in self.there.clone() {
+        for function in self.getting(expr)? {
             self.looks += 1;
             if self.looks > LOOKS_MAX {
-                return self.refuse(expr, &format!("a member of what more than {LOOKS_MAX} functions get or give"));
+                self.refuse(expr, &format!("a member of what more than {LOOKS_MAX} functions get or give"));
+                return None;
             }
             let access = match self.program.member(function, of, members) {
                 Ok(access) => access,
-                Err(why) => return self.unresolved(expr, why),
+                Err(why) => {
+                    self.unresolved(expr, why);
+                    return None;
+                }
             };
             match &found {
                 Some(known) if *known != access => {
                     let name = self.program.function_name(function).to_owned();
                     let what = format!("`.{}`, which is another in `{name}`,", members.join("."));
-                    return self.refuse(expr, &what);
+                    self.refuse(expr, &what);
+                    return None;
                 }
                 Some(_) => {}
                 None => found = Some(access),
             }
         }
         // without functions the code runs nowhere
-        Some(found.map_or(Out::Const(0), |access| reach(value, &access)))
+        let nothing = || Access { pointers: Vec::new(), offset: 0, scalar: Scalar::INT };
+        Some((value, found.unwrap_or_else(nothing)))
+    }
+
+    /// The functions whose arguments and results the code sees: those where it is, or those that are called there.
+    fn getting(&mut self, expr: &'a Expr) -> Option<Vec<FunctionRef>> {
+        if self.place.is_none_or(|place| place.point != PointKind::Call) {
+            return Some(self.there.clone());
+        }
+        let mut callees = BTreeSet::new();
+        for function in self.there.clone() {
+            match self.program.callees(function) {
+                Ok(called) => callees.extend(called),
+                Err(why) => {
+                    self.unresolved(expr, why);
+                    return None;
+                }
+            }
+        }
+        Some(callees.into_iter().collect())
     }
 
     fn unresolved(&mut self, expr: &'a Expr, why: Unresolved) -> Option<Out> {
@@ -210,25 +269,43 @@ pub(super) fn plus(address: Out, offset: Out) -> Out {
     if offset == Out::Const(0) { address } else { fold_binary(BinaryOp::Add, address, offset) }
 }
 
+/// Where an integer lies that is reached from a value.
+fn address_in(value: Out, access: &Access) -> Out {
+    let behind = |from, offset: i64| plus(from, Out::Const(offset));
+    let read = |from, offset: &i64| Out::Read(Box::new(behind(from, *offset)), Scalar::POINTER);
+    behind(access.pointers.iter().fold(value, read), access.offset)
+}
+
 fn reach(value: Out, access: &Access) -> Out {
-    let read = |from, offset: i64, scalar| Out::Read(Box::new(plus(from, Out::Const(offset))), scalar);
-    let last = access.pointers.iter().fold(value, |from, offset| read(from, *offset, Scalar::POINTER));
-    read(last, access.offset, access.scalar)
+    Out::Read(Box::new(address_in(value, access)), access.scalar)
+}
+
+/// Where an integer lies to which a pointer in a variable leads; none if it lies in the variable.
+fn address_from(global: &Global) -> Option<Out> {
+    let Access { pointers, offset, scalar } = &global.access;
+    let (first, rest) = pointers.split_first()?;
+    let rest = Access { pointers: rest.to_vec(), offset: *offset, scalar: *scalar };
+    Some(address_in(present(global, *first, Scalar::POINTER), &rest))
+}
+
+/// Where a thread has data of its own.
+fn in_thread(offset: i64) -> Out {
+    plus(Out::ThreadPointer, Out::Const(offset))
+}
+
+/// An integer in a variable.
+fn present(global: &Global, offset: i64, scalar: Scalar) -> Out {
+    match global.at {
+        Location::Lasting(at) => Out::Load(Avma(at.0.wrapping_add_signed(offset)), scalar),
+        Location::Fleeting(at) => Out::Read(Box::new(Out::Const(at.0.cast_signed().wrapping_add(offset))), scalar),
+        Location::PerThread(start) => Out::Read(Box::new(in_thread(start.wrapping_add(offset))), scalar),
+    }
 }
 
 fn reach_global(global: &Global) -> Out {
-    let Access { pointers, offset, scalar } = &global.access;
-    let (first, kind) = match pointers.first() {
-        Some(first) => (*first, Scalar::POINTER),
-        None => (*offset, *scalar),
-    };
-    let at = Avma(global.at.0.wrapping_add_signed(first));
-    let value = match global.lasts {
-        true => Out::Load(at, kind),
-        false => Out::Read(Box::new(Out::Const(at.0.cast_signed())), kind),
-    };
-    match pointers.split_first() {
-        Some((_, rest)) => reach(value, &Access { pointers: rest.to_vec(), offset: *offset, scalar: *scalar }),
-        None => value,
+    let scalar = global.access.scalar;
+    match address_from(global) {
+        Some(address) => Out::Read(Box::new(address), scalar),
+        None => present(global, global.access.offset, scalar),
     }
 }

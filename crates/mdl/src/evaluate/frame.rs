@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use ingraft_model::snippet::{BinaryOp, Record, Restore, TimeUnit};
+use ingraft_model::snippet::{BinaryOp, Kept, Record, Restore, TimeUnit};
 use ingraft_model::{Clock, Expr, PointKind, Shape, Stmt, Style, VariableId};
 
 use super::insert::{Change, Draft, Place};
@@ -63,15 +63,6 @@ fn code(drafts: &[Draft]) -> Vec<Stmt> {
     drafts.iter().flat_map(|d| &d.snippet.stmts).cloned().collect()
 }
 
-/// What is remembered from the beginning of a frame to its end.
-struct Kept {
-    /// Arguments, ascending.
-    args: Vec<u8>,
-    time: Option<Clock>,
-    /// The time in callees, if the code asks for `$self`.
-    callees: Option<VariableId>,
-}
-
 /// A record that the definition's code has, so that all its functions use the same.
 #[derive(Clone, Debug)]
 pub(super) struct KnownRecord {
@@ -116,25 +107,25 @@ impl Evaluation<'_> {
         let (mut opening, mut closing) = (code(&ends.opening), code(&ends.closing));
         let order = ends.opening.first().map_or_else(|| last.order.mirrored(), |first| first.order);
         let role = if opening.is_empty() { last.role.mirrored() } else { self.role(order, &opening) };
-        let Kept { args, time, callees } = self.kept(&mut closing);
+        let (kept, callees) = self.kept(&mut closing);
         let mut restored = self.changed_by_both(&opening, &closing);
         restored.extend(callees.map(Restore::Value));
-        if restored.is_empty() && args.is_empty() && time.is_none() {
+        if restored.is_empty() && kept.is_empty() {
             return None;
         }
-        if args.len() > Record::ARGS_MAX {
-            let message = format!("the code at the end of a call uses {} of its arguments", args.len());
-            let help = format!("at most {} are kept; keep others in counters", Record::ARGS_MAX);
+        if kept.len() > Record::KEPT_MAX {
+            let message = format!("the code at the end of a call uses {} arguments and clocks", kept.len());
+            let help = format!("at most {} are kept; keep others in counters", Record::KEPT_MAX);
             self.error(codes::TOO_LARGE, last.span, message, help);
             return None;
         }
         if let Some(callees) = callees {
             opening.insert(0, Stmt::Set(callees, Expr::Const(0)));
-            let elapsed = Expr::Elapsed(TimeUnit::Nanoseconds);
+            let elapsed = Expr::Elapsed(Clock::Wall, TimeUnit::Nanoseconds);
             let sum = Expr::Binary(BinaryOp::Add, Box::new(Expr::Restored), Box::new(elapsed));
             closing.push(Stmt::Set(callees, sum));
         }
-        let (outer, innermost) = self.records(frame, &restored, time, args);
+        let (outer, innermost) = self.records(frame, &restored, kept);
         let mut begin = vec![Stmt::Open(innermost.clone(), opening)];
         let mut end = vec![Stmt::Close(innermost, closing)];
         for record in outer.into_iter().rev() {
@@ -148,23 +139,23 @@ impl Evaluation<'_> {
         Some([begin, end])
     }
 
-    /// What code at the end needs to know of the beginning. Its arguments become those that are kept.
-    fn kept(&self, closing: &mut [Stmt]) -> Kept {
-        let (mut args, mut time, mut callees) = (BTreeSet::new(), None, None);
-        each_expr(closing, &mut |expr| match expr {
-            Expr::Arg(n) => {
-                args.insert(*n);
-            }
-            Expr::Elapsed(_) => time = self.clock,
-            Expr::Variable(v) if self.callees == Some(*v) => callees = self.callees,
-            _ => {}
-        });
+    /// What code at the end needs to know of the beginning, and the time in callees, if it asks for `$self`. Its arguments become those that
+    /// are kept.
+    fn kept(&self, closing: &mut [Stmt]) -> (Vec<Kept>, Option<VariableId>) {
+        let (mut kept, mut callees) = (BTreeSet::new(), None);
         each_expr(closing, &mut |expr| {
-            if let Expr::Arg(n) = *expr {
-                *expr = Expr::Saved(args.range(..n).count() as u8);
+            match *expr {
+                Expr::Arg(n) => *expr = Expr::Saved(Kept::Argument(n)),
+                Expr::Variable(v) if self.callees == Some(v) => callees = self.callees,
+                _ => {}
             }
+            kept.extend(match *expr {
+                Expr::Saved(kept) => Some(kept),
+                Expr::Elapsed(clock, _) => Some(Kept::Time(clock)),
+                _ => None,
+            });
         });
-        Kept { args: args.into_iter().collect(), time, callees }
+        (kept.into_iter().collect(), callees)
     }
 
     /// What the code changes at the beginning and again at the end, and an unfinished call must not leave changed: timers, flags, and a metric
@@ -191,33 +182,19 @@ impl Evaluation<'_> {
         self.metric.info.style == Style::SampledFunction || change.set || change.down
     }
 
-    /// One record for each variable that is restored, at least one; the last one, whose code is innermost, keeps time and arguments.
-    fn records(
-        &mut self,
-        frame: Frame,
-        restored: &[Restore],
-        time: Option<Clock>,
-        args: Vec<u8>,
-    ) -> (Vec<Record>, Record) {
+    /// One record for each variable that is restored, at least one; the last one, whose code is innermost, keeps clocks and arguments.
+    fn records(&mut self, frame: Frame, restored: &[Restore], kept: Vec<Kept>) -> (Vec<Record>, Record) {
         let (innermost, outer) = restored.split_last().map_or((None, restored), |(last, outer)| (Some(*last), outer));
-        let outer = outer.iter().map(|v| self.record(frame, false, None, Vec::new(), Some(*v))).collect();
-        (outer, self.record(frame, true, time, args, innermost))
+        let outer = outer.iter().map(|v| self.record(frame, false, Vec::new(), Some(*v))).collect();
+        (outer, self.record(frame, true, kept, innermost))
     }
 
     /// A record: an equal one of the same definition, or a new one. Records of functions and of call sites have names of their own, as both may
     /// have the same stack pointer.
-    fn record(
-        &mut self,
-        frame: Frame,
-        innermost: bool,
-        time: Option<Clock>,
-        args: Vec<u8>,
-        restore: Option<Restore>,
-    ) -> Record {
+    fn record(&mut self, frame: Frame, innermost: bool, kept: Vec<Kept>, restore: Option<Restore>) -> Record {
         let same = |known: &&KnownRecord| {
             let record = &known.record;
-            (known.frame, known.innermost, record.time, &record.args, record.restore)
-                == (frame, innermost, time, &args, restore)
+            (known.frame, known.innermost, &record.kept, record.restore) == (frame, innermost, &kept, restore)
         };
         if let Some(known) = self.records.iter().find(same) {
             return known.record.clone();
@@ -225,7 +202,7 @@ impl Evaluation<'_> {
         let name = format!("{}.calls{}", self.definition, self.records.len());
         let activations = self.variable(&name, VariableKind::Activations, Shape::Activations);
         self.variables[activations.0 as usize].sampled = self.group == 0 && frame == Frame::Function && innermost;
-        let record = Record { activations, time, args, restore };
+        let record = Record { activations, kept, restore };
         self.records.push(KnownRecord { frame, innermost, record: record.clone() });
         record
     }

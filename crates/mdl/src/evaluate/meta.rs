@@ -128,8 +128,6 @@ pub(super) struct Evaluation<'a> {
     pub(super) records: Vec<KnownRecord>,
     /// Time in instrumented callees, for `$self`.
     pub(super) callees: Option<VariableId>,
-    /// The clock that the code of the definition reads, if it does.
-    pub(super) clock: Option<Clock>,
     /// How the event of the metric is known at points, what stands for it if the processor counts it, and the timer of it.
     pub(super) metered: Option<Metered>,
     pub(super) event: Option<VariableId>,
@@ -169,7 +167,6 @@ impl<'a> Evaluation<'a> {
             late: Vec::new(),
             records: Vec::new(),
             callees: None,
-            clock: None,
             metered: None,
             before: Vec::new(),
             event: None,
@@ -259,7 +256,6 @@ impl<'a> Evaluation<'a> {
         self.flag = Some(id);
         self.records.clear();
         self.callees = None;
-        self.clock = None;
         match flag.code {
             FlagCode::Written(body) => {
                 self.names.push((flag.name, Binding::Variable(id)));

@@ -55,6 +55,31 @@ enum By<'a> {
     Number,
 }
 
+/// A value of a vector: of a key, or of the granule of these in which a number lies.
+#[derive(Clone)]
+pub(super) struct Slot {
+    vector: VariableId,
+    of: Option<Ranges>,
+    pub number: Out,
+}
+
+impl Slot {
+    pub(super) fn value(self) -> Out {
+        let number = Box::new(self.number);
+        match self.of {
+            Some(ranges) => Out::ValueIn(self.vector, ranges, number),
+            None => Out::ValueAt(self.vector, number),
+        }
+    }
+
+    pub(super) fn add(self, amount: Out) -> Stmt {
+        match self.of {
+            Some(ranges) => Stmt::AddIn(self.vector, ranges, self.number, amount),
+            None => Stmt::AddAt(self.vector, self.number, amount),
+        }
+    }
+}
+
 impl<'a> Evaluation<'a> {
     /// What the values of a vectorised metric are made of.
     pub(super) fn vector(&mut self, vector: &'a Vector, span: Span) -> Option<Shape> {
@@ -89,9 +114,21 @@ impl<'a> Evaluation<'a> {
         if let Value::List(list) = self.name(span, name) { Some(list) } else { None }
     }
 
-    /// Adds to the value of an index.
-    pub(super) fn add_in(&mut self, vector: VariableId, index: &'a Expr, amount: Option<Out>, out: &mut Vec<Stmt>) {
-        let Some(Indexed { ranges, by }) = self.indexed else { return };
+    /// The value that `m[x]` means; none if `m` is no vector.
+    pub(super) fn slot(&mut self, name: &str, index: &'a Expr) -> Option<Option<Slot>> {
+        let vector = self.variable_named(name)?;
+        match self.shape_of(vector) {
+            Shape::Table(Fold::Sum) => Some(self.value(index).map(|key| Slot { vector, of: None, number: key })),
+            Shape::Vector(_) => {
+                Some(self.number(index).map(|(ranges, number)| Slot { vector, of: Some(ranges), number }))
+            }
+            _ => None,
+        }
+    }
+
+    /// What an index means to the vector of the metric at hand.
+    fn number(&mut self, index: &'a Expr) -> Option<(Ranges, Out)> {
+        let Indexed { ranges, by } = self.indexed?;
         let number = match by {
             By::Number => self.value(index),
             By::Item(list) => match self.position(list, index) {
@@ -102,9 +139,7 @@ impl<'a> Evaluation<'a> {
                 Out::Call(Box::new(Call { callee: Called::Named(function.to_owned()), args: vec![argument] }))
             }),
         };
-        if let (Some(number), Some(amount)) = (number, amount) {
-            out.push(Stmt::AddIn(vector, ranges, number, amount));
-        }
+        number.map(|number| (ranges, number))
     }
 
     /// The position in a list of the item that a variable of a foreach stands for.

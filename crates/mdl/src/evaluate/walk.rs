@@ -19,7 +19,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 parts(e, visit)
             }
-            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) => {
+            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
                 parts(key, visit);
                 parts(e, visit);
             }
@@ -36,7 +36,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
 
 fn parts(expr: &mut Expr, visit: &mut dyn FnMut(&mut Expr)) {
     match expr {
-        Expr::Unary(_, operand) | Expr::Read(operand, _) => parts(operand, visit),
+        Expr::Unary(_, e) | Expr::Read(e, _) | Expr::ValueAt(_, e) | Expr::ValueIn(_, _, e) => parts(e, visit),
         Expr::Binary(_, a, b) => {
             parts(a, visit);
             parts(b, visit);

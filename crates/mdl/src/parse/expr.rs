@@ -101,9 +101,9 @@ impl Parser<'_, '_> {
             Kind::Mark("-=") => AssignOp::Subtract,
             _ => return Ok(target),
         };
-        if !matches!(target.kind, ExprKind::Name(_) | ExprKind::Index(..)) && !target.is_symbol() {
+        if !matches!(target.kind, ExprKind::Name(_) | ExprKind::Index(..)) && !target.is_memory() {
             self.error(codes::TARGET, target.span, "this cannot be assigned to").help =
-                Some("only variables can: the metric, its counters, a flag, one of the program".to_owned());
+                Some("only variables can: the metric, its counters, a flag, integers of the program".to_owned());
         }
         self.bump();
         let value = self.expr()?;

@@ -175,6 +175,8 @@ fn data_of_the_program_is_read_where_it_lies() {
     expect("m = readSymbol(\"shared\");", "v0 = read(1879048192, u16);");
     expect("m = readSymbol(\"level\").a.b;", "v0 = read((u64 at 0x5000 + 8), u16);");
     expect("m = readSymbol(\"shared\").a.b.c;", "v0 = read((read(read(1879048192, u64), u64) + 8), u16);");
+    expect("m = readSymbol(\"mine\").a;", "v0 = read((thread pointer + -8), u16);");
+    expect("m = readSymbol(\"mine\").a.b;", "v0 = read((read((thread pointer + -16), u64) + 8), u16);");
     expect("m += $arg[0].a;", "v0 += read(($arg[0] + 8), u16);");
     expect("m += $arg[1].a.b;", "v0 += read((read($arg[1], u64) + 8), u16);");
     expect("m += readAddress($arg[0] + 4);", "v0 += read(($arg[0] + 4), i32);");
@@ -192,8 +194,12 @@ fn data_of_the_program_is_read_where_it_lies() {
     }
     // kept from the entry, read at the return
     let both = with(&base("append preInsn $start.return (* m += $arg[0].a + $return.a; *)"));
-    let end = "close r1 $arg[0] { v0 += (read((saved[0] + 8), u16) + read(($return + 8), u16)); }";
+    let end = "close r1 $arg[0] { v0 += (read((saved $arg[0] + 8), u16) + read(($return + 8), u16)); }";
     assert!(show(&both, "m", "").contains(end), "{}", show(&both, "m", ""));
+    let calls = "foreach f in $procedures if (f.name == \"call\") foreach c in f.calls";
+    let called = with(&base(&format!("{calls} append postInsn c (* m += $arg[1].a.b + $return.a; *)")));
+    let end = "close r1 $arg[1] { v0 += (read((read(saved $arg[1], u64) + 8), u16) + read(($return + 8), u16)); }";
+    assert!(show(&called, "m", "").contains(end), "{}", show(&called, "m", ""));
     // what differs between functions has no one way
     let several = with(&base("foreach f in $procedures append preInsn f.entry (* m += $arg[0].a; *)"));
     assert!(!show(&several, "m", "").contains("error"), "each function has its own snippet");
@@ -213,6 +219,14 @@ fn texts_and_floating_point_numbers_and_settings() {
     expect("m = $arg[2].double - $arg[0].float;", "v0 = (f64 in xmm2 - f32 in xmm0);");
     expect("readSymbol(\"level\") += 2;", "u16 at 0x5000 = (u16 at 0x5000 + 2);");
     expect("readSymbol(\"level\")--;", "u16 at 0x5000 = (u16 at 0x5000 - 1);");
+    expect("readSymbol(\"level\").a.b = 1;", "write((u64 at 0x5000 + 8), u16, 1);");
+    expect("readSymbol(\"mine\").a++;", "write((thread pointer + -8), u16, (read((thread pointer + -8), u16) + 1));");
+    expect("$arg[0].a = $arg[1];", "write(($arg[0] + 8), u16, $arg[1]);");
+    expect("$arg[0].a -= 3;", "write(($arg[0] + 8), u16, (read(($arg[0] + 8), u16) - 3));");
+    expect("readAddress($arg[0] + 4) = 9;", "write(($arg[0] + 4), u32, 9);");
+    // the way there is gone once
+    let once = "v1 = (read($arg[0], u64) + 8); write(v1, u16, (read(v1, u16) + 1));";
+    expect("$arg[0].a.b++;", once);
     let long = format!("if ($arg[0] == \"{}\") m++;", "x".repeat(64));
     for (code, reason) in [
         ("m = \"a text\";", "error[MDL032]: a text is no number"),
@@ -221,6 +235,7 @@ fn texts_and_floating_point_numbers_and_settings() {
         ("m = $arg[8].double;", "beyond the eighth"),
         ("m = $return.double;", "`$return` is only known at returns and behind calls"),
         ("readSymbol(\"own\") = 1;", "`own`: every thread has its own"),
+        ("readSymbol(\"shared\") = 1;", "not in the writable data of the program itself"),
     ] {
         assert!(shown(code).contains(reason), "{code}: {}", shown(code));
     }
@@ -300,7 +315,7 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         reasons,
         [
             "`own`: every thread has its own",
-            "a member of what a callee gets or gives is not woven yet",
+            "a call of something that is computed",
             "`.blocks` points are not woven yet",
             "`.edges` points are not woven yet",
             "`.loops` points are not woven yet",
@@ -310,10 +325,6 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         shown.lines().all(|l| l.starts_with("0.mdl:") && l.contains("error[MDL054]: the metric `m` cannot be enabled"))
     );
     for (fields, fragment) in [
-        (
-            "base is histogram { append preInsn $start.return (* observe(m, $cpu + $elapsed); *) }",
-            "`$cpu` beside `$elapsed` or `$self` in one definition is not woven yet",
-        ),
         (
             "base is counter { append preInsn $start.entry (* f(1, 2, 3, 4, 5, 6, 7); *) }",
             "`f` is called with more than 6 arguments",
@@ -338,15 +349,18 @@ fn a_vector_over_keys_adds_to_what_the_code_names() {
     for (code, expected) in [
         ("m[$arg[0]]++;", "v0[$arg[0]] += 1;"),
         ("m[$arg[0] + 1] -= $arg[1];", "v0[($arg[0] + 1)] += -($arg[1]);"),
-        ("if (m[1] > 0) m[0]++;", "the value of a key is not woven yet"),
-        ("m[1] = 3;", "setting the value of a key is not woven yet"),
+        ("if (m[1] > 0) m[0]++;", "if ((v0[1] > 0)) { v0[0] += 1; }"),
+        ("m[m[$arg[0]]] += m[2];", "v0[v0[$arg[0]]] += v0[2];"),
+        // an assignment in a value names its key once
+        ("if (m[$arg[0]]++ < 5) m[1]++;", "v1 = v0[$arg[0]]; v0[$arg[0]] += 1; if ((v1 < 5)) { v0[1] += 1; }"),
+        ("m[0] += (m[f(1)] -= 2);", "v1 = call \"f\"(1); v0[v1] += -2; v0[0] += v0[v1];"),
     ] {
         assert!(keyed(code).contains(expected), "{}", keyed(code));
     }
     // what is kept from the entry is in the key as well
     let wait = "append preInsn $start.return (* m[$arg[0]] += $elapsed; *)";
     let shown = show(&with(&format!("vector over keys; base is counter {{ {wait} }}")), "m", "");
-    assert!(shown.contains("close r1 time $arg[0] { v0[saved[0]] += $elapsed; }"), "{shown}");
+    assert!(shown.contains("close r1 time $arg[0] { v0[saved $arg[0]] += $elapsed; }"), "{shown}");
 }
 
 #[test]
@@ -369,8 +383,12 @@ fn a_vector_over_indices_adds_to_what_the_index_means() {
         ("list parts", each.to_owned(), "v0[(1 - 0) / 1 < 2] += 1; v0[($arg[0] - 0) / 1 < 2] += 2;"),
         ("table 16, 20, 8", at_start("m[$arg[0]]++;"), "v0[($arg[0] - 16) / 8 < 3] += 1;"),
         ("map \"place\", 5", at_start("m[$arg[0]] -= 3;"), "v0[(call \"place\"($arg[0]) - 0) / 1 < 5] += -3;"),
-        ("table 0, 8, 1", at_start("m[1] = 3;"), "setting the value of a key is not woven yet"),
-        ("table 0, 8, 1", at_start("if (m[1]) m[0]++;"), "the value of a key is not woven yet"),
+        ("table 0, 8, 1", at_start("if (m[1]) m[0]++;"), "if (v0[(1 - 0) / 1 < 8]) { v0[(0 - 0) / 1 < 8] += 1; }"),
+        (
+            "list parts",
+            "foreach f in parts append preInsn f.entry (* if (m[f] < 3) m[f]++; *)".to_owned(),
+            "if ((v0[(1 - 0) / 1 < 2] < 3)) { v0[(1 - 0) / 1 < 2] += 1; }",
+        ),
     ] {
         let shown = indexed(over, &body);
         assert!(shown.contains(expected), "{over}: {shown}");

@@ -124,12 +124,18 @@ fn levels_are_restored_and_events_are_not() {
 fn arguments_and_time_are_kept_from_the_entry() {
     for (code, open, close) in [
         ("m += $elapsed;", "r2 time", "v0 += $elapsed;"),
-        ("m += $arg[3] + $arg[1] * $arg[3];", "r2 $arg[1] $arg[3]", "v0 += (saved[1] + (saved[0] * saved[1]));"),
+        (
+            "m += $arg[3] + $arg[1] * $arg[3];",
+            "r2 $arg[1] $arg[3]",
+            "v0 += (saved $arg[3] + (saved $arg[1] * saved $arg[3]));",
+        ),
         (
             "if ($arg[0] > 2 && $elapsed >= 1000) m++;",
             "r2 time $arg[0]",
-            "if (((saved[0] > 2) && ($elapsed >= 1000))) { v0++; }",
+            "if (((saved $arg[0] > 2) && ($elapsed >= 1000))) { v0++; }",
         ),
+        ("m += $elapsed - $cpu;", "r2 time cpu_time", "v0 += ($elapsed - $cpu);"),
+        ("m += $arg[1].float * $arg[1];", "r2 $arg[1] f32 in xmm1", "v0 += (saved f32 in xmm1 * saved $arg[1]);"),
     ] {
         assert_eq!(
             base("counter", &format!("prepend preInsn $start.return (* {code} *)")),
@@ -139,11 +145,12 @@ fn arguments_and_time_are_kept_from_the_entry() {
     assert_eq!(
         base("counter", "append postInsn $start.calls (* if ($return < $arg[2]) m++; *)"),
         "main.calls Metric Prepend: open r2 $arg[2] { }\n\
-         main.calls after Metric Append: close r2 $arg[2] { if (($return < saved[0])) { v0++; } }\n"
+         main.calls after Metric Append: close r2 $arg[2] { if (($return < saved $arg[2])) { v0++; } }\n"
     );
-    let five =
-        base("counter", "append preInsn $start.return (* m += $arg[0] + $arg[1] + $arg[2] + $arg[3] + $arg[9]; *)");
-    assert!(five.contains("error[MDL005]: the code at the end of a call uses 5 of its arguments"), "{five}");
+    let many =
+        "append preInsn $start.return (* m += $arg[0] + $arg[1] + $arg[2] + $arg[3].double + $elapsed + $cpu; *)";
+    let many = base("counter", many);
+    assert!(many.contains("error[MDL005]: the code at the end of a call uses 6 arguments and clocks"), "{many}");
     let early = base(
         "counter",
         "append preInsn $start.entry (* m += $return; *) append preInsn $start.calls (* m += $return; *)",

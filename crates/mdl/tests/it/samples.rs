@@ -194,6 +194,16 @@ fn illegal_in_the_static_stage() {
         &metric("vector over map \"f\", 64; base is counter { append preInsn $start.entry (* m++; *) }"),
         "`m` is a vector",
     );
+    let keyed = |code: &str| {
+        metric(&format!("vector over keys; base is counter {{ append preInsn $start.entry (* {code} *) }}"))
+    };
+    illegal(&keyed("if (m) m[0]++;"), "`m` is a vector");
+    illegal(&keyed("m[1] = 3;"), "the values of `m` add up");
+    illegal(
+        &metric("vector over objects; base is counter { append preInsn $start.entry (* if (m[1]) discover(m, 1, \"Mutex\"); *) }")
+            .replace("EventCounter", "SampledFunction"),
+        "a list of objects, which have no values",
+    );
     illegal(&metric("vector over objects; base is counter { }"), "a level, no event");
     for (code, message) in [
         ("m[1]++;", "`m` is a list of objects, which only its own calls change"),

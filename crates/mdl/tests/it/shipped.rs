@@ -67,7 +67,7 @@ fn times_of_functions_and_modules() {
         (
             "cpu_latency",
             "call Metric Append: open r1 cpu_time { }\n\
-             call.return Metric Prepend: close r1 cpu_time { observe v0, elapsed_ticks; }\n",
+             call.return Metric Prepend: close r1 cpu_time { observe v0, cpu_elapsed_ticks; }\n",
         ),
         (
             "latency",

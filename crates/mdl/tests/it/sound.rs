@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ingraft_mdl::{Insertion, Instrumentation, Options, Order, evaluate, shipped};
-use ingraft_model::{Expr, Float, Focus, Fold, PointKind, Record, Restore, Shape, Stmt, VariableId};
+use ingraft_model::{Expr, Float, Focus, Fold, Kept, PointKind, Record, Restore, Shape, Stmt, VariableId};
 use proptest::prelude::*;
 
 use crate::support::{Table, library};
@@ -105,6 +105,10 @@ impl Check<'_> {
                     self.stmts(inner, at, closed);
                 }
                 Stmt::Store(_, _, e) => self.expr(e, at, closed),
+                Stmt::Write(address, _, e) => {
+                    self.expr(address, at, closed);
+                    self.expr(e, at, closed);
+                }
                 Stmt::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
                 Stmt::Settle | Stmt::Await => {
                     panic!("who puts the code of several requests together settles once, and the engine alone waits")
@@ -125,7 +129,7 @@ impl Check<'_> {
 
     fn record(&self, record: &Record) {
         assert_eq!(self.shape(record.activations), Shape::Activations);
-        assert!(record.args.len() <= Record::ARGS_MAX && record.args.is_sorted());
+        assert!(record.kept.len() <= Record::KEPT_MAX && record.kept.is_sorted());
         match record.restore {
             Some(Restore::Timer(v, clock)) => assert_eq!(self.shape(v), Shape::Timer(clock)),
             Some(Restore::Value(v)) => assert_eq!(self.shape(v), Shape::Counter),
@@ -138,15 +142,23 @@ impl Check<'_> {
             Expr::Const(_) => {}
             Expr::Arg(_) => assert!(!is_end(at)),
             Expr::Return => assert!(is_end(at)),
-            Expr::Saved(n) => assert!(closed.is_some_and(|r| usize::from(*n) < r.args.len())),
-            Expr::Elapsed(_) => assert!(closed.is_some_and(|r| r.time.is_some())),
+            Expr::Saved(kept) => assert!(closed.is_some_and(|r| r.kept.contains(kept))),
+            Expr::Elapsed(clock, _) => assert!(closed.is_some_and(|r| r.kept.contains(&Kept::Time(*clock)))),
             Expr::Restored => assert!(closed.is_some_and(|r| matches!(r.restore, Some(Restore::Value(_))))),
             Expr::Variable(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Number(v) => assert!((v.0 as usize) < self.done.variables.len()),
-            Expr::Load(..) | Expr::Usage(_) | Expr::Event(_) | Expr::Text(_) => {}
+            Expr::Load(..) | Expr::ThreadPointer | Expr::Usage(_) | Expr::Event(_) | Expr::Text(_) => {}
             Expr::Address(v) => assert_eq!(self.shape(*v), Shape::Counter),
             Expr::Float(float) => assert!(float.register < Float::ARGS_MAX && (!is_end(at) || float.register == 0)),
             Expr::Read(e, _) => self.expr(e, at, closed),
+            Expr::ValueAt(v, key) => {
+                assert_eq!(self.shape(*v), Shape::Table(Fold::Sum));
+                self.expr(key, at, closed);
+            }
+            Expr::ValueIn(v, ranges, number) => {
+                assert_eq!(self.shape(*v), Shape::Vector(ranges.count()));
+                self.expr(number, at, closed);
+            }
             Expr::Unary(_, e) => self.expr(e, at, closed),
             Expr::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
             Expr::Binary(_, a, b) => {
@@ -187,7 +199,7 @@ const ANYWHERE: [&str; 8] = [
     "T -= 1;",
 ];
 const AT_RETURNS: [&str; 4] =
-    ["T = $self;", "V += $elapsed;", "if ($return > $arg[5]) V += $elapsed - $self;", "V += $return;"];
+    ["T = $self;", "V += $elapsed - $cpu;", "if ($return > $arg[5].double) V += $elapsed - $self;", "V += $return;"];
 const TIMER: [&str; 3] = ["startWallTimer(V);", "if ($arg[0]) stopWallTimer(V);", "T = $arg[1];"];
 
 /// A few insertions at the points of a function F.

@@ -1,6 +1,8 @@
 //! A program as a table, for tests of the request stage.
 
-use ingraft_mdl::{Access, FunctionRef, Global, Library, ModuleRef, Options, Parameter, Program, Unresolved, evaluate};
+use ingraft_mdl::{
+    Access, FunctionRef, Global, Library, Location, ModuleRef, Options, Parameter, Program, Unresolved, evaluate,
+};
 use ingraft_model::{Avma, Focus, Pid, PointKind, Scalar, Width};
 
 /// These texts, which have no error.
@@ -105,19 +107,28 @@ impl Program for Table {
         self.refs(|m, f| m == module && f == function)
     }
     fn variable(&self, name: &str, members: &[&str]) -> Result<Global, Unresolved> {
-        let (at, lasts) = match name {
-            "level" | "server.c:level" => (Avma(0x5000), true),
-            "shared" => (Avma(0x7000_0000), false),
+        let at = match name {
+            "level" | "server.c:level" => Location::Lasting(Avma(0x5000)),
+            "shared" => Location::Fleeting(Avma(0x7000_0000)),
+            "mine" => Location::PerThread(-16),
             "own" => return Err(Unresolved::Unreadable("`own`: every thread has its own".to_owned())),
             name => {
                 let help = Some("did you mean `level`?".to_owned());
                 return Err(Unresolved::NotFound { what: format!("the program has no variable `{name}`"), help });
             }
         };
-        Ok(Global { at, lasts, access: through(members.len()), described: true })
+        Ok(Global { at, access: through(members.len()), described: true })
     }
     fn address(&self, name: &str) -> Result<Avma, Unresolved> {
-        self.variable(name, &[]).map(|global| global.at)
+        self.variable(name, &[]).map(|global| match global.at {
+            Location::Lasting(at) | Location::Fleeting(at) => at,
+            Location::PerThread(_) => panic!("not asked for here"),
+        })
+    }
+    /// Only `call` calls by name, `main`.
+    fn callees(&self, function: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
+        let unknown = || Unresolved::Unreadable("a call of something that is computed".to_owned());
+        (self.function_name(function) == "call").then(|| self.functions_named("main")).ok_or_else(unknown)
     }
     fn member(&self, _: FunctionRef, _: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         Ok(through(members.len()))
