@@ -189,7 +189,6 @@ fn what_is_inserted_is_told_while_it_changes() {
             let (churn, done) = (&churn, &done);
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    // who reads buries ended threads, and wants to write for it
                     if asker == 0 {
                         churn.value(calls);
                     } else {
