@@ -167,6 +167,9 @@ impl<'a> Evaluation<'a> {
         };
         let Access { offset, scalar, .. } = global.access;
         let why = match () {
+            () if matches!(global.at, Location::Fleeting(_)) && global.access.pointers.is_empty() => {
+                "an assignment to what is not in the writable data of the program itself"
+            }
             () if !global.described => "an assignment to a variable whose type debugging information does not say",
             () => match (address_from(&global), global.at) {
                 (Some(address), _) => return Some(Integer::At(address, scalar)),
@@ -176,9 +179,7 @@ impl<'a> Evaluation<'a> {
                 (None, Location::PerThread(start)) => {
                     return Some(Integer::At(in_thread(start.wrapping_add(offset)), scalar));
                 }
-                (None, Location::Fleeting(_)) => {
-                    "an assignment to what is not in the writable data of the program itself"
-                }
+                (None, Location::Fleeting(_)) => return None,
             },
         };
         self.refuse(target, why);
