@@ -28,6 +28,7 @@ mod metrics;
 mod objects;
 mod oracle;
 mod output;
+mod postgres;
 mod rounds;
 mod servers;
 mod shapes;
