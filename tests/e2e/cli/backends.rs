@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use crate::tool;
 
 /// Watches metrics in a process and in the children that it will have; returns when it and `others`, those it has, are attached.
-fn follow(pid: i32, others: &[i32], metrics: &[&str]) -> Session {
+pub(crate) fn follow(pid: i32, others: &[i32], metrics: &[&str]) -> Session {
     let pid = pid.to_string();
     let fixed = ["watch", "-p", &pid, "--follow", "fork", "--interval", "200ms", "--max-overhead", "10000"];
     let mut session = tool().start(fixed.iter().chain(metrics).copied());
@@ -24,7 +24,7 @@ fn follow(pid: i32, others: &[i32], metrics: &[&str]) -> Session {
 
 /// The last value of a metric in a process and the children that it had since.
 #[track_caller]
-fn value_in(outcome: &Outcome, pid: i32, metric: &str) -> i64 {
+pub(crate) fn value_in(outcome: &Outcome, pid: i32, metric: &str) -> i64 {
     let samples = outcome.all("sample");
     let of_pair = samples.into_iter().rfind(|s| s["metric"] == metric && s["pid"] == pid);
     of_pair.and_then(|s| s["value"].as_i64()).unwrap_or_else(|| panic!("no {metric} of {pid}: {outcome:#?}"))
@@ -36,8 +36,8 @@ fn told(sql: &mut PostgresSession, what: &str) -> f64 {
     answer.parse().expect("a number")
 }
 
-/// Runs pgbench, and compares what was measured in its backends with what the server says.
-fn pgbench(arguments: &[&str]) {
+/// Runs pgbench, and compares what was measured in its backends, so many processes, with what the server says.
+fn pgbench(arguments: &[&str], processes: u64) {
     let postgres = match Postgres::start() {
         Ok(postgres) => postgres,
         Err(why) => skip!("{why}"),
@@ -58,9 +58,10 @@ fn pgbench(arguments: &[&str]) {
     let of = |metric: &str| value_in(&outcome, postgres.pid(), metric);
     assert_eq!((of("postgres_executions"), of("postgres_execution_latency")), (calls, calls));
     let ms = of("postgres_execution_time") as f64 / 1e6;
-    // What its own hook does around its clock is in every call; in a short one of a new process that is more than a share.
-    assert!((ms - time).abs() < 0.03 * time + 0.01 * calls as f64, "{ms} ms, but PostgreSQL says {time} ms");
-    println!("{calls} calls, {ms:.1} ms; PostgreSQL says {time:.1} ms");
+    // Its own clock runs inside of the function; and a process that is new finds what is measured in pages that it has not touched.
+    let off = 0.01 * time + 0.002 * calls as f64 + 0.02 * processes as f64;
+    assert!((ms - time).abs() < off, "{ms} ms, but PostgreSQL says {time} ms in {calls} calls");
+    println!("{calls} calls, {ms:.3} ms; PostgreSQL says {time:.3} ms");
     assert!(outcome.all("removed").iter().all(|removed| removed["text_restored"] == true), "{outcome:#?}");
     target::assert_clean(postgres.pid(), &before);
     target::assert_clean(sql.pid, &before);
@@ -69,12 +70,13 @@ fn pgbench(arguments: &[&str]) {
 
 #[test]
 fn backends_that_stay() {
-    pgbench(&["-t", &scaled(100, 5000).to_string()]);
+    pgbench(&["-t", &scaled(100, 5000).to_string()], 8);
 }
 
 #[test]
 fn a_backend_for_each_transaction() {
-    pgbench(&["-C", "-S", "-t", &scaled(25, 500).to_string()]);
+    let each = scaled(25, 500);
+    pgbench(&["-C", "-S", "-t", &each.to_string()], 8 * each);
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod metrics;
 mod objects;
 mod oracle;
 mod output;
+mod postgres;
 mod rounds;
 mod servers;
 mod shapes;

@@ -300,6 +300,11 @@ pub struct Postgres {
 impl Postgres {
     /// Starts one; an error says what is missing here.
     pub fn start() -> Result<Postgres, String> {
+        Postgres::start_with(&[])
+    }
+
+    /// The same with settings (`NAME=VALUE`) of its own.
+    pub fn start_with(settings: &[&str]) -> Result<Postgres, String> {
         let (initdb, postgres) = (program("initdb")?, program("postgres")?);
         program("pgbench")?;
         let (directory, port) = (crate::open_directory(), free_port());
@@ -314,10 +319,11 @@ impl Postgres {
         let child = drop_privilege(Command::new(postgres).arg("-D").arg(&data).arg("-k").arg(directory.path()))
             .args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "jit=off"])
             .args(["-c", "shared_preload_libraries=pg_stat_statements", "-c", "pg_stat_statements.track_utility=off"])
+            .args(settings.iter().flat_map(|setting| ["-c", setting]))
             .current_dir(directory.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(std::fs::File::create(directory.path().join("log")).expect("a log"))
             .spawn()
             .expect("start postgres");
         let postgres = Postgres { running: Running { child, directory }, port };
@@ -352,11 +358,33 @@ impl Postgres {
         crate::target::children(self.running.pid()).into_iter().filter(serves).collect()
     }
 
+    /// What the server has logged.
+    pub fn log(&self) -> String {
+        let bytes = std::fs::read(self.running.directory.path().join("log")).expect("its log");
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// How many pages the files of a database have.
+    pub fn pages(&self, database: &str) -> u64 {
+        const PAGE: u64 = 8192;
+        let files =
+            std::fs::read_dir(self.running.directory.path().join("data/base").join(database)).expect("its files");
+        let files = files.map(|file| file.expect("a file"));
+        // What is no table and no index has no number for a name.
+        let relations = files.filter(|file| file.file_name().as_encoded_bytes()[0].is_ascii_digit());
+        relations.map(|file| file.metadata().expect("its size").len() / PAGE).sum()
+    }
+
     /// Opens a session and returns it with its backend's process id.
     pub fn session(&self) -> PostgresSession {
+        self.session_in("postgres")
+    }
+
+    /// The same in another database.
+    pub fn session_in(&self, database: &str) -> PostgresSession {
         let mut child = self
             .client("psql")
-            .args(["-X", "-q", "-A", "-t", "postgres"])
+            .args(["-X", "-q", "-A", "-t", database])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
