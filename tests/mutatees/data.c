@@ -78,7 +78,7 @@ COUNTED uintptr_t poke(const volatile int *at) {
     return (uintptr_t)at * 5 + 12345;
 }
 
-static const volatile int fixed = 7;
+static const int fixed = 7;
 
 static void fill(struct request *r, long i) {
     r->kind = (char)-(i % 100);
@@ -181,7 +181,7 @@ int main(void) {
                 poke(NULL);
                 poke(page);
             }
-            say("poked %ld %d", sum, fixed);
+            say("poked %ld %d", sum, *(const volatile int *)&fixed);
         } else if (sscanf(line, "own %ld", &n) == 1) {
             pthread_t threads[4];
             calls_of_each = n;
