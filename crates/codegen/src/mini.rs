@@ -57,12 +57,12 @@ pub struct MiniCode {
 
 impl MiniCode {
     /// From its first instruction to behind its link.
-    pub(crate) fn own(&self) -> AvmaRange {
+    pub fn own(&self) -> AvmaRange {
         self.start..self.link.offset(LINK as i64)
     }
 
     /// The twin that counts in shard 0, if it has one, and behind that what runs only sometimes.
-    pub(crate) fn aside(&self) -> AvmaRange {
+    pub fn aside(&self) -> AvmaRange {
         let own = self.own();
         if self.range.start == own.start { own.end..self.range.end } else { self.range.clone() }
     }

@@ -205,8 +205,9 @@ fn snippets() {
     ] {
         let snippet = Snippet { stmts };
         let w = weave(identity, site(&PLAIN), &[], std::slice::from_ref(&snippet));
-        let mini = &w.point().minis[0];
-        listing += &format!("{snippet}\n{}\n", list_range(&w.weave.plan, &w.weave.woven, &mini.removal.code));
+        let code = w.point().minis[0].code.as_ref().expect("more than a count");
+        let code = [code.own(), code.range.clone()].map(|range| list_range(&w.weave.plan, &w.weave.woven, &range));
+        listing += &format!("{snippet}\n{}\n", code.concat());
     }
     let path = format!("{}/../../tests/golden/codegen/snippets.txt", env!("CARGO_MANIFEST_DIR"));
     expect_file![path].assert_eq(&listing);
