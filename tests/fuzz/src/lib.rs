@@ -235,7 +235,11 @@ fn ask<R>(sites: &[Site], identity: ThreadIdentity, answer: impl FnOnce(&[PointR
         Shape::Table(Fold::Last),
     ];
     let mut next = 0;
-    let counters = shapes.map(|shape| std::mem::replace(&mut next, next + shape.slots()));
+    let counters = shapes.map(|shape| {
+        let first = next;
+        next += shape.slots();
+        first
+    });
     let minis: Vec<_> = sites
         .iter()
         .enumerate()
