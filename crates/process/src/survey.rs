@@ -99,15 +99,24 @@ impl Target {
             longest_hold: Duration::ZERO,
         };
         let mut running = Vec::new();
+        // those that sleep would have to wait for a processor too
+        let mut crowded = false;
         for tid in self.threads()? {
             let Ok(status) = procfs::thread_status(self.pid(), tid) else { continue };
             survey.filtered |= status.seccomp != 0;
-            if tracer.index_of(tid).is_some() || status.state != 'S' {
+            if crowded || tracer.index_of(tid).is_some() || status.state != 'S' {
                 running.push((tid, status.own_id));
                 continue;
             }
             let Some(i) = tracer.seize(tid, false)? else { continue };
-            tracer.stop(i)?;
+            if let Err(e) = tracer.stop_soon(i) {
+                crowded = matches!(e, Error::Unstoppable { .. });
+                if !crowded {
+                    return Err(e);
+                }
+                running.push((tid, status.own_id));
+                continue;
+            }
             self.note(tracer, i, status.own_id, &mut survey)?;
             tracer.release(i)?;
         }

@@ -59,8 +59,10 @@ pub(crate) struct Tracer {
     pub(crate) threads: Vec<Tracee>,
     known: HashSet<Tid>,
     patience: Duration,
-    /// When the first of the threads that are held now was interrupted.
+    /// When the first of the threads that are held now was interrupted, or, of one alone, was last seen to run.
     began: Option<Instant>,
+    /// No other thread than the first has been interrupted since.
+    alone: bool,
     longest_hold: Duration,
 }
 
@@ -121,12 +123,17 @@ pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<
 
 /// Between two looks at a thread that is to stop, with so many others behind it. It stops within microseconds where a processor is free, hence
 /// some looks at once; else it needs ours, hence sleep: yielding counts as having used one's share, and at raised priority yields to nobody.
-/// A nap costs as much as several threads need to stop, so it lasts until many of them have.
+/// A nap costs as much as several threads need to stop, so it lasts until many of them have. Each is longer than the last: the timer of a short
+/// one can be over before the processor has been given away.
 pub(crate) fn pause(tries: u32, others: usize) {
-    if tries > 25 {
-        thread::sleep(Duration::from_micros((2 * others as u64).clamp(10, 200)));
+    if let Some(naps) = tries.checked_sub(LOOKS) {
+        let of_others = (2 * others as u64).min(200);
+        thread::sleep(Duration::from_micros((10 << naps.min(7)).max(of_others)));
     }
 }
+
+/// How often a thread is looked at without a nap.
+const LOOKS: u32 = 26;
 
 impl Tracer {
     pub(crate) fn new(pid: Pid) -> Self {
@@ -136,6 +143,7 @@ impl Tracer {
             known: HashSet::new(),
             patience: STOP_WAIT,
             began: None,
+            alone: false,
             longest_hold: Duration::ZERO,
         }
     }
@@ -267,6 +275,14 @@ impl Tracer {
         Err(Error::Unstoppable { tid: Tid(self.pid.0), pc: None, waited: self.patience })
     }
 
+    /// Stops one thread that we trace and that sleeps, if a processor is free for it.
+    pub(crate) fn stop_soon(&mut self, i: usize) -> Result<bool, Error> {
+        let patience = std::mem::replace(&mut self.patience, SLEEPER_WAIT);
+        let stopped = self.stop(i);
+        self.patience = patience;
+        stopped
+    }
+
     /// Stops one thread that we trace. False if it has ended.
     pub(crate) fn stop(&mut self, i: usize) -> Result<bool, Error> {
         if self.threads[i].state == State::Running {
@@ -277,6 +293,7 @@ impl Tracer {
     }
 
     fn interrupt(&mut self, i: usize) -> Result<(), Error> {
+        self.alone = self.began.is_none();
         self.began.get_or_insert_with(Instant::now);
         self.threads[i].interrupted = true;
         let tid = self.threads[i].tid;
@@ -293,8 +310,14 @@ impl Tracer {
     /// Takes in what has happened to a thread. True if its state is settled.
     fn poll(&mut self, i: usize) -> Result<bool, Error> {
         let tid = self.threads[i].tid;
+        let before = Instant::now();
         match sys::try_wait(tid) {
-            Ok(None) => Ok(false),
+            Ok(None) => {
+                if self.alone {
+                    self.began = Some(before);
+                }
+                Ok(false)
+            }
             Ok(Some(Status::EventStop(sig))) => {
                 self.threads[i].state = State::Stopped(sig);
                 Ok(true)

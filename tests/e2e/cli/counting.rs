@@ -1,5 +1,7 @@
 //! Counts are exact: one thread, many threads, threads that come and go, under load, in every kind of executable.
 
+use std::process::Command;
+
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, Reply, program, scaled, skip};
 
@@ -85,6 +87,22 @@ fn sixty_four_threads_while_others_come_and_go() {
     let before = Text::of(target.pid());
     let session = tool().count(target.pid(), &["threads:work_*", "never"]);
     let truth = target.ask(&format!("go {}", scaled(20_000, 800_000)));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_exact(&outcome, &truth);
+    target::assert_clean(target.pid(), &before);
+}
+
+/// A thread that sleeps and is asked to stop has to wait for a processor behind all of them.
+#[test]
+fn hundreds_of_threads_that_want_a_processor() {
+    let path = program("threads").expect("gcc");
+    // a session of its own, hence its own share of the processors (sched(7), autogroup)
+    let mut target = Mutatee::spawn(Command::new("setsid").arg(path).arg("300"));
+    let before = Text::of(target.pid());
+    target.ask("spin");
+    let session = tool().count(target.pid(), &["work_*", "never"]);
+    target.ask("rest");
+    let truth = target.ask("go 800");
     let outcome = session.interrupt().assert_code(0).assert_removed();
     assert_exact(&outcome, &truth);
     target::assert_clean(target.pid(), &before);

@@ -31,8 +31,9 @@ fn held(tool: &Tool, pid: i32, functions: &[&str], rounds: usize) -> (f64, f64) 
 
 fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f64) -> Vec<Row> {
     let directory = open_directory();
-    let mut command = Command::new(exposed(&program("threads").expect("gcc"), directory.path()));
-    command.arg(count.to_string());
+    // in a session of its own, as servers are: threads of one session share the processors evenly with what measures them
+    let mut command = Command::new("setsid");
+    command.arg(exposed(&program("threads").expect("gcc"), directory.path())).arg(count.to_string());
     let tool = if unprivileged && is_root() {
         command.uid(NOBODY).gid(NOBODY);
         Tool::unprivileged(sibling("ingraft"))
