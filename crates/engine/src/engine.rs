@@ -1,6 +1,7 @@
 //! The engine: which sessions there are, and who may ask what.
 
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -49,7 +50,7 @@ struct Inner {
     sessions: Mutex<BTreeMap<Pid, Arc<Session>>>,
     /// Held while a session is opened: two requests for one target must not both open one. Whether the engine has ended: then none is.
     opening: Mutex<bool>,
-    measurements: Mutex<HashMap<MeasurementId, Pid>>,
+    measurements: Mutex<FxHashMap<MeasurementId, Pid>>,
     next_id: AtomicU64,
 }
 

@@ -1,6 +1,6 @@
 //! Images of files: read through the process that maps them, analysed once for all targets, kept on disk under their build-id.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -20,7 +20,7 @@ const CACHE_VERSION: u32 = 1;
 #[derive(Debug)]
 pub struct ImageStore {
     state: StateDir,
-    loaded: Mutex<HashMap<String, Weak<Image>>>,
+    loaded: Mutex<FxHashMap<String, Weak<Image>>>,
 }
 
 /// An image and whether it had to be put together from the memory of the process.
@@ -79,7 +79,7 @@ impl ImageStore {
         Ok(image)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Weak<Image>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, FxHashMap<String, Weak<Image>>> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,6 @@
 //! What metrics become: evaluated at a focus, in a process or in a program that stands for all, and woven for nobody.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::images::ImageStore;
 use crate::internal::Internal;
 use crate::modules::Modules;
 use crate::request::{self, Missing};
-use crate::sites::{Originals, Spot, sites};
+use crate::sites::{Spot, Text, sites};
 use crate::weaving::SETTLE;
 
 /// Module and function of the program that stands for all.
@@ -251,7 +251,7 @@ fn lower_one(
     }
     Meters::default().apply(&mut instrumentation);
     let mut pieces: Vec<LoweredPiece> = Vec::new();
-    let mut known: HashMap<(Arc<Snippet>, PointKind, bool), usize> = HashMap::new();
+    let mut known: FxHashMap<(Arc<Snippet>, PointKind, bool), usize> = FxHashMap::default();
     for insertion in &instrumentation.insertions {
         let key = (Arc::clone(&insertion.snippet), insertion.point, insertion.after);
         if let Some(piece) = known.get(&key).and_then(|at| pieces.get_mut(*at)) {
@@ -289,8 +289,7 @@ fn piece(
         Some((target, modules)) => {
             let bias = modules.module(insertion.function.module).map_or(Bias(0), |(_, module)| module.bias);
             let spot = Spot { kind: insertion.point, after: insertion.after };
-            let originals = Originals::default();
-            let first = sites(target, modules, insertion.function, spot, &originals).and_then(|sites| {
+            let first = sites(&Text::untouched(target), modules, insertion.function, spot).and_then(|sites| {
                 sites.into_iter().next().ok_or(Refusal::NotAFunction { what: "it has no such point" })?.site
             });
             first.map(|site| (site, bias))

@@ -1,6 +1,7 @@
 //! From what a client asks to what is woven where: patterns become functions, metrics become snippets.
 
-use std::collections::HashSet;
+use rayon::prelude::*;
+use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
 use ingraft_mdl::{FunctionRef, Instrumentation, Library};
@@ -8,6 +9,7 @@ use ingraft_model::{Focus, ResourcePath, Shape};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
+use crate::background::in_background;
 use crate::calls;
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
@@ -35,7 +37,7 @@ pub enum Missing {
 
 /// The functions that patterns mean, each once, in the order of the patterns and of their addresses.
 pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing) -> Result<Vec<FunctionRef>, Error> {
-    let mut seen = HashSet::new();
+    let mut seen = FxHashSet::default();
     let mut out = Vec::new();
     for text in patterns {
         let pattern = Pattern::parse(text);
@@ -133,6 +135,9 @@ pub fn evaluate(
     (errors, wanted)
 }
 
+/// So many pairs are worth other threads.
+const MANY: usize = 64;
+
 /// Evaluates everything that a request asks for. All errors of all pairs are collected.
 fn evaluate_request(
     library: &Library,
@@ -155,10 +160,15 @@ fn evaluate_request(
             "name functions, or metrics as METRIC@FOCUS",
         ));
     }
+    let evaluate = |(pair, _): &(MetricFocus, _)| ingraft_mdl::evaluate(library, &pair.metric, &pair.focus, modules);
+    let evaluated: Vec<_> = match pairs.len() {
+        ..MANY => pairs.iter().map(evaluate).collect(),
+        MANY.. => in_background(|| pairs.par_iter().map(evaluate).collect()),
+    };
     let mut wanted = Vec::with_capacity(pairs.len());
     let mut diagnostics = Vec::new();
-    for (pair, function) in pairs {
-        match ingraft_mdl::evaluate(library, &pair.metric, &pair.focus, modules) {
+    for ((pair, function), evaluated) in pairs.into_iter().zip(evaluated) {
+        match evaluated {
             Ok(instrumentation) => wanted.push(Wanted { pair, function, instrumentation }),
             // a library that is not loaded (any more) may come
             Err(errors)

@@ -1,11 +1,13 @@
 //! Where code of a request goes: the points of a function in the target as it is, and whom its calls call.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ingraft_analysis::{Function, FunctionKind};
 use ingraft_mdl::FunctionRef;
 use ingraft_model::{Avma, CallSite, Callee, PointKind, Refusal, Site, Svma};
 use ingraft_process::Target;
+use rustc_hash::FxHashMap;
 
 use ingraft_codegen::RemovalRecord;
 
@@ -49,43 +51,84 @@ impl Found {
     }
 }
 
-/// The bytes that stood where we have written.
-#[derive(Clone, Debug, Default)]
-pub struct Originals(BTreeMap<u64, u8>);
+/// The code of a target without what we have written into it, each piece read once.
+pub struct Text<'a> {
+    target: &'a Target,
+    /// The bytes that stood where we have written.
+    originals: BTreeMap<u64, u8>,
+    /// By address.
+    pieces: Mutex<FxHashMap<u64, Arc<[u8]>>>,
+}
 
-impl Originals {
-    /// What these records would put back.
-    pub fn of<'a>(records: impl Iterator<Item = &'a RemovalRecord>) -> Self {
+/// Bytes that are read together: points are close to each other, and reading some costs as much as reading many.
+const PIECE: u64 = 1 << 15;
+
+impl<'a> Text<'a> {
+    /// `records`: what would put back all that we have written.
+    pub fn new<'r>(target: &'a Target, records: impl Iterator<Item = &'r RemovalRecord>) -> Self {
         let writes = records.flat_map(|r| &r.text);
-        Originals(writes.flat_map(|w| (w.at.0..).zip(w.new_bytes().iter().copied())).collect())
+        let originals = writes.flat_map(|w| (w.at.0..).zip(w.new_bytes().iter().copied())).collect();
+        Text { target, originals, pieces: Mutex::default() }
     }
 
-    fn put_back(&self, at: Avma, bytes: &mut [u8]) {
-        for (place, byte) in self.0.range(at.0..at.0.saturating_add(bytes.len() as u64)) {
+    /// That of a target in which nothing is woven.
+    pub fn untouched(target: &'a Target) -> Self {
+        Text::new(target, std::iter::empty())
+    }
+
+    /// As it stands in the target now.
+    fn now(&self, at: Avma, bytes: &mut [u8]) -> bool {
+        let mut done = 0;
+        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let from = at.0.wrapping_add(done as u64);
+            let piece = self.piece(from - from % PIECE);
+            let there = piece.get((from % PIECE) as usize..).unwrap_or_default();
+            let n = there.len().min(rest.len());
+            if n == 0 {
+                return false;
+            }
+            rest[..n].copy_from_slice(&there[..n]);
+            done += n;
+        }
+        true
+    }
+
+    fn piece(&self, start: u64) -> Arc<[u8]> {
+        let pieces = || self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = pieces().get(&start) {
+            return Arc::clone(known);
+        }
+        let mut bytes = vec![0; PIECE as usize];
+        let n = self.target.read_some(Avma(start), &mut bytes).unwrap_or(0);
+        bytes.truncate(n);
+        let piece: Arc<[u8]> = bytes.into();
+        pieces().insert(start, Arc::clone(&piece));
+        piece
+    }
+
+    /// As it was before we wrote.
+    fn original(&self, at: Avma, bytes: &mut [u8]) -> bool {
+        let there = self.now(at, bytes);
+        for (place, byte) in self.originals.range(at.0..at.0.saturating_add(bytes.len() as u64)) {
             if let Some(b) = usize::try_from(place - at.0).ok().and_then(|i| bytes.get_mut(i)) {
                 *b = *byte;
             }
         }
+        there
     }
 }
 
 /// The points of a function at a spot, as far as their bytes tell; an error if it is not certain that these are all.
-pub fn sites(
-    target: &Target,
-    modules: &Modules,
-    function: FunctionRef,
-    spot: Spot,
-    originals: &Originals,
-) -> Result<Vec<Found>, Refusal> {
+pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionRef, spot: Spot) -> Result<Vec<Found>, Refusal> {
     let found = |site| Found { site, callees: Vec::new() };
     match (spot.kind, spot.after) {
-        (PointKind::Entry, false) => Ok(vec![found(Ok(entry_site(target, modules, function, originals)?))]),
+        (PointKind::Entry, false) => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
         (PointKind::Exit, false) => {
             let (module, f) = body(modules, function)?;
-            let check = |site: Result<Site, Refusal>| site.and_then(|s| agrees(target, module, s, originals));
+            let check = |site: Result<Site, Refusal>| site.and_then(|s| agrees(text, module, s));
             Ok(module.image.exit_sites(f)?.into_iter().map(|site| found(check(site))).collect())
         }
-        (PointKind::Call, after) => calls(target, modules, function, after, originals),
+        (PointKind::Call, after) => calls(text, modules, function, after),
         (PointKind::Entry, true) => Err(Refusal::NotYet { kind: "after-entry" }),
         (PointKind::Exit, true) => Err(Refusal::NotYet { kind: "after-exit" }),
         (PointKind::Block, _) => Err(Refusal::NotYet { kind: "block" }),
@@ -94,31 +137,20 @@ pub fn sites(
 }
 
 /// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
-pub fn entry_site(
-    target: &Target,
-    modules: &Modules,
-    function: FunctionRef,
-    originals: &Originals,
-) -> Result<Site, Refusal> {
+pub fn entry_site(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Site, Refusal> {
     let (module, f) = body(modules, function)?;
-    agrees(target, module, module.image.entry_site(f)?, originals)
+    agrees(text, module, module.image.entry_site(f)?)
 }
 
-fn calls(
-    target: &Target,
-    modules: &Modules,
-    function: FunctionRef,
-    after: bool,
-    originals: &Originals,
-) -> Result<Vec<Found>, Refusal> {
+fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool) -> Result<Vec<Found>, Refusal> {
     let (module, f) = body(modules, function)?;
     let mut out = Vec::new();
     for point in module.image.call_points(f, after)? {
-        let callees = callees(target, modules, function, module, &point.call);
+        let callees = callees(text.target, modules, function, module, &point.call);
         let returns = callees.is_empty() || callees.iter().any(|&callee| !never_returns(modules, callee));
         let site = match point.site {
             Ok(None) => continue,
-            Ok(Some(site)) => agrees(target, module, site, originals),
+            Ok(Some(site)) => agrees(text, module, site),
             // where nothing returns to there is nothing to weave
             Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
@@ -141,16 +173,16 @@ fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function)
 }
 
 /// The site if the target has the bytes of the file there, but for what we have written.
-fn agrees(target: &Target, module: &Module, mut site: Site, originals: &Originals) -> Result<Site, Refusal> {
+fn agrees(text: &Text<'_>, module: &Module, mut site: Site) -> Result<Site, Refusal> {
     let at = site.at.to_avma(module.bias);
     let mut now = vec![0; site.bytes.len()];
-    let unreadable = Refusal::NotAFunction { what: "its memory cannot be read" };
-    target.read(at, &mut now).map_err(|_| unreadable)?;
-    originals.put_back(at, &mut now);
+    if !text.original(at, &mut now) {
+        return Err(Refusal::NotAFunction { what: "its memory cannot be read" });
+    }
     // what is displaced only to make room is left alone unless it is as in the file
     site.clearings.retain(|c| {
         let mut now = vec![0; c.bytes.len()];
-        target.read(c.at.to_avma(module.bias), &mut now).is_ok_and(|()| now == c.bytes)
+        text.now(c.at.to_avma(module.bias), &mut now) && now == c.bytes
     });
     match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
         None => Ok(site),

@@ -1,7 +1,8 @@
 //! Values: the sum of what every thread has in its shard, of what ended threads left, and of the counters that all share.
 //! Read while the target runs; each slot has one writer, so a read is never torn and never too high.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ingraft_model::{Activations, Clock, Distribution, Fold, Scale, Shape, Table, Tid, vector};
@@ -20,7 +21,7 @@ pub trait Shards {
     /// Sets counters to 0 in every shard. Nothing may count into them.
     fn clear(&self, counters: Range<u32>);
     /// Makes the open records of these names nobody's.
-    fn forget(&self, names: &HashSet<u32>);
+    fn forget(&self, names: &FxHashSet<u32>);
 }
 
 impl Shards for SharedArea {
@@ -48,7 +49,7 @@ impl Shards for SharedArea {
         }
     }
 
-    fn forget(&self, names: &HashSet<u32>) {
+    fn forget(&self, names: &FxHashSet<u32>) {
         if names.is_empty() {
             return;
         }
@@ -66,12 +67,12 @@ pub const ENDED_MAX: usize = 100_000;
 /// What ended threads left: per thread, the counters that are not 0.
 #[derive(Debug, Default)]
 pub struct EndedThreads {
-    threads: HashMap<Option<Tid>, HashMap<u32, i64>>,
+    threads: FxHashMap<Option<Tid>, FxHashMap<u32, i64>>,
     /// What all of them together have in a counter.
-    together: HashMap<u32, i64>,
+    together: FxHashMap<u32, i64>,
     /// Per thread, what it had in tables, by the first counter. These counters are in neither of the others, as places mean something
     /// else in every shard.
-    tables: HashMap<Option<Tid>, HashMap<u32, Table>>,
+    tables: FxHashMap<Option<Tid>, FxHashMap<u32, Table>>,
 }
 
 impl EndedThreads {
@@ -326,7 +327,7 @@ impl<'a> Columns<'a> {
             .threads
             .iter()
             .map(|(&tid, record)| (tid, read(&|n| record.get(&n).copied().unwrap_or(0), &|| 0)));
-        let table = |tables: &HashMap<u32, Table>| {
+        let table = |tables: &FxHashMap<u32, Table>| {
             tables.get(&slots.first).filter(|_| matches!(slots.shape, Shape::Table(_))).cloned()
         };
         let tables = self.ended.tables.iter().filter_map(|(&tid, of)| Some((tid, Raw::of_table(table(of)?))));
@@ -396,7 +397,7 @@ mod tests {
     #[derive(Default)]
     struct Fake {
         claims: RefCell<Vec<(u32, u64)>>,
-        values: RefCell<HashMap<(u32, u32), i64>>,
+        values: RefCell<FxHashMap<(u32, u32), i64>>,
     }
 
     impl Shards for Fake {
@@ -416,7 +417,7 @@ mod tests {
         fn clear(&self, counters: Range<u32>) {
             self.values.borrow_mut().retain(|k, _| !counters.contains(&k.1));
         }
-        fn forget(&self, _: &HashSet<u32>) {}
+        fn forget(&self, _: &FxHashSet<u32>) {}
     }
 
     #[test]

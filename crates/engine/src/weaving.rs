@@ -1,6 +1,6 @@
 //! Which code goes where in one target: arenas, text taken, woven points; from insertions to one verified plan.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
 use ingraft_codegen::{
@@ -15,14 +15,14 @@ use ingraft_model::{
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::background::in_background;
 use crate::cost;
 use crate::error::{Error, ErrorKind};
 use crate::journal::PointRecord;
 use crate::modules::{ModuleFile, Modules};
-use crate::sites::{Found, Originals, Spot, entry_site, sites};
+use crate::sites::{Found, Spot, Text, entry_site, sites};
 
 /// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
 const REACH: u64 = (1 << 31) - (1 << 20);
@@ -124,7 +124,7 @@ pub struct Change {
     /// What undoes the points that are new.
     pub new_points: Vec<PointRecord>,
     /// Functions that cannot be woven for a pair of the request.
-    pub refused: HashMap<(FunctionRef, usize), Refusal>,
+    pub refused: FxHashMap<(FunctionRef, usize), Refusal>,
 }
 
 /// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
@@ -143,9 +143,8 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
     };
     let count = Snippet::increment(VariableId(0));
     let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-    let sites: Vec<_> = in_background(|| {
-        functions.par_iter().map(|f| (*f, entry_site(target, modules, *f, &Originals::default()))).collect()
-    });
+    let text = Text::untouched(target);
+    let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(&text, modules, *f))).collect());
     let mut refused = FxHashMap::default();
     let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &Site)>> = FxHashMap::default();
     for (function, site) in &sites {
@@ -321,11 +320,11 @@ impl Woven {
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     ) -> Result<Change, Error> {
         let mut signatures = Vec::new();
-        let originals = Originals::of(self.points.values().map(|p| &p.woven.removal));
-        let look = |w: &Wanted<'_>| sites(target, modules, w.function, w.spot, &originals);
+        let text = Text::new(target, self.points.values().map(|p| &p.woven.removal));
+        let look = |w: &Wanted<'_>| sites(&text, modules, w.function, w.spot);
         let mut sites: Vec<_> = in_background(|| wanted.par_iter().map(look).collect());
-        let hosts = hosts(target, modules, wanted, &mut sites, &originals);
-        let mut refused: HashMap<(FunctionRef, usize), Refusal> = HashMap::new();
+        let hosts = hosts(&text, modules, wanted, &mut sites);
+        let mut refused: FxHashMap<(FunctionRef, usize), Refusal> = FxHashMap::default();
         for (w, sites) in wanted.iter().zip(&sites) {
             refused.extend(w.refused(sites));
         }
@@ -368,7 +367,7 @@ impl Woven {
         wanted: &[Wanted<'_>],
         sites: &[Result<Vec<Found>, Refusal>],
         hosts: &FxHashMap<FunctionRef, Site>,
-        refused: &HashMap<(FunctionRef, usize), Refusal>,
+        refused: &FxHashMap<(FunctionRef, usize), Refusal>,
         change: &mut Change,
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
         signatures: &mut Vec<ArenaCode>,
@@ -410,7 +409,7 @@ impl Woven {
 
     /// Entries without snippets for exits that only they can hold, where they are not woven and not among the points.
     fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Site>, points: &mut Vec<NewPoint<'a>>) {
-        let entries: HashSet<FunctionRef> =
+        let entries: FxHashSet<FunctionRef> =
             points.iter().filter(|p| p.place.spot == Spot::ENTRY).map(|p| p.place.function).collect();
         let mut missing: Vec<FunctionRef> = points.iter().filter(|p| p.site.within).map(|p| p.place.function).collect();
         missing.retain(|function| !entries.contains(function) && entry_of(&self.points, *function).is_none());
@@ -537,7 +536,7 @@ impl Woven {
             let places: Vec<Place> = self.places_of(function).collect();
             let idle = |p: &Point| p.woven.minis.iter().all(|m| m.id == SETTLE || ids.contains(&m.id));
             let staying = staying(&self.points, &places, idle);
-            let offered: HashSet<Inner> = staying
+            let offered: FxHashSet<Inner> = staying
                 .iter()
                 .filter_map(|place| self.points.get(place))
                 .flat_map(|p| p.woven.inner.iter().copied())
@@ -649,12 +648,12 @@ fn points_of(points: &BTreeMap<Place, Point>, function: FunctionRef) -> impl Ite
 }
 
 /// Those of a function's points that stay when the idle ones go: what displaces instructions that others need stays as long as these do.
-fn staying(points: &BTreeMap<Place, Point>, places: &[Place], idle: impl Fn(&Point) -> bool) -> HashSet<Place> {
+fn staying(points: &BTreeMap<Place, Point>, places: &[Place], idle: impl Fn(&Point) -> bool) -> FxHashSet<Place> {
     let (mut left, mut stay): (Vec<_>, Vec<_>) =
         places.iter().filter_map(|place| points.get_key_value(place)).partition(|(_, point)| idle(point));
     let mut from = 0;
     while let Some(new) = stay.get(from..).filter(|new| !new.is_empty()) {
-        let needed: HashSet<&Inner> = new.iter().flat_map(|(_, point)| point.woven.needs()).collect();
+        let needed: FxHashSet<&Inner> = new.iter().flat_map(|(_, point)| point.woven.needs()).collect();
         from = stay.len();
         let (hosts, rest): (Vec<_>, Vec<_>) =
             left.into_iter().partition(|(_, point)| point.woven.inner.iter().any(|inner| needed.contains(inner)));
@@ -673,11 +672,10 @@ fn entry_of(points: &BTreeMap<Place, Point>, function: FunctionRef) -> Option<&P
 
 /// The entries of the functions that have exits which only their entry can hold. Without such an entry there is no exit either.
 fn hosts(
-    target: &Target,
+    text: &Text<'_>,
     modules: &Modules,
     wanted: &[Wanted<'_>],
     sites: &mut [Result<Vec<Found>, Refusal>],
-    originals: &Originals,
 ) -> FxHashMap<FunctionRef, Site> {
     let mut hosts = FxHashMap::default();
     for (w, found) in wanted.iter().zip(sites) {
@@ -686,7 +684,7 @@ fn hosts(
         if within.is_empty() || hosts.contains_key(&w.function) {
             continue;
         }
-        match entry_site(target, modules, w.function, originals) {
+        match entry_site(text, modules, w.function) {
             Ok(site) => drop(hosts.insert(w.function, site)),
             Err(refusal) => within.iter_mut().for_each(|f| f.site = Err(refusal.clone())),
         }

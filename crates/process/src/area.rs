@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::File;
+use std::hash::BuildHasher;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -503,7 +504,7 @@ impl SharedArea {
 
     /// Makes records of these names (offsets in a shard) nobody's: what they would restore or count belongs to something else from now on. No
     /// code may be woven any more that opens or closes them.
-    pub fn forget_records(&self, shard: u32, names: &HashSet<u32>) -> Result<(), Error> {
+    pub fn forget_records(&self, shard: u32, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
         for (at, name) in self.open_records(shard)? {
             if names.contains(&name) {
                 self.write_u32(at + u64::from(record::RESTORE), 0)?;

@@ -200,7 +200,7 @@ fn executable_with_landing_places() {
 fn stripped_executable_by_offset() {
     // The stripped program is the same build without its symbols: offsets are those of the other one.
     let mut target = Mutatee::start("threads-stripped", &["4"]);
-    let symbols = ingraft_testing::output(std::process::Command::new("nm").arg(program("threads").expect("gcc")));
+    let symbols = ingraft_testing::output(Command::new("nm").arg(program("threads").expect("gcc")));
     let offset = |name: &str| {
         let line = symbols.lines().find(|line| line.ends_with(&format!(" {name}"))).expect("a symbol");
         format!("threads-stripped+0x{}", line.split(' ').next().expect("an address").trim_start_matches('0'))
@@ -263,7 +263,7 @@ fn without_privilege() {
     use std::os::unix::process::CommandExt;
     let directory = ingraft_testing::open_directory();
     let copy = ingraft_testing::exposed(&program("threads").expect("gcc"), directory.path());
-    let mut command = std::process::Command::new(copy);
+    let mut command = Command::new(copy);
     let mut target = Mutatee::spawn(command.arg("8").uid(ingraft_testing::NOBODY).gid(ingraft_testing::NOBODY));
     let before = Text::of(target.pid());
     let session = crate::unprivileged_tool().count(target.pid(), &["work_?", "never"]);

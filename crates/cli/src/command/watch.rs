@@ -51,17 +51,22 @@ impl View for WatchView {
             return out.frame(&frame);
         }
         let start = *self.start_ns.get_or_insert(site.reading.time_ns);
-        for pair in 0..site.enabled.pairs.len() {
-            out.object(&sample(site, pair))?;
-            let curve = Curve::of(site, pair, sites.len() > 1);
-            out.text(&curve.line(start))?;
-            out.text(&curve.keys(out.width()))?;
-        }
-        self.together.reading(sites, at).iter().try_for_each(|combined| {
-            out.object(&combined_object(combined))?;
-            let curve = Curve::from(combined);
-            out.text(&curve.line(start))?;
-            out.text(&curve.keys(out.width()))
+        out.together(|out| {
+            for pair in 0..site.enabled.pairs.len() {
+                if out.json() {
+                    out.object(&sample(site, pair))?;
+                    continue;
+                }
+                let curve = Curve::of(site, pair, sites.len() > 1);
+                out.text(&curve.line(start))?;
+                out.text(&curve.keys(out.width()))?;
+            }
+            self.together.reading(sites, at).iter().try_for_each(|combined| {
+                out.object(&combined_object(combined))?;
+                let curve = Curve::from(combined);
+                out.text(&curve.line(start))?;
+                out.text(&curve.keys(out.width()))
+            })
         })
     }
 

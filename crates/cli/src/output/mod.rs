@@ -37,6 +37,8 @@ pub(crate) struct Output {
     terminal: bool,
     /// Lines on the screen that the next frame replaces.
     drawn: usize,
+    /// What is written together, if it is.
+    gathered: Option<String>,
 }
 
 impl Output {
@@ -49,13 +51,13 @@ impl Output {
                 let file = File::create(path)
                     .map_err(|e| Failure::failed(format!("cannot write {name}: {e}"), "choose another file with -o"))?;
                 let sink = Box::new(anstream::StripStream::new(file));
-                Output { format, sink, name, terminal: false, drawn: 0 }
+                Output { format, sink, name, terminal: false, drawn: 0, gathered: None }
             }
             None => {
                 let stdout = io::stdout();
                 let terminal = format == Format::Table && stdout.is_terminal();
                 let sink = Box::new(anstream::AutoStream::auto(stdout));
-                Output { format, sink, name: "the standard output".to_owned(), terminal, drawn: 0 }
+                Output { format, sink, name: "the standard output".to_owned(), terminal, drawn: 0, gathered: None }
             }
         })
     }
@@ -64,7 +66,7 @@ impl Output {
     #[cfg(test)]
     pub(crate) fn to_sink(format: Format, sink: Box<dyn Write + Send>) -> Self {
         let sink = Box::new(anstream::StripStream::new(sink));
-        Output { format, sink, name: "a test".to_owned(), terminal: false, drawn: 0 }
+        Output { format, sink, name: "a test".to_owned(), terminal: false, drawn: 0, gathered: None }
     }
 
     /// The same as if it were a terminal.
@@ -133,7 +135,19 @@ impl Output {
         }
     }
 
+    /// Writes at once what `lines` writes in many pieces.
+    pub(crate) fn together(&mut self, lines: impl FnOnce(&mut Output) -> Result<(), Stop>) -> Result<(), Stop> {
+        self.gathered.get_or_insert_default();
+        let result = lines(self);
+        let text = self.gathered.take().unwrap_or_default();
+        self.write(&text).and(result)
+    }
+
     fn write(&mut self, text: &str) -> Result<(), Stop> {
+        if let Some(gathered) = &mut self.gathered {
+            gathered.push_str(text);
+            return Ok(());
+        }
         let written = self.sink.write_all(text.as_bytes()).and_then(|()| self.sink.flush());
         written.map_err(|e| Stop::from_output(&e, &self.name))
     }

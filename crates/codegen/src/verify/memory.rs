@@ -22,12 +22,17 @@ struct Piece<'a> {
 
 const NONE: u32 = u32::MAX;
 
+/// Of an instruction of generated code, on average, at least.
+const BYTES_EACH: usize = 4;
+
 impl<'a> Memory<'a> {
     /// The pieces, if they lie in the arena and do not overlap.
     pub fn new(code: &'a [ArenaCode], arena: &AvmaRange) -> Result<Self, VerifyError> {
         let mut code: Vec<_> = code.iter().map(|c| (c.at.0, c.bytes.as_slice())).collect();
         code.sort_unstable_by_key(|c| c.0);
-        let mut memory = Memory { pieces: Vec::with_capacity(code.len()), instructions: Vec::new() };
+        let bytes: usize = code.iter().map(|(_, bytes)| bytes.len()).sum();
+        let mut memory =
+            Memory { pieces: Vec::with_capacity(code.len()), instructions: Vec::with_capacity(bytes / BYTES_EACH) };
         let mut free_from = arena.start.0;
         for (at, bytes) in code {
             let end = at.checked_add(bytes.len() as u64).filter(|&end| end <= arena.end.0);

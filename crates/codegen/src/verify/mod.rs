@@ -24,6 +24,8 @@ mod time;
 mod waiting;
 mod walk;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use iced_x86::Code;
 use ingraft_model::{Avma, Clearing, PcMove, PointKind, Site, TextWrite};
 
@@ -158,6 +160,8 @@ pub fn verify_weave(
 
 /// Fewer points are not worth a thread of their own.
 const POINTS_OF_THREAD: usize = 200;
+/// A thread takes so many: they differ in what they cost, and processors in what else they do.
+const POINTS_AT_ONCE: usize = 32;
 
 /// What the points of a plan were found to do.
 #[derive(Default)]
@@ -174,14 +178,19 @@ impl Points {
     fn prove_all(proofs: &[Proof<'_>], facts: &Facts<'_>, hosts: &Hosts<'_>) -> Result<Self, VerifyError> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (proofs.len() / POINTS_OF_THREAD).clamp(1, processors);
-        let (own, others) = proofs.split_at(proofs.len().div_ceil(threads));
-        let share = own.len().max(1);
+        let next = AtomicUsize::new(0);
+        let share = || {
+            let mut all = Points::default();
+            let mut walk = Walk::new(facts);
+            let taken = || next.fetch_add(POINTS_AT_ONCE, Ordering::Relaxed);
+            while let Some(rest) = proofs.get(taken()..).filter(|rest| !rest.is_empty()) {
+                all.prove(&rest[..rest.len().min(POINTS_AT_ONCE)], &mut walk, hosts)?;
+            }
+            Ok(all)
+        };
         std::thread::scope(|scope| {
-            let others: Vec<_> = others
-                .chunks(share)
-                .map(|proofs| scope.spawn(move || Points::prove(proofs, Walk::new(facts), hosts)))
-                .collect();
-            let mut all = Points::prove(own, Walk::new(facts), hosts)?;
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(share)).collect();
+            let mut all = share()?;
             for other in others {
                 let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
                 all.writes.extend(other.writes);
@@ -192,19 +201,18 @@ impl Points {
         })
     }
 
-    fn prove(proofs: &[Proof<'_>], mut walk: Walk<'_>, hosts: &Hosts<'_>) -> Result<Self, VerifyError> {
-        let mut all = Points::default();
+    fn prove(&mut self, proofs: &[Proof<'_>], walk: &mut Walk<'_>, hosts: &Hosts<'_>) -> Result<(), VerifyError> {
         for proof in proofs {
             let point = proof.point;
             match point.host {
-                Some(host) => all.writes.push(proof.within(&mut walk, host, hosts)?),
-                None => proof.run(&mut walk, &mut all.expected)?,
+                Some(host) => self.writes.push(proof.within(walk, host, hosts)?),
+                None => proof.run(walk, &mut self.expected)?,
             }
-            all.writes.extend(proof.led(hosts)?);
-            all.writes.extend(point.removal.text.iter().map(TextWrite::inverse));
-            all.proven.extend(point.records().map(|r| (r.code.start.0, r.code.end.0)));
+            self.writes.extend(proof.led(hosts)?);
+            self.writes.extend(point.removal.text.iter().map(TextWrite::inverse));
+            self.proven.extend(point.records().map(|r| (r.code.start.0, r.code.end.0)));
         }
-        Ok(all)
+        Ok(())
     }
 }
 

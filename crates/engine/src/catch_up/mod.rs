@@ -4,7 +4,7 @@
 mod replay;
 mod walk;
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::time::Instant;
 
 use ingraft_mdl::Variable;
@@ -57,7 +57,7 @@ pub struct CatchUp<'a> {
     /// The code of these functions, sorted, and the number of the entry.
     code: Vec<(AvmaRange, usize)>,
     /// By return address, what is new before the calls that functions make.
-    before_calls: HashMap<Avma, States<'a>>,
+    before_calls: FxHashMap<Avma, States<'a>>,
     caught_up: CaughtUp,
 }
 
@@ -73,8 +73,8 @@ impl<'a> CatchUp<'a> {
         counters: Counters<'a>,
     ) -> Option<Self> {
         let mut prepared = Vec::new();
-        let mut known: HashMap<(usize, *const Snippet), Option<usize>> = HashMap::new();
-        let (mut entries, mut code, mut before_calls) = (Vec::new(), Vec::new(), HashMap::new());
+        let mut known: FxHashMap<(usize, *const Snippet), Option<usize>> = FxHashMap::default();
+        let (mut entries, mut code, mut before_calls) = (Vec::new(), Vec::new(), FxHashMap::default());
         for w in wanted.iter().filter(|w| w.spot.opens()) {
             let mut minis: Vec<_> =
                 w.minis.iter().filter(|m| !change.refused.contains_key(&(w.function, m.pair))).collect();

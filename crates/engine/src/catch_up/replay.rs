@@ -1,7 +1,8 @@
 //! What the code at an entry would have left behind: evaluated here, for a call that began before the code was there. States are brought
 //! to what they would have been, events are not counted (paradyn.md D.4, mended).
 
-use std::collections::{BTreeMap, HashSet};
+use rustc_hash::FxHashSet;
+use std::collections::BTreeMap;
 
 use ingraft_mdl::{Variable, VariableKind};
 use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
@@ -122,7 +123,7 @@ pub struct Shard<'a> {
     records: Vec<[u64; WORDS]>,
     before: usize,
     /// The names of those that there were.
-    names: HashSet<u32>,
+    names: FxHashSet<u32>,
     /// Words that have changed.
     words: BTreeMap<u32, u64>,
 }
@@ -312,8 +313,8 @@ mod tests {
     use super::*;
     use ingraft_mdl::ValueUnit;
     use ingraft_model::{Avma, BinaryOp, Kept, Shape};
+    use rustc_hash::FxHashMap;
     use std::cell::RefCell;
-    use std::collections::HashMap;
 
     const LAYOUT: DataArea = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 8, journal_bytes: 0 };
     const VALUE: VariableId = VariableId(0);
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Memory(RefCell<HashMap<u32, u64>>);
+    struct Memory(RefCell<FxHashMap<u32, u64>>);
 
     impl Memory {
         fn replay(&self, now: u64, states: &[(&State, u64)]) -> Vec<Result<(), Uncaught>> {

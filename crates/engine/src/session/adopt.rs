@@ -124,7 +124,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
             object: None,
             index_names: None,
             own: None,
-            before: HashMap::new(),
+            before: FxHashMap::default(),
         });
         infos.push(PairInfo {
             pair: MetricFocus { metric: pair.metric, focus },

@@ -77,17 +77,39 @@ impl Account {
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     at: Option<Instant>,
-    hits: HashMap<u32, i64>,
-    per_s: HashMap<u32, f64>,
+    /// By counter.
+    hits: FxHashMap<u32, Hits>,
     /// How many looks in a row a measurement was over its limit.
-    over: HashMap<MeasurementId, u32>,
+    over: FxHashMap<MeasurementId, u32>,
+}
+
+/// How often a snippet has run.
+#[derive(Clone, Copy, Debug)]
+struct Hits {
+    total: i64,
+    /// None before the second look.
+    per_s: Option<f64>,
 }
 
 impl Rates {
+    /// Takes in where counters stand now.
+    fn look(&mut self, totals: impl Iterator<Item = (u32, i64)>) {
+        let now = Instant::now();
+        let before = self.at.replace(now);
+        let seconds = before.map_or(0.0, |before| now.saturating_duration_since(before).as_secs_f64()).max(1e-6);
+        let mut hits = FxHashMap::with_capacity_and_hasher(self.hits.len(), FxBuildHasher);
+        for (counter, total) in totals {
+            let before = self.hits.get(&counter);
+            let per_s = before.map(|before| total.wrapping_sub(before.total).max(0) as f64 / seconds);
+            hits.insert(counter, Hits { total, per_s });
+        }
+        self.hits = hits;
+    }
+
     fn of(&self, account: &Account) -> Option<PairRate> {
         let mut rate = PairRate::default();
         for meter in &account.meters {
-            let per_s = *self.per_s.get(&meter.counter)?;
+            let per_s = self.hits.get(&meter.counter)?.per_s?;
             rate.hits_per_s = rate.hits_per_s.max(per_s);
             rate.ns_per_s += per_s * meter.hit_ns();
         }
@@ -156,7 +178,7 @@ impl Session {
             };
             Some(Account { first, meters: pair.counters.iter().filter_map(meter).collect() })
         };
-        let accounts: HashMap<u32, Account> =
+        let accounts: FxHashMap<u32, Account> =
             control.pairs.values().filter_map(account).map(|account| (account.first, account)).collect();
         let count = |clock| control.pairs.values().filter(|p| p.timer() == clock).count() as i64;
         shared.wall_timers = count(Some(Clock::Wall));
@@ -175,27 +197,18 @@ impl Session {
 
     /// Looks at how often code runs, and takes out what costs more than it may.
     pub fn hold_limits(&self) {
-        let hits: HashMap<u32, i64> = {
+        let all = {
             let shared = self.shared();
             let Some(columns) = shared.columns() else { return };
-            let counters = shared.accounts.values().flat_map(|a| a.meters.iter().map(|m| m.counter));
-            counters.map(|counter| (counter, columns.sum(counter))).collect()
-        };
-        let now = Instant::now();
-        {
             let mut rates = self.rates();
-            if let Some(before) = rates.at.replace(now) {
-                let seconds = now.saturating_duration_since(before).as_secs_f64().max(1e-6);
-                let rate = |(counter, hits): (&u32, &i64)| {
-                    let before = rates.hits.get(counter)?;
-                    Some((*counter, hits.wrapping_sub(*before).max(0) as f64 / seconds))
-                };
-                rates.per_s = hits.iter().filter_map(rate).collect();
-            }
-            rates.hits = hits;
-        }
+            let counters = shared.accounts.values().flat_map(|a| a.meters.iter().map(|m| m.counter));
+            rates.look(counters.map(|counter| (counter, columns.sum(counter))));
+            shared.accounts.values().filter_map(|account| rates.of(account)).map(|rate| rate.ns_per_s).sum::<f64>()
+        };
         let mut control = self.control();
-        if self.ended.get().is_some() || !control.pairs.values().any(Pair::is_dear) {
+        // which pairs are whose is looked up only if it can matter
+        if self.ended.get().is_some() || control.measurements.values().all(|m| all <= m.limit * PERCENT) {
+            self.rates().over.clear();
             return;
         }
         for id in control.measurements.keys().copied().collect::<Vec<_>>() {
@@ -222,7 +235,7 @@ impl Session {
     fn excess(&self, control: &Control, id: MeasurementId) -> Vec<(PairKey, TakenOut)> {
         let Some(measurement) = control.measurements.get(&id) else { return Vec::new() };
         let limit = measurement.limit * PERCENT;
-        let mut costs: HashMap<&PairKey, PairRate> = HashMap::new();
+        let mut costs: FxHashMap<&PairKey, PairRate> = FxHashMap::default();
         let shared = self.shared();
         let rates = self.rates();
         for view in measurement.views.iter().filter(|v| v.own.is_none()) {
@@ -233,7 +246,7 @@ impl Session {
             }
         }
         // who pays is looked for in all measurements: only if it matters
-        let sum_of = |costs: &HashMap<_, PairRate>| costs.values().map(|rate| rate.ns_per_s).sum::<f64>();
+        let sum_of = |costs: &FxHashMap<_, PairRate>| costs.values().map(|rate| rate.ns_per_s).sum::<f64>();
         if sum_of(&costs) <= limit {
             return Vec::new();
         }
@@ -292,7 +305,7 @@ impl Session {
 
     /// Refuses a request of which it is known that it will cost more than it may: calls of its functions are counted already.
     pub(super) fn refuse_dear(&self, control: &Control, wanted: &[Wanted], limit: f64) -> Result<(), Error> {
-        let mut known: HashMap<MdlFunction, f64> = HashMap::new();
+        let mut known: FxHashMap<MdlFunction, f64> = FxHashMap::default();
         let shared = self.shared();
         if let (Some(columns), Some(attached)) = (shared.columns(), &control.attached) {
             let rates = self.rates();
@@ -310,7 +323,7 @@ impl Session {
         if known.is_empty() {
             return Ok(());
         }
-        let mut each: HashMap<(*const Snippet, PointKind, bool), f64> = HashMap::new();
+        let mut each: FxHashMap<(*const Snippet, PointKind, bool), f64> = FxHashMap::default();
         let mut total = 0.0;
         let wall = crate::lower::wall_of(self.clock.as_ref().ok());
         let mut worst: Option<(f64, f64, &Wanted)> = None;

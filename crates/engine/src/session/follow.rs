@@ -149,8 +149,8 @@ impl Session {
         let (found, stopped) = inserted?;
         let exact = exact();
         // Pairs that were there keep their places, those of unloaded libraries included; what is new comes behind.
-        let functions: HashMap<_, _> = found.iter().cloned().collect();
-        let known: HashSet<&PairKey> = old.iter().map(|v| &v.key).collect();
+        let functions: FxHashMap<_, _> = found.iter().cloned().collect();
+        let known: FxHashSet<&PairKey> = old.iter().map(|v| &v.key).collect();
         let new: Vec<_> = found.iter().filter(|(key, _)| !known.contains(key)).cloned().collect();
         let now = now_ns();
         let as_it_is = |(view, known): (&View, &PairInfo)| {

@@ -19,7 +19,7 @@ fn without_counter(cpu: CpuClock) -> CpuClock {
 }
 
 /// Why a pair of a request, by its number, stays out of a function.
-type Refused = HashMap<(MdlFunction, usize), Refusal>;
+type Refused = FxHashMap<(MdlFunction, usize), Refusal>;
 
 /// The snippets of a pair: those of its metric, and those where exceptions and longjmp land, which it shares.
 #[derive(Debug, Default)]
@@ -156,7 +156,7 @@ impl Session {
         let settle = Snippet { stmts: vec![Stmt::Settle] };
         let mut points: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
         let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
-        let mut refused = Refused::new();
+        let mut refused = Refused::default();
         for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
             let mut own = Vec::new();
             let mut lists: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
@@ -239,8 +239,8 @@ impl Session {
         settle: &'w Snippet,
         wanted: &mut Vec<WantedPoints<'w>>,
         minis: &mut [Minis],
-    ) -> HashMap<MdlFunction, usize> {
-        let mut brought = HashMap::new();
+    ) -> FxHashMap<MdlFunction, usize> {
+        let mut brought = FxHashMap::default();
         for (function, spot) in self.landings(&control.modules, bound) {
             let there = |pair: &Pair| pair.landings.iter().find(|(f, _)| *f == function).map(|(_, id)| *id);
             let needs = |(_, (key, instrumentation, _)): &(usize, &(PairKey, Instrumentation, _))| {
@@ -330,11 +330,12 @@ impl Session {
             return Ok(());
         }
         let mut reasons: Refused = refused.clone();
+        let text = Text::untouched(&self.target);
         // all that is wanted of a function stands together
         for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
             let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
             for w in of_function {
-                reasons.extend(w.refused(&sites(&self.target, modules, w.function, w.spot, &Originals::default())));
+                reasons.extend(w.refused(&sites(&text, modules, w.function, w.spot)));
             }
             if pairs().any(|p| !reasons.contains_key(&p)) {
                 return Ok(());
@@ -345,7 +346,7 @@ impl Session {
             return Err(self.failed(ingraft_process::Error::Gone(self.pid())));
         }
         let name = function_ref(modules, *function).map_or_else(String::new, |f| f.function);
-        let functions: HashSet<MdlFunction> = reasons.keys().map(|(f, _)| *f).collect();
+        let functions: FxHashSet<MdlFunction> = reasons.keys().map(|(f, _)| *f).collect();
         let what = match functions.len() {
             1 => format!("`{name}` cannot be instrumented: {refusal}"),
             n => format!("none of {n} functions can be instrumented; `{name}`: {refusal}"),
@@ -455,7 +456,7 @@ impl Session {
         wanted: &[WantedPoints<'_>],
         variables: &dyn Fn(usize) -> &'v [Variable],
     ) -> Result<(Refused, Stop), Error> {
-        let Some(attached) = control.attached.as_mut() else { return Ok((Refused::new(), Stop::default())) };
+        let Some(attached) = control.attached.as_mut() else { return Ok((Refused::default(), Stop::default())) };
         attached.env.readable = self.readable(&control.modules, attached.env.identity, wanted)?;
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
@@ -650,7 +651,7 @@ fn refused_of(
     refused: &Refused,
     pair: usize,
 ) -> Vec<(MdlFunction, RefusedFunction)> {
-    let functions: HashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
+    let functions: FxHashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
     let mut unwoven: Vec<MdlFunction> = functions.into_iter().filter(|f| refused.contains_key(&(*f, pair))).collect();
     unwoven.sort_unstable();
     let told = |f: MdlFunction| {

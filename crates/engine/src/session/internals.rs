@@ -105,7 +105,7 @@ impl Session {
                 object: None,
                 index_names: None,
                 own: None,
-                before: HashMap::new(),
+                before: FxHashMap::default(),
             };
             match known {
                 Known::Internal(which) => {
@@ -125,8 +125,8 @@ impl Session {
     }
 
     /// The pairs of a measurement that were taken out.
-    pub(super) fn taken_out(&self, control: &Control, id: MeasurementId) -> HashMap<PairKey, (View, PairInfo)> {
-        let Some(measurement) = control.measurements.get(&id) else { return HashMap::new() };
+    pub(super) fn taken_out(&self, control: &Control, id: MeasurementId) -> FxHashMap<PairKey, (View, PairInfo)> {
+        let Some(measurement) = control.measurements.get(&id) else { return FxHashMap::default() };
         let shared = self.shared();
         let both = measurement.views.iter().zip(measurement.pairs.iter());
         let out = both.filter(|(view, _)| shared.frozen.contains_key(&view.value.first));

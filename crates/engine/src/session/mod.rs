@@ -8,8 +8,9 @@
 //!                           \-- the target ends or starts another program --> ended: values stay until they are fetched
 //! ```
 
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +45,7 @@ use crate::leftover;
 use crate::modules::Modules;
 use crate::request::{self, Missing, Wanted};
 use crate::restore;
-use crate::sites::{Originals, Spot, sites};
+use crate::sites::{Spot, Text, sites};
 use crate::state_dir::StateDir;
 use crate::symbols::Symbols;
 use crate::values::{Columns, CounterAllocator, ENDED_MAX, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
@@ -128,7 +129,7 @@ struct View {
     /// The engine knows the value by itself.
     own: Option<OwnValue>,
     /// What it was when the measurement began, per thread.
-    before: HashMap<Option<Tid>, Raw>,
+    before: FxHashMap<Option<Tid>, Raw>,
 }
 
 #[derive(Debug)]
@@ -162,7 +163,7 @@ struct Control {
     attached: Option<Attached>,
     counters: CounterAllocator,
     events: EventPlaces,
-    pairs: HashMap<PairKey, Pair>,
+    pairs: FxHashMap<PairKey, Pair>,
     /// Pairs whose code was taken out because it cost too much; measurements still have their values.
     retired: Vec<Pair>,
     measurements: BTreeMap<MeasurementId, Measurement>,
@@ -197,13 +198,13 @@ struct Shared {
     /// What addresses are called, once a pair has values by key.
     symbols: Symbols,
     /// Identities (as the target's threads see themselves, or fs bases) to thread ids as we see them.
-    tids: HashMap<u64, Tid>,
+    tids: FxHashMap<u64, Tid>,
     /// Fork children count like threads of the target.
     family: bool,
     /// The processes of their threads, those that have ended included.
-    kin: HashMap<Tid, Pid>,
+    kin: FxHashMap<Tid, Pid>,
     /// What pairs cost, by the first counter of their value.
-    accounts: HashMap<u32, cost::Account>,
+    accounts: FxHashMap<u32, cost::Account>,
     /// What pairs have cost that are gone, in nanoseconds of processor time.
     spent_ns: f64,
     /// Number of pairs with a timer of either clock, and of others.
@@ -211,7 +212,7 @@ struct Shared {
     cpu_timers: i64,
     no_timers: i64,
     /// Values that stay as they are, by the first counter.
-    frozen: HashMap<u32, cost::Frozen>,
+    frozen: FxHashMap<u32, cost::Frozen>,
 }
 
 /// A session with one target.
@@ -266,7 +267,7 @@ impl Session {
             modules,
             attached: None,
             counters: CounterAllocator::default(),
-            pairs: HashMap::new(),
+            pairs: FxHashMap::default(),
             retired: Vec::new(),
             measurements: BTreeMap::new(),
             next_mini: 1,
@@ -455,7 +456,7 @@ impl Session {
         let mut fresh = Vec::new();
         let mut more = Vec::new();
         let mut meters = Vec::new();
-        let mut seen = HashSet::new();
+        let mut seen = FxHashSet::default();
         let limit = insert::counters_max(control);
         for (w, (key, _)) in wanted.into_iter().zip(&keys) {
             if !seen.insert(key.clone()) {
@@ -470,7 +471,7 @@ impl Session {
                 continue;
             };
             // A pair that is there grows by the functions of modules that were loaded since.
-            let known: HashSet<MdlFunction> =
+            let known: FxHashSet<MdlFunction> =
                 pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
             instrumentation.insertions.retain(|i| !known.contains(&i.function));
             if !instrumentation.insertions.is_empty() {
@@ -581,7 +582,7 @@ impl Control {
 impl Pair {
     /// The functions in which it is woven.
     fn points(&self) -> u32 {
-        let functions: HashSet<_> = self.minis.iter().map(|(f, _)| *f).collect();
+        let functions: FxHashSet<_> = self.minis.iter().map(|(f, _)| *f).collect();
         functions.len() as u32
     }
 
@@ -613,7 +614,7 @@ fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec
     keys.iter()
         .filter_map(|(key, function)| {
             let pair = control.pairs.get(key)?;
-            let functions: HashSet<_> = pair.minis.iter().map(|(f, _)| *f).collect();
+            let functions: FxHashSet<_> = pair.minis.iter().map(|(f, _)| *f).collect();
             // A focus that names one function by hand is shown like one that came from a pattern.
             let code = key.focus.part("Code").filter(|code| code.names.len() == 2);
             let function = function

@@ -142,7 +142,7 @@ impl Session {
         }
         let Ok(live) = self.target.threads() else { return };
         let own_namespace = self.target.status().is_ok_and(|s| s.own_id == self.pid().0);
-        let mut living = HashSet::new();
+        let mut living = FxHashSet::default();
         for tid in live {
             let id = if own_namespace {
                 tid.0
@@ -204,7 +204,7 @@ impl Shared {
     }
 
     /// What is known of synchronisation objects, by address, if a list of them is being kept.
-    fn objects(&self, columns: &Columns<'_>) -> HashMap<u64, ObjectState> {
+    fn objects(&self, columns: &Columns<'_>) -> FxHashMap<u64, ObjectState> {
         let lists =
             self.shapes.tables().filter(|(first, fold)| *fold == Fold::Last && !self.frozen.contains_key(first));
         let tables = lists

@@ -37,12 +37,12 @@ impl Session {
 
     /// Takes out the code of pairs that only this measurement uses.
     pub(super) fn unweave(&self, control: &mut Control, views: &[View]) -> Result<Removed, Error> {
-        let mut uses: HashMap<&PairKey, u32> = HashMap::new();
+        let mut uses: FxHashMap<&PairKey, u32> = FxHashMap::default();
         for view in views.iter().filter(|v| control.pairs.get(&v.key).is_some_and(|p| p.is_seen_by(v))) {
             *uses.entry(&view.key).or_default() += 1;
         }
         let last = |(key, uses): &(&PairKey, u32)| control.pairs.get(*key).is_some_and(|p| p.users == *uses);
-        let going: HashSet<&PairKey> = uses.into_iter().filter(last).map(|(key, _)| key).collect();
+        let going: FxHashSet<&PairKey> = uses.into_iter().filter(last).map(|(key, _)| key).collect();
         let minis = control.minis_of(&going);
         let stopped = self.withdraw(control, &minis)?;
         Ok(Removed { stopped, ..leftover::untouched(self.pid()) })
@@ -121,7 +121,7 @@ impl Session {
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
         let counted_elsewhere = control.unsettled || self.has_heirs(control);
-        let (mut unused, mut records, mut counters) = (Vec::new(), HashSet::new(), Vec::new());
+        let (mut unused, mut records, mut counters) = (Vec::new(), FxHashSet::default(), Vec::new());
         for view in views {
             let Some(pair) = control.last_use(view) else { continue };
             self.close_account(view.value.first);
@@ -260,10 +260,10 @@ impl Session {
 
 impl Control {
     /// The snippets of pairs that go. Those where exceptions and longjmp land stay as long as other pairs need them.
-    pub(super) fn minis_of(&self, going: &HashSet<&PairKey>) -> Vec<(MdlFunction, u64)> {
+    pub(super) fn minis_of(&self, going: &FxHashSet<&PairKey>) -> Vec<(MdlFunction, u64)> {
         let (going, staying): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|(key, _)| going.contains(key));
         let landings =
-            |pairs: &[(_, &Pair)]| -> HashSet<_> { pairs.iter().flat_map(|(_, p)| &p.landings).copied().collect() };
+            |pairs: &[(_, &Pair)]| -> FxHashSet<_> { pairs.iter().flat_map(|(_, p)| &p.landings).copied().collect() };
         let shared = landings(&staying);
         let own = landings(&going).into_iter().filter(|landing| !shared.contains(landing));
         going.iter().flat_map(|(_, p)| p.minis.iter().copied()).chain(own).collect()
@@ -285,7 +285,7 @@ impl Control {
 
 impl Pair {
     /// The names of its activation records.
-    pub(super) fn records(&self) -> HashSet<u32> {
+    pub(super) fn records(&self) -> FxHashSet<u32> {
         let variables = self.counters.iter().zip(self.variables.iter());
         let named = variables.filter(|(_, v)| v.shape == Shape::Activations);
         named.map(|(first, _)| COUNTERS + 8 * first).collect()
