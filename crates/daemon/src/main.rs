@@ -2,9 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> std::process::ExitCode {
     ingraft_daemon::run::main()
 }
