@@ -51,24 +51,24 @@ impl Found {
     }
 }
 
-/// The code of a target without what we have written into it, each piece read once.
+/// The code of a target without what we have written into it, each page read once.
 pub struct Text<'a> {
     target: &'a Target,
     /// The bytes that stood where we have written.
     originals: BTreeMap<u64, u8>,
     /// By address.
-    pieces: Mutex<FxHashMap<u64, Arc<[u8]>>>,
+    pages: Mutex<FxHashMap<u64, Arc<[u8]>>>,
 }
 
-/// Bytes that are read together: points are close to each other, and reading some costs as much as reading many.
-const PIECE: u64 = 1 << 15;
+/// Bytes that are read together, mapped all or none: points are close to each other, and reading some costs as much as reading many.
+const PAGE: u64 = 4096;
 
 impl<'a> Text<'a> {
     /// `records`: what would put back all that we have written.
     pub fn new<'r>(target: &'a Target, records: impl Iterator<Item = &'r RemovalRecord>) -> Self {
         let writes = records.flat_map(|r| &r.text);
         let originals = writes.flat_map(|w| (w.at.0..).zip(w.new_bytes().iter().copied())).collect();
-        Text { target, originals, pieces: Mutex::default() }
+        Text { target, originals, pages: Mutex::default() }
     }
 
     /// That of a target in which nothing is woven.
@@ -81,8 +81,8 @@ impl<'a> Text<'a> {
         let mut done = 0;
         while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let from = at.0.wrapping_add(done as u64);
-            let piece = self.piece(from - from % PIECE);
-            let there = piece.get((from % PIECE) as usize..).unwrap_or_default();
+            let page = self.page(from - from % PAGE);
+            let there = page.get((from % PAGE) as usize..).unwrap_or_default();
             let n = there.len().min(rest.len());
             if n == 0 {
                 return false;
@@ -93,17 +93,17 @@ impl<'a> Text<'a> {
         true
     }
 
-    fn piece(&self, start: u64) -> Arc<[u8]> {
-        let pieces = || self.pieces.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = pieces().get(&start) {
+    fn page(&self, start: u64) -> Arc<[u8]> {
+        let pages = || self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = pages().get(&start) {
             return Arc::clone(known);
         }
-        let mut bytes = vec![0; PIECE as usize];
+        let mut bytes = vec![0; PAGE as usize];
         let n = self.target.read_some(Avma(start), &mut bytes).unwrap_or(0);
         bytes.truncate(n);
-        let piece: Arc<[u8]> = bytes.into();
-        pieces().insert(start, Arc::clone(&piece));
-        piece
+        let page: Arc<[u8]> = bytes.into();
+        pages().insert(start, Arc::clone(&page));
+        page
     }
 
     /// As it was before we wrote.
