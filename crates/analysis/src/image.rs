@@ -19,6 +19,7 @@ use crate::error::ImageError;
 use crate::exit;
 use crate::function::Function;
 use crate::leap;
+use crate::memo::Memo;
 use crate::relocs::{self, Pointers};
 use crate::{symbols, unwind};
 
@@ -38,7 +39,11 @@ pub struct Image {
     parts: Vec<(Range<u64>, usize)>,
     /// Slots that the loader fills, and the offset of each one's symbol name; sorted, once somebody has asked for them.
     imports: OnceLock<Vec<(u64, u64)>>,
+    exits: Memo<Exits>,
 }
+
+/// The exits of a function, each with why it cannot be woven, or why it is not certain that these are all.
+type Exits = Result<Vec<Result<Site, Refusal>>, Refusal>;
 
 impl Image {
     /// Analyses an image: reads its tables and decodes its text once, in parallel in the rayon pool of the caller.
@@ -87,7 +92,17 @@ impl Image {
         let mut parts: Vec<_> =
             numbered.flat_map(|(i, f)| f.parts().iter().map(move |p| (p.start.0..p.end.0, i))).collect();
         parts.sort_unstable_by_key(|(range, _)| range.start);
-        Image { elf, found, pointers, landing_pads, restartable, padding, parts, imports: OnceLock::new() }
+        Image {
+            elf,
+            found,
+            pointers,
+            landing_pads,
+            restartable,
+            padding,
+            parts,
+            imports: OnceLock::new(),
+            exits: Memo::default(),
+        }
     }
 
     /// The outline of the file.
@@ -184,7 +199,7 @@ impl Image {
     /// why that one cannot be woven. An error if it is not certain that these are all. Sites of one function share no byte; one that
     /// begins where the entry's does is for the same springboard.
     pub fn exit_sites(&self, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
-        exit::sites(self, function)
+        self.exits.get(function.start, || exit::sites(self, function))
     }
 
     /// The calls of a function that control can reach, in order of address. An error if it is not certain that these are all.

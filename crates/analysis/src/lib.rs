@@ -30,6 +30,7 @@ mod image;
 mod jump_table;
 mod leap;
 mod liveness;
+mod memo;
 mod name;
 mod relocs;
 mod stretch;

@@ -1,7 +1,12 @@
 //! A piece of arena code while it is written: every instruction comes with the place where a thread that stands on it goes on
 //! when the piece is taken away.
 
+use std::cell::RefCell;
+
 use ingraft_model::{Avma, AvmaRange, Gpr, PcMove, TextWrite};
+use rustc_hash::FxHashMap;
+
+use crate::cost::Cost;
 
 /// Bytes of a page: what a kill of the writer can fall between.
 pub(crate) const PAGE: u64 = 4096;
@@ -77,6 +82,8 @@ pub(crate) struct Block {
     pub at: u64,
     pub bytes: Vec<u8>,
     backs: Vec<(u32, Back)>,
+    /// What pieces of code cost: those of one plan are much alike.
+    costs: RefCell<FxHashMap<Box<[u8]>, Cost>>,
 }
 
 impl Block {
@@ -96,6 +103,17 @@ impl Block {
     pub fn stretch(&self, from: u64, until: u64) -> &[u8] {
         let offset = |at: u64| usize::try_from(at.wrapping_sub(self.at)).unwrap_or(usize::MAX);
         self.bytes.get(offset(from)..offset(until)).unwrap_or_default()
+    }
+
+    /// What the dearest path through the code between two addresses costs, from its beginning.
+    pub fn cost(&self, from: u64, until: u64) -> Cost {
+        let code = self.stretch(from, until);
+        if let Some(known) = self.costs.borrow().get(code) {
+            return *known;
+        }
+        let cost = Cost::of(from, code);
+        self.costs.borrow_mut().insert(code.into(), cost);
+        cost
     }
 
     /// One instruction.

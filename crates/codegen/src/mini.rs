@@ -223,7 +223,7 @@ impl Parts {
         // what is written around the snippet's own code, and that
         let (own_bytes, own) =
             code.usual().map_or((0, Cost::default()), |usual| (usual.bytes.len() as u64, usual.whole_cost()));
-        Cost::of(self.start, block.stretch(self.start, self.link - own_bytes)) + own + routines
+        block.cost(self.start, self.link - own_bytes) + own + routines
     }
 }
 

@@ -264,7 +264,7 @@ impl Layout {
     /// What the base trampoline costs, with the jumps to it and home.
     fn cost(&self, block: &Block, head: &Head) -> Cost {
         let pieces = [(self.begin, self.slot.at), (self.leave, self.tail)];
-        let own: Cost = pieces.into_iter().map(|(from, until)| Cost::of(from, block.stretch(from, until))).sum();
+        let own: Cost = pieces.into_iter().map(|(from, until)| block.cost(from, until)).sum();
         let springboard = if matches!(head.form, Form::Short(_)) { 2 } else { 1 };
         own + Cost::jumps(springboard + u32::from(!head.ends()))
     }
