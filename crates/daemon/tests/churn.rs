@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ingraft_daemon::{ClockChoice, Config, Engine, MAX_OVERHEAD};
-use ingraft_engine::{Caller, EnableRequest, ErrorKind, MeasurementId, MetricFocus, TargetSpec};
+use ingraft_engine::{Caller, EnableRequest, Error, ErrorKind, MeasurementId, MetricFocus, TargetSpec};
 use ingraft_model::{Focus, How, Pid, PointKind};
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Size, Text};
@@ -54,10 +54,21 @@ impl Churn {
     }
 
     fn enable_within(&self, metric: &str, function: &str, percent: f64, family: bool) -> Option<MeasurementId> {
-        let focus = Focus::parse(&format!("/Code/{}/{function}", self.program)).unwrap();
+        match self.ask(&[(metric, function)], percent, family) {
+            Ok(id) => Some(id),
+            Err(e) if e.kind == ErrorKind::NotFound || e.reason == "too_many_counters" => None,
+            Err(e) => panic!("{metric}@{function}: {e:?}"),
+        }
+    }
+
+    fn ask(&self, pairs: &[(&str, &str)], percent: f64, family: bool) -> Result<MeasurementId, Error> {
+        let pair = |(metric, function): &(&str, &str)| MetricFocus {
+            metric: (*metric).to_owned(),
+            focus: Focus::parse(&format!("/Code/{}/{function}", self.program)).unwrap(),
+        };
         let request = EnableRequest {
             target: TargetSpec::Pid(self.pid),
-            pairs: vec![MetricFocus { metric: metric.to_owned(), focus }],
+            pairs: pairs.iter().map(pair).collect(),
             functions: Vec::new(),
             function_metric: String::new(),
             definitions: Vec::new(),
@@ -66,11 +77,7 @@ impl Churn {
             allow_calls: false,
             family,
         };
-        match self.engine.enable(&request, Caller::Engine, &|_| ()) {
-            Ok(enabled) => Some(enabled.id),
-            Err(e) if e.kind == ErrorKind::NotFound => None,
-            Err(e) => panic!("{metric}@{function}: {e:?}"),
-        }
+        self.engine.enable(&request, Caller::Engine, &|_| ()).map(|enabled| enabled.id)
     }
 
     fn remove(&self, id: MeasurementId) -> i64 {
@@ -122,6 +129,7 @@ fn five_hundred_come_and_go() {
     let done = AtomicBool::new(false);
     let mut half = None;
     std::thread::scope(|scope| {
+        let until = Until(&done);
         let load = scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 redis.load(&["-n", "2000", "-q", "-c", "20", "-t", "set,get,lpush,hset"]);
@@ -160,7 +168,7 @@ fn five_hundred_come_and_go() {
             churn.remove(id);
         }
         eprintln!("{changes} changes");
-        done.store(true, Ordering::Relaxed);
+        drop(until);
         load.join().unwrap();
     });
     let (half, end) = (half.unwrap(), Size::of(redis.pid()));
@@ -174,6 +182,40 @@ fn five_hundred_come_and_go() {
     assert_eq!(u64::try_from(timed.value).unwrap() + missing.left + missing.unseen + missing.unrecorded, told);
     let removed = churn.engine.remove(time, Caller::Engine).unwrap();
     assert!(removed.text_restored);
+    target::assert_clean(redis.pid(), &before);
+}
+
+#[test]
+fn histograms_fill_a_shard_to_its_end() {
+    let redis = match Redis::start() {
+        Ok(redis) => redis,
+        Err(why) => skip!("{why}"),
+    };
+    let churn = Churn::new(redis.pid(), "redis-server");
+    let before = Text::of(redis.pid());
+    let functions = churn.functions();
+    // counts move the last histogram towards the end
+    for counts in [0, 400, 800, 1200] {
+        let kinds = ["calls", "argument0"].into_iter();
+        let counts: Vec<_> = kinds.flat_map(|kind| functions.iter().map(move |f| (kind, &**f))).take(counts).collect();
+        let mut all = Vec::new();
+        if !counts.is_empty() {
+            all.push(churn.ask(&counts, 10_000.0, false).unwrap());
+        }
+        let mut names = functions.iter();
+        let full = loop {
+            let name = names.next().expect("more functions than there is room for");
+            match churn.ask(&[("latency", name)], 10_000.0, false) {
+                Ok(id) => all.push(id),
+                Err(e) if e.kind == ErrorKind::NotFound => {}
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(full.reason, "too_many_counters", "{full:?}");
+        for id in all {
+            churn.remove(id);
+        }
+    }
     target::assert_clean(redis.pid(), &before);
 }
 

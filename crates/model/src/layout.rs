@@ -17,6 +17,7 @@
 //! reads shard 0, whose owner is 0: a thread that was never prepared falls into the slow path and harms nothing.
 
 use crate::addr::{Avma, AvmaRange};
+use crate::histogram::BUCKETS;
 
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
@@ -230,10 +231,12 @@ impl DataArea {
         false
     }
 
-    /// Counters that fit into a shard.
+    /// Counters that fit into a shard. Behind the last one there is room for what the number of a histogram's bucket may be as far as its
+    /// mask tells, which is all that is proven of it.
     pub fn counters(&self) -> u32 {
-        u32::try_from((self.stride - u64::from(COUNTERS) - u64::from(record::ROOM + record::SIZE)) / 8)
-            .unwrap_or(u32::MAX)
+        let used = COUNTERS + record::ROOM + record::SIZE;
+        let all = u32::try_from(self.stride.saturating_sub(used.into()) / 8).unwrap_or(u32::MAX);
+        all.saturating_sub(BUCKETS.next_power_of_two() - BUCKETS)
     }
 
     /// Offset of the activation records in a shard.
