@@ -431,7 +431,7 @@ fn senseless_requests_are_errors() {
     };
     let env = environment(GLIBC);
     assert_eq!(weave(&count(), &[], env), "variable v0 of a snippet is bound to no counter");
-    assert_eq!(weave(&count(), &[500_000], env), "counter 500000 does not fit: a shard holds 105456");
+    assert_eq!(weave(&count(), &[500_000], env), "counter 500000 does not fit: a shard holds 104688");
     let deep = (0..100).fold(Expr::Arg(0), |e, _| Expr::Unary(UnaryOp::Negate, Box::new(e)));
     let deep = Snippet { stmts: vec![Stmt::Add(v(0), deep)] };
     assert_eq!(weave(&deep, &[0], env), "a snippet is nested more than 64 levels deep");
