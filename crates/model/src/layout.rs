@@ -168,7 +168,7 @@ pub const LENT: u32 = CLAIMS;
 pub const CHILD_SHARD: u32 = 1;
 /// Index of the first shard that a thread can claim.
 pub const FIRST_SHARD: u32 = 2;
-/// Distance between shards that gives room for 105,456 counters; only touched pages take memory.
+/// Distance between shards that gives room for 104,688 counters; only touched pages take memory.
 pub const DEFAULT_STRIDE: u64 = 1 << 20;
 /// Bytes of address space for the journal's copy.
 pub const DEFAULT_JOURNAL: u64 = 64 << 20;
