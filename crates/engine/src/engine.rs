@@ -1,6 +1,5 @@
 //! The engine: which sessions there are, and who may ask what.
 
-use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +11,7 @@ use ingraft_mdl::{Diagnostic, Library, Metered};
 use ingraft_model::{How, MetricInfo, Pid, PointKind};
 use ingraft_process::{Event, EventError, Identity, Target};
 use rayon::prelude::*;
+use rustc_hash::FxHashMap;
 
 use crate::api::*;
 use crate::background::in_background;

@@ -1,6 +1,5 @@
 //! Images of files: read through the process that maps them, analysed once for all targets, kept on disk under their build-id.
 
-use rustc_hash::FxHashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -8,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use ingraft_analysis::{Elf, Image};
 use ingraft_model::{Avma, Pid};
 use ingraft_process::{MappedFile, Target};
+use rustc_hash::FxHashMap;
 
 use crate::background::in_background;
 use crate::error::{Error, ErrorKind};

@@ -1,6 +1,5 @@
 //! What metrics become: evaluated at a focus, in a process or in a program that stands for all, and woven for nobody.
 
-use rustc_hash::FxHashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -14,6 +13,7 @@ use ingraft_model::{
     Stmt, ThreadIdentity, WallClock,
 };
 use ingraft_process::{ClockChoice, Target, TickClock, vector_state};
+use rustc_hash::FxHashMap;
 
 use crate::api::{EnableRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, TargetSpec};
 use crate::cost::{Meters, Prices};

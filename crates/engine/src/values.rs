@@ -1,12 +1,12 @@
 //! Values: the sum of what every thread has in its shard, of what ended threads left, and of the counters that all share.
 //! Read while the target runs; each slot has one writer, so a read is never torn and never too high.
 
-use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ingraft_model::{Activations, Clock, Distribution, Fold, Scale, Shape, Table, Tid, vector};
 use ingraft_process::SharedArea;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The shards of a data area.
 pub trait Shards {

@@ -109,14 +109,14 @@ impl Target {
                 continue;
             }
             let Some(i) = tracer.seize(tid, false)? else { continue };
-            if let Err(e) = tracer.stop_soon(i) {
-                crowded = matches!(e, Error::Unstoppable { .. });
-                if !crowded {
-                    return Err(e);
+            match tracer.stop_soon(i) {
+                Err(Error::Unstoppable { .. }) => {
+                    crowded = true;
+                    running.push((tid, status.own_id));
+                    continue;
                 }
-                running.push((tid, status.own_id));
-                continue;
-            }
+                stopped => stopped?,
+            };
             self.note(tracer, i, status.own_id, &mut survey)?;
             tracer.release(i)?;
         }

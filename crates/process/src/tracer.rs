@@ -310,12 +310,10 @@ impl Tracer {
     /// Takes in what has happened to a thread. True if its state is settled.
     fn poll(&mut self, i: usize) -> Result<bool, Error> {
         let tid = self.threads[i].tid;
-        let before = Instant::now();
+        let before = self.alone.then(Instant::now);
         match sys::try_wait(tid) {
             Ok(None) => {
-                if self.alone {
-                    self.began = Some(before);
-                }
+                self.began = before.or(self.began);
                 Ok(false)
             }
             Ok(Some(Status::EventStop(sig))) => {

@@ -137,7 +137,7 @@ impl Output {
 
     /// Writes at once what `lines` writes in many pieces.
     pub(crate) fn together(&mut self, lines: impl FnOnce(&mut Output) -> Result<(), Stop>) -> Result<(), Stop> {
-        self.gathered.get_or_insert_default();
+        self.gathered = Some(String::new());
         let result = lines(self);
         let text = self.gathered.take().unwrap_or_default();
         self.write(&text).and(result)

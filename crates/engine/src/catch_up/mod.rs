@@ -4,13 +4,13 @@
 mod replay;
 mod walk;
 
-use rustc_hash::FxHashMap;
 use std::time::Instant;
 
 use ingraft_mdl::Variable;
 use ingraft_model::layout::{FIRST_SHARD, OWNER};
 use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PointKind, Snippet, ThreadIdentity, Tid};
 use ingraft_process::{Held, HeldRegisters, SharedArea, Target, Visitor};
+use rustc_hash::FxHashMap;
 
 pub use self::replay::Uncaught;
 use self::replay::{Shard, State};

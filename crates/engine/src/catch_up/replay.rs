@@ -1,12 +1,12 @@
 //! What the code at an entry would have left behind: evaluated here, for a call that began before the code was there. States are brought
 //! to what they would have been, events are not counted (paradyn.md D.4, mended).
 
-use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
 
 use ingraft_mdl::{Variable, VariableKind};
 use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
 use ingraft_model::{Clock, DataArea, Expr, Record, Restore, Stmt, VariableId};
+use rustc_hash::FxHashSet;
 
 /// Counters of a timer.
 const NEST: u32 = 0;

@@ -8,7 +8,6 @@
 //!                           \-- the target ends or starts another program --> ended: values stay until they are fetched
 //! ```
 
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -31,6 +30,7 @@ use ingraft_process::{
     ClockChoice, ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target,
     ThreadBase, TickClock, Visitor, vector_state,
 };
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
 use crate::api::*;
 use crate::calls;
