@@ -170,11 +170,11 @@ pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), 
 }
 
 /// Compiles a request for a point.
-pub(crate) fn compile(
+pub(crate) fn compile<'a>(
     env: &Environment,
     frame: &Frame,
-    request: &MiniRequest<'_>,
-    templates: &mut Templates,
+    request: &MiniRequest<'a>,
+    templates: &mut Templates<'a>,
 ) -> Result<Compiled, CodegenError> {
     match request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize)) {
         Some(&index) => Ok(Compiled::Count(env.data.counter(index))),

@@ -15,10 +15,10 @@ const VARIABLES_MAX: usize = 32;
 
 /// What was compiled so far for one environment.
 #[derive(Default)]
-pub(crate) struct Templates(Vec<Template>);
+pub(crate) struct Templates<'a>(Vec<Template<'a>>);
 
-struct Template {
-    snippet: Snippet,
+struct Template<'a> {
+    snippet: &'a Snippet,
     form: Form,
     compiled: Compiled,
     places: Places,
@@ -54,13 +54,13 @@ struct Place {
     base: i64,
 }
 
-impl Templates {
+impl<'a> Templates<'a> {
     /// Code for a request that is more than a count.
     pub fn compile(
         &mut self,
         env: &Environment,
         frame: &Frame,
-        request: &MiniRequest<'_>,
+        request: &MiniRequest<'a>,
     ) -> Result<Compiled, CodegenError> {
         let form = Form {
             stack: frame.stack,
@@ -69,13 +69,14 @@ impl Templates {
             pushed: frame.pushed,
         };
         let anew = |counters: &[u32]| mini::compile_anew(env, frame, &MiniRequest { counters, ..*request });
-        let known = self.0.iter_mut().rev().find(|t| t.form == form && t.snippet == *request.snippet);
+        let same = |other: &Snippet| std::ptr::eq(other, request.snippet) || other == request.snippet;
+        let known = self.0.iter_mut().rev().find(|t| t.form == form && same(t.snippet));
         let Some(template) = known else {
             let compiled = anew(request.counters)?;
             if self.0.len() == KEPT {
                 self.0.remove(0);
             }
-            let (snippet, places) = (request.snippet.clone(), Places::NotSought);
+            let (snippet, places) = (request.snippet, Places::NotSought);
             self.0.push(Template { snippet, form, compiled: compiled.clone(), places });
             return Ok(compiled);
         };
@@ -249,10 +250,11 @@ mod tests {
 
     #[test]
     fn only_so_many_are_kept() {
+        let snippet = |n: i64| Snippet { stmts: vec![Stmt::Add(V[0], Expr::Const(n + 2))] };
+        let snippets: Vec<Snippet> = (0..100).map(snippet).collect();
         let (env, mut templates) = (environment(), Templates::default());
-        for n in 0..100 {
-            let snippet = Snippet { stmts: vec![Stmt::Add(V[0], Expr::Const(n + 2))] };
-            templates.compile(&env, &frame(0), &MiniRequest { id: 1, snippet: &snippet, counters: &[7] }).unwrap();
+        for snippet in &snippets {
+            templates.compile(&env, &frame(0), &MiniRequest { id: 1, snippet, counters: &[7] }).unwrap();
         }
         assert_eq!(templates.0.len(), KEPT);
     }

@@ -1,6 +1,7 @@
 //! What of the modules' own text is taken: bytes under springboards, and padding that islands may use.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ingraft_model::point::Padding;
 use ingraft_model::{Avma, AvmaRange, Bias};
@@ -14,8 +15,8 @@ pub(crate) const ISLAND: u64 = 5;
 /// The text of the modules of one neighbourhood, as far as weaving needs it.
 #[derive(Clone, Debug, Default)]
 pub struct TextSpace {
-    /// Padding that nothing reaches: start to bytes.
-    padding: BTreeMap<u64, Vec<u8>>,
+    /// Padding that nothing reaches: start to bytes. Shared with what this is a copy of.
+    padding: Arc<BTreeMap<u64, Vec<u8>>>,
     /// Bytes that are or will be overwritten: start to end and the owner's name.
     taken: BTreeMap<u64, (u64, String)>,
 }
@@ -35,10 +36,11 @@ impl TextSpace {
 
     /// Adds the padding of a module that was loaded with `bias`.
     pub fn add_padding(&mut self, bias: Bias, padding: &[Padding]) {
+        let known = Arc::make_mut(&mut self.padding);
         for p in padding.iter().filter(|p| p.bytes.len() as u64 >= ISLAND) {
             let start = p.range.start.to_avma(bias).0;
             if start < USER_END {
-                self.padding.insert(start, p.bytes.clone());
+                known.insert(start, p.bytes.clone());
             }
         }
     }

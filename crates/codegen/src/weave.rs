@@ -183,11 +183,11 @@ impl WovenPoint {
 ///
 /// `arena` and `text` hold afterwards what the plan takes, shared slow routines included. After an error, and when the plan was not
 /// applied in the end, go on with clones from before.
-pub fn weave_points(
-    env: &Environment,
-    arena: &mut Arena,
-    text: &mut TextSpace,
-    requests: &[PointRequest<'_>],
+pub fn weave_points<'a>(
+    env: &'a Environment,
+    arena: &'a mut Arena,
+    text: &'a mut TextSpace,
+    requests: &[PointRequest<'a>],
 ) -> Result<Weave, CodegenError> {
     env.check()?;
     requests.iter().flat_map(|r| r.minis).try_for_each(|m| mini::check(env, m))?;
@@ -237,7 +237,7 @@ struct Weaver<'a> {
     align: bool,
     block: Block,
     plan: PatchPlan,
-    templates: Templates,
+    templates: Templates<'a>,
 }
 
 /// Where the parts of a point's code lie.
@@ -306,7 +306,7 @@ impl Save {
     }
 }
 
-impl Weaver<'_> {
+impl<'a> Weaver<'a> {
     /// Finds detours for the branches to every springboard; what has none is refused, and with it what counts on its copies.
     fn detours(&mut self, choices: Vec<Choice>, requests: &[PointRequest<'_>]) -> Vec<Chosen> {
         let mut carried = Carried::new(&choices, requests);
@@ -356,7 +356,7 @@ impl Weaver<'_> {
         &mut self,
         head: &Head,
         detours: &[Detour],
-        request: &PointRequest<'_>,
+        request: &PointRequest<'a>,
     ) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
         match self.build(head, detours, request) {
             Ok(point) => Ok(Ok(point)),
@@ -371,7 +371,7 @@ impl Weaver<'_> {
     /// The points whose instructions others displace, into the code of these.
     fn within(
         &mut self,
-        requests: &[PointRequest<'_>],
+        requests: &[PointRequest<'a>],
         designs: &[Chosen],
         woven: &mut [Result<WovenPoint, Refusal>],
     ) -> Result<(), CodegenError> {
@@ -435,7 +435,7 @@ impl Weaver<'_> {
         }
     }
 
-    fn build(&mut self, head: &Head, detours: &[Detour], request: &PointRequest<'_>) -> Result<WovenPoint, EmitError> {
+    fn build(&mut self, head: &Head, detours: &[Detour], request: &PointRequest<'a>) -> Result<WovenPoint, EmitError> {
         let site = request.site;
         let spare = PREFERRED.into_iter().find(|r| site.scratch.contains(r));
         let private = self.env.identity != ThreadIdentity::Locked;
@@ -460,7 +460,7 @@ impl Weaver<'_> {
             rax_free: save.scratch || save.result || site.scratch.contains(&Gpr(0)),
             pushed: save.words(),
         };
-        let compile = |m: &MiniRequest<'_>| mini::compile(self.env, &frame, m, &mut self.templates);
+        let compile = |m: &MiniRequest<'a>| mini::compile(self.env, &frame, m, &mut self.templates);
         let minis = request.minis.iter().map(compile).collect::<Result<Vec<_>, _>>()?;
         minis.iter().try_for_each(|m| m.routines(self.env, self.arena, &mut self.plan.code))?;
         let slow_at = slow.as_ref().map(|s| s.range.start.0);

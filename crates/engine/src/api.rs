@@ -96,7 +96,7 @@ pub struct PointSummary {
 }
 
 /// A metric measured at a focus.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MetricFocus {
     /// Public name of the metric.
     pub metric: String,
@@ -110,7 +110,7 @@ pub struct EnableRequest {
     /// Where.
     pub target: TargetSpec,
     /// Metric-focus pairs.
-    pub pairs: Vec<MetricFocus>,
+    pub pairs: Vec<Arc<MetricFocus>>,
     /// Functions by name, glob, `MODULE:GLOB` or `MODULE+0xOFFSET`; each match becomes a pair of `function_metric` and its own focus.
     pub functions: Vec<String>,
     /// The metric for `functions`, usually `calls`.
@@ -147,7 +147,7 @@ pub struct MeasurementId(pub u64);
 #[derive(Clone, Debug)]
 pub struct PairInfo {
     /// Metric and focus.
-    pub pair: MetricFocus,
+    pub pair: Arc<MetricFocus>,
     /// Unit and aggregate of the metric.
     pub metric: Arc<MetricInfo>,
     /// The one function that the focus names, if it does: module, name, offset.
@@ -204,7 +204,7 @@ pub struct Enabled {
     /// The longest time any thread was held in one piece.
     pub stopped: Duration,
     /// What is measured, in the order of the answer's values.
-    pub pairs: Vec<PairInfo>,
+    pub pairs: Arc<Vec<PairInfo>>,
     /// Matches of `functions` that are not measured.
     pub refused: Vec<RefusedFunction>,
     /// The calls that were in progress.
@@ -361,7 +361,7 @@ pub struct Costs {
 #[derive(Clone, Debug)]
 pub struct PairCost {
     /// Metric and focus.
-    pub pair: MetricFocus,
+    pub pair: Arc<MetricFocus>,
     /// Nanoseconds that each of its snippets takes at worst when it runs once, added up: for a time, those at entry and exit.
     pub hit_ns: f64,
     /// How often its code ran lately, per second; of several pieces the one that ran most often.

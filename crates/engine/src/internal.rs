@@ -196,7 +196,7 @@ impl Internal {
             constraints: Vec::new(),
             developer,
             doc: doc.to_owned(),
-            text: String::new(),
+            text: "".into(),
         }
     }
 }

@@ -211,7 +211,7 @@ pub fn lower(
 fn asked(metric: &str, focus: &Focus) -> EnableRequest {
     EnableRequest {
         target: TargetSpec::Pid(Pid(0)),
-        pairs: vec![MetricFocus { metric: metric.to_owned(), focus: focus.clone() }],
+        pairs: vec![Arc::new(MetricFocus { metric: metric.to_owned(), focus: focus.clone() })],
         functions: Vec::new(),
         function_metric: String::new(),
         definitions: Vec::new(),

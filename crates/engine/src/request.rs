@@ -1,5 +1,7 @@
 //! From what a client asks to what is woven where: patterns become functions, metrics become snippets.
 
+use std::sync::Arc;
+
 use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
@@ -19,7 +21,7 @@ use crate::pattern::Pattern;
 /// A pair that is asked for, with what it takes.
 pub struct Wanted {
     /// Metric and focus.
-    pub pair: MetricFocus,
+    pub pair: Arc<MetricFocus>,
     /// The function that the focus names, if it came from a pattern.
     pub function: Option<FunctionRef>,
     /// What must be woven for it.
@@ -149,7 +151,7 @@ fn evaluate_request(
     let named = functions.into_iter().filter_map(|f| {
         let (module, name) = modules.focus_name(f)?;
         let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
-        Some((MetricFocus { metric: request.function_metric.clone(), focus }, Some(f)))
+        Some((Arc::new(MetricFocus { metric: request.function_metric.clone(), focus }), Some(f)))
     });
     let pairs: Vec<_> = request.pairs.iter().cloned().map(|p| (p, None)).chain(named).collect();
     if pairs.is_empty() && request.functions.is_empty() {
@@ -160,7 +162,8 @@ fn evaluate_request(
             "name functions, or metrics as METRIC@FOCUS",
         ));
     }
-    let evaluate = |(pair, _): &(MetricFocus, _)| ingraft_mdl::evaluate(library, &pair.metric, &pair.focus, modules);
+    let evaluate =
+        |(pair, _): &(Arc<MetricFocus>, _)| ingraft_mdl::evaluate(library, &pair.metric, &pair.focus, modules);
     let evaluated: Vec<_> = match pairs.len() {
         ..MANY => pairs.iter().map(evaluate).collect(),
         MANY.. => in_background(|| pairs.par_iter().map(evaluate).collect()),
@@ -195,9 +198,15 @@ const NOT_FOUND: [&str; 2] = [ingraft_mdl::codes::NO_METRIC, ingraft_mdl::codes:
 /// Which modules the foci of a request can be about: patterns over the modules that must be analysed. Empty: all of them.
 fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
     let mut out: Vec<Pattern> = request.functions.iter().map(|f| Pattern::parse(f)).collect();
+    let mut last = None;
     for pair in &request.pairs {
         match pair.focus.part("Code").and_then(|code| code.names.first()) {
-            Some(module) => out.push(Pattern::Names { module: Some(module.clone()), function: "*".to_owned() }),
+            // mostly they are about one module
+            Some(module) if last.as_ref() != Some(&module) => {
+                last = Some(module);
+                out.push(Pattern::Names { module: Some(module.clone()), function: "*".to_owned() });
+            }
+            Some(_) => {}
             // Lists of functions may name any module.
             None => return Vec::new(),
         }

@@ -169,7 +169,7 @@ impl Library {
             constraints: unique,
             developer: metric.developer(),
             doc,
-            text: text.to_owned(),
+            text: text.into(),
         }
     }
 

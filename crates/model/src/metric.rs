@@ -1,5 +1,7 @@
 //! Metrics as values: units and how values combine (paradyn.md A.7).
 
+use std::sync::Arc;
+
 /// How the values of threads, processes and hosts combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Aggregate {
@@ -56,7 +58,7 @@ pub struct MetricInfo {
     /// Sentence of documentation, from the comment before the definition.
     pub doc: String,
     /// The definition's text.
-    pub text: String,
+    pub text: Arc<str>,
 }
 
 impl Aggregate {

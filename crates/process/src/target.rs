@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -80,6 +81,8 @@ pub struct Target {
     longest_hold: Mutex<Duration>,
     /// Pages that are known to be private copies already.
     pub(crate) private_pages: Mutex<HashSet<u64>>,
+    /// Where there was memory when that was looked at last.
+    mapped: AtomicU64,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -114,6 +117,7 @@ impl Target {
             gadgets: Mutex::default(),
             longest_hold: Mutex::default(),
             private_pages: Mutex::default(),
+            mapped: AtomicU64::new(0),
         })
     }
 
@@ -139,8 +143,13 @@ impl Target {
     /// Whether it still runs the program that it ran when it was opened (no exec since).
     pub fn is_same_program(&self) -> bool {
         // the open file keeps the old address space, which has nothing in it once its last user is gone
-        let probe = |m: &Mapping| m.read && self.mem.read_at(&mut [0], m.range.start.0).is_ok_and(|n| n == 1);
-        self.maps().is_ok_and(|maps| maps.iter().any(probe))
+        let is_there = |at: u64| self.mem.read_at(&mut [0], at).is_ok_and(|n| n == 1);
+        if is_there(self.mapped.load(Ordering::Relaxed)) {
+            return true;
+        }
+        let maps = self.maps().unwrap_or_default();
+        let found = maps.iter().find(|m| m.read && is_there(m.range.start.0));
+        found.inspect(|m| self.mapped.store(m.range.start.0, Ordering::Relaxed)).is_some()
     }
 
     fn ended_within(&self, time: Duration) -> bool {

@@ -113,7 +113,7 @@ impl From<&MetricInfo> for v1::Metric {
             constraints: metric.constraints.clone(),
             developer: metric.developer,
             doc: metric.doc.clone(),
-            text: metric.text.clone(),
+            text: metric.text.as_ref().to_owned(),
         }
     }
 }
@@ -134,7 +134,7 @@ impl TryFrom<v1::Metric> for MetricInfo {
             constraints: metric.constraints,
             developer: metric.developer,
             doc: metric.doc,
-            text: metric.text,
+            text: metric.text.into(),
         })
     }
 }
@@ -260,7 +260,7 @@ mod tests {
                 constraints,
                 developer,
                 doc,
-                text,
+                text: text.into(),
             },
         )
     }

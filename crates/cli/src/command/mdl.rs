@@ -60,6 +60,9 @@ pub(crate) fn fmt(args: &FmtArgs, format: Format, out: &mut Output) -> Result<()
 
 /// Refuses definitions with errors before anything is touched, with the same words as `check`.
 pub(crate) fn accept(definitions: &[Source], format: Format) -> Result<(), Stop> {
+    if definitions.is_empty() {
+        return Ok(());
+    }
     let (library, mut diagnostics) = load(definitions);
     diagnostics.retain(Diagnostic::is_error);
     let Some(first) = diagnostics.first() else { return Ok(()) };

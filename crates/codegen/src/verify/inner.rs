@@ -27,6 +27,9 @@ impl<'a> Hosts<'a> {
 /// What a point offers to others are copies of displaced instructions, with room for a springboard each in front of anything else, and as
 /// they are stated.
 pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<Pair>) -> Result<(), VerifyError> {
+    if point.inner.is_empty() {
+        return Ok(());
+    }
     let first: FxHashMap<(u64, u64), Pair> =
         pairs.iter().filter(|p| p.first).map(|p| ((p.copy, p.original), *p)).collect();
     for offer in &point.inner {

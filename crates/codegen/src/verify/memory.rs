@@ -94,6 +94,20 @@ impl<'a> Memory<'a> {
         self.instructions.get(number)
     }
 
+    /// The instructions from that number on.
+    pub fn from(&self, number: usize) -> &[Instruction] {
+        self.instructions.get(number..).unwrap_or_default()
+    }
+
+    /// The instruction at an address with its number, which is perhaps `hint`.
+    pub fn instruction(&self, at: u64, hint: usize) -> Result<(usize, &Instruction), VerifyError> {
+        let expected = |i: &&Instruction| i.ip() == at && !i.is_invalid();
+        match self.get(hint).filter(expected) {
+            Some(instruction) => Ok((hint, instruction)),
+            None => Ok((self.number(at)?, self.decode(at)?)),
+        }
+    }
+
     /// The instruction at an address.
     pub fn decode(&self, at: u64) -> Result<&Instruction, VerifyError> {
         let instruction = self.get(self.number(at)?).filter(|i| !i.is_invalid());

@@ -621,21 +621,24 @@ impl Proof<'_> {
     /// From every instruction there is a move that is an equivalence, or it is stepped out of.
     fn ways_home(&self, walk: &Walk<'_>, record: &RemovalRecord, pairs: &[Pair]) -> Result<(), VerifyError> {
         let mut used = 0;
+        let (mut moves, islands): (Vec<&PcMove>, Vec<&PcMove>) =
+            record.moves.iter().partition(|m| m.from >= record.code.start && m.from < record.code.end);
+        moves.sort_unstable();
+        let mut moves = moves.into_iter().peekable();
         for (address, state) in walk.visited(&record.code) {
             let pair = pairs.iter().find(|p| p.copy == address);
             let allowed = match pair {
                 Some(pair) => pair.back,
                 None => self.point.resume.filter(|_| state.is_some_and(|s| walk.harmless(s))).map(|at| at.0),
             };
-            match record.moves.iter().find(|m| m.from.0 == address) {
+            match moves.next_if(|m| m.from.0 == address) {
                 Some(m) if Some(m.to.0) == allowed => used += 1,
                 Some(_) => return fail(address, Flaw::BadMove),
                 None if record.step_out.iter().any(|r| r.start.0 <= address && address < r.end.0) => {}
                 None => return fail(address, Flaw::BadMove),
             }
         }
-        let islands = record.moves.iter().filter(|m| m.from < record.code.start || m.from >= record.code.end).count();
-        if used + islands == record.moves.len() { Ok(()) } else { fail(record.code.start.0, Flaw::BadMove) }
+        if used + islands.len() == record.moves.len() { Ok(()) } else { fail(record.code.start.0, Flaw::BadMove) }
     }
 
     /// Islands lie in the text: a thread on one goes to the entry.

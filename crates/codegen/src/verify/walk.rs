@@ -7,6 +7,7 @@ use iced_x86::{
 };
 use ingraft_model::layout::{OWNER, TOP};
 use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity, WallClock};
+use rustc_hash::FxHashSet;
 
 use super::calling;
 use super::event;
@@ -253,10 +254,12 @@ impl<'a> Facts<'a> {
         requests: impl Iterator<Item = &'r MiniRequest<'r>>,
     ) -> Self {
         let (mut callees, mut stores, mut writes) = (Vec::new(), Vec::new(), false);
-        for request in requests {
-            callees.extend(request.snippet.calls().into_iter().filter_map(called));
-            writes |= request.snippet.writes();
-            stores.extend(request.snippet.stores().into_iter().map(|(at, width)| (at.0, width.bytes() as usize)));
+        // many requests share one
+        let mut seen = FxHashSet::default();
+        for snippet in requests.map(|request| request.snippet).filter(|s| seen.insert(std::ptr::from_ref(*s))) {
+            callees.extend(snippet.calls().into_iter().filter_map(called));
+            writes |= snippet.writes();
+            stores.extend(snippet.stores().into_iter().map(|(at, width)| (at.0, width.bytes() as usize)));
         }
         let lasting = |(at, bytes): &(u64, usize)| env.readable.lasts(Avma(*at), *bytes as u64);
         stores.retain(lasting);
@@ -402,20 +405,23 @@ impl<'a> Walk<'a> {
     pub fn visited<'s>(&'s self, range: &AvmaRange) -> impl Iterator<Item = (u64, Option<&'s State>)> + use<'s, 'a> {
         let end = range.end.0;
         let first = self.memory.number(range.start.0).unwrap_or(usize::MAX);
-        let visits = self.visits.get(first..).unwrap_or_default().iter().enumerate();
-        visits
-            .map_while(move |(i, v)| Some((self.memory.get(first + i)?.ip(), self.state(*v))))
-            .take_while(move |(at, _)| *at < end)
+        let visits = self.visits.get(first..).unwrap_or_default().iter();
+        let instructions = self.memory.from(first).iter().map(Instruction::ip).take_while(move |at| *at < end);
+        instructions.zip(visits.map(|visit| self.state(*visit)))
     }
 
     /// The instructions that were visited fill the range exactly.
     pub fn tile(&mut self, range: &AvmaRange) -> Result<(), VerifyError> {
+        if range.start == range.end {
+            return Ok(());
+        }
         let mut at = range.start.0;
-        while at < range.end.0 {
-            let (number, visit) = self.visit(at)?;
-            let (Some(i), true) = (self.memory.get(number), visit != Visit::Never) else {
+        let first = self.memory.number(at)?;
+        let visits = self.visits.get(first..).unwrap_or_default().iter();
+        for (i, visit) in self.memory.from(first).iter().zip(visits).take_while(|(i, _)| i.ip() < range.end.0) {
+            if i.ip() != at || *visit == Visit::Never {
                 return fail(at, Flaw::Untiled);
-            };
+            }
             self.tiled += 1;
             at = i.next_ip();
         }
@@ -640,77 +646,92 @@ impl<'a> Walk<'a> {
     }
 
     fn execute(&mut self, at: u64, state: State, mode: Mode) -> Result<(), VerifyError> {
-        let mut todo = vec![(at, state)];
-        while let Some((at, mut state)) = todo.pop() {
-            if self.leaves(at, &state, mode)? {
-                continue;
-            }
-            let memory = self.memory;
-            let instruction = memory.decode(at)?;
-            let (number, visit) = self.visit(at)?;
-            match visit {
-                Visit::Never => {
-                    self.set(number, Visit::State(self.states.len()));
-                    self.states.push(state.clone());
-                }
-                // generated code and displaced instructions do not mix
-                Visit::Marked => return fail(at, Flaw::Untiled),
-                Visit::State(n) => {
-                    let Some(old) = self.states.get_mut(n) else { return fail(at, Flaw::Untiled) };
-                    if old.stack != state.stack {
-                        return fail(at, Flaw::Stack);
-                    }
-                    state.meet(old);
-                    if state == *old {
-                        continue;
-                    }
-                    *old = state.clone();
-                }
-            }
-            match instruction.flow_control() {
-                FlowControl::Next => {
-                    self.forward(at, instruction.next_ip(), mode)?;
-                    let compared = state.parent == Parent::Compared;
-                    self.effect(instruction, &mut state, mode)?;
-                    if compared {
-                        state.parent = Parent::Unknown;
-                    }
-                    todo.push((instruction.next_ip(), state));
-                }
-                FlowControl::Call if instruction.code() == Code::Syscall => {
-                    self.system_call(instruction, &mut state, mode)?;
-                    todo.push((instruction.next_ip(), state));
-                }
-                FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
-                    let target = instruction.near_branch_target();
-                    if let Some((_, routine)) = self.facts.routines.iter().find(|(entry, _)| *entry == target) {
-                        let routine = *routine;
-                        todo.push(self.past_routine(at, state, routine)?);
-                        continue;
-                    }
-                    self.forward(at, instruction.near_branch_target(), mode)?;
-                    todo.push((instruction.near_branch_target(), state));
-                }
-                FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
-                    self.forward(at, instruction.near_branch_target(), mode)?;
-                    todo.push((instruction.near_branch_target(), state.clone()));
-                    if state.parent == Parent::Compared && instruction.condition_code() == ConditionCode::e {
-                        state.parent = Parent::Yes;
-                    }
-                    todo.push((instruction.next_ip(), state));
-                }
-                FlowControl::IndirectBranch if instruction.code() == Code::Jmp_rm64 => {
-                    self.returns(instruction, &state, mode)?
-                }
-                _ => return fail(at, Flaw::Forbidden),
+        let mut others = vec![(at, state)];
+        while let Some((at, mut state)) = others.pop() {
+            let mut next = Some((at, usize::MAX));
+            while let Some((at, hint)) = next {
+                next = self.step(at, hint, &mut state, mode, &mut others)?;
             }
         }
         Ok(())
     }
 
+    /// Executes the instruction at `at`, whose number is perhaps `hint`. Where control goes on, with a hint to its number; `others` is where else
+    /// it may. None where it has left, or nothing new is known.
+    fn step(
+        &mut self,
+        at: u64,
+        hint: usize,
+        state: &mut State,
+        mode: Mode,
+        others: &mut Vec<(u64, State)>,
+    ) -> Result<Option<(u64, usize)>, VerifyError> {
+        if self.leaves(at, state, mode)? {
+            return Ok(None);
+        }
+        let memory = self.memory;
+        let (number, instruction) = memory.instruction(at, hint)?;
+        match self.visits.get(number).copied().unwrap_or(Visit::Never) {
+            Visit::Never => {
+                self.set(number, Visit::State(self.states.len()));
+                self.states.push(state.clone());
+            }
+            // generated code and displaced instructions do not mix
+            Visit::Marked => return fail(at, Flaw::Untiled),
+            Visit::State(n) => {
+                let Some(old) = self.states.get_mut(n) else { return fail(at, Flaw::Untiled) };
+                if old.stack != state.stack {
+                    return fail(at, Flaw::Stack);
+                }
+                state.meet(old);
+                if *state == *old {
+                    return Ok(None);
+                }
+                *old = state.clone();
+            }
+        }
+        let behind = Some((instruction.next_ip(), number + 1));
+        match instruction.flow_control() {
+            FlowControl::Next => {
+                self.forward(at, instruction.next_ip(), mode)?;
+                let compared = state.parent == Parent::Compared;
+                self.effect(instruction, state, mode)?;
+                if compared {
+                    state.parent = Parent::Unknown;
+                }
+                Ok(behind)
+            }
+            FlowControl::Call if instruction.code() == Code::Syscall => {
+                self.system_call(instruction, state, mode)?;
+                Ok(behind)
+            }
+            FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
+                let target = instruction.near_branch_target();
+                if let Some((_, routine)) = self.facts.routines.iter().find(|(entry, _)| *entry == target) {
+                    return Ok(Some((self.past_routine(at, state, *routine)?, usize::MAX)));
+                }
+                self.forward(at, target, mode)?;
+                Ok(Some((target, usize::MAX)))
+            }
+            FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
+                self.forward(at, instruction.near_branch_target(), mode)?;
+                others.push((instruction.near_branch_target(), state.clone()));
+                if state.parent == Parent::Compared && instruction.condition_code() == ConditionCode::e {
+                    state.parent = Parent::Yes;
+                }
+                Ok(behind)
+            }
+            FlowControl::IndirectBranch if instruction.code() == Code::Jmp_rm64 => {
+                self.returns(instruction, state, mode)?;
+                Ok(None)
+            }
+            _ => fail(at, Flaw::Forbidden),
+        }
+    }
+
     /// Where a snippet goes on that has jumped to a shared routine, and what it finds there: the flags are changed, and rcx is the top of the
     /// activation records if the routine is one for these.
-    fn past_routine(&mut self, at: u64, mut state: State, routine: Routine) -> Result<(u64, State), VerifyError> {
+    fn past_routine(&mut self, at: u64, state: &mut State, routine: Routine) -> Result<u64, VerifyError> {
         let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
         state.flags_kept = false;
         if state.parent == Parent::Compared {
@@ -741,7 +762,7 @@ impl<'a> Walk<'a> {
             Routine::Time => state.lose(2),
             Routine::CpuTime | Routine::Await => {}
         }
-        Ok((back, state))
+        Ok(back)
     }
 
     /// Generated code runs in no circle: branches lead forwards, out of it, or along the chain of snippets. What lies aside of a snippet is

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
 
 use ingraft_engine::{
     EnableRequest, Ended, Error, ErrorKind, EventEntry, FunctionEntry, FunctionRef, Inserted, LaunchRequest,
@@ -118,11 +119,15 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
     })
 }
 
-fn metric_focus(pair: v1::MetricFocus) -> Result<MetricFocus, FieldError> {
+fn metric_focus(pair: v1::MetricFocus) -> Result<Arc<MetricFocus>, FieldError> {
     if pair.metric.is_empty() {
         return Err(FieldError::missing("metric"));
     }
-    Ok(MetricFocus { focus: convert::focus(&pair.focus, "focus")?, metric: pair.metric })
+    Ok(Arc::new(MetricFocus { focus: convert::focus(&pair.focus, "focus")?, metric: pair.metric }))
+}
+
+fn to_wire(pair: &MetricFocus) -> v1::MetricFocus {
+    v1::MetricFocus { metric: pair.metric.clone(), focus: pair.focus.to_string() }
 }
 
 /// An event.
@@ -171,7 +176,7 @@ fn function_ref(function: &FunctionRef) -> v1::FunctionRef {
 /// What a pair measures.
 pub fn pair(pair: &PairInfo) -> v1::Pair {
     v1::Pair {
-        pair: Some(v1::MetricFocus { metric: pair.pair.metric.clone(), focus: pair.pair.focus.to_string() }),
+        pair: Some(to_wire(&pair.pair)),
         function: pair.function.as_ref().map(function_ref),
         points: pair.points,
         refused_count: count(pair.refused.len()),
@@ -228,9 +233,8 @@ pub fn inserted(inserted: Inserted) -> v1::Inserted {
 }
 
 fn pair_cost(cost: PairCost) -> v1::PairCost {
-    let MetricFocus { metric, focus } = cost.pair;
     v1::PairCost {
-        pair: Some(v1::MetricFocus { metric, focus: focus.to_string() }),
+        pair: Some(to_wire(&cost.pair)),
         hit_ns: cost.hit_ns,
         hits_per_s: cost.hits_per_s,
         cost_ns_per_s: cost.cost_ns_per_s,

@@ -236,13 +236,13 @@ mod tests {
             constraints: vec!["/Code".into()],
             developer: false,
             doc: String::new(),
-            text: "x".repeat(1000),
+            text: "x".repeat(1000).into(),
         });
         let pair = |n: u64| PairInfo {
-            pair: MetricFocus {
+            pair: Arc::new(MetricFocus {
                 metric: "calls".into(),
                 focus: Focus::parse(&format!("/Code/a-module/{}{n}", "x".repeat(200))).unwrap(),
-            },
+            }),
             metric: metric.clone(),
             function: Some(refused(n).function),
             points: 1,
@@ -260,7 +260,7 @@ mod tests {
             since_ns: 7,
             attach_time: Duration::from_millis(5),
             stopped: Duration::from_micros(6),
-            pairs: (0..pairs).map(pair).collect(),
+            pairs: Arc::new((0..pairs).map(pair).collect()),
             refused: vec![refused(1)],
             caught_up: Default::default(),
             warnings: Vec::new(),
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(messages.len(), 3);
         let without = removal(5, &Removed { last: None, ..removed.clone() });
         assert_eq!(without.len(), 1);
-        let grown = removal(5, &Removed { grown: Some(Arc::new(enabled(4).pairs)), ..removed });
+        let grown = removal(5, &Removed { grown: Some(enabled(4).pairs), ..removed });
         assert_eq!(grown.len(), 6, "an Enabled, pairs and refused functions before the values");
     }
 }

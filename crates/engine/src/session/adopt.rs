@@ -103,14 +103,15 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         constraints: Vec::new(),
         developer: false,
         doc: String::new(),
-        text: String::new(),
+        text: Arc::default(),
     };
     let mut infos = Vec::with_capacity(pairs.len());
     let mut views = Vec::with_capacity(pairs.len());
     for pair in pairs {
         let metric = library.metric(&pair.metric).map_or_else(|| Arc::new(unknown(&pair.metric)), Arc::clone);
         let focus = Focus::parse(&pair.focus).unwrap_or_default();
-        let key = PairKey { text: String::new(), metric: pair.metric.clone(), focus: focus.clone() };
+        let measured = Arc::new(MetricFocus { metric: pair.metric, focus });
+        let key = PairKey { text: Arc::default(), pair: Arc::clone(&measured) };
         let (aggregate, thread) = (metric.aggregate, None);
         let (value, activations) = (pair.value, pair.activations);
         let unit = if pair.ticks { ValueUnit::Ticks } else { ValueUnit::Plain };
@@ -127,7 +128,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
             before: FxHashMap::default(),
         });
         infos.push(PairInfo {
-            pair: MetricFocus { metric: pair.metric, focus },
+            pair: measured,
             metric,
             function: pair.function.map(|(module, function, offset)| FunctionRef {
                 module,

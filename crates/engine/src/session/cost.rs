@@ -60,6 +60,13 @@ impl MeterAccount {
     }
 }
 
+/// A counter, and what a hit takes that it counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Item {
+    counter: u32,
+    hit_ns: f64,
+}
+
 impl Account {
     /// How often its code has run since a time so many seconds ago, at least.
     fn mean(&self, columns: &Columns<'_>, seconds: f64) -> PairRate {
@@ -77,39 +84,50 @@ impl Account {
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     at: Option<Instant>,
+    /// Number of the latest look, from 1.
+    round: u32,
     /// By counter.
-    hits: FxHashMap<u32, Hits>,
+    hits: Vec<Hits>,
     /// How many looks in a row a measurement was over its limit.
     over: FxHashMap<MeasurementId, u32>,
 }
 
 /// How often a snippet has run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Hits {
+    /// The look that saw it.
+    round: u32,
     total: i64,
     /// None before the second look.
     per_s: Option<f64>,
 }
 
 impl Rates {
-    /// Takes in where counters stand now.
-    fn look(&mut self, totals: impl Iterator<Item = (u32, i64)>) {
+    /// Takes in where the counters of a bill stand now. What all of it costs, in nanoseconds of processor time a second.
+    fn look(&mut self, bill: &[Item], columns: &Columns<'_>) -> f64 {
         let now = Instant::now();
         let before = self.at.replace(now);
         let seconds = before.map_or(0.0, |before| now.saturating_duration_since(before).as_secs_f64()).max(1e-6);
-        let mut hits = FxHashMap::with_capacity_and_hasher(self.hits.len(), FxBuildHasher);
-        for (counter, total) in totals {
-            let before = self.hits.get(&counter);
-            let per_s = before.map(|before| total.wrapping_sub(before.total).max(0) as f64 / seconds);
-            hits.insert(counter, Hits { total, per_s });
+        self.round = self.round.saturating_add(1);
+        let places = bill.last().map_or(0, |last| last.counter as usize + 1);
+        self.hits.resize(places, Hits::default());
+        let mut sum = 0.0;
+        for item in bill {
+            let Some(hits) = self.hits.get_mut(item.counter as usize) else { continue };
+            let (before, total) = (*hits, columns.sum(item.counter));
+            let known = before.round != 0 && before.round + 1 == self.round;
+            let per_s = known.then(|| total.wrapping_sub(before.total).max(0) as f64 / seconds);
+            *hits = Hits { round: self.round, total, per_s };
+            sum += per_s.unwrap_or(0.0) * item.hit_ns;
         }
-        self.hits = hits;
+        sum
     }
 
     fn of(&self, account: &Account) -> Option<PairRate> {
         let mut rate = PairRate::default();
         for meter in &account.meters {
-            let per_s = self.hits.get(&meter.counter)?.per_s?;
+            let hits = self.hits.get(meter.counter as usize).filter(|hits| hits.round == self.round)?;
+            let per_s = hits.per_s?;
             rate.hits_per_s = rate.hits_per_s.max(per_s);
             rate.ns_per_s += per_s * meter.hit_ns();
         }
@@ -184,6 +202,9 @@ impl Session {
         shared.wall_timers = count(Some(Clock::Wall));
         shared.cpu_timers = count(Some(Clock::Cpu));
         shared.no_timers = count(None);
+        let meters = accounts.values().flat_map(|account| &account.meters);
+        shared.bill = meters.map(|meter| Item { counter: meter.counter, hit_ns: meter.hit_ns() }).collect();
+        shared.bill.sort_unstable_by_key(|item| item.counter);
         shared.accounts = accounts;
     }
 
@@ -200,10 +221,7 @@ impl Session {
         let all = {
             let shared = self.shared();
             let Some(columns) = shared.columns() else { return };
-            let mut rates = self.rates();
-            let counters = shared.accounts.values().flat_map(|a| a.meters.iter().map(|m| m.counter));
-            rates.look(counters.map(|counter| (counter, columns.sum(counter))));
-            shared.accounts.values().filter_map(|account| rates.of(account)).map(|rate| rate.ns_per_s).sum::<f64>()
+            self.rates().look(&shared.bill, &columns)
         };
         let mut control = self.control();
         // which pairs are whose is looked up only if it can matter
@@ -299,7 +317,7 @@ impl Session {
             area.forget(&pair.records());
         }
         drop(shared);
-        tracing::info!(metric = key.metric, focus = %key.focus, cost_ns_per_s = why.cost_ns_per_s, "taken out");
+        tracing::info!(metric = key.pair.metric, focus = %key.pair.focus, cost_ns_per_s = why.cost_ns_per_s, "taken out");
         control.retired.push(pair);
     }
 
@@ -434,7 +452,7 @@ impl Session {
             let spent = account.spent_ns(&columns);
             let rate = rates.of(account).unwrap_or_else(|| account.mean(&columns, seconds));
             pairs.push(PairCost {
-                pair: MetricFocus { metric: key.metric.clone(), focus: key.focus.clone() },
+                pair: Arc::clone(&key.pair),
                 hit_ns: account.meters.iter().map(MeterAccount::hit_ns).sum(),
                 hits_per_s: rate.hits_per_s,
                 cost_ns_per_s: rate.ns_per_s,

@@ -157,6 +157,7 @@ impl Session {
         let mut points: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
         let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
         let mut refused = Refused::default();
+        let mut known = Vec::with_capacity(ALIKE);
         for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
             let mut own = Vec::new();
             let mut lists: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
@@ -165,7 +166,7 @@ impl Session {
                 control.next_mini += 1;
                 let spot = Spot { kind: insertion.point, after: insertion.after };
                 let list = lists.entry((insertion.function, spot)).or_default();
-                let (snippet, except) = (&insertion.snippet, &insertion.except);
+                let (snippet, except) = (one_of(&mut known, &insertion.snippet), &insertion.except);
                 let mini = NewMini { id, pair, role: Some(insertion.role), snippet, counters, except };
                 match insertion.order {
                     Order::Append => list.push(mini),
@@ -463,14 +464,14 @@ impl Session {
         let (journal, area) = (&mut attached.journal, &attached.area);
         let mut record = |arena: &AvmaRange| self.write_journal(journal, area, &[Record::Arena(arena.clone())]);
         let woven = attached.woven.weave(&self.target, &control.modules, &attached.env, wanted, &mut record);
-        let change = match woven {
+        let mut change = match woven {
             Ok(change) => change,
             Err(e) => {
                 attached.woven.go_back_to(before);
                 return Err(e);
             }
         };
-        let points = change.new_points.iter().map(|record| Record::Point(record.clone()));
+        let points = std::mem::take(&mut change.new_points).into_iter().map(Record::Point);
         let counters = std::iter::once(Record::Counters(control.counters.used()));
         let records: Vec<_> = counters.chain(points).collect();
         let area = Arc::clone(&attached.area);
@@ -508,8 +509,11 @@ impl Session {
                 Ok((change.refused, Stop { held: applied.held, caught_up }))
             }
             Err(e) => {
-                let gone = change.new_points.iter().map(|record| Record::PointGone(record.removal.key()));
-                let gone: Vec<_> = gone.collect();
+                let gone = |record: &Record| match record {
+                    Record::Point(point) => Some(Record::PointGone(point.removal.key())),
+                    _ => None,
+                };
+                let gone: Vec<_> = records.iter().filter_map(gone).collect();
                 attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
                 let _ = self.write_journal(&mut attached.journal, &attached.area, &gone);
@@ -614,6 +618,20 @@ fn follows(instrumentation: &Instrumentation) -> bool {
 /// Whether its code reads the processor time of a thread.
 pub(super) fn reads(instrumentation: &Instrumentation, clock: Clock) -> bool {
     instrumentation.insertions.iter().any(|i| i.snippet.reads(clock))
+}
+
+/// So many snippets are compared with each one: a metric has a few.
+const ALIKE: usize = 16;
+
+/// The first of these snippets that is the same; pairs of one metric have equal ones, and one in memory is read faster than a thousand.
+fn one_of<'s>(known: &mut Vec<&'s Snippet>, snippet: &'s Snippet) -> &'s Snippet {
+    if let Some(first) = known.iter().find(|first| **first == snippet) {
+        return first;
+    }
+    if known.len() < ALIKE {
+        known.push(snippet);
+    }
+    snippet
 }
 
 /// Counters for all variables, or none of them.

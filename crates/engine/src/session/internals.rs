@@ -39,8 +39,8 @@ pub(super) fn of_request(library: &Library, request: &EnableRequest, modules: &M
             None => internal(pair)?.map(Known::Internal),
         };
         let Some(known) = known else { continue };
-        let text = if let Known::Event(wish) = &known { wish.metric.text.clone() } else { String::new() };
-        own.push((position, PairKey { text, metric: pair.metric.clone(), focus: pair.focus.clone() }, known));
+        let text = if let Known::Event(wish) = &known { Arc::clone(&wish.metric.text) } else { Arc::default() };
+        own.push((position, PairKey { text, pair: Arc::clone(pair) }, known));
     }
     Ok(own)
 }
@@ -62,8 +62,9 @@ fn internal(pair: &MetricFocus) -> Result<Option<Internal>, Error> {
 
 /// The request without them.
 pub(super) fn without(request: &EnableRequest, own: &[Own]) -> EnableRequest {
-    let other =
-        |(position, pair): (usize, &MetricFocus)| own.iter().all(|(own, ..)| *own != position).then(|| pair.clone());
+    let other = |(position, pair): (usize, &Arc<MetricFocus>)| {
+        own.iter().all(|(own, ..)| *own != position).then(|| pair.clone())
+    };
     EnableRequest { pairs: request.pairs.iter().enumerate().filter_map(other).collect(), ..request.clone() }
 }
 
@@ -75,7 +76,7 @@ pub(super) fn merge(own: &[Own], internal: Vec<View>, views: &mut Vec<View>, pai
         pairs.insert(
             at,
             PairInfo {
-                pair: MetricFocus { metric: key.metric.clone(), focus: key.focus.clone() },
+                pair: Arc::clone(&key.pair),
                 metric: match known {
                     Known::Internal(which) => Arc::new(which.info()),
                     Known::Event(wish) => Arc::clone(&wish.metric),

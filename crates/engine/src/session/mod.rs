@@ -30,7 +30,7 @@ use ingraft_process::{
     ClockChoice, ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target,
     ThreadBase, TickClock, Visitor, vector_state,
 };
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::*;
 use crate::calls;
@@ -81,13 +81,12 @@ pub struct Context {
     pub clock: ClockChoice,
 }
 
-/// What makes two requests the same pair: then they share code and counters.
+/// What makes two requests the same pair: then they share code and counters. Cheap to copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct PairKey {
     /// The metric's text: a redefinition is another metric.
-    text: String,
-    metric: String,
-    focus: Focus,
+    text: Arc<str>,
+    pair: Arc<MetricFocus>,
 }
 
 /// A metric-focus pair that is woven.
@@ -205,6 +204,8 @@ struct Shared {
     kin: FxHashMap<Tid, Pid>,
     /// What pairs cost, by the first counter of their value.
     accounts: FxHashMap<u32, cost::Account>,
+    /// The same by counter, in order: what is looked at all the time.
+    bill: Vec<cost::Item>,
     /// What pairs have cost that are gone, in nanoseconds of processor time.
     spent_ns: f64,
     /// Number of pairs with a timer of either clock, and of others.
@@ -438,7 +439,7 @@ impl Session {
             since_ns: now_ns(),
             attach_time: begin.elapsed(),
             stopped: stopped.held,
-            pairs: pairs.to_vec(),
+            pairs: Arc::clone(pairs),
             refused: unwoven.flat_map(|p| p.refused.clone()).collect(),
             caught_up: stopped.caught_up,
             warnings,
@@ -595,18 +596,13 @@ impl Pair {
 /// Not of the text: it is long, and few metrics have the same name.
 impl Hash for PairKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.metric.hash(state);
-        self.focus.hash(state);
+        self.pair.hash(state);
     }
 }
 
 impl PairKey {
     fn of(wanted: &Wanted) -> Self {
-        PairKey {
-            text: wanted.instrumentation.metric.text.clone(),
-            metric: wanted.pair.metric.clone(),
-            focus: wanted.pair.focus.clone(),
-        }
+        PairKey { text: Arc::clone(&wanted.instrumentation.metric.text), pair: Arc::clone(&wanted.pair) }
     }
 }
 
@@ -616,11 +612,11 @@ fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec
             let pair = control.pairs.get(key)?;
             let functions: FxHashSet<_> = pair.minis.iter().map(|(f, _)| *f).collect();
             // A focus that names one function by hand is shown like one that came from a pattern.
-            let code = key.focus.part("Code").filter(|code| code.names.len() == 2);
+            let code = key.pair.focus.part("Code").filter(|code| code.names.len() == 2);
             let function = function
                 .or_else(|| code.and_then(|_| functions.iter().copied().next().filter(|_| functions.len() == 1)));
             Some(PairInfo {
-                pair: MetricFocus { metric: key.metric.clone(), focus: key.focus.clone() },
+                pair: Arc::clone(&key.pair),
                 metric: Arc::clone(&pair.metric),
                 function: function.and_then(|f| function_ref(&control.modules, f)),
                 points: pair.points(),
