@@ -1,7 +1,7 @@
 //! Which functions a text names: a name, a glob, `MODULE:GLOB`, or `MODULE+0xOFFSET`. The first `:` that is no part of
 //! `::` splits.
 
-use ingraft_model::Svma;
+use ingraft_model::{Focus, Svma};
 
 /// A parsed FUNCTION argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +35,12 @@ impl Pattern {
             Some(i) => Pattern::Names { module: Some(text[..i].to_owned()), function: text[i + 1..].to_owned() },
             None => Pattern::Names { module: None, function: text.to_owned() },
         }
+    }
+
+    /// Everything in the module that a focus names, if it names one.
+    pub fn of_module(focus: &Focus) -> Option<Self> {
+        let module = focus.part("Code")?.names.first()?;
+        Some(Pattern::Names { module: Some(module.clone()), function: "*".to_owned() })
     }
 
     /// Whether the pattern could match functions of a module that goes by these names.

@@ -198,14 +198,10 @@ const NOT_FOUND: [&str; 2] = [ingraft_mdl::codes::NO_METRIC, ingraft_mdl::codes:
 /// Which modules the foci of a request can be about: patterns over the modules that must be analysed. Empty: all of them.
 fn modules_of(request: &EnableRequest) -> Vec<Pattern> {
     let mut out: Vec<Pattern> = request.functions.iter().map(|f| Pattern::parse(f)).collect();
-    let mut last = None;
     for pair in &request.pairs {
-        match pair.focus.part("Code").and_then(|code| code.names.first()) {
+        match Pattern::of_module(&pair.focus) {
             // mostly they are about one module
-            Some(module) if last.as_ref() != Some(&module) => {
-                last = Some(module);
-                out.push(Pattern::Names { module: Some(module.clone()), function: "*".to_owned() });
-            }
+            Some(module) if out.last() != Some(&module) => out.push(module),
             Some(_) => {}
             // Lists of functions may name any module.
             None => return Vec::new(),

@@ -163,6 +163,31 @@ fn an_engine_that_does_not_answer_costs_one_delay() {
 }
 
 #[test]
+fn what_came_and_went_while_nobody_answered_is_told() {
+    let mut target = loads();
+    target.ask("open").assert_right();
+    let tool = tool();
+    let session = tool.count(target.pid(), &["libplugin:plugin_work", "local_work"]);
+    target.ask("close").assert_right();
+    stop(&session);
+    target.ask("cycle 20 3").assert_right();
+    session.signal(Signal::SIGCONT);
+    wait_until("it answers again", || {
+        let opened = target.ask("open");
+        let answers = is_woven(target.pid(), &opened);
+        if !answers {
+            target.ask("close").assert_right();
+        }
+        answers
+    });
+    target.ask("call 5").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("plugin_work"), 5);
+    assert!(exact_since(&outcome, "plugin_work").is_u64(), "its calls were not counted for a while");
+    assert!(exact_since(&outcome, "local_work").is_null());
+}
+
+#[test]
 fn an_engine_that_dies_while_a_thread_waits_for_it() {
     let mut target = loads();
     target.ask("open").assert_right();

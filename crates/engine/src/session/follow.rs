@@ -1,6 +1,7 @@
 //! What a target maps and unmaps while it is measured: libraries that come are measured, those that go take their points along.
 
 use super::*;
+use crate::pattern::Pattern;
 
 impl Session {
     /// Compares what is known of the modules with what is mapped. Points of text that is gone are forgotten: its addresses may be another
@@ -121,6 +122,25 @@ impl Session {
                 // It may have been unloaded meanwhile.
                 tracing::warn!(%error, "a library that was loaded is not measured yet");
                 control.behind = true;
+            }
+        }
+    }
+
+    /// Libraries may have come and gone again while nobody answered: what is not mapped now is exact from now on only.
+    pub(super) fn note_missed(&self) {
+        let mut control = self.control();
+        let Control { modules, measurements, .. } = &mut *control;
+        let is_mapped =
+            |pattern: &Pattern| modules.mapped().any(|f| pattern.may_match_module(f.names.iter().map(String::as_str)));
+        let now = now_ns();
+        for measurement in measurements.values_mut() {
+            let Measurement { views, pairs, grown, .. } = measurement;
+            let pairs = views.iter().zip(Arc::make_mut(pairs)).filter(|(view, _)| view.own.is_none());
+            for info in pairs.map(|(_, info)| info) {
+                if Pattern::of_module(&info.pair.focus).is_none_or(|pattern| !is_mapped(&pattern)) {
+                    info.exact_since_ns = Some(now);
+                    *grown = true;
+                }
             }
         }
     }

@@ -114,6 +114,9 @@ impl Session {
                 return seen;
             }
         };
+        if begun && loads != seen {
+            self.note_missed();
+        }
         self.notice(&|| !begun && area.is_listening());
         if let Err(error) = area.answer(loads) {
             tracing::debug!(%error, "the loader was not answered");
