@@ -371,6 +371,9 @@ impl Session<'_> {
                 Ok(()) | Err(_) => {}
             }
         }
+        if let Some(late) = words::exact_later(self.sites.iter().flat_map(|site| &site.enabled.pairs)) {
+            output::warn(&late, format);
+        }
         for stream in &self.streams {
             stream.abort();
         }

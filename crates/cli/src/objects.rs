@@ -181,6 +181,9 @@ pub(crate) struct Sample {
     /// Unix time from which on the value stays as it is, because its code was taken out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) taken_out_ns: Option<u64>,
+    /// Unix time from which on the value has everything, if that is later than `attached`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) exact_since_ns: Option<u64>,
     /// Samples lost before this one because they were not read in time.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) dropped: u64,

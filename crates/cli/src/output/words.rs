@@ -1,11 +1,13 @@
 //! Sentences for people about a measurement.
 
+use std::time::{Duration, UNIX_EPOCH};
+
 use ingraft_model::Activations;
 
 use super::number::{grouped_u64, millis, percent, plural};
 use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
-use crate::conn::{Enabled, RefusedFunction};
+use crate::conn::{Enabled, PairInfo, RefusedFunction};
 use crate::exit::Failure;
 use crate::objects::{Cost, Ended, Host, Object, Removed, TakenOut};
 
@@ -56,6 +58,19 @@ pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
 pub(crate) fn missed_kin(count: u64, why: &Failure) -> String {
     let what = plural(count, "process that was followed is", "processes that were followed are");
     format!("{what} not measured: {why}")
+}
+
+/// Values that do not have everything from the insertion on, for a warning; none if there is no such value.
+pub(crate) fn exact_later<'a>(pairs: impl Iterator<Item = &'a PairInfo>) -> Option<String> {
+    let mut late = pairs.filter_map(|pair| Some((pair, pair.exact_since_ns?)));
+    let (first, since_ns) = late.next()?;
+    let since = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_nanos(since_ns));
+    let others = match late.count() as u64 {
+        0 => String::new(),
+        n => format!(" (and {} more)", plural(n, "value", "values")),
+    };
+    let PairInfo { metric, focus, .. } = first;
+    Some(format!("{metric} at {focus}{others} is exact since {since} only: a library came before it could be measured"))
 }
 
 /// Fork children that still have springboards, for a warning.

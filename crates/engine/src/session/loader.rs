@@ -114,10 +114,11 @@ impl Session {
                 return seen;
             }
         };
-        if begun && loads != seen {
+        self.notice(&|| !begun && area.is_listening());
+        // somebody waited in vain, so that nobody waited after that
+        if loads != seen && !filtered && (begun || !area.is_listening()) {
             self.note_missed();
         }
-        self.notice(&|| !begun && area.is_listening());
         if let Err(error) = area.answer(loads) {
             tracing::debug!(%error, "the loader was not answered");
         }
