@@ -112,6 +112,7 @@ static void *with_own_data(void *given) {
     long k = (long)given;
     struct item behind = {NULL, -3 * k};
     g_own = (int)(1000 * k);
+    errno = (int)(7 * k);
     own_item = (struct item){&behind, k << 40};
     for (long i = 0; i < calls_of_each; i++) {
         serve(&standing, 1.5, (int)i);

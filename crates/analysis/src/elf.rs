@@ -483,9 +483,20 @@ impl Elf {
 
     /// Where the program has a variable of which every thread has its own, from the thread's pointer on; `at` is what its symbol says.
     pub fn own_data_at(&self, at: Svma, bytes: u64) -> Option<i64> {
-        let (start, length) = self.own_data?;
+        self.own_data_from(self.own_data?.0, at, bytes)
+    }
+
+    /// The same for a library whose own data threads have from `start` on.
+    pub fn own_data_from(&self, start: i64, at: Svma, bytes: u64) -> Option<i64> {
+        let (_, length) = self.own_data?;
         let inside = at.0.checked_add(bytes).is_some_and(|end| end <= length);
         start.checked_add_unsigned(at.0).filter(|_| inside)
+    }
+
+    /// A word in which the loader notes where threads have some byte of a library's own data, from their pointers on, and how far from its beginning
+    /// that byte is. Libraries have it whose data has the same place in every thread (initial-exec, ELF Handling For Thread-Local Storage, 4.4.6).
+    pub fn own_data_note(&self) -> Option<(Svma, u64)> {
+        crate::relocs::own_data_note(self).map(|(place, offset)| (Svma(place), offset))
     }
 
     /// The `PT_LOAD` segments, sorted by address, without overlap.

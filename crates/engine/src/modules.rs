@@ -45,6 +45,8 @@ pub struct ModuleFile {
     debug: OnceLock<Option<Elf>>,
     /// Whether its code, not analysed, has the instruction that sets the gs base.
     sets_gs: OnceLock<bool>,
+    /// Where threads have this library's own data, from their pointers on, once the loader has decided it.
+    own_data: OnceLock<i64>,
 }
 
 /// What has changed since the last look.
@@ -209,6 +211,7 @@ impl Modules {
                 frames: OnceLock::new(),
                 debug: OnceLock::new(),
                 sets_gs: OnceLock::new(),
+                own_data: OnceLock::new(),
             });
         }
         while self.waiting.len() > WAITING_MAX {
@@ -225,6 +228,7 @@ impl Modules {
             known.frames = OnceLock::new();
             known.debug = OnceLock::new();
             known.sets_gs = OnceLock::new();
+            known.own_data = OnceLock::new();
         }
     }
 
@@ -459,6 +463,7 @@ impl Modules {
 impl ModuleFile {
     fn load(&self, target: &Target, store: &ImageStore, progress: &dyn Fn(&str)) -> Result<(), Error> {
         if self.loaded.get().is_some() || !self.is_mapped {
+            self.look_for_own_data(target);
             return Ok(());
         }
         progress(&format!("analysing {}", self.name));
@@ -477,7 +482,33 @@ impl ModuleFile {
         };
         // Somebody else may have been faster; both have the same.
         let _ = self.loaded.set(module);
+        self.look_for_own_data(target);
         result
+    }
+
+    /// Looks where threads have its own data, by what the loader notes for it when it relocates it.
+    fn look_for_own_data(&self, target: &Target) {
+        let Some(Some(module)) = self.loaded.get() else { return };
+        if self.is_program || self.own_data.get().is_some() {
+            return;
+        }
+        let Some((note, offset)) = module.image.elf().own_data_note() else { return };
+        let place = target.read_u64(note.to_avma(module.bias)).map_or(0, u64::cast_signed);
+        // it is below the pointers; 0 before it is relocated
+        if let (true, Some(start)) = (place < 0, place.checked_sub_unsigned(offset)) {
+            // Somebody else may have been faster; both have the same.
+            let _ = self.own_data.set(start);
+        }
+    }
+
+    /// Where threads have something of its own data, from their pointers on, if they all have it there: for the program the linker has decided it,
+    /// for a library the loader. `at`: how far from the beginning of that data.
+    pub fn own_data_at(&self, at: Svma, bytes: u64) -> Option<i64> {
+        let elf = self.loaded.get()?.as_ref()?.image.elf();
+        match self.own_data.get() {
+            Some(start) => elf.own_data_from(*start, at, bytes),
+            None => elf.own_data_at(at, bytes).filter(|_| self.is_program),
+        }
     }
 
     /// Its separate debug file, if there is one.

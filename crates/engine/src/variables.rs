@@ -40,9 +40,9 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
         Err(why) => return Err(told(name, why)),
     };
     if found.symbol.per_thread {
-        let own = elf.own_data_at(found.symbol.at, found.symbol.size).filter(|_| found.file.is_program);
+        let own = found.file.own_data_at(found.symbol.at, found.symbol.size);
         let unknown = || {
-            let why = "every thread has its own, in a library, whose place only the loader knows";
+            let why = "every thread has its own, in a library, not all at the same distance from their pointers";
             Unresolved::Unreadable(format!("`{name}`: {why}"))
         };
         return Ok(Global { at: Location::PerThread(own.ok_or_else(unknown)?), access, described });

@@ -234,9 +234,10 @@ fn setting_what_comes_and_goes_harms_nobody() {
 fn every_thread_has_variables_of_its_own() {
     for program in ["data", "data-no-pie"] {
         let mut target = Mutatee::start(program, &[]);
-        let found = values(&mut target, &["own", "own_member"], &["own 500"]);
+        let found = values(&mut target, &["own", "own_member", "errno"], &["own 500"]);
         let each = |of: fn(i64) -> i64| (1..=4).map(of).sum::<i64>() * 500;
         assert_eq!((found["own"], found["own_member"]), (each(|k| 1000 * k), each(|k| (k << 40) - 3 * k)), "{program}");
+        assert_eq!(found["errno"], each(|k| 7 * k), "{program}");
         let before = Text::of(target.pid());
         let (pid, name) = (target.pid_text(), file());
         let fixed = ["watch", "-p", &pid, "-I", &name, "--max-overhead", "10000", "--allow-calls", "data_own_setting"];
@@ -275,7 +276,6 @@ fn what_is_no_integer_is_refused_by_name() {
     for (metric, reason) in [
         ("no_variable", "did you mean `g_i8`"),
         ("no_member", "did you mean `depth`"),
-        ("thread_variable", "whose place only the loader knows"),
         ("double_variable", "double, not an integer"),
         ("array_variable", "an array, not an integer"),
         ("structure_variable", "struct request, not an integer"),
