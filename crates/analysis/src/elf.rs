@@ -110,9 +110,10 @@ pub struct Elf {
     build_id: Option<Range<usize>>,
     debuglink: Option<(String, u32)>,
     soname: Option<String>,
+    needed: Vec<String>,
     go: bool,
     eh_frame_hdr: Option<SvmaRange>,
-    /// How far below a thread's pointer its copy of this file's own data begins, if this is the program, and how long it is.
+    /// How far below a thread's pointer its copy of this file's own data would begin if this was the program, and how long it is.
     own_data: Option<(i64, u64)>,
     pub(crate) sections: Vec<Section>,
     pub(crate) dynamic: Dynamic,
@@ -182,6 +183,7 @@ impl Elf {
             build_id: None,
             debuglink: None,
             soname: None,
+            needed: Vec::new(),
             go: false,
             eh_frame_hdr: None,
             own_data: None,
@@ -371,7 +373,7 @@ impl Elf {
     }
 
     fn read_dynamic(&mut self, file: Range<usize>) {
-        let mut d = Dynamic::default();
+        let (mut d, mut needed) = (Dynamic::default(), Vec::new());
         let (mut rela, mut relr, mut plt, mut init, mut fini) = ((0, 0), (0, 0), (0, 0), (0, 0), (0, 0));
         let bytes = Arc::clone(&self.bytes);
         for entry in bytes[file].chunks_exact(16) {
@@ -398,6 +400,7 @@ impl Elf {
                 elf::DT_FINI_ARRAY => fini.0 = value,
                 elf::DT_FINI_ARRAYSZ => fini.1 = value,
                 elf::DT_SONAME => d.soname = Some(value),
+                elf::DT_NEEDED => needed.push(value),
                 elf::DT_TEXTREL => d.text_relocations = true,
                 elf::DT_FLAGS => d.text_relocations |= value & elf::DF_TEXTREL.0 != 0,
                 elf::DT_FLAGS_1 => d.pie = value & elf::DF_1_PIE.0 != 0,
@@ -408,7 +411,9 @@ impl Elf {
         (d.rela, d.relr, d.plt_rela) = (some(rela), some(relr), some(plt));
         (d.init_array, d.fini_array) = (some(init), some(fini));
         self.dynamic = d;
-        self.soname = d.soname.and_then(|at| string(self.dynamic_strings(), usize::try_from(at).ok()?));
+        let name = |at: u64| string(self.dynamic_strings(), usize::try_from(at).ok()?);
+        let (soname, needed) = (d.soname.and_then(name), needed.into_iter().filter_map(name).collect());
+        (self.soname, self.needed) = (soname, needed);
     }
 
     /// A name in the string table of the dynamic symbols.
@@ -471,6 +476,11 @@ impl Elf {
         self.soname.as_deref()
     }
 
+    /// The libraries that it needs, by the names that they give themselves.
+    pub fn needed(&self) -> &[String] {
+        &self.needed
+    }
+
     /// Whether and how the image may be moved.
     pub fn kind(&self) -> ImageKind {
         self.kind
@@ -491,6 +501,10 @@ impl Elf {
         let (_, length) = self.own_data?;
         let inside = at.0.checked_add(bytes).is_some_and(|end| end <= length);
         start.checked_add_unsigned(at.0).filter(|_| inside)
+    }
+
+    pub(crate) fn has_own_data(&self) -> bool {
+        self.own_data.is_some()
     }
 
     /// A word in which the loader notes where threads have some byte of a library's own data, from their pointers on, and how far from its beginning

@@ -127,7 +127,7 @@ pub(crate) fn chosen_by(image: &Elf, resolver: u64) -> Option<u64> {
 /// The first word that the loader fills with the place of a thread's own data, and the offset in it of what the word is about. Only words without a
 /// symbol: those with one may be about another module's.
 pub(crate) fn own_data_note(image: &Elf) -> Option<(u64, u64)> {
-    let (at, size) = image.dynamic.rela?;
+    let (at, size) = image.dynamic.rela.filter(|_| image.has_own_data())?;
     image.data_at(at, size).unwrap_or_default().chunks_exact(24).find_map(|entry| {
         let word = |at| u64_at(entry, at).unwrap_or_default();
         (word(8) == u64::from(elf::R_X86_64_TPOFF64.0)).then(|| (word(0), word(16)))

@@ -156,7 +156,7 @@ pub struct PairInfo {
     pub points: u32,
     /// Functions of the focus that are not counted (the value is lower by their calls), each with its reason.
     pub refused: Vec<RefusedFunction>,
-    /// Set if the value is exact only from this Unix time in nanoseconds on (a module that was loaded later).
+    /// Set if the value is exact only from this Unix time in nanoseconds on: a module was loaded, or may have been, before it could be measured.
     pub exact_since_ns: Option<u64>,
 }
 

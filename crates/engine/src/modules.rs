@@ -501,14 +501,10 @@ impl ModuleFile {
         }
     }
 
-    /// Where threads have something of its own data, from their pointers on, if they all have it there: for the program the linker has decided it,
-    /// for a library the loader. `at`: how far from the beginning of that data.
+    /// Where threads have something of a library's own data, from their pointers on, if they all have it there. `at`: how far from the beginning of
+    /// that data.
     pub fn own_data_at(&self, at: Svma, bytes: u64) -> Option<i64> {
-        let elf = self.loaded.get()?.as_ref()?.image.elf();
-        match self.own_data.get() {
-            Some(start) => elf.own_data_from(*start, at, bytes),
-            None => elf.own_data_at(at, bytes).filter(|_| self.is_program),
-        }
+        self.loaded.get()?.as_ref()?.image.elf().own_data_from(*self.own_data.get()?, at, bytes)
     }
 
     /// Its separate debug file, if there is one.

@@ -349,7 +349,8 @@ impl<'a> Columns<'a> {
 /// Hands out counter indices, lowest first, so that few pages of each shard are touched.
 #[derive(Debug, Default)]
 pub struct CounterAllocator {
-    free: std::collections::BTreeSet<u32>,
+    /// What was given back: from each first counter to its end, no two side by side.
+    free: BTreeMap<u32, u32>,
     next: u32,
 }
 
@@ -361,26 +362,32 @@ impl CounterAllocator {
 
     /// The first of `count` free counters that lie side by side, all below `limit`.
     pub fn take(&mut self, count: u32, limit: u32) -> Option<u32> {
-        let mut run = 0;
-        let mut last = None;
-        for &index in &self.free {
-            run = if last.is_some_and(|l| l + 1 == index) { run + 1 } else { 1 };
-            last = Some(index);
-            if run == count {
-                let first = index + 1 - count;
-                (first..=index).for_each(|i| {
-                    self.free.remove(&i);
-                });
-                return Some(first);
+        let fits = |(first, end): &(&u32, &u32)| **end - **first >= count;
+        if let Some((&first, &end)) = self.free.iter().find(fits) {
+            self.free.remove(&first);
+            if first + count < end {
+                self.free.insert(first + count, end);
             }
+            return Some(first);
         }
-        let end = self.next.checked_add(count).filter(|end| *end <= limit)?;
-        Some(std::mem::replace(&mut self.next, end))
+        // what was given back at the end goes on behind it
+        let last = self.free.last_key_value().filter(|(_, end)| **end == self.next).map(|(first, _)| *first);
+        let first = last.unwrap_or(self.next);
+        self.next = first.checked_add(count).filter(|end| *end <= limit)?;
+        last.map(|first| self.free.remove(&first));
+        Some(first)
     }
 
     /// Gives counters back that were cleared.
     pub fn give_back(&mut self, first: u32, count: u32) {
-        self.free.extend(first..first.saturating_add(count));
+        let mut end = first.saturating_add(count);
+        if let Some(next) = self.free.remove(&end) {
+            end = next;
+        }
+        match self.free.range_mut(..first).next_back().filter(|(_, before)| **before == first) {
+            Some((_, before)) => *before = end,
+            None => drop(self.free.insert(first, end)),
+        }
     }
 
     /// One more than the highest counter ever used.
@@ -563,7 +570,33 @@ mod tests {
         assert_eq!(counters.take(3, 10), Some(2));
         counters.give_back(0, 1);
         counters.give_back(2, 3);
-        assert_eq!((counters.take(4, 10), counters.take(3, 10), counters.take(1, 10)), (Some(5), Some(2), Some(0)));
-        assert_eq!(counters.take(2, 10), None);
+        // what is free at the end goes on behind it
+        assert_eq!((counters.take(4, 10), counters.take(3, 10), counters.take(1, 10)), (Some(2), Some(6), Some(0)));
+        assert_eq!((counters.take(2, 10), counters.used()), (None, 9));
+        for first in [3, 0, 7, 2, 4] {
+            counters.give_back(first, 1);
+        }
+        assert_eq!((counters.take(3, 10), counters.take(1, 10), counters.take(1, 10)), (Some(2), Some(0), Some(7)));
+    }
+
+    #[test]
+    fn counters_belong_to_one_at_a_time() {
+        let (mut counters, mut held) = (CounterAllocator::default(), Vec::<(u32, u32)>::new());
+        let mut state = 7u64;
+        for _ in 0..20_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let number = (state >> 33) as u32;
+            if number.is_multiple_of(3) && !held.is_empty() {
+                let (first, count) = held.swap_remove(number as usize / 3 % held.len());
+                counters.give_back(first, count);
+            } else if let Some(first) = counters.take(1 + number % 9, 300) {
+                let count = 1 + number % 9;
+                assert!(first + count <= 300);
+                assert!(held.iter().all(|(f, c)| first + count <= *f || f + c <= first), "{first} {count} {held:?}");
+                held.push((first, count));
+            }
+        }
+        held.into_iter().for_each(|(first, count)| counters.give_back(first, count));
+        assert_eq!(counters.take(counters.used(), 300), Some(0), "all of them are one again");
     }
 }

@@ -40,12 +40,7 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
         Err(why) => return Err(told(name, why)),
     };
     if found.symbol.per_thread {
-        let own = found.file.own_data_at(found.symbol.at, found.symbol.size);
-        let unknown = || {
-            let why = "every thread has its own, in a library, not all at the same distance from their pointers";
-            Unresolved::Unreadable(format!("`{name}`: {why}"))
-        };
-        return Ok(Global { at: Location::PerThread(own.ok_or_else(unknown)?), access, described });
+        return Ok(Global { at: in_threads(modules, name, &found)?, access, described });
     }
     let at = found.symbol.at.to_avma(found.module.bias);
     let readable = data_of(modules);
@@ -57,6 +52,24 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
     let lasts = readable.start <= first && first.0.checked_add(bytes.into()).is_some_and(|end| end <= readable.end.0);
     let at = if lasts { Location::Lasting(at) } else { Location::Fleeting(at) };
     Ok(Global { at, access, described })
+}
+
+/// Where threads have a variable that each has for itself. Of a library only if it stays loaded: what comes in its place may have other data there.
+fn in_threads(modules: &Modules, name: &str, found: &Found<'_>) -> Result<Location, Unresolved> {
+    let refuse = |why| Unresolved::Unreadable(format!("`{name}`: every thread has its own, in a library {why}"));
+    let (at, bytes) = (found.symbol.at, found.symbol.size);
+    if found.file.is_program {
+        let own = found.module.image.elf().own_data_at(at, bytes);
+        return own.map(Location::PerThread).ok_or_else(|| refuse("of its own"));
+    }
+    let soname = found.module.image.elf().soname();
+    let mut program = modules.loaded().filter(|(_, file, _)| file.is_program);
+    if !program.any(|(_, _, module)| module.image.elf().needed().iter().any(|needed| Some(&**needed) == soname)) {
+        return Err(refuse("that may be unloaded: the program does not need it"));
+    }
+    let own = found.file.own_data_at(at, bytes);
+    own.map(Location::PerThreadOfLibrary)
+        .ok_or_else(|| refuse("that does not have it at one distance from their pointers"))
 }
 
 /// See [`ingraft_mdl::Program::address`].

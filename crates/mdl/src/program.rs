@@ -46,6 +46,8 @@ pub enum Location {
     Fleeting(Avma),
     /// Every thread has its own, so far from its pointer.
     PerThread(i64),
+    /// The same in a library.
+    PerThreadOfLibrary(i64),
 }
 
 /// What a function gets or gives.

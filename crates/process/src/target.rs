@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -60,6 +60,9 @@ impl Identity {
     }
 }
 
+/// One in so many looks at whether a process still runs its program compares what it has mapped.
+const LOOKS: u32 = 16;
+
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExitStatus {
@@ -83,6 +86,8 @@ pub struct Target {
     pub(crate) private_pages: Mutex<HashSet<u64>>,
     /// Where there was memory when that was looked at last.
     mapped: AtomicU64,
+    /// How often that was looked at.
+    looks: AtomicU32,
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -118,6 +123,7 @@ impl Target {
             longest_hold: Mutex::default(),
             private_pages: Mutex::default(),
             mapped: AtomicU64::new(0),
+            looks: AtomicU32::new(0),
         })
     }
 
@@ -144,7 +150,9 @@ impl Target {
     pub fn is_same_program(&self) -> bool {
         // the open file keeps the old address space, which has nothing in it once its last user is gone
         let is_there = |at: u64| self.mem.read_at(&mut [0], at).is_ok_and(|n| n == 1);
-        if is_there(self.mapped.load(Ordering::Relaxed)) {
+        // another process may have that address space as well
+        let whole = self.looks.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOKS);
+        if !whole && is_there(self.mapped.load(Ordering::Relaxed)) {
             return true;
         }
         let maps = self.maps().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! Times by the kernel's clock, which is asked through the vDSO where the time stamp counter is none: chosen here, where both are clocks.
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Tool, scaled, wait_until};
+use ingraft_testing::{Mutatee, Tool, program, scaled, wait_until};
 
 use crate::{catch_up, rounds, times, tool};
 
@@ -46,4 +46,23 @@ fn handlers_that_interrupt_readings_of_the_clock() {
         target::assert_clean(target.pid(), &before);
     }
     assert_eq!(target.ask("beat").number("wrong"), 0);
+}
+
+/// The clock may have to ask the kernel, which a filter may forbid.
+#[test]
+fn a_filtered_program_has_counts_but_no_times_by_the_kernels_clock() {
+    let mut target = Mutatee::start("loads", &[program("libplugin.so").expect("gcc").to_str().expect("a path")]);
+    target.ask("open").assert_right();
+    let before = Text::of(target.pid());
+    target.ask("filter");
+    let (tool, pid) = (vdso_tool(), target.pid_text());
+    let outcome = tool.run(["latency", "-p", &pid, "local_work", "--for", "100ms"]);
+    assert_ne!(outcome.status.code(), Some(0), "{outcome:#?}");
+    assert!(outcome.stderr.contains("times cannot be measured here: a filter of system calls"), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+    let session = tool.count(target.pid(), &["local_work"]);
+    target.ask("call 50").assert_right();
+    assert_eq!(session.interrupt().assert_code(0).assert_removed().calls("local_work"), 50);
+    target.ask("call 50").assert_right();
+    target::assert_clean(target.pid(), &before);
 }

@@ -71,15 +71,9 @@ fn recipe(name: &str) -> Recipe {
             ("musl-gcc", &["-O2", "-g", "-shared", "-fPIC", "-Dplugin_born=born_work"] as &[_], &["plugin.c"], false)
         }
         "libowngs.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC", "-DOWN_GS"] as &[_], &["plugin.c"], false),
-        "libfixed.so" => (
+        "libowndata.so" => (
             "gcc",
             &["-O2", "-g", "-shared", "-fPIC", "-DOWN_DATA", "-ftls-model=initial-exec"] as &[_],
-            &["plugin.c"],
-            false,
-        ),
-        "libmoving.so" => (
-            "gcc",
-            &["-O2", "-g", "-shared", "-fPIC", "-DOWN_DATA", "-ftls-model=global-dynamic"] as &[_],
             &["plugin.c"],
             false,
         ),

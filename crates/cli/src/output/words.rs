@@ -70,7 +70,9 @@ pub(crate) fn exact_later<'a>(pairs: impl Iterator<Item = &'a PairInfo>) -> Opti
         n => format!(" (and {} more)", plural(n, "value", "values")),
     };
     let PairInfo { metric, focus, .. } = first;
-    Some(format!("{metric} at {focus}{others} is exact since {since} only: a library came before it could be measured"))
+    Some(format!(
+        "{metric} at {focus}{others} is exact since {since} only: a library came, or may have, before it could be measured"
+    ))
 }
 
 /// Fork children that still have springboards, for a warning.

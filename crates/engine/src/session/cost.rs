@@ -153,6 +153,11 @@ pub(super) struct Frozen {
     pub why: TakenOut,
 }
 
+/// The counters of a pair's variables: the number of an event is none.
+fn own_counters(counters: &[u32], variables: &[Variable]) -> impl Iterator<Item = u32> {
+    counters.iter().zip(variables).filter(|(_, variable)| variable.shape != Shape::Event).map(|(counter, _)| *counter)
+}
+
 impl Pair {
     /// Whether it costs more by nature than a count.
     fn is_dear(&self) -> bool {
@@ -182,19 +187,19 @@ impl Session {
         let account = |pair: &Pair| {
             let first = *pair.counters.first()?;
             let known = shared.accounts.get(&first);
-            let meter = |counter: &u32| {
-                let new = costs.get(counter);
-                let old = known.and_then(|a| a.meters.iter().find(|m| m.counter == *counter));
+            let meter = |counter: u32| {
+                let new = costs.get(&counter);
+                let old = known.and_then(|a| a.meters.iter().find(|m| m.counter == counter));
                 match (old, new) {
                     (Some(old), new) => Some(old.with(new, columns.as_ref())),
                     (None, Some((cost, points))) => {
-                        let (counter, cost, points) = (*counter, *cost, *points);
+                        let (cost, points) = (*cost, *points);
                         Some(MeterAccount { counter, cost, points, before_ns: 0.0, before: 0 })
                     }
                     (None, None) => None,
                 }
             };
-            Some(Account { first, meters: pair.counters.iter().filter_map(meter).collect() })
+            Some(Account { first, meters: own_counters(&pair.counters, &pair.variables).filter_map(meter).collect() })
         };
         let accounts: FxHashMap<u32, Account> =
             control.pairs.values().filter_map(account).map(|account| (account.first, account)).collect();
@@ -202,26 +207,40 @@ impl Session {
         shared.wall_timers = count(Some(Clock::Wall));
         shared.cpu_timers = count(Some(Clock::Cpu));
         shared.no_timers = count(None);
-        let meters = accounts.values().flat_map(|account| &account.meters);
-        shared.bill = meters.map(|meter| Item { counter: meter.counter, hit_ns: meter.hit_ns() }).collect();
-        shared.bill.sort_unstable_by_key(|item| item.counter);
         shared.accounts = accounts;
+        shared.bill = None;
+    }
+
+    /// Lists the counters of all accounts, if that is not done.
+    fn write_bill(&self) {
+        if self.shared().bill.is_some() {
+            return;
+        }
+        // what has to be measured first is not measured while others wait
+        Prices::here();
+        let mut shared = self.shared_mut();
+        let meters = shared.accounts.values().flat_map(|account| &account.meters);
+        let mut bill: Vec<_> = meters.map(|m| Item { counter: m.counter, hit_ns: m.hit_ns() }).collect();
+        bill.sort_unstable_by_key(|item| item.counter);
+        shared.bill = Some(bill);
     }
 
     /// A pair goes: what it has cost stays in the sum.
     pub(super) fn close_account(&self, first: u32) {
         let mut shared = self.shared_mut();
         let Some(account) = shared.accounts.remove(&first) else { return };
+        shared.bill = None;
         let spent = shared.columns().map_or(0.0, |columns| account.spent_ns(&columns));
         shared.spent_ns += spent;
     }
 
     /// Looks at how often code runs, and takes out what costs more than it may.
     pub fn hold_limits(&self) {
+        self.write_bill();
         let all = {
             let shared = self.shared();
-            let Some(columns) = shared.columns() else { return };
-            self.rates().look(&shared.bill, &columns)
+            let (Some(columns), Some(bill)) = (shared.columns(), &shared.bill) else { return };
+            self.rates().look(bill, &columns)
         };
         let mut control = self.control();
         // which pairs are whose is looked up only if it can matter
@@ -489,5 +508,23 @@ impl Control {
     fn patron(&self, key: &PairKey) -> Option<MeasurementId> {
         let users = self.measurements.iter().filter(|(_, m)| m.views.iter().any(|v| v.key == *key));
         users.max_by(|a, b| a.1.limit.total_cmp(&b.1.limit)).map(|(id, _)| *id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_an_event_is_no_counter() {
+        let variable = |shape| Variable {
+            name: String::new(),
+            kind: VariableKind::Scratch,
+            shape,
+            unit: ValueUnit::Plain,
+            sampled: false,
+        };
+        let variables = [Shape::Counter, Shape::Event, Shape::Activations].map(variable);
+        assert_eq!(own_counters(&[4, 0, 5], &variables).collect::<Vec<_>>(), [4, 5]);
     }
 }

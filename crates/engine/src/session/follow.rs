@@ -126,16 +126,18 @@ impl Session {
         }
     }
 
-    /// Libraries may have come and gone again while nobody answered: what is not mapped now is exact from now on only.
+    /// Libraries may have come and gone again while nobody answered: of what is not mapped now it is not known whether every call was counted.
     pub(super) fn note_missed(&self) {
         let mut control = self.control();
         let Control { modules, measurements, .. } = &mut *control;
+        let shared = self.shared();
         let is_mapped =
             |pattern: &Pattern| modules.mapped().any(|f| pattern.may_match_module(f.names.iter().map(String::as_str)));
         let now = now_ns();
         for measurement in measurements.values_mut() {
             let Measurement { views, pairs, grown, .. } = measurement;
-            let pairs = views.iter().zip(Arc::make_mut(pairs)).filter(|(view, _)| view.own.is_none());
+            let counts = |view: &View| view.own.is_none() && !shared.frozen.contains_key(&view.value.first);
+            let pairs = views.iter().zip(Arc::make_mut(pairs)).filter(|(view, _)| counts(view));
             for info in pairs.map(|(_, info)| info) {
                 if Pattern::of_module(&info.pair.focus).is_none_or(|pattern| !is_mapped(&pattern)) {
                     info.exact_since_ns = Some(now);

@@ -114,9 +114,10 @@ impl Session {
                 return seen;
             }
         };
-        self.notice(&|| !begun && area.is_listening());
         // somebody waited in vain, so that nobody waited after that
-        if loads != seen && !filtered && (begun || !area.is_listening()) {
+        let missed = loads != seen && !filtered && (begun || !area.is_listening());
+        self.notice(&|| !begun && area.is_listening());
+        if missed {
             self.note_missed();
         }
         if let Err(error) = area.answer(loads) {

@@ -204,8 +204,8 @@ struct Shared {
     kin: FxHashMap<Tid, Pid>,
     /// What pairs cost, by the first counter of their value.
     accounts: FxHashMap<u32, cost::Account>,
-    /// The same by counter, in order: what is looked at all the time.
-    bill: Vec<cost::Item>,
+    /// The same by counter, in order, once that was asked for: what is looked at all the time.
+    bill: Option<Vec<cost::Item>>,
     /// What pairs have cost that are gone, in nanoseconds of processor time.
     spent_ns: f64,
     /// Number of pairs with a timer of either clock, and of others.

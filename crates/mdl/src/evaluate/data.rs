@@ -167,7 +167,9 @@ impl<'a> Evaluation<'a> {
         };
         let Access { offset, scalar, .. } = global.access;
         let why = match () {
-            () if matches!(global.at, Location::Fleeting(_)) && global.access.pointers.is_empty() => {
+            () if matches!(global.at, Location::Fleeting(_) | Location::PerThreadOfLibrary(_))
+                && global.access.pointers.is_empty() =>
+            {
                 "an assignment to what is not in the writable data of the program itself"
             }
             () if !global.described => "an assignment to a variable whose type debugging information does not say",
@@ -179,7 +181,7 @@ impl<'a> Evaluation<'a> {
                 (None, Location::PerThread(start)) => {
                     return Some(Integer::At(in_thread(start.wrapping_add(offset)), scalar));
                 }
-                (None, Location::Fleeting(_)) => return None,
+                (None, Location::Fleeting(_) | Location::PerThreadOfLibrary(_)) => return None,
             },
         };
         self.refuse(target, why);
@@ -299,7 +301,9 @@ fn present(global: &Global, offset: i64, scalar: Scalar) -> Out {
     match global.at {
         Location::Lasting(at) => Out::Load(Avma(at.0.wrapping_add_signed(offset)), scalar),
         Location::Fleeting(at) => Out::Read(Box::new(Out::Const(at.0.cast_signed().wrapping_add(offset))), scalar),
-        Location::PerThread(start) => Out::Read(Box::new(in_thread(start.wrapping_add(offset))), scalar),
+        Location::PerThread(start) | Location::PerThreadOfLibrary(start) => {
+            Out::Read(Box::new(in_thread(start.wrapping_add(offset))), scalar)
+        }
     }
 }
 

@@ -122,7 +122,7 @@ impl Program for Table {
     fn address(&self, name: &str) -> Result<Avma, Unresolved> {
         self.variable(name, &[]).map(|global| match global.at {
             Location::Lasting(at) | Location::Fleeting(at) => at,
-            Location::PerThread(_) => panic!("not asked for here"),
+            Location::PerThread(_) | Location::PerThreadOfLibrary(_) => panic!("not asked for here"),
         })
     }
     /// Only `call` calls by name, `main`.
