@@ -26,9 +26,6 @@ const ALIGN_MAX: usize = 64;
 /// snippet asks for.
 const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
 
-/// Code that lies together is one piece of a plan up to about so many bytes: what is proven is read by pieces, on several processors.
-const PIECE: usize = 32 << 10;
-
 /// Bytes of a `jmp rel32`.
 const SPRINGBOARD: u64 = 5;
 
@@ -523,7 +520,7 @@ impl<'a> Weaver<'a> {
     /// Adds the block to the plan's code, together with the piece before it if that ends a few bytes earlier.
     fn keep_code(&mut self) {
         let block = &self.block;
-        if let Some(last) = self.plan.code.last_mut().filter(|last| last.bytes.len() < PIECE) {
+        if let Some(last) = self.plan.code.last_mut() {
             let end = last.at.0 + last.bytes.len() as u64;
             if (end..end + 5).contains(&block.at) {
                 // nothing else is that short, so the gap is nobody's

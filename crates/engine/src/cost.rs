@@ -9,6 +9,7 @@ use ingraft_codegen::{Cost, SLOTS_PER_CYCLE};
 use ingraft_mdl::{Instrumentation, ValueUnit, Variable, VariableKind};
 use ingraft_model::{Expr, Shape, Snippet, Stmt, VariableId};
 use ingraft_process::TickClock;
+use rustc_hash::FxHashMap;
 
 /// Nanoseconds that things take on this machine, measured once: the quickest of several rounds, as a processor that is interrupted, or
 /// clocked down, says nothing about the code.
@@ -108,9 +109,29 @@ pub struct Meters {
     known: Vec<(Arc<Snippet>, Arc<Snippet>, u32)>,
 }
 
+/// Snippets with counters that were made for a request: pairs of one metric have the same.
+#[derive(Default)]
+pub struct Metered(FxHashMap<(*const Snippet, VariableId), Made>);
+
+/// A snippet, and the same with a count in front of it.
+type Made = (Arc<Snippet>, Arc<Snippet>);
+
+impl Metered {
+    /// The snippet with a count in front of it.
+    fn with(&mut self, plain: &Arc<Snippet>, counter: VariableId) -> Arc<Snippet> {
+        // who is kept here lives as long, so that the address is nobody else's
+        let (_, metered) = self.0.entry((Arc::as_ptr(plain), counter)).or_insert_with(|| {
+            let count = Stmt::Add(counter, Expr::Const(1));
+            let stmts = std::iter::once(count).chain(plain.stmts.iter().cloned()).collect();
+            (Arc::clone(plain), Arc::new(Snippet { stmts }))
+        });
+        Arc::clone(metered)
+    }
+}
+
 impl Meters {
     /// Adds counters to an instrumentation, the same as before to snippets that are known.
-    pub fn apply(&mut self, instrumentation: &mut Instrumentation) {
+    pub fn apply(&mut self, instrumentation: &mut Instrumentation, made: &mut Metered) {
         let counts_itself = instrumentation.insertions.iter().all(|i| i.snippet.as_increment() == Some(VariableId(0)));
         if counts_itself && self.known.is_empty() {
             return;
@@ -124,9 +145,7 @@ impl Meters {
                     let next = self.known.iter().map(|(.., number)| number + 1).max().unwrap_or(0);
                     let number = next.min(METERS_MAX - 1);
                     let plain = Arc::clone(&insertion.snippet);
-                    let count = Stmt::Add(VariableId(base + number), Expr::Const(1));
-                    let stmts = std::iter::once(count).chain(plain.stmts.iter().cloned()).collect();
-                    let metered = Arc::new(Snippet { stmts });
+                    let metered = made.with(&plain, VariableId(base + number));
                     self.known.push((plain, Arc::clone(&metered), number));
                     metered
                 }

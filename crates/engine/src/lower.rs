@@ -16,7 +16,7 @@ use ingraft_process::{ClockChoice, Target, TickClock, vector_state};
 use rustc_hash::FxHashMap;
 
 use crate::api::{EnableRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, TargetSpec};
-use crate::cost::{Meters, Prices};
+use crate::cost::{Metered, Meters, Prices};
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
 use crate::internal::Internal;
@@ -249,7 +249,7 @@ fn lower_one(
         let problem = Some("the kernel counts it: there is no code".to_owned());
         return LoweredMetric { metric, focus, pieces: Vec::new(), problem };
     }
-    Meters::default().apply(&mut instrumentation);
+    Meters::default().apply(&mut instrumentation, &mut Metered::default());
     let mut pieces: Vec<LoweredPiece> = Vec::new();
     let mut known: FxHashMap<(Arc<Snippet>, PointKind, bool), usize> = FxHashMap::default();
     for insertion in &instrumentation.insertions {

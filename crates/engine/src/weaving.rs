@@ -775,10 +775,17 @@ impl Point {
 
 /// All records of a point as one, for the journal.
 fn point_record(modules: &Modules, module: ModuleRef, point: &Point) -> PointRecord {
-    let mut removal = point.woven.removal.clone();
-    for mini in &point.woven.minis {
-        removal.moves.extend_from_slice(&mini.removal.moves);
-        removal.step_out.extend_from_slice(&mini.removal.step_out);
+    let RemovalRecord { text, code, .. } = &point.woven.removal;
+    let all = |of: fn(&RemovalRecord) -> usize| point.woven.records().map(of).sum();
+    let mut removal = RemovalRecord {
+        text: text.clone(),
+        moves: Vec::with_capacity(all(|record| record.moves.len())),
+        step_out: Vec::with_capacity(all(|record| record.step_out.len())),
+        code: code.clone(),
+    };
+    for record in point.woven.records() {
+        removal.moves.extend_from_slice(&record.moves);
+        removal.step_out.extend_from_slice(&record.step_out);
     }
     PointRecord { file: modules.file(module).map(ModuleFile::id).unwrap_or_default(), removal }
 }

@@ -176,8 +176,10 @@ struct Points {
 impl Points {
     /// Proves points, many on several processors. That the code of one is not another's is seen when all is put together.
     fn prove_all(proofs: &[Proof<'_>], facts: &Facts<'_>, hosts: &Hosts<'_>) -> Result<Self, VerifyError> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (proofs.len() / POINTS_OF_THREAD).clamp(1, processors);
         let next = AtomicUsize::new(0);
-        let shares = on_processors(proofs.len() / POINTS_OF_THREAD, || {
+        let share = || {
             let mut all = Points::default();
             let mut walk = Walk::new(facts);
             let taken = || next.fetch_add(POINTS_AT_ONCE, Ordering::Relaxed);
@@ -185,15 +187,18 @@ impl Points {
                 all.prove(&rest[..rest.len().min(POINTS_AT_ONCE)], &mut walk, hosts)?;
             }
             Ok(all)
-        });
-        let mut all = Points::default();
-        for share in shares {
-            let share: Points = share?;
-            all.writes.extend(share.writes);
-            all.expected.extend(share.expected);
-            all.proven.extend(share.proven);
-        }
-        Ok(all)
+        };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(share)).collect();
+            let mut all = share()?;
+            for other in others {
+                let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                all.writes.extend(other.writes);
+                all.expected.extend(other.expected);
+                all.proven.extend(other.proven);
+            }
+            Ok(all)
+        })
     }
 
     fn prove(&mut self, proofs: &[Proof<'_>], walk: &mut Walk<'_>, hosts: &Hosts<'_>) -> Result<(), VerifyError> {
@@ -209,19 +214,6 @@ impl Points {
         }
         Ok(())
     }
-}
-
-/// Does the same on up to so many processors, at least on this one; what each of them has made of it.
-fn on_processors<T: Send>(most: usize, work: impl Fn() -> T + Sync) -> Vec<T> {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        let others: Vec<_> = (1..most.clamp(1, processors)).map(|_| scope.spawn(&work)).collect();
-        let mut all = vec![work()];
-        all.extend(
-            others.into_iter().map(|other| other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))),
-        );
-        all
-    })
 }
 
 /// The shared routines that this plan writes; others were proven then.

@@ -226,7 +226,7 @@ enum Visit {
     /// Proven elsewhere: a displaced instruction.
     Marked,
     /// Executed; the number of its state.
-    State(usize),
+    State(u32),
 }
 
 /// What all proofs of a plan share.
@@ -358,7 +358,7 @@ impl<'a> Walk<'a> {
 
     fn state(&self, visit: Visit) -> Option<&State> {
         match visit {
-            Visit::State(n) => self.states.get(n),
+            Visit::State(n) => self.states.get(n as usize),
             Visit::Never | Visit::Marked => None,
         }
     }
@@ -673,13 +673,13 @@ impl<'a> Walk<'a> {
         let (number, instruction) = memory.instruction(at, hint)?;
         match self.visits.get(number).copied().unwrap_or(Visit::Never) {
             Visit::Never => {
-                self.set(number, Visit::State(self.states.len()));
+                self.set(number, Visit::State(self.states.len() as u32));
                 self.states.push(state.clone());
             }
             // generated code and displaced instructions do not mix
             Visit::Marked => return fail(at, Flaw::Untiled),
             Visit::State(n) => {
-                let Some(old) = self.states.get_mut(n) else { return fail(at, Flaw::Untiled) };
+                let Some(old) = self.states.get_mut(n as usize) else { return fail(at, Flaw::Untiled) };
                 if old.stack != state.stack {
                     return fail(at, Flaw::Stack);
                 }

@@ -157,7 +157,6 @@ impl Session {
         let mut points: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
         let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
         let mut refused = Refused::default();
-        let mut known = Vec::with_capacity(ALIKE);
         for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
             let mut own = Vec::new();
             let mut lists: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
@@ -166,7 +165,7 @@ impl Session {
                 control.next_mini += 1;
                 let spot = Spot { kind: insertion.point, after: insertion.after };
                 let list = lists.entry((insertion.function, spot)).or_default();
-                let (snippet, except) = (one_of(&mut known, &insertion.snippet), &insertion.except);
+                let (snippet, except) = (&insertion.snippet, &insertion.except);
                 let mini = NewMini { id, pair, role: Some(insertion.role), snippet, counters, except };
                 match insertion.order {
                     Order::Append => list.push(mini),
@@ -618,20 +617,6 @@ fn follows(instrumentation: &Instrumentation) -> bool {
 /// Whether its code reads the processor time of a thread.
 pub(super) fn reads(instrumentation: &Instrumentation, clock: Clock) -> bool {
     instrumentation.insertions.iter().any(|i| i.snippet.reads(clock))
-}
-
-/// So many snippets are compared with each one: a metric has a few.
-const ALIKE: usize = 16;
-
-/// The first of these snippets that is the same; pairs of one metric have equal ones, and one in memory is read faster than a thousand.
-fn one_of<'s>(known: &mut Vec<&'s Snippet>, snippet: &'s Snippet) -> &'s Snippet {
-    if let Some(first) = known.iter().find(|first| **first == snippet) {
-        return first;
-    }
-    if known.len() < ALIKE {
-        known.push(snippet);
-    }
-    snippet
 }
 
 /// Counters for all variables, or none of them.

@@ -35,7 +35,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::api::*;
 use crate::calls;
 use crate::catch_up::{CatchUp, Counters};
-use crate::cost::{Meters, Prices};
+use crate::cost::{Metered, Meters, Prices};
 use crate::error::{Error, ErrorKind};
 use crate::event_places::EventPlaces;
 use crate::images::ImageStore;
@@ -459,6 +459,7 @@ impl Session {
         let mut meters = Vec::new();
         let mut seen = FxHashSet::default();
         let limit = insert::counters_max(control);
+        let mut made = Metered::default();
         for (w, (key, _)) in wanted.into_iter().zip(&keys) {
             if !seen.insert(key.clone()) {
                 continue;
@@ -466,7 +467,7 @@ impl Session {
             let mut instrumentation = w.instrumentation;
             let Some(pair) = control.pairs.get_mut(key) else {
                 let mut known = Meters::default();
-                known.apply(&mut instrumentation);
+                known.apply(&mut instrumentation, &mut made);
                 meters.push((key.clone(), known));
                 fresh.push((key.clone(), instrumentation));
                 continue;
@@ -476,7 +477,7 @@ impl Session {
                 pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
             instrumentation.insertions.retain(|i| !known.contains(&i.function));
             if !instrumentation.insertions.is_empty() {
-                pair.meters.apply(&mut instrumentation);
+                pair.meters.apply(&mut instrumentation, &mut made);
                 insert::grow_counters(pair, &mut control.counters, &instrumentation.variables, limit)
                     .map_err(|e| e.about(self.target.pid()))?;
                 more.push((key.clone(), instrumentation, pair.counters.clone()));
