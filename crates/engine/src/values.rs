@@ -380,6 +380,9 @@ impl CounterAllocator {
 
     /// Gives counters back that were cleared.
     pub fn give_back(&mut self, first: u32, count: u32) {
+        if count == 0 {
+            return;
+        }
         let mut end = first.saturating_add(count);
         if let Some(next) = self.free.remove(&end) {
             end = next;
@@ -573,6 +576,7 @@ mod tests {
         // what is free at the end goes on behind it
         assert_eq!((counters.take(4, 10), counters.take(3, 10), counters.take(1, 10)), (Some(2), Some(6), Some(0)));
         assert_eq!((counters.take(2, 10), counters.used()), (None, 9));
+        counters.give_back(3, 0);
         for first in [3, 0, 7, 2, 4] {
             counters.give_back(first, 1);
         }

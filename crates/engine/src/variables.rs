@@ -56,20 +56,21 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
 
 /// Where threads have a variable that each has for itself. Of a library only if it stays loaded: what comes in its place may have other data there.
 fn in_threads(modules: &Modules, name: &str, found: &Found<'_>) -> Result<Location, Unresolved> {
-    let refuse = |why| Unresolved::Unreadable(format!("`{name}`: every thread has its own, in a library {why}"));
+    let refuse = |why| Unresolved::Unreadable(format!("`{name}`: every thread has its own, {why}"));
     let (at, bytes) = (found.symbol.at, found.symbol.size);
     if found.file.is_program {
         let own = found.module.image.elf().own_data_at(at, bytes);
-        return own.map(Location::PerThread).ok_or_else(|| refuse("of its own"));
+        return own.map(Location::PerThread).ok_or_else(|| refuse("at a place that linkers do not agree on"));
     }
+    modules.look_into(|file| file.is_program);
     let soname = found.module.image.elf().soname();
     let mut program = modules.loaded().filter(|(_, file, _)| file.is_program);
     if !program.any(|(_, _, module)| module.image.elf().needed().iter().any(|needed| Some(&**needed) == soname)) {
-        return Err(refuse("that may be unloaded: the program does not need it"));
+        return Err(refuse("in a library that may be unloaded: the program does not need it"));
     }
     let own = found.file.own_data_at(at, bytes);
     own.map(Location::PerThreadOfLibrary)
-        .ok_or_else(|| refuse("that does not have it at one distance from their pointers"))
+        .ok_or_else(|| refuse("in a library that does not have it at one distance from their pointers"))
 }
 
 /// See [`ingraft_mdl::Program::address`].

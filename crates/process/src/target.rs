@@ -155,7 +155,8 @@ impl Target {
         if !whole && is_there(self.mapped.load(Ordering::Relaxed)) {
             return true;
         }
-        let maps = self.maps().unwrap_or_default();
+        // that they cannot be read just now says nothing
+        let Ok(maps) = self.maps() else { return is_there(self.mapped.load(Ordering::Relaxed)) };
         let found = maps.iter().find(|m| m.read && is_there(m.range.start.0));
         found.inspect(|m| self.mapped.store(m.range.start.0, Ordering::Relaxed)).is_some()
     }

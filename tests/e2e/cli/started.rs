@@ -73,6 +73,15 @@ fn exact_by_thread(name: &str) {
     assert_eq!(counted, truth.threads(), "{name}: calls of work_0 by thread");
 }
 
+/// What it loads at its start is woven before it runs, so that nothing can have been missed.
+#[test]
+fn nothing_is_missed_of_what_is_loaded_at_the_start() {
+    let (outcome, _) = started("threads", &["2"], &["watch", "lock_operations"], &["go 10".into()]).expect("gcc");
+    assert!(!outcome.all("sample").is_empty());
+    assert!(outcome.all("sample").iter().all(|sample| sample["exact_since_ns"].is_null()), "{outcome:#?}");
+    assert!(!outcome.stderr.contains("exact since"), "{outcome:#?}");
+}
+
 #[test]
 fn threads_of_a_dynamic_program() {
     exact_by_thread("threads");

@@ -57,8 +57,12 @@ impl Session {
         let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
         for (key, instrumentation) in fresh {
             let taken = self.event_number(control, &instrumentation).and_then(|event| {
-                let counters = take(&mut control.counters, &instrumentation.variables, limit);
-                let mut counters = counters.ok_or_else(|| too_many(limit).about(self.pid()))?;
+                let Some(mut counters) = take(&mut control.counters, &instrumentation.variables, limit) else {
+                    if instrumentation.event.is_some() && control.events.leave(event) {
+                        control.events.free(event);
+                    }
+                    return Err(too_many(limit).about(self.pid()));
+                };
                 let variables = instrumentation.variables.iter().zip(&mut counters);
                 variables.filter(|(v, _)| v.shape == Shape::Event).for_each(|(_, number)| *number = event);
                 Ok(counters)

@@ -73,9 +73,11 @@ impl Session {
         };
         match (hook, area) {
             (Some(Hook::Waits { seen, filtered }), Some(area)) => {
+                // what was loaded while a program was started is woven
+                let hook_is_new = filtered.is_none();
                 let known = filtered.filter(|(then, _)| then.elapsed() < FILTERS_EVERY);
                 let (then, filtered) = known.unwrap_or_else(|| (Instant::now(), self.is_filtered()));
-                let seen = self.answer_loader(&area, seen, filtered, at_most);
+                let seen = self.answer_loader(&area, seen, filtered, at_most, hook_is_new);
                 if let Some(hook @ Hook::Waits { .. }) = self.shared_mut().hook.as_mut() {
                     *hook = Hook::Waits { seen, filtered: Some((then, filtered)) };
                 }
@@ -98,7 +100,7 @@ impl Session {
     }
 
     /// Waits for the loader and answers it. Returns up to which number of its calls that was done.
-    fn answer_loader(&self, area: &SharedArea, seen: u32, filtered: bool, at_most: Duration) -> u32 {
+    fn answer_loader(&self, area: &SharedArea, seen: u32, filtered: bool, at_most: Duration, hook_is_new: bool) -> u32 {
         // A program's filter may forbid the calls by which its threads wait. They are counted only, and looked after as others are.
         let step = if filtered { EVERY.min(at_most) } else { at_most };
         let loads = self.listen(area, !filtered).and_then(|begun| {
@@ -115,7 +117,7 @@ impl Session {
             }
         };
         // somebody waited in vain, so that nobody waited after that
-        let missed = loads != seen && !filtered && (begun || !area.is_listening());
+        let missed = loads != seen && !filtered && !hook_is_new && (begun || !area.is_listening());
         self.notice(&|| !begun && area.is_listening());
         if missed {
             self.note_missed();
