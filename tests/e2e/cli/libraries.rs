@@ -183,7 +183,7 @@ fn what_came_and_went_while_nobody_answered_is_told() {
     target.ask("call 5").assert_right();
     let outcome = session.interrupt().assert_code(0).assert_removed();
     assert_eq!(outcome.calls("plugin_work"), 5);
-    assert!(exact_since(&outcome, "plugin_work").is_u64(), "its calls were not counted for a while");
+    assert!(exact_since(&outcome, "plugin_work").is_u64(), "its calls were not counted for a while: {outcome:#?}");
     assert!(exact_since(&outcome, "local_work").is_null());
     assert!(outcome.stderr.contains("is exact since"), "{}", outcome.stderr);
 }

@@ -139,7 +139,9 @@ impl Session {
             let counts = |view: &View| view.own.is_none() && !shared.frozen.contains_key(&view.value.first);
             let pairs = views.iter().zip(Arc::make_mut(pairs)).filter(|(view, _)| counts(view));
             for info in pairs.map(|(_, info)| info) {
-                if Pattern::of_module(&info.pair.focus).is_none_or(|pattern| !is_mapped(&pattern)) {
+                // one that is mapped may be another one's next life, not looked into yet
+                let is_woven = info.points > 0 && Pattern::of_module(&info.pair.focus).is_some_and(|p| is_mapped(&p));
+                if !is_woven {
                     info.exact_since_ns = Some(now);
                     *grown = true;
                 }

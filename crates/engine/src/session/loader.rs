@@ -116,10 +116,9 @@ impl Session {
                 return seen;
             }
         };
-        // somebody waited in vain, so that nobody waited after that
-        let missed = loads != seen && !filtered && !hook_is_new && (begun || !area.is_listening());
         self.notice(&|| !begun && area.is_listening());
-        if missed {
+        // somebody waited in vain, perhaps while we looked, so that nobody waited after that
+        if loads != seen && !filtered && !hook_is_new && (begun || !area.is_listening()) {
             self.note_missed();
         }
         if let Err(error) = area.answer(loads) {
