@@ -60,6 +60,11 @@ pub(crate) fn missed_kin(count: u64, why: &Failure) -> String {
     format!("{what} not measured: {why}")
 }
 
+/// A metric at a focus, if it has one.
+fn pair(metric: &str, focus: &str) -> String {
+    if focus.is_empty() { metric.to_owned() } else { format!("{metric} at {focus}") }
+}
+
 /// Values that do not have everything from the insertion on, for a warning; none if there is no such value.
 pub(crate) fn exact_later<'a>(pairs: impl Iterator<Item = &'a PairInfo>) -> Option<String> {
     let mut late = pairs.filter_map(|pair| Some((pair, pair.exact_since_ns?)));
@@ -69,9 +74,9 @@ pub(crate) fn exact_later<'a>(pairs: impl Iterator<Item = &'a PairInfo>) -> Opti
         0 => String::new(),
         n => format!(" (and {} more)", plural(n, "value", "values")),
     };
-    let PairInfo { metric, focus, .. } = first;
+    let pair = pair(&first.metric, &first.focus);
     Some(format!(
-        "{metric} at {focus}{others} is exact since {since} only: a library came, or may have, before it could be measured"
+        "{pair}{others} is exact since {since} only: a library came, or may have, before it could be measured"
     ))
 }
 
@@ -137,12 +142,13 @@ pub(crate) fn too_dear(c: &Cost, limit: f64) -> String {
 /// A pair that was taken out, for a warning.
 pub(crate) fn taken_out(t: &TakenOut) -> String {
     let TakenOut { metric, focus, max_overhead, .. } = t;
+    let pair = pair(metric, focus);
     if t.own_gs {
         let why = "a library was loaded that uses the gs base itself, by which counters are found";
-        return format!("{metric} at {focus} was taken out of {}: {why}; its value stays as it was", t.pid);
+        return format!("{pair} was taken out of {}: {why}; its value stays as it was", t.pid);
     }
     format!(
-        "{metric} at {focus} was taken out of {}: it cost {} of one processor ({} times a second), more than --max-overhead {max_overhead}; \
+        "{pair} was taken out of {}: it cost {} of one processor ({} times a second), more than --max-overhead {max_overhead}; \
          its value stays as it was",
         t.pid,
         percent(t.percent),

@@ -126,7 +126,7 @@ impl Session {
         }
     }
 
-    /// Libraries may have come and gone again while nobody answered: of what is not mapped now it is not known whether every call was counted.
+    /// Libraries may have come and gone again while nobody answered: of what is not woven now it is not known whether every call was counted.
     pub(super) fn note_missed(&self) {
         let mut control = self.control();
         let Control { modules, measurements, .. } = &mut *control;
