@@ -141,8 +141,8 @@ pub fn verify_added(
         }
         walk.tile(&code.range)?;
         walk.all_tiled()?;
-        for (address, state) in walk.visited(&code.range) {
-            let harmless = after.pushed == 0 && state.is_some_and(|s| walk.harmless(s));
+        for (address, harmless) in walk.visited(&code.range) {
+            let harmless = after.pushed == 0 && harmless;
             match mini.removal.moves.iter().find(|m| m.from.0 == address) {
                 Some(m) if Some(m.to) == after.resume && harmless => {}
                 Some(_) => return fail(address, Flaw::BadMove),

@@ -11,6 +11,7 @@
 //! - every byte of new code belongs to an instruction that was proven, and no jump leads into the middle of one;
 //! - from every instruction of code that will be taken away a thread has a way home.
 
+mod alike;
 mod calling;
 mod change;
 mod event;
@@ -40,7 +41,7 @@ use inner::Hosts;
 pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};
 use lockstep::Pair;
 use memory::Memory;
-use walk::{Facts, State, Walk};
+use walk::{Facts, Walk};
 
 /// What is wrong with a plan: a defect of the generator, or of what stands between it and the verifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -415,7 +416,7 @@ impl Proof<'_> {
     fn snippets(&self, walk: &mut Walk<'_>, begin: u64, pairs: &[Pair]) -> Result<(), VerifyError> {
         let point = self.point;
         let at = point.at;
-        walk.from(begin, State::entry())?;
+        walk.from(begin, point)?;
         walk.guards(point)?;
         if point.minis.len() != self.request.minis.len() {
             return fail(at.0, Flaw::Unmatched);
@@ -438,6 +439,7 @@ impl Proof<'_> {
                 return fail(start.0, Flaw::Unmatched);
             }
         }
+        walk.keep();
         for record in point.records() {
             walk.tile(&record.code)?;
             self.ways_home(walk, record, pairs)?;
@@ -625,11 +627,11 @@ impl Proof<'_> {
             record.moves.iter().partition(|m| m.from >= record.code.start && m.from < record.code.end);
         moves.sort_unstable();
         let mut moves = moves.into_iter().peekable();
-        for (address, state) in walk.visited(&record.code) {
+        for (address, harmless) in walk.visited(&record.code) {
             let pair = pairs.iter().find(|p| p.copy == address);
             let allowed = match pair {
                 Some(pair) => pair.back,
-                None => self.point.resume.filter(|_| state.is_some_and(|s| walk.harmless(s))).map(|at| at.0),
+                None => self.point.resume.filter(|_| harmless).map(|at| at.0),
             };
             match moves.next_if(|m| m.from.0 == address) {
                 Some(m) if Some(m.to.0) == allowed => used += 1,

@@ -9,6 +9,7 @@ use ingraft_model::layout::{OWNER, TOP};
 use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity, WallClock};
 use rustc_hash::FxHashSet;
 
+use super::alike::{Executed, Part};
 use super::calling;
 use super::event;
 use super::memory::Memory;
@@ -227,6 +228,8 @@ enum Visit {
     Marked,
     /// Executed; the number of its state.
     State(u32),
+    /// Like one that was executed; whether a thread that stands there has changed nothing that is live.
+    Alike(bool),
 }
 
 /// What all proofs of a plan share.
@@ -277,6 +280,21 @@ impl<'a> Facts<'a> {
     }
 }
 
+impl<'a> Facts<'a> {
+    pub fn env(&self) -> &'a Environment {
+        self.env
+    }
+
+    pub fn memory(&self) -> &'a Memory<'a> {
+        self.memory
+    }
+
+    /// Whether an address is a function that may be called.
+    pub fn may_call(&self, at: u64) -> bool {
+        self.callees.binary_search(&at).is_ok()
+    }
+}
+
 pub(super) struct Walk<'a> {
     facts: &'a Facts<'a>,
     env: &'a Environment,
@@ -302,6 +320,11 @@ pub(super) struct Walk<'a> {
     asides: Vec<(AvmaRange, AvmaRange)>,
     /// Words on the stack that must stay there: what the base trampoline has pushed before an added snippet.
     pushed: usize,
+    /// What was executed for other points; the parts of this one's code and its shape, by which what is like it is found.
+    executed: Executed,
+    parts: Vec<Part>,
+    shape: Vec<u64>,
+    is_alike: bool,
 }
 
 impl<'a> Walk<'a> {
@@ -325,6 +348,10 @@ impl<'a> Walk<'a> {
             chain: Vec::new(),
             asides: Vec::new(),
             pushed: 0,
+            executed: Executed::default(),
+            parts: Vec::new(),
+            shape: Vec::new(),
+            is_alike: false,
         }
     }
 
@@ -359,7 +386,7 @@ impl<'a> Walk<'a> {
     fn state(&self, visit: Visit) -> Option<&State> {
         match visit {
             Visit::State(n) => self.states.get(n as usize),
-            Visit::Never | Visit::Marked => None,
+            Visit::Never | Visit::Marked | Visit::Alike(_) => None,
         }
     }
 
@@ -401,13 +428,22 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The instructions in a range that [`Walk::tile`] has accepted, with their states where they are not displaced ones.
-    pub fn visited<'s>(&'s self, range: &AvmaRange) -> impl Iterator<Item = (u64, Option<&'s State>)> + use<'s, 'a> {
+    /// Whether a thread that stands there has changed nothing that is live.
+    fn is_harmless_at(&self, visit: Visit) -> bool {
+        match visit {
+            Visit::Alike(harmless) => harmless,
+            visit => self.state(visit).is_some_and(|state| self.harmless(state)),
+        }
+    }
+
+    /// The instructions in a range that [`Walk::tile`] has accepted, and of each whether it is harmless to go on elsewhere instead: of those that are
+    /// proven elsewhere it is not known.
+    pub fn visited<'s>(&'s self, range: &AvmaRange) -> impl Iterator<Item = (u64, bool)> + use<'s, 'a> {
         let end = range.end.0;
         let first = self.memory.number(range.start.0).unwrap_or(usize::MAX);
         let visits = self.visits.get(first..).unwrap_or_default().iter();
         let instructions = self.memory.from(first).iter().map(Instruction::ip).take_while(move |at| *at < end);
-        instructions.zip(visits.map(|visit| self.state(*visit)))
+        instructions.zip(visits.map(|visit| self.is_harmless_at(*visit)))
     }
 
     /// The instructions that were visited fill the range exactly.
@@ -433,9 +469,13 @@ impl<'a> Walk<'a> {
         if self.tiled == self.touched.len() { Ok(()) } else { fail(self.slot, Flaw::Untiled) }
     }
 
-    /// Executes from `at` on until every path has left in a permitted way.
-    pub fn from(&mut self, at: u64, state: State) -> Result<(), VerifyError> {
-        self.execute(at, state, Mode::Point)?;
+    /// Executes from `at` on, where nothing has happened yet, until every path has left in a permitted way; or finds code that is like this.
+    pub fn from(&mut self, at: u64, point: &WovenPoint) -> Result<(), VerifyError> {
+        self.measure(at, point);
+        self.is_alike = self.recognise();
+        if !self.is_alike {
+            self.execute(at, State::entry(), Mode::Point)?;
+        }
         let begins = |bytes: &[u8], what: &[u8]| bytes.starts_with(what);
         let leave = self.leave;
         let Some(bytes) = self.memory.bytes(leave) else { return fail(leave, Flaw::NoInstruction) };
@@ -444,6 +484,47 @@ impl<'a> Walk<'a> {
             return fail(leave, Flaw::Forbidden);
         }
         if self.visit(self.slot)?.1 != Visit::Never { Ok(()) } else { fail(self.slot, Flaw::Astray) }
+    }
+
+    /// The parts of a point's code that begins at `begin`, and what must be the same for another to be like it.
+    fn measure(&mut self, begin: u64, point: &WovenPoint) {
+        let aside = |(aside, _): &(AvmaRange, AvmaRange)| (aside.start.0, aside.end.0);
+        let first = point.removal.code.start.0;
+        self.parts.clear();
+        self.parts.extend([(first, first.max(point.base.0)), (begin, self.tail)]);
+        self.parts.extend(self.asides.iter().map(aside).filter(|(from, until)| from < until));
+        let places = [self.slot, self.leave, self.tail].into_iter();
+        let chain = self.chain.iter().flat_map(|(link, start)| [*link, *start]);
+        let asides = self.asides.iter().flat_map(|(_, place)| [place.start.0, place.end.0]);
+        let lengths = self.parts.iter().map(|(from, until)| until.wrapping_sub(*from));
+        let registers = u64::from(self.scratch) << 1 | u64::from(self.flags_dead);
+        self.shape.clear();
+        self.shape.extend([registers, self.chain.len() as u64, self.asides.len() as u64]);
+        self.shape.extend(places.chain(chain).chain(asides).map(|at| at.wrapping_sub(begin)));
+        self.shape.extend(lengths);
+    }
+
+    /// Whether other code is like this point's; its instructions count as visited then.
+    fn recognise(&mut self) -> bool {
+        let Some(numbers) = self.executed.alike(self.facts, &self.shape, &self.parts) else { return false };
+        let is_new = |(number, _): &(usize, bool)| self.visits.get(*number) == Some(&Visit::Never);
+        let all_new = numbers.iter().all(is_new);
+        if all_new {
+            numbers.into_iter().for_each(|(number, harmless)| self.set(number, Visit::Alike(harmless)));
+        }
+        all_new
+    }
+
+    /// Keeps what was executed of a point that is proven, its twins included, for those that are like it.
+    pub fn keep(&mut self) {
+        if self.is_alike {
+            return;
+        }
+        let visit = |number: &usize| self.visits.get(*number).copied().unwrap_or(Visit::Never);
+        let executed = self.touched.iter().filter(|number| matches!(visit(number), Visit::State(_)));
+        let mut executed: Vec<_> = executed.map(|number| (*number, self.is_harmless_at(visit(number)))).collect();
+        executed.sort_unstable();
+        self.executed.keep(self.memory, &self.shape, &self.parts, &executed);
     }
 
     /// The slot is the point's only snippet, in the form in which the slow routine finds it, or a nop, behind which the chain is; all on one
@@ -548,9 +629,11 @@ impl<'a> Walk<'a> {
     /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
     pub fn twin(&mut self, mini: &MiniCode) -> Result<(), VerifyError> {
         let start = mini.start.0;
-        let Some(state) = self.state(self.visit(start)?.1).cloned() else {
+        let (_, visit) = self.visit(start)?;
+        let state = self.state(visit).cloned();
+        if state.is_none() && !matches!(visit, Visit::Alike(_)) {
             return fail(start, Flaw::Untiled);
-        };
+        }
         let (link, aside) = (self.memory.decode(mini.link.0)?, mini.aside());
         let is_link = self.memory.bytes(mini.link.0).and_then(|bytes| link_target(mini.link.0, bytes)).is_some();
         if !is_link || link.next_ip() != mini.own().end.0 || straddles(mini.link.0, LINK) {
@@ -570,7 +653,11 @@ impl<'a> Walk<'a> {
         if !bytes.starts_with(&MARKER) || marker.len() != 8 || leads != Some(aside.start.0) {
             return fail(start, Flaw::Astray);
         }
-        self.execute(aside.start.0, state, Mode::Twin(mini.link.0))
+        match state {
+            Some(state) => self.execute(aside.start.0, state, Mode::Twin(mini.link.0)),
+            // with its point
+            None => Ok(()),
+        }
     }
 
     /// Where a counter lies.
@@ -677,7 +764,7 @@ impl<'a> Walk<'a> {
                 self.states.push(state.clone());
             }
             // generated code and displaced instructions do not mix
-            Visit::Marked => return fail(at, Flaw::Untiled),
+            Visit::Marked | Visit::Alike(_) => return fail(at, Flaw::Untiled),
             Visit::State(n) => {
                 let Some(old) = self.states.get_mut(n as usize) else { return fail(at, Flaw::Untiled) };
                 if old.stack != state.stack {
