@@ -13,7 +13,7 @@ static atomic_long handled, wrong;
 static pthread_t threads[256];
 static int count;
 static long each;
-static pthread_barrier_t start, end;
+static pthread_barrier_t start, end, sent, handled_all;
 
 COUNTED void on_signal(int number, siginfo_t *info, void *context) {
     int saved = errno;
@@ -32,6 +32,9 @@ static void *run(void *unused) {
         for (long i = 0; i < each; i++) bad += work(i) != i * 3 + (i >> 2);
         atomic_fetch_add(&wrong, bad);
         pthread_barrier_wait(&end);
+        pthread_barrier_wait(&sent);
+        sched_yield(); /* what is pending is handled before a system call returns, and nothing is sent any more */
+        pthread_barrier_wait(&handled_all);
     }
     return unused;
 }
@@ -51,6 +54,8 @@ int main(int argc, char **argv) {
     if (count > 256) abort();
     pthread_barrier_init(&start, NULL, (unsigned)count + 1);
     pthread_barrier_init(&end, NULL, (unsigned)count + 1);
+    pthread_barrier_init(&sent, NULL, (unsigned)count + 1);
+    pthread_barrier_init(&handled_all, NULL, (unsigned)count + 1);
     for (int i = 0; i < count; i++)
         if (pthread_create(&threads[i], NULL, run, NULL)) abort();
     say_ready();
@@ -65,17 +70,10 @@ int main(int argc, char **argv) {
             pthread_barrier_wait(&end);
             atomic_store(&sending, 0);
             pthread_join(sender, NULL);
-            /* signals already sent are handled when their thread next runs: a last one to each, in order, waits for them */
-            long before;
-            do {
-                before = atomic_load(&handled);
-                for (int i = 0; i < count; i++) {
-                    pthread_kill(threads[i], SIGUSR1);
-                    while (atomic_load(&handled) == before) sched_yield();
-                    before = atomic_load(&handled);
-                }
-                sched_yield();
-            } while (before != atomic_load(&handled));
+            for (int i = 0; i < count; i++) pthread_kill(threads[i], SIGUSR1); /* one to each, at least */
+            /* a signal may still be pending, or its handler begun but not in the tally: each thread says when it has none left */
+            pthread_barrier_wait(&sent);
+            pthread_barrier_wait(&handled_all);
             tally += n * count;
             say("tally work %ld", tally);
             say("tally on_signal %ld", atomic_load(&handled));

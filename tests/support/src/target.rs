@@ -158,7 +158,8 @@ pub fn waits_in(pid: i32, call: u32) -> bool {
 /// What must not grow from round to round.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Number of mappings.
+    /// Number of mappings. What lies side by side and differs only in the advice that was given on it is one: Go's collector gives its heap
+    /// other advice all the time, and the kernel splits it there. Arenas count each.
     pub maps: usize,
     /// Number of open files.
     pub files: usize,
@@ -171,7 +172,12 @@ impl Size {
     pub fn of(pid: i32) -> Size {
         let resident = status(pid, "VmRSS").trim_end_matches(" kB").trim().parse().expect("VmRSS is a number");
         let files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-        Size { maps: maps(pid).len(), files, resident }
+        let maps = maps(pid);
+        let of_one = |pair: &&[Mapping]| {
+            let alike = pair[0].end == pair[1].start && pair[0].permissions == pair[1].permissions;
+            alike && pair.iter().all(|mapping| mapping.name.is_empty() && !is_arena(mapping))
+        };
+        Size { maps: maps.len() - maps.windows(2).filter(of_one).count(), files, resident }
     }
 }
 
