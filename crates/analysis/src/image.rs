@@ -39,6 +39,7 @@ pub struct Image {
     parts: Vec<(Range<u64>, usize)>,
     /// Slots that the loader fills, and the offset of each one's symbol name; sorted, once somebody has asked for them.
     imports: OnceLock<Vec<(u64, u64)>>,
+    entries: Memo<Result<Site, Refusal>>,
     exits: Memo<Exits>,
 }
 
@@ -101,6 +102,7 @@ impl Image {
             padding,
             parts,
             imports: OnceLock::new(),
+            entries: Memo::default(),
             exits: Memo::default(),
         }
     }
@@ -192,7 +194,7 @@ impl Image {
 
     /// Everything needed to weave the entry of a function, or why that cannot be.
     pub fn entry_site(&self, function: &Function) -> Result<Site, Refusal> {
-        entry::site(self, function)
+        self.entries.get(function.start, || entry::site(self, function))
     }
 
     /// Everything needed to weave the exits of a function, in order of address: its returns, and its jumps to other functions; for each, or

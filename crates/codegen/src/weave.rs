@@ -468,7 +468,10 @@ impl<'a> Weaver<'a> {
         let design =
             Design { head, kind: site.kind, springboard_first, detours, frame, save, slow: slow_at, minis: &minis };
 
-        let mut at = self.arena.place(0, |a| a).ok_or(EmitError::OutOfReach)?;
+        // it will be about as long as the last one: a hole that is too small is not worth writing it for
+        let about = self.block.bytes.len() as u64;
+        let mut at =
+            self.arena.place(about, |a| a).or_else(|| self.arena.place(0, |a| a)).ok_or(EmitError::OutOfReach)?;
         let layout = loop {
             self.block.restart(at);
             let layout = self.emit(&design)?;

@@ -4,8 +4,14 @@ mod support;
 
 use iced_x86::{Decoder, DecoderOptions};
 use ingraft_codegen::verify::{Flaw, verify_added, verify_removed, verify_weave};
-use ingraft_codegen::{MiniRequest, PointRequest, Weave, WovenPoint, add_mini, remove_mini};
-use ingraft_model::{Avma, Bias, Expr, PatchPlan, Ranges, Snippet, Stmt, ThreadIdentity, VariableId, table};
+use ingraft_codegen::{
+    Arena, MiniRequest, PointRequest, TextSpace, Weave, WovenPoint, add_mini, remove_mini, weave_points,
+};
+use ingraft_model::patch::ArenaCode;
+use ingraft_model::{
+    Avma, Bias, BinaryOp, Clock, Expr, Kept, PatchPlan, Ranges, Record, Restore, Site, Snippet, Stmt, Svma,
+    ThreadIdentity, VariableId, table,
+};
 use proptest::prelude::*;
 use support::random::{Field, functions, lay_out};
 use support::*;
@@ -255,5 +261,54 @@ fn any_place_is_refused(stmt: Stmt, places: u32, masked: usize) {
         broken.plan.code[piece].bytes[at..at + wrong.len()].copy_from_slice(&wrong);
         let proof = verify_weave(&w.env, &w.arena, &w.text, &requests, &broken);
         assert!(matches!(proof.map_err(|e| e.flaw), Err(Flaw::ForeignRead | Flaw::ForeignWrite)), "at {at}");
+    }
+}
+
+/// A snippet with a record, a timer, a condition, and a record's name in it.
+fn timer() -> Snippet {
+    let [activations, timer, hits] = [0, 1, 3].map(VariableId);
+    let kept = vec![Kept::Time(Clock::Wall), Kept::Argument(0)];
+    let record = Record { activations, restore: Some(Restore::Timer(timer, Clock::Wall)), kept };
+    let met = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Variable(hits)), Box::new(Expr::Const(7)));
+    let open = Stmt::Open(record, vec![Stmt::Start(timer, Clock::Wall)]);
+    Snippet { stmts: vec![Stmt::Add(hits, Expr::Const(1)), Stmt::Settle, Stmt::If(met, vec![open])] }
+}
+
+/// For every bit of the code of each of two points that do the same with these counters: whether the plan is right with that bit flipped.
+fn verdicts(identity: ThreadIdentity, snippet: &Snippet, counters: [[u32; 4]; 2]) -> [Vec<bool>; 2] {
+    let bytes = [0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3];
+    let sites = [0x401000, 0x401100].map(|at| Site { function: Svma(at), at: Svma(at), ..site(&bytes) });
+    let env = environment(identity);
+    let mut arena = Arena::new(Avma(0x800000)..Avma(0x810000));
+    let mut text = TextSpace::new();
+    let minis = counters.each_ref().map(|counters| [MiniRequest { id: 1, snippet, counters }]);
+    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
+    let requests: Vec<_> = sites.iter().zip(&minis).map(|(site, minis)| request((site, minis))).collect();
+    let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
+    let judge = |weave: &Weave| verify_weave(&env, &arena, &text, &requests, weave).is_ok();
+    assert!(judge(&weave));
+    [0, 1].map(|point| {
+        let code = weave.woven[point].as_ref().expect("woven").removal.code.clone();
+        let flipped = |bit: u64| {
+            let mut weave = weave.clone();
+            let at = code.start.0 + bit / 8;
+            let holds = |c: &&mut ArenaCode| (c.at.0..c.at.0 + c.bytes.len() as u64).contains(&at);
+            let piece = weave.plan.code.iter_mut().find(holds).expect("code");
+            piece.bytes[(at - piece.at.0) as usize] ^= 1 << (bit % 8);
+            judge(&weave)
+        };
+        (0..8 * (code.end.0 - code.start.0)).map(flipped).collect()
+    })
+}
+
+#[test]
+fn code_that_is_compared_with_another_point_s_is_judged_as_if_it_were_executed() {
+    let (snippet, one, other) = (timer(), [5, 300, 0, 9], [900, 2, 0, 1000]);
+    for identity in IDENTITIES {
+        // the first of them is executed, the second compared with it
+        let [first, second] = verdicts(identity, &snippet, [one, other]);
+        let [other_first, one_second] = verdicts(identity, &snippet, [other, one]);
+        assert!(first.iter().any(|right| *right) && first.iter().any(|right| !right));
+        assert_eq!((first, other_first), (one_second, second), "{identity:?}");
     }
 }

@@ -5,10 +5,12 @@
 //! Of a counter it asks only whether it is one; of the number by which a record is named, nothing; of a nop, nothing. What else is said of
 //! a point, its slot and links and marks, is checked on its own bytes.
 
+use std::rc::Rc;
+
 use iced_x86::{Code, Instruction, OpKind, Register};
 use rustc_hash::FxHashMap;
 
-use super::memory::Memory;
+use super::memory::{Memory, decode};
 use super::walk::Facts;
 
 /// Most pieces of code of one shape that are known: among more, looking for one costs what it saves.
@@ -21,52 +23,69 @@ pub(super) type Part = (u64, u64);
 /// Which of a point's parts is the one that ends with the tail.
 const MAIN: usize = 1;
 
+/// Code that was executed.
+pub(super) struct Known {
+    parts: Box<[Part]>,
+    runs: Vec<Run>,
+}
+
 /// Instructions without a gap in a part.
 struct Run {
     part: usize,
     /// Bytes from the part's beginning.
     offset: u64,
-    /// Number of the first.
-    first: usize,
-    count: usize,
+    bytes: Vec<u8>,
+    steps: Vec<Step>,
 }
 
-/// Code that was executed.
-struct Known {
-    parts: Box<[Part]>,
-    runs: Vec<Run>,
-    /// Per instruction whether a thread that stands on it has changed nothing that is live.
-    harmless: Vec<bool>,
+/// An instruction, as it is in the known code.
+struct Step {
+    instruction: Instruction,
+    /// Whether the same bytes mean the same: it leads nowhere out of its part.
+    rigid: bool,
+    /// Whether a thread that stands on it has changed nothing that is live.
+    harmless: bool,
 }
 
 /// All that was executed so far, by shape: what must be the same before instructions are compared.
 #[derive(Default)]
-pub(super) struct Executed(FxHashMap<Box<[u64]>, Vec<Known>>);
+pub(super) struct Executed(FxHashMap<Box<[u64]>, Vec<Rc<Known>>>);
 
 impl Executed {
-    /// The code of a point of that shape whose instructions are like those at `parts`: their numbers, and whether each is harmless.
-    pub fn alike(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part]) -> Option<Vec<(usize, bool)>> {
-        self.0.get(shape)?.iter().find_map(|known| known.numbers(facts, parts))
+    /// What the code at `parts`, of that shape, is like.
+    pub fn alike(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part]) -> Option<Rc<Known>> {
+        let all = self.0.get(shape).filter(|_| is_ordered(parts))?;
+        all.iter().find(|known| known.is_like(facts, parts)).map(Rc::clone)
     }
 
-    /// Notes what was executed: instructions by number, in order. Nothing if one is outside of the parts.
-    pub fn keep(&mut self, memory: &Memory<'_>, shape: &[u64], parts: &[Part], visited: &[(usize, bool)]) {
+    /// Notes what was executed: where instructions begin, and whether each is harmless. Nothing if one is outside of the parts.
+    pub fn keep(&mut self, memory: &Memory<'_>, shape: &[u64], parts: &[Part], mut visited: Vec<(u64, bool)>) {
         if !is_ordered(parts) || self.0.get(shape).is_some_and(|all| all.len() >= KNOWN_MAX) {
             return;
         }
-        let mut runs: Vec<Run> = Vec::new();
-        for (number, _) in visited {
-            let Some(instruction) = memory.get(*number) else { return };
-            let (at, end) = (instruction.ip(), instruction.next_ip());
-            let Some(part) = parts.iter().position(|(from, until)| *from <= at && end <= *until) else { return };
-            match runs.last_mut() {
-                Some(run) if run.part == part && run.first + run.count == *number => run.count += 1,
-                _ => runs.push(Run { part, offset: at - parts[part].0, first: *number, count: 1 }),
+        visited.sort_unstable();
+        let mut known = Known { parts: parts.into(), runs: Vec::new() };
+        for (at, harmless) in visited {
+            let Ok(instruction) = memory.decode(at) else { return };
+            let end = instruction.next_ip();
+            let inside = |(from, until): &Part| *from <= at && end <= *until;
+            let Some((part, (from, _))) = parts.iter().enumerate().find(|(_, part)| inside(part)) else { return };
+            let Some(bytes) = memory.bytes(at).and_then(|bytes| bytes.get(..instruction.len())) else { return };
+            let leads = |to: u64| known.place(to).is_some_and(|(to, _)| to == part);
+            let rigid = match Leads::of(&instruction) {
+                Leads::Nowhere => true,
+                Leads::To(to) => leads(to),
+            };
+            let step = Step { instruction, rigid, harmless };
+            match known.runs.last_mut() {
+                Some(run) if run.part == part && from + run.offset + run.bytes.len() as u64 == at => {
+                    run.bytes.extend_from_slice(bytes);
+                    run.steps.push(step);
+                }
+                _ => known.runs.push(Run { part, offset: at - from, bytes: bytes.to_vec(), steps: vec![step] }),
             }
         }
-        let harmless = visited.iter().map(|(_, harmless)| *harmless).collect();
-        let known = Known { parts: parts.into(), runs, harmless };
-        self.0.entry(shape.into()).or_default().push(known);
+        self.0.entry(shape.into()).or_default().push(Rc::new(known));
     }
 }
 
@@ -75,52 +94,95 @@ fn is_ordered(parts: &[Part]) -> bool {
     parts.iter().all(|(from, until)| from <= until) && parts.windows(2).all(|two| two[0].1 <= two[1].0)
 }
 
+/// An address that an instruction has by its own place.
+enum Leads {
+    Nowhere,
+    To(u64),
+}
+
+impl Leads {
+    fn of(i: &Instruction) -> Self {
+        if i.is_jmp_short_or_near() || i.is_jcc_short_or_near() {
+            Leads::To(i.near_branch_target())
+        } else if i.is_ip_rel_memory_operand() {
+            Leads::To(i.ip_rel_memory_address())
+        } else {
+            Leads::Nowhere
+        }
+    }
+}
+
 impl Known {
-    fn numbers(&self, facts: &Facts<'_>, parts: &[Part]) -> Option<Vec<(usize, bool)>> {
-        if parts.len() != self.parts.len() || !is_ordered(parts) {
-            return None;
-        }
-        let memory = facts.memory();
-        let mut harmless = self.harmless.iter();
-        let mut numbers = Vec::with_capacity(self.harmless.len());
-        for run in &self.runs {
-            let mut at = parts.get(run.part)?.0 + run.offset;
-            let first = memory.number(at).ok()?;
-            let ours = memory.from(first).get(..run.count)?;
-            let theirs = memory.from(run.first).get(..run.count)?;
-            for (number, (own, known)) in (first..).zip(ours.iter().zip(theirs)) {
-                if own.ip() != at || !self.same(facts, known, own, parts) {
-                    return None;
-                }
-                at = own.next_ip();
-                numbers.push((number, *harmless.next()?));
-            }
-        }
-        Some(numbers)
+    /// How many instructions it has.
+    pub fn len(&self) -> usize {
+        self.runs.iter().map(|run| run.steps.len()).sum()
     }
 
-    /// Where an address of the known code is in the other one; elsewhere it stays what it is.
-    fn moved(&self, at: u64, parts: &[Part]) -> u64 {
-        let tail = self.parts.get(MAIN).is_some_and(|(_, tail)| *tail == at).then_some(MAIN);
-        let within = || self.parts.iter().position(|(from, until)| (*from..*until).contains(&at));
-        match tail.or_else(within) {
-            Some(part) => parts[part].0 + (at - self.parts[part].0),
-            None => at,
+    /// Its instructions in code at `parts`, and whether each is harmless.
+    pub fn instructions(&self, parts: &[Part]) -> impl Iterator<Item = (u64, bool)> {
+        self.runs.iter().flat_map(|run| {
+            let start = run.start(parts);
+            let first = run.steps.first().map_or(0, |step| step.instruction.ip());
+            run.steps.iter().map(move |step| (start + (step.instruction.ip() - first), step.harmless))
+        })
+    }
+
+    /// If instructions begin at an address of code at `parts` that lie there without a gap: their end and number.
+    pub fn run_at(&self, parts: &[Part], at: u64) -> Option<(u64, usize)> {
+        let run = self.runs.iter().find(|run| run.start(parts) == at)?;
+        Some((at + run.bytes.len() as u64, run.steps.len()))
+    }
+
+    /// Whether execution cannot tell the code at `parts` from it.
+    fn is_like(&self, facts: &Facts<'_>, parts: &[Part]) -> bool {
+        parts.len() == self.parts.len() && self.runs.iter().all(|run| self.is_run(facts, run, parts))
+    }
+
+    fn is_run(&self, facts: &Facts<'_>, run: &Run, parts: &[Part]) -> bool {
+        let mut at = run.start(parts);
+        let Some(mut own) = facts.memory().bytes(at) else { return false };
+        let mut known = run.bytes.as_slice();
+        for step in &run.steps {
+            let len = step.instruction.len();
+            let (Some((one, rest)), Some((other, others))) = (own.split_at_checked(len), known.split_at_checked(len))
+            else {
+                return false;
+            };
+            let same = step.rigid && one == other
+                || decode(own, at).is_ok_and(|own| self.same(facts, &step.instruction, &own, parts));
+            if !same {
+                return false;
+            }
+            (own, known, at) = (rest, others, at + len as u64);
         }
+        true
+    }
+
+    /// The part in which an address is, and how far; the tail belongs to the code that leads to it.
+    fn place(&self, at: u64) -> Option<(usize, u64)> {
+        let tail = self.parts.get(MAIN).is_some_and(|(_, tail)| *tail == at).then_some(MAIN);
+        let part = tail.or_else(|| self.parts.iter().position(|(from, until)| (*from..*until).contains(&at)))?;
+        Some((part, at - self.parts.get(part)?.0))
+    }
+
+    /// Where an address of this code is in the code at `parts`; elsewhere it stays what it is.
+    fn moved(&self, at: u64, parts: &[Part]) -> u64 {
+        self.place(at).and_then(|(part, offset)| Some(parts.get(part)?.0 + offset)).unwrap_or(at)
     }
 
     /// Whether execution cannot tell the instructions apart.
     fn same(&self, facts: &Facts<'_>, known: &Instruction, own: &Instruction, parts: &[Part]) -> bool {
-        if known.code() != own.code() || known.len() != own.len() || own.is_invalid() {
+        if known.code() != own.code() || known.len() != own.len() {
             return false;
         }
-        if own.is_jmp_short_or_near() || own.is_jcc_short_or_near() {
-            return self.moved(known.near_branch_target(), parts) == own.near_branch_target();
-        }
-        if own.is_ip_rel_memory_operand() || known.is_ip_rel_memory_operand() {
-            let leads = self.moved(known.ip_rel_memory_address(), parts) == own.ip_rel_memory_address();
-            let both = own.is_ip_rel_memory_operand() && known.is_ip_rel_memory_operand();
-            return both && leads && own.code() == Code::Lea_r64_m && own.op0_register() == known.op0_register();
+        match (Leads::of(known), Leads::of(own)) {
+            (Leads::To(known_to), Leads::To(to)) => {
+                let form = !own.is_ip_rel_memory_operand()
+                    || own.code() == Code::Lea_r64_m && own.op0_register() == known.op0_register();
+                return form && self.moved(known_to, parts) == to;
+            }
+            (Leads::Nowhere, Leads::Nowhere) => {}
+            _ => return false,
         }
         if matches!(own.code(), Code::Nop_rm32 | Code::Nop_rm16) || own == known {
             return true;
@@ -133,6 +195,13 @@ impl Known {
             expected.set_immediate32(own.immediate32());
         }
         expected == *own
+    }
+}
+
+impl Run {
+    /// Where it begins in code at `parts`.
+    fn start(&self, parts: &[Part]) -> u64 {
+        parts.get(self.part).map_or(u64::MAX, |(from, _)| from + self.offset)
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn prove(walk: &mut Walk<'_>, form: &[Right], at: u64) -> Result<(), 
             labels.push((name, next));
             continue;
         }
-        let i = *walk.memory().decode(next)?;
+        let i = walk.memory().decode(next)?;
         next = i.next_ip();
         walk.mark(&i)?;
         instructions.push((i, right));

@@ -37,7 +37,7 @@ pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<P
         let Some(pair) = first.get(&(copy, offer.original.0)).copied() else {
             return fail(copy, Flaw::NotEquivalent);
         };
-        let instruction = *walk.memory().decode(copy)?;
+        let instruction = walk.memory().decode(copy)?;
         let bytes = walk.memory().bytes(copy).and_then(|b| b.first_chunk::<ROOM>());
         if bytes != Some(&offer.bytes) || copy % 4096 > 4096 - ROOM as u64 {
             return fail(copy, Flaw::NotOriginal);
@@ -55,7 +55,7 @@ pub(super) fn offered(walk: &mut Walk<'_>, point: &WovenPoint, pairs: &mut Vec<P
         // what fills the room is never reached
         let mut at = instruction.next_ip();
         while at < copy + ROOM as u64 {
-            let filler = *walk.memory().decode(at)?;
+            let filler = walk.memory().decode(at)?;
             if filler.code() != iced_x86::Code::Int3 {
                 return fail(at, Flaw::Untiled);
             }

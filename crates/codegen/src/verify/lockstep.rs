@@ -132,7 +132,7 @@ struct Step<'a, 'w> {
 
 impl Step<'_, '_> {
     fn peek(&self) -> Result<Instruction, VerifyError> {
-        self.walk.memory().decode(self.copy).copied()
+        self.walk.memory().decode(self.copy)
     }
 
     /// Takes the next instruction of the copy as a part of the original at `original`.

@@ -1,15 +1,17 @@
 //! Abstract execution of generated code: which registers still hold what they held at the point, and what lies on its own part of the
 //! stack. Where paths meet, what is not sure is given up.
 
+use std::rc::Rc;
+
 use iced_x86::{
     Code, ConditionCode, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpKind,
     Register,
 };
 use ingraft_model::layout::{OWNER, TOP};
 use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity, WallClock};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::alike::{Executed, Part};
+use super::alike::{Executed, Known, Part};
 use super::calling;
 use super::event;
 use super::memory::Memory;
@@ -220,16 +222,13 @@ fn called(call: &Call) -> Option<u64> {
     }
 }
 
-/// What is known about one instruction of the plan.
+/// What is known about one instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Visit {
-    Never,
     /// Proven elsewhere: a displaced instruction.
     Marked,
     /// Executed; the number of its state.
     State(u32),
-    /// Like one that was executed; whether a thread that stands there has changed nothing that is live.
-    Alike(bool),
 }
 
 /// What all proofs of a plan share.
@@ -302,9 +301,10 @@ pub(super) struct Walk<'a> {
     /// Where routines have come back to in the current proof.
     answers: Vec<u64>,
     info: InstructionInfoFactory,
-    /// One per instruction of the plan, and which of them belong to the current proof.
-    visits: Vec<Visit>,
-    touched: Vec<usize>,
+    /// The instructions of the current proof by address, each with its end.
+    visits: FxHashMap<u64, (u64, Visit)>,
+    /// Where the instruction begins that ends there.
+    before: FxHashMap<u64, u64>,
     states: Vec<State>,
     tiled: usize,
     scratch: u16,
@@ -324,7 +324,8 @@ pub(super) struct Walk<'a> {
     executed: Executed,
     parts: Vec<Part>,
     shape: Vec<u64>,
-    is_alike: bool,
+    /// What this one's code was found to be like: its instructions count as visited.
+    alike: Option<Rc<Known>>,
 }
 
 impl<'a> Walk<'a> {
@@ -335,8 +336,8 @@ impl<'a> Walk<'a> {
             memory: facts.memory,
             answers: Vec::new(),
             info: InstructionInfoFactory::new(),
-            visits: vec![Visit::Never; facts.memory.len()],
-            touched: Vec::new(),
+            visits: FxHashMap::default(),
+            before: FxHashMap::default(),
             states: Vec::new(),
             tiled: 0,
             scratch: 0,
@@ -351,7 +352,7 @@ impl<'a> Walk<'a> {
             executed: Executed::default(),
             parts: Vec::new(),
             shape: Vec::new(),
-            is_alike: false,
+            alike: None,
         }
     }
 
@@ -359,34 +360,41 @@ impl<'a> Walk<'a> {
         self.memory
     }
 
-    /// Begins another proof; what an earlier one has visited is not for this one.
+    /// Begins another proof.
     fn restart(&mut self) {
-        for number in self.touched.drain(..) {
-            if let Some(v) = self.visits.get_mut(number) {
-                *v = Visit::Marked;
-            }
-        }
+        self.visits.clear();
+        self.before.clear();
         self.states.clear();
         self.answers.clear();
+        self.alike = None;
         self.tiled = 0;
     }
 
-    fn set(&mut self, number: usize, visit: Visit) {
-        if let Some(v) = self.visits.get_mut(number) {
-            *v = visit;
-            self.touched.push(number);
-        }
+    fn set(&mut self, instruction: &Instruction, visit: Visit) {
+        let (at, end) = (instruction.ip(), instruction.next_ip());
+        self.visits.insert(at, (end, visit));
+        self.before.insert(end, at);
     }
 
-    fn visit(&self, at: u64) -> Result<(usize, Visit), VerifyError> {
-        let number = self.memory.number(at)?;
-        Ok((number, self.visits.get(number).copied().unwrap_or(Visit::Never)))
+    fn visit(&self, at: u64) -> Option<Visit> {
+        self.visits.get(&at).map(|(_, visit)| *visit)
+    }
+
+    /// The n-th of the visited instructions that lie one right behind the other before an address.
+    fn before(&self, at: u64, n: usize) -> Option<Instruction> {
+        let start = (0..n).try_fold(at, |at, _| self.before.get(&at).copied())?;
+        self.memory.decode(start).ok()
+    }
+
+    /// How many instructions the current proof has visited.
+    fn touched(&self) -> usize {
+        self.visits.len() + self.alike.as_ref().map_or(0, |known| known.len())
     }
 
     fn state(&self, visit: Visit) -> Option<&State> {
         match visit {
             Visit::State(n) => self.states.get(n as usize),
-            Visit::Never | Visit::Marked | Visit::Alike(_) => None,
+            Visit::Marked => None,
         }
     }
 
@@ -419,61 +427,50 @@ impl<'a> Walk<'a> {
 
     /// Notes an instruction that is proven elsewhere.
     pub fn mark(&mut self, instruction: &Instruction) -> Result<(), VerifyError> {
-        match self.visit(instruction.ip())? {
-            (number, Visit::Never) => {
-                self.set(number, Visit::Marked);
-                Ok(())
-            }
-            _ => fail(instruction.ip(), Flaw::Untiled),
+        if self.visit(instruction.ip()).is_some() {
+            return fail(instruction.ip(), Flaw::Untiled);
         }
+        self.set(instruction, Visit::Marked);
+        Ok(())
     }
 
-    /// Whether a thread that stands there has changed nothing that is live.
-    fn is_harmless_at(&self, visit: Visit) -> bool {
-        match visit {
-            Visit::Alike(harmless) => harmless,
-            visit => self.state(visit).is_some_and(|state| self.harmless(state)),
-        }
-    }
-
-    /// The instructions in a range that [`Walk::tile`] has accepted, and of each whether it is harmless to go on elsewhere instead: of those that are
-    /// proven elsewhere it is not known.
-    pub fn visited<'s>(&'s self, range: &AvmaRange) -> impl Iterator<Item = (u64, bool)> + use<'s, 'a> {
-        let end = range.end.0;
-        let first = self.memory.number(range.start.0).unwrap_or(usize::MAX);
-        let visits = self.visits.get(first..).unwrap_or_default().iter();
-        let instructions = self.memory.from(first).iter().map(Instruction::ip).take_while(move |at| *at < end);
-        instructions.zip(visits.map(|visit| self.is_harmless_at(*visit)))
+    /// The instructions in a range that [`Walk::tile`] has accepted, in order, and of each whether a thread that stands on it has changed nothing that is
+    /// live: of those that are proven elsewhere it is not known.
+    pub fn visited(&self, range: &AvmaRange) -> Vec<(u64, bool)> {
+        let harmless = |visit: Visit| self.state(visit).is_some_and(|state| self.harmless(state));
+        let own = self.visits.iter().map(|(at, (_, visit))| (*at, harmless(*visit)));
+        let alike = self.alike.iter().flat_map(|known| known.instructions(&self.parts));
+        let mut all: Vec<_> = alike.chain(own).filter(|(at, _)| range.contains(&Avma(*at))).collect();
+        all.sort_unstable();
+        all
     }
 
     /// The instructions that were visited fill the range exactly.
     pub fn tile(&mut self, range: &AvmaRange) -> Result<(), VerifyError> {
-        if range.start == range.end {
-            return Ok(());
-        }
         let mut at = range.start.0;
-        let first = self.memory.number(at)?;
-        let visits = self.visits.get(first..).unwrap_or_default().iter();
-        for (i, visit) in self.memory.from(first).iter().zip(visits).take_while(|(i, _)| i.ip() < range.end.0) {
-            if i.ip() != at || *visit == Visit::Never {
-                return fail(at, Flaw::Untiled);
-            }
-            self.tiled += 1;
-            at = i.next_ip();
+        while at < range.end.0 {
+            let run = self.alike.as_ref().and_then(|known| known.run_at(&self.parts, at));
+            let (end, count) = match (run, self.visits.get(&at)) {
+                (Some(run), None) => run,
+                (None, Some((end, _))) => (*end, 1),
+                _ => return fail(at, Flaw::Untiled),
+            };
+            self.tiled += count;
+            at = end;
         }
-        if at == range.end.0 { Ok(()) } else { fail(at, Flaw::Untiled) }
+        if at == range.end.0.max(range.start.0) { Ok(()) } else { fail(at, Flaw::Untiled) }
     }
 
     /// No instruction was visited outside of the ranges that were tiled.
     pub fn all_tiled(&self) -> Result<(), VerifyError> {
-        if self.tiled == self.touched.len() { Ok(()) } else { fail(self.slot, Flaw::Untiled) }
+        if self.tiled == self.touched() { Ok(()) } else { fail(self.slot, Flaw::Untiled) }
     }
 
     /// Executes from `at` on, where nothing has happened yet, until every path has left in a permitted way; or finds code that is like this.
     pub fn from(&mut self, at: u64, point: &WovenPoint) -> Result<(), VerifyError> {
         self.measure(at, point);
-        self.is_alike = self.recognise();
-        if !self.is_alike {
+        self.alike = self.executed.alike(self.facts, &self.shape, &self.parts);
+        if self.alike.is_none() {
             self.execute(at, State::entry(), Mode::Point)?;
         }
         let begins = |bytes: &[u8], what: &[u8]| bytes.starts_with(what);
@@ -483,7 +480,7 @@ impl<'a> Walk<'a> {
         if begins(bytes, &COUNT[..4]) || begins(bytes, &MARKER) {
             return fail(leave, Flaw::Forbidden);
         }
-        if self.visit(self.slot)?.1 != Visit::Never { Ok(()) } else { fail(self.slot, Flaw::Astray) }
+        if self.alike.is_some() || self.visit(self.slot).is_some() { Ok(()) } else { fail(self.slot, Flaw::Astray) }
     }
 
     /// The parts of a point's code that begins at `begin`, and what must be the same for another to be like it.
@@ -498,33 +495,22 @@ impl<'a> Walk<'a> {
         let asides = self.asides.iter().flat_map(|(_, place)| [place.start.0, place.end.0]);
         let lengths = self.parts.iter().map(|(from, until)| until.wrapping_sub(*from));
         let registers = u64::from(self.scratch) << 1 | u64::from(self.flags_dead);
+        let scratch = point.scratch.map_or(u64::MAX, |r| u64::from(r.0));
         self.shape.clear();
-        self.shape.extend([registers, self.chain.len() as u64, self.asides.len() as u64]);
+        self.shape.extend([registers, scratch, self.chain.len() as u64, self.asides.len() as u64]);
         self.shape.extend(places.chain(chain).chain(asides).map(|at| at.wrapping_sub(begin)));
         self.shape.extend(lengths);
     }
 
-    /// Whether other code is like this point's; its instructions count as visited then.
-    fn recognise(&mut self) -> bool {
-        let Some(numbers) = self.executed.alike(self.facts, &self.shape, &self.parts) else { return false };
-        let is_new = |(number, _): &(usize, bool)| self.visits.get(*number) == Some(&Visit::Never);
-        let all_new = numbers.iter().all(is_new);
-        if all_new {
-            numbers.into_iter().for_each(|(number, harmless)| self.set(number, Visit::Alike(harmless)));
-        }
-        all_new
-    }
-
-    /// Keeps what was executed of a point that is proven, its twins included, for those that are like it.
+    /// Keeps what was executed of a point, its twins included, for those that are like it.
     pub fn keep(&mut self) {
-        if self.is_alike {
+        if self.alike.is_some() {
             return;
         }
-        let visit = |number: &usize| self.visits.get(*number).copied().unwrap_or(Visit::Never);
-        let executed = self.touched.iter().filter(|number| matches!(visit(number), Visit::State(_)));
-        let mut executed: Vec<_> = executed.map(|number| (*number, self.is_harmless_at(visit(number)))).collect();
-        executed.sort_unstable();
-        self.executed.keep(self.memory, &self.shape, &self.parts, &executed);
+        let executed =
+            self.visits.iter().filter_map(|(at, (_, visit))| Some((*at, self.harmless(self.state(*visit)?))));
+        let executed = executed.collect();
+        self.executed.keep(self.memory, &self.shape, &self.parts, executed);
     }
 
     /// The slot is the point's only snippet, in the form in which the slow routine finds it, or a nop, behind which the chain is; all on one
@@ -539,7 +525,7 @@ impl<'a> Walk<'a> {
         if Slot::of(point).operand() != u32::from_le_bytes([*a, *b, *c, *d]) {
             return fail(at, Flaw::Unmatched);
         }
-        let slot = *self.memory.decode(at)?;
+        let slot = self.memory.decode(at)?;
         if point.minis.iter().all(|m| m.code.is_some()) {
             let right = *opcode == slot::NOP && slot.next_ip() == at + LEN;
             return if right { Ok(()) } else { fail(at, Flaw::Astray) };
@@ -551,9 +537,11 @@ impl<'a> Walk<'a> {
 
     /// The instructions right before the slot keep every thread out whose shard this is not, and fork children.
     pub fn guards(&self, point: &WovenPoint) -> Result<(), VerifyError> {
+        if self.alike.is_some() {
+            return Ok(());
+        }
         let astray = || fail(point.slot.0, Flaw::Astray);
-        let (number, _) = self.visit(point.slot.0)?;
-        let before = |n: usize| number.checked_sub(n).and_then(|n| self.memory.get(n)).copied().unwrap_or_default();
+        let before = |n: usize| self.before(point.slot.0, n).unwrap_or_default();
         let alive = |compare: &Instruction, jump: &Instruction, to: u64| {
             compare.code() == Code::Cmp_rm32_imm8
                 && compare.memory_displacement64() == u64::from(self.env.data.alive())
@@ -629,9 +617,8 @@ impl<'a> Walk<'a> {
     /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
     pub fn twin(&mut self, mini: &MiniCode) -> Result<(), VerifyError> {
         let start = mini.start.0;
-        let (_, visit) = self.visit(start)?;
-        let state = self.state(visit).cloned();
-        if state.is_none() && !matches!(visit, Visit::Alike(_)) {
+        let state = self.visit(start).and_then(|visit| self.state(visit)).cloned();
+        if state.is_none() && self.alike.is_none() {
             return fail(start, Flaw::Untiled);
         }
         let (link, aside) = (self.memory.decode(mini.link.0)?, mini.aside());
@@ -696,9 +683,9 @@ impl<'a> Walk<'a> {
         let mode = Mode::Routine(routine);
         self.execute(at, State::entry(), mode)?;
         // what a system call is asked for stands right before it, and nothing leads in between
-        let visited = || self.touched.iter().filter_map(|number| self.memory.get(*number));
+        let visited = || self.visits.keys().filter_map(|at| self.memory.decode(*at).ok());
         let calls =
-            visited().filter(|i| i.code() == Code::Syscall).filter_map(|i| Some((self.call(i, mode)?.start, i.ip())));
+            visited().filter(|i| i.code() == Code::Syscall).filter_map(|i| Some((self.call(&i, mode)?.start, i.ip())));
         let calls: Vec<_> = calls.collect();
         for branch in visited().filter(|i| i.is_jmp_short_or_near() || i.is_jcc_short_or_near()) {
             let target = branch.near_branch_target();
@@ -710,8 +697,7 @@ impl<'a> Walk<'a> {
     }
 
     fn call(&self, i: &Instruction, mode: Mode) -> Option<SystemCall> {
-        let number = self.memory.number(i.ip()).ok()?;
-        let before = |n: usize| number.checked_sub(n).and_then(|n| self.memory.get(n)).copied().unwrap_or_default();
+        let before = |n: usize| self.before(i.ip(), n).unwrap_or_default();
         let Mode::Routine(routine) = mode else { return None };
         system_call::call(self.env, routine, i.ip(), &before)
     }
@@ -735,37 +721,34 @@ impl<'a> Walk<'a> {
     fn execute(&mut self, at: u64, state: State, mode: Mode) -> Result<(), VerifyError> {
         let mut others = vec![(at, state)];
         while let Some((at, mut state)) = others.pop() {
-            let mut next = Some((at, usize::MAX));
-            while let Some((at, hint)) = next {
-                next = self.step(at, hint, &mut state, mode, &mut others)?;
+            let mut next = Some(at);
+            while let Some(at) = next {
+                next = self.step(at, &mut state, mode, &mut others)?;
             }
         }
         Ok(())
     }
 
-    /// Executes the instruction at `at`, whose number is perhaps `hint`. Where control goes on, with a hint to its number; `others` is where else
-    /// it may. None where it has left, or nothing new is known.
+    /// Executes the instruction at `at`. Where control goes on; `others` is where else it may. None where it has left, or nothing new is known.
     fn step(
         &mut self,
         at: u64,
-        hint: usize,
         state: &mut State,
         mode: Mode,
         others: &mut Vec<(u64, State)>,
-    ) -> Result<Option<(u64, usize)>, VerifyError> {
+    ) -> Result<Option<u64>, VerifyError> {
         if self.leaves(at, state, mode)? {
             return Ok(None);
         }
-        let memory = self.memory;
-        let (number, instruction) = memory.instruction(at, hint)?;
-        match self.visits.get(number).copied().unwrap_or(Visit::Never) {
-            Visit::Never => {
-                self.set(number, Visit::State(self.states.len() as u32));
+        let instruction = &self.memory.decode(at)?;
+        match self.visit(at) {
+            None => {
+                self.set(instruction, Visit::State(self.states.len() as u32));
                 self.states.push(state.clone());
             }
             // generated code and displaced instructions do not mix
-            Visit::Marked | Visit::Alike(_) => return fail(at, Flaw::Untiled),
-            Visit::State(n) => {
+            Some(Visit::Marked) => return fail(at, Flaw::Untiled),
+            Some(Visit::State(n)) => {
                 let Some(old) = self.states.get_mut(n as usize) else { return fail(at, Flaw::Untiled) };
                 if old.stack != state.stack {
                     return fail(at, Flaw::Stack);
@@ -777,7 +760,7 @@ impl<'a> Walk<'a> {
                 *old = state.clone();
             }
         }
-        let behind = Some((instruction.next_ip(), number + 1));
+        let behind = Some(instruction.next_ip());
         match instruction.flow_control() {
             FlowControl::Next => {
                 self.forward(at, instruction.next_ip(), mode)?;
@@ -795,10 +778,10 @@ impl<'a> Walk<'a> {
             FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
                 let target = instruction.near_branch_target();
                 if let Some((_, routine)) = self.facts.routines.iter().find(|(entry, _)| *entry == target) {
-                    return Ok(Some((self.past_routine(at, state, *routine)?, usize::MAX)));
+                    return Ok(Some(self.past_routine(at, state, *routine)?));
                 }
                 self.forward(at, target, mode)?;
-                Ok(Some((target, usize::MAX)))
+                Ok(Some(target))
             }
             FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
                 self.forward(at, instruction.near_branch_target(), mode)?;
