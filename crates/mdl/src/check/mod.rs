@@ -2,7 +2,7 @@
 
 mod code;
 mod meta;
-mod path;
+pub(crate) mod path;
 mod types;
 
 use std::collections::HashMap;
@@ -135,7 +135,7 @@ impl Context<'_, '_> {
                 self.lint_flag(constraint, body);
             }
             ConstraintBody::Replace(_, body) => self.body(body, &constraint.path),
-            ConstraintBody::Default => {}
+            ConstraintBody::Default(kinds) => self.kinds(&constraint.path, kinds),
             ConstraintBody::Inclusive | ConstraintBody::Exclusive => {
                 if constraint.path.parts.first().is_none_or(|root| root.name != "Code") {
                     let message = "inclusive and exclusive are said of /Code";

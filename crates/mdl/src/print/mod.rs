@@ -222,7 +222,11 @@ impl<'s> Printer<'s> {
         let space = if path.is_empty() { "" } else { " " };
         self.out.push_str(&format!("constraint {name}{space}{path} is "));
         match &constraint.body {
-            ConstraintBody::Default => self.out.push_str("default;"),
+            ConstraintBody::Default(kinds) if kinds.is_empty() => self.out.push_str("default;"),
+            ConstraintBody::Default(kinds) => {
+                let kinds: Vec<String> = kinds.iter().map(|k| quoted(&k.value)).collect();
+                self.out.push_str(&format!("default {{ {} }};", kinds.join(", ")));
+            }
             ConstraintBody::Inclusive => self.out.push_str("inclusive;"),
             ConstraintBody::Exclusive => self.out.push_str("exclusive;"),
             ConstraintBody::Flag(body) => {

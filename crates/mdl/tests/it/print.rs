@@ -27,6 +27,10 @@ fn printing_is_a_fixpoint_for_every_shipped_and_golden_file() {
 fn layout() {
     for (text, expected) in [
         ("constraint  C  is default;", "constraint C is default;\n"),
+        (
+            "constraint  C /SyncObject is default {\"Mutex\",\"Barrier\"}",
+            "constraint C /SyncObject is default { \"Mutex\", \"Barrier\" };\n",
+        ),
         ("exclude regex noCase \"/Code/a\\.b\";", "exclude noCase regex \"/Code/a\\\\.b\";\n"),
         ("tunable_constant { \"costLimit\" 3; }", "tunable_constant \"costLimit\" 3;\n"),
         ("tunable_constant \"costLimit\" 0xffffffffffffffff;", "tunable_constant \"costLimit\" 0xffffffffffffffff;\n"),

@@ -179,6 +179,9 @@ fn illegal_in_the_static_stage() {
     illegal("constraint c /Cod is default;", "there is no hierarchy /Cod");
     illegal("constraint c /Code/*/*/* is default;", "at most two more levels");
     illegal("constraint c /SyncObject/Mutexes is default;", "/SyncObject has no `Mutexes`");
+    illegal("constraint c /SyncObject is default { \"Mutexes\" };", "/SyncObject has no `Mutexes`");
+    illegal("constraint c /Code is default { \"Mutex\" };", "only a default of /SyncObject");
+    legal("constraint C /SyncObject is default { \"Mutex\", \"CondVar\" }");
     illegal(
         "constraint c /Code/* is counter { append preInsn $constraint[7].entry (* c++; *) }",
         "the last element of this constraint's path is `$constraint[2]`",
