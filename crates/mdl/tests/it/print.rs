@@ -38,6 +38,10 @@ fn layout() {
             "exclude \"/Code/a\";\nresourceList l //c\n is procedure {\n items {\"a\"}; // d\n\n flavor {unix}; }",
             "exclude \"/Code/a\";\n\nresourceList l is procedure {\n    items { \"a\" };\n    flavor { unix };\n    //c\n    // d\n}\n",
         ),
+        (
+            "constraint c /Code/* is counter { if (0XF0 > 012) append preInsn $constraint[0x0].entry (* c += 0xffff0000 & $arg[0x1] | 65536; *) }",
+            "constraint c /Code/* is counter {\n    if (0XF0 > 012)\n        append preInsn $constraint[0x0].entry (* c += 0xffff0000 & $arg[0x1] | 65536; *)\n}\n",
+        ),
         ("list l { \"a\" \"b\" }", "list l { \"a\", \"b\" }\n"),
         ("resourceList (int, \"a b\" {\"1\"}, TRUE, unix);", "resourceList (int, \"a b\" { \"1\" }, true, unix);\n"),
         ("if 1 append preInsn $start.entry (* *)", "if (1)\n    append preInsn $start.entry (* *)\n"),
