@@ -134,7 +134,10 @@ impl Context<'_, '_> {
                 self.names.pop();
                 self.lint_flag(constraint, body);
             }
-            ConstraintBody::Replace(_, body) => self.body(body, &constraint.path),
+            ConstraintBody::Replace(_, body) => {
+                self.observed = None;
+                self.body(body, &constraint.path);
+            }
             ConstraintBody::Default(kinds) => self.kinds(&constraint.path, kinds),
             ConstraintBody::Inclusive | ConstraintBody::Exclusive => {
                 if constraint.path.parts.first().is_none_or(|root| root.name != "Code") {
@@ -178,6 +181,7 @@ impl Context<'_, '_> {
                     self.constraint(constraint);
                 }
                 FieldKind::Base(base) => {
+                    self.observed = None;
                     for statement in &base.body {
                         self.statement(statement);
                     }

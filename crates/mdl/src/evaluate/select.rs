@@ -49,7 +49,8 @@ impl<'a> Evaluation<'a> {
             if let Some(kind) = part.names.first().filter(|k| root == "SyncObject" && !SYNC.contains(&k.as_str())) {
                 let message = format!("/SyncObject has no `{kind}`, which `{part}` names");
                 let help = format!("one of: {}", SYNC.join(", "));
-                self.diagnostics.push(Diagnostic::request(codes::NOT_FOUND, message).help(help));
+                // no library that is loaded later brings one
+                self.diagnostics.push(Diagnostic::request(codes::NO_CONSTRAINT, message).help(help));
                 continue;
             }
             let mut matched = false;
@@ -266,6 +267,8 @@ impl<'a> Evaluation<'a> {
     /// An error at a place of the current source; said once per place.
     pub(super) fn error(&mut self, code: &'static str, span: Span, message: String, help: impl Into<String>) {
         let source = &self.library.sources[self.source];
+        let name = format!("`{}`", self.metric.info.name);
+        let message = if message.contains(&name) { message } else { format!("the metric {name}: {message}") };
         let known =
             |d: &Diagnostic| d.code == code && d.span == span && d.file == source.name() && d.message == message;
         if !self.diagnostics.iter().any(known) {

@@ -120,8 +120,8 @@ fn a_focus_on_a_kind_of_objects_restricts_to_it() {
         ("sync_ops", "RwLock", "`sync_ops` has no constraint for this kind of /SyncObject"),
         ("sync_wait", "Semaphore", "MDL051"),
         ("msg_bytes", "Mutex", "MDL051"),
-        ("lock_operations", "Nosuch", "MDL053"),
-        ("lock_operations", "Nosuch/7", "MDL053"),
+        ("lock_operations", "Nosuch", "MDL051"),
+        ("lock_operations", "Nosuch/7", "MDL051"),
         ("lock_operations", "Nosuch", "/SyncObject has no `Nosuch`"),
     ] {
         let findings = at(metric, kind).expect_err("it cannot be restricted");
