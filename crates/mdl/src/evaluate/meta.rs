@@ -117,6 +117,8 @@ pub(super) struct Evaluation<'a> {
     /// Its name and number.
     pub(super) definition: &'a str,
     pub(super) group: u32,
+    /// Whether it is a flag that is up while its functions themselves execute.
+    pub(super) exclusive: bool,
     /// Its flag, if it is a constraint.
     pub(super) flag: Option<VariableId>,
     /// Where the code at hand will run; unknown after a finding.
@@ -164,6 +166,7 @@ impl<'a> Evaluation<'a> {
             observed: None,
             definition: &metric.node.ident.name,
             group: 0,
+            exclusive: false,
             flag: None,
             there: Vec::new(),
             looks: 0,
@@ -268,6 +271,7 @@ impl<'a> Evaluation<'a> {
         self.flag = Some(id);
         self.records.clear();
         self.callees = None;
+        self.exclusive = matches!(flag.code, FlagCode::Word(FlagWord::Exclusive, ..));
         match flag.code {
             FlagCode::Written(body) => {
                 self.names.push((flag.name, Binding::Variable(id)));
