@@ -113,7 +113,7 @@ impl Generator<'_> {
         self.a.mov(qword_ptr(rcx + new(record::SP)).gs(), rdx)?;
         self.a.mov(dword_ptr(rcx + new(record::NAME)).gs(), self.offset(r.activations) as i32)?;
         let restore = match r.restore {
-            Some(Restore::Value(v)) => Some((v, self.offset(v))),
+            Some(Restore::Value(v) | Restore::Flag(v)) => Some((v, self.offset(v))),
             Some(Restore::Timer(v, Clock::Wall)) => Some((v, self.offset(v) | record::RESTORE_WALL)),
             Some(Restore::Timer(v, Clock::Cpu)) => Some((v, self.offset(v) | record::RESTORE_CPU)),
             None => None,
@@ -135,11 +135,14 @@ impl Generator<'_> {
             };
             self.a.mov(qword_ptr(rcx + new(kept_at(n))).gs(), from)?;
         }
-        self.stmts(body)?;
+        if !r.is_optional() {
+            self.stmts(body)?;
+        }
         self.a.jmp(end)?;
         self.place(&mut full)?;
         self.unrecorded(r)?;
-        self.place(&mut end)
+        self.place(&mut end)?;
+        if r.is_optional() { self.stmts(body) } else { Ok(()) }
     }
 
     pub(crate) fn close(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
@@ -164,7 +167,9 @@ impl Generator<'_> {
             }
         }
         let around = std::mem::replace(&mut self.closed, r.kept.clone());
-        self.stmts(body)?;
+        if !r.is_optional() {
+            self.stmts(body)?;
+        }
         self.closed = around;
         self.a.sub(self.top(), record::SIZE as i32)?;
         self.a.jmp(end)?;
@@ -175,7 +180,8 @@ impl Generator<'_> {
         self.a.test(ecx, ecx)?;
         self.a.jne(found)?;
         self.a.inc(self.slot(r.activations, UNSEEN))?;
-        self.place(&mut end)
+        self.place(&mut end)?;
+        if r.is_optional() { self.stmts(body) } else { Ok(()) }
     }
 
     /// Notes a call that has no record.

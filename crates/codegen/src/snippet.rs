@@ -54,7 +54,7 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
         Stmt::Open(record, body) | Stmt::Close(record, body) => {
             bound(record.activations, Shape::Activations)?;
             match record.restore {
-                Some(Restore::Value(v)) => bound(v, Shape::Counter)?,
+                Some(Restore::Value(v) | Restore::Flag(v)) => bound(v, Shape::Counter)?,
                 Some(Restore::Timer(v, clock)) => bound(v, Shape::Timer(clock))?,
                 None => {}
             }

@@ -262,6 +262,28 @@ impl Engine {
         Ok(diagnostics)
     }
 
+    /// What a request needs, with what is wrong with the rest of its definitions, one line each.
+    fn library_for(&self, request: &EnableRequest) -> Result<(Arc<Library>, Vec<String>), Error> {
+        if request.definitions.is_empty() {
+            return Ok((self.library_with(&[])?, Vec::new()));
+        }
+        let mut sources = self.inner.sources.read().unwrap_or_else(PoisonError::into_inner).clone();
+        sources.extend_from_slice(&request.definitions);
+        let (library, mut diagnostics) = load_all(&sources);
+        diagnostics.retain(Diagnostic::is_error);
+        let own = |metric: &str| Internal::ALL.into_iter().any(|own| own.info().name == metric);
+        let concerned = |metric: &str| library.concerned(metric) && !own(metric);
+        let by_function = Some(request.function_metric.as_str()).filter(|_| !request.functions.is_empty());
+        let mut asked = request.pairs.iter().map(|pair| pair.metric.as_str()).chain(by_function);
+        if !diagnostics.is_empty() && asked.any(concerned) {
+            return Err(Error::mdl(diagnostics));
+        }
+        let left_out = diagnostics
+            .into_iter()
+            .map(|d| format!("{}:{}:{}: {}; the definition is left out", d.file, d.line, d.column, d.message));
+        Ok((Arc::new(library), left_out.collect()))
+    }
+
     fn library_with(&self, definitions: &[(String, String)]) -> Result<Arc<Library>, Error> {
         if definitions.is_empty() {
             return Ok(Arc::clone(&self.inner.library.read().unwrap_or_else(PoisonError::into_inner)));
@@ -278,12 +300,16 @@ impl Engine {
     /// Inserts a measurement.
     pub fn enable(&self, request: &EnableRequest, caller: Caller, progress: &dyn Fn(&str)) -> Result<Enabled, Error> {
         let begin = Instant::now();
-        let library = self.library_with(&request.definitions)?;
+        let (library, left_out) = self.library_for(request)?;
         let pid = resolve(&request.target)?;
         let alive = Identity::of(pid).ok().filter(Identity::is_alive);
         let enabled = permit(pid, caller)
             .and_then(|()| self.session(pid))
             .and_then(|(session, is_new)| self.enable_in(&session, is_new, &library, request, begin, progress));
+        let enabled = enabled.map(|mut enabled| {
+            enabled.warnings.extend(left_out);
+            enabled
+        });
         enabled.map_err(|e| match alive {
             // Whatever failed then failed because of that.
             Some(known) if e.kind != ErrorKind::Usage && !known.is_alive() => {
@@ -396,10 +422,11 @@ impl Engine {
                 "start it yourself and name it with -p PID",
             ));
         }
-        let library = self.library_with(&request.enable.definitions)?;
+        let (library, left_out) = self.library_for(&request.enable)?;
         let id = MeasurementId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
         let started = crate::launch::start(self.inner.context.clone(), id, request, &library, begin, progress)?;
-        let (session, enabled) = started;
+        let (session, mut enabled) = started;
+        enabled.warnings.extend(left_out);
         let session = Arc::new(session);
         let ended = lock(&self.inner.opening);
         if *ended {

@@ -52,10 +52,24 @@ impl Error {
 
     /// MDL that cannot be used; the diagnostics say where and why.
     pub fn mdl(diagnostics: Vec<Diagnostic>) -> Self {
-        let first = diagnostics.iter().find(|d| d.is_error()).map_or_else(String::new, |d| d.message.clone());
-        let hint = diagnostics.iter().find(|d| d.is_error()).and_then(|d| d.help.clone());
-        let hint = hint.unwrap_or_else(|| "`ingraft check FILE.mdl` explains it with the lines concerned".to_owned());
-        let mut error = Error::new(ErrorKind::Usage, "mdl", first, hint);
+        let first = diagnostics.iter().find(|d| d.is_error());
+        let of_author =
+            |d: &&Diagnostic| d.line > 0 && ingraft_mdl::shipped::FILES.iter().all(|(name, _)| *name != d.file);
+        let what = first.map_or_else(String::new, |d| match Some(d).filter(of_author) {
+            Some(d) => format!("{} ({}:{}:{})", d.message, d.file, d.line, d.column),
+            None => d.message.clone(),
+        });
+        let hint = first.and_then(|d| d.help.clone()).unwrap_or_else(|| match first {
+            Some(d) if of_author(&d) => format!("`ingraft check {}` shows what else can be told of the text", d.file),
+            Some(d) if d.code == ingraft_mdl::codes::NOT_FOUND => {
+                "`ingraft functions` lists the functions of a process by module".to_owned()
+            }
+            Some(d) if d.code == ingraft_mdl::codes::FOCUS => {
+                "leave that part of the focus out, or name what is measured".to_owned()
+            }
+            _ => "`ingraft metrics` says what can be measured, and where".to_owned(),
+        });
+        let mut error = Error::new(ErrorKind::Usage, "mdl", what, hint);
         error.diagnostics = diagnostics;
         error
     }

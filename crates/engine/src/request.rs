@@ -209,7 +209,8 @@ fn share(known: &mut Vec<Arc<Snippet>>, snippet: &mut Arc<Snippet>) {
 }
 
 /// Diagnostics that mean that something named does not exist, in contrast to being written wrongly.
-const NOT_FOUND: [&str; 2] = [ingraft_mdl::codes::NO_METRIC, ingraft_mdl::codes::NOT_FOUND];
+const NOT_FOUND: [&str; 3] =
+    [ingraft_mdl::codes::NO_METRIC, ingraft_mdl::codes::NO_CONSTRAINT, ingraft_mdl::codes::NOT_FOUND];
 
 /// Which modules the foci of a request can be about: patterns over the modules that must be analysed. Empty: all of them.
 fn modules_of(request: &EnableRequest) -> Vec<Pattern> {

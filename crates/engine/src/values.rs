@@ -295,6 +295,10 @@ fn running(sum: impl Fn() -> i64, now: impl Fn() -> u64, retries: u32) -> i64 {
 /// How often a timer that changes is read again.
 const RETRIES: u32 = 100;
 
+/// Says of the first slot of activations that only the calls without a record are looked at: what a flag has restored concerns nobody, but
+/// where it had no room for a record the value that depends on it may be wrong.
+pub const RECORDS_ONLY: u32 = 1 << 31;
+
 /// All threads that counted, to read many counters from.
 pub struct Columns<'a> {
     shards: &'a dyn Shards,
@@ -315,7 +319,14 @@ impl<'a> Columns<'a> {
         let read = |load: &dyn Fn(u32) -> i64, cpu: &dyn Fn() -> u64| {
             let own = Raw::read(slots, ruler, load, cpu);
             let shape = Shape::Activations;
-            activations.iter().fold(own, |raw, &first| raw.plus(Raw::read(Slots { first, shape }, ruler, load, cpu)))
+            activations.iter().fold(own, |raw, &first| {
+                let mut calls = Raw::read(Slots { first: first & !RECORDS_ONLY, shape }, ruler, load, cpu);
+                if first & RECORDS_ONLY != 0 {
+                    let unrecorded = calls.activations.unrecorded;
+                    calls.activations = Activations { unrecorded, ..Activations::default() };
+                }
+                raw.plus(calls)
+            })
         };
         // The kernel's own figure of a thread that runs is as old as the last tick, and its last reading may be later.
         let live = self.held.iter().map(|&(shard, tid)| {

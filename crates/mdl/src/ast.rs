@@ -104,8 +104,8 @@ pub struct Constraint {
 pub enum ConstraintBody {
     /// By a flag that the statements maintain.
     Flag(Vec<Meta>),
-    /// The path is allowed and needs no flag.
-    Default,
+    /// The path is allowed and needs no flag; of /SyncObject only these kinds, if it names any.
+    Default(Vec<Text>),
     /// By a flag that is up while the resource is anywhere on the thread's stack.
     Inclusive,
     /// By a flag that is up while the resource itself executes.

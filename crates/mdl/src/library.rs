@@ -64,6 +64,10 @@ pub struct Library {
     named_configs: HashMap<(ConfigKind, String), usize>,
     /// Names of definitions with errors, so that a reference to one is not one more error.
     broken: HashSet<String>,
+    /// Names of metrics whose last definition has an error, public ones and identifiers.
+    broken_metrics: HashSet<String>,
+    /// The texts of constraints.
+    texts: HashMap<String, String>,
 }
 
 impl Library {
@@ -93,6 +97,10 @@ impl Library {
                 self.insert(index, definition.kind, definition.doc, source.slice(definition.span));
             } else {
                 self.broken.extend(name_of(&definition.kind).map(str::to_owned));
+                if let DefinitionKind::Metric(metric) = &definition.kind {
+                    self.broken_metrics.insert(metric.ident.name.clone());
+                    self.broken_metrics.extend(metric.name().map(|name| name.value.clone()));
+                }
             }
         }
         self.sources.push(source);
@@ -122,11 +130,14 @@ impl Library {
             }
             DefinitionKind::Constraint(node) => {
                 self.broken.remove(&node.name.name);
+                self.texts.insert(node.name.name.clone(), text.to_owned());
                 self.constraints.insert(node.name.name.clone(), Entry { source, node });
             }
             DefinitionKind::Metric(node) => {
                 // the identifier is the key of replacing, the public name that of requests
                 let info = Arc::new(self.info(&node, doc, text));
+                self.broken_metrics.remove(&node.ident.name);
+                self.broken_metrics.remove(&info.name);
                 if let Some(before) = self.names.insert(node.ident.name.clone(), info.name.clone()) {
                     self.metrics.remove(&before);
                 }
@@ -209,6 +220,23 @@ impl Library {
     /// The exclusions, in order.
     pub fn exclusions(&self) -> &[Exclusion] {
         &self.exclusions
+    }
+
+    /// Whether a definition with an error is, or may be, needed for a metric: its own, or one that it or a constraint of it names.
+    pub fn concerned(&self, metric: &str) -> bool {
+        let Some(entry) = self.metrics.get(metric).filter(|_| !self.broken_metrics.contains(metric)) else {
+            return true;
+        };
+        if self.broken_metrics.contains(&entry.node.ident.name) {
+            return true;
+        }
+        let used = entry.node.fields.iter().filter_map(|f| match &f.kind {
+            FieldKind::Use(name) => self.texts.get(&name.name).map(String::as_str),
+            _ => None,
+        });
+        let names =
+            |text: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| self.broken.contains(w));
+        !self.broken.is_empty() && used.chain([&*entry.info.text]).any(names)
     }
 
     pub(crate) fn is_broken(&self, name: &str) -> bool {

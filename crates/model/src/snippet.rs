@@ -84,6 +84,11 @@ pub struct Record {
 }
 
 impl Record {
+    /// Whether code in it needs no record, see [`Restore::Flag`].
+    pub fn is_optional(&self) -> bool {
+        matches!(self.restore, Some(Restore::Flag(_)))
+    }
+
     /// Most that a record keeps.
     pub const KEPT_MAX: usize = crate::layout::record::KEPT_MAX as usize;
 
@@ -109,6 +114,9 @@ pub enum Kept {
 pub enum Restore {
     /// A counter: a flag.
     Value(VariableId),
+    /// A flag that code at both ends of the call sets to numbers: that is right whether or not there is a record, which is only for calls that
+    /// end otherwise. Where there is none, as there is no room for it, the code runs all the same.
+    Flag(VariableId),
     /// How often a timer is started; it is stopped or goes on accordingly.
     Timer(VariableId, Clock),
 }
@@ -792,6 +800,7 @@ impl fmt::Display for Record {
             write!(f, " {kept}")?;
         }
         match self.restore {
+            Some(Restore::Flag(v)) => write!(f, " flag v{}", v.0),
             Some(Restore::Value(v) | Restore::Timer(v, _)) => write!(f, " restore v{}", v.0),
             None => Ok(()),
         }

@@ -13,6 +13,17 @@ fn file(name: &str) -> String {
     path.to_str().expect("a path").to_owned()
 }
 
+/// A file with these definitions.
+fn written(definitions: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
+    std::fs::write(file.path(), definitions).expect("a file");
+    file
+}
+
+fn path(file: &tempfile::NamedTempFile) -> &str {
+    file.path().to_str().expect("a path")
+}
+
 /// The last value of a metric at a focus.
 #[track_caller]
 fn last(outcome: &Outcome, metric: &str, focus: &str) -> i64 {
@@ -260,9 +271,74 @@ fn wrong_requests_for_metrics() {
     let _ = watch("calls@Code/threads").assert_error(2, &["focus", "resource", "/"]);
     let _ = watch("calls@/Code/threads,/Code/libc").assert_error(2, &["/Code", "hierarchy"]);
     let _ = watch("calls@/NoSuchHierarchy/x").assert_error(2, &["NoSuchHierarchy"]);
+    let _ = watch("calls@/SyncObject/Nosuch").assert_error(3, &["Nosuch", "/SyncObject"]);
+    let _ = watch("lock_operations@/SyncObject/Nosuch").assert_error(3, &["Nosuch", "/SyncObject"]);
+    let _ = watch("lock_operations@/SyncObject/Barrier").assert_error(3, &["lock_operations", "/SyncObject"]);
+    // what is not about a file does not send anybody to one
+    for pair in ["calls@/Process/1", "calls@/Code/nosuch"] {
+        let outcome = watch(pair);
+        assert!(!outcome.stderr.contains("FILE.mdl"), "{outcome:#?}");
+    }
     let outcome = tool().run(["watch", "-p", &pid, "first", "-I", &file("ten_errors.mdl")]);
     assert_eq!(outcome.status.code(), Some(2), "{outcome:#?}");
     let outcome = tool().run(["watch", "-p", &pid, "first", "-I", "/nonexistent.mdl"]);
     assert_eq!(outcome.status.code(), Some(2), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn one_bad_definition_does_not_hide_the_rest() {
+    let target = Mutatee::start("threads", &["1"]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let definitions = written(
+        "metric bad { name \"bad\"; units u; aggregateOperator sum; style EventCounter; \
+           base is counter { append preInsn $start.entry (* bad = nothing; *) } }\n\
+         metric good { name \"good\"; units u; aggregateOperator sum; style EventCounter; \
+           base is counter { append preInsn $start.entry (* good++; *) } }\n",
+    );
+    let watch = |metric: &str| tool().run(["watch", "-p", &pid, metric, "-I", path(&definitions), "--for", "100ms"]);
+    let good = watch("good").assert_code(0).assert_removed();
+    assert!(good.stderr.contains("nothing defines `nothing`"), "{good:#?}");
+    assert_eq!(watch("bad").status.code(), Some(2));
+    target::assert_clean(target.pid(), &before);
+}
+
+/// Flags that are set are right where a thread has no room for records, and what depends on them says that there was none.
+#[test]
+fn exclusive_is_right_in_deep_recursion() {
+    let mut target = Mutatee::start("burns", &[]);
+    let before = Text::of(target.pid());
+    let metric = |name: &str, constraint: &str| {
+        format!(
+            "constraint {constraint}_{name} /Code/* is {constraint};\n\
+             metric {name} {{ name \"{name}\"; units u; aggregateOperator sum; style EventCounter; \
+               constraint {constraint}_{name}; base is counter {{ \
+               foreach f in burners append preInsn f.entry constrained (* {name}++; *) }} }}\n"
+        )
+    };
+    let list = "resourceList burners is procedure { items { \"burn\" }; flavor { unix }; }\n";
+    let definitions = written(&format!("{list}{}{}", metric("own", "exclusive"), metric("all", "inclusive")));
+    let foci = ["own@/Code/burns/dive", "all@/Code/burns/dive"];
+    let [shallow, deep] = [100, 3000].map(|depth| {
+        let pid = target.pid_text();
+        let mut session = tool().start(["watch", "-p", &pid, foci[0], foci[1], "-I", path(&definitions)]);
+        session.wait_for("attached");
+        let before = target.ask("dive 0 0").tally("burn");
+        let truth = target.ask(&format!("dive {depth} 0")).tally("burn") - before;
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        for metric in ["own", "all"] {
+            // the call that told what there was before
+            assert_eq!(
+                last(&outcome, metric, "/Code/burns/dive"),
+                i64::try_from(truth + 1).expect("small"),
+                "{metric} {depth}: {outcome:#?}"
+            );
+        }
+        let sample = outcome.all("sample").into_iter().rfind(|s| s["metric"] == "own").expect("a sample").clone();
+        sample["unrecorded"].as_u64().unwrap_or(0)
+    });
+    assert_eq!(shallow, 0);
+    assert!(deep > 0, "records were missing");
     target::assert_clean(target.pid(), &before);
 }

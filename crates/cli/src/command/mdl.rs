@@ -58,6 +58,15 @@ pub(crate) fn fmt(args: &FmtArgs, format: Format, out: &mut Output) -> Result<()
     Ok(())
 }
 
+/// Refuses definitions with errors that metrics need before anything is touched, with the same words as `check`; those of others do not matter.
+pub(crate) fn accept_for(metrics: &[&str], definitions: &[Source], format: Format) -> Result<(), Stop> {
+    if definitions.is_empty() {
+        return Ok(());
+    }
+    let library = load(definitions).0;
+    if metrics.iter().any(|metric| library.concerned(metric)) { accept(definitions, format) } else { Ok(()) }
+}
+
 /// Refuses definitions with errors before anything is touched, with the same words as `check`.
 pub(crate) fn accept(definitions: &[Source], format: Format) -> Result<(), Stop> {
     if definitions.is_empty() {

@@ -14,7 +14,8 @@ use crate::output::{history, keys};
 /// Runs the command.
 pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
     let definitions = measure::sources(&args.include.files)?;
-    super::mdl::accept(&definitions, context.common.format)?;
+    let metrics: Vec<&str> = args.pairs.iter().map(|p| p.metric.as_str()).collect();
+    super::mdl::accept_for(&metrics, &definitions, context.common.format)?;
     let pairs: Vec<_> = args.pairs.iter().map(|p| (p.metric.clone(), p.focus.to_string())).collect();
     let request = |target| Request {
         target,

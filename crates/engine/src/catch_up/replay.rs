@@ -77,7 +77,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             Stmt::Open(record, _) if !record.kept.is_empty() => return Err(Uncaught::Arguments),
             Stmt::Open(record, body) => {
                 let restores = match record.restore {
-                    Some(Restore::Value(v) | Restore::Timer(v, _)) => Some(v),
+                    Some(Restore::Value(v) | Restore::Flag(v) | Restore::Timer(v, _)) => Some(v),
                     None => None,
                 };
                 restored.extend(restores);
@@ -179,7 +179,7 @@ impl<'a> Shard<'a> {
                     }
                 }
                 Stmt::Open(r, body) => {
-                    if self.open(r, counters, sp) {
+                    if self.open(r, counters, sp) || r.is_optional() {
                         self.run(body, counters, sp);
                     }
                 }
@@ -224,7 +224,9 @@ impl<'a> Shard<'a> {
             return false;
         }
         let (restore, saved) = match r.restore {
-            Some(Restore::Value(v)) => (offset(counters, v).unwrap_or(0), self.variable(counters, v)),
+            Some(Restore::Value(v) | Restore::Flag(v)) => {
+                (offset(counters, v).unwrap_or(0), self.variable(counters, v))
+            }
             Some(Restore::Timer(v, clock)) => {
                 let kind = if clock == Clock::Cpu { record::RESTORE_CPU } else { record::RESTORE_WALL };
                 (offset(counters, v).map_or(0, |o| o | kind), self.variable(counters, v))
@@ -435,6 +437,16 @@ mod tests {
             assert!(Shard::new(&LAYOUT, &|_| 0, &top(bad)).is_none());
         }
         assert!(Shard::new(&LAYOUT, &|_| 0, &|_| None).is_none());
+    }
+
+    #[test]
+    fn a_flag_that_is_set_needs_no_room() {
+        let of = |value| vec![Stmt::Open(record(Some(Restore::Flag(FLAG))), vec![Stmt::Set(FLAG, Expr::Const(value))])];
+        let [up, down] = [1, 0].map(|n| State::of(&of(n), &variables()).expect("known").expect("a state"));
+        let memory = Memory::default();
+        let calls: Vec<_> = (0..OPEN_MAX as u64 + 8).map(|i| (&up, 100_000 - i * 8)).chain([(&down, 100)]).collect();
+        memory.replay(0, &calls);
+        assert_eq!((memory.counter(1), memory.counter(4)), (0, 10));
     }
 
     #[test]

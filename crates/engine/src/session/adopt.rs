@@ -61,7 +61,7 @@ impl Session {
             for pair in contents.kept.iter().flat_map(|k| &k.pairs) {
                 let shapes = &mut session.shared_mut().shapes;
                 shapes.insert(pair.value.first, pair.value.shape);
-                pair.activations.iter().for_each(|first| shapes.insert(*first, Shape::Activations));
+                pair.activations.iter().for_each(|first| shapes.insert(*first & !RECORDS_ONLY, Shape::Activations));
             }
             for kept in contents.kept {
                 control

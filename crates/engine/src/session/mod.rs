@@ -48,7 +48,9 @@ use crate::restore;
 use crate::sites::{Spot, Text, sites};
 use crate::state_dir::StateDir;
 use crate::symbols::Symbols;
-use crate::values::{Columns, CounterAllocator, ENDED_MAX, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
+use crate::values::{
+    Columns, CounterAllocator, ENDED_MAX, EndedThreads, RECORDS_ONLY, Raw, Ruler, Shapes, Shards, Slots,
+};
 use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
 use self::insert::Stop;

@@ -188,9 +188,10 @@ impl Pair {
     /// Where its value lies, what became of the calls that it follows, and in what unit it is.
     pub(super) fn value(&self) -> Option<(Slots, Vec<u32>, ValueUnit)> {
         let (first, own) = (*self.counters.first()?, self.variables.first()?);
-        let shown = |v: &Variable| v.kind == VariableKind::Activations && v.sampled;
         let variables = self.counters.iter().zip(self.variables.iter());
-        let activations = variables.filter(|(_, v)| shown(v)).map(|(first, _)| *first).collect();
+        let activations = variables.filter(|(_, v)| v.kind == VariableKind::Activations);
+        let activations =
+            activations.map(|(first, v)| if v.sampled { *first } else { *first | RECORDS_ONLY }).collect();
         Some((Slots { first, shape: own.shape }, activations, own.unit))
     }
 }

@@ -4,7 +4,7 @@ use ingraft_model::ObjectKind;
 
 use super::meta::Context;
 use super::types::{Point, Type};
-use crate::ast::{Accumulator, AssignOp, Code, CodeKind, Expr, ExprKind, Vector};
+use crate::ast::{Accumulator, AssignOp, Clock, Code, CodeKind, Expr, ExprKind, Vector};
 use crate::diagnostic::{Severity, codes};
 use crate::source::Span;
 
@@ -108,7 +108,13 @@ impl Context<'_, '_> {
     fn value(&mut self, expr: &Expr) {
         match &expr.kind {
             ExprKind::Int(_) | ExprKind::Text(_) | ExprKind::GlobalId => {}
-            ExprKind::Paren(inner) | ExprKind::Unary(_, inner) | ExprKind::Arg(inner) => self.value(inner),
+            ExprKind::Arg(index) => {
+                self.value(index);
+                if let ExprKind::Int(index) = index.bare().kind {
+                    self.kept.insert(format!("$arg[{index}]"));
+                }
+            }
+            ExprKind::Paren(inner) | ExprKind::Unary(_, inner) => self.value(inner),
             ExprKind::Binary(_, a, b) => {
                 self.value(a);
                 self.value(b);
@@ -118,7 +124,7 @@ impl Context<'_, '_> {
                     matches!(self.place, Some((Some(Point::Return), _) | (Some(Point::Call), true) | (None, _)));
                 if !known {
                     let message = "`$return` is only known at returns and behind calls";
-                    self.report(codes::PLACE, Severity::Warning, expr.span, message);
+                    self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
                 }
             }
             ExprKind::Elapsed(_) | ExprKind::SelfTime => {
@@ -126,6 +132,9 @@ impl Context<'_, '_> {
                     let message = "the time of a call is only known at its return";
                     self.error(codes::PLACE, expr.span, message).help = Some("use it in code at `.return`".to_owned());
                 }
+                // `$self` is by the wall clock
+                let clock = if let ExprKind::Elapsed(clock) = expr.kind { clock } else { Clock::Wall };
+                self.kept.insert(format!("{clock:?}"));
             }
             ExprKind::Name(name) if self.is_vector(name) => self.whole_vector(codes::KIND, expr.span, name),
             ExprKind::Name(name) => {
@@ -157,7 +166,16 @@ impl Context<'_, '_> {
             ExprKind::Address(_) => {
                 self.error(codes::PLACE, expr.span, "an address can only be given to a called function");
             }
-            ExprKind::Field(of, _) if of.is_data() => self.data(of),
+            ExprKind::Field(of, field) if of.is_data() => {
+                if let ExprKind::Arg(index) = &of.bare().kind
+                    && let ExprKind::Int(index) = index.bare().kind
+                {
+                    // a floating-point argument is another one than the integer, a member is read through it
+                    let float = ["double", "float"].contains(&field.name.as_str());
+                    self.kept.insert(format!("$arg[{index}]{}", if float { &field.name } else { "" }));
+                }
+                self.data(of);
+            }
             ExprKind::Field(of, field) => {
                 let found = self.expr(expr);
                 if !matches!(found, Type::Int | Type::Text | Type::Unknown) {
@@ -173,6 +191,7 @@ impl Context<'_, '_> {
     fn data(&mut self, expr: &Expr) {
         match &expr.bare().kind {
             ExprKind::Field(of, _) => self.data(of),
+            ExprKind::Arg(index) => self.value(index),
             _ => self.value(expr),
         }
     }
@@ -204,6 +223,9 @@ impl Context<'_, '_> {
         }
         for arg in args.iter().skip(1) {
             self.value(arg);
+            if kind == Accumulator::Histogram {
+                self.observed_value(arg);
+            }
         }
         let Some(first) = args.first().map(Expr::bare) else { return };
         let found = match &first.kind {
@@ -214,6 +236,16 @@ impl Context<'_, '_> {
             let message = format!("`{name}` acts on a {}, this is {}", kind.keyword(), found.words());
             self.error(codes::KIND, first.span, message).help =
                 Some(format!("give it the metric's own name, and let its base be `{}`", kind.keyword()));
+        }
+    }
+
+    /// A histogram records times as they are measured, or other values.
+    fn observed_value(&mut self, value: &Expr) {
+        let time = matches!(value.bare().kind, ExprKind::Elapsed(_));
+        if *self.observed.get_or_insert(time) != time {
+            let message = "a histogram observes a time alone and other values";
+            self.error(codes::TYPE, value.span, message).help =
+                Some("it holds one or the other: observe `$elapsed` or `$cpu` alone everywhere, or nowhere".to_owned());
         }
     }
 

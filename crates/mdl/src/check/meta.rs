@@ -1,5 +1,9 @@
 //! Types of the meta language.
 
+use std::collections::BTreeSet;
+
+use ingraft_model::Record;
+
 use super::types::{Point, Type};
 use super::{PREDEFINED, Scope};
 use crate::ast::{BinaryOp, Expr, ExprKind, Ident, Insert, Meta, MetaKind, Vector};
@@ -22,12 +26,30 @@ pub(super) struct Context<'a, 'd> {
     pub(super) vector: Option<Vector>,
     /// Where the code being checked runs, and whether behind the instruction.
     pub(super) place: Option<(Option<Point>, bool)>,
+    /// What code at the end of a call needs to know of its beginning: arguments and clocks, by how they are called.
+    pub(super) kept: BTreeSet<String>,
+    /// Whether the histogram observes a time alone.
+    pub(super) observed: Option<bool>,
+    /// How many conditions of the meta language are around.
+    conditions: u32,
 }
 
 impl<'a, 'd> Context<'a, 'd> {
     pub(super) fn new(scope: &'a Scope<'a>, source: &'a Source, out: &'d mut Vec<Diagnostic>) -> Self {
         let spare = Diagnostic::request(codes::TOO_LARGE, "");
-        Context { scope, source, out, spare, names: Vec::new(), chain: None, vector: None, place: None }
+        Context {
+            scope,
+            source,
+            out,
+            spare,
+            names: Vec::new(),
+            chain: None,
+            vector: None,
+            place: None,
+            kept: BTreeSet::new(),
+            observed: None,
+            conditions: 0,
+        }
     }
 
     pub(super) fn report(
@@ -60,10 +82,12 @@ impl<'a, 'd> Context<'a, 'd> {
             MetaKind::If(condition, then, otherwise) => {
                 let found = self.expr(condition);
                 self.want(condition, &found, &Type::Int);
+                self.conditions += 1;
                 self.statement(then);
                 if let Some(otherwise) = otherwise {
                     self.statement(otherwise);
                 }
+                self.conditions -= 1;
             }
             MetaKind::Foreach(variable, list, body) => {
                 let element = match self.expr(list) {
@@ -100,8 +124,23 @@ impl<'a, 'd> Context<'a, 'd> {
                 Some("write `preInsn`: before the return, where `$return` is known".to_owned());
         }
         self.place = Some((point, insert.after));
+        self.kept.clear();
+        // of code under conditions it is not known that it comes together
+        let around = self.observed;
+        if self.conditions > 0 {
+            self.observed = None;
+        }
         for statement in &insert.code {
             self.code(statement);
+        }
+        if self.conditions > 0 {
+            self.observed = around;
+        }
+        let at_end = matches!((point, insert.after), (Some(Point::Return), false) | (Some(Point::Call), true));
+        if at_end && self.kept.len() > Record::KEPT_MAX {
+            let message = format!("the code at the end of a call uses {} arguments and clocks", self.kept.len());
+            self.error(codes::TOO_LARGE, insert.code_span, message).help =
+                Some(format!("at most {} are kept; keep others in counters", Record::KEPT_MAX));
         }
         self.place = None;
     }

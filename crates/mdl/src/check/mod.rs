@@ -2,7 +2,7 @@
 
 mod code;
 mod meta;
-mod path;
+pub(crate) mod path;
 mod types;
 
 use std::collections::HashMap;
@@ -134,8 +134,11 @@ impl Context<'_, '_> {
                 self.names.pop();
                 self.lint_flag(constraint, body);
             }
-            ConstraintBody::Replace(_, body) => self.body(body, &constraint.path),
-            ConstraintBody::Default => {}
+            ConstraintBody::Replace(_, body) => {
+                self.observed = None;
+                self.body(body, &constraint.path);
+            }
+            ConstraintBody::Default(kinds) => self.kinds(&constraint.path, kinds),
             ConstraintBody::Inclusive | ConstraintBody::Exclusive => {
                 if constraint.path.parts.first().is_none_or(|root| root.name != "Code") {
                     let message = "inclusive and exclusive are said of /Code";
@@ -178,6 +181,7 @@ impl Context<'_, '_> {
                     self.constraint(constraint);
                 }
                 FieldKind::Base(base) => {
+                    self.observed = None;
                     for statement in &base.body {
                         self.statement(statement);
                     }

@@ -1,10 +1,12 @@
 //! Paths of constraints, and the one idiom of flags that counts wrongly.
 
 use super::meta::Context;
-use crate::ast::{Code, CodeKind, Constraint, Expr, ExprKind, Meta, MetaKind, Path};
+use crate::ast::{Code, CodeKind, Constraint, Expr, ExprKind, Meta, MetaKind, Path, Text};
 use crate::diagnostic::{Severity, codes};
 
-const SYNC: [&str; 8] = ["Message", "Barrier", "Semaphore", "SpinLock", "Window", "Mutex", "CondVar", "RwLock"];
+/// The kinds of synchronisation objects.
+pub(crate) const SYNC: [&str; 8] =
+    ["Message", "Barrier", "Semaphore", "SpinLock", "Window", "Mutex", "CondVar", "RwLock"];
 
 /// Whether one focus can match both.
 pub(super) fn overlap(a: &Path, b: &Path) -> bool {
@@ -51,6 +53,20 @@ impl Context<'_, '_> {
                 self.error(codes::PATH, root.span, message).help =
                     Some("one of: /Code, /SyncObject (processes and threads need no constraint)".to_owned());
             }
+        }
+    }
+
+    /// The kinds that a default is for.
+    pub(super) fn kinds(&mut self, path: &Path, kinds: &[Text]) {
+        let of_kinds = matches!(path.parts.as_slice(), [root] if root.name == "SyncObject");
+        if !of_kinds && let Some(kind) = kinds.first() {
+            let message = "only a default of /SyncObject is for some kinds";
+            self.error(codes::PATH, kind.span, message).help = Some("write `is default;`".to_owned());
+            return;
+        }
+        for kind in kinds.iter().filter(|kind| !SYNC.contains(&kind.value.as_str())) {
+            let message = format!("/SyncObject has no `{}`", kind.value);
+            self.error(codes::PATH, kind.span, message).help = Some(format!("one of: {}", SYNC.join(", ")));
         }
     }
 

@@ -167,6 +167,7 @@ impl Evaluation<'_> {
             let Some(variable) = self.variables.get(v.0 as usize) else { continue };
             match (variable.shape, variable.kind) {
                 (Shape::Timer(clock), _) => found.push(Restore::Timer(v, clock)),
+                (_, VariableKind::Flag) if self.exclusive => found.push(Restore::Flag(v)),
                 (_, VariableKind::Flag) => found.push(Restore::Value(v)),
                 (_, VariableKind::Counter) if self.is_level(v, opening) || self.is_level(v, closing) => {
                     found.push(Restore::Value(v));
@@ -200,7 +201,8 @@ impl Evaluation<'_> {
             return known.record.clone();
         }
         let name = format!("{}.calls{}", self.definition, self.records.len());
-        let activations = self.variable(&name, VariableKind::Activations, Shape::Activations);
+        let kind = if innermost { VariableKind::Activations } else { VariableKind::OuterActivations };
+        let activations = self.variable(&name, kind, Shape::Activations);
         self.variables[activations.0 as usize].sampled = self.group == 0 && frame == Frame::Function && innermost;
         let record = Record { activations, kept, restore };
         self.records.push(KnownRecord { frame, innermost, record: record.clone() });

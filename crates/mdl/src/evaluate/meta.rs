@@ -104,6 +104,9 @@ pub(super) struct Evaluation<'a> {
     pub(super) measured: Arc<[FunctionRef]>,
     /// Rounds of all foreach so far.
     rounds: u32,
+    /// Whether the metric's code is the replacement for a kind of object, and whether it has come to a statement that puts code somewhere.
+    of_kind: bool,
+    reached: bool,
     /// All snippets, so that equal ones are one.
     pub(super) snippets: HashSet<Arc<Snippet>>,
     /// Conditions with an else by their source and place, and where they are kept.
@@ -114,6 +117,8 @@ pub(super) struct Evaluation<'a> {
     /// Its name and number.
     pub(super) definition: &'a str,
     pub(super) group: u32,
+    /// Whether it is a flag that is up while its functions themselves execute.
+    pub(super) exclusive: bool,
     /// Its flag, if it is a constraint.
     pub(super) flag: Option<VariableId>,
     /// Where the code at hand will run; unknown after a finding.
@@ -154,11 +159,14 @@ impl<'a> Evaluation<'a> {
             flags: Vec::new(),
             measured: Arc::from([]),
             rounds: 0,
+            of_kind: false,
+            reached: false,
             snippets: HashSet::new(),
             decisions: HashMap::new(),
             observed: None,
             definition: &metric.node.ident.name,
             group: 0,
+            exclusive: false,
             flag: None,
             there: Vec::new(),
             looks: 0,
@@ -223,10 +231,17 @@ impl<'a> Evaluation<'a> {
         }
         let base_body = Body { statements: &base.body, source: self.metric.source, chain: Vec::new() };
         let body = replacement.unwrap_or(base_body);
+        // code that looks at the kind of the focus, and has none for it, does not restrict the metric to it
+        self.of_kind = matches!(body.chain.as_slice(), [Value::Text(_), Value::Text(root)] if *root == "SyncObject");
         let empty = body.statements.is_empty();
         self.measured = self.all_listed(&body, &flags);
         self.body(body);
         self.place_drafts();
+        if let Some(part) =
+            focus.part("SyncObject").filter(|part| part.names.len() == 1 && self.of_kind && !self.reached)
+        {
+            self.no_constraint("SyncObject", part);
+        }
         if self.insertions.is_empty() && !without_code && !self.diagnostics.iter().any(Diagnostic::is_error) {
             self.counts_nothing(empty);
         }
@@ -256,6 +271,7 @@ impl<'a> Evaluation<'a> {
         self.flag = Some(id);
         self.records.clear();
         self.callees = None;
+        self.exclusive = matches!(flag.code, FlagCode::Word(FlagWord::Exclusive, ..));
         match flag.code {
             FlagCode::Written(body) => {
                 self.names.push((flag.name, Binding::Variable(id)));
@@ -321,6 +337,7 @@ impl<'a> Evaluation<'a> {
     }
 
     fn statement(&mut self, statement: &'a Meta) {
+        self.reached |= matches!(statement.kind, MetaKind::Foreach(..) | MetaKind::Insert(_));
         match &statement.kind {
             MetaKind::Block(inner) => inner.iter().for_each(|s| self.statement(s)),
             MetaKind::If(condition, then, otherwise) => {

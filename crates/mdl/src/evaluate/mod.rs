@@ -80,6 +80,8 @@ pub enum VariableKind {
     Flag,
     /// What became of the calls that the code follows from their entry to their exit.
     Activations,
+    /// The same of a second record of these calls: each is in the innermost one's already.
+    OuterActivations,
 }
 
 /// When code runs among the code of one point: flags go up, metrics look at them, flags go down.

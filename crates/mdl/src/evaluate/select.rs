@@ -4,6 +4,7 @@ use ingraft_model::{Focus, ResourcePath, Tid};
 
 use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value};
 use crate::ast::{Constraint, ConstraintBody, FieldKind};
+use crate::check::path::SYNC;
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::program::{FunctionRef, Unresolved};
 use crate::source::Span;
@@ -31,7 +32,12 @@ fn matches(constraint: &Constraint, part: &ResourcePath) -> bool {
     patterns.iter().enumerate().all(|(i, pattern)| {
         let level = if shift == 0 && i > 0 && i == last { i + 1 } else { i };
         pattern.name == "*" || (shift == 0 && part.names.get(level).is_some_and(|n| *n == pattern.name))
-    })
+    }) && match &constraint.body {
+        ConstraintBody::Default(kinds) if !kinds.is_empty() => {
+            part.names.first().is_some_and(|of| kinds.iter().any(|kind| kind.value == *of))
+        }
+        _ => true,
+    }
 }
 
 impl<'a> Evaluation<'a> {
@@ -40,6 +46,13 @@ impl<'a> Evaluation<'a> {
         let mut selection = Selection { replacement: None, flags: Vec::new() };
         for root in HIERARCHIES {
             let Some(part) = focus.part(root) else { continue };
+            if let Some(kind) = part.names.first().filter(|k| root == "SyncObject" && !SYNC.contains(&k.as_str())) {
+                let message = format!("/SyncObject has no `{kind}`, which `{part}` names");
+                let help = format!("one of: {}", SYNC.join(", "));
+                // no library that is loaded later brings one
+                self.diagnostics.push(Diagnostic::request(codes::NO_CONSTRAINT, message).help(help));
+                continue;
+            }
             let mut matched = false;
             for field in &self.metric.node.fields {
                 let (constraint, source) = match &field.kind {
@@ -63,14 +76,14 @@ impl<'a> Evaluation<'a> {
     }
 
     fn take(&mut self, selection: &mut Selection<'a>, constraint: &'a Constraint, source: usize, part: &ResourcePath) {
-        if constraint.body == ConstraintBody::Default {
+        if matches!(constraint.body, ConstraintBody::Default(_)) {
             return;
         }
         let (name, span) = (&constraint.name.name, constraint.name.span);
         let chain = self.constraint_values(constraint, source, part);
         let word = |word, chain| FlagCode::Word(word, self.code_of(chain), source, span);
         let code = match &constraint.body {
-            ConstraintBody::Default => return,
+            ConstraintBody::Default(_) => return,
             ConstraintBody::Flag(body) => FlagCode::Written(Body { statements: body, source, chain }),
             ConstraintBody::Inclusive => word(FlagWord::Inclusive, chain),
             ConstraintBody::Exclusive => word(FlagWord::Exclusive, chain),
@@ -99,12 +112,13 @@ impl<'a> Evaluation<'a> {
         selection.replacement = Some(body);
     }
 
-    fn no_constraint(&mut self, root: &str, part: &ResourcePath) {
+    pub(super) fn no_constraint(&mut self, root: &str, part: &ResourcePath) {
         let info = &self.metric.info;
         let levels = match (root, part.names.len()) {
             ("Code", 1) => "a module",
             ("Code", 2) => "a function",
             ("Code", _) => "a loop",
+            (_, 1) => "this kind",
             _ => "this synchronisation object",
         };
         let message =
@@ -253,6 +267,8 @@ impl<'a> Evaluation<'a> {
     /// An error at a place of the current source; said once per place.
     pub(super) fn error(&mut self, code: &'static str, span: Span, message: String, help: impl Into<String>) {
         let source = &self.library.sources[self.source];
+        let name = format!("`{}`", self.metric.info.name);
+        let message = if message.contains(&name) { message } else { format!("the metric {name}: {message}") };
         let known =
             |d: &Diagnostic| d.code == code && d.span == span && d.file == source.name() && d.message == message;
         if !self.diagnostics.iter().any(known) {

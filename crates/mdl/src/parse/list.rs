@@ -107,7 +107,7 @@ impl Parser<'_, '_> {
         self.items("(", ")", true)
     }
 
-    fn items(&mut self, open: &'static str, close: &'static str, commas: bool) -> Read<Vec<Text>> {
+    pub(super) fn items(&mut self, open: &'static str, close: &'static str, commas: bool) -> Read<Vec<Text>> {
         self.need_mark(open)?;
         let mut items = Vec::new();
         loop {

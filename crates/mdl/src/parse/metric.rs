@@ -207,14 +207,19 @@ impl Parser<'_, '_> {
                 self.bump();
                 ConstraintBody::Flag(self.meta_block()?)
             }
-            Some(word @ ("default" | "inclusive" | "exclusive")) => {
+            Some("default") => {
+                self.bump();
+                let kinds = if self.at_mark("{") { self.items("{", "}", true)? } else { Vec::new() };
+                // as everywhere, a `;` behind a closing brace may be missing
+                if kinds.is_empty() || self.at_mark(";") {
+                    self.semicolon()?;
+                }
+                ConstraintBody::Default(kinds)
+            }
+            Some(word @ ("inclusive" | "exclusive")) => {
                 self.bump();
                 self.semicolon()?;
-                match word {
-                    "default" => ConstraintBody::Default,
-                    "inclusive" => ConstraintBody::Inclusive,
-                    _ => ConstraintBody::Exclusive,
-                }
+                if word == "inclusive" { ConstraintBody::Inclusive } else { ConstraintBody::Exclusive }
             }
             _ => {
                 let help = if in_metric {

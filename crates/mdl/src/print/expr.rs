@@ -1,16 +1,29 @@
 //! Expressions, with the parentheses of the author and those that the tree needs.
 
 use crate::ast::{Clock, Expr, ExprKind, UnaryOp, precedence};
+use crate::source::{Source, Span};
 
 /// How tightly what stands around an expression binds.
 const LOOSE: u8 = 0;
 const UNARY: u8 = 11;
 const POSTFIX: u8 = 12;
 
-pub(super) fn expression(expr: &Expr) -> String {
+/// An expression of `source`; numbers stay as they are written there.
+pub(super) fn expression(source: &Source, expr: &Expr) -> String {
     let mut out = String::new();
-    write(expr, LOOSE, &mut out);
+    write(source, expr, LOOSE, &mut out);
     out
+}
+
+/// A number that is read from this text.
+fn written(source: &Source, span: Span, value: i64) -> String {
+    let text = source.slice(span);
+    let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    let read = match digits {
+        Some(hex) => u64::from_str_radix(hex, 16).ok().map(u64::cast_signed),
+        None => text.parse().ok(),
+    };
+    if read == Some(value) { text.to_owned() } else { number(value) }
 }
 
 /// A string as the lexer reads it back.
@@ -47,15 +60,15 @@ fn level(expr: &Expr) -> u8 {
 }
 
 /// Writes `expr` where something of level `around` needs it.
-fn write(expr: &Expr, around: u8, out: &mut String) {
+fn write(source: &Source, expr: &Expr, around: u8, out: &mut String) {
     if level(expr) < around {
         out.push('(');
-        write(expr, LOOSE, out);
+        write(source, expr, LOOSE, out);
         out.push(')');
         return;
     }
     match &expr.kind {
-        ExprKind::Int(value) => out.push_str(&number(*value)),
+        ExprKind::Int(value) => out.push_str(&written(source, expr.span, *value)),
         ExprKind::Text(text) => out.push_str(&quoted(text)),
         ExprKind::Name(name) => out.push_str(name),
         ExprKind::Return => out.push_str("$return"),
@@ -63,15 +76,15 @@ fn write(expr: &Expr, around: u8, out: &mut String) {
         ExprKind::Elapsed(Clock::Wall) => out.push_str("$elapsed"),
         ExprKind::Elapsed(Clock::Cpu) => out.push_str("$cpu"),
         ExprKind::SelfTime => out.push_str("$self"),
-        ExprKind::Arg(index) => bracketed("$arg", index, out),
-        ExprKind::Index(name, index) => bracketed(&name.name, index, out),
+        ExprKind::Arg(index) => bracketed(source, "$arg", index, out),
+        ExprKind::Index(name, index) => bracketed(source, &name.name, index, out),
         ExprKind::Paren(inner) => {
             out.push('(');
-            write(inner, LOOSE, out);
+            write(source, inner, LOOSE, out);
             out.push(')');
         }
         ExprKind::Field(of, field) => {
-            write(of, POSTFIX, out);
+            write(source, of, POSTFIX, out);
             out.push('.');
             out.push_str(&field.name);
         }
@@ -84,44 +97,44 @@ fn write(expr: &Expr, around: u8, out: &mut String) {
             }
             for (i, arg) in args.iter().enumerate() {
                 out.push_str(if i > 0 || callee.quoted { ", " } else { "" });
-                write(arg, LOOSE, out);
+                write(source, arg, LOOSE, out);
             }
             out.push(')');
         }
-        ExprKind::Address(operand) => prefixed('&', operand, out),
-        ExprKind::Unary(UnaryOp::Negate, operand) => prefixed('-', operand, out),
-        ExprKind::Unary(UnaryOp::Not, operand) => prefixed('!', operand, out),
-        ExprKind::Unary(UnaryOp::Complement, operand) => prefixed('~', operand, out),
+        ExprKind::Address(operand) => prefixed(source, '&', operand, out),
+        ExprKind::Unary(UnaryOp::Negate, operand) => prefixed(source, '-', operand, out),
+        ExprKind::Unary(UnaryOp::Not, operand) => prefixed(source, '!', operand, out),
+        ExprKind::Unary(UnaryOp::Complement, operand) => prefixed(source, '~', operand, out),
         ExprKind::Step(target, up) => {
-            write(target, POSTFIX, out);
+            write(source, target, POSTFIX, out);
             out.push_str(if *up { "++" } else { "--" });
         }
         ExprKind::Assign(target, op, value) => {
-            write(target, POSTFIX, out);
+            write(source, target, POSTFIX, out);
             out.push_str(&format!(" {} ", op.symbol()));
-            write(value, LOOSE, out);
+            write(source, value, LOOSE, out);
         }
         ExprKind::Binary(op, a, b) => {
             let own = precedence(*op);
-            write(a, own, out);
+            write(source, a, own, out);
             out.push_str(&format!(" {} ", op.symbol()));
-            write(b, own + 1, out);
+            write(source, b, own + 1, out);
         }
     }
 }
 
-fn bracketed(name: &str, index: &Expr, out: &mut String) {
+fn bracketed(source: &Source, name: &str, index: &Expr, out: &mut String) {
     out.push_str(name);
     out.push('[');
-    write(index, LOOSE, out);
+    write(source, index, LOOSE, out);
     out.push(']');
 }
 
 /// A blank keeps `- -x` from being read as `--x`.
-fn prefixed(mark: char, operand: &Expr, out: &mut String) {
+fn prefixed(source: &Source, mark: char, operand: &Expr, out: &mut String) {
     out.push(mark);
     let at = out.len();
-    write(operand, UNARY, out);
+    write(source, operand, UNARY, out);
     if out[at..].starts_with(mark) {
         out.insert(at, ' ');
     }

@@ -222,7 +222,11 @@ impl<'s> Printer<'s> {
         let space = if path.is_empty() { "" } else { " " };
         self.out.push_str(&format!("constraint {name}{space}{path} is "));
         match &constraint.body {
-            ConstraintBody::Default => self.out.push_str("default;"),
+            ConstraintBody::Default(kinds) if kinds.is_empty() => self.out.push_str("default;"),
+            ConstraintBody::Default(kinds) => {
+                let kinds: Vec<String> = kinds.iter().map(|k| quoted(&k.value)).collect();
+                self.out.push_str(&format!("default {{ {} }};", kinds.join(", ")));
+            }
             ConstraintBody::Inclusive => self.out.push_str("inclusive;"),
             ConstraintBody::Exclusive => self.out.push_str("exclusive;"),
             ConstraintBody::Flag(body) => {
@@ -295,12 +299,12 @@ impl<'s> Printer<'s> {
         match &meta.kind {
             MetaKind::Block(inner) => self.items("{", meta.span, inner, |m| m.span, Self::meta),
             MetaKind::Foreach(variable, list, body) => {
-                self.out.push_str(&format!("foreach {} in {}", variable.name, expression(list)));
+                self.out.push_str(&format!("foreach {} in {}", variable.name, expression(self.source, list)));
                 self.branch(body);
             }
             MetaKind::If(condition, then, otherwise) => {
                 let paren = matches!(condition.kind, ExprKind::Paren(_));
-                let text = expression(condition);
+                let text = expression(self.source, condition);
                 self.out.push_str(&if paren { format!("if {text}") } else { format!("if ({text})") });
                 self.branch(then);
                 if let Some(otherwise) = otherwise {
@@ -333,11 +337,11 @@ impl<'s> Printer<'s> {
         let order = if insert.prepend { "prepend" } else { "append" };
         let place = if insert.after { "postInsn" } else { "preInsn" };
         let constrained = if insert.constrained { " constrained" } else { "" };
-        self.out.push_str(&format!("{order} {place} {}{constrained} (*", expression(&insert.points)));
+        self.out.push_str(&format!("{order} {place} {}{constrained} (*", expression(self.source, &insert.points)));
         let commented = self.has_comment(insert.code_span);
         let short = match insert.code.as_slice() {
             [] => Some(String::new()),
-            [one] => one_line(one).map(|text| format!(" {text}")),
+            [one] => one_line(self.source, one).map(|text| format!(" {text}")),
             _ => None,
         };
         let column = self.out.len() - self.out.rfind('\n').map_or(0, |i| i + 1);
@@ -357,15 +361,15 @@ impl<'s> Printer<'s> {
 
     fn code(&mut self, code: &Code) {
         let commented = self.has_comment(code.span);
-        if let Some(text) = one_line(code).filter(|_| !commented) {
+        if let Some(text) = one_line(self.source, code).filter(|_| !commented) {
             self.out.push_str(&text);
             return;
         }
         match &code.kind {
-            CodeKind::Expr(expr) => self.out.push_str(&format!("{};", expression(expr))),
+            CodeKind::Expr(expr) => self.out.push_str(&format!("{};", expression(self.source, expr))),
             CodeKind::Block(inner) => self.items("{", code.span, inner, |c| c.span, Self::code),
             CodeKind::If(condition, then, otherwise) => {
-                self.out.push_str(&format!("if {}", expression(condition)));
+                self.out.push_str(&format!("if {}", expression(self.source, condition)));
                 self.code_branch(then);
                 if let Some(otherwise) = otherwise {
                     self.out.push('\n');
@@ -392,11 +396,11 @@ impl<'s> Printer<'s> {
 }
 
 /// A statement that is short by nature.
-fn one_line(code: &Code) -> Option<String> {
+fn one_line(source: &Source, code: &Code) -> Option<String> {
     match &code.kind {
-        CodeKind::Expr(expr) => Some(format!("{};", expression(expr))),
+        CodeKind::Expr(expr) => Some(format!("{};", expression(source, expr))),
         CodeKind::If(condition, then, None) => match &then.kind {
-            CodeKind::Expr(expr) => Some(format!("if {} {};", expression(condition), expression(expr))),
+            CodeKind::Expr(expr) => Some(format!("if {} {};", expression(source, condition), expression(source, expr))),
             _ => None,
         },
         _ => None,

@@ -155,7 +155,11 @@ fn a_replacement_of_a_lock_takes_the_address_from_the_focus() {
         "pthread_mutex_lock Metric Append: if (($arg[0] == 32512)) { v0++; }\n"
     );
     let of = |name: &str| show(&library, "lock_operations", &format!("/SyncObject/Mutex/{name}"));
-    assert!(of("here").contains("error[MDL053]: the program has no variable `here`"), "{}", of("here"));
+    assert!(
+        of("here").contains("error[MDL053]: the metric `lock_operations`: the program has no variable `here`"),
+        "{}",
+        of("here")
+    );
     // 0x5000, as a variable
     assert!(of("server.c:level").contains("if (($arg[0] == 20480)) { v0++; }"), "{}", of("server.c:level"));
     assert!(of("level+0x28").contains("if (($arg[0] == 20520)) { v0++; }"), "{}", of("level+0x28"));
@@ -185,7 +189,7 @@ fn data_of_the_program_is_read_where_it_lies() {
     expect("m += DYNINSTCountElmsInArray($arg[0], 2);", "v0 += (read($arg[0], i32) + read(($arg[0] + 4), i32));");
     expect("m += DYNINSTCountElmsInArray($arg[0], 0);", "v0 += 0;");
     for (code, reason) in [
-        ("m = readSymbol(\"levle\");", "error[MDL053]: the program has no variable `levle`"),
+        ("m = readSymbol(\"levle\");", "error[MDL053]: the metric `m`: the program has no variable `levle`"),
         ("m = readSymbol(\"own\");", "`own`: every thread has its own"),
         ("m = DYNINSTCountElmsInArray($arg[0], 17);", "at most 16, is not woven yet"),
         ("m = DYNINSTCountElmsInArray($arg[0], $arg[1]);", "at most 16, is not woven yet"),
@@ -229,11 +233,10 @@ fn texts_and_floating_point_numbers_and_settings() {
     expect("$arg[0].a.b++;", once);
     let long = format!("if ($arg[0] == \"{}\") m++;", "x".repeat(64));
     for (code, reason) in [
-        ("m = \"a text\";", "error[MDL032]: a text is no number"),
+        ("m = \"a text\";", "error[MDL032]: the metric `m`: a text is no number"),
         ("m += \"a\" + 1;", "a text is no number"),
         (long.as_str(), "a text of more than 63 bytes"),
         ("m = $arg[8].double;", "beyond the eighth"),
-        ("m = $return.double;", "`$return` is only known at returns and behind calls"),
         ("readSymbol(\"own\") = 1;", "`own`: every thread has its own"),
         ("readSymbol(\"shared\") = 1;", "not in the writable data of the program itself"),
     ] {
@@ -449,7 +452,10 @@ fn endless_requests_end() {
     let body = "foreach a in $procedures foreach b in $procedures foreach c in $procedures foreach d in $procedures \
                 foreach e in $procedures foreach f in $procedures if (f.name == \"\") append preInsn f.entry (* m++; *)";
     let shown = show(&with(&base(body)), "m", "");
-    assert!(shown.contains("error[MDL005]: more than 5000000 rounds") && shown.lines().count() <= 6, "{shown}");
+    assert!(
+        shown.contains("error[MDL005]: the metric `m`: more than 5000000 rounds") && shown.lines().count() <= 6,
+        "{shown}"
+    );
 }
 
 #[test]

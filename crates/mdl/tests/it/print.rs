@@ -27,12 +27,20 @@ fn printing_is_a_fixpoint_for_every_shipped_and_golden_file() {
 fn layout() {
     for (text, expected) in [
         ("constraint  C  is default;", "constraint C is default;\n"),
+        (
+            "constraint  C /SyncObject is default {\"Mutex\",\"Barrier\"}",
+            "constraint C /SyncObject is default { \"Mutex\", \"Barrier\" };\n",
+        ),
         ("exclude regex noCase \"/Code/a\\.b\";", "exclude noCase regex \"/Code/a\\\\.b\";\n"),
         ("tunable_constant { \"costLimit\" 3; }", "tunable_constant \"costLimit\" 3;\n"),
         ("tunable_constant \"costLimit\" 0xffffffffffffffff;", "tunable_constant \"costLimit\" 0xffffffffffffffff;\n"),
         (
             "exclude \"/Code/a\";\nresourceList l //c\n is procedure {\n items {\"a\"}; // d\n\n flavor {unix}; }",
             "exclude \"/Code/a\";\n\nresourceList l is procedure {\n    items { \"a\" };\n    flavor { unix };\n    //c\n    // d\n}\n",
+        ),
+        (
+            "constraint c /Code/* is counter { if (0XF0 > 012) append preInsn $constraint[0x0].entry (* c += 0xffff0000 & $arg[0x1] | 65536; *) }",
+            "constraint c /Code/* is counter {\n    if (0XF0 > 012)\n        append preInsn $constraint[0x0].entry (* c += 0xffff0000 & $arg[0x1] | 65536; *)\n}\n",
         ),
         ("list l { \"a\" \"b\" }", "list l { \"a\", \"b\" }\n"),
         ("resourceList (int, \"a b\" {\"1\"}, TRUE, unix);", "resourceList (int, \"a b\" { \"1\" }, true, unix);\n"),

@@ -160,6 +160,13 @@ fn illegal_in_the_static_stage() {
     illegal(&code("m = readSymbol(1);"), "`readSymbol` takes the name of a variable");
     illegal(&code("m = $constraint[0];"), "`$constraint` means nothing here");
     illegal(&code("m = $elapsed;"), "only known at its return");
+    let early = "`$return` is only known at returns and behind calls";
+    for text in
+        [code("m = $return;"), code("m = $return.double;"), around("append preInsn $start.calls (* m += $return; *)")]
+    {
+        illegal(&text, early);
+    }
+    legal(&around("append postInsn $start.calls (* m += $return; *) append preInsn $start.return (* m += $return; *)"));
     illegal(&code("heap[0] = 1;"), "cannot be assigned to");
     illegal(&around("if ($arg[0]) append preInsn $start.entry (* m++; *)"), "is only known while the program runs");
     illegal(&around("if ($machine + 1) append preInsn $start.entry (* m++; *)"), "`+` between a string and a number");
@@ -179,6 +186,9 @@ fn illegal_in_the_static_stage() {
     illegal("constraint c /Cod is default;", "there is no hierarchy /Cod");
     illegal("constraint c /Code/*/*/* is default;", "at most two more levels");
     illegal("constraint c /SyncObject/Mutexes is default;", "/SyncObject has no `Mutexes`");
+    illegal("constraint c /SyncObject is default { \"Mutexes\" };", "/SyncObject has no `Mutexes`");
+    illegal("constraint c /Code is default { \"Mutex\" };", "only a default of /SyncObject");
+    legal("constraint C /SyncObject is default { \"Mutex\", \"CondVar\" }");
     illegal(
         "constraint c /Code/* is counter { append preInsn $constraint[7].entry (* c++; *) }",
         "the last element of this constraint's path is `$constraint[2]`",
@@ -281,6 +291,40 @@ fn precedence_is_that_of_c_and_the_difference_is_said() {
     }
 }
 
+/// What is kept from the beginning of a call has room for five arguments and clocks.
+#[test]
+fn what_the_end_of_a_call_needs_has_room() {
+    let end = |code: &str| around(&format!("append preInsn $start.return (* {code} *)"));
+    let six = "the code at the end of a call uses 6 arguments and clocks";
+    illegal(&end("m += $arg[0] + $arg[1] + $arg[2] + $arg[3] + $arg[4] + $arg[5];"), six);
+    illegal(&end("m += $arg[0] + $arg[1] + $arg[2] + $arg[3].double + $elapsed + $cpu;"), six);
+    illegal(&end("if ($arg[0] > $arg[1]) { m += $arg[2] + $arg[3]; tmp = $arg[2].double + $self; }"), six);
+    legal(&end("m += $arg[0] + $arg[1] + $arg[2] + $arg[3] + $arg[4] + $arg[4] + $arg[3].x;"));
+    legal(&end("m += $elapsed + $self + $arg[0] + $arg[1] + $arg[2] + $arg[2].float;"));
+    // elsewhere nothing has to be kept
+    legal(&code("m += $arg[0] + $arg[1] + $arg[2] + $arg[3] + $arg[4] + $arg[5];"));
+}
+
+#[test]
+fn a_histogram_holds_times_or_values() {
+    let observing = |code: &str, more: &str| {
+        metric(&format!(
+            "base is histogram {{ append preInsn $start.return (* {code} *) }} \
+             constraint c /Code/* is replace histogram {{ append preInsn $constraint[0].return (* {more} *) }}"
+        ))
+    };
+    let mixed = "observes a time alone and other values";
+    illegal(&observing("observe(m, $elapsed); observe(m, $arg[0]);", ""), mixed);
+    illegal(&observing("observe(m, $elapsed); observe(m, $cpu); observe(m, $elapsed - $cpu);", ""), mixed);
+    illegal(&observing("", "if ($return) observe(m, ($elapsed)); else observe(m, 7);"), mixed);
+    legal(&observing("observe(m, $elapsed); observe(m, $cpu);", "observe(m, $return);"));
+    // one of the two is chosen when the request arrives
+    legal(&metric(
+        "base is histogram { foreach f in $procedures if (f.name == \"a\") append preInsn f.return (* observe(m, $elapsed); *) \
+         else append preInsn f.return (* observe(m, $return); *) }",
+    ));
+}
+
 #[test]
 fn warnings() {
     for (text, fragment) in [
@@ -293,10 +337,36 @@ fn warnings() {
         ("tunable_constant \"costLimti\" 3;".to_owned(), "no tunable has the name"),
         ("append preInsn $start.entry (* *)".to_owned(), "outside of metrics and constraints"),
         (code("m;"), "this value is not used"),
-        (code("m = $return;"), "only known at returns"),
         (metric("units v; base is counter { }"), "the last one counts"),
     ] {
         let found = legal(&text);
         assert!(found.len() == 1 && found[0].message.contains(fragment), "{found:#?}");
     }
+}
+
+/// One bad definition never hides the rest: who needs what is known.
+#[test]
+fn errors_concern_those_who_need_the_definition() {
+    let mut library = Library::new(Options::default());
+    let text = "resourceList bad is procedure { items { \"a\" } }\n\
+        resourceList good is procedure { items { \"a\" }; flavor { unix }; }\n\
+        constraint through /Code/* is counter { foreach f in bad append preInsn f.entry (* through++; *) }\n\
+        metric by_list { name \"by_list\"; units u; aggregateOperator sum; style EventCounter; \
+          base is counter { foreach f in bad append preInsn f.entry (* by_list++; *) } }\n\
+        metric by_constraint { name \"by_constraint\"; units u; aggregateOperator sum; style EventCounter; \
+          constraint through; base is counter { } }\n\
+        metric wrong { name \"called_wrong\"; units u; aggregateOperator sum; style EventCounter; \
+          base is counter { append preInsn $start.entry (* wrong = nothing; *) } }\n\
+        metric right { name \"right\"; units u; aggregateOperator sum; style EventCounter; \
+          base is counter { foreach f in good append preInsn f.entry (* right++; *) } }\n";
+    assert!(library.load("t.mdl", text).iter().any(Diagnostic::is_error));
+    for (metric, concerned) in
+        [("by_list", true), ("by_constraint", true), ("called_wrong", true), ("right", false), ("nowhere", true)]
+    {
+        assert_eq!(library.concerned(metric), concerned, "{metric}");
+    }
+    // a good one takes its place
+    let mended = "metric wrong { name \"called_wrong\"; units u; aggregateOperator sum; style EventCounter; base is counter { } }";
+    assert!(library.load("u.mdl", mended).is_empty());
+    assert!(!library.concerned("called_wrong"));
 }

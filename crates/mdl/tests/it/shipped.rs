@@ -1,6 +1,6 @@
 //! The metrics that come with ingraft.
 
-use ingraft_mdl::{Library, Look, Options, evaluate, shipped};
+use ingraft_mdl::{Library, Look, Options, Program, evaluate, shipped};
 use ingraft_model::Focus;
 
 use crate::support::{Table, show};
@@ -82,5 +82,50 @@ fn times_of_functions_and_modules() {
     ] {
         assert_eq!(show(&library, metric, "/Code/server/call"), shown);
         assert_eq!(show(&library, metric, "/Code/server").lines().count(), 5 * shown.lines().count());
+    }
+}
+
+/// A focus on a kind of objects restricts to that kind, or is refused.
+#[test]
+fn a_focus_on_a_kind_of_objects_restricts_to_it() {
+    let library = shipped::library(Options::default());
+    let waits = ["pthread_mutex_lock", "pthread_cond_wait", "pthread_barrier_wait", "sem_wait", "MPI_Barrier"];
+    let program = Table::new(&[("server", &waits)]);
+    let at = |metric: &str, kind: &str| {
+        let focus = Focus::parse(&format!("/SyncObject/{kind}")).expect("a focus");
+        evaluate(&library, metric, &focus, &program).map(|done| {
+            let mut names: Vec<_> = done.insertions.iter().map(|i| program.function_name(i.function)).collect();
+            names.dedup();
+            names.join(" ")
+        })
+    };
+    for (metric, kind, functions) in [
+        ("lock_operations", "Mutex", "pthread_mutex_lock"),
+        ("lock_wait", "Mutex", "pthread_mutex_lock"),
+        ("sync_ops", "Mutex", "pthread_mutex_lock"),
+        ("sync_ops", "CondVar", "pthread_cond_wait"),
+        ("sync_ops", "Barrier", "pthread_barrier_wait MPI_Barrier"),
+        ("sync_ops", "Semaphore", "sem_wait"),
+        ("sync_ops", "Message", ""),
+        ("sync_wait", "Barrier", "pthread_barrier_wait MPI_Barrier"),
+        ("sync_wait_inclusive", "Mutex", "pthread_mutex_lock"),
+        ("msgs", "Message", ""),
+        ("msgs_by_tag", "Message", ""),
+    ] {
+        assert_eq!(at(metric, kind).expect("it can be restricted"), functions, "{metric} {kind}");
+    }
+    for (metric, kind, fragment) in [
+        ("lock_operations", "Barrier", "MDL051"),
+        ("lock_wait", "Message", "MDL051"),
+        ("sync_ops", "RwLock", "`sync_ops` has no constraint for this kind of /SyncObject"),
+        ("sync_wait", "Semaphore", "MDL051"),
+        ("msg_bytes", "Mutex", "MDL051"),
+        ("lock_operations", "Nosuch", "MDL051"),
+        ("lock_operations", "Nosuch/7", "MDL051"),
+        ("lock_operations", "Nosuch", "/SyncObject has no `Nosuch`"),
+    ] {
+        let findings = at(metric, kind).expect_err("it cannot be restricted");
+        let shown = findings.iter().map(|d| format!("{d}\n")).collect::<String>();
+        assert!(findings.len() == 1 && shown.contains(fragment), "{metric} {kind}: {shown}");
     }
 }

@@ -132,7 +132,7 @@ impl Check<'_> {
         assert!(record.kept.len() <= Record::KEPT_MAX && record.kept.is_sorted());
         match record.restore {
             Some(Restore::Timer(v, clock)) => assert_eq!(self.shape(v), Shape::Timer(clock)),
-            Some(Restore::Value(v)) => assert_eq!(self.shape(v), Shape::Counter),
+            Some(Restore::Value(v) | Restore::Flag(v)) => assert_eq!(self.shape(v), Shape::Counter),
             None => {}
         }
     }
