@@ -598,10 +598,11 @@ impl Pair {
     fn why_barren(&self, key: &PairKey) -> Option<String> {
         // a function by name is told as refused
         let by_name = key.pair.focus.part("Code").is_some_and(|code| code.names.len() == 2) && self.minis.is_empty();
-        let (_, first) = self.unwoven.first().filter(|_| self.barren && !by_name)?;
+        if !self.barren || by_name {
+            return None;
+        }
         let MetricFocus { metric, focus } = &*key.pair;
-        let (function, reason) = (&first.function.function, &first.reason);
-        Some(format!("`{metric}` at `{focus}` is not measured: `{function}` cannot be instrumented: {reason}"))
+        Some(format!("`{metric}` at `{focus}` is not measured: one of its definitions can be woven nowhere"))
     }
 
     /// The functions in which it could not be woven.
