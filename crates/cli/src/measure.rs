@@ -225,6 +225,8 @@ impl Session<'_> {
                 module: r.function.module.clone(),
                 function: r.function.function.clone(),
                 offset: hex(r.function.offset),
+                metric: r.pair.as_ref().map(|(metric, _)| metric.clone()),
+                focus: r.pair.as_ref().map(|(_, focus)| focus.clone()),
                 reason: r.reason.clone(),
                 why_not: r.why_not.clone(),
             }))?;
@@ -329,6 +331,22 @@ impl Session<'_> {
         }
     }
 
+    /// Says which pairs a command that was started never had anything for; fails if that is all of them.
+    fn tell_absent(&self) -> Result<(), Stop> {
+        let started = |request: &&Request| matches!(request.target, Target::Command(_));
+        let asked = self.plan.requests.iter().filter(started).flat_map(|request| &request.pairs);
+        let pairs = || self.sites.iter().flat_map(|site| &site.enabled.pairs);
+        let absent: Vec<_> = asked.filter(|(m, f)| pairs().all(|p| (&p.metric, &p.focus) != (m, f))).collect();
+        if absent.is_empty() {
+            return Ok(());
+        }
+        if pairs().next().is_none() {
+            return Err(words::all_absent(&absent).into());
+        }
+        absent.iter().for_each(|(metric, focus)| output::warn(&words::absent(metric, focus), self.format()));
+        Ok(())
+    }
+
     /// Takes everything out and presents the last values. `so_far` is how the measurement went; a reader that went away
     /// does not keep anything from being removed.
     async fn finish(mut self, so_far: Result<(), Stop>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
@@ -373,6 +391,9 @@ impl Session<'_> {
         }
         if let Some(late) = words::exact_later(self.sites.iter().flat_map(|site| &site.enabled.pairs)) {
             output::warn(&late, format);
+        }
+        if result.is_ok() {
+            result = self.tell_absent();
         }
         for stream in &self.streams {
             stream.abort();

@@ -184,6 +184,9 @@ pub(crate) struct Sample {
     /// Unix time from which on the value has everything, if that is later than `attached`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) exact_since_ns: Option<u64>,
+    /// Functions that the pair needs and that are not woven for it, which the value lacks; left out if there is none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) refused: u32,
     /// Samples lost before this one because they were not read in time.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) dropped: u64,
@@ -195,9 +198,8 @@ pub(crate) struct Sample {
     pub(crate) scaled: bool,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this shape")]
-fn is_zero(n: &u64) -> bool {
-    *n == 0
+fn is_zero<T: Default + PartialEq>(n: &T) -> bool {
+    *n == T::default()
 }
 
 /// What a value did over time. Of an interval, an event counter has what was added in it, a level what it was.
@@ -477,6 +479,11 @@ pub(crate) struct Refused {
     pub(crate) module: String,
     pub(crate) function: String,
     pub(crate) offset: String,
+    /// The pair that it is refused to; left out where no other pair may measure it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) metric: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) focus: Option<String>,
     /// A stable word.
     pub(crate) reason: String,
     pub(crate) why_not: String,

@@ -20,6 +20,8 @@ pub struct Arena {
     pub(crate) slow: [Option<SlowRoutine>; 16],
     /// The routines for activation records that lie here.
     pub(crate) routines: [Option<AvmaRange>; Routine::ALL.len()],
+    /// Something was refused because it did not fit.
+    pub(crate) lacked_room: bool,
 }
 
 /// A shared slow routine in an arena.
@@ -39,7 +41,13 @@ impl Arena {
             free: BTreeMap::new(),
             slow: Default::default(),
             routines: Default::default(),
+            lacked_room: false,
         }
+    }
+
+    /// Whether a point was refused because there was no room left for its code: a longer arena may have some.
+    pub fn lacked_room(&self) -> bool {
+        self.lacked_room
     }
 
     /// All of it.
@@ -58,7 +66,7 @@ impl Arena {
     }
 
     /// How long an arena should be for `points` entry points with a snippet or two each, in whole pages: more than three times what plain counts
-    /// take, because only pages that are written take memory.
+    /// take, because only pages that are written take memory. Snippets may be of any length: then [`Arena::lacked_room`] says so.
     pub fn estimate_bytes(points: usize) -> u64 {
         ((points as u64).saturating_mul(192) + 2 * 4096).next_multiple_of(4096)
     }

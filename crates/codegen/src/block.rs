@@ -214,7 +214,10 @@ impl Block {
 /// Why code could not be written where it should go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EmitError {
+    /// What it must lead to is too far away.
     OutOfReach,
+    /// The arena has no room left for it.
+    ArenaFull,
     Codegen(crate::environment::CodegenError),
 }
 

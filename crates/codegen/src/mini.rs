@@ -261,7 +261,7 @@ impl Compiled {
             }
             let bytes = routine::assemble(env, routine)?;
             let len = bytes.len() as u64;
-            let at = arena.place(len, |a| a.next_multiple_of(16)).ok_or(EmitError::OutOfReach)?;
+            let at = arena.place(len, |a| a.next_multiple_of(16)).ok_or(EmitError::ArenaFull)?;
             arena.take(at, len);
             arena.routines[routine as usize] = Some(Avma(at)..Avma(at + len));
             plan.push(ArenaCode { at: Avma(at), bytes });

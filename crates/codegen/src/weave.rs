@@ -191,6 +191,7 @@ pub fn weave_points<'a>(
 ) -> Result<Weave, CodegenError> {
     env.check()?;
     requests.iter().flat_map(|r| r.minis).try_for_each(|m| mini::check(env, m))?;
+    arena.lacked_room = false;
     let mut weaver = Weaver {
         env,
         arena,
@@ -360,7 +361,8 @@ impl<'a> Weaver<'a> {
     ) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
         match self.build(head, detours, request) {
             Ok(point) => Ok(Ok(point)),
-            Err(EmitError::OutOfReach) => {
+            Err(e @ (EmitError::OutOfReach | EmitError::ArenaFull)) => {
+                self.arena.lacked_room |= e == EmitError::ArenaFull;
                 self.release(head, detours);
                 Ok(Err(Refusal::NoRoomNearby))
             }
@@ -471,7 +473,7 @@ impl<'a> Weaver<'a> {
         // it will be about as long as the last one: a hole that is too small is not worth writing it for
         let about = self.block.bytes.len() as u64;
         let mut at =
-            self.arena.place(about, |a| a).or_else(|| self.arena.place(0, |a| a)).ok_or(EmitError::OutOfReach)?;
+            self.arena.place(about, |a| a).or_else(|| self.arena.place(0, |a| a)).ok_or(EmitError::ArenaFull)?;
         let layout = loop {
             self.block.restart(at);
             let layout = self.emit(&design)?;
@@ -488,7 +490,7 @@ impl<'a> Weaver<'a> {
                 place
             };
             let len = self.block.bytes.len() as u64;
-            let place = self.arena.place(len, adjust).ok_or(EmitError::OutOfReach)?;
+            let place = self.arena.place(len, adjust).ok_or(EmitError::ArenaFull)?;
             if place == at {
                 break layout;
             }
@@ -506,7 +508,7 @@ impl<'a> Weaver<'a> {
             return Ok(slow.clone());
         }
         let len = slow::assemble(self.env, r, 0x1000_0000)?.bytes.len() as u64;
-        let at = self.arena.place(len + 32, |a| a.next_multiple_of(16)).ok_or(EmitError::OutOfReach)?;
+        let at = self.arena.place(len + 32, |a| a.next_multiple_of(16)).ok_or(EmitError::ArenaFull)?;
         let code = slow::assemble(self.env, r, at)?;
         let len = code.bytes.len() as u64;
         let slow = SlowRoutine { range: Avma(at)..Avma(at + len), walk: Avma(at + code.walk) };

@@ -8,7 +8,7 @@ use ingraft_process::{Start, Streams, Target, spawn};
 
 use crate::api::{Enabled, LaunchRequest, MeasurementId};
 use crate::error::{Error, ErrorKind};
-use crate::request::{Missing, resolve_patterns};
+use crate::request::{Missing, refuse_absent, resolve_patterns};
 use crate::session::{Context, Session};
 
 /// Starts a program and measures it. Whatever it maps until it is loaded is woven before any of it runs; names that nothing has by
@@ -98,8 +98,12 @@ impl Launch<'_> {
         }
         if why == Start::Loaded {
             // Now everything is there that the program names: what is missing is missing.
-            let names = &self.request.enable.functions;
-            session.check_names(|modules| resolve_patterns(modules, names, Missing::Fails).map(drop))?;
+            let enable = &self.request.enable;
+            session.check_names(|modules| {
+                resolve_patterns(modules, &enable.functions, Missing::Fails)?;
+                refuse_absent(modules, enable)
+            })?;
+            session.await_modules(self.id)?;
         }
         Ok(())
     }

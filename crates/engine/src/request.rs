@@ -6,8 +6,8 @@ use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_mdl::{FunctionRef, Instrumentation, Library};
-use ingraft_model::{Focus, ResourcePath, Shape, Snippet};
+use ingraft_mdl::{Diagnostic, FunctionRef, Instrumentation, Library, Program, codes};
+use ingraft_model::{Focus, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
@@ -178,8 +178,7 @@ fn evaluate_request(
                 wanted.push(Wanted { pair, function, instrumentation });
             }
             // a library that is not loaded (any more) may come
-            Err(errors)
-                if missing == Missing::MayCome && errors.iter().all(|d| d.code == ingraft_mdl::codes::NOT_FOUND) => {}
+            Err(errors) if missing == Missing::MayCome && errors.iter().all(|d| d.code == codes::NOT_FOUND) => {}
             Err(errors) => {
                 diagnostics.extend(errors.into_iter().filter(|d| !diagnostics.contains(d)).collect::<Vec<_>>())
             }
@@ -209,8 +208,49 @@ fn share(known: &mut Vec<Arc<Snippet>>, snippet: &mut Arc<Snippet>) {
 }
 
 /// Diagnostics that mean that something named does not exist, in contrast to being written wrongly.
-const NOT_FOUND: [&str; 3] =
-    [ingraft_mdl::codes::NO_METRIC, ingraft_mdl::codes::NO_CONSTRAINT, ingraft_mdl::codes::NOT_FOUND];
+const NOT_FOUND: [&str; 3] = [codes::NO_METRIC, codes::NO_CONSTRAINT, codes::NOT_FOUND];
+
+/// Refuses pairs whose value could only be 0: metrics that have code for a focus alone, threads that are not there.
+pub fn refuse_empty(target: &Target, wanted: &[Wanted]) -> Result<(), Error> {
+    for w in wanted {
+        let without_code = |d: &&Diagnostic| w.instrumentation.insertions.is_empty() && d.code == codes::NO_CONSTRAINT;
+        if let Some(why) = w.instrumentation.warnings.iter().find(without_code) {
+            let what = format!("`{}` measures nothing without a focus", w.pair.metric);
+            return Err(Error::new(ErrorKind::Usage, "needs_focus", what, why.help.clone().unwrap_or_default()));
+        }
+    }
+    refuse_strange_threads(target, wanted.iter().filter_map(|w| w.instrumentation.thread))
+}
+
+fn refuse_strange_threads(target: &Target, named: impl Iterator<Item = Tid>) -> Result<(), Error> {
+    let mut named = named.peekable();
+    if named.peek().is_none() {
+        return Ok(());
+    }
+    let pid = target.pid();
+    let threads = target.threads().map_err(|e| Error::process(pid, e))?;
+    named.find(|tid| !threads.contains(tid)).map_or(Ok(()), |tid| {
+        let what = format!("process {pid} has no thread {tid}");
+        let hint = format!("`ls /proc/{pid}/task` lists its threads");
+        Err(Error::new(ErrorKind::NotFound, "no_such_thread", what, hint).about(pid))
+    })
+}
+
+/// Refuses functions that modules do not have which are there: no library that is loaded later brings them.
+pub fn refuse_absent(modules: &Modules, request: &EnableRequest) -> Result<(), Error> {
+    for pair in &request.pairs {
+        let Some(part) = pair.focus.part("Code") else { continue };
+        let [module, function, ..] = part.names.as_slice() else { continue };
+        if modules.modules_named(module).is_empty() || !modules.function(module, function).is_empty() {
+            continue;
+        }
+        let what = format!("the program has no function `{function}` in `{module}`, which `{part}` names");
+        let near = modules.nearest(function);
+        let hint = near.map_or_else(|| "`ingraft functions` lists them".to_owned(), |n| format!("did you mean `{n}`?"));
+        return Err(Error::new(ErrorKind::NotFound, "no_such_resource", what, hint));
+    }
+    Ok(())
+}
 
 /// Which modules the foci of a request can be about: patterns over the modules that must be analysed. Empty: all of them.
 fn modules_of(request: &EnableRequest) -> Vec<Pattern> {

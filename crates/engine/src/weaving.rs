@@ -24,6 +24,9 @@ use crate::journal::PointRecord;
 use crate::modules::{ModuleFile, Modules};
 use crate::sites::{Found, Spot, Text, entry_site, sites};
 
+/// An arena of more bytes is not asked for.
+const ARENA_MAX: u64 = 1 << 28;
+
 /// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
 const REACH: u64 = (1 << 31) - (1 << 20);
 
@@ -435,7 +438,6 @@ impl Woven {
     ) -> Result<(), Error> {
         let Some((file, module)) = modules.module(number) else { return Ok(()) };
         let code = points.iter().map(|p| if p.is_plain() { 1 } else { COMPILED }).sum();
-        let arena_index = self.arena_for(target, &file.text(), code, record, signatures)?;
         let text = self.texts.entry(number.0).or_insert_with(|| {
             let mut text = TextSpace::new();
             text.add_padding(module.bias, module.image.padding());
@@ -468,7 +470,18 @@ impl Woven {
             .zip(&beside)
             .map(|(((p, minis), name), beside)| PointRequest { site: p.site, bias: module.bias, name, minis, beside })
             .collect();
-        let weave = weave_points(env, &mut self.arenas[arena_index], text, &requests).map_err(codegen_error)?;
+        let mut bytes = Arena::estimate_bytes(code);
+        let (arena_index, weave) = loop {
+            let index = arena_for(&mut self.arenas, target, &file.text(), bytes, record, signatures)?;
+            let before = (self.arenas[index].clone(), text.clone());
+            let weave = weave_points(env, &mut self.arenas[index], text, &requests).map_err(codegen_error)?;
+            if !self.arenas[index].lacked_room() || bytes >= ARENA_MAX {
+                break (index, weave);
+            }
+            // how long the code is shows when it is there
+            (self.arenas[index], *text) = before;
+            bytes = (bytes * 4).min(ARENA_MAX);
+        };
         verify_weave(env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
         for ((p, minis), woven) in points.iter().zip(&ordered).zip(weave.woven) {
             match woven {
@@ -486,36 +499,6 @@ impl Woven {
         }
         append(&mut change.plan, weave.plan);
         Ok(())
-    }
-
-    /// An arena within reach of a module with room for so many points; a new one is mapped if there is none.
-    fn arena_for(
-        &mut self,
-        target: &Target,
-        text: &AvmaRange,
-        points: usize,
-        record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
-        signatures: &mut Vec<ArenaCode>,
-    ) -> Result<usize, Error> {
-        let bytes = Arena::estimate_bytes(points);
-        let reaches = |range: &AvmaRange| {
-            text.end.0.saturating_sub(range.start.0) < REACH && range.end.0.saturating_sub(text.start.0) < REACH
-        };
-        let room = |arena: &Arena| arena.range().end.0 - arena.touched().end.0 >= bytes;
-        if let Some(i) = self.arenas.iter().position(|a| reaches(&a.range()) && room(a)) {
-            return Ok(i);
-        }
-        let failed = |e| Error::process(target.pid(), e);
-        loop {
-            let range = target.find_arena(text, bytes + SIGNATURE_ROOM).map_err(failed)?;
-            // Recorded before it is there: should we die in between, whoever comes next knows where to look for it.
-            record(&range)?;
-            if target.map_arena_at(&range).map_err(failed)? {
-                signatures.push(ArenaCode { at: range.start, bytes: SIGNATURE.to_vec() });
-                self.arenas.push(Arena::new(range.start.offset(SIGNATURE_ROOM as i64)..range.end));
-                return Ok(self.arenas.len() - 1);
-            }
-        }
     }
 
     /// Takes snippets out of points; points without snippets go altogether. Returns the plan and the points that go.
@@ -638,6 +621,35 @@ impl Woven {
         let failed = std::mem::replace(self, before);
         let new = failed.arenas.iter().skip(self.arenas.len()).map(|a| Arena::new(a.range()));
         self.arenas.extend(new);
+    }
+}
+
+/// An arena within reach of a module with so much room; a new one is mapped if there is none.
+fn arena_for(
+    arenas: &mut Vec<Arena>,
+    target: &Target,
+    text: &AvmaRange,
+    bytes: u64,
+    record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
+    signatures: &mut Vec<ArenaCode>,
+) -> Result<usize, Error> {
+    let reaches = |range: &AvmaRange| {
+        text.end.0.saturating_sub(range.start.0) < REACH && range.end.0.saturating_sub(text.start.0) < REACH
+    };
+    let room = |arena: &Arena| arena.range().end.0 - arena.touched().end.0 >= bytes;
+    if let Some(i) = arenas.iter().position(|a| reaches(&a.range()) && room(a)) {
+        return Ok(i);
+    }
+    let failed = |e| Error::process(target.pid(), e);
+    loop {
+        let range = target.find_arena(text, bytes + SIGNATURE_ROOM).map_err(failed)?;
+        // Recorded before it is there: should we die in between, whoever comes next knows where to look for it.
+        record(&range)?;
+        if target.map_arena_at(&range).map_err(failed)? {
+            signatures.push(ArenaCode { at: range.start, bytes: SIGNATURE.to_vec() });
+            arenas.push(Arena::new(range.start.offset(SIGNATURE_ROOM as i64)..range.end));
+            return Ok(arenas.len() - 1);
+        }
     }
 }
 

@@ -363,3 +363,56 @@ fn hostile_files_on_disk() {
     target.ask("work 3");
     assert_eq!(session.interrupt().assert_code(0).calls("work"), 3, "{pid}");
 }
+
+/// A metric under a flag that can be set nowhere counts nothing, however well its own code is woven.
+#[test]
+fn a_focus_that_cannot_be_instrumented() {
+    let target = Mutatee::start("shapes", &[]);
+    let pid = target.pid_text();
+    let outcome = tool().run(["functions", "-p", &pid, "shapes:*"]).assert_code(0);
+    let Some(name) =
+        outcome.all("function").iter().find(|f| f["how"]["entry"] == "refused").and_then(|f| f["function"].as_str())
+    else {
+        skip!("every function of the target can be counted");
+    };
+    let definitions = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
+    let text = "constraint within /Code/* is inclusive;\n\
+        resourceList leaf is procedure { items { \"exact5\" }; flavor { unix }; }\n\
+        metric inside { name \"inside\"; units u; aggregateOperator sum; style EventCounter; constraint within; \
+        base is counter { foreach f in leaf append preInsn f.entry constrained (* inside++; *) } }\n";
+    std::fs::write(definitions.path(), text).expect("write a file");
+    let path = definitions.path().to_str().expect("a path");
+    let pair = format!("inside@/Code/shapes/{name}");
+    let watch = ["watch", "-p", &pid, "--for", "100ms", "-I", path, &pair];
+    refused(&target, &watch, 3, &[name]);
+    let beside = ["watch", "-p", &pid, "--for", "100ms", "-I", path, &pair, "calls@/Code/shapes/exact5"];
+    let outcome = tool().run(beside).assert_code(0).assert_removed();
+    assert!(outcome.stderr.contains("`inside` at"), "a warning names the pair: {outcome:#?}");
+    let marked = |metric: &str| {
+        let samples = outcome.all("sample");
+        samples.iter().find(|s| s["metric"] == metric).map(|s| s["refused"].clone()).expect("a sample")
+    };
+    assert_eq!((&marked("inside"), &marked("calls")), (&1.into(), &serde_json::Value::Null));
+    let told = outcome.one("refused");
+    assert_eq!((&told["metric"], &told["function"]), (&"inside".into(), &name.into()), "{told}");
+}
+
+/// What could only ever be 0 is no measurement.
+#[test]
+fn metrics_that_measure_nothing() {
+    let target = Mutatee::start("threads", &["1"]);
+    let pid = target.pid_text();
+    refused(&target, &["watch", "-p", &pid, "latency"], 2, &["focus"]);
+    let thread = format!("calls@/Process/{pid}/1");
+    refused(&target, &["watch", "-p", &pid, &thread], 3, &["no thread 1"]);
+    let own = format!("calls@/Process/{pid}/{pid},/Code/threads/work_0");
+    let _ = tool().run(["watch", "-p", &pid, "--for", "50ms", &own]).assert_code(0).assert_removed();
+}
+
+#[test]
+fn a_module_that_is_not_there_is_named_as_such() {
+    let target = Mutatee::start("loads", &["none"]);
+    let arguments = ["watch", "-p", &target.pid_text(), "calls@/Code/libplugin.so/plugin_work"];
+    let outcome = refused(&target, &arguments, 3, &["no module `libplugin.so`"]);
+    assert!(!outcome.stderr.contains("no function"), "{}", outcome.stderr);
+}

@@ -342,3 +342,34 @@ fn exclusive_is_right_in_deep_recursion() {
     assert!(deep > 0, "records were missing");
     target::assert_clean(target.pid(), &before);
 }
+
+/// What stands at one point may need more code than most points have.
+#[test]
+fn code_of_any_length_has_room() {
+    let mut target = Mutatee::start("loads", &["none"]);
+    let before = Text::of(target.pid());
+    let list = "resourceList works is procedure { items { \"local_work\" }; flavor { unix }; }\n";
+    let metric = |name: &str, code: &str| {
+        format!(
+            "metric {name} {{ name \"{name}\"; units u; aggregateOperator sum; style EventCounter; base is counter {{ \
+             foreach f in works append preInsn f.entry (* {code} *) }} }}\n"
+        )
+    };
+    let many: Vec<String> = (0..150).map(|n| format!("many{n}")).collect();
+    let short = many.iter().zip(3..).map(|(name, n)| metric(name, &format!("{name} += $arg[0] % {n};")));
+    let long = metric("long", &(0..300).map(|_| "long += $arg[0] / 3;\n").collect::<String>());
+    let definitions = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
+    std::fs::write(definitions.path(), list.to_owned() + &short.collect::<String>() + &long).expect("write a file");
+    let (pid, path) = (target.pid_text(), definitions.path().to_str().expect("a path"));
+    let fixed = ["watch", "-p", &pid, "--max-overhead", "10000", "-I", path, "long"];
+    let mut session = tool().start(fixed.into_iter().chain(many.iter().map(String::as_str)));
+    session.wait_for("attached");
+    target.ask("call 50").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(outcome.all("refused").is_empty(), "{}", outcome.stderr);
+    for (name, n) in many.iter().zip(3..) {
+        assert_eq!(last(&outcome, name, ""), (0..50).map(|arg| arg % n).sum::<i64>(), "{name}");
+    }
+    assert_eq!(last(&outcome, "long", ""), (0..50).map(|arg| arg / 3 * 300).sum::<i64>());
+    target::assert_clean(target.pid(), &before);
+}

@@ -179,3 +179,73 @@ fn a_library_that_takes_the_gs_base_at_the_start() {
     let timed = run("threads", &["4"], &["latency", "threads:work_0"], &go, &preload);
     let _ = timed.expect("gcc").0.assert_error(1, &["libowngs.so uses the gs base itself"]);
 }
+
+/// Definitions in a file of their own.
+fn definitions(text: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::Builder::new().suffix(".mdl").tempfile().expect("a file");
+    std::fs::write(file.path(), text).expect("write a file");
+    file
+}
+
+/// All points of these histograms come with the C library, when the measurement has begun.
+#[test]
+fn histograms_of_what_is_loaded_later_are_in_their_unit() {
+    let metric = |name: &str, observed: &str| {
+        format!(
+            "metric {name} {{ name \"{name}\"; units ns; aggregateOperator sum; style EventCounter; base is histogram {{ \
+             foreach f in sleeps prepend preInsn f.return (* observe({name}, {observed}); *) }} }}\n"
+        )
+    };
+    let text = "resourceList sleeps is procedure { items { \"nanosleep\" }; flavor { unix }; }\n".to_owned()
+        + &metric("alone", "$elapsed")
+        + &metric("computed", "$elapsed + 0");
+    let file = definitions(&text);
+    let path = file.path().to_str().expect("a path");
+    let measured = started("times", &[], &["watch", "-I", path, "alone", "computed"], &["nap 40 5000".to_owned()]);
+    let (outcome, truth) = measured.expect("gcc");
+    let own = truth.number("ns nap");
+    for name in ["alone", "computed"] {
+        let samples = outcome.all("sample");
+        let last = samples.iter().rfind(|s| s["metric"] == name).expect("a sample");
+        assert_eq!(last["value"], truth.tally("nap"), "{name}: {last}");
+        let sum = last["sum"].as_u64().expect("a sum");
+        assert!(sum <= own && own - sum < own / 20, "{name}: {sum} ns, but {own} ns by the program's clock");
+    }
+}
+
+/// The library that the only pair names is opened by the program itself.
+#[test]
+fn a_library_that_is_opened_later_is_measured_alone() {
+    let library = program("libplugin.so").expect("gcc");
+    let library = library.to_str().expect("a path");
+    // it has begun long before, so that the engine listens
+    let commands = ["call 400000000".to_owned(), "open".to_owned(), "call 70".to_owned()];
+    let pair = "calls@/Code/libplugin.so/plugin_work";
+    let (outcome, truth) = started("loads", &[library], &["watch", pair], &commands).expect("gcc");
+    let samples = outcome.all("sample");
+    let last = samples.last().unwrap_or_else(|| panic!("no sample: {outcome:#?}"));
+    assert_eq!(last["value"], truth.tally("plugin_work"), "{last}");
+    assert!(last["exact_since_ns"].is_null(), "{last}");
+    assert!(!outcome.stderr.contains("was not measured"), "{}", outcome.stderr);
+}
+
+/// What a module that is there does not have never comes: that is an error before it runs. What may come and does not is told at the end.
+#[test]
+fn what_never_comes_is_told() {
+    let go = ["go 10".to_owned()];
+    let watched = |pairs: &[&str]| {
+        let measure: Vec<&str> = std::iter::once("watch").chain(pairs.iter().copied()).collect();
+        run("threads", &["1"], &measure, &go, &[]).expect("gcc").0
+    };
+    for pair in ["calls@/Code/threads/nosuch", "calls@/Code/libc.so.6/nosuch"] {
+        let outcome = watched(&[pair]).assert_error(3, &["nosuch"]);
+        assert!(outcome.other.is_empty() && outcome.all("ended").is_empty(), "it never ran: {outcome:#?}");
+    }
+    for pair in ["calls@/Code/nosuch", "calls@/Code/nosuch/f", "lock_operations@/SyncObject/Mutex/nosuch"] {
+        let alone = watched(&[pair]).assert_error(3, &["nosuch"]);
+        assert_eq!(alone.one("ended")["status"], 0, "it ran: {alone:#?}");
+        let beside = watched(&[pair, "calls@/Code/threads/work_0"]).assert_code(0);
+        assert!(beside.stderr.contains("nosuch") && beside.stderr.contains("was not measured"), "{}", beside.stderr);
+        assert!(!beside.all("sample").is_empty());
+    }
+}

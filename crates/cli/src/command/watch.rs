@@ -132,6 +132,7 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
         missing: value.map(|v| v.activations).unwrap_or_default().into(),
         taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
         exact_since_ns: info.exact_since_ns.or(site.late_ns),
+        refused: info.refused,
         dropped: site.reading.dropped,
         counted_share: value.and_then(Value::counted_share),
         scaled: site.scaled && value.is_some_and(|v| v.counted.is_some()),

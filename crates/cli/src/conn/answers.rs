@@ -90,6 +90,8 @@ pub(crate) struct PairInfo {
     /// Whether the value is a time in nanoseconds, so that its rate is time per time, in the unit.
     pub(crate) time: bool,
     pub(crate) function: Option<FunctionRef>,
+    /// Functions of the focus that are not measured.
+    pub(crate) refused: u32,
     pub(crate) exact_since_ns: Option<u64>,
 }
 
@@ -97,6 +99,8 @@ pub(crate) struct PairInfo {
 #[derive(Clone, Debug)]
 pub(crate) struct RefusedFunction {
     pub(crate) function: FunctionRef,
+    /// Metric and focus, where other pairs have the function.
+    pub(crate) pair: Option<(String, String)>,
     /// A stable word.
     pub(crate) reason: String,
     pub(crate) why_not: String,
@@ -251,11 +255,9 @@ impl Collector {
         if self.pairs.len() != usize::try_from(e.pair_count).ok()? {
             return None;
         }
-        // A function may be refused as a match and again in the focus of a pair.
-        let mut seen = HashSet::new();
-        let mut refused: Vec<_> = self.refused.into_iter().map(refused_function).collect();
-        refused.retain(|r| seen.insert((r.function.module.clone(), r.function.offset)));
         let metrics: HashMap<&str, &v1::Metric> = e.metrics.iter().map(|m| (m.name.as_str(), m)).collect();
+        let pairs: Vec<PairInfo> = self.pairs.into_iter().map(|p| pair_info(p, &metrics)).collect();
+        let refused = refused_functions(self.refused, &pairs);
         Some(Enabled {
             measurement: e.measurement,
             pid: e.pid,
@@ -265,7 +267,7 @@ impl Collector {
             functions: e.functions,
             points: e.points,
             stopped_ns: e.stopped_ns,
-            pairs: self.pairs.into_iter().map(|p| pair_info(p, &metrics)).collect(),
+            pairs,
             refused,
             warnings: e.warnings.clone(),
             caught_up: e.caught_up,
@@ -286,6 +288,7 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
         metric,
         focus,
         function: pair.function.map(function_ref),
+        refused: pair.refused_count,
         exact_since_ns: pair.exact_since_ns,
     }
 }
@@ -299,10 +302,46 @@ fn function_ref(f: v1::FunctionRef) -> FunctionRef {
     FunctionRef { module: f.module, function: f.function, offset: f.offset }
 }
 
-fn refused_function(r: v1::RefusedFunction) -> RefusedFunction {
+/// Each function that is refused once; one that is refused to some pairs only, while others may measure it, once for each of these. A pair is
+/// named unless it is about the function alone.
+fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> Vec<RefusedFunction> {
+    let place = |f: &v1::RefusedFunction| f.function.as_ref().map(|f| (f.module.clone(), f.offset));
+    let mut of: HashMap<_, HashSet<usize>> = HashMap::new();
+    for r in &refused {
+        of.entry(place(r)).or_default().extend(r.pair.map(|pair| pair as usize));
+    }
+    // a pair of another function has nothing to do with this one
+    let is_elsewhere = |pair: &PairInfo, at: &Option<(String, u64)>| {
+        pair.function.as_ref().is_some_and(|f| at.as_ref() != Some(&(f.module.clone(), f.offset)))
+    };
+    let mut seen = HashSet::new();
+    let mut out = Vec::new();
+    for r in refused {
+        let at = place(&r);
+        let its = of.get(&at);
+        let others =
+            |(n, pair): (usize, &PairInfo)| !is_elsewhere(pair, &at) && its.is_some_and(|its| !its.contains(&n));
+        let partly = its.is_some_and(|its| !its.is_empty()) && pairs.iter().enumerate().any(others);
+        let alone = its.is_some_and(|its| its.len() == 1);
+        let is_its_own = |pair: &PairInfo| pair.function.is_some() && !is_elsewhere(pair, &at);
+        let pair = r.pair.and_then(|n| pairs.get(n as usize)).filter(|pair| partly || alone && !is_its_own(pair));
+        if partly && pair.is_none() {
+            // as a match: the pair says it as well
+            continue;
+        }
+        let pair = pair.map(|pair| (pair.metric.clone(), pair.focus.clone()));
+        if seen.insert((at, pair.clone())) {
+            out.push(refused_function(r, pair));
+        }
+    }
+    out
+}
+
+fn refused_function(r: v1::RefusedFunction, pair: Option<(String, String)>) -> RefusedFunction {
     let reason = r.reason.unwrap_or_default();
     RefusedFunction {
         function: function_ref(r.function.unwrap_or_default()),
+        pair,
         reason: reason.reason,
         why_not: reason.text,
     }

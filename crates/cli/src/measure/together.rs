@@ -194,6 +194,7 @@ mod tests {
             level: false,
             time: false,
             function: None,
+            refused: 0,
             exact_since_ns: None,
         }
     }

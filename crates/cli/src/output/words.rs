@@ -8,7 +8,7 @@ use super::number::{grouped_u64, millis, percent, plural};
 use super::{BAD, DIM, GOOD, HEADING};
 use crate::args::Format;
 use crate::conn::{Enabled, PairInfo, RefusedFunction};
-use crate::exit::Failure;
+use crate::exit::{Failure, Kind};
 use crate::objects::{Cost, Ended, Host, Object, Removed, TakenOut};
 
 /// Functions that a warning for people names before it counts the rest; scripts get all names.
@@ -45,7 +45,10 @@ fn at(pid: i32, host: &Host) -> String {
 /// Functions that are not measured, for a warning.
 pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
     let named = if format == Format::Json { refused.len() } else { NAMED };
-    let names = refused.iter().take(named).map(|r| format!("{} ({})", r.function.function, r.why_not));
+    let names = refused.iter().take(named).map(|r| match &r.pair {
+        Some((metric, _)) => format!("{} by {metric} ({})", r.function.function, r.why_not),
+        None => format!("{} ({})", r.function.function, r.why_not),
+    });
     let mut text = format!("not measured: {}", names.collect::<Vec<_>>().join(", "));
     if refused.len() > named {
         let rest = (refused.len() - named) as u64;
@@ -58,6 +61,22 @@ pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
 pub(crate) fn missed_kin(count: u64, why: &Failure) -> String {
     let what = plural(count, "process that was followed is", "processes that were followed are");
     format!("{what} not measured: {why}")
+}
+
+/// What a program that was started never had anything for.
+pub(crate) fn absent(metric: &str, focus: &str) -> String {
+    format!(
+        "{} was not measured: neither the program nor a library that it loaded has what it names",
+        pair(metric, focus)
+    )
+}
+
+/// The same of everything that was asked for.
+pub(crate) fn all_absent(absent: &[&(String, String)]) -> Failure {
+    let names: Vec<String> = absent.iter().map(|(metric, focus)| pair(metric, focus)).collect();
+    let what =
+        format!("nothing was measured: nothing that the program loaded has what is named by {}", names.join(", "));
+    Failure::new(Kind::NotFound, what, "`ingraft functions` lists what a program has")
 }
 
 /// A metric at a focus, if it has one.

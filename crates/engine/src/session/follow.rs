@@ -57,6 +57,24 @@ impl Session {
         self.grow_locked(&mut control, id, exact, begin)
     }
 
+    /// Prepares for libraries that are loaded later when nothing that was asked for is there yet, so that nothing is woven that tells of them.
+    pub fn await_modules(&self, id: MeasurementId) -> Result<(), Error> {
+        let mut guard = self.control();
+        let control = &mut *guard;
+        let Some(measurement) = control.measurements.get(&id).filter(|_| control.attached.is_none()) else {
+            return Ok(());
+        };
+        // what needs no code waits for nothing
+        let all_there = measurement.request.functions.is_empty()
+            && measurement.views.iter().filter(|v| v.own.is_some()).count() == measurement.request.pairs.len();
+        if all_there {
+            return Ok(());
+        }
+        control.attached = Some(self.attach(control)?);
+        self.hook_loader(control);
+        Ok(())
+    }
+
     /// A module that was mapped since the first insertion and that uses the gs base itself, by which the threads' shards are found.
     pub fn must_yield_gs(&self) -> Option<String> {
         self.user_of_gs(&self.control())
@@ -168,7 +186,7 @@ impl Session {
         let stay = self.taken_out(control, id);
         wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
         control.unrun = exact();
-        let inserted = self.insert_wanted(control, wanted);
+        let inserted = self.insert_wanted(control, wanted, false);
         control.unrun = false;
         let (found, stopped) = inserted?;
         let exact = exact();
@@ -190,6 +208,13 @@ impl Session {
         let late = |info| PairInfo { exact_since_ns: (!exact).then_some(now), ..info };
         pairs.extend(pair_infos(control, &new).into_iter().map(late));
         let mut views = old.to_vec();
+        // what follows calls may have come only now
+        for view in &mut views {
+            let pair = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view));
+            if let Some((_, activations, _)) = pair.and_then(Pair::value) {
+                view.activations = activations;
+            }
+        }
         views.extend(self.views(control, &new));
         control.add_users(&new);
         self.settle_accounts(control);

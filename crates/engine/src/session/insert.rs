@@ -49,7 +49,13 @@ impl Stop {
 impl Session {
     /// Weaves what new pairs need, attaching to the target if nothing was woven there yet. On an error the target and the session
     /// are as before.
-    pub(super) fn insert(&self, control: &mut Control, fresh: Vec<(PairKey, Instrumentation)>) -> Result<Stop, Error> {
+    /// `whole`: nothing else is asked for, so that it fails if nothing of it can be woven.
+    pub(super) fn insert(
+        &self,
+        control: &mut Control,
+        fresh: Vec<(PairKey, Instrumentation)>,
+        whole: bool,
+    ) -> Result<Stop, Error> {
         if fresh.is_empty() {
             return Ok(Stop::default());
         }
@@ -77,7 +83,7 @@ impl Session {
             bound.push((key, instrumentation, counters));
         }
         self.shared_mut().used_counters = control.counters.used();
-        let result = self.weave_and_apply(control, &bound);
+        let result = self.weave_and_apply(control, &bound, whole);
         let (refused, minis, stopped) = match result {
             Ok(done) => done,
             Err(e) => {
@@ -97,6 +103,7 @@ impl Session {
         drop(shared);
         for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
             let unwoven = refused_of(control, &instrumentation, &refused, number);
+            let barren = is_barren(&instrumentation, number, &refused);
             let (metric, thread, object) = (instrumentation.metric, instrumentation.thread, instrumentation.object);
             let index_names = instrumentation.index_names;
             let variables = instrumentation.variables.into();
@@ -109,6 +116,7 @@ impl Session {
                 minis,
                 landings,
                 unwoven,
+                barren,
                 thread,
                 object,
                 index_names,
@@ -140,22 +148,24 @@ impl Session {
         if more.is_empty() {
             return Ok(Stop::default());
         }
-        let (refused, minis, stopped) = self.weave_and_apply(control, &more)?;
+        let (refused, minis, stopped) = self.weave_and_apply(control, &more, false)?;
         for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
             let mut unwoven = refused_of(control, &instrumentation, &refused, number);
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
             pair.minis.extend(minis.points);
             pair.landings.extend(minis.landings);
             pair.unwoven.append(&mut unwoven);
+            pair.barren &= is_barren(&instrumentation, number, &refused);
         }
         Ok(stopped)
     }
 
     /// The part of an insertion that can fail: code, journal, stop.
-    pub(super) fn weave_and_apply(
+    fn weave_and_apply(
         &self,
         control: &mut Control,
         bound: &[(PairKey, Instrumentation, Vec<u32>)],
+        whole: bool,
     ) -> Result<(Refused, Vec<Minis>, Stop), Error> {
         let settle = Snippet { stmts: vec![Stmt::Settle] };
         let mut points: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
@@ -198,9 +208,11 @@ impl Session {
             .filter(|w| !w.minis.is_empty())
             .collect();
         let first = control.attached.is_none();
-        if first {
+        if first || whole {
             // Nothing is touched for a request of which nothing can be woven.
-            self.refuse_hopeless(&control.modules, &wanted, &refused)?;
+            self.refuse_hopeless(control, &wanted, bound)?;
+        }
+        if first {
             control.attached = Some(self.attach(control)?);
         }
         let brought = self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
@@ -214,6 +226,10 @@ impl Session {
         let calling = bound.iter().any(|(_, i, _)| calls::has_calls(i));
         let ready = ready.and_then(|()| if calling { self.may_call(control) } else { Ok(()) });
         let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
+        let outcome = outcome.and_then(|(woven, stopped)| {
+            let reasons = if first { self.all_refused(&control.modules, bound, &woven) } else { None };
+            reasons.map_or(Ok((woven, stopped)), Err)
+        });
         let (woven_refused, mut stopped) = match outcome {
             Ok(done) => done,
             Err(e) => {
@@ -324,30 +340,50 @@ impl Session {
         Err(Error::new(ErrorKind::Failed, "no_calls", what, hint).about(self.pid()))
     }
 
-    pub(super) fn refuse_hopeless(
+    fn refuse_hopeless(
         &self,
-        modules: &Modules,
+        control: &Control,
         wanted: &[WantedPoints<'_>],
-        refused: &Refused,
+        bound: &[(PairKey, Instrumentation, Vec<u32>)],
     ) -> Result<(), Error> {
-        if wanted.is_empty() && refused.is_empty() {
-            return Ok(());
-        }
-        let mut reasons: Refused = refused.clone();
-        let text = Text::untouched(&self.target);
+        let mut reasons = Refused::default();
+        // the definitions of each pair that may still have no place
+        let groups = |i: &Instrumentation| i.insertions.iter().map(|i| i.group).collect::<FxHashSet<_>>();
+        let mut placeless: Vec<_> = bound.iter().map(|(_, instrumentation, _)| groups(instrumentation)).collect();
+        let woven = control.attached.iter().flat_map(|a| a.woven.points()).map(|(_, point)| &point.removal);
+        let (text, modules) = (Text::new(&self.target, woven), &control.modules);
         // all that is wanted of a function stands together
         for of_function in wanted.chunk_by(|a, b| a.function == b.function) {
             let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
             for w in of_function {
                 reasons.extend(w.refused(&sites(&text, modules, w.function, w.spot)));
             }
-            if pairs().any(|p| !reasons.contains_key(&p)) {
-                return Ok(());
+            let places: FxHashSet<_> = pairs().filter(|p| !reasons.contains_key(p)).collect();
+            for (function, pair) in places {
+                let (Some((_, i, _)), Some(left)) = (bound.get(pair), placeless.get_mut(pair)) else { continue };
+                i.insertions.iter().filter(|i| i.function == function).for_each(|i| _ = left.remove(&i.group));
+                if left.is_empty() {
+                    return Ok(());
+                }
             }
         }
-        let Some(((function, _), refusal)) = reasons.iter().min_by_key(|(p, _)| **p) else { return Ok(()) };
+        self.all_refused(modules, bound, &reasons).map_or(Ok(()), Err)
+    }
+
+    /// The error of a request of which no pair has code for all of its definitions; none if one has.
+    fn all_refused(
+        &self,
+        modules: &Modules,
+        bound: &[(PairKey, Instrumentation, Vec<u32>)],
+        reasons: &Refused,
+    ) -> Option<Error> {
+        let mut with_code = bound.iter().enumerate().filter(|(_, (_, i, _))| !i.insertions.is_empty());
+        if with_code.any(|(pair, (_, instrumentation, _))| !is_barren(instrumentation, pair, reasons)) {
+            return None;
+        }
+        let ((function, _), refusal) = reasons.iter().min_by_key(|(p, _)| **p)?;
         if !self.target.is_alive() {
-            return Err(self.failed(ingraft_process::Error::Gone(self.pid())));
+            return Some(self.failed(ingraft_process::Error::Gone(self.pid())));
         }
         let name = function_ref(modules, *function).map_or_else(String::new, |f| f.function);
         let functions: FxHashSet<MdlFunction> = reasons.keys().map(|(f, _)| *f).collect();
@@ -356,7 +392,7 @@ impl Session {
             n => format!("none of {n} functions can be instrumented; `{name}`: {refusal}"),
         };
         let hint = "`ingraft functions` lists the functions with what can be done";
-        Err(Error::new(ErrorKind::NotFound, "all_refused", what, hint).about(self.pid()))
+        Some(Error::new(ErrorKind::NotFound, "all_refused", what, hint).about(self.pid()))
     }
 
     /// Prepares a target for its first code: learns how to tell its threads apart, makes the data area, begins the journal.
@@ -611,6 +647,16 @@ pub(super) fn grow_counters(
 fn default_counters() -> u32 {
     let request = DataAreaRequest::default();
     DataArea { base: Avma(0), stride: request.stride, shards: request.shards, journal_bytes: 0 }.counters()
+}
+
+/// Whether one of its definitions, the metric's or a constraint's, is woven nowhere, so that its value tells nothing.
+fn is_barren(instrumentation: &Instrumentation, pair: usize, refused: &Refused) -> bool {
+    let mut groups: FxHashMap<u32, bool> = FxHashMap::default();
+    for insertion in &instrumentation.insertions {
+        let has_place = groups.entry(insertion.group).or_default();
+        *has_place |= !refused.contains_key(&(insertion.function, pair));
+    }
+    groups.values().any(|has_place| !has_place)
 }
 
 /// Whether it follows calls from their beginning to their end: then what has ended otherwise is looked for wherever one begins.

@@ -104,6 +104,8 @@ struct Pair {
     landings: Vec<(MdlFunction, u64)>,
     /// Functions that could not be woven, and why.
     unwoven: Vec<(MdlFunction, RefusedFunction)>,
+    /// One of its definitions is woven nowhere: its value tells nothing.
+    barren: bool,
     /// The only thread that counts.
     thread: Option<Tid>,
     /// The address of the object that the focus names.
@@ -361,6 +363,7 @@ impl Session {
             from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
         );
         let wanted = wanted?;
+        request::refuse_empty(&self.target, &wanted)?;
         warnings.extend(before.iter().filter_map(|v| v.own.as_ref()?.events()?.warning()));
         for w in &wanted {
             warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
@@ -373,7 +376,8 @@ impl Session {
         }
         let reads = |clock| wanted.iter().any(|w| insert::reads(&w.instrumentation, clock));
         let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
-        let (keys, stopped) = self.insert_wanted(control, wanted)?;
+        let (keys, stopped) = self.insert_wanted(control, wanted, own.is_empty())?;
+        warnings.extend(keys.iter().filter_map(|(key, _)| control.pairs.get(key)?.why_barren(key)));
         if reads_wall {
             warnings.extend(control.attached.as_ref().and_then(|a| self.other_clock(a.env.wall)));
         }
@@ -448,12 +452,13 @@ impl Session {
         }
     }
 
-    /// Weaves what is wanted and not there yet. Returns the keys of all that is wanted.
+    /// Weaves what is wanted and not there yet. Returns the keys of all that is wanted. `whole`: it fails if nothing of it can be woven.
     #[expect(clippy::type_complexity, reason = "a list and its stop")]
     fn insert_wanted(
         &self,
         control: &mut Control,
         wanted: Vec<Wanted>,
+        whole: bool,
     ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, Stop), Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut fresh = Vec::new();
@@ -485,7 +490,8 @@ impl Session {
                 more.push((key.clone(), instrumentation, pair.counters.clone()));
             }
         }
-        let stopped = self.insert(control, fresh)?;
+        let whole = whole && fresh.len() == seen.len();
+        let stopped = self.insert(control, fresh, whole)?;
         for (key, meters) in meters {
             if let Some(pair) = control.pairs.get_mut(&key) {
                 pair.meters = meters;
@@ -588,6 +594,17 @@ impl Pair {
     fn points(&self) -> u32 {
         let functions: FxHashSet<_> = self.minis.iter().map(|(f, _)| *f).collect();
         functions.len() as u32
+    }
+
+    /// What is said of a pair that cannot be measured although others are.
+    fn why_barren(&self, key: &PairKey) -> Option<String> {
+        // a function by name is told as refused
+        let by_name = key.pair.focus.part("Code").is_some_and(|code| code.names.len() == 2) && self.minis.is_empty();
+        if !self.barren || by_name {
+            return None;
+        }
+        let MetricFocus { metric, focus } = &*key.pair;
+        Some(format!("`{metric}` at `{focus}` is not measured: one of its definitions can be woven nowhere"))
     }
 
     /// The functions in which it could not be woven.

@@ -120,8 +120,7 @@ impl<'a> Evaluation<'a> {
                 ("observe", [histogram, value]) => {
                     let histogram = self.accumulator(histogram, Shape::Histogram, "a histogram");
                     let value = self.observed(value);
-                    if let (Some(histogram), Some((value, unit))) = (histogram, value) {
-                        self.variables[histogram.0 as usize].unit = unit;
+                    if let (Some(histogram), Some(value)) = (histogram, value) {
                         out.push(Stmt::Observe(histogram, value));
                     }
                 }
@@ -212,9 +211,10 @@ impl<'a> Evaluation<'a> {
     }
 
     /// A value for the histogram: the time of the call alone as it is measured, anything else in its own unit.
-    fn observed(&mut self, expr: &'a Expr) -> Option<(Out, ValueUnit)> {
+    fn observed(&mut self, expr: &'a Expr) -> Option<Out> {
+        let unit = if self.observes_times { TimeUnit::Ticks } else { TimeUnit::Nanoseconds };
         let (value, unit) = match &expr.bare().kind {
-            ExprKind::Elapsed(clock) => (self.elapsed(expr, *clock, TimeUnit::Ticks), ValueUnit::Ticks),
+            ExprKind::Elapsed(clock) => (self.elapsed(expr, *clock, unit), ValueUnit::Ticks),
             _ => (self.value(expr), ValueUnit::Plain),
         };
         if *self.observed.get_or_insert(unit) != unit {
@@ -223,7 +223,7 @@ impl<'a> Evaluation<'a> {
             self.error(codes::TYPE, expr.span, message, help);
             return None;
         }
-        value.map(|value| (value, unit))
+        value
     }
 
     pub(super) fn target(&mut self, expr: &'a Expr) -> Option<VariableId> {

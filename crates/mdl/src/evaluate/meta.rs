@@ -11,6 +11,7 @@ use super::frame::KnownRecord;
 use super::insert::{Draft, Place};
 use super::select::{HIERARCHIES, Selection, parse_number};
 use super::vector::{IndexNames, Indexed};
+use super::walk::observes_times_alone;
 use super::{Insertion, ValueUnit, Variable, VariableKind};
 use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp};
 use crate::diagnostic::{Diagnostic, Severity, codes};
@@ -113,6 +114,8 @@ pub(super) struct Evaluation<'a> {
     pub(super) decisions: HashMap<(usize, Span), VariableId>,
     /// In what the histogram's values are observed.
     pub(super) observed: Option<ValueUnit>,
+    /// All that the text observes are times alone.
+    pub(super) observes_times: bool,
     // what follows is about the definition whose code is being evaluated
     /// Its name and number.
     pub(super) definition: &'a str,
@@ -164,6 +167,7 @@ impl<'a> Evaluation<'a> {
             snippets: HashSet::new(),
             decisions: HashMap::new(),
             observed: None,
+            observes_times: false,
             definition: &metric.node.ident.name,
             group: 0,
             exclusive: false,
@@ -235,6 +239,13 @@ impl<'a> Evaluation<'a> {
         self.of_kind = matches!(body.chain.as_slice(), [Value::Text(_), Value::Text(root)] if *root == "SyncObject");
         let empty = body.statements.is_empty();
         self.measured = self.all_listed(&body, &flags);
+        // By the text, not by what of it has points now: others may come with a library, when values are read already.
+        let written =
+            flags.iter().filter_map(|f| if let FlagCode::Written(b) = &f.code { Some(b.statements) } else { None });
+        self.observes_times = observes_times_alone(std::iter::once(body.statements).chain(written));
+        if shape == Shape::Histogram && self.observes_times {
+            self.variables[0].unit = ValueUnit::Ticks;
+        }
         self.body(body);
         self.place_drafts();
         if let Some(part) =
@@ -290,6 +301,7 @@ impl<'a> Evaluation<'a> {
     fn counts_nothing(&mut self, empty: bool) {
         let info = &self.metric.info;
         let source = &self.library.sources[self.metric.source];
+        let code = if empty && !info.constraints.is_empty() { codes::NO_CONSTRAINT } else { codes::NOT_FOUND };
         let (message, help) = if empty {
             let help = format!("choose one of: {}", info.constraints.join(", "));
             (format!("the metric `{}` has no code for this focus and stays at 0", info.name), help)
@@ -298,7 +310,7 @@ impl<'a> Evaluation<'a> {
             (message, "it is looked for again when a library is loaded".to_owned())
         };
         let span = self.metric.node.ident.span;
-        self.diagnostics.push(Diagnostic::at(codes::NOT_FOUND, Severity::Warning, source, span, message).help(help));
+        self.diagnostics.push(Diagnostic::at(code, Severity::Warning, source, span, message).help(help));
     }
 
     /// What the values of an accumulator are made of.

@@ -224,6 +224,10 @@ impl<'a> Evaluation<'a> {
     }
 
     fn focus_functions(&mut self, part: &ResourcePath, module: &str, function: &str) -> Value<'a> {
+        if self.program.modules_named(module).is_empty() {
+            // said of the module
+            return Value::Refused;
+        }
         let functions = self.program.function(module, function);
         if functions.is_empty() {
             let message = format!("the program has no function `{function}` in `{module}`, which `{part}` names");

@@ -2,6 +2,8 @@
 
 use ingraft_model::{Expr, Stmt};
 
+use crate::ast::{Code, CodeKind, ExprKind, Meta, MetaKind};
+
 /// Every statement, outer ones before inner ones.
 pub(super) fn each_stmt(stmts: &[Stmt], visit: &mut dyn FnMut(&Stmt)) {
     for stmt in stmts {
@@ -45,4 +47,48 @@ fn parts(expr: &mut Expr, visit: &mut dyn FnMut(&mut Expr)) {
         _ => {}
     }
     visit(expr);
+}
+
+/// Whether all that code of a definition observes are times of calls alone, wherever it stands, and there is such code.
+pub(super) fn observes_times_alone<'a>(bodies: impl Iterator<Item = &'a [Meta]>) -> bool {
+    let (mut times, mut others) = (0, 0);
+    for body in bodies {
+        each_code(body, &mut |code| {
+            if let CodeKind::Expr(expr) = &code.kind
+                && let ExprKind::Call(callee, args) = &expr.bare().kind
+                && let ("observe", false, [_, value]) = (callee.name.as_str(), callee.quoted, args.as_slice())
+            {
+                let counted = if let ExprKind::Elapsed(_) = value.bare().kind { &mut times } else { &mut others };
+                *counted += 1;
+            }
+        });
+    }
+    times > 0 && others == 0
+}
+
+/// Every statement that the program is to execute, whether it will have a point or not.
+fn each_code<'a>(body: &'a [Meta], visit: &mut dyn FnMut(&'a Code)) {
+    for meta in body {
+        match &meta.kind {
+            MetaKind::Block(inner) => each_code(inner, visit),
+            MetaKind::Foreach(_, _, inner) => each_code(std::slice::from_ref(inner), visit),
+            MetaKind::If(_, then, otherwise) => {
+                each_code(std::slice::from_ref(then), visit);
+                each_code(otherwise.as_deref().map_or(&[], std::slice::from_ref), visit);
+            }
+            MetaKind::Insert(insert) => insert.code.iter().for_each(|code| each_part(code, visit)),
+        }
+    }
+}
+
+fn each_part<'a>(code: &'a Code, visit: &mut dyn FnMut(&'a Code)) {
+    visit(code);
+    match &code.kind {
+        CodeKind::Block(inner) => inner.iter().for_each(|code| each_part(code, visit)),
+        CodeKind::If(_, then, otherwise) => {
+            each_part(then, visit);
+            otherwise.iter().for_each(|code| each_part(code, visit));
+        }
+        CodeKind::Expr(_) => {}
+    }
 }

@@ -202,6 +202,20 @@ fn histograms_hold_ticks_or_values() {
                   if (1) append preInsn $start.return (* observe(m, $return); *) }";
     let mixed = show(&library(&[&metric(chosen)]), "m", "");
     assert!(mixed.contains("error[MDL032]: `m` observes a time alone and other values"), "{mixed}");
+    // code that comes later is of the same unit
+    let nowhere =
+        |code: &str| format!("base is histogram {{ foreach f in none prepend preInsn f.return (* {code} *) }}");
+    let list = "resourceList none is procedure { items { \"nowhere\" }; flavor { unix }; }";
+    for (code, unit) in [("observe(m, $cpu);", "Ticks"), ("observe(m, $elapsed + 0);", "Plain")] {
+        let later = done(&format!("{list} {}", metric(&nowhere(code))), "m", "");
+        assert_eq!(variables(&later), format!("v0 m Counter Histogram {unit} sampled\n"), "{code}");
+    }
+    // what is observed elsewhere is in nanoseconds, and then so is a time alone
+    let both = "base is histogram { prepend preInsn $start.return (* observe(m, $elapsed); *) \
+                foreach f in none prepend preInsn f.return (* if ($return) { observe(m, $return); } *) }";
+    let both = done(&format!("{list} {}", metric(both)), "m", "");
+    assert_eq!(both.insertions[1].snippet.to_string(), "close r1 time { observe v0, $elapsed; }");
+    assert!(variables(&both).starts_with("v0 m Counter Histogram Plain sampled\n"));
     let sizes = metric("base is histogram { append preInsn $start.entry (* observe(m, $arg[0]); *) }");
     assert_eq!(show(&library(&[&sizes]), "m", ""), "main Metric Append: observe v0, $arg[0];\n");
 }
