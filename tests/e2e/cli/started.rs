@@ -59,6 +59,27 @@ fn times_are_those_of_the_programs_own_clock() {
     }
 }
 
+/// What a pair of metric and function had at each reading.
+fn values(outcome: &Outcome, function: &str) -> Vec<u64> {
+    let ours = |s: &&serde_json::Value| s["focus"].as_str().is_some_and(|f| f.ends_with(&format!("/{function}")));
+    let samples = outcome.all("sample").into_iter().filter(ours);
+    samples.map(|s| s["value"].as_u64().unwrap_or_else(|| panic!("{s}"))).collect()
+}
+
+/// The libraries that have the landings are mapped only after the measurement has begun.
+#[test]
+fn exceptions_and_jumps_are_noticed_where_they_land() {
+    let n = scaled(50, 500);
+    for (name, command) in [("jumps", "land"), ("throws", "cut")] {
+        let pair = format!("wall_time@/Code/{name}/dive");
+        let (outcome, truth) = started(name, &[], &["watch", &pair], &[format!("{command} {n}")]).expect("gcc");
+        truth.assert_right();
+        let (measured, own) = (*values(&outcome, "dive").last().expect("a sample"), truth.number("ns dive"));
+        // what comes behind the landing takes half as long at least
+        assert!(measured.abs_diff(own) <= own / 4, "{name}: {measured} ns, but {own} by the program's clock");
+    }
+}
+
 /// Counts by thread are exact in a program of this kind; a machine may lack what makes it.
 fn exact_by_thread(name: &str) {
     let n = scaled(20_000, 400_000);

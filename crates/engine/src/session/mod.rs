@@ -100,6 +100,10 @@ struct Pair {
     minis: Vec<(MdlFunction, u64)>,
     /// The same where exceptions and longjmp land; other pairs may have them as well.
     landings: Vec<(MdlFunction, u64)>,
+    /// Where they land, too, but nothing could be woven.
+    unlanded: Vec<MdlFunction>,
+    /// The end of its calls puts something back.
+    restores: bool,
     /// Functions that could not be woven, and why.
     unwoven: Vec<(MdlFunction, RefusedFunction)>,
     /// The only thread that counts.
@@ -476,10 +480,13 @@ impl Session {
             let known: FxHashSet<MdlFunction> =
                 pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
             instrumentation.insertions.retain(|i| !known.contains(&i.function));
-            if !instrumentation.insertions.is_empty() {
-                pair.meters.apply(&mut instrumentation, &mut made);
-                insert::grow_counters(pair, &mut control.counters, &instrumentation.variables, limit)
-                    .map_err(|e| e.about(self.target.pid()))?;
+            // also one that has all its functions may need what was loaded since: exceptions and longjmp land there
+            if !instrumentation.insertions.is_empty() || pair.restores {
+                if !instrumentation.insertions.is_empty() {
+                    pair.meters.apply(&mut instrumentation, &mut made);
+                    insert::grow_counters(pair, &mut control.counters, &instrumentation.variables, limit)
+                        .map_err(|e| e.about(self.target.pid()))?;
+                }
                 more.push((key.clone(), instrumentation, pair.counters.clone()));
             }
         }
