@@ -2,6 +2,7 @@
 //! threads like any other, against their own clocks and tallies.
 
 use std::io::{Seek, Write};
+use std::time::{Duration, Instant};
 
 use ingraft_testing::{Outcome, Reply, Session, program, scaled, skip};
 
@@ -78,6 +79,42 @@ fn exceptions_and_jumps_are_noticed_where_they_land() {
         // what comes behind the landing takes half as long at least
         assert!(measured.abs_diff(own) <= own / 4, "{name}: {measured} ns, but {own} by the program's clock");
     }
+}
+
+/// Times of calls in which threads end: those of the others stay, and none runs on or goes back.
+#[test]
+fn threads_that_end_in_a_timed_function() {
+    let n = 20;
+    for how in 0..3 {
+        let measure = ["watch", "wall_time@/Code/times/part", "--interval", "100ms"];
+        let (outcome, truth) = started("times", &[], &measure, &[format!("part {n} 5000 {how}")]).expect("gcc");
+        let seen = values(&outcome, "part");
+        assert!(seen.is_sorted(), "{how}: {seen:?}");
+        let last = *seen.last().expect("a sample");
+        let (all, returned) = (truth.number("ns part"), truth.number("ns parted"));
+        // the bare system call is noticed a little later
+        let late = if how == 1 { n * 30_000_000 } else { all / 5 };
+        assert!(
+            (returned..=all + late).contains(&last),
+            "{how}: {last} ns, but {returned} of {all} ns by its own clock"
+        );
+        if how != 1 {
+            assert!(last * 10 >= all * 9, "{how}: {last} of {all} ns");
+        }
+        let left = outcome.all("sample").last().map(|s| s["left"].clone());
+        assert_eq!(left, Some(n.into()), "{how}: {outcome:#?}");
+    }
+}
+
+/// The end is told at once, and no timer runs on after it.
+#[test]
+fn the_end_is_noticed_when_it_comes() {
+    let begin = Instant::now();
+    let measure = ["watch", "wall_time@/Code/times/last", "--interval", "20s"];
+    let (outcome, _) = run("times", &[], &measure, &["last 300000".to_owned()], &[]).expect("gcc");
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    let last = *values(&outcome.assert_code(0), "last").last().expect("a sample");
+    assert!((300_000_000..400_000_000).contains(&last), "{last}");
 }
 
 /// Counts by thread are exact in a program of this kind; a machine may lack what makes it.

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ingraft_codegen::{Environment, Readable};
@@ -48,7 +48,7 @@ use crate::restore;
 use crate::sites::{Spot, Text, sites};
 use crate::state_dir::StateDir;
 use crate::symbols::Symbols;
-use crate::values::{Columns, CounterAllocator, ENDED_MAX, EndedThreads, Raw, Ruler, Shapes, Shards, Slots};
+use crate::values::{Columns, CounterAllocator, ENDED_MAX, EndedThreads, LastSeen, Raw, Ruler, Shapes, Shards, Slots};
 use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
 use self::insert::Stop;
@@ -65,6 +65,9 @@ mod landing;
 mod loader;
 mod read;
 mod remove;
+
+/// What is done when a target has ended.
+pub type AtEnd = dyn Fn() + Send + Sync;
 
 /// What a session needs of its engine.
 #[derive(Clone)]
@@ -231,6 +234,14 @@ pub struct Session {
     control: Mutex<Control>,
     shared: RwLock<Shared>,
     ended: OnceLock<Ended>,
+    /// The clock of the timers when the end was noticed: then all of them stood still.
+    ended_at: OnceLock<u64>,
+    /// Time until the next look for threads that have ended.
+    pause: Mutex<Duration>,
+    /// Who wants to know of the end at once.
+    at_end: Mutex<Vec<Weak<AtEnd>>>,
+    /// The processor time of threads whose timers run, when it was last asked for: of a thread that has ended the kernel says nothing.
+    cpu_seen: Mutex<FxHashMap<Tid, u64>>,
     rates: Mutex<cost::Rates>,
     /// How long threads were held, in nanoseconds.
     paused_ns: AtomicU64,
@@ -294,6 +305,10 @@ impl Session {
             control: Mutex::new(control),
             shared: RwLock::default(),
             ended: OnceLock::new(),
+            ended_at: OnceLock::new(),
+            pause: Mutex::default(),
+            at_end: Mutex::default(),
+            cpu_seen: Mutex::default(),
             rates: Mutex::default(),
             paused_ns: AtomicU64::new(0),
         })
