@@ -3,7 +3,7 @@
 // throw N           N exceptions through three frames, each caught by the right handler
 // jump N            N longjmps over two frames
 // cancel N          N threads cancelled and N threads that call pthread_exit two frames down; destructors must run
-// cut N             N exceptions out of `dive`, each with a nap in it; the handler naps deeper in the stack than `dive` was
+// cut N             N exceptions out of `dive`, each with a nap in it; the handler naps deeper in the stack than `dive` was; `ns dive TIME` until it is caught
 // trace             prints `frame SYMBOL+OFFSET` for each frame that backtrace() sees three counted calls down
 #include "mutatee.h"
 #include <csetjmp>
@@ -49,7 +49,16 @@ COUNTED void nap(void) {
     nanosleep(&t, nullptr);
 }
 
+static long long ns_dive, dived;
+
+static long long now(void) {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
 COUNTED void dive(int n) {
+    dived = now();
     nap();
     throw n;
 }
@@ -75,6 +84,7 @@ COUNTED void cut(int n) {
     try {
         through(n);
     } catch (int value) {
+        ns_dive += now() - dived;
         sink(value);
     }
 }
@@ -180,6 +190,7 @@ int main() {
         say("tally tracer %ld", tracer_tally);
         say("tally wait_inside %ld", wait_tally);
         say("tally leave_inside %ld", leave_tally);
+        say("ns dive %lld", ns_dive);
         say("wrong %ld", wrong);
         say("done");
     }

@@ -5,9 +5,15 @@
  * nest N US         N calls of `around`, which naps and spins for US microseconds each
  * deep N US         one recursion N calls deep that naps for US microseconds at its deepest
  * block / release   a thread enters `held` and stays there / leaves it
+ * part N US HOW     N threads, one after the other, each with four calls of `part` that nap for US microseconds and return, and a fifth that
+ *                   ends the thread: by pthread_exit (0), by the system call alone (1), by cancellation (2); `ns part TIME` is of all five,
+ *                   `ns parted TIME` of the four
+ * last US           does not answer: naps for US microseconds in `last`, which ends the program
  * Each answer has `ns FUNCTION TIME`, from right before each call to right behind it, and `tally FUNCTION CALLS`. */
 #include "mutatee.h"
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 static long long now(void) {
     struct timespec t;
@@ -63,11 +69,49 @@ COUNTED void *held(void *unused) {
     return unused;
 }
 
+static long long ns_part, ns_parted;
+static long part_us;
+
+COUNTED void part(int how) {
+    long long begin = now();
+    nap(part_us);
+    long long took = now() - begin;
+    ns_part += took;
+    if (how < 0) ns_parted += took;
+    if (how == 0) pthread_exit(NULL);
+    if (how == 1) {
+        syscall(SYS_exit, 0);
+        abort();
+    }
+    if (how == 2) {
+        pthread_cancel(pthread_self());
+        pthread_testcancel();
+        abort();
+    }
+}
+
+static void *parter(void *how) {
+    for (int i = 0; i < 4; i++) part(-1);
+    part((int)(long)how);
+    return NULL;
+}
+
+/* For the first thread that ends so the C library loads its unwinder. */
+static void *ends(void *unused) {
+    (void)unused;
+    pthread_exit(NULL);
+}
+
+COUNTED void last(long us) {
+    nap(us);
+    _exit(3);
+}
+
 int main(void) {
     pthread_barrier_init(&entered, NULL, 2);
     say_ready();
     for (char *line; (line = next_command());) {
-        long n, us;
+        long n, us, how;
         if (sscanf(line, "nap %ld %ld", &n, &us) == 2) {
             for (long i = 0; i < n; i++) TIMED(NAP, nap(us));
         } else if (sscanf(line, "spin %ld %ld", &n, &us) == 2) {
@@ -76,6 +120,22 @@ int main(void) {
             for (long i = 0; i < n; i++) TIMED(AROUND, around(us));
         } else if (sscanf(line, "deep %ld %ld", &n, &us) == 2) {
             TIMED(DEEP, deep((int)n, us));
+        } else if (sscanf(line, "part %ld %ld %ld", &n, &us, &how) == 3) {
+            pthread_t first;
+            if (pthread_create(&first, NULL, ends, NULL)) abort();
+            pthread_join(first, NULL);
+            part_us = us;
+            for (long i = 0; i < n; i++) {
+                pthread_t id;
+                if (pthread_create(&id, NULL, parter, (void *)how)) abort();
+                pthread_join(id, NULL);
+            }
+            // long enough that a timer that ran on would show
+            usleep(500000);
+            say("ns part %lld", ns_part);
+            say("ns parted %lld", ns_parted);
+        } else if (sscanf(line, "last %ld", &us) == 1) {
+            last(us);
         } else if (!strcmp(line, "block")) {
             pthread_mutex_lock(&gate);
             pthread_create(&holder, NULL, held, NULL);

@@ -23,7 +23,7 @@ use crate::lower;
 use crate::modules::Modules;
 use crate::pattern::glob_match;
 use crate::request::{Missing, resolve_patterns};
-use crate::session::{Context, Session};
+use crate::session::{AtEnd, Context, Session};
 use crate::state_dir::StateDir;
 use crate::weaving::refusals;
 
@@ -466,6 +466,12 @@ impl Engine {
     /// Reads the values without stopping the target. After the target's end the last values stay readable until the measurement is removed.
     pub fn read(&self, id: MeasurementId, threads: bool, caller: Caller) -> Result<Reading, Error> {
         self.of_measurement(id, caller)?.read(id, threads)
+    }
+
+    /// Does something as soon as the target of a measurement has ended, as long as somebody keeps what is to be done.
+    pub fn at_end(&self, id: MeasurementId, caller: Caller, tell: &Arc<AtEnd>) -> Result<(), Error> {
+        self.of_measurement(id, caller)?.at_end(tell);
+        Ok(())
     }
 
     /// Removes a measurement; the last one of a target takes everything out of it.

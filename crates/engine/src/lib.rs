@@ -37,4 +37,4 @@ pub use catch_up::Uncaught;
 pub use engine::Engine;
 pub use error::{Error, ErrorKind};
 pub use ingraft_mdl::{Diagnostic, Severity};
-pub use session::now_ns;
+pub use session::{AtEnd, now_ns};

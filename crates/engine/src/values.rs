@@ -64,6 +64,15 @@ impl Shards for SharedArea {
 /// Most ended threads that are kept apart; what ends beyond that is added to the thread that could not be told.
 pub const ENDED_MAX: usize = 100_000;
 
+/// The clocks of a thread when its end was noticed, in ticks.
+#[derive(Clone, Copy, Debug)]
+pub struct LastSeen {
+    /// The wall clock.
+    pub wall: u64,
+    /// Its processor time.
+    pub cpu: u64,
+}
+
 /// What ended threads left: per thread, the counters that are not 0.
 #[derive(Debug, Default)]
 pub struct EndedThreads {
@@ -77,10 +86,26 @@ pub struct EndedThreads {
 
 impl EndedThreads {
     /// Takes over what a thread that has ended left in its shard, and frees the shard. Only when the thread is certainly gone.
-    pub fn bury(&mut self, shards: &dyn Shards, shapes: &Shapes, shard: u32, tid: Option<Tid>, counters: u32) {
+    pub fn bury(
+        &mut self,
+        shards: &dyn Shards,
+        shapes: &Shapes,
+        shard: u32,
+        tid: Option<Tid>,
+        counters: u32,
+        last: LastSeen,
+    ) {
         let tid = if self.threads.len() < ENDED_MAX || self.threads.contains_key(&tid) { tid } else { None };
         let record = self.threads.entry(tid).or_default();
-        let values = shards.free(shard, counters);
+        let mut values = shards.free(shard, counters);
+        for (clock, end) in [(Clock::Wall, last.wall), (Clock::Cpu, last.cpu)] {
+            for first in shapes.timers(clock) {
+                // one that ran has its last start, but no stop
+                if let Some(sum) = values.get_mut(first as usize + 1).filter(|sum| **sum < 0) {
+                    *sum = sum.saturating_add_unsigned(end).max(0);
+                }
+            }
+        }
         for (first, fold) in shapes.tables() {
             if first.saturating_add(Shape::Table(fold).slots()) > counters {
                 continue;
@@ -134,6 +159,11 @@ impl Shapes {
             .filter_map(|(first, shape)| if let Shape::Table(fold) = shape { Some((*first, *fold)) } else { None })
     }
 
+    /// The first counters of the timers of a clock.
+    pub fn timers(&self, clock: Clock) -> impl Iterator<Item = u32> {
+        self.0.iter().filter(move |(_, shape)| **shape == Shape::Timer(clock)).map(|(first, _)| *first)
+    }
+
     /// The offset in its variable and the variable's shape.
     fn of(&self, counter: u32) -> (u32, Shape) {
         match self.0.range(..=counter).next_back() {
@@ -147,7 +177,7 @@ impl Shapes {
         match self.of(counter) {
             // the largest, and the complement of the smallest
             (1 | 2, Shape::Histogram) => a.cast_unsigned().max(b.cast_unsigned()).cast_signed(),
-            // a timer that ran when its thread ended was started and never stopped: when it would have been is not known
+            // no timer of an ended thread runs
             (0, Shape::Timer(_)) => 0,
             (1, Shape::Timer(_)) => a.max(0).saturating_add(b.max(0)),
             _ => a.wrapping_add(b),
@@ -457,8 +487,8 @@ mod tests {
             columns.threads(slots, &[], RULER).into_iter().map(|(tid, raw)| (tid, raw.value)).collect()
         };
         assert_eq!(values(Columns::new(&shards, &ended, &tid)), expected);
-        ended.bury(&shards, &Shapes::default(), 2, Some(Tid(70)), 4);
-        ended.bury(&shards, &Shapes::default(), 4, Some(Tid(70)), 4);
+        ended.bury(&shards, &Shapes::default(), 2, Some(Tid(70)), 4, LAST);
+        ended.bury(&shards, &Shapes::default(), 4, Some(Tid(70)), 4, LAST);
         assert_eq!(values(Columns::new(&shards, &ended, &tid)), expected);
         let columns = Columns::new(&shards, &ended, &tid);
         assert_eq!(columns.sum(1), 15);
@@ -468,6 +498,8 @@ mod tests {
     }
 
     const RULER: Ruler<'static> = Ruler { scale: Scale { mult: 1, shift: 1 }, now: &|| 1000, cpu: &|_| 900 };
+
+    const LAST: LastSeen = LastSeen { wall: 1000, cpu: 950 };
 
     /// Puts the slots of a variable into a shard.
     fn put(shards: &Fake, shard: u32, first: u32, values: &[i64]) {
@@ -489,9 +521,10 @@ mod tests {
             columns.threads(timer, &[], RULER).into_iter().map(|(_, raw)| raw.value).collect::<Vec<_>>()
         };
         assert_eq!(read(&ended), [150, 300]);
-        ended.bury(&shards, &shapes, 2, Some(Tid(70)), 8);
-        ended.bury(&shards, &shapes, 3, Some(Tid(70)), 8);
-        assert_eq!(read(&ended), [150]);
+        ended.bury(&shards, &shapes, 2, Some(Tid(70)), 8, LAST);
+        ended.bury(&shards, &shapes, 3, Some(Tid(70)), 8, LAST);
+        // what ran until the end was noticed
+        assert_eq!(read(&ended), [150, 300]);
     }
 
     #[test]
@@ -535,7 +568,7 @@ mod tests {
             put(&shards, shard, 3 + value as u32, &[1]);
         }
         for shard in [2, 3, 4] {
-            ended.bury(&shards, &shapes, shard, Some(Tid(70)), Shape::Histogram.slots());
+            ended.bury(&shards, &shapes, shard, Some(Tid(70)), Shape::Histogram.slots(), LAST);
         }
         let columns = Columns::new(&shards, &ended, &|id| Some(Tid(id as i32)));
         let [(tid, raw)] = columns.threads(histogram, &[], Ruler::PLAIN).try_into().expect("one");
@@ -565,10 +598,10 @@ mod tests {
         let expected = [(Some(Tid(70)), 14, of(12)), (Some(Tid(71)), 2, of(1))];
         assert_eq!(read(&ended), expected);
         let counters = table.first + Shape::Table(Fold::Sum).slots();
-        ended.bury(&shards, &shapes, 2, Some(Tid(70)), counters);
+        ended.bury(&shards, &shapes, 2, Some(Tid(70)), counters, LAST);
         assert_eq!(read(&ended), expected);
-        ended.bury(&shards, &shapes, 3, Some(Tid(70)), counters);
-        ended.bury(&shards, &shapes, 4, Some(Tid(71)), counters);
+        ended.bury(&shards, &shapes, 3, Some(Tid(70)), counters, LAST);
+        ended.bury(&shards, &shapes, 4, Some(Tid(71)), counters, LAST);
         assert_eq!(read(&ended), expected);
         ended.clear(&shards, 2..counters);
         assert_eq!(read(&ended), []);

@@ -161,6 +161,11 @@ impl Target {
         found.inspect(|m| self.mapped.store(m.range.start.0, Ordering::Relaxed)).is_some()
     }
 
+    /// Waits until it ends, at most so long; its status stays to be fetched.
+    pub fn ends_within(&self, at_most: Duration) -> bool {
+        self.ended_within(at_most)
+    }
+
     fn ended_within(&self, time: Duration) -> bool {
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];

@@ -2,6 +2,7 @@
 //! threads like any other, against their own clocks and tallies.
 
 use std::io::{Seek, Write};
+use std::time::{Duration, Instant};
 
 use ingraft_testing::{Outcome, Reply, Session, program, scaled, skip};
 
@@ -57,6 +58,63 @@ fn times_are_those_of_the_programs_own_clock() {
         let off = (seen.sum_ns - inner * 100_000_000).abs_diff(own);
         assert!(off * 100 <= own, "{function}: {seen:?}, but {own} ns by the program's clock");
     }
+}
+
+/// What a pair of metric and function had at each reading.
+fn values(outcome: &Outcome, function: &str) -> Vec<u64> {
+    let ours = |s: &&serde_json::Value| s["focus"].as_str().is_some_and(|f| f.ends_with(&format!("/{function}")));
+    let samples = outcome.all("sample").into_iter().filter(ours);
+    samples.map(|s| s["value"].as_u64().unwrap_or_else(|| panic!("{s}"))).collect()
+}
+
+/// The libraries that have the landings are mapped only after the measurement has begun.
+#[test]
+fn exceptions_and_jumps_are_noticed_where_they_land() {
+    let n = scaled(50, 500);
+    for (name, command) in [("jumps", "land"), ("throws", "cut")] {
+        let pair = format!("wall_time@/Code/{name}/dive");
+        let (outcome, truth) = started(name, &[], &["watch", &pair], &[format!("{command} {n}")]).expect("gcc");
+        truth.assert_right();
+        let (measured, own) = (*values(&outcome, "dive").last().expect("a sample"), truth.number("ns dive"));
+        // what comes behind the landing takes half as long at least
+        assert!(measured.abs_diff(own) <= own / 4, "{name}: {measured} ns, but {own} by the program's clock");
+    }
+}
+
+/// Times of calls in which threads end: those of the others stay, and none runs on or goes back.
+#[test]
+fn threads_that_end_in_a_timed_function() {
+    let n = 20;
+    for how in 0..3 {
+        let measure = ["watch", "wall_time@/Code/times/part", "--interval", "100ms"];
+        let (outcome, truth) = started("times", &[], &measure, &[format!("part {n} 5000 {how}")]).expect("gcc");
+        let seen = values(&outcome, "part");
+        assert!(seen.is_sorted(), "{how}: {seen:?}");
+        let last = *seen.last().expect("a sample");
+        let (all, returned) = (truth.number("ns part"), truth.number("ns parted"));
+        // the bare system call is noticed a little later
+        let late = if how == 1 { n * 30_000_000 } else { all / 5 };
+        assert!(
+            (returned..=all + late).contains(&last),
+            "{how}: {last} ns, but {returned} of {all} ns by its own clock"
+        );
+        if how != 1 {
+            assert!(last * 10 >= all * 9, "{how}: {last} of {all} ns");
+        }
+        let left = outcome.all("sample").last().map(|s| s["left"].clone());
+        assert_eq!(left, Some(n.into()), "{how}: {outcome:#?}");
+    }
+}
+
+/// The end is told at once, and no timer runs on after it.
+#[test]
+fn the_end_is_noticed_when_it_comes() {
+    let begin = Instant::now();
+    let measure = ["watch", "wall_time@/Code/times/last", "--interval", "20s"];
+    let (outcome, _) = run("times", &[], &measure, &["last 300000".to_owned()], &[]).expect("gcc");
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    let last = *values(&outcome.assert_code(0), "last").last().expect("a sample");
+    assert!((300_000_000..400_000_000).contains(&last), "{last}");
 }
 
 /// Counts by thread are exact in a program of this kind; a machine may lack what makes it.

@@ -1,8 +1,13 @@
 //! Times of calls: against the program's own clock, against servers' own statistics, and past calls that end in other ways.
 
+use std::time::{Duration, Instant};
+
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, Tool, scaled, skip, wait_until};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::tool;
 
@@ -123,6 +128,24 @@ fn calls_that_began_before_and_that_have_not_ended() {
     assert_eq!((seen.calls, seen.left, seen.unseen), (0, 0, 0), "it has not ended");
     target::assert_clean(target.pid(), &before);
     target.ask("release");
+}
+
+#[test]
+fn no_timer_runs_on_when_its_target_is_killed() {
+    let mut target = Mutatee::start("times", &[]);
+    let mut session =
+        tool().start(["watch", "-p", &target.pid_text(), "wall_time@/Code/times/held", "--interval", "20s"]);
+    session.wait_for("attached");
+    let begin = Instant::now();
+    target.ask("block");
+    std::thread::sleep(Duration::from_millis(300));
+    let pid = Pid::from_raw(target.pid());
+    kill(pid, Signal::SIGKILL).expect("a target");
+    let lived = begin.elapsed();
+    let outcome = session.finish();
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    let time = Duration::from_nanos(last_value(&outcome, "wall_time", "held"));
+    assert!((Duration::from_millis(300)..lived + Duration::from_millis(150)).contains(&time), "{time:?} of {lived:?}");
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! `ingraft.v1.Metrics`.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_engine::{Caller, MeasurementId, Reading};
+use ingraft_engine::{AtEnd, Caller, MeasurementId, Reading};
 use ingraft_wire::{Failure, FailureKind, FieldError, PART_BYTES, Parts, failure, sample, v1};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -87,9 +88,10 @@ impl v1::metrics_server::Metrics for Service {
         let reader = Reader { core: self.0.clone(), id: MeasurementId(measurement), threads, caller };
         // Read before answering: a measurement that does not exist is an error of the call.
         let first = reader.read().await?;
+        let ended = reader.end().await?;
         let open = self.0.keeper().open(reader.id);
         let (send, receive) = mpsc::channel(1);
-        tokio::spawn(stream(reader, first, interval, open, send));
+        tokio::spawn(stream(reader, first, interval, (open, ended), send));
         Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
     }
 
@@ -153,6 +155,25 @@ impl Reader {
         let Reader { id, threads, caller, .. } = *self;
         self.core.engine_call(move |engine| engine.read(id, threads, caller)).await
     }
+
+    /// What tells that the target has ended.
+    async fn end(&self) -> Result<EndNotice, Failure> {
+        let Reader { id, caller, .. } = *self;
+        let notify = Arc::new(Notify::new());
+        let tell: Arc<AtEnd> = {
+            let notify = Arc::clone(&notify);
+            Arc::new(move || notify.notify_one())
+        };
+        let kept = Arc::clone(&tell);
+        self.core.engine_call(move |engine| engine.at_end(id, caller, &tell)).await?;
+        Ok(EndNotice { notify, _tell: kept })
+    }
+}
+
+/// Tells of the end of a target, as long as it is kept.
+struct EndNotice {
+    notify: Arc<Notify>,
+    _tell: Arc<AtEnd>,
 }
 
 /// How a stream will end once everything that waits was sent.
@@ -166,7 +187,7 @@ async fn stream(
     reader: Reader,
     first: Reading,
     interval: Duration,
-    mut open: OpenStream,
+    (mut open, ended): (OpenStream, EndNotice),
     send: mpsc::Sender<Result<v1::StreamResponse, Status>>,
 ) {
     use v1::stream_response::Event;
@@ -208,7 +229,7 @@ async fn stream(
                 }
             }
             () = closing.wait(), if end.is_none() => end = Some(End::Failure(shutting_down())),
-            _ = ticks.tick(), if end.is_none() => match reader.read().await {
+            () = due(&mut ticks, &ended), if end.is_none() => match reader.read().await {
                 Ok(reading) => {
                     end = reading.ended.map(convert::ended).map(End::Target);
                     backlog.push(reading);
@@ -216,5 +237,13 @@ async fn stream(
                 Err(failure) => end = Some(End::Failure(failure)),
             },
         }
+    }
+}
+
+/// Returns when it is time for a reading: at the next tick, or when the target has ended.
+async fn due(ticks: &mut tokio::time::Interval, ended: &EndNotice) {
+    tokio::select! {
+        _ = ticks.tick() => (),
+        () = ended.notify.notified() => (),
     }
 }

@@ -33,6 +33,7 @@ impl Session {
         for pair in control.pairs.values_mut() {
             pair.minis.retain(|(f, _)| !is_gone(f));
             pair.landings.retain(|(f, _)| !is_gone(f));
+            pair.unlanded.retain(|f| !is_gone(f));
             pair.unwoven.retain(|(f, _)| !is_gone(f));
         }
         for measurement in control.measurements.values_mut() {

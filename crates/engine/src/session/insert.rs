@@ -26,6 +26,7 @@ type Refused = FxHashMap<(MdlFunction, usize), Refusal>;
 pub(super) struct Minis {
     points: Vec<(MdlFunction, u64)>,
     landings: Vec<(MdlFunction, u64)>,
+    unlanded: Vec<MdlFunction>,
 }
 
 /// What an insertion meant for the threads of the target.
@@ -104,10 +105,11 @@ impl Session {
         for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
             let unwoven = refused_of(control, &instrumentation, &refused, number);
             let barren = is_barren(&instrumentation, number, &refused);
+            let restores = restores(&instrumentation);
             let (metric, thread, object) = (instrumentation.metric, instrumentation.thread, instrumentation.object);
             let index_names = instrumentation.index_names;
             let variables = instrumentation.variables.into();
-            let Minis { points: minis, landings } = minis;
+            let Minis { points: minis, landings, unlanded } = minis;
             let meters = Meters::default();
             let pair = Pair {
                 metric,
@@ -115,6 +117,8 @@ impl Session {
                 counters,
                 minis,
                 landings,
+                unlanded,
+                restores,
                 unwoven,
                 barren,
                 thread,
@@ -154,6 +158,8 @@ impl Session {
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
             pair.minis.extend(minis.points);
             pair.landings.extend(minis.landings);
+            pair.unlanded.extend(minis.unlanded);
+            pair.restores |= restores(&instrumentation);
             pair.unwoven.append(&mut unwoven);
             pair.barren &= is_barren(&instrumentation, number, &refused);
         }
@@ -193,7 +199,7 @@ impl Session {
                 let at = if spot.opens() { all.len() } else { 0 };
                 all.splice(at..at, list);
             }
-            minis.push(Minis { points: own, landings: Vec::new() });
+            minis.push(Minis { points: own, ..Minis::default() });
         }
         let mut wanted: Vec<_> = points
             .into_iter()
@@ -216,6 +222,10 @@ impl Session {
             control.attached = Some(self.attach(control)?);
         }
         let brought = self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
+        if wanted.is_empty() && bound.iter().all(|(key, ..)| control.pairs.contains_key(key)) {
+            // pairs that are there need nothing of what was mapped since
+            return Ok((refused, minis, Stop::default()));
+        }
         if let Some(attached) = &control.attached {
             let mut events = control.events.attributes();
             events.try_for_each(|(n, event)| attached.area.set_event(n, event)).map_err(|e| self.failed(e))?;
@@ -245,7 +255,8 @@ impl Session {
         refused.extend(woven_refused);
         for (pair, own) in minis.iter_mut().enumerate() {
             own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
-            own.landings.retain(|(f, _)| brought.get(f).is_none_or(|by| !refused.contains_key(&(*f, *by))));
+            let is_woven = |f: &MdlFunction| brought.get(f).is_none_or(|by| !refused.contains_key(&(*f, *by)));
+            own.unlanded = own.landings.extract_if(.., |(f, _)| !is_woven(f)).map(|(f, _)| f).collect();
         }
         stopped.held = stopped.held.max(std::mem::take(&mut control.held));
         Ok((refused, minis, stopped))
@@ -261,12 +272,20 @@ impl Session {
         minis: &mut [Minis],
     ) -> FxHashMap<MdlFunction, usize> {
         let mut brought = FxHashMap::default();
-        for (function, spot) in self.landings(&control.modules, bound) {
+        let puts_back = |(key, instrumentation, _): &(PairKey, Instrumentation, _)| {
+            restores(instrumentation) || control.pairs.get(key).is_some_and(|pair| pair.restores)
+        };
+        let restoring: Vec<usize> = (0..).zip(bound).filter(|(_, bound)| puts_back(bound)).map(|(n, _)| n).collect();
+        if restoring.is_empty() {
+            return brought;
+        }
+        for (function, spot) in self.landings(&control.modules) {
             let there = |pair: &Pair| pair.landings.iter().find(|(f, _)| *f == function).map(|(_, id)| *id);
-            let needs = |(_, (key, instrumentation, _)): &(usize, &(PairKey, Instrumentation, _))| {
-                restores(instrumentation) && control.pairs.get(key).and_then(there).is_none()
+            let needs = |pair: &usize| {
+                let known = bound.get(*pair).and_then(|(key, ..)| control.pairs.get(key));
+                known.is_none_or(|known| there(known).is_none() && !known.unlanded.contains(&function))
             };
-            let needing: Vec<usize> = bound.iter().enumerate().filter(needs).map(|(pair, _)| pair).collect();
+            let needing: Vec<usize> = restoring.iter().copied().filter(needs).collect();
             let Some(&pair) = needing.first() else { continue };
             let known = control.pairs.values().find_map(there);
             let id = known.unwrap_or(control.next_mini);

@@ -18,15 +18,8 @@ const LIBC: &str = "libc";
 const LIBRARIES: [&str; 6] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind", "libc", "ld-musl-x86_64"];
 
 impl Session {
-    /// The points that a thread passes when an exception or a longjmp has just cut its stack; none if nothing has to be put back then.
-    pub(super) fn landings(
-        &self,
-        modules: &Modules,
-        bound: &[(PairKey, Instrumentation, Vec<u32>)],
-    ) -> Vec<(MdlFunction, Spot)> {
-        if !bound.iter().any(|(_, i, _)| restores(i)) {
-            return Vec::new();
-        }
+    /// The points that a thread passes when an exception or a longjmp has just cut its stack, as far as their libraries are mapped.
+    pub(super) fn landings(&self, modules: &Modules) -> Vec<(MdlFunction, Spot)> {
         let has_some = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
         // a library that cannot be looked into leaves what it would have put back to later entries
         for error in modules.load_files(&self.target, &self.context.images, &has_some) {

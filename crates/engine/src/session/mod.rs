@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ingraft_codegen::{Environment, Readable};
@@ -49,7 +49,7 @@ use crate::sites::{Spot, Text, sites};
 use crate::state_dir::StateDir;
 use crate::symbols::Symbols;
 use crate::values::{
-    Columns, CounterAllocator, ENDED_MAX, EndedThreads, RECORDS_ONLY, Raw, Ruler, Shapes, Shards, Slots,
+    Columns, CounterAllocator, ENDED_MAX, EndedThreads, LastSeen, RECORDS_ONLY, Raw, Ruler, Shapes, Shards, Slots,
 };
 use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
@@ -67,6 +67,9 @@ mod landing;
 mod loader;
 mod read;
 mod remove;
+
+/// What is done when a target has ended.
+pub type AtEnd = dyn Fn() + Send + Sync;
 
 /// What a session needs of its engine.
 #[derive(Clone)]
@@ -102,6 +105,10 @@ struct Pair {
     minis: Vec<(MdlFunction, u64)>,
     /// The same where exceptions and longjmp land; other pairs may have them as well.
     landings: Vec<(MdlFunction, u64)>,
+    /// Where they land, too, but nothing could be woven.
+    unlanded: Vec<MdlFunction>,
+    /// The end of its calls puts something back.
+    restores: bool,
     /// Functions that could not be woven, and why.
     unwoven: Vec<(MdlFunction, RefusedFunction)>,
     /// One of its definitions is woven nowhere: its value tells nothing.
@@ -231,6 +238,14 @@ pub struct Session {
     control: Mutex<Control>,
     shared: RwLock<Shared>,
     ended: OnceLock<Ended>,
+    /// The clock of the timers when the end was noticed: then all of them stood still.
+    ended_at: OnceLock<u64>,
+    /// Time until the next look for threads that have ended.
+    pause: Mutex<Duration>,
+    /// Who wants to know of the end at once.
+    at_end: Mutex<Vec<Weak<AtEnd>>>,
+    /// The processor time of threads whose timers run, when it was last asked for: of a thread that has ended the kernel says nothing.
+    cpu_seen: Mutex<FxHashMap<Tid, u64>>,
     rates: Mutex<cost::Rates>,
     /// How long threads were held, in nanoseconds.
     paused_ns: AtomicU64,
@@ -294,6 +309,10 @@ impl Session {
             control: Mutex::new(control),
             shared: RwLock::default(),
             ended: OnceLock::new(),
+            ended_at: OnceLock::new(),
+            pause: Mutex::default(),
+            at_end: Mutex::default(),
+            cpu_seen: Mutex::default(),
             rates: Mutex::default(),
             paused_ns: AtomicU64::new(0),
         })
@@ -483,10 +502,13 @@ impl Session {
             let known: FxHashSet<MdlFunction> =
                 pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
             instrumentation.insertions.retain(|i| !known.contains(&i.function));
-            if !instrumentation.insertions.is_empty() {
-                pair.meters.apply(&mut instrumentation, &mut made);
-                insert::grow_counters(pair, &mut control.counters, &instrumentation.variables, limit)
-                    .map_err(|e| e.about(self.target.pid()))?;
+            // also one that has all its functions may need what was loaded since: exceptions and longjmp land there
+            if !instrumentation.insertions.is_empty() || pair.restores {
+                if !instrumentation.insertions.is_empty() {
+                    pair.meters.apply(&mut instrumentation, &mut made);
+                    insert::grow_counters(pair, &mut control.counters, &instrumentation.variables, limit)
+                        .map_err(|e| e.about(self.target.pid()))?;
+                }
                 more.push((key.clone(), instrumentation, pair.counters.clone()));
             }
         }

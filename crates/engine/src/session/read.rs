@@ -2,6 +2,11 @@
 
 use super::*;
 
+/// Time between two looks for threads that have ended while there are timers.
+const LOOK: Duration = Duration::from_millis(5);
+/// What these looks may take of the time, as a divisor.
+const LOOK_SHARE: u32 = 100;
+
 impl Session {
     /// What a measurement reads, with where its counters stand now.
     pub(super) fn views(&self, control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec<View> {
@@ -45,16 +50,47 @@ impl Session {
         }
     }
 
-    /// The wall clock of the timers; 0 if there is none.
+    /// The wall clock of the timers, which stands still once the target has ended; 0 if there is none.
     pub(super) fn time_now(&self) -> u64 {
-        self.clock.as_ref().map_or(0, TickClock::now)
+        let now = || self.clock.as_ref().map_or(0, TickClock::now);
+        self.ended_at.get().copied().unwrap_or_else(now)
     }
 
-    /// What the kernel says of a thread's processor time, as the target's code measures it.
+    /// What the kernel says of a thread's processor time, as the target's code measures it; what it last said of one that has ended.
     pub(super) fn cpu_ticks(&self, tid: Tid) -> u64 {
-        let ns = self.target.thread_cpu_ns(tid).unwrap_or(0);
+        let mut seen = self.cpu_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(ns) = self.target.thread_cpu_ns(tid) else { return seen.get(&tid).copied().unwrap_or(0) };
         let rate = self.cpu_rate.get().copied().unwrap_or(0);
-        u64::try_from((u128::from(ns) * u128::from(rate)) >> 32).unwrap_or(0)
+        let ticks = u64::try_from((u128::from(ns) * u128::from(rate)) >> 32).unwrap_or(0);
+        seen.insert(tid, ticks);
+        ticks
+    }
+
+    /// Stops the clock of the timers if the target has ended. Nobody reads meanwhile: no value that was told is taken back.
+    fn stop_the_clock(&self) {
+        if self.ended_at.get().is_none() {
+            let _nobody_reads = self.shared_mut();
+            let now = self.time_now();
+            let _ = self.ended_at.set(now);
+        }
+    }
+
+    /// Lets somebody know of the end of the target as soon as it is noticed.
+    pub fn at_end(&self, tell: &Arc<AtEnd>) {
+        let mut all = self.at_end.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(tell));
+        drop(all);
+        if self.ended.get().is_some() {
+            tell();
+        }
+    }
+
+    fn end(&self, ended: Ended) {
+        self.stop_the_clock();
+        let _ = self.ended.set(ended);
+        let all = std::mem::take(&mut *self.at_end.lock().unwrap_or_else(PoisonError::into_inner));
+        all.iter().filter_map(Weak::upgrade).for_each(|tell| tell());
     }
 
     /// Reads the values of a measurement; the target goes on.
@@ -67,6 +103,13 @@ impl Session {
     pub(super) fn reading(&self, views: &[View], threads: bool) -> Reading {
         // The end is looked up first: values read after it are the last ones.
         let ended = self.ended.get().copied();
+        if ended.is_none() {
+            if self.target.is_alive() {
+                self.bury_ended_threads();
+            } else {
+                self.stop_the_clock();
+            }
+        }
         let shared = self.shared();
         let columns = shared.columns();
         let (now, cpu) = (|| self.time_now(), |tid| self.cpu_ticks(tid));
@@ -112,22 +155,52 @@ impl Session {
 
     /// Waits a little for the end of the target, and does what has to be done from time to time. `false`: the target is gone.
     pub fn watch(&self, at_most: Duration) -> bool {
-        if let Some(status) = self.target.wait_exit(at_most) {
+        if self.ends_within(at_most) {
+            self.stop_the_clock();
+            // as long as its status was not fetched, the kernel tells what its main thread has taken
+            self.cpu_ticks(Tid(self.pid().0));
+        }
+        if let Some(status) = self.target.wait_exit(Duration::ZERO) {
             let (status, signal) = match status {
                 ExitStatus::Code(code) => (Some(code), None),
                 ExitStatus::Signal(signal) => (None, Some(signal)),
                 ExitStatus::Unknown => (None, None),
             };
-            let _ = self.ended.set(Ended { status, signal, exec: false });
+            self.end(Ended { status, signal, exec: false });
             return false;
         }
         if !self.target.is_same_program() {
-            let _ = self.ended.set(Ended { status: None, signal: None, exec: true });
+            self.end(Ended { status: None, signal: None, exec: true });
             return false;
         }
         self.bury_ended_threads();
         self.follow_events();
         true
+    }
+
+    /// Waits for the end of the target, and looks for threads that have ended meanwhile if timers may run in them.
+    fn ends_within(&self, at_most: Duration) -> bool {
+        let end = Instant::now() + at_most;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let (runs, pause) = (self.timers_run(), *self.pause.lock().unwrap_or_else(PoisonError::into_inner));
+            if self.target.ends_within(if runs { left.min(pause) } else { left }) {
+                return true;
+            }
+            if Instant::now() >= end {
+                return false;
+            }
+            let begin = Instant::now();
+            self.bury_ended_threads();
+            let pause = (begin.elapsed() * LOOK_SHARE).clamp(LOOK, at_most.max(LOOK));
+            *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = pause;
+        }
+    }
+
+    /// Whether there are timers. How long those of a thread that ended in a measured function have run is known as well as its end is.
+    fn timers_run(&self) -> bool {
+        let shared = self.shared();
+        shared.wall_timers + shared.cpu_timers > 0
     }
 
     /// Frees the shards of threads that have ended.
@@ -141,6 +214,8 @@ impl Session {
             return;
         }
         let Ok(live) = self.target.threads() else { return };
+        // the clock stands in front of nothing that a reader has told of a thread that lives
+        let now = self.time_now();
         let own_namespace = self.target.status().is_ok_and(|s| s.own_id == self.pid().0);
         let mut living = FxHashSet::default();
         for tid in live {
@@ -166,13 +241,31 @@ impl Session {
         }
         // Counters are handed out from 0 on.
         let used = shared.used_counters;
+        let mut running = Vec::new();
+        let seen = self.cpu_seen.lock().unwrap_or_else(PoisonError::into_inner);
         for (shard, identity) in claims {
+            let tid = shared.tids.get(&identity).copied().or(own_namespace.then_some(Tid(identity as i32)));
+            // the kernel's list ends early when a thread ends while it is being read
+            let is_there = |tid: Tid| self.target.thread_cpu_ns(tid).is_some();
+            if !living.contains(&identity) && tid.is_some_and(is_there) {
+                living.insert(identity);
+            }
             if !living.contains(&identity) {
-                let tid = shared.tids.get(&identity).copied().or(own_namespace.then_some(Tid(identity as i32)));
-                shared.ended.bury(&*area, &shared.shapes, shard, tid, used);
+                let cpu = || tid.and_then(|tid| seen.get(&tid).copied()).unwrap_or(0);
+                let last = LastSeen { wall: now, cpu: area.cpu_last(shard).unwrap_or(0).max(cpu()) };
+                shared.ended.bury(&*area, &shared.shapes, shard, tid, used, last);
+            } else if shared.cpu_timers > 0 && shared.shapes.timers(Clock::Cpu).any(|n| area.load(shard, n + 1) < 0) {
+                running.extend(tid);
             }
         }
+        drop(seen);
+        // asked now, it is known when they have ended
+        for tid in running {
+            self.cpu_ticks(tid);
+        }
         shared.tids.retain(|id, _| living.contains(id));
+        let known: FxHashSet<Tid> = shared.tids.values().copied().collect();
+        self.cpu_seen.lock().unwrap_or_else(PoisonError::into_inner).retain(|tid, _| known.contains(tid));
     }
 
     pub(super) fn shared(&self) -> RwLockReadGuard<'_, Shared> {

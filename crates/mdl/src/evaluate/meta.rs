@@ -507,7 +507,8 @@ impl<'a> Evaluation<'a> {
             }
             "$modules" => Value::ModuleList(self.included_modules()),
             "$start" => self.named_functions(&["main", "start_thread"]),
-            "$exit" => self.named_functions(&["_exit", "pthread_exit", "thr_exit"]),
+            // the last is what a thread of the GNU C library runs whose routine has returned: `start_thread` itself does not return
+            "$exit" => self.named_functions(&["_exit", "pthread_exit", "thr_exit", "__libc_thread_freeres"]),
             "$machine" => Value::Text(Cow::Borrowed(self.program.machine())),
             "$cmin" | "$cmax" => Value::Int(0),
             name => match self.library.lists.get(name) {
