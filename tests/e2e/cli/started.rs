@@ -114,7 +114,8 @@ fn the_end_is_noticed_when_it_comes() {
     let (outcome, _) = run("times", &[], &measure, &["last 300000".to_owned()], &[]).expect("gcc");
     assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
     let last = *values(&outcome.assert_code(0), "last").last().expect("a sample");
-    assert!((300_000_000..400_000_000).contains(&last), "{last}");
+    // far less than the interval, also on a busy machine
+    assert!((300_000_000..2_000_000_000).contains(&last), "{last}");
 }
 
 /// Counts by thread are exact in a program of this kind; a machine may lack what makes it.

@@ -145,7 +145,7 @@ fn no_timer_runs_on_when_its_target_is_killed() {
     let outcome = session.finish();
     assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
     let time = Duration::from_nanos(last_value(&outcome, "wall_time", "held"));
-    assert!((Duration::from_millis(300)..lived + Duration::from_millis(150)).contains(&time), "{time:?} of {lived:?}");
+    assert!((Duration::from_millis(300)..lived + Duration::from_secs(1)).contains(&time), "{time:?} of {lived:?}");
 }
 
 #[test]
