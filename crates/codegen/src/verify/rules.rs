@@ -4,7 +4,8 @@ use iced_x86::{Code, Instruction, Mnemonic, OpAccess, Register, UsedMemory};
 use ingraft_model::layout::{COUNTERS, CPU_DESCRIPTOR, CPU_LAST, CPU_OFFSET, OWNER, TOP, header, record};
 use ingraft_model::{Avma, CpuClock, ThreadIdentity};
 
-use super::walk::{Bound, Mode};
+use super::state::Bound;
+use super::walk::Mode;
 use crate::cpu::{PROCESSOR, SELF};
 use crate::environment::Environment;
 use crate::routine::Routine;
