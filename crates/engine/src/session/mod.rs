@@ -240,8 +240,8 @@ pub struct Session {
     ended: OnceLock<Ended>,
     /// The clock of the timers when the end was noticed: then all of them stood still.
     ended_at: OnceLock<u64>,
-    /// Time until the next look for threads that have ended.
-    pause: Mutex<Duration>,
+    /// The last look for threads that have ended.
+    looked: Mutex<read::Looked>,
     /// Who wants to know of the end at once.
     at_end: Mutex<Vec<Weak<AtEnd>>>,
     /// The processor time of threads whose timers run, when it was last asked for: of a thread that has ended the kernel says nothing.
@@ -310,7 +310,7 @@ impl Session {
             shared: RwLock::default(),
             ended: OnceLock::new(),
             ended_at: OnceLock::new(),
-            pause: Mutex::default(),
+            looked: Mutex::default(),
             at_end: Mutex::default(),
             cpu_seen: Mutex::default(),
             rates: Mutex::default(),

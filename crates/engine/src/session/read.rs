@@ -9,6 +9,15 @@ const LOOK: Duration = Duration::from_millis(5);
 /// What these looks may take of a processor, as a divisor.
 const LOOK_SHARE: u32 = 100;
 
+/// What a look for threads that have ended leaves to the next one.
+#[derive(Default)]
+pub(super) struct Looked {
+    /// Time until then.
+    pause: Duration,
+    /// The threads that there were.
+    threads: Vec<Tid>,
+}
+
 /// The processor time of the calling thread.
 fn own_cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -189,10 +198,11 @@ impl Session {
     /// Waits for the end of the target, and looks for threads that have ended meanwhile if timers may run in them.
     fn ends_within(&self, at_most: Duration) -> bool {
         let end = Instant::now() + at_most;
+        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let left = end.saturating_duration_since(Instant::now());
-            let (runs, pause) = (self.timers_run(), *self.pause.lock().unwrap_or_else(PoisonError::into_inner));
-            if self.target.ends_within(if runs { left.min(pause) } else { left }) {
+            let (wall, cpu) = self.timers();
+            if self.target.ends_within(if wall || cpu { left.min(looked.pause) } else { left }) {
                 return true;
             }
             if Instant::now() >= end {
@@ -200,16 +210,20 @@ impl Session {
             }
             // on a busy machine a look takes long, but not much of the processor
             let begin = own_cpu_time();
-            self.bury_ended_threads();
-            let pause = (own_cpu_time().saturating_sub(begin) * LOOK_SHARE).clamp(LOOK, at_most.max(LOOK));
-            *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = pause;
+            let threads = self.target.threads().unwrap_or_default();
+            // where only wall timers run nothing has to be asked of threads that live on
+            if cpu || threads != looked.threads {
+                self.bury_ended_threads();
+            }
+            looked.threads = threads;
+            looked.pause = (own_cpu_time().saturating_sub(begin) * LOOK_SHARE).clamp(LOOK, at_most.max(LOOK));
         }
     }
 
-    /// Whether there are timers. How long those of a thread that ended in a measured function have run is known as well as its end is.
-    fn timers_run(&self) -> bool {
+    /// Whether there are timers, by clock. How long those of a thread that ended in a measured function have run is known as well as its end is.
+    fn timers(&self) -> (bool, bool) {
         let shared = self.shared();
-        shared.wall_timers + shared.cpu_timers > 0
+        (shared.wall_timers > 0, shared.cpu_timers > 0)
     }
 
     /// Frees the shards of threads that have ended.

@@ -211,8 +211,8 @@ fn histograms_hold_ticks_or_values() {
         assert_eq!(variables(&later), format!("v0 m Counter Histogram {unit} sampled\n"), "{code}");
     }
     // what is observed elsewhere is in nanoseconds, and then so is a time alone
-    let both = "base is histogram { prepend preInsn $start.return (* observe(m, $elapsed); *) \
-                foreach f in none prepend preInsn f.return (* if ($return) { observe(m, $return); } *) }";
+    let both = "base is histogram { if (1) prepend preInsn $start.return (* observe(m, $elapsed); *) \
+                if (1) foreach f in none prepend preInsn f.return (* if ($return) { observe(m, $return); } *) }";
     let both = done(&format!("{list} {}", metric(both)), "m", "");
     assert_eq!(both.insertions[1].snippet.to_string(), "close r1 time { observe v0, $elapsed; }");
     assert!(variables(&both).starts_with("v0 m Counter Histogram Plain sampled\n"));
