@@ -312,3 +312,31 @@ fn code_that_is_compared_with_another_point_s_is_judged_as_if_it_were_executed()
         assert_eq!((first, other_first), (one_second, second), "{identity:?}");
     }
 }
+
+/// The last word below 2^64, which as a sum with anything looks small.
+#[test]
+fn memory_below_address_0_is_no_counter() {
+    let (snippet, counters) = (timer(), [[5, 300, 0, 9], [900, 2, 0, 1000]]);
+    let sites = [0x401000, 0x401100].map(|at| {
+        let bytes = [0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3];
+        Site { function: Svma(at), at: Svma(at), ..site(&bytes) }
+    });
+    let env = environment(GLIBC);
+    let mut arena = Arena::new(Avma(0x800000)..Avma(0x810000));
+    let mut text = TextSpace::new();
+    let minis = counters.each_ref().map(|counters| [MiniRequest { id: 1, snippet: &snippet, counters }]);
+    let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
+    let requests: Vec<_> = sites.iter().zip(&minis).map(|(site, minis)| request((site, minis))).collect();
+    let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("woven");
+    for counter in counters.iter().flatten().map(|counter| env.data.counter(*counter)) {
+        let increment = [&[0x65, 0x48, 0xff, 0x04, 0x25][..], &counter.to_le_bytes()].concat();
+        for (piece, code) in weave.plan.code.iter().enumerate() {
+            let found = code.bytes.windows(increment.len()).position(|bytes| bytes == increment);
+            let Some(at) = found else { continue };
+            let mut wrong = weave.clone();
+            wrong.plan.code[piece].bytes[at + 5..at + 9].copy_from_slice(&(-8i32).to_le_bytes());
+            let proof = verify_weave(&env, &arena, &text, &requests, &wrong);
+            assert_eq!(proof.map_err(|e| e.flaw), Err(Flaw::ForeignWrite), "counter at {counter:#x}");
+        }
+    }
+}

@@ -213,8 +213,7 @@ fn is_counter(facts: &Facts<'_>, i: &Instruction) -> bool {
         && matches!(i.memory_segment(), Register::GS | Register::DS)
         && i.memory_base() == Register::None
         && i.memory_index() == Register::None
-        && place >= u64::from(data.counter(0))
-        && place + 8 <= u64::from(data.displacement(data.records()))
+        && (u64::from(data.counter(0))..u64::from(data.displacement(data.records()))).contains(&place)
         && place % 8 == data.base.0 % 8
 }
 
