@@ -87,17 +87,22 @@ pub fn whole(reading: &Reading) -> v1::Sample {
 
 fn pair_values<'a>(values: impl Iterator<Item = (usize, &'a Value)>) -> Vec<v1::PairValue> {
     values
-        .map(|(i, value)| v1::PairValue {
-            pair: u32::try_from(i).unwrap_or(u32::MAX),
-            value: value.value,
-            threads: value.threads.iter().map(thread_value).collect(),
-            distribution: value.distribution.as_deref().map(Into::into),
-            keys: value.keys.as_deref().map(keys),
-            object: value.object.map(object),
-            activations: activations(value.activations),
-            taken_out: value.taken_out.map(taken_out),
-            counted: value.counted.map(|Counted { enabled_ns, running_ns }| v1::Counted { enabled_ns, running_ns }),
-            slept_ns: value.slept_ns,
+        .map(|(i, value)| {
+            let details = value.details();
+            v1::PairValue {
+                pair: u32::try_from(i).unwrap_or(u32::MAX),
+                value: value.value,
+                threads: details.threads.iter().map(thread_value).collect(),
+                distribution: details.distribution.as_deref().map(Into::into),
+                keys: details.keys.as_ref().map(keys),
+                object: details.object.map(object),
+                activations: activations(details.activations),
+                taken_out: details.taken_out.map(taken_out),
+                counted: details
+                    .counted
+                    .map(|Counted { enabled_ns, running_ns }| v1::Counted { enabled_ns, running_ns }),
+                slept_ns: details.slept_ns,
+            }
         })
         .collect()
 }
@@ -137,6 +142,7 @@ fn activations(activations: Activations) -> Option<v1::Activations> {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_engine::Details;
     use ingraft_model::Distribution;
     use proptest::prelude::*;
 
@@ -159,7 +165,7 @@ mod tests {
     }
 
     fn reading(values: &[i64]) -> Reading {
-        let values = values.iter().map(|v| Value { value: *v, ..Value::default() }).collect();
+        let values = values.iter().map(|v| Value::from(*v)).collect();
         Reading { time_ns: 7, values, ended: None }
     }
 
@@ -186,7 +192,7 @@ mod tests {
         let mut delta = Delta::default();
         let with = |tid| {
             let threads = vec![ThreadValue { tid, value: 5, ..ThreadValue::default() }];
-            let values = vec![Value { value: 5, threads, ..Value::default() }, Value { value: 1, ..Value::default() }];
+            let values = vec![Value::new(5, Details { threads, ..Details::NONE }), Value::from(1)];
             Reading { time_ns: 1, values, ended: None }
         };
         let taken = |item| Taken { sequence: 0, dropped: 0, item };
@@ -203,7 +209,7 @@ mod tests {
         let mut sample = |max, left| {
             let distribution = Some(Box::new(Distribution { max, ..Distribution::default() }));
             let activations = Activations { left, ..Activations::default() };
-            let values = vec![Value { value: 5, distribution, activations, ..Value::default() }];
+            let values = vec![Value::new(5, Details { distribution, activations, ..Details::NONE })];
             delta.sample(Taken { sequence: 0, dropped: 0, item: Reading { time_ns: 1, values, ended: None } })
         };
         assert_eq!(sample(7, 0).values[0].activations, None);

@@ -180,7 +180,7 @@ fn five_hundred_come_and_go() {
     let seen = churn.remove(calls);
     assert_eq!(u64::try_from(seen).unwrap(), told, "no call was lost");
     let timed = churn.engine.remove(latency, Caller::Engine).unwrap().last.unwrap().values.remove(0);
-    let missing = timed.activations;
+    let missing = timed.details().activations;
     assert_eq!(u64::try_from(timed.value).unwrap() + missing.left + missing.unseen + missing.unrecorded, told);
     let removed = churn.engine.remove(time, Caller::Engine).unwrap();
     assert!(removed.text_restored);
@@ -325,7 +325,7 @@ fn what_costs_too_much_is_taken_out_of_children_as_well() {
         let until = Until(&done);
         let taken_out = || {
             let reading = churn.engine.read(time, false, Caller::Engine).unwrap();
-            reading.values[0].taken_out.is_some()
+            reading.values[0].details().taken_out.is_some()
         };
         wait_until("it is noticed", taken_out);
         drop(until);

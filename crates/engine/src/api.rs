@@ -224,15 +224,41 @@ pub struct CaughtUp {
     pub not_unwound: u32,
 }
 
-/// The value of one pair.
+/// The value of one pair. Small, as there may be thousands, most of them mere numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Value {
     /// Cumulative since the request; of a histogram: how many values it has.
     pub value: i64,
+    /// What else there is to it; never [`Details::NONE`].
+    details: Option<Box<Details>>,
+}
+
+impl Value {
+    /// A value and what else there is to it.
+    pub fn new(value: i64, details: Details) -> Self {
+        Value { value, details: (details != Details::NONE).then(|| Box::new(details)) }
+    }
+
+    /// What else there is to it.
+    pub fn details(&self) -> &Details {
+        static NONE: Details = Details::NONE;
+        self.details.as_deref().unwrap_or(&NONE)
+    }
+}
+
+impl From<i64> for Value {
+    fn from(value: i64) -> Self {
+        Value { value, details: None }
+    }
+}
+
+/// What there is to a value besides a number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Details {
     /// The values of a histogram, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
     /// The values by key of a vector.
-    pub keys: Option<Box<Keys>>,
+    pub keys: Option<Keys>,
     /// What is known of the object that the focus names, from a list of objects that is measured as well.
     pub object: Option<ObjectState>,
     /// Calls whose values are missing.
@@ -245,6 +271,20 @@ pub struct Value {
     pub counted: Option<Counted>,
     /// How long the machine has slept while the value was measured by the time stamp counter, which may have counted that time or begun anew.
     pub slept_ns: u64,
+}
+
+impl Details {
+    /// Those of a mere number.
+    pub const NONE: Details = Details {
+        distribution: None,
+        keys: None,
+        object: None,
+        activations: Activations { left: 0, unseen: 0, unrecorded: 0 },
+        threads: Vec::new(),
+        taken_out: None,
+        counted: None,
+        slept_ns: 0,
+    };
 }
 
 /// Values by key.

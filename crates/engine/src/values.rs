@@ -32,7 +32,7 @@ impl Shards for SharedArea {
     }
 
     fn load(&self, shard: u32, counter: u32) -> i64 {
-        self.counter(shard, counter).map_or(0, u64::cast_signed)
+        self.counter_or_zero(shard, counter).cast_signed()
     }
 
     fn cpu_last(&self, shard: u32) -> u64 {
@@ -137,36 +137,42 @@ impl EndedThreads {
 
 /// Counters of variables that are more than one: the first counter and the shape of each.
 #[derive(Debug, Default)]
-pub struct Shapes(BTreeMap<u32, Shape>);
+pub struct Shapes {
+    all: BTreeMap<u32, Shape>,
+    /// The tables of them: few of thousands.
+    tables: BTreeMap<u32, Fold>,
+}
 
 impl Shapes {
     /// Adds a variable.
     pub fn insert(&mut self, first: u32, shape: Shape) {
         if shape.slots() > 1 {
-            self.0.insert(first, shape);
+            self.all.insert(first, shape);
+        }
+        if let Shape::Table(fold) = shape {
+            self.tables.insert(first, fold);
         }
     }
 
     /// Forgets a variable.
     pub fn remove(&mut self, first: u32) {
-        self.0.remove(&first);
+        self.all.remove(&first);
+        self.tables.remove(&first);
     }
 
     /// The first counters of tables, and what several values of a key in them are together.
     pub fn tables(&self) -> impl Iterator<Item = (u32, Fold)> {
-        self.0
-            .iter()
-            .filter_map(|(first, shape)| if let Shape::Table(fold) = shape { Some((*first, *fold)) } else { None })
+        self.tables.iter().map(|(first, fold)| (*first, *fold))
     }
 
     /// The first counters of the timers of a clock.
     pub fn timers(&self, clock: Clock) -> impl Iterator<Item = u32> {
-        self.0.iter().filter(move |(_, shape)| **shape == Shape::Timer(clock)).map(|(first, _)| *first)
+        self.all.iter().filter(move |(_, shape)| **shape == Shape::Timer(clock)).map(|(first, _)| *first)
     }
 
     /// The offset in its variable and the variable's shape.
     fn of(&self, counter: u32) -> (u32, Shape) {
-        match self.0.range(..=counter).next_back() {
+        match self.all.range(..=counter).next_back() {
             Some((first, shape)) if counter - first < shape.slots() => (counter - first, *shape),
             _ => (0, Shape::Counter),
         }
@@ -229,14 +235,7 @@ impl Raw {
         let at = |n: u32| load(slots.first + n);
         let mut raw = Raw::default();
         match slots.shape {
-            Shape::Counter => raw.value = at(0),
-            Shape::Timer(clock) => {
-                let now = || if clock == Clock::Cpu { cpu() } else { (ruler.now)() };
-                // the kernel's figure of processor time is no exact one, and dear
-                let retries = if clock == Clock::Cpu { 0 } else { RETRIES };
-                let ticks = running(|| at(1), now, retries);
-                raw.value = i64::try_from(ruler.scale.apply(ticks.cast_unsigned())).unwrap_or(i64::MAX);
-            }
+            Shape::Counter | Shape::Timer(_) => raw.value = number(slots, ruler, load, cpu),
             // Without a value there is no smallest one, and its pages are left alone: to look at them would make them.
             Shape::Histogram if at(2) == 0 => raw.distribution = Some(Box::default()),
             Shape::Histogram => {
@@ -247,10 +246,7 @@ impl Raw {
             }
             Shape::Vector(count) => raw = Raw::of_table(vector::from_slots(count, at)),
             Shape::Table(fold) => raw = Raw::of_table(Table::from_slots(fold, at)),
-            Shape::Activations => {
-                let [left, unseen, unrecorded] = [0, 1, 2].map(|n| at(n).cast_unsigned());
-                raw.activations = Activations { left, unseen, unrecorded };
-            }
+            Shape::Activations => raw.activations = calls(&[slots.first], load),
             // it is no value
             Shape::Event => {}
         }
@@ -304,6 +300,29 @@ impl Raw {
     }
 }
 
+/// What one thread has in a counter or a timer.
+fn number(slots: Slots, ruler: Ruler<'_>, load: impl Fn(u32) -> i64, cpu: impl Fn() -> u64) -> i64 {
+    let Shape::Timer(clock) = slots.shape else { return load(slots.first) };
+    let now = || if clock == Clock::Cpu { cpu() } else { (ruler.now)() };
+    // the kernel's figure of processor time is no exact one, and dear
+    let retries = if clock == Clock::Cpu { 0 } else { RETRIES };
+    let ticks = running(|| load(slots.first + 1), now, retries);
+    i64::try_from(ruler.scale.apply(ticks.cast_unsigned())).unwrap_or(i64::MAX)
+}
+
+/// What became of calls in one thread; see [`RECORDS_ONLY`].
+fn calls(activations: &[u32], load: impl Fn(u32) -> i64) -> Activations {
+    let of = |&first: &u32| {
+        let [left, unseen, unrecorded] = [0, 1, 2].map(|n| load((first & !RECORDS_ONLY) + n).cast_unsigned());
+        if first & RECORDS_ONLY == 0 {
+            Activations { left, unseen, unrecorded }
+        } else {
+            Activations { unrecorded, ..Activations::default() }
+        }
+    };
+    activations.iter().map(of).fold(Activations::default(), Activations::plus)
+}
+
 /// What a timer has whose sum of stops is negative while it runs, at a moment: a clock that was read before its last start, or after a stop, would
 /// tell a value that is taken back later.
 fn running(sum: impl Fn() -> i64, now: impl Fn() -> u64, retries: u32) -> i64 {
@@ -347,22 +366,14 @@ impl<'a> Columns<'a> {
     /// What a variable, and the activations of its calls, have in every thread that has recorded something: sorted by thread, each once.
     pub fn threads(&self, slots: Slots, activations: &[u32], ruler: Ruler<'_>) -> Vec<(Option<Tid>, Raw)> {
         let read = |load: &dyn Fn(u32) -> i64, cpu: &dyn Fn() -> u64| {
-            let own = Raw::read(slots, ruler, load, cpu);
-            let shape = Shape::Activations;
-            activations.iter().fold(own, |raw, &first| {
-                let mut calls = Raw::read(Slots { first: first & !RECORDS_ONLY, shape }, ruler, load, cpu);
-                if first & RECORDS_ONLY != 0 {
-                    let unrecorded = calls.activations.unrecorded;
-                    calls.activations = Activations { unrecorded, ..Activations::default() };
-                }
-                raw.plus(calls)
-            })
+            let mut raw = Raw::read(slots, ruler, load, cpu);
+            raw.activations = raw.activations.plus(calls(activations, load));
+            raw
         };
-        // The kernel's own figure of a thread that runs is as old as the last tick, and its last reading may be later.
-        let live = self.held.iter().map(|&(shard, tid)| {
-            let cpu = || self.shards.cpu_last(shard).max(tid.map_or(0, ruler.cpu));
-            (tid, read(&|n| self.shards.load(shard, n), &cpu))
-        });
+        let live = self
+            .held
+            .iter()
+            .map(|&(shard, tid)| (tid, read(&|n| self.shards.load(shard, n), &|| self.cpu(shard, tid, ruler))));
         let ended = self
             .ended
             .threads
@@ -378,6 +389,25 @@ impl<'a> Columns<'a> {
             *place = std::mem::take(place).plus(raw);
         }
         by_thread.into_iter().map(|((_, tid), raw)| (tid, raw)).collect()
+    }
+
+    /// A thread's processor time, in ticks. The kernel's own figure of one that runs is as old as the last tick, and its last reading may be later.
+    fn cpu(&self, shard: u32, tid: Option<Tid>, ruler: Ruler<'_>) -> u64 {
+        self.shards.cpu_last(shard).max(tid.map_or(0, ruler.cpu))
+    }
+
+    /// What all threads have together in a counter or a timer, and the activations of its calls.
+    pub fn together(&self, slots: Slots, activations: &[u32], ruler: Ruler<'_>) -> (i64, Activations) {
+        let plus = |a: (i64, Activations), b: (i64, Activations)| (a.0.wrapping_add(b.0), a.1.plus(b.1));
+        let live = self.held.iter().map(|&(shard, tid)| {
+            let load = |n| self.shards.load(shard, n);
+            (number(slots, ruler, load, || self.cpu(shard, tid, ruler)), calls(activations, load))
+        });
+        let ended = self.ended.threads.values().map(|record| {
+            let load = |n| record.get(&n).copied().unwrap_or(0);
+            (number(slots, ruler, load, || 0), calls(activations, load))
+        });
+        live.chain(ended).fold((0, Activations::default()), plus)
     }
 
     /// A counter's sum over all threads.

@@ -26,6 +26,8 @@ use crate::target::{Identity, Target};
 pub struct SharedArea {
     layout: DataArea,
     access: Access,
+    /// The highest end of what was claimed, and the highest hint, that were seen; [`UNKNOWN`] before the first look.
+    claimed_to: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -60,11 +62,16 @@ impl SharedArea {
         let own = |source| Error::Own { what: "map the data area", source };
         let len = usize::try_from(layout.len()).map_err(|_| Error::Outside(layout.len()))?;
         let map = memmap2::MmapOptions::new().len(len).no_reserve_swap().map_raw(memfd).map_err(own)?;
-        Ok(SharedArea { layout, access: Access::Mapped { map, lock } })
+        Ok(SharedArea::new(layout, Access::Mapped { map, lock }))
     }
 
     pub(crate) fn through(layout: DataArea, target: Arc<Target>) -> Self {
-        SharedArea { layout, access: Access::Through(target) }
+        SharedArea::new(layout, Access::Through(target))
+    }
+
+    fn new(layout: DataArea, access: Access) -> Self {
+        // who claimed what before us is not known: the first look is at all
+        SharedArea { layout, access, claimed_to: AtomicU32::new(UNKNOWN) }
     }
 
     /// Where it lies in the target.
@@ -86,6 +93,7 @@ impl SharedArea {
         }
     }
 
+    #[inline]
     fn check_bytes(&self, offset: u64, len: usize) -> Result<(), Error> {
         match offset.checked_add(len as u64) {
             Some(end) if end <= self.layout.len() => Ok(()),
@@ -94,6 +102,7 @@ impl SharedArea {
     }
 
     /// `count` words of `size` bytes each, aligned.
+    #[inline]
     fn check(&self, offset: u64, size: usize, count: usize) -> Result<(), Error> {
         let len = size.checked_mul(count).ok_or(Error::Outside(offset))?;
         if offset.is_multiple_of(size as u64) { self.check_bytes(offset, len) } else { Err(Error::Outside(offset)) }
@@ -104,6 +113,7 @@ impl SharedArea {
     }
 
     /// Reads a u64 at an offset (a multiple of 8).
+    #[inline]
     pub fn read_u64(&self, offset: u64) -> Result<u64, Error> {
         self.check(offset, 8, 1)?;
         match &self.access {
@@ -391,18 +401,54 @@ impl SharedArea {
     }
 
     /// The shards that threads hold.
+    ///
+    /// A thread raises the hint by one, and takes the first free shard from its old value on. So what is claimed from the highest hint on that
+    /// there was lies side by side, and the many shards that were never claimed are not looked at.
     pub fn claims(&self) -> Result<Vec<Claim>, Error> {
-        let mut owners = vec![0; self.layout.shards.min(layout::SHARDS_MAX) as usize];
+        let shards = self.layout.shards.min(layout::SHARDS_MAX);
+        let hint = self.read_u32(header::CLAIM_HINT.into())?;
+        let sure = self.claimed_to.load(Ordering::Relaxed).max(hint).min(shards);
+        let mut owners = vec![0; sure as usize];
         self.read_words(layout::CLAIMS.into(), &mut owners)?;
+        for shard in sure..shards {
+            match self.read_u64(claim_at(shard))? {
+                0 => break,
+                owner => owners.push(owner),
+            }
+        }
         let claimed = (0u32..).zip(owners).skip(layout::FIRST_SHARD as usize).filter(|&(_, owner)| owner != 0);
-        Ok(claimed.map(|(shard, owner)| Claim { shard, owner }).collect())
+        let claims: Vec<_> = claimed.map(|(shard, owner)| Claim { shard, owner }).collect();
+        let end = claims.last().map_or(0, |claim| claim.shard + 1);
+        let first_look = self.claimed_to.compare_exchange(UNKNOWN, end, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !first_look {
+            self.claimed_to.fetch_max(end, Ordering::Relaxed);
+        }
+        Ok(claims)
+    }
+
+    /// Has the next thread look for a free shard from this one on, if it would begin behind it.
+    fn lower_hint(&self, shard: u32) -> Result<(), Error> {
+        let hint = u64::from(header::CLAIM_HINT);
+        let before = match &self.access {
+            Access::Mapped { map, .. } => word32(map, hint).fetch_min(shard, Ordering::AcqRel),
+            Access::Through(_) => {
+                let before = self.read_u32(hint)?;
+                self.write_u32(hint, before.min(shard))?;
+                before
+            }
+        };
+        // a thread that has raised it may be on its way to its shard
+        if self.claimed_to.load(Ordering::Relaxed) != UNKNOWN {
+            self.claimed_to.fetch_max(before, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Takes a free shard for a thread, as the thread would do itself; none if there is no free one. Its gs base is still to be set, while the thread is
     /// held: then it finds the shard to be its own.
     pub fn claim(&self, identity: u64) -> Result<Option<u32>, Error> {
         for shard in layout::FIRST_SHARD..self.layout.shards.min(layout::SHARDS_MAX) {
-            let claim = u64::from(layout::CLAIMS) + 8 * u64::from(shard);
+            let claim = claim_at(shard);
             if self.read_u64(claim)? != 0 {
                 continue;
             }
@@ -421,17 +467,33 @@ impl SharedArea {
         Ok(None)
     }
 
+    #[inline]
     fn shard_start(&self, shard: u32) -> u64 {
         self.layout.stride * u64::from(shard)
     }
 
+    #[inline]
     fn counter_at(&self, shard: u32, index: u32) -> u64 {
         self.shard_start(shard) + u64::from(layout::COUNTERS) + 8 * u64::from(index)
     }
 
     /// One counter of one shard.
+    #[inline]
     pub fn counter(&self, shard: u32, index: u32) -> Result<u64, Error> {
         self.read_u64(self.counter_at(shard, index))
+    }
+
+    /// One counter of one shard; 0 if it cannot be read.
+    #[inline]
+    pub fn counter_or_zero(&self, shard: u32, index: u32) -> u64 {
+        let offset = self.counter_at(shard, index);
+        match &self.access {
+            // thousands are read again and again
+            Access::Mapped { map, .. } if offset <= (map.len() as u64).saturating_sub(8) => {
+                word64(map, offset).load(Ordering::Acquire)
+            }
+            Access::Mapped { .. } | Access::Through(_) => self.read_u64(offset).unwrap_or(0),
+        }
     }
 
     /// The first counters of a shard, as many as `values` has room for.
@@ -484,11 +546,9 @@ impl SharedArea {
         // older kernel follows it. If there is no room for that, the shard keeps it, and stays taken.
         if self.remember_slot(self.read_u64(start + u64::from(layout::CPU_SLOT))?)? {
             self.write_u64(start + u64::from(layout::CPU_SLOT), 0)?;
-            self.write_u64(u64::from(layout::CLAIMS) + 8 * u64::from(shard), 0)?;
+            self.write_u64(claim_at(shard), 0)?;
             // the next thread takes the lowest free one: memory is that of as many threads as there are at a time
-            if shard < self.read_u32(header::CLAIM_HINT.into())? {
-                self.write_u32(header::CLAIM_HINT.into(), shard)?;
-            }
+            self.lower_hint(shard)?;
         }
         Ok(values)
     }
@@ -597,6 +657,14 @@ pub(crate) fn parse_header(range: &AvmaRange, bytes: &[u8]) -> Result<DataArea, 
     }
 }
 
+/// Nobody has looked yet up to where shards are claimed.
+const UNKNOWN: u32 = u32::MAX;
+
+/// Where the claim of a shard is.
+fn claim_at(shard: u32) -> u64 {
+    u64::from(layout::CLAIMS) + 8 * u64::from(shard)
+}
+
 fn word64(map: &MmapRaw, offset: u64) -> &AtomicU64 {
     let at = map.as_mut_ptr().wrapping_add(offset as usize).cast();
     // SAFETY: every caller has checked that 8 aligned bytes at `offset` lie inside the mapping, which lives as long as `map`;
@@ -620,4 +688,64 @@ fn copy_in(map: &MmapRaw, offset: u64, bytes: &[u8]) {
     let to = map.as_mut_ptr().wrapping_add(offset as usize);
     // SAFETY: as above.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn area(shards: u32) -> SharedArea {
+        let stride = (2 * u64::from(layout::OWNER)).next_power_of_two();
+        let layout = DataArea { base: Avma(0), stride, shards, journal_bytes: 0 };
+        let memfd = rustix::fs::memfd_create("area", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memfd, layout.len()).unwrap();
+        SharedArea::map(layout, &memfd, None).unwrap()
+    }
+
+    /// What a thread does, in two steps: between them others go on.
+    fn aim(area: &SharedArea) -> u32 {
+        let hint = area.read_u32(header::CLAIM_HINT.into()).unwrap();
+        area.write_u32(header::CLAIM_HINT.into(), hint + 1).unwrap();
+        if (layout::FIRST_SHARD..area.layout.shards).contains(&hint) {
+            return hint;
+        }
+        area.write_u32(header::CLAIM_HINT.into(), layout::FIRST_SHARD + 1).unwrap();
+        layout::FIRST_SHARD
+    }
+
+    fn take(area: &SharedArea, aim: u32) -> Option<u32> {
+        let all = layout::FIRST_SHARD..area.layout.shards;
+        let shard = (aim..all.end).chain(all.start..aim).find(|&s| area.read_u64(claim_at(s)).unwrap() == 0)?;
+        area.write_u64(claim_at(shard), 1000 + u64::from(shard)).unwrap();
+        Some(shard)
+    }
+
+    proptest! {
+        /// Threads aim, take what they find, and are freed, in any order: every claim is seen by every look, whoever looked before.
+        #[test]
+        fn every_claim_is_seen(steps in proptest::collection::vec((0_u8..4, any::<prop::sample::Index>()), 1..200), begin in 0_usize..40) {
+            let area = area(24);
+            let (mut aims, mut held) = (Vec::new(), Vec::new());
+            for (i, (step, which)) in steps.iter().enumerate() {
+                match step {
+                    0 => aims.push(aim(&area)),
+                    1 if !aims.is_empty() => held.extend(take(&area, aims.swap_remove(which.index(aims.len())))),
+                    2 if !held.is_empty() => {
+                        // what is freed was seen
+                        area.claims().unwrap();
+                        let shard = held.swap_remove(which.index(held.len()));
+                        area.free_shard(shard, 0).unwrap();
+                    }
+                    _ if i >= begin => {
+                        held.sort_unstable();
+                        let seen: Vec<u32> = area.claims().unwrap().iter().map(|claim| claim.shard).collect();
+                        prop_assert_eq!(&seen, &held);
+                    }
+                    _ => (),
+                }
+            }
+        }
+    }
 }

@@ -47,7 +47,7 @@ pub use room::{DataAreaRequest, MAPS_NAME};
 pub use spawn::{Start, Streams, spawn};
 pub use stack::contains;
 pub use survey::{ID_OFFSETS, Survey, ThreadFacts};
-pub use sys::{abort_after, steps};
+pub use sys::{abort_after, steps, thread_exists};
 pub use target::{AT_BASE, AT_ENTRY, AT_HWCAP2, AT_SYSINFO_EHDR, ExitStatus, HWCAP2_FSGSBASE, Identity, Target};
 pub use vectors::vector_state;
 pub use visit::{Held, HeldRegisters, HeldThread, Visitor};

@@ -277,13 +277,19 @@ pub(crate) fn has_invariant_ticks() -> bool {
     leaf(0x8000_0000).eax >= POWER && leaf(POWER).edx & 1 << 8 != 0
 }
 
+/// Whether a process has a thread: also one that has ended and was not waited for, as the main thread is as long as others live.
+pub fn thread_exists(pid: Pid, tid: Tid) -> bool {
+    // SAFETY: signal 0 only asks whether the thread exists.
+    let r = unsafe { libc::syscall(libc::SYS_tgkill, pid.0, tid.0, 0) };
+    // what may not be signalled is there
+    r == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
 /// Waits until a thread of ours has left the kernel's lists, so that all that it traced is free.
 pub(crate) fn wait_thread_gone(tid: Tid) {
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let own = Pid(rustix::process::getpid().as_raw_nonzero().get());
     for _ in 0..100_000 {
-        // SAFETY: signal 0 only asks whether the thread exists.
-        let r = unsafe { libc::syscall(libc::SYS_tgkill, pid, tid.0, 0) };
-        if r == -1 {
+        if !thread_exists(own, tid) {
             return;
         }
         std::thread::sleep(Duration::from_micros(20));

@@ -143,7 +143,7 @@ impl Target {
 
     /// Whether it still runs.
     pub fn is_alive(&self) -> bool {
-        !self.ended_within(Duration::ZERO)
+        !self.ends_within(Duration::ZERO)
     }
 
     /// Whether it still runs the program that it ran when it was opened (no exec since).
@@ -163,18 +163,14 @@ impl Target {
 
     /// Waits until it ends, at most so long; its status stays to be fetched.
     pub fn ends_within(&self, at_most: Duration) -> bool {
-        self.ended_within(at_most)
-    }
-
-    fn ended_within(&self, time: Duration) -> bool {
-        let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut fds, timeout), Ok(n) if n > 0)
     }
 
     /// Waits until it ends, at most so long. None: it still runs.
     pub fn wait_exit(&self, at_most: Duration) -> Option<ExitStatus> {
-        if !self.ended_within(at_most) {
+        if !self.ends_within(at_most) {
             return None;
         }
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;

@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_removal_ends_with_the_last_values() {
-        let value = Value { value: 9, ..Value::default() };
+        let value = Value::from(9);
         let ended = ingraft_engine::Ended { status: Some(0), signal: None, exec: false };
         let removed = Removed {
             pid: Pid(7),

@@ -154,5 +154,13 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
     // its code is not known well enough to be taken out piece by piece
     let limit = f64::INFINITY;
     let library = Arc::clone(library);
-    Measurement { views: Arc::new(views), pairs: Arc::new(infos), grown: false, request, library, keep: true, limit }
+    Measurement {
+        views: Arc::new(views.into()),
+        pairs: Arc::new(infos),
+        grown: false,
+        request,
+        library,
+        keep: true,
+        limit,
+    }
 }

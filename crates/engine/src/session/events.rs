@@ -92,10 +92,7 @@ impl Session {
     /// Looks for threads that have begun or ended since, unless a change is on its way: then the next time.
     pub(super) fn follow_events(&self) {
         let counting: Vec<Counting> = match self.control.try_lock() {
-            Ok(control) => {
-                let views = control.measurements.values().flat_map(|m| m.views.iter());
-                views.filter_map(|v| v.own.as_ref().and_then(OwnValue::events)).cloned().collect()
-            }
+            Ok(control) => control.measurements.values().flat_map(|m| m.views.counting()).cloned().collect(),
             Err(_) => return,
         };
         for counting in counting {

@@ -220,7 +220,7 @@ impl Session {
         control.add_users(&new);
         self.settle_accounts(control);
         let Some(measurement) = control.measurements.get_mut(&id) else { return Ok(None) };
-        measurement.views = Arc::new(views);
+        measurement.views = Arc::new(views.into());
         measurement.pairs = Arc::new(pairs);
         measurement.grown = true;
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };

@@ -23,12 +23,13 @@ use ingraft_mdl::{
 };
 use ingraft_model::layout::COUNTERS;
 use ingraft_model::{
-    Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, Fold, MetricInfo, ObjectState, PatchPlan, Pid,
-    PointKind, Refusal, Scale, Shape, Snippet, Stmt, Style, Svma, Table, ThreadIdentity, Tid, UnitsType, WallClock,
+    Activations, Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, Fold, MetricInfo, ObjectState,
+    PatchPlan, Pid, PointKind, Refusal, Scale, Shape, Snippet, Stmt, Style, Svma, Table, ThreadIdentity, Tid,
+    UnitsType, WallClock,
 };
 use ingraft_process::{
     ClockChoice, ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target,
-    ThreadBase, TickClock, Visitor, vector_state,
+    ThreadBase, TickClock, Visitor, thread_exists, vector_state,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -55,6 +56,7 @@ use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
 use self::insert::Stop;
 use self::internals::OwnValue;
+use self::view::{Plain, View, Views};
 
 mod adopt;
 mod cost;
@@ -67,6 +69,7 @@ mod landing;
 mod loader;
 mod read;
 mod remove;
+mod view;
 
 /// What is done when a target has ended.
 pub type AtEnd = dyn Fn() + Send + Sync;
@@ -123,28 +126,9 @@ struct Pair {
     users: u32,
 }
 
-/// One measurement's view of a pair.
-#[derive(Debug, Clone)]
-struct View {
-    key: PairKey,
-    /// The metric's own variable, and what became of the calls that it follows.
-    value: Slots,
-    activations: Vec<u32>,
-    unit: ValueUnit,
-    aggregate: Aggregate,
-    thread: Option<Tid>,
-    object: Option<u64>,
-    /// What the values of a vector over indices are called, if that is known.
-    index_names: Option<IndexNames>,
-    /// The engine knows the value by itself.
-    own: Option<OwnValue>,
-    /// What it was when the measurement began, per thread.
-    before: FxHashMap<Option<Tid>, Raw>,
-}
-
 #[derive(Debug)]
 struct Measurement {
-    views: Arc<Vec<View>>,
+    views: Arc<Views>,
     pairs: Arc<Vec<PairInfo>>,
     /// The pairs are not those any more that the insertion has said.
     grown: bool,
@@ -240,8 +224,8 @@ pub struct Session {
     ended: OnceLock<Ended>,
     /// The clock of the timers when the end was noticed: then all of them stood still.
     ended_at: OnceLock<u64>,
-    /// The last look for threads that have ended.
-    looked: Mutex<read::Looked>,
+    /// Time until the next look for threads that have ended.
+    look_pause: Mutex<Duration>,
     /// Who wants to know of the end at once.
     at_end: Mutex<Vec<Weak<AtEnd>>>,
     /// The processor time of threads whose timers run, when it was last asked for: of a thread that has ended the kernel says nothing.
@@ -310,7 +294,7 @@ impl Session {
             shared: RwLock::default(),
             ended: OnceLock::new(),
             ended_at: OnceLock::new(),
-            looked: Mutex::default(),
+            look_pause: Mutex::default(),
             at_end: Mutex::default(),
             cpu_seen: Mutex::default(),
             rates: Mutex::default(),
@@ -408,7 +392,7 @@ impl Session {
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
         internals::merge(&own, before, &mut views, &mut pairs);
         let measurement = Measurement {
-            views: Arc::new(views),
+            views: Arc::new(views.into()),
             pairs: Arc::new(pairs),
             grown: false,
             request: request.clone(),

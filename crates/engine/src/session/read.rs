@@ -1,28 +1,13 @@
 //! Values, read while the target runs, and what has to be done for them from time to time.
 
-use rustix::time::{ClockId, clock_gettime};
-
 use super::*;
 
-/// Time between two looks for threads that have ended while there are timers.
+/// Time between two looks for threads that have ended while there are timers, where threads come and go.
 const LOOK: Duration = Duration::from_millis(5);
+/// The same where they stay.
+const LOOK_RARELY: Duration = Duration::from_millis(20);
 /// What these looks may take of a processor, as a divisor.
 const LOOK_SHARE: u32 = 100;
-
-/// What a look for threads that have ended leaves to the next one.
-#[derive(Default)]
-pub(super) struct Looked {
-    /// Time until then.
-    pause: Duration,
-    /// The threads that there were.
-    threads: Vec<Tid>,
-}
-
-/// The processor time of the calling thread.
-fn own_cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
 
 impl Session {
     /// What a measurement reads, with where its counters stand now.
@@ -117,43 +102,47 @@ impl Session {
         Ok(self.reading(&views, threads))
     }
 
-    pub(super) fn reading(&self, views: &[View], threads: bool) -> Reading {
+    pub(super) fn reading(&self, views: &Views, threads: bool) -> Reading {
         // The end is looked up first: values read after it are the last ones.
         let ended = self.ended.get().copied();
         if ended.is_none() {
-            if self.target.is_alive() {
-                self.bury_ended_threads();
-            } else {
+            if !self.target.is_alive() {
                 self.stop_the_clock();
+            } else if self.misses_threads() {
+                self.bury_ended_threads();
             }
         }
         let shared = self.shared();
         let columns = shared.columns();
         let (now, cpu) = (|| self.time_now(), |tid| self.cpu_ticks(tid));
-        let value = |view: &View| match (&view.own, shared.frozen.get(&view.value.first), &columns) {
-            (Some(OwnValue::Internal(internal)), ..) => {
-                let before = view.before.get(&None).map_or(0, |before| before.value);
-                Value { value: self.internal(*internal, &shared).wrapping_sub(before), ..Value::default() }
-            }
-            (Some(OwnValue::Events(counting)), ..) => {
-                let (rows, counted) = counting.rows();
-                Value { counted, ..view.combined(rows, threads) }
-            }
-            (None, Some(frozen), _) => {
-                Value { taken_out: Some(frozen.why), ..view.combined(frozen.rows.iter().cloned(), threads) }
-            }
-            (None, None, Some(columns)) => view.value(columns, self.ruler(view.unit, &now, &cpu), threads),
-            (None, None, None) => Value::default(),
-        };
         let slept_ns = self.clock.as_ref().map_or(0, TickClock::missed_ns);
         let objects = columns.as_ref().map(|columns| shared.objects(columns)).unwrap_or_default();
-        let named = |view: &View| {
-            let mut value = value(view);
+        let value = |view: &View| {
+            let (value, mut details) = match (&view.own, shared.frozen.get(&view.value.first), &columns) {
+                (Some(OwnValue::Internal(internal)), ..) => {
+                    let before = view.before.get(&None).map_or(0, |before| before.value);
+                    (self.internal(*internal, &shared).wrapping_sub(before), Details::NONE)
+                }
+                (Some(OwnValue::Events(counting)), ..) => {
+                    let (rows, counted) = counting.rows();
+                    let (value, details) = view.combined(rows, threads);
+                    (value, Details { counted, ..details })
+                }
+                (None, Some(frozen), _) => {
+                    let (value, details) = view.combined(frozen.rows.iter().cloned(), threads);
+                    (value, Details { taken_out: Some(frozen.why), ..details })
+                }
+                (None, None, Some(columns)) => {
+                    let rows = columns.threads(view.value, &view.activations, self.ruler(view.unit, &now, &cpu));
+                    view.combined(rows.into_iter(), threads)
+                }
+                (None, None, None) => return 0.into(),
+            };
             if view.unit == ValueUnit::Ticks {
-                value.slept_ns = slept_ns;
+                details.slept_ns = slept_ns;
             }
-            value.object = view.object.and_then(|at| objects.get(&at).copied());
-            for key in value.keys.iter_mut().flat_map(|keys| &mut keys.values) {
+            details.object = view.object.and_then(|at| objects.get(&at).copied());
+            for key in details.keys.iter_mut().flat_map(|keys| &mut keys.values) {
                 if matches!(view.value.shape, Shape::Vector(_)) {
                     key.name = view.index_names.as_ref().and_then(|names| names.name(key.key));
                 } else {
@@ -161,12 +150,30 @@ impl Session {
                     key.object = key.object.or_else(|| objects.get(&key.key).copied());
                 }
             }
-            value
+            for thread in &mut details.threads {
+                thread.pid = thread.tid.and_then(|tid| shared.kin.get(&tid).copied());
+            }
+            Value::new(value, details)
         };
-        let mut values: Vec<Value> = views.iter().map(named).collect();
-        for thread in values.iter_mut().flat_map(|v| &mut v.threads) {
-            thread.pid = thread.tid.and_then(|tid| shared.kin.get(&tid).copied());
-        }
+        let values = match &columns {
+            Some(columns) if !threads && shared.frozen.is_empty() => {
+                let plain = |(view, plain): (&View, &Plain)| match *plain {
+                    Plain::Counter(counter) => columns.sum(counter).into(),
+                    Plain::Number(slots, unit, calls) => {
+                        let ruler = self.ruler(unit, &now, &cpu);
+                        let (value, activations) = columns.together(slots, views.calls(calls), ruler);
+                        let slept_ns = if unit == ValueUnit::Ticks { slept_ns } else { 0 };
+                        if activations == Activations::default() && slept_ns == 0 {
+                            return value.into();
+                        }
+                        Value::new(value, Details { activations, slept_ns, ..Details::NONE })
+                    }
+                    Plain::No => value(view),
+                };
+                views.iter().zip(views.plain()).map(plain).collect()
+            }
+            _ => views.iter().map(value).collect(),
+        };
         Reading { time_ns: now_ns(), values, ended }
     }
 
@@ -197,27 +204,38 @@ impl Session {
 
     /// Waits for the end of the target, and looks for threads that have ended meanwhile if timers may run in them.
     fn ends_within(&self, at_most: Duration) -> bool {
-        let end = Instant::now() + at_most;
-        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pause = self.look_pause.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = Instant::now();
+        let end = now + at_most;
         loop {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = end.saturating_duration_since(now);
             let (wall, cpu) = self.timers();
-            if self.target.ends_within(if wall || cpu { left.min(looked.pause) } else { left }) {
+            if self.target.ends_within(if wall || cpu { left.min(*pause) } else { left }) {
                 return true;
             }
-            if Instant::now() >= end {
+            let begin = Instant::now();
+            if begin >= end {
                 return false;
             }
-            // on a busy machine a look takes long, but not much of the processor
-            let begin = own_cpu_time();
-            let threads = self.target.threads().unwrap_or_default();
             // where only wall timers run nothing has to be asked of threads that live on
-            if cpu || threads != looked.threads {
+            let misses = self.misses_threads();
+            if cpu || misses {
                 self.bury_ended_threads();
             }
-            looked.threads = threads;
-            looked.pause = (own_cpu_time().saturating_sub(begin) * LOOK_SHARE).clamp(LOOK, at_most.max(LOOK));
+            now = Instant::now();
+            let least = if misses { LOOK } else { (*pause * 2).clamp(LOOK, LOOK_RARELY) };
+            *pause = ((now - begin) * LOOK_SHARE).clamp(least, at_most.max(least));
         }
+    }
+
+    /// Whether some thread that counts has ended, or is one that was not seen yet: as cheap to ask as threads count.
+    fn misses_threads(&self) -> bool {
+        let shared = self.shared();
+        let (Some(area), Some(ThreadIdentity::FsOffset(_))) = (&shared.area, shared.identity) else { return false };
+        let lives = |tid: &Tid| thread_exists(shared.kin.get(tid).copied().unwrap_or(self.pid()), *tid);
+        let kin = |id: u64| Some(Tid(id as i32)).filter(|tid| shared.kin.contains_key(tid));
+        let known = |id: u64| shared.tids.get(&id).copied().or_else(|| kin(id));
+        Shards::claims(&**area).iter().any(|(_, identity)| !known(*identity).is_some_and(|tid| lives(&tid)))
     }
 
     /// Whether there are timers, by clock. How long those of a thread that ended in a measured function have run is known as well as its end is.
@@ -334,65 +352,6 @@ impl Shared {
     pub(super) fn remember(&mut self, threads: &[ThreadBase], identity: ThreadIdentity) {
         if identity == ThreadIdentity::FsBase {
             self.tids.extend(threads.iter().map(|t| (t.fs_base, t.tid)));
-        }
-    }
-}
-
-impl View {
-    fn value(&self, columns: &Columns<'_>, ruler: Ruler<'_>, threads: bool) -> Value {
-        let plain = self.value.shape == Shape::Counter && self.activations.is_empty();
-        let alone = self.before.is_empty() && self.thread.is_none() && self.aggregate == Aggregate::Sum;
-        if plain && alone && !threads {
-            return Value { value: columns.sum(self.value.first), ..Value::default() };
-        }
-        self.combined(columns.threads(self.value, &self.activations, ruler).into_iter(), threads)
-    }
-
-    /// What the threads have together since the measurement began.
-    fn combined(&self, rows: impl Iterator<Item = (Option<Tid>, Raw)>, threads: bool) -> Value {
-        let since = |(tid, raw): (Option<Tid>, Raw)| match self.before.get(&tid) {
-            Some(before) => (tid, raw.minus(before)),
-            None => (tid, raw),
-        };
-        let wanted =
-            |(tid, raw): &(Option<Tid>, Raw)| !raw.is_nothing() && self.thread.is_none_or(|only| *tid == Some(only));
-        let all: Vec<_> = rows.map(since).filter(wanted).collect();
-        let values = all.iter().map(|(_, raw)| raw.value);
-        let value = match self.aggregate {
-            Aggregate::Sum => values.fold(0, i64::wrapping_add),
-            Aggregate::Min => values.min().unwrap_or(0),
-            Aggregate::Max => values.max().unwrap_or(0),
-            Aggregate::Avg => {
-                let n = all.len().max(1) as i64;
-                values.fold(0, i64::wrapping_add) / n
-            }
-        };
-        let together = all.iter().map(|(_, raw)| raw.clone()).fold(Raw::default(), Raw::plus);
-        // how many objects there are is nothing that threads add up to
-        let list = together.table.as_deref().filter(|table| table.fold == Fold::Last).map(Table::total);
-        let value = list.unwrap_or(value);
-        let threads = if threads && list.is_none() { all } else { Vec::new() };
-        let thread = |(tid, raw): (Option<Tid>, Raw)| ThreadValue {
-            tid,
-            pid: None,
-            value: raw.value,
-            distribution: raw.distribution,
-            activations: raw.activations,
-        };
-        Value {
-            value,
-            distribution: together.distribution,
-            keys: match (together.table.as_deref(), self.value.shape) {
-                (Some(table), _) => Some(Box::new(table.into())),
-                (None, Shape::Table(_) | Shape::Vector(_)) => Some(Box::default()),
-                (None, _) => None,
-            },
-            activations: together.activations,
-            object: None,
-            threads: threads.into_iter().map(thread).collect(),
-            taken_out: None,
-            counted: None,
-            slept_ns: 0,
         }
     }
 }

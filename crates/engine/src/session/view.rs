@@ -1,0 +1,147 @@
+//! What the pairs of a measurement are read from.
+
+use super::events::Counting;
+use super::*;
+
+/// One measurement's view of a pair.
+#[derive(Debug, Clone)]
+pub(super) struct View {
+    /// Which.
+    pub key: PairKey,
+    /// The metric's own variable, and what became of the calls that it follows.
+    pub value: Slots,
+    pub activations: Vec<u32>,
+    /// What the value is in.
+    pub unit: ValueUnit,
+    /// How those of threads are combined.
+    pub aggregate: Aggregate,
+    /// The only thread that counts.
+    pub thread: Option<Tid>,
+    /// The address of the object that the focus names.
+    pub object: Option<u64>,
+    /// What the values of a vector over indices are called, if that is known.
+    pub index_names: Option<IndexNames>,
+    /// The engine knows the value by itself.
+    pub own: Option<OwnValue>,
+    /// What it was when the measurement began, per thread.
+    pub before: FxHashMap<Option<Tid>, Raw>,
+}
+
+/// What a value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Plain {
+    /// The sum of a counter, and nothing else to it.
+    Counter(u32),
+    /// What all threads have together in a counter or a timer, and which of [`Views::calls`] are those whose values are missing.
+    Number(Slots, ValueUnit, (u32, u32)),
+    /// Something else.
+    No,
+}
+
+/// The views of a measurement, in the order of its values.
+#[derive(Debug)]
+pub(super) struct Views {
+    all: Vec<View>,
+    /// Of thousands, little is looked at.
+    plain: Vec<Plain>,
+    /// The activations of all numbers, one after the other.
+    calls: Vec<u32>,
+    counting: Vec<Counting>,
+}
+
+impl Views {
+    /// For each view what its value is.
+    pub fn plain(&self) -> &[Plain] {
+        &self.plain
+    }
+
+    /// The activations of a number.
+    pub fn calls(&self, (from, to): (u32, u32)) -> &[u32] {
+        self.calls.get(from as usize..to as usize).unwrap_or_default()
+    }
+
+    /// The events that the engine reads.
+    pub fn counting(&self) -> &[Counting] {
+        &self.counting
+    }
+}
+
+impl From<Vec<View>> for Views {
+    fn from(all: Vec<View>) -> Self {
+        let mut calls = Vec::new();
+        let plain = all.iter().map(|view| view.plain(&mut calls)).collect();
+        let counting = all.iter().filter_map(|view| view.own.as_ref()?.events().cloned()).collect();
+        Views { all, plain, calls, counting }
+    }
+}
+
+impl std::ops::Deref for Views {
+    type Target = [View];
+
+    fn deref(&self) -> &[View] {
+        &self.all
+    }
+}
+
+impl View {
+    fn plain(&self, calls: &mut Vec<u32>) -> Plain {
+        let alone = self.before.is_empty() && self.thread.is_none() && self.object.is_none() && self.own.is_none();
+        match self.value.shape {
+            _ if !alone || self.aggregate != Aggregate::Sum => Plain::No,
+            Shape::Counter if self.activations.is_empty() && self.unit != ValueUnit::Ticks => {
+                Plain::Counter(self.value.first)
+            }
+            Shape::Counter | Shape::Timer(_) => {
+                let from = calls.len() as u32;
+                calls.extend(&self.activations);
+                Plain::Number(self.value, self.unit, (from, calls.len() as u32))
+            }
+            _ => Plain::No,
+        }
+    }
+
+    /// What the threads have together since the measurement began.
+    pub fn combined(&self, rows: impl Iterator<Item = (Option<Tid>, Raw)>, threads: bool) -> (i64, Details) {
+        let since = |(tid, raw): (Option<Tid>, Raw)| match self.before.get(&tid) {
+            Some(before) => (tid, raw.minus(before)),
+            None => (tid, raw),
+        };
+        let wanted =
+            |(tid, raw): &(Option<Tid>, Raw)| !raw.is_nothing() && self.thread.is_none_or(|only| *tid == Some(only));
+        let all: Vec<_> = rows.map(since).filter(wanted).collect();
+        let values = all.iter().map(|(_, raw)| raw.value);
+        let value = match self.aggregate {
+            Aggregate::Sum => values.fold(0, i64::wrapping_add),
+            Aggregate::Min => values.min().unwrap_or(0),
+            Aggregate::Max => values.max().unwrap_or(0),
+            Aggregate::Avg => {
+                let n = all.len().max(1) as i64;
+                values.fold(0, i64::wrapping_add) / n
+            }
+        };
+        let together = all.iter().map(|(_, raw)| raw.clone()).fold(Raw::default(), Raw::plus);
+        // how many objects there are is nothing that threads add up to
+        let list = together.table.as_deref().filter(|table| table.fold == Fold::Last).map(Table::total);
+        let value = list.unwrap_or(value);
+        let threads = if threads && list.is_none() { all } else { Vec::new() };
+        let thread = |(tid, raw): (Option<Tid>, Raw)| ThreadValue {
+            tid,
+            pid: None,
+            value: raw.value,
+            distribution: raw.distribution,
+            activations: raw.activations,
+        };
+        let details = Details {
+            distribution: together.distribution,
+            keys: match (together.table.as_deref(), self.value.shape) {
+                (Some(table), _) => Some(table.into()),
+                (None, Shape::Table(_) | Shape::Vector(_)) => Some(Keys::default()),
+                (None, _) => None,
+            },
+            activations: together.activations,
+            threads: threads.into_iter().map(thread).collect(),
+            ..Details::NONE
+        };
+        (value, details)
+    }
+}
