@@ -95,6 +95,16 @@ static void limit_memory(long mib) {
     setrlimit(RLIMIT_AS, &l);
 }
 
+// Sleeps uninterruptibly for some milliseconds, as one does that waits for a disk.
+static void doze(void) {
+    pid_t child = vfork();
+    if (child == 0) {
+        usleep(10000);
+        _exit(0);
+    }
+    while (waitpid(child, NULL, 0) < 0 && errno == EINTR) {}
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
     int pid = getpid();
@@ -127,7 +137,9 @@ int main(int argc, char **argv) {
            (void *)faulting, (void *)&saved_pc, (void *)&go_on, (void *)&in_handler, (void *)&finished, shared);
     fflush(stdout);
     if (!strcmp(mode, "seccomp")) filter_calls();
+    int naps = 0;
     while (!ending) {
+        if (!strcmp(mode, "doze") && ++naps % 10 == 0) doze();
         usleep(1000);
         if (counted(2) != 57) return 1;
     }

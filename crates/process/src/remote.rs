@@ -15,7 +15,7 @@ use crate::frame;
 use crate::procfs::{self, InKernel, Mapping};
 use crate::sys::{self, Regs, Status};
 use crate::target::Target;
-use crate::tracer::{State, Tracer, pause, with_tracer};
+use crate::tracer::{State, Tracer, is_held, pause, with_tracer};
 
 /// Free bytes that a thread's stack must have below its stack pointer.
 const STACK_NEED: u64 = 16 * 1024;
@@ -27,6 +27,10 @@ const CALL_WAIT: Duration = Duration::from_secs(2);
 const CANDIDATES: usize = 1024;
 /// How patiently a thread is waited for when no other is left, see [`Tracer::be_patient`].
 const PATIENCE: u32 = 10;
+/// So long it is tried again to borrow a thread when none does.
+const CARRIER_WAIT: Duration = Duration::from_millis(100);
+/// Between two tries the target goes on so long.
+const CARRIER_PAUSE: Duration = Duration::from_millis(5);
 
 /// `syscall; ret`
 const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
@@ -117,14 +121,25 @@ impl Target {
         if self.status()?.shadow_stack {
             return Err(Error::ShadowStack);
         }
-        let (result, held) = with_tracer(self.pid(), |tracer| {
-            let mut remote = Remote::borrow(self, tracer, syscall_at, sigreturn)?;
-            let result = work(&mut remote);
-            let returned = remote.give_back();
-            result.and_then(|value| returned.map(|()| value))
-        })?;
-        self.note_hold(held);
-        result
+        let mut work = Some(work);
+        let (begin, held_by_us) = (Instant::now(), is_held(self.pid()));
+        loop {
+            let (result, held) = with_tracer(self.pid(), |tracer| {
+                let mut remote = Remote::borrow(self, tracer, syscall_at, sigreturn)?;
+                let Some(work) = work.take() else { return Err(Error::NoCarrier("it was borrowed before".into())) };
+                let result = work(&mut remote);
+                let returned = remote.give_back();
+                result.and_then(|value| returned.map(|()| value))
+            })?;
+            self.note_hold(held);
+            match result {
+                // most that sleep uninterruptibly do so for a moment; threads that we hold do not wake
+                Err(Error::NoCarrier(_)) if work.is_some() && !held_by_us && begin.elapsed() < CARRIER_WAIT => {
+                    std::thread::sleep(CARRIER_PAUSE);
+                }
+                result => return result,
+            }
+        }
     }
 }
 

@@ -71,6 +71,11 @@ thread_local! {
     static HELD: RefCell<Option<Tracer>> = const { RefCell::new(None) };
 }
 
+/// Whether the calling thread works with the threads of a process that it holds.
+pub(crate) fn is_held(pid: Pid) -> bool {
+    HELD.with_borrow(|held| held.as_ref().is_some_and(|tracer| tracer.pid == pid))
+}
+
 /// Runs `work` with a tracer of a process: the one that the calling thread holds already, or a new thread's. Says also for how long
 /// any thread was held in one piece.
 pub(crate) fn with_tracer<R: Send>(

@@ -50,6 +50,16 @@ fn filtered_system_calls() {
     });
 }
 
+/// Its only thread sleeps uninterruptibly again and again, but never for long.
+#[test]
+fn a_thread_that_dozes_is_borrowed_when_it_wakes() {
+    bounded(|| {
+        let mutatee = Mutatee::start("proc_hostile", &["doze"]);
+        (0..20).for_each(|_| drop(whole_line(&mutatee)));
+        mutatee.finish();
+    });
+}
+
 #[test]
 fn limited_address_space() {
     bounded(|| {
