@@ -55,7 +55,9 @@ fn filtered_system_calls() {
 fn a_thread_that_dozes_is_borrowed_when_it_wakes() {
     bounded(|| {
         let mutatee = Mutatee::start("proc_hostile", &["doze"]);
-        (0..20).for_each(|_| drop(whole_line(&mutatee)));
+        for _ in 0..20 {
+            whole_line(&mutatee);
+        }
         mutatee.finish();
     });
 }
