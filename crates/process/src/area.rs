@@ -419,10 +419,8 @@ impl SharedArea {
         let claimed = (0u32..).zip(owners).skip(layout::FIRST_SHARD as usize).filter(|&(_, owner)| owner != 0);
         let claims: Vec<_> = claimed.map(|(shard, owner)| Claim { shard, owner }).collect();
         let end = claims.last().map_or(0, |claim| claim.shard + 1);
-        let first_look = self.claimed_to.compare_exchange(UNKNOWN, end, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if !first_look {
-            self.claimed_to.fetch_max(end, Ordering::Relaxed);
-        }
+        let seen = |to| Some(if to == UNKNOWN { end } else { end.max(to) });
+        let _ = self.claimed_to.fetch_update(Ordering::Relaxed, Ordering::Relaxed, seen);
         Ok(claims)
     }
 
@@ -438,9 +436,7 @@ impl SharedArea {
             }
         };
         // a thread that has raised it may be on its way to its shard
-        if self.claimed_to.load(Ordering::Relaxed) != UNKNOWN {
-            self.claimed_to.fetch_max(before, Ordering::Relaxed);
-        }
+        self.claimed_to.fetch_max(before, Ordering::Relaxed);
         Ok(())
     }
 
@@ -657,7 +653,7 @@ pub(crate) fn parse_header(range: &AvmaRange, bytes: &[u8]) -> Result<DataArea, 
     }
 }
 
-/// Nobody has looked yet up to where shards are claimed.
+/// Nobody has looked yet up to where shards are claimed: more than any hint.
 const UNKNOWN: u32 = u32::MAX;
 
 /// Where the claim of a shard is.
