@@ -32,6 +32,9 @@ const CARRIER_WAIT: Duration = Duration::from_millis(100);
 /// Between two tries the target goes on so long.
 const CARRIER_PAUSE: Duration = Duration::from_millis(5);
 
+/// Why a thread is passed over that did not stop.
+const ASLEEP: &str = "has ended or sleeps";
+
 /// `syscall; ret`
 const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
 /// `mov rax, 15; syscall`, `mov eax, 15; syscall`: rt_sigreturn, as the libcs' restorers do it.
@@ -122,10 +125,12 @@ impl Target {
             return Err(Error::ShadowStack);
         }
         let mut work = Some(work);
-        let (begin, held_by_us) = (Instant::now(), is_held(self.pid()));
+        // most that sleep uninterruptibly do so for a moment; threads that we hold do not wake
+        let (begin, may_wake) = (Instant::now(), !is_held(self.pid()));
         loop {
+            let mut asleep = false;
             let (result, held) = with_tracer(self.pid(), |tracer| {
-                let mut remote = Remote::borrow(self, tracer, syscall_at, sigreturn)?;
+                let mut remote = Remote::borrow(self, tracer, (syscall_at, sigreturn), &mut asleep)?;
                 let Some(work) = work.take() else { return Err(Error::NoCarrier("it was borrowed before".into())) };
                 let result = work(&mut remote);
                 let returned = remote.give_back();
@@ -133,8 +138,7 @@ impl Target {
             })?;
             self.note_hold(held);
             match result {
-                // most that sleep uninterruptibly do so for a moment; threads that we hold do not wake
-                Err(Error::NoCarrier(_)) if work.is_some() && !held_by_us && begin.elapsed() < CARRIER_WAIT => {
+                Err(Error::NoCarrier(_)) if work.is_some() && asleep && may_wake && begin.elapsed() < CARRIER_WAIT => {
                     std::thread::sleep(CARRIER_PAUSE);
                 }
                 result => return result,
@@ -149,7 +153,13 @@ impl<'a> Remote<'a> {
         self.target
     }
 
-    fn borrow(target: &'a Target, tracer: &'a mut Tracer, syscall_at: u64, sigreturn: u64) -> Result<Self, Error> {
+    /// `asleep`: set if a thread was passed over because it sleeps.
+    fn borrow(
+        target: &'a Target,
+        tracer: &'a mut Tracer,
+        (syscall_at, sigreturn): (u64, u64),
+        asleep: &mut bool,
+    ) -> Result<Self, Error> {
         let maps = target.maps()?;
         let mut refused = String::from("it has no thread");
         let filtered = |tid| procfs::thread_status(target.pid(), tid).is_ok_and(|s| s.seccomp != 0);
@@ -171,7 +181,10 @@ impl<'a> Remote<'a> {
             let Some(i) = tracer.seize(tid, filtered(tid))? else { continue };
             match Self::stack_top(target, tracer, i, &maps, last_resort, &mut home_of_main) {
                 Ok(Ok(top)) => return Self::send_away(target, tracer, i, top, syscall_at, sigreturn),
-                Ok(Err(why)) => refused = format!("thread {tid} {why}"),
+                Ok(Err(why)) => {
+                    *asleep |= why == ASLEEP;
+                    refused = format!("thread {tid} {why}");
+                }
                 Err(Error::Unstoppable { .. }) => {
                     refused = format!("thread {tid} does not stop");
                     patience -= u32::from(last_resort && patience > 1);
@@ -198,7 +211,7 @@ impl<'a> Remote<'a> {
         main_held: &mut Option<Tid>,
     ) -> Result<Result<u64, &'static str>, Error> {
         if !tracer.stop(i)? {
-            return Ok(Err("has ended or sleeps"));
+            return Ok(Err(ASLEEP));
         }
         let tid = tracer.threads[i].tid;
         let Some(regs) = tracer.regs(i)? else { return Ok(Err("has ended")) };
