@@ -30,6 +30,7 @@
 mod activation;
 mod arena;
 mod block;
+mod branches;
 mod calling;
 mod change;
 mod choose;

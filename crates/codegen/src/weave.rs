@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::arena::{Arena, SlowRoutine};
 use crate::block::{Back, Block, EmitError, LINK, displacement, jmp_bytes, straddles, text_write};
+use crate::branches::{Branches, WINDOW};
 use crate::choose::{self, Carried, Choice};
 use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
@@ -20,7 +21,7 @@ use crate::slow::{self, COUNT, MARKER};
 use crate::template::Templates;
 use crate::text::TextSpace;
 
-/// Up to this many points in one plan start at multiples of 16, for speed; more are packed.
+/// Up to this many points in one plan lie where the processor runs them best; more are packed.
 const ALIGN_MAX: usize = 64;
 /// Registers that the check of the shard may use, best first. Never one of an argument: it may be dead for the function and yet be what a
 /// snippet asks for.
@@ -478,11 +479,14 @@ impl<'a> Weaver<'a> {
             self.block.restart(at);
             let layout = self.emit(&design)?;
             let fields: Vec<(u64, u64)> = layout.live_fields().map(|(f, len)| (f - at, len)).collect();
-            let base = layout.base - at;
-            let align = self.align;
+            let begins = self.align.then(|| {
+                let mut branches = Branches::default();
+                branches.add(&self.block, layout.base, layout.tail_end);
+                branches.best_start(at, layout.base)
+            });
             let adjust = |start: u64| {
                 let mut place = start;
-                while (align && !(place + base).is_multiple_of(16))
+                while begins.is_some_and(|begins| place % WINDOW != begins)
                     || fields.iter().any(|&(f, len)| straddles(place + f, len))
                 {
                     place += 1;

@@ -424,8 +424,10 @@ fn wrong_routines_and_calls_of_others_are_refused() {
     let field = Field::new(GLIBC, vec![entry(&code, TEXT)], vec![snippet(vec![Stmt::Call(call(vec![]))])]);
     let routine = field.weave.plan.code.iter().position(|c| c.bytes.windows(2).any(|w| w == [0xff, 0xd3]));
     let routine = routine.expect("the routine is there");
-    let bytes = field.weave.plan.code[routine].bytes.len();
-    for bit in 0..8 * bytes {
+    let piece = field.weave.plan.code[routine].clone();
+    // other shared code may be written right behind it
+    let end = field.arena.shared().iter().find(|range| range.start == piece.at).expect("it is shared").end;
+    for bit in 0..8 * (end.0 - piece.at.0) as usize {
         let mut weave = field.weave.clone();
         weave.plan.code[routine].bytes[bit / 8] ^= 1 << (bit % 8);
         let code = |weave: &Weave| {
