@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ingraft_model::{Avma, AvmaRange, Gpr};
 
+use crate::block::EmitError;
 use crate::routine::Routine;
 
 /// Bytes at the end of an arena that stay unused: the slow routine looks at up to five bytes of where a jump leads.
@@ -20,6 +21,8 @@ pub struct Arena {
     pub(crate) slow: [Option<SlowRoutine>; 16],
     /// The routines for activation records that lie here.
     pub(crate) routines: [Option<AvmaRange>; Routine::ALL.len()],
+    /// It is a part of another one, whose shared routines stay the same meanwhile.
+    is_part: bool,
     /// Something was refused because it did not fit.
     pub(crate) lacked_room: bool,
 }
@@ -41,6 +44,7 @@ impl Arena {
             free: BTreeMap::new(),
             slow: Default::default(),
             routines: Default::default(),
+            is_part: false,
             lacked_room: false,
         }
     }
@@ -151,6 +155,34 @@ impl Arena {
                 self.free.insert(end, e);
             }
         }
+    }
+
+    /// Its room from so many bytes behind what is in use on, as an arena that is written at the same time, until [`Arena::join`].
+    pub(crate) fn split(&mut self, bytes: u64) -> Option<Arena> {
+        let start = self.cursor.checked_add(bytes)?.checked_add(SLACK)?;
+        if start >= self.range.end.0 {
+            return None;
+        }
+        let range = Avma(start)..std::mem::replace(&mut self.range.end, Avma(start));
+        let (slow, routines) = (self.slow.clone(), self.routines.clone());
+        Some(Arena { slow, routines, is_part: true, ..Arena::new(range) })
+    }
+
+    /// Takes back what was split off last; what is between the two is free.
+    pub(crate) fn join(&mut self, part: Arena) {
+        self.range.end = part.range.end;
+        if part.cursor > part.range.start.0 {
+            if self.cursor < part.range.start.0 {
+                self.free.insert(self.cursor, part.range.start.0);
+            }
+            self.free.extend(part.free);
+            self.cursor = part.cursor;
+        }
+    }
+
+    /// Whether what many points share may be written into it now.
+    pub(crate) fn may_share(&self) -> Result<(), EmitError> {
+        if self.is_part { Err(EmitError::Unshared) } else { Ok(()) }
     }
 
     pub(crate) fn slow(&self, r: Gpr) -> Option<&SlowRoutine> {

@@ -218,6 +218,8 @@ pub(crate) enum EmitError {
     OutOfReach,
     /// The arena has no room left for it.
     ArenaFull,
+    /// It needs a routine that many points share, which is not to be written now.
+    Unshared,
     Codegen(crate::environment::CodegenError),
 }
 

@@ -259,6 +259,7 @@ impl Compiled {
             if arena.routine(routine).is_some() {
                 continue;
             }
+            arena.may_share()?;
             let bytes = routine::assemble(env, routine)?;
             let len = bytes.len() as u64;
             let at = arena.place(len, |a| a.next_multiple_of(16)).ok_or(EmitError::ArenaFull)?;
