@@ -10,8 +10,8 @@ use ingraft_codegen::{
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, AvmaRange, CpuClock, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Svma, TextWrite, ThreadIdentity,
-    VariableId, WallClock,
+    Avma, AvmaRange, Bias, CpuClock, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Svma, TextWrite,
+    ThreadIdentity, VariableId, WallClock,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -385,7 +385,7 @@ impl Woven {
             }
             for found in sites {
                 let Ok(site) = &found.site else { continue };
-                let minis: Vec<&NewMini<'_>> = minis.iter().copied().filter(|m| found.is_for(m)).collect();
+                let mut minis: Vec<&NewMini<'_>> = minis.iter().copied().filter(|m| found.is_for(m)).collect();
                 if minis.iter().all(|m| m.id == SETTLE) {
                     continue;
                 }
@@ -398,6 +398,7 @@ impl Woven {
                         }
                     }
                     None => {
+                        minis.sort_by_key(|m| m.role);
                         new.entry(w.function.module).or_default().push(NewPoint { place, site, minis });
                     }
                 }
@@ -443,33 +444,10 @@ impl Woven {
             text.add_padding(module.bias, module.image.padding());
             text
         });
-        let ordered: Vec<Vec<&NewMini<'_>>> = points
-            .iter()
-            .map(|p| {
-                let mut minis = p.minis.clone();
-                minis.sort_by_key(|m| m.role);
-                minis
-            })
-            .collect();
-        let minis: Vec<Vec<MiniRequest<'_>>> =
-            ordered.iter().map(|minis| minis.iter().map(|m| m.request()).collect()).collect();
-        let names: Vec<String> = points
-            .iter()
-            .map(|p| {
-                modules.resolve(p.place.function).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned())
-            })
-            .collect();
-        let beside: Vec<Vec<&WovenPoint>> = points
-            .iter()
-            .map(|p| points_of(&self.points, p.place.function).map(|(_, point)| &point.woven).collect())
-            .collect();
-        let requests: Vec<PointRequest<'_>> = points
-            .iter()
-            .zip(&minis)
-            .zip(&names)
-            .zip(&beside)
-            .map(|(((p, minis), name), beside)| PointRequest { site: p.site, bias: module.bias, name, minis, beside })
-            .collect();
+        let known = &self.points;
+        let prepared: Vec<Prepared<'_>> =
+            in_background(|| points.par_iter().map(|p| Prepared::new(modules, known, p)).collect());
+        let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
         let mut bytes = Arena::estimate_bytes(code);
         let (arena_index, weave) = loop {
             let index = arena_for(&mut self.arenas, target, &file.text(), bytes, record, signatures)?;
@@ -483,17 +461,17 @@ impl Woven {
             bytes = (bytes * 4).min(ARENA_MAX);
         };
         verify_weave(env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
-        for ((p, minis), woven) in points.iter().zip(&ordered).zip(weave.woven) {
+        for (p, woven) in points.iter().zip(weave.woven) {
             match woven {
                 Ok(woven) => {
-                    let roles = minis.iter().map(|m| m.role).collect();
-                    let meters = minis.iter().filter_map(|m| m.meter()).collect();
+                    let roles = p.minis.iter().map(|m| m.role).collect();
+                    let meters = p.minis.iter().filter_map(|m| m.meter()).collect();
                     let point = Point { woven, arena: arena_index, roles, meters };
                     change.new_points.push(point_record(modules, number, &point));
                     self.points.insert(p.place, point);
                 }
                 Err(refusal) => {
-                    change.refused.extend(minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
+                    change.refused.extend(p.minis.iter().map(|m| ((p.place.function, m.pair), refusal.clone())));
                 }
             }
         }
@@ -721,7 +699,33 @@ struct Meter {
 struct NewPoint<'a> {
     place: Place,
     site: &'a Site,
+    /// In the order in which they run.
     minis: Vec<&'a NewMini<'a>>,
+}
+
+/// What the code of a new point is made from.
+struct Prepared<'a> {
+    site: &'a Site,
+    minis: Vec<MiniRequest<'a>>,
+    /// Of its function.
+    name: String,
+    beside: Vec<&'a WovenPoint>,
+}
+
+impl<'a> Prepared<'a> {
+    fn new(modules: &Modules, known: &'a BTreeMap<Place, Point>, point: &NewPoint<'a>) -> Self {
+        let function = point.place.function;
+        Prepared {
+            site: point.site,
+            minis: point.minis.iter().map(|m| m.request()).collect(),
+            name: modules.resolve(function).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned()),
+            beside: points_of(known, function).map(|(_, point)| &point.woven).collect(),
+        }
+    }
+
+    fn request(&self, bias: Bias) -> PointRequest<'_> {
+        PointRequest { site: self.site, bias, name: &self.name, minis: &self.minis, beside: &self.beside }
+    }
 }
 
 impl NewPoint<'_> {

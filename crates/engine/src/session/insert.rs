@@ -540,12 +540,16 @@ impl Session {
         let counters = Counters { area: &area, identity: attached.env.identity, now: &now };
         let versions = (&before, &attached.woven);
         let (target, modules) = (&self.target, &control.modules);
-        let mut catch_up = match control.unrun {
-            // Besides, the thread that has loaded it waits in code of ours, where nobody can tell what its calls are.
-            true => None,
-            false => CatchUp::prepare(target, modules, versions, wanted, &change, variables, counters),
-        };
-        let applied = self.write_journal(&mut attached.journal, &attached.area, &records).and_then(|()| {
+        let (mut catch_up, written) = std::thread::scope(|scope| {
+            let written = scope.spawn(|| self.write_journal(&mut attached.journal, &attached.area, &records));
+            let catch_up = match control.unrun {
+                // Besides, the thread that has loaded it waits in code of ours, where nobody can tell what its calls are.
+                true => None,
+                false => CatchUp::prepare(target, modules, versions, wanted, &change, variables, counters),
+            };
+            (catch_up, written.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let applied = written.and_then(|()| {
             let options = ApplyOptions {
                 check_quiet: attached.woven.idle(),
                 calls: Some(attached.env.data),
