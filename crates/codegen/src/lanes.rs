@@ -44,7 +44,7 @@ pub(crate) fn build_all<'a>(builder: &mut Builder<'a>, tasks: &[Task<'_, 'a>]) -
         parts.push(part);
     }
     let shares: Vec<_> = rest.chunks(rest.len().div_ceil(parts.len() + 1)).collect();
-    let (env, align) = (builder.env, builder.align);
+    let (env, align, templates) = (builder.env, builder.align, &builder.templates.clone());
     let lanes: Vec<_> = thread::scope(|scope| {
         let (own, others) = shares.split_first().map_or((&[][..], &[][..]), |(own, others)| (*own, others));
         let others: Vec<_> = others
@@ -52,7 +52,7 @@ pub(crate) fn build_all<'a>(builder: &mut Builder<'a>, tasks: &[Task<'_, 'a>]) -
             .zip(&mut parts)
             .map(|(share, arena)| {
                 scope.spawn(move || {
-                    let mut builder = Builder::new(env, arena, align);
+                    let mut builder = Builder { templates: templates.clone(), ..Builder::new(env, arena, align) };
                     (builder.lane(share), builder.plan)
                 })
             })

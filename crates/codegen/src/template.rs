@@ -14,9 +14,10 @@ const KEPT: usize = 32;
 const VARIABLES_MAX: usize = 32;
 
 /// What was compiled so far for one environment.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Templates<'a>(Vec<Template<'a>>);
 
+#[derive(Clone)]
 struct Template<'a> {
     snippet: &'a Snippet,
     form: Form,
@@ -24,6 +25,7 @@ struct Template<'a> {
     places: Places,
 }
 
+#[derive(Clone)]
 enum Places {
     /// It was needed once.
     NotSought,
@@ -33,7 +35,7 @@ enum Places {
 }
 
 /// What code depends on at a point.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 struct Form {
     stack: StackView,
     private: bool,
@@ -42,7 +44,7 @@ struct Form {
 }
 
 /// A field of an instruction that holds the number of a counter, or its place.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     part: usize,
     at: usize,

@@ -362,46 +362,31 @@ impl Woven {
     }
 
     #[expect(clippy::too_many_arguments, reason = "one loop's body")]
-    fn attempt(
+    fn attempt<'a>(
         &mut self,
         target: &Target,
         modules: &Modules,
         env: &Environment,
-        wanted: &[Wanted<'_>],
-        sites: &[Result<Vec<Found>, Refusal>],
+        wanted: &'a [Wanted<'a>],
+        sites: &'a [Result<Vec<Found>, Refusal>],
         hosts: &FxHashMap<FunctionRef, Site>,
         refused: &FxHashMap<(FunctionRef, usize), Refusal>,
         change: &mut Change,
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
         signatures: &mut Vec<ArenaCode>,
     ) -> Result<(), Error> {
+        let points_of = |(w, sites): (&'a Wanted<'a>, &'a Result<Vec<Found>, Refusal>)| w.points(sites, refused);
+        let found: Vec<Vec<NewPoint<'_>>> = in_background(|| wanted.par_iter().zip(sites).map(points_of).collect());
         let mut new: BTreeMap<ModuleRef, Vec<NewPoint<'_>>> = BTreeMap::new();
-        for (w, sites) in wanted.iter().zip(sites) {
-            let Ok(sites) = sites else { continue };
-            let minis: Vec<&NewMini<'_>> =
-                w.minis.iter().filter(|m| !refused.contains_key(&(w.function, m.pair))).collect();
-            if minis.is_empty() {
-                continue;
-            }
-            for found in sites {
-                let Ok(site) = &found.site else { continue };
-                let mut minis: Vec<&NewMini<'_>> = minis.iter().copied().filter(|m| found.is_for(m)).collect();
-                if minis.iter().all(|m| m.id == SETTLE) {
-                    continue;
-                }
-                let place = Place { function: w.function, spot: w.spot, at: site.at };
-                match self.points.get_mut(&place) {
-                    Some(point) => {
-                        let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
-                        for mini in &minis {
-                            point.add(env, arena, w.spot, mini, &mut change.plan)?;
-                        }
-                    }
-                    None => {
-                        minis.sort_by_key(|m| m.role);
-                        new.entry(w.function.module).or_default().push(NewPoint { place, site, minis });
+        for found in found.into_iter().flatten() {
+            match self.points.get_mut(&found.place) {
+                Some(point) => {
+                    let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
+                    for mini in &found.minis {
+                        point.add(env, arena, found.place.spot, mini, &mut change.plan)?;
                     }
                 }
+                None => new.entry(found.place.function.module).or_default().push(found),
             }
         }
         for (module, mut points) in new {
@@ -735,6 +720,24 @@ impl NewPoint<'_> {
 }
 
 impl Wanted<'_> {
+    /// Its points at these sites, but for what is refused.
+    fn points<'s>(
+        &'s self,
+        sites: &'s Result<Vec<Found>, Refusal>,
+        refused: &FxHashMap<(FunctionRef, usize), Refusal>,
+    ) -> Vec<NewPoint<'s>> {
+        let minis: Vec<&NewMini<'_>> =
+            self.minis.iter().filter(|m| !refused.contains_key(&(self.function, m.pair))).collect();
+        let point = |found: &'s Found| {
+            let site = found.site.as_ref().ok()?;
+            let mut minis: Vec<&NewMini<'_>> = minis.iter().copied().filter(|m| found.is_for(m)).collect();
+            minis.sort_by_key(|m| m.role);
+            let place = Place { function: self.function, spot: self.spot, at: site.at };
+            minis.iter().any(|m| m.id != SETTLE).then_some(NewPoint { place, site, minis })
+        };
+        sites.iter().flatten().filter_map(point).collect()
+    }
+
     /// The pairs that cannot have this, and why: with a point missing the rest would not be exact.
     pub fn refused(&self, sites: &Result<Vec<Found>, Refusal>) -> Vec<((FunctionRef, usize), Refusal)> {
         let pairs = |refusal: &Refusal, found: Option<&Found>| -> Vec<_> {

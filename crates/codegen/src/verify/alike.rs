@@ -5,12 +5,12 @@
 //! Of a counter it asks only whether it is one; of the number by which a record is named, nothing; of a nop, nothing. What else is said of
 //! a point, its slot and links and marks, is checked on its own bytes.
 
-use std::rc::Rc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use iced_x86::{Code, Instruction, OpKind, Register};
 use rustc_hash::FxHashMap;
 
-use super::memory::{Memory, decode};
+use super::memory::decode;
 use super::walk::Facts;
 
 /// Most pieces of code of one shape that are known: among more, looking for one costs what it saves.
@@ -47,22 +47,28 @@ struct Step {
     harmless: bool,
 }
 
-/// All that was executed so far, by shape: what must be the same before instructions are compared.
+/// All that was executed so far, on any processor, by shape: what must be the same before instructions are compared.
 #[derive(Default)]
-pub(super) struct Executed(FxHashMap<Box<[u64]>, Vec<Rc<Known>>>);
+pub(super) struct Executed(RwLock<FxHashMap<Box<[u64]>, Vec<Arc<Known>>>>);
 
 impl Executed {
     /// What the code at `parts`, of that shape, is like.
-    pub fn alike(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part]) -> Option<Rc<Known>> {
-        let all = self.0.get(shape).filter(|_| is_ordered(parts))?;
-        all.iter().find(|known| known.is_like(facts, parts)).map(Rc::clone)
+    pub fn alike(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part]) -> Option<Arc<Known>> {
+        // nothing can panic while it is written
+        let executed = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let all = executed.get(shape).filter(|_| is_ordered(parts))?;
+        all.iter().find(|known| known.is_like(facts, parts)).map(Arc::clone)
     }
 
     /// Notes what was executed: where instructions begin, and whether each is harmless. Nothing if one is outside of the parts.
-    pub fn keep(&mut self, memory: &Memory<'_>, shape: &[u64], parts: &[Part], mut visited: Vec<(u64, bool)>) {
-        if !is_ordered(parts) || self.0.get(shape).is_some_and(|all| all.len() >= KNOWN_MAX) {
+    pub fn keep(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part], mut visited: Vec<(u64, bool)>) {
+        let memory = facts.memory();
+        let is_full = |all: &Vec<Arc<Known>>| all.len() >= KNOWN_MAX;
+        let executed = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if !is_ordered(parts) || executed.get(shape).is_some_and(is_full) {
             return;
         }
+        drop(executed);
         visited.sort_unstable();
         let mut known = Known { parts: parts.into(), runs: Vec::new() };
         for (at, harmless) in visited {
@@ -85,7 +91,12 @@ impl Executed {
                 _ => known.runs.push(Run { part, offset: at - from, bytes: bytes.to_vec(), steps: vec![step] }),
             }
         }
-        self.0.entry(shape.into()).or_default().push(Rc::new(known));
+        let mut executed = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let all = executed.entry(shape.into()).or_default();
+        // another processor may have been faster
+        if !is_full(all) && !all.iter().any(|known| known.is_like(facts, parts)) {
+            all.push(Arc::new(known));
+        }
     }
 }
 

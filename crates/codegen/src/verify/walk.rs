@@ -1,7 +1,7 @@
 //! Abstract execution of generated code: which registers still hold what they held at the point, and what lies on its own part of the
 //! stack. Where paths meet, what is not sure is given up.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use iced_x86::{
     Code, ConditionCode, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpKind,
@@ -71,6 +71,8 @@ pub(super) struct Facts<'a> {
     stores: Vec<(u64, usize)>,
     /// Whether they may set memory at addresses that they compute.
     writes: bool,
+    /// What was executed so far.
+    executed: Executed,
 }
 
 impl<'a> Facts<'a> {
@@ -101,6 +103,7 @@ impl<'a> Facts<'a> {
             callees,
             stores,
             writes,
+            executed: Executed::default(),
         }
     }
 }
@@ -146,12 +149,11 @@ pub(super) struct Walk<'a> {
     asides: Vec<(AvmaRange, AvmaRange)>,
     /// Words on the stack that must stay there: what the base trampoline has pushed before an added snippet.
     pushed: usize,
-    /// What was executed for other points; the parts of this one's code and its shape, by which what is like it is found.
-    executed: Executed,
+    /// The parts of this point's code and its shape, by which what is like it is found.
     parts: Vec<Part>,
     shape: Vec<u64>,
     /// What this one's code was found to be like: its instructions count as visited.
-    alike: Option<Rc<Known>>,
+    alike: Option<Arc<Known>>,
 }
 
 impl<'a> Walk<'a> {
@@ -175,7 +177,6 @@ impl<'a> Walk<'a> {
             chain: Vec::new(),
             asides: Vec::new(),
             pushed: 0,
-            executed: Executed::default(),
             parts: Vec::new(),
             shape: Vec::new(),
             alike: None,
@@ -295,7 +296,7 @@ impl<'a> Walk<'a> {
     /// Executes from `at` on, where nothing has happened yet, until every path has left in a permitted way; or finds code that is like this.
     pub fn from(&mut self, at: u64, point: &WovenPoint) -> Result<(), VerifyError> {
         self.measure(at, point);
-        self.alike = self.executed.alike(self.facts, &self.shape, &self.parts);
+        self.alike = self.facts.executed.alike(self.facts, &self.shape, &self.parts);
         if self.alike.is_none() {
             self.execute(at, State::entry(), Mode::Point)?;
         }
@@ -336,7 +337,7 @@ impl<'a> Walk<'a> {
         let executed =
             self.visits.iter().filter_map(|(at, (_, visit))| Some((*at, self.harmless(self.state(*visit)?))));
         let executed = executed.collect();
-        self.executed.keep(self.memory, &self.shape, &self.parts, executed);
+        self.facts.executed.keep(self.facts, &self.shape, &self.parts, executed);
     }
 
     /// The slot is the point's only snippet, in the form in which the slow routine finds it, or a nop, behind which the chain is; all on one
