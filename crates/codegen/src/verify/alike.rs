@@ -49,7 +49,9 @@ struct Step {
 
 /// All that was executed so far, on any processor, by shape: what must be the same before instructions are compared.
 #[derive(Default)]
-pub(super) struct Executed(RwLock<FxHashMap<Box<[u64]>, Vec<Arc<Known>>>>);
+pub(super) struct Executed(RwLock<ByShape>);
+
+type ByShape = FxHashMap<Box<[u64]>, Vec<Arc<Known>>>;
 
 impl Executed {
     /// What the code at `parts`, of that shape, is like.
