@@ -1,6 +1,6 @@
-//! Where branches lie in 32 bytes of code. Intel's processors from Skylake to Cascade Lake do not keep the decoded instructions of 32 bytes whose end a
-//! branch crosses or touches, or the comparison that is fused with one (Intel, "Mitigations for Jump Conditional Code Erratum", 2019, sections 2.1
-//! and 2.4): such code is decoded again at every hit.
+//! Where branches lie in 32 bytes of code. Intel's processors from Skylake to Cascade Lake do not keep the decoded instructions of 32 bytes
+//! whose end a branch crosses or touches, or the comparison that is fused with one (Intel, "Mitigations for Jump Conditional Code Erratum",
+//! 2019): such code is decoded again at every hit.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 

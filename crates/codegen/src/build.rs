@@ -1,10 +1,10 @@
 //! The code of one point: base trampoline, snippets, displaced instructions, and what undoes it.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Gpr, PatchPlan, PcMove, PointKind, TextWrite, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Gpr, PatchPlan, PcMove, PointKind, Site, TextWrite, ThreadIdentity};
 
 use crate::arena::{Arena, SlowRoutine};
-use crate::block::{Back, Block, EmitError, LINK, jmp_bytes, straddles, text_write};
+use crate::block::{Back, Block, EmitError, LINK, PAGE, jmp_bytes, straddles, text_write};
 use crate::branches::{Branches, WINDOW};
 use crate::cost::Cost;
 use crate::environment::Environment;
@@ -106,6 +106,17 @@ impl<'a> Builder<'a> {
         Builder { env, arena, align, block, plan, templates }
     }
 
+    /// Writes the slow routine that a point at a site needs, if this arena has it not yet.
+    pub fn share(&mut self, site: &Site) -> Result<(), EmitError> {
+        self.register(site).map_or(Ok(()), |r| self.slow(r).map(drop))
+    }
+
+    /// The register that the check of the shard uses; none with locked counters.
+    fn register(&self, site: &Site) -> Option<Gpr> {
+        let spare = PREFERRED.into_iter().find(|r| site.scratch.contains(r)).unwrap_or(Gpr(0));
+        (self.env.identity != ThreadIdentity::Locked).then_some(spare)
+    }
+
     /// Writes the code of a point, and notes the writes to text that lead to it.
     pub fn build(
         &mut self,
@@ -114,13 +125,13 @@ impl<'a> Builder<'a> {
         request: &PointRequest<'a>,
     ) -> Result<WovenPoint, EmitError> {
         let site = request.site;
-        let spare = PREFERRED.into_iter().find(|r| site.scratch.contains(r));
-        let private = self.env.identity != ThreadIdentity::Locked;
+        let r = self.register(site);
         let save = match site.kind {
-            PointKind::Entry => Save { scratch: private && spare.is_none(), flags: !site.flags_dead, result: false },
+            PointKind::Entry => {
+                Save { scratch: r.is_some_and(|r| !site.scratch.contains(&r)), flags: !site.flags_dead, result: false }
+            }
             _ => Save { scratch: false, flags: false, result: true },
         };
-        let r = private.then(|| spare.unwrap_or(Gpr(0)));
         let slow = r.map(|r| self.slow(r)).transpose()?;
         let (home, stack) = match (site.kind, head.displaced.last()) {
             (PointKind::Call, Some(call)) if head.is_called() => {
@@ -158,15 +169,16 @@ impl<'a> Builder<'a> {
                 branches.add(&self.block, layout.base, layout.tail_end);
                 branches.best_start(at, layout.base)
             });
-            let adjust = |start: u64| {
-                let mut place = start;
-                while begins.is_some_and(|begins| place % WINDOW != begins)
-                    || fields.iter().any(|&(f, len)| straddles(place + f, len))
-                {
-                    place += 1;
-                }
-                place
+            let fits = |place: &u64| !fields.iter().any(|&(f, len)| straddles(place + f, len));
+            let best = |place: &u64| begins.is_none_or(|begins| place % WINDOW == begins) && fits(place);
+            // so many fields may lie in long code that none of a page's places is the best, or right at all
+            let somewhere = |right: &dyn Fn(&u64) -> bool| (0..PAGE).any(|place| right(&place));
+            let right: &dyn Fn(&u64) -> bool = match somewhere(&best) {
+                true => &best,
+                false if somewhere(&fits) => &fits,
+                false => return Err(EmitError::OutOfReach),
             };
+            let adjust = |start: u64| (start..start.saturating_add(PAGE)).find(right).unwrap_or(start);
             let len = self.block.bytes.len() as u64;
             let place = self.arena.place(len, adjust).ok_or(EmitError::ArenaFull)?;
             if place == at {

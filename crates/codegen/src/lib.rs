@@ -69,4 +69,4 @@ pub use environment::{CodegenError, Environment, Readable};
 pub use lower::{Line, Lowered, generic_site, lower};
 pub use mini::{MiniCode, MiniRequest, StackView, WovenMini};
 pub use text::TextSpace;
-pub use weave::{Inner, PointRequest, RemovalRecord, Weave, WovenPoint, weave_points};
+pub use weave::{Inner, PointRequest, RemovalRecord, Weave, WovenPoint, weave_points, weave_points_on};

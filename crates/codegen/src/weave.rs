@@ -179,6 +179,18 @@ pub fn weave_points<'a>(
     text: &'a mut TextSpace,
     requests: &[PointRequest<'a>],
 ) -> Result<Weave, CodegenError> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    weave_points_on(processors, env, arena, text, requests)
+}
+
+/// The same on at most so many processors: as few or many as there are, what is woven is right, but lies elsewhere.
+pub fn weave_points_on<'a>(
+    processors: usize,
+    env: &'a Environment,
+    arena: &'a mut Arena,
+    text: &'a mut TextSpace,
+    requests: &[PointRequest<'a>],
+) -> Result<Weave, CodegenError> {
     env.check()?;
     requests.iter().flat_map(|r| r.minis).try_for_each(|m| mini::check(env, m))?;
     arena.lacked_room = false;
@@ -191,7 +203,7 @@ pub fn weave_points<'a>(
         Some(Task { head, detours, request })
     };
     let tasks: Vec<_> = designs.iter().zip(requests).filter_map(task).collect();
-    let mut built = lanes::build_all(&mut weaver.builder, &tasks).into_iter();
+    let mut built = lanes::build_all(&mut weaver.builder, &tasks, processors).into_iter();
     let mut woven = Vec::with_capacity(requests.len());
     for design in &designs {
         woven.push(match design {

@@ -3,7 +3,7 @@
 mod support;
 
 use ingraft_codegen::verify::{verify_removal, verify_weave};
-use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, WovenPoint, remove_points, weave_points};
+use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, WovenPoint, remove_points, weave_points_on};
 use ingraft_model::{Avma, Bias, Gpr, Refusal, Site, Snippet, Stmt, Svma};
 use support::*;
 
@@ -19,7 +19,7 @@ fn sites(n: usize) -> Vec<Site> {
 }
 
 /// How many of the points are woven in so many bytes, all proven, and what is left when they are gone.
-fn woven(sites: &[Site], bytes: u64) -> (usize, bool) {
+fn woven(sites: &[Site], processors: usize, bytes: u64) -> (usize, bool) {
     let (env, mut arena, mut text) =
         (environment(GLIBC), Arena::new(Avma(START)..Avma(START + bytes)), TextSpace::new());
     let (count, settle) = (count(), Snippet { stmts: vec![Stmt::Settle] });
@@ -33,7 +33,7 @@ fn woven(sites: &[Site], bytes: u64) -> (usize, bool) {
         .collect();
     let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
     let requests: Vec<_> = sites.iter().zip(minis.iter().map(Vec::as_slice)).map(request).collect();
-    let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
+    let weave = weave_points_on(processors, &env, &mut arena, &mut text, &requests).expect("makes sense");
     verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
     for (point, site) in weave.woven.iter().zip(sites) {
         match point {
@@ -52,21 +52,40 @@ fn woven(sites: &[Site], bytes: u64) -> (usize, bool) {
 
 #[test]
 fn many_points_are_woven_in_order() {
-    for n in [399, 400, 401, 1500] {
-        assert_eq!(woven(&sites(n), 1 << 20), (n, false));
+    for (n, processors) in [(399, 2), (400, 2), (401, 2), (1500, 1), (1500, 2), (1500, 3), (1500, 64)] {
+        assert_eq!(woven(&sites(n), processors, 1 << 20), (n, false));
     }
+}
+
+#[test]
+fn as_many_write_as_there_are_processors_and_points_for() {
+    let (env, count, sites) = (environment(GLIBC), count(), sites(1000));
+    let minis = [MiniRequest { id: 1, snippet: &count, counters: &[0] }];
+    let request = |site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[] };
+    let requests: Vec<_> = sites.iter().map(request).collect();
+    // what is left over where parts of the arena meet
+    let gaps = |processors| {
+        let (mut arena, mut text) = (Arena::new(Avma(START)..Avma(START + (1 << 20))), TextSpace::new());
+        let mut code =
+            weave_points_on(processors, &env, &mut arena, &mut text, &requests).expect("makes sense").plan.code;
+        code.sort_by_key(|piece| piece.at);
+        code.windows(2).filter(|two| two[1].at.0 - two[0].at.0 - two[0].bytes.len() as u64 > 512).count()
+    };
+    assert_eq!([1, 2, 3, 5, 64].map(gaps), [0, 1, 2, 4, 4], "each has 200 points at least");
 }
 
 #[test]
 fn arenas_of_any_size_are_filled() {
     let sites = sites(900);
-    let least = (0..400).map(|kib| kib << 10).find(|bytes| woven(&sites, *bytes) == (sites.len(), false));
-    let least = least.expect("they have room in some arena");
-    for bytes in (0..least).step_by(3331) {
-        let (points, lacked) = woven(&sites, bytes);
-        assert_eq!(lacked, points < sites.len());
-        // a little is lost to routines and where parts of the arena meet
-        let filled = points as u64 * least / sites.len() as u64 * 11 / 10 + 4096;
-        assert!(filled > bytes, "{points} in {bytes} of {least} bytes");
+    for processors in [2, 4] {
+        let all = |bytes: &u64| woven(&sites, processors, *bytes) == (sites.len(), false);
+        let least = (0..400).map(|kib| kib << 10).find(all).expect("they have room in some arena");
+        for bytes in (0..least).step_by(3331) {
+            let (points, lacked) = woven(&sites, processors, bytes);
+            assert_eq!(lacked, points < sites.len());
+            // a little is lost to routines and where parts of the arena meet
+            let filled = points as u64 * least / sites.len() as u64 * 11 / 10 + 4096;
+            assert!(filled > bytes, "{points} in {bytes} of {least} bytes on {processors}");
+        }
     }
 }

@@ -442,3 +442,19 @@ fn senseless_requests_are_errors() {
         "the data area at 0x7fff0000 is unusable: shards 0 and 1 are not below 2 GiB"
     );
 }
+
+#[test]
+fn thousands_of_snippets_at_one_point() {
+    let site = Site { scratch: vec![Gpr(0)], ..site(&[0x90; 5]) };
+    let (env, count) = (environment(GLIBC), count());
+    for n in [100, 1000, 2000, 5000] {
+        let mini = |id| MiniRequest { id, snippet: &count, counters: &[7] };
+        let minis: Vec<MiniRequest<'_>> = (0..n).map(mini).collect();
+        let (mut arena, mut text) = (Arena::new(Avma(0x80_0000)..Avma(0xa0_0000)), TextSpace::new());
+        let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+        let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("makes sense");
+        verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
+        // in longer code some link lies on two pages wherever it begins
+        assert!(weave.woven[0].is_ok() || n > 1000, "{n} snippets: {:?}", weave.woven[0].as_ref().err());
+    }
+}

@@ -2,7 +2,11 @@
 
 use std::sync::OnceLock;
 
+use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+
+/// Fewer items are looked at by who asks.
+const MANY: usize = 64;
 
 /// What is added to the threads' niceness.
 const NICE: i32 = 10;
@@ -20,5 +24,14 @@ pub fn in_background<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     match pool {
         Some(pool) => pool.install(work),
         None => work(),
+    }
+}
+
+/// What a quick look at each item gives, in order: at many on these threads, at few right here, as who is below everybody else waits long on a
+/// busy machine.
+pub fn each<T: Sync, R: Send>(items: &[T], look: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    match items.len() {
+        ..MANY => items.iter().map(look).collect(),
+        MANY.. => in_background(|| items.par_iter().map(&look).collect()),
     }
 }

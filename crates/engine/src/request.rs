@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
@@ -11,7 +10,7 @@ use ingraft_model::{Focus, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
-use crate::background::in_background;
+use crate::background::each;
 use crate::calls;
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
@@ -137,9 +136,6 @@ pub fn evaluate(
     (errors, wanted)
 }
 
-/// So many pairs are worth other threads.
-const MANY: usize = 64;
-
 /// Evaluates everything that a request asks for. All errors of all pairs are collected.
 fn evaluate_request(
     library: &Library,
@@ -164,10 +160,7 @@ fn evaluate_request(
     }
     let evaluate =
         |(pair, _): &(Arc<MetricFocus>, _)| ingraft_mdl::evaluate(library, &pair.metric, &pair.focus, modules);
-    let evaluated: Vec<_> = match pairs.len() {
-        ..MANY => pairs.iter().map(evaluate).collect(),
-        MANY.. => in_background(|| pairs.par_iter().map(evaluate).collect()),
-    };
+    let evaluated = each(&pairs, evaluate);
     let mut wanted = Vec::with_capacity(pairs.len());
     let mut known = Vec::with_capacity(ALIKE);
     let mut diagnostics = Vec::new();

@@ -17,7 +17,7 @@ use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::background::in_background;
+use crate::background::{each, in_background};
 use crate::cost;
 use crate::error::{Error, ErrorKind};
 use crate::journal::PointRecord;
@@ -375,8 +375,8 @@ impl Woven {
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
         signatures: &mut Vec<ArenaCode>,
     ) -> Result<(), Error> {
-        let points_of = |(w, sites): (&'a Wanted<'a>, &'a Result<Vec<Found>, Refusal>)| w.points(sites, refused);
-        let found: Vec<Vec<NewPoint<'_>>> = in_background(|| wanted.par_iter().zip(sites).map(points_of).collect());
+        let asked: Vec<_> = wanted.iter().zip(sites).collect();
+        let found = each(&asked, |(w, sites)| w.points(sites, refused));
         let mut new: BTreeMap<ModuleRef, Vec<NewPoint<'_>>> = BTreeMap::new();
         for found in found.into_iter().flatten() {
             match self.points.get_mut(&found.place) {
@@ -430,8 +430,7 @@ impl Woven {
             text
         });
         let known = &self.points;
-        let prepared: Vec<Prepared<'_>> =
-            in_background(|| points.par_iter().map(|p| Prepared::new(modules, known, p)).collect());
+        let prepared = each(points, |p| Prepared::new(modules, known, p));
         let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
         let mut bytes = Arena::estimate_bytes(code);
         let (arena_index, weave) = loop {
