@@ -15,7 +15,7 @@ use crate::frame;
 use crate::procfs::{self, InKernel, Mapping};
 use crate::sys::{self, Regs, Status};
 use crate::target::Target;
-use crate::tracer::{State, Tracer, is_held, pause, with_tracer};
+use crate::tracer::{LOOKS, State, Tracer, is_held, pause, with_tracer};
 
 /// Free bytes that a thread's stack must have below its stack pointer.
 const STACK_NEED: u64 = 16 * 1024;
@@ -27,13 +27,12 @@ const CALL_WAIT: Duration = Duration::from_secs(2);
 const CANDIDATES: usize = 1024;
 /// How patiently a thread is waited for when no other is left, see [`Tracer::be_patient`].
 const PATIENCE: u32 = 10;
-/// So long it is tried again to borrow a thread when none does.
-const CARRIER_WAIT: Duration = Duration::from_millis(100);
+/// So long it is tried again to borrow a thread when all sleep: pages that come from a disk may take a while, a vfork child too.
+const CARRIER_WAIT: Duration = Duration::from_secs(1);
+/// So often at least, should the machine have had no time for us.
+const CARRIER_TRIES: u32 = 20;
 /// Between two tries the target goes on so long.
 const CARRIER_PAUSE: Duration = Duration::from_millis(5);
-
-/// Why a thread is passed over that did not stop.
-const ASLEEP: &str = "has ended or sleeps";
 
 /// `syscall; ret`
 const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
@@ -127,7 +126,9 @@ impl Target {
         let mut work = Some(work);
         // most that sleep uninterruptibly do so for a moment; threads that we hold do not wake
         let (begin, may_wake) = (Instant::now(), !is_held(self.pid()));
+        let mut tries = 0;
         loop {
+            tries += 1;
             let mut asleep = false;
             let (result, held) = with_tracer(self.pid(), |tracer| {
                 let mut remote = Remote::borrow(self, tracer, (syscall_at, sigreturn), &mut asleep)?;
@@ -138,7 +139,12 @@ impl Target {
             })?;
             self.note_hold(held);
             match result {
-                Err(Error::NoCarrier(_)) if work.is_some() && asleep && may_wake && begin.elapsed() < CARRIER_WAIT => {
+                Err(Error::NoCarrier(_))
+                    if work.is_some()
+                        && asleep
+                        && may_wake
+                        && (tries < CARRIER_TRIES || begin.elapsed() < CARRIER_WAIT) =>
+                {
                     std::thread::sleep(CARRIER_PAUSE);
                 }
                 result => return result,
@@ -182,7 +188,7 @@ impl<'a> Remote<'a> {
             match Self::stack_top(target, tracer, i, &maps, last_resort, &mut home_of_main) {
                 Ok(Ok(top)) => return Self::send_away(target, tracer, i, top, syscall_at, sigreturn),
                 Ok(Err(why)) => {
-                    *asleep |= why == ASLEEP;
+                    *asleep |= matches!(tracer.threads[i].state, State::Asleep { .. });
                     refused = format!("thread {tid} {why}");
                 }
                 Err(Error::Unstoppable { .. }) => {
@@ -211,7 +217,8 @@ impl<'a> Remote<'a> {
         main_held: &mut Option<Tid>,
     ) -> Result<Result<u64, &'static str>, Error> {
         if !tracer.stop(i)? {
-            return Ok(Err(ASLEEP));
+            let asleep = matches!(tracer.threads[i].state, State::Asleep { .. });
+            return Ok(Err(if asleep { "sleeps uninterruptibly" } else { "has ended" }));
         }
         let tid = tracer.threads[i].tid;
         let Some(regs) = tracer.regs(i)? else { return Ok(Err("has ended")) };
@@ -321,9 +328,10 @@ impl<'a> Remote<'a> {
     fn wait(&self) -> Result<Status, Error> {
         let begin = Instant::now();
         for tries in 0.. {
+            let waited = begin.elapsed(); // up to the look, which may be much later
             match sys::try_wait(self.tid) {
                 Ok(Some(status)) => return Ok(status),
-                Ok(None) if begin.elapsed() > CALL_WAIT => {
+                Ok(None) if waited > CALL_WAIT && tries > LOOKS => {
                     return Err(Error::Unstoppable {
                         tid: self.tid,
                         pc: Some(Avma(self.syscall_at)),

@@ -138,7 +138,9 @@ pub(crate) fn pause(tries: u32, others: usize) {
 }
 
 /// How often a thread is looked at without a nap.
-const LOOKS: u32 = 26;
+pub(crate) const LOOKS: u32 = 26;
+/// So many naps, of some milliseconds together, a thread is given whatever the clock says.
+const NAPS: u32 = 8;
 
 impl Tracer {
     pub(crate) fn new(pid: Pid) -> Self {
@@ -384,26 +386,28 @@ impl Tracer {
         }
     }
 
-    /// Waits for every thread that was asked to stop; gives up when none has come in for some time.
+    /// Waits for every thread that was asked to stop; gives up when none has come in for some time, and for some looks: a machine that is
+    /// busy or was suspended may keep the processors from us and from the thread at once.
     fn wait_all(&mut self) -> Result<(), Error> {
         let mut progress = Instant::now();
         let mut tries = 0u32;
         let mut i = 0;
         while i < self.threads.len() {
+            let idle = progress.elapsed(); // up to the look, which may be much later
             if self.threads[i].state != State::Running || self.poll(i)? {
                 i += 1;
                 tries = 0;
                 progress = Instant::now();
                 continue;
             }
-            let idle = progress.elapsed();
-            if idle > SLEEPER_WAIT && (idle > self.patience || self.is_sleeper(i)) {
+            if idle > SLEEPER_WAIT && tries >= LOOKS + NAPS && (idle > self.patience || self.is_sleeper(i)) {
                 if self.others_came(i)? {
                     tries = 0;
                     progress = Instant::now();
                     continue;
                 }
-                self.threads[i].state = self.where_asleep(i)?;
+                let Some(state) = self.where_asleep(i)? else { continue };
+                self.threads[i].state = state;
                 // the others have had their time as well
                 tries = 0;
                 i += 1;
@@ -429,16 +433,19 @@ impl Tracer {
         procfs::thread_stat(self.threads[i].tid).is_some_and(|s| s.state == b'D')
     }
 
-    /// Where the user space of a thread stands that did not stop.
-    fn where_asleep(&self, i: usize) -> Result<State, Error> {
+    /// Where the user space of a thread stands that did not stop. None if it has stopped just now.
+    fn where_asleep(&self, i: usize) -> Result<Option<State>, Error> {
         let tid = self.threads[i].tid;
+        let place = procfs::in_kernel(tid);
+        // only then whether that was a sleep: what is held stands in the kernel as well
         match procfs::thread_stat(tid) {
-            None => return Ok(State::Gone),
-            Some(s) if s.is_dead() => return Ok(State::Gone),
+            None => return Ok(Some(State::Gone)),
+            Some(s) if s.is_dead() => return Ok(Some(State::Gone)),
+            Some(s) if s.state == b't' => return Ok(None),
             Some(_) => {}
         }
-        match procfs::in_kernel(tid) {
-            Some(InKernel::Asleep { sp, pc, .. }) => Ok(State::Asleep { pc: Avma(pc), sp: Avma(sp) }),
+        match place {
+            Some(InKernel::Asleep { sp, pc, .. }) => Ok(Some(State::Asleep { pc: Avma(pc), sp: Avma(sp) })),
             _ => Err(Error::Unstoppable { tid, pc: None, waited: self.patience }),
         }
     }

@@ -36,6 +36,14 @@ pub enum FailureKind {
     Failed,
 }
 
+/// Reasons for which an insertion that fails now may be possible later.
+const PASSING: [&str; 5] = ["already_traced", "busy", "held", "no_carrier", "unstoppable_thread"];
+
+/// Whether what failed for this reason may work when it is tried again.
+pub fn may_pass(reason: &str) -> bool {
+    PASSING.contains(&reason)
+}
+
 /// An error as both sides of the wire see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {

@@ -2,10 +2,8 @@
 
 use std::process::Command;
 
-use ingraft_testing::target::{self, Text};
+use ingraft_testing::target::{self, Text, Traced};
 use ingraft_testing::{Mutatee, Outcome, is_root, open_directory, output, program, skip, wait_until};
-use nix::sys::ptrace;
-use nix::unistd::Pid;
 
 use crate::{tool, unprivileged_tool};
 
@@ -176,8 +174,7 @@ fn our_own_process() {
 fn somebody_else_traces_it() {
     let mut target = Mutatee::start("threads", &["1"]);
     let before = Text::of(target.pid());
-    let pid = Pid::from_raw(target.pid());
-    ptrace::seize(pid, ptrace::Options::empty()).expect("trace the target");
+    let traced = Traced::new(target.pid());
     let outcome =
         tool().run(["count", "-p", &target.pid_text(), "work_0"]).assert_error(4, &["traced", "tracer", "debugger"]);
     assert!(outcome.stderr.contains(&std::process::id().to_string()), "the tracer is named: {outcome:#?}");
@@ -188,9 +185,7 @@ fn somebody_else_traces_it() {
     let _ = given_up.interrupt().assert_error(1, &["given up"]);
     let mut waiting = tool().start(arguments);
     waiting.wait_for_word("deferred");
-    ptrace::interrupt(pid).expect("interrupt the target");
-    nix::sys::wait::waitpid(pid, None).expect("wait for the target");
-    ptrace::detach(pid, None).expect("let the target go");
+    drop(traced);
     waiting.wait_for("attached");
     target.ask("solo 5").assert_right();
     let outcome = waiting.interrupt().assert_code(0).assert_removed();

@@ -3,7 +3,7 @@
 use std::io::{Seek, Write};
 use std::process::Stdio;
 
-use ingraft_testing::target::{self, Text};
+use ingraft_testing::target::{self, Text, Traced};
 use ingraft_testing::{Daemon, Mutatee, Outcome, Session, Tool, open_directory, program, scaled, sibling, skip};
 
 use crate::tool;
@@ -237,6 +237,33 @@ fn a_child_that_was_there_before_is_a_target_of_its_own() {
     assert_eq!(sum.expect("both together")["value"], 5000 + truth.tally("parent_work"));
     target::assert_clean(target.pid(), &before);
     target.ask("fork 3 3").assert_right();
+}
+
+/// A child that cannot be touched when its turn comes is measured as soon as it can be, and one that never could is told at the end.
+#[test]
+fn a_child_that_somebody_else_traces_is_measured_later() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let kept: i32 = target.ask("keep").after("child").parse().expect("a process id");
+    for comes_free in [true, false] {
+        let traced = Traced::new(kept);
+        let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
+        assert_eq!(session.wait_for("attached")["pid"], target.pid());
+        session.wait_for_word("not measured yet");
+        if comes_free {
+            drop(traced);
+            assert_eq!(session.wait_for("attached")["pid"], kept);
+            target.ask("poke 5000").assert_right();
+        }
+        let outcome = session.interrupt().assert_code(0);
+        assert_eq!(outcome.stderr.contains("1 process that was followed is not measured"), !comes_free, "{outcome:#?}");
+        if comes_free {
+            assert_eq!(calls_in(&outcome, kept, "parent_work").0, 5000);
+        }
+    }
+    target::assert_clean(target.pid(), &before);
+    target::assert_clean(kept, &before);
+    target.ask("drop").assert_right();
 }
 
 #[test]

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use nix::sys::ptrace;
+use nix::unistd::Pid;
+
 /// One line of /proc/PID/maps.
 #[derive(Clone, Debug)]
 pub struct Mapping {
@@ -178,6 +181,26 @@ impl Size {
             alike && pair.iter().all(|mapping| mapping.name.is_empty() && !is_arena(mapping))
         };
         Size { maps: maps.len() - maps.windows(2).filter(of_one).count(), files, resident }
+    }
+}
+
+/// A process that is traced, as by a debugger, until this is dropped, by the thread that began it.
+pub struct Traced(Pid);
+
+impl Traced {
+    /// Traces a process; it goes on.
+    pub fn new(pid: i32) -> Traced {
+        let pid = Pid::from_raw(pid);
+        ptrace::seize(pid, ptrace::Options::empty()).expect("trace the target");
+        Traced(pid)
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        ptrace::interrupt(self.0).expect("interrupt the target");
+        nix::sys::wait::waitpid(self.0, None).expect("wait for the target");
+        ptrace::detach(self.0, None).expect("let the target go");
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! They are looked for again and again, so that each is measured from when it was noticed on, and says since when.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::Duration;
 
+use ingraft_wire::failure::may_pass;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -20,14 +21,24 @@ pub(super) const LOOK: Duration = Duration::from_millis(20);
 /// How long a program that has just begun may take until what was asked for is loaded.
 const LOADING: Duration = Duration::from_secs(2);
 
+/// The longest time after which a child is tried again that could not be measured; it begins with [`LOOK`] and doubles.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// What is known of them.
 #[derive(Default)]
 pub(super) struct Kin {
-    /// Children that cannot be measured and are still there, with their hosts.
-    given_up: HashSet<(Option<String>, i32)>,
+    /// Children that are there and not measured, by host and pid.
+    left_out: HashMap<(Option<String>, i32), LeftOut>,
     starting: Vec<Starting>,
     missed: u64,
     why: Option<Failure>,
+}
+
+/// A child that could not be measured.
+struct LeftOut {
+    why: Failure,
+    /// When it is tried again, and how long after the last try that is: None where that is of no use.
+    again: Option<(Instant, Duration)>,
 }
 
 /// A process that has started another program, which may not be loaded yet.
@@ -41,6 +52,18 @@ impl Kin {
     fn miss(&mut self, failure: Failure) {
         self.missed += 1;
         self.why.get_or_insert(failure);
+    }
+
+    /// Forgets the children of a host that have ended.
+    fn forget_all_but(&mut self, children: &[i32], at: &Option<String>) {
+        let ended = self.left_out.extract_if(|(host, pid), _| host == at && !children.contains(pid));
+        let ended: Vec<LeftOut> = ended.map(|(_, left)| left).collect();
+        ended.into_iter().for_each(|left| self.miss(left.why));
+    }
+
+    /// Whether a child is to be left alone in this look.
+    fn leaves(&self, child: &(Option<String>, i32)) -> bool {
+        self.left_out.get(child).is_some_and(|left| left.again.is_none_or(|(at, _)| Instant::now() < at))
     }
 
     /// Whether more may come although no target goes on.
@@ -78,16 +101,24 @@ impl Session<'_> {
             let host = client.host();
             let parents: Vec<i32> = self.living(&host).map(|site| site.enabled.pid).collect();
             let children = client.children(parents).await?;
-            self.kin.given_up.retain(|(at, pid)| *at != host || children.contains(pid));
+            self.kin.forget_all_but(&children, &host);
             for pid in children {
                 let known = self.living(&host).any(|site| site.enabled.pid == pid);
-                if known || self.kin.given_up.contains(&(host.clone(), pid)) {
+                let child = (host.clone(), pid);
+                if known || self.kin.leaves(&child) {
                     continue;
                 }
-                if let Some(failure) = self.measure_as_well(client, pid, events, out).await? {
-                    self.kin.given_up.insert((host.clone(), pid));
-                    self.kin.miss(failure);
-                }
+                let why = self.measure_as_well(client, pid, events, out).await?;
+                let before = self.kin.left_out.remove(&child);
+                let Some(why) = why else { continue };
+                let again = may_pass(&why.reason).then(|| {
+                    if before.is_none() {
+                        output::warn(&words::deferred_kin(pid, &why), self.format());
+                    }
+                    let pause = before.and_then(|left| left.again).map_or(LOOK, |(_, pause)| AGAIN.min(pause * 2));
+                    (Instant::now() + pause, pause)
+                });
+                self.kin.left_out.insert(child, LeftOut { why, again });
             }
         }
         Ok(())
@@ -142,7 +173,9 @@ impl Session<'_> {
     }
 
     /// Says how many were not measured.
-    pub(super) fn tell_missed(&self) {
+    pub(super) fn tell_missed(&mut self) {
+        let left_out = std::mem::take(&mut self.kin.left_out);
+        left_out.into_values().for_each(|left| self.kin.miss(left.why));
         if let Some(why) = &self.kin.why {
             output::warn(&words::missed_kin(self.kin.missed, why), self.format());
         }

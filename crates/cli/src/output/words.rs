@@ -57,6 +57,11 @@ pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
     text
 }
 
+/// A process that was followed and cannot be measured at this moment.
+pub(crate) fn deferred_kin(pid: i32, why: &Failure) -> String {
+    format!("process {pid}, which was followed, is not measured yet; it is tried again: {why}")
+}
+
 /// How many processes that came while others were measured are not, and why the first of them.
 pub(crate) fn missed_kin(count: u64, why: &Failure) -> String {
     let what = plural(count, "process that was followed is", "processes that were followed are");

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_engine::{Enabled, Engine, Error, PairInfo, RefusedFunction};
 use ingraft_model::Pid;
+use ingraft_wire::failure::may_pass;
 use ingraft_wire::{Failure, Parts, v1};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -26,9 +27,6 @@ pub struct Afterwards {
     /// What its values do is recorded.
     pub history: bool,
 }
-
-/// Why an insertion may be possible later that is not now.
-const PASSING: [&str; 5] = ["already_traced", "busy", "held", "no_carrier", "unstoppable_thread"];
 
 /// Times between two tries of an insertion that was deferred: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -66,7 +64,7 @@ pub fn insert(
                 Ok((enabled, now_ns)) => {
                     return announce(&core, Afterwards { keep, history }, enabled, now_ns, &send).await;
                 }
-                Err(failure) if PASSING.contains(&&*failure.reason) && Instant::now() + pause < deadline => {
+                Err(failure) if may_pass(&failure.reason) && Instant::now() + pause < deadline => {
                     let deferred = v1::Deferred { reason: failure.reason, what: failure.what, tries };
                     drop(send.try_send(Ok(response(Event::Deferred(deferred)))));
                 }
