@@ -1,6 +1,6 @@
 //! Processor times of calls, against the program's own clock of each thread.
 
-use ingraft_testing::target::{self, Text};
+use ingraft_testing::target::{self, Text, slice_slack_ns};
 use ingraft_testing::{Mutatee, Outcome, Reply, scaled, wait_until};
 
 use crate::tool;
@@ -10,8 +10,6 @@ const FUNCTIONS: [&str; 6] = ["--cpu", "burn", "doze", "both", "dive", "hold"];
 /// the kernel's work of a switch is all that there is to measure, and a machine that takes time away shows in it.
 const EDGE_NS: u64 = 5_000;
 const SLEEP_NS: u64 = 25_000;
-/// What interrupts, which the kernel charges to nobody, may take within a slice of time before it is made good.
-const SLICE_NS: u64 = 4_000_000;
 
 /// Calls exactly, times within one percent.
 #[track_caller]
@@ -23,7 +21,7 @@ fn assert_agrees(outcome: &Outcome, truth: &Reply) {
         let off = seen.sum_ns.abs_diff(own);
         let edge = if function == "doze" { SLEEP_NS } else { EDGE_NS };
         assert!(
-            off * 100 <= own + 100 * (edge * calls + SLICE_NS),
+            off * 100 <= own + 100 * (edge * calls + slice_slack_ns()),
             "{function}: {seen:?}, but {own} ns by the program's clock"
         );
     }
@@ -127,7 +125,7 @@ fn a_call_in_progress_is_timed_from_the_insertion_on() {
     let truth = target.reply().number("ns burn");
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let value = outcome.all("sample").last().and_then(|s| s["value"].as_u64()).expect("a number");
-    let slack = truth / 100 + 2 * SLICE_NS;
+    let slack = truth / 100 + 2 * slice_slack_ns();
     assert!(
         later < truth && value + slack >= truth - later && value <= truth - earlier + slack,
         "{value} ns of {truth} ns; at the insertion between {earlier} and {later} ns were over"
@@ -179,7 +177,10 @@ fn one_call_has_both_clocks() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     let value = |metric| crate::library::value(&outcome, metric).cast_unsigned();
     let (cpu, own) = (value("busy_cpu"), truth.number("ns burn"));
-    assert!(cpu.abs_diff(own) * 100 <= own + 100 * (EDGE_NS * times + SLICE_NS), "{cpu}, by the program's clock {own}");
+    assert!(
+        cpu.abs_diff(own) * 100 <= own + 100 * (EDGE_NS * times + slice_slack_ns()),
+        "{cpu}, by the program's clock {own}"
+    );
     // a sleep of 2 ms is no shorter, and of it next to nothing is processor time
     assert!(value("idle_time") >= times * 1_900_000, "{}", value("idle_time"));
     target::assert_clean(target.pid(), &before);

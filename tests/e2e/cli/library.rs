@@ -8,9 +8,6 @@ use serde_json::Value;
 
 use crate::tool;
 
-/// What the kernel may charge to nobody within a slice of time before it is made good.
-const SLICE_NS: i64 = 4_000_000;
-
 /// A metric at a focus, and the value that the program knows.
 struct Claim {
     pair: String,
@@ -29,7 +26,7 @@ fn claims(reply: &Reply) -> Vec<Claim> {
         let off = match words[0] {
             "is" => 0,
             "took" => number(2) / 100 + 50_000 * number(3),
-            "computed" => number(2) / 100 + SLICE_NS,
+            "computed" => number(2) / 100 + target::slice_slack_ns().cast_signed(),
             _ => return None,
         };
         let (metric, function) = words[1].split_once('@').expect("a pair");

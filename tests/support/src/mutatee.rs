@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
+use crate::target::watch_the_host;
 use crate::{BOUND, build_directory, have, source_directory};
 
 /// How a target program is made: compiler and its arguments; sources are relative to `tests/mutatees`.
@@ -171,6 +172,7 @@ impl Mutatee {
     }
 
     fn adopt(command: &mut Command) -> Mutatee {
+        watch_the_host();
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));

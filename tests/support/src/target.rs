@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
 
 use nix::sys::ptrace;
 use nix::unistd::Pid;
@@ -215,6 +216,31 @@ pub fn assert_clean(pid: i32, before: &Text) {
         "{pid} still has arenas: {:#?}",
         maps(pid).iter().filter(|mapping| mapping.name.is_empty()).collect::<Vec<_>>()
     );
+}
+
+/// What interrupts may take within a slice of time before it is made good.
+const SLICE_NS: u64 = 4_000_000;
+
+/// How far a thread's processor time may be from the kernel's account of it, in nanoseconds: within a slice of time it counts what interrupts
+/// and the host take, which the kernel charges to nobody. What the host has taken since the first target program started is known.
+pub fn slice_slack_ns() -> u64 {
+    let taken = taken_by_the_host_ns();
+    SLICE_NS + taken - *AT_THE_START.get_or_init(|| taken)
+}
+
+static AT_THE_START: OnceLock<u64> = OnceLock::new();
+
+/// To be called where a target program starts.
+pub(crate) fn watch_the_host() {
+    AT_THE_START.get_or_init(taken_by_the_host_ns);
+}
+
+/// What the host has taken from all processors since the machine started, to a hundredth of a second; 0 on a machine that has no host.
+fn taken_by_the_host_ns() -> u64 {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    // `cpu user nice system idle iowait irq softirq steal ...`, in hundredths of a second
+    let steal = text.lines().next().and_then(|line| line.split_ascii_whitespace().nth(8));
+    steal.and_then(|ticks| ticks.parse::<u64>().ok()).unwrap_or(0) * 10_000_000
 }
 
 /// Processor time a process has used, in seconds; 0 when it is gone.

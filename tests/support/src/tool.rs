@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::target::watch_the_host;
 use crate::{BOUND, NOBODY, is_root};
 
 /// The `ingraft` program with a state directory of its own.
@@ -163,6 +164,7 @@ pub struct Session {
 impl Session {
     /// Starts a prepared command and collects what it prints.
     pub fn start(command: &mut Command) -> Session {
+        watch_the_host();
         let description = format!("{command:?}");
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{description}: {error}"));
