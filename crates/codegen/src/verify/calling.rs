@@ -16,7 +16,7 @@ const LOADED: &str = "rbx rdi rsi rdx rcx r8 r9";
 /// Proves the routine at `at`.
 pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, at: u64) -> Result<(), VerifyError> {
     let Some(vectors) = env.vectors.filter(VectorState::is_sound) else { return fail(at, Flaw::Forbidden) };
-    form::prove(walk, &form(env, vectors), at)
+    form::prove(walk, &form(env, vectors), at).map(drop)
 }
 
 fn form(env: &Environment, vectors: VectorState) -> Vec<Right> {

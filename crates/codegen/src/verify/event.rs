@@ -12,7 +12,9 @@ use crate::environment::Environment;
 /// Proves the routine at `at`.
 pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, at: u64) -> Result<(), VerifyError> {
     match env.identity {
-        ThreadIdentity::FsOffset(tid) if env.readable.process.is_some() => form::prove(walk, &form(env, tid), at),
+        ThreadIdentity::FsOffset(tid) if env.readable.process.is_some() => {
+            form::prove(walk, &form(env, tid), at).map(drop)
+        }
         _ => fail(at, Flaw::Forbidden),
     }
 }

@@ -22,8 +22,8 @@ pub(super) fn put(form: &mut Vec<Right>, lines: impl IntoIterator<Item = impl In
     form.extend(lines.into_iter().map(|line| Right::Text(line.into())));
 }
 
-/// Proves that the routine at `at` has this form.
-pub(super) fn prove(walk: &mut Walk<'_>, form: &[Right], at: u64) -> Result<(), VerifyError> {
+/// Proves that the routine at `at` has this form; where it ends.
+pub(super) fn prove(walk: &mut Walk<'_>, form: &[Right], at: u64) -> Result<u64, VerifyError> {
     let mut labels: Vec<(&str, u64)> = Vec::new();
     let mut instructions: Vec<(Instruction, &Right)> = Vec::with_capacity(form.len());
     let mut next = at;
@@ -51,7 +51,7 @@ pub(super) fn prove(walk: &mut Walk<'_>, form: &[Right], at: u64) -> Result<(), 
             return fail(i.ip(), Flaw::Forbidden);
         }
     }
-    Ok(())
+    Ok(next)
 }
 
 /// An instruction in words, with the sizes of what it touches.

@@ -20,6 +20,7 @@ mod inner;
 mod lockstep;
 mod memory;
 mod rules;
+mod slow;
 mod state;
 mod system_call;
 mod time;

@@ -41,13 +41,6 @@ pub(super) fn may_write(env: &Environment, i: &Instruction, memory: &UsedMemory,
             let common = memory.segment() == Register::DS && shared;
             absolute && counters.contains(&place) && (own || common)
         }
-        Mode::Slow(_) => {
-            let area = memory.segment() == Register::DS && (base..end + env.data.stride).contains(&place);
-            // shard 0's counter whose address the slow routine has read from the plain count
-            let count =
-                i.code() == Code::Inc_rm64 && i.has_lock_prefix() && place == 0 && memory.index() == Register::None;
-            area || count
-        }
     }
 }
 
@@ -79,7 +72,6 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
     let counter =
         place >= u64::from(data.counter(0)) && place < data.base.0 + data.stride && place % 8 == data.base.0 % 8;
     let absolute = memory.base() == Register::None && memory.index() == Register::None;
-    let slow = matches!(mode, Mode::Slow(_));
     let bytes = memory.memory_size().size() as u64;
     let lasting = matches!(mode, Mode::Point | Mode::Twin(_)) && env.readable.lasts(Avma(place), bytes.max(1));
     match memory.segment() {
@@ -90,11 +82,10 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
             absolute && (known || is_rseq(env, place, mode))
         }
         Register::GS if is_own(env, memory, &[CPU_OFFSET, CPU_LAST, CPU_DESCRIPTOR]) => mode == Mode::Point,
-        Register::GS => absolute && !slow && (counter || place == u64::from(data.displacement(OWNER))),
+        Register::GS => absolute && (counter || place == u64::from(data.displacement(OWNER))),
         Register::SS => {
             memory.base() == Register::RSP && memory.index() == Register::None && (0..4096).contains(&place)
         }
-        Register::DS if slow => !absolute || (data.base.0..data.base.0 + 2 * data.stride).contains(&place),
         Register::DS if place == u64::from(data.displacement(header::CPU_RATE)) => {
             absolute && matches!(mode, Mode::Routine(_))
         }
@@ -142,7 +133,7 @@ fn is_rseq(env: &Environment, place: u64, mode: Mode) -> bool {
     match mode {
         Mode::Point => at(slot),
         Mode::Routine(_) => at(slot) || at(slot.wrapping_add(PROCESSOR)) || place == u64::from(SELF),
-        Mode::Twin(_) | Mode::Slow(_) => false,
+        Mode::Twin(_) => false,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::environment::Environment;
 
 /// Proves the routine at `at`.
 pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, function: Avma, at: u64) -> Result<(), VerifyError> {
-    form::prove(walk, &form(env, function), at)
+    form::prove(walk, &form(env, function), at).map(drop)
 }
 
 fn form(env: &Environment, function: Avma) -> Vec<Right> {

@@ -16,6 +16,7 @@ use super::calling;
 use super::event;
 use super::memory::Memory;
 use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
+use super::slow;
 use super::state::{Bound, CALLEE, FLAGS, IMAGE, Image, OTHER, Parent, State};
 use super::system_call::{self, SystemCall};
 use super::time;
@@ -35,8 +36,6 @@ pub(super) enum Mode {
     Point,
     /// The code that a mini runs on shard 0; it ends by walking on from this jump.
     Twin(u64),
-    /// The slow routine of this register.
-    Slow(u8),
     /// A shared routine.
     Routine(Routine),
 }
@@ -486,13 +485,10 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Proves a shared slow routine from both of its entries.
+    /// Proves a shared slow routine.
     pub fn slow_routine(&mut self, r: u8, routine: &SlowRoutine) -> Result<(), VerifyError> {
         self.restart();
-        let mut state = State::entry();
-        state.lose(r);
-        self.execute(routine.range.start.0, state.clone(), Mode::Slow(r))?;
-        self.execute(routine.walk.0, state, Mode::Slow(r))
+        slow::prove(self, self.env, r, routine)
     }
 
     /// Proves a shared routine.
@@ -678,7 +674,7 @@ impl<'a> Walk<'a> {
         let slow = |target: u64| self.facts.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
         // `test ecx, ecx` and back: behind the jump to the routine that gave the answer, which is not reached from there
         let answered = self.answers.contains(&at.wrapping_sub(2));
-        let right = matches!(mode, Mode::Slow(_) | Mode::Routine(_))
+        let right = matches!(mode, Mode::Routine(_))
             || answered
             || back
             || target > at
@@ -690,7 +686,7 @@ impl<'a> Walk<'a> {
 
     /// Whether control leaves generated code at `at`, which only a right state permits.
     fn leaves(&self, at: u64, state: &State, mode: Mode) -> Result<bool, VerifyError> {
-        if matches!(mode, Mode::Slow(_) | Mode::Routine(_)) {
+        if matches!(mode, Mode::Routine(_)) {
             return Ok(false);
         }
         if at == self.tail {
@@ -715,7 +711,6 @@ impl<'a> Walk<'a> {
     /// A routine ends by a jump to its register, with everything else as it was.
     fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
         let (r, changed) = match mode {
-            Mode::Slow(r) => (r, 1 << r),
             Mode::Routine(Routine::CpuTime | Routine::Await) => (0, 0),
             Mode::Routine(Routine::Time) => (0, 1 << 2),
             // the answer is in rcx
@@ -803,7 +798,6 @@ impl<'a> Walk<'a> {
                 state.moves(i);
                 return Ok(());
             }
-            Code::Wrgsbase_r64 if matches!(mode, Mode::Slow(_)) => return Ok(()),
             Code::Nop_rm32 | Code::Nop_rm16 | Code::Nopd => return Ok(()),
             _ if !permitted(i.mnemonic()) => return fail(at, Flaw::Forbidden),
             _ => {}
@@ -887,7 +881,6 @@ impl<'a> Walk<'a> {
 
 fn mode_register(mode: Mode) -> Option<u8> {
     match mode {
-        Mode::Slow(r) => Some(r),
         Mode::Routine(_) => Some(0),
         Mode::Point | Mode::Twin(_) => None,
     }
