@@ -107,6 +107,8 @@ const METERS_MAX: u32 = 16;
 pub struct Meters {
     /// A snippet as it was evaluated, with its counter, and the number of the counter among the pair's.
     known: Vec<(Arc<Snippet>, Arc<Snippet>, u32)>,
+    /// How many variables come before the first counter.
+    base: Option<u32>,
 }
 
 /// Snippets with counters that were made for a request: pairs of one metric have the same.
@@ -130,6 +132,12 @@ impl Metered {
 }
 
 impl Meters {
+    /// Those of a pair's variables that it was evaluated with.
+    pub fn before<'v>(&self, variables: &'v [Variable]) -> &'v [Variable] {
+        let count = self.base.and_then(|base| usize::try_from(base).ok()).unwrap_or(variables.len());
+        variables.get(..count).unwrap_or(variables)
+    }
+
     /// Adds counters to an instrumentation, the same as before to snippets that are known.
     pub fn apply(&mut self, instrumentation: &mut Instrumentation, made: &mut Metered) {
         let counts_itself = instrumentation.insertions.iter().all(|i| i.snippet.as_increment() == Some(VariableId(0)));
@@ -137,6 +145,7 @@ impl Meters {
             return;
         }
         let base = u32::try_from(instrumentation.variables.len()).unwrap_or(u32::MAX);
+        self.base = Some(base);
         for insertion in &mut instrumentation.insertions {
             let known = self.known.iter().find(|(plain, ..)| *plain == insertion.snippet);
             let metered = match known {

@@ -121,6 +121,15 @@ pub enum Restore {
     Timer(VariableId, Clock),
 }
 
+impl Restore {
+    /// The variable.
+    pub fn variable(self) -> VariableId {
+        match self {
+            Restore::Value(v) | Restore::Flag(v) | Restore::Timer(v, _) => v,
+        }
+    }
+}
+
 /// Operators of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnaryOp {

@@ -67,6 +67,34 @@ fn one_that_comes_back_counts_on() {
     target.ask("call 20").assert_right();
 }
 
+/// What its code remembers of a call comes among what that of the program does.
+#[test]
+fn code_of_one_that_comes_later_has_its_own_variables() {
+    let mut target = loads();
+    let definition = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/e2e/mdl/latecomer.mdl");
+    let pid = target.pid_text();
+    let mut session = tool().start(["watch", "-p", &pid, "-I", definition, "remembered", "--max-overhead", "10000"]);
+    session.wait_for("attached");
+    target.ask("call 300").assert_right();
+    let mut arguments = 0;
+    for n in [70, 40, 90] {
+        let opened = target.ask("open");
+        assert!(is_woven(target.pid(), &opened), "before anybody can call it");
+        target.ask(&format!("call {n}")).assert_right();
+        arguments += n * (n - 1) / 2;
+        target.ask("close").assert_right();
+    }
+    let truth = target.ask("call 5");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let samples = outcome.all("sample");
+    let last = samples.last().expect("a sample");
+    assert_eq!(last["value"], truth.tally("local_work") * 1_000_000 + arguments);
+    for key in ["left", "unseen", "unrecorded"] {
+        assert_eq!(last[key].as_u64().unwrap_or(0), 0, "{last:#}");
+    }
+    target.ask("call 20").assert_right();
+}
+
 #[test]
 fn a_metric_is_exact_over_many_lives_of_a_library() {
     let mut target = loads();

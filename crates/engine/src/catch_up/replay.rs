@@ -76,10 +76,7 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             Stmt::Open(record, _) if record.is_timed() => return Err(Uncaught::Begin),
             Stmt::Open(record, _) if !record.kept.is_empty() => return Err(Uncaught::Arguments),
             Stmt::Open(record, body) => {
-                let restores = match record.restore {
-                    Some(Restore::Value(v) | Restore::Flag(v) | Restore::Timer(v, _)) => Some(v),
-                    None => None,
-                };
+                let restores = record.restore.map(Restore::variable);
                 restored.extend(restores);
                 let body = states(body, variables, restored);
                 restored.truncate(restored.len() - usize::from(restores.is_some()));

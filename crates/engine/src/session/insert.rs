@@ -125,6 +125,7 @@ impl Session {
                 object,
                 index_names,
                 meters,
+                numberings: Vec::new(),
                 users: 0,
             };
             control.pairs.insert(key, pair);
@@ -647,24 +648,9 @@ pub(super) fn counters_max(control: &Control) -> u32 {
     control.attached.as_ref().map_or(default_counters(), |a| a.area.layout().counters())
 }
 
-fn too_many(limit: u32) -> Error {
+pub(super) fn too_many(limit: u32) -> Error {
     let what = format!("more than {limit} counters would be needed in one process");
     Error::new(ErrorKind::Failed, "too_many_counters", what, "measure fewer functions at a time")
-}
-
-/// Takes counters for variables that a pair did not have so far.
-pub(super) fn grow_counters(
-    pair: &mut Pair,
-    counters: &mut CounterAllocator,
-    variables: &[Variable],
-    limit: u32,
-) -> Result<(), Error> {
-    let new = variables.get(pair.counters.len()..).unwrap_or_default();
-    if !new.is_empty() {
-        pair.counters.extend(take(counters, new, limit).ok_or_else(|| too_many(limit))?);
-        pair.variables = variables.into();
-    }
-    Ok(())
 }
 
 fn default_counters() -> u32 {
@@ -693,7 +679,7 @@ pub(super) fn reads(instrumentation: &Instrumentation, clock: Clock) -> bool {
 }
 
 /// Counters for all variables, or none of them.
-fn take(counters: &mut CounterAllocator, variables: &[Variable], limit: u32) -> Option<Vec<u32>> {
+pub(super) fn take(counters: &mut CounterAllocator, variables: &[Variable], limit: u32) -> Option<Vec<u32>> {
     let mut taken = Vec::with_capacity(variables.len());
     for variable in variables {
         match counters.take(variable.shape.slots(), limit) {

@@ -56,6 +56,7 @@ use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
 use self::insert::Stop;
 use self::internals::OwnValue;
+use self::numbering::Numbering;
 use self::view::{Plain, View, Views};
 
 mod adopt;
@@ -67,6 +68,7 @@ mod insert;
 mod internals;
 mod landing;
 mod loader;
+mod numbering;
 mod read;
 mod remove;
 mod view;
@@ -123,6 +125,8 @@ struct Pair {
     index_names: Option<IndexNames>,
     /// How often its snippets run.
     meters: Meters,
+    /// How its code names its variables, the first evaluation's included, if that is not always the same.
+    numberings: Vec<Numbering>,
     users: u32,
 }
 
@@ -488,12 +492,14 @@ impl Session {
             instrumentation.insertions.retain(|i| !known.contains(&i.function));
             // also one that has all its functions may need what was loaded since: exceptions and longjmp land there
             if !instrumentation.insertions.is_empty() || pair.restores {
-                if !instrumentation.insertions.is_empty() {
-                    pair.meters.apply(&mut instrumentation, &mut made);
-                    insert::grow_counters(pair, &mut control.counters, &instrumentation.variables, limit)
-                        .map_err(|e| e.about(self.target.pid()))?;
-                }
-                more.push((key.clone(), instrumentation, pair.counters.clone()));
+                let counters = if instrumentation.insertions.is_empty() {
+                    pair.counters.clone()
+                } else {
+                    let free = &mut control.counters;
+                    let counters = pair.counters_for(&mut instrumentation, &mut made, free, limit);
+                    counters.map_err(|e| e.about(self.target.pid()))?
+                };
+                more.push((key.clone(), instrumentation, counters));
             }
         }
         let whole = whole && fresh.len() == seen.len();

@@ -200,7 +200,15 @@ impl Evaluation<'_> {
         if let Some(known) = self.records.iter().find(same) {
             return known.record.clone();
         }
-        let name = format!("{}.calls{}", self.definition, self.records.len());
+        // by what it remembers: another evaluation may come upon it sooner or later
+        let restored = restore.and_then(|restore| self.variables.get(restore.variable().0 as usize));
+        let restored = restored.map(|variable| variable.name.clone());
+        let remembers: Vec<String> = restored.into_iter().chain(kept.iter().map(Kept::to_string)).collect();
+        let calls = match frame {
+            Frame::Function => "calls",
+            Frame::Call => "sites",
+        };
+        let name = format!("{}.{calls}({})", self.definition, remembers.join(", "));
         let kind = if innermost { VariableKind::Activations } else { VariableKind::OuterActivations };
         let activations = self.variable(&name, kind, Shape::Activations);
         self.variables[activations.0 as usize].sampled = self.group == 0 && frame == Frame::Function && innermost;

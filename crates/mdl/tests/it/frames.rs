@@ -69,7 +69,7 @@ fn timers_are_in_records() {
     let done = done(&metric(&format!("counter tmp; base is wallTimer {{ {body} }}")), "m", "");
     assert_eq!(
         variables(&done),
-        "v0 m Counter Timer(Wall) Ticks sampled\nv1 tmp Scratch Counter Plain\nv2 m.calls0 Activations Activations Plain sampled\n"
+        "v0 m Counter Timer(Wall) Ticks sampled\nv1 tmp Scratch Counter Plain\nv2 m.calls(m) Activations Activations Plain sampled\n"
     );
 }
 
@@ -174,7 +174,7 @@ fn time_without_callees_adds_up() {
         variables(&done(&text, "m", "")),
         "v0 m Counter Histogram Plain sampled\n\
          v1 m.callees Scratch Counter Plain\n\
-         v2 m.calls0 Activations Activations Plain sampled\n"
+         v2 m.calls(m) Activations Activations Plain sampled\n"
     );
     // one variable per record: the code is in the innermost, which has the time
     let both = "append preInsn $start.entry (* m++; *) prepend preInsn $start.return (* m--; tmp += $self; *)";
@@ -314,7 +314,7 @@ fn the_flag_of_two_metrics_is_the_same_code_on_the_same_names() {
     assert_eq!(flag_code(&large), flag_code(&heap));
     assert_eq!(flag_code(&heap).len(), 2);
     assert!(
-        flag_code(&heap)[0].ends_with("open inFunction.calls0 restore inFunction { inFunction++; }"),
+        flag_code(&heap)[0].ends_with("open inFunction.calls(inFunction) restore inFunction { inFunction++; }"),
         "{:?}",
         flag_code(&heap)
     );

@@ -1,0 +1,88 @@
+//! The numbers by which code names the variables of its pair. They are given anew whenever the pair is evaluated: what a library brings that was
+//! loaded since may come among what is there, so its code may have them in another order, or others among them.
+
+use ingraft_mdl::{Instrumentation, Variable};
+
+use super::Pair;
+use super::insert::{take, too_many};
+use crate::cost::{Metered, Meters};
+use crate::error::Error;
+use crate::values::CounterAllocator;
+
+/// One order of a pair's variables, where it is not the first one's.
+#[derive(Debug)]
+pub(super) struct Numbering {
+    /// As they were evaluated: without the counts of how often snippets run.
+    variables: Vec<Variable>,
+    /// The first counter of each, those of the counts included.
+    counters: Vec<u32>,
+    meters: Meters,
+}
+
+impl Pair {
+    /// Adds to an instrumentation the counts of how often its snippets run. The first counter of each of its variables: that of the pair's own,
+    /// and of new ones what is free.
+    pub(super) fn counters_for(
+        &mut self,
+        more: &mut Instrumentation,
+        made: &mut Metered,
+        free: &mut CounterAllocator,
+        limit: u32,
+    ) -> Result<Vec<u32>, Error> {
+        if self.numberings.is_empty() {
+            let own = self.meters.before(&self.variables);
+            if *own == *more.variables {
+                self.meters.apply(more, made);
+                let new = more.variables.get(self.counters.len()..).unwrap_or_default();
+                self.grow(new, free, limit)?;
+                return Ok(self.counters.clone());
+            }
+            let (variables, counters, meters) = (own.to_vec(), self.counters.clone(), self.meters.clone());
+            self.numberings.push(Numbering { variables, counters, meters });
+        }
+        let known = self.numberings.iter().position(|n| n.variables == more.variables);
+        let at = known.unwrap_or(self.numberings.len());
+        if known.is_none() {
+            let variables = more.variables.clone();
+            let counters = self.counters_of(&variables, free, limit)?;
+            self.numberings.push(Numbering { variables, counters, meters: Meters::default() });
+        }
+        let numbering = &mut self.numberings[at];
+        numbering.meters.apply(more, made);
+        let have = numbering.counters.len();
+        let taken = self.grow(more.variables.get(have..).unwrap_or_default(), free, limit)?;
+        let numbering = &mut self.numberings[at];
+        numbering.counters.extend(taken);
+        Ok(numbering.counters.clone())
+    }
+
+    /// The counters of variables in another order: those of the pair's equal ones, each once, and new ones.
+    fn counters_of(
+        &mut self,
+        variables: &[Variable],
+        free: &mut CounterAllocator,
+        limit: u32,
+    ) -> Result<Vec<u32>, Error> {
+        let mut left: Vec<(&Variable, u32)> = self.variables.iter().zip(self.counters.iter().copied()).collect();
+        let own = |variable: &Variable| {
+            let at = left.iter().position(|(known, _)| *known == variable)?;
+            Some(left.remove(at).1)
+        };
+        let found: Vec<Option<u32>> = variables.iter().map(own).collect();
+        let missing = variables.iter().zip(&found).filter(|(_, found)| found.is_none());
+        let missing: Vec<Variable> = missing.map(|(variable, _)| variable.clone()).collect();
+        let mut taken = self.grow(&missing, free, limit)?.into_iter();
+        Ok(found.into_iter().filter_map(|found| found.or_else(|| taken.next())).collect())
+    }
+
+    /// Takes counters for variables that the pair has not had so far.
+    fn grow(&mut self, new: &[Variable], free: &mut CounterAllocator, limit: u32) -> Result<Vec<u32>, Error> {
+        if new.is_empty() {
+            return Ok(Vec::new());
+        }
+        let taken = take(free, new, limit).ok_or_else(|| too_many(limit))?;
+        self.counters.extend(&taken);
+        self.variables = self.variables.iter().chain(new).cloned().collect();
+        Ok(taken)
+    }
+}
