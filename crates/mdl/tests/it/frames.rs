@@ -174,7 +174,7 @@ fn time_without_callees_adds_up() {
         variables(&done(&text, "m", "")),
         "v0 m Counter Histogram Plain sampled\n\
          v1 m.callees Scratch Counter Plain\n\
-         v2 m.calls(m) Activations Activations Plain sampled\n"
+         v2 m.calls(m.callees, time) Activations Activations Plain sampled\n"
     );
     // one variable per record: the code is in the innermost, which has the time
     let both = "append preInsn $start.entry (* m++; *) prepend preInsn $start.return (* m--; tmp += $self; *)";
