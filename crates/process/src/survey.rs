@@ -76,6 +76,12 @@ impl Target {
             self.note_hold(held);
             match survey {
                 Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // no processor free for it
+                // its only thread was being woken, which looks like a sleep: by now it has stopped, and gone on
+                Ok(Survey { threads, unseen, .. })
+                    if threads.is_empty() && !unseen.is_empty() && attempt < ATTEMPTS =>
+                {
+                    attempt += 1;
+                }
                 other => break (other?, held),
             }
         };

@@ -393,8 +393,9 @@ impl Tracer {
         let mut tries = 0u32;
         let mut i = 0;
         while i < self.threads.len() {
-            let idle = progress.elapsed(); // up to the look, which may be much later
-            if self.threads[i].state != State::Running || self.poll(i)? {
+            let is_settled = self.threads[i].state != State::Running;
+            let idle = if is_settled { Duration::ZERO } else { progress.elapsed() }; // up to the look, which may be much later
+            if is_settled || self.poll(i)? {
                 i += 1;
                 tries = 0;
                 progress = Instant::now();
@@ -406,12 +407,13 @@ impl Tracer {
                     progress = Instant::now();
                     continue;
                 }
-                let Some(state) = self.where_asleep(i)? else { continue };
-                self.threads[i].state = state;
-                // the others have had their time as well
-                tries = 0;
-                i += 1;
-                continue;
+                if let Some(state) = self.where_asleep(i)? {
+                    self.threads[i].state = state;
+                    // the others have had their time as well
+                    tries = 0;
+                    i += 1;
+                    continue;
+                }
             }
             pause(tries, self.threads.len() - i);
             tries += 1;

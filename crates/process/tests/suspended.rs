@@ -12,7 +12,7 @@ use common::{Mutatee, kill, until, within};
 use ingraft_model::{Avma, Pid};
 use ingraft_process::Target;
 
-/// Longer than any thread is waited for.
+/// Longer than a thread is waited for at first.
 const AWAY: Duration = Duration::from_millis(120);
 
 /// Stops the target and borrows its only thread again and again, in a process of its own.

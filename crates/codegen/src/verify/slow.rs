@@ -117,7 +117,7 @@ fn claim(env: &Environment, own: &Own) -> Vec<Right> {
     f.push(Right::Label("reset"));
     put(f, [format!("mov {k_half},{FIRST_SHARD:#x}"), format!("mov dword ptr {hint},{:#x}", FIRST_SHARD + 1)]);
     f.push(Right::Label("start"));
-    put(f, [format!("mov {n_half},{:#x}", shards - FIRST_SHARD)]);
+    put(f, [format!("mov {n_half},{:#x}", shards.saturating_sub(FIRST_SHARD))]);
     f.push(Right::Label("probe"));
     put(f, [format!("cmp {claim},0x0")]);
     f.push(Right::Jump("jne", "occupied"));
