@@ -31,6 +31,7 @@ impl Shards for SharedArea {
             .map_or_else(|_| Vec::new(), |claims| claims.iter().map(|c| (c.shard, c.owner)).collect())
     }
 
+    #[inline]
     fn load(&self, shard: u32, counter: u32) -> i64 {
         self.counter_or_zero(shard, counter).cast_signed()
     }
@@ -313,9 +314,10 @@ fn number(slots: Slots, ruler: Ruler<'_>, load: impl Fn(u32) -> i64, cpu: impl F
 /// What became of calls in one thread; see [`RECORDS_ONLY`].
 fn calls(activations: &[u32], load: impl Fn(u32) -> i64) -> Activations {
     let of = |&first: &u32| {
-        let [left, unseen, unrecorded] = [0, 1, 2].map(|n| load((first & !RECORDS_ONLY) + n).cast_unsigned());
+        let at = |n| load((first & !RECORDS_ONLY) + n).cast_unsigned();
+        let unrecorded = at(2);
         if first & RECORDS_ONLY == 0 {
-            Activations { left, unseen, unrecorded }
+            Activations { left: at(0), unseen: at(1), unrecorded }
         } else {
             Activations { unrecorded, ..Activations::default() }
         }
@@ -348,16 +350,16 @@ const RETRIES: u32 = 100;
 /// where it had no room for a record the value that depends on it may be wrong.
 pub const RECORDS_ONLY: u32 = 1 << 31;
 
-/// All threads that counted, to read many counters from.
-pub struct Columns<'a> {
-    shards: &'a dyn Shards,
+/// All threads that counted, to read many counters from. Of the kind of shards that it is for, as thousands of counters are read at once.
+pub struct Columns<'a, S = SharedArea> {
+    shards: &'a S,
     ended: &'a EndedThreads,
     held: Vec<(u32, Option<Tid>)>,
 }
 
-impl<'a> Columns<'a> {
+impl<'a, S: Shards> Columns<'a, S> {
     /// Looks up who holds which shard; `tid` turns an identity into a thread id.
-    pub fn new(shards: &'a dyn Shards, ended: &'a EndedThreads, tid: &dyn Fn(u64) -> Option<Tid>) -> Self {
+    pub fn new(shards: &'a S, ended: &'a EndedThreads, tid: &dyn Fn(u64) -> Option<Tid>) -> Self {
         let mut held = vec![(0, None)];
         held.extend(shards.claims().into_iter().map(|(shard, identity)| (shard, tid(identity))));
         Columns { shards, ended, held }
@@ -512,7 +514,7 @@ mod tests {
         }
         shards.values.borrow_mut().insert((0, 1), 2);
         let expected = [(Some(Tid(70)), 6), (Some(Tid(71)), 7), (None, 2)];
-        let values = |columns: Columns<'_>| -> Vec<_> {
+        let values = |columns: Columns<'_, Fake>| -> Vec<_> {
             let slots = Slots { first: 1, shape: Shape::Counter };
             columns.threads(slots, &[], RULER).into_iter().map(|(tid, raw)| (tid, raw.value)).collect()
         };
@@ -635,6 +637,37 @@ mod tests {
         assert_eq!(read(&ended), expected);
         ended.clear(&shards, 2..counters);
         assert_eq!(read(&ended), []);
+    }
+
+    /// Counters and timers of threads that live, that share an id, that have ended and of which nothing is known.
+    #[test]
+    fn what_all_have_together_is_what_they_have_each() {
+        let (shards, mut ended, mut shapes) = (Fake::default(), EndedThreads::default(), Shapes::default());
+        let all = [Shape::Counter, Shape::Timer(Clock::Wall), Shape::Timer(Clock::Cpu)];
+        let all: Vec<Slots> = (0..).zip(all).map(|(n, shape)| Slots { first: 2 * n, shape }).collect();
+        let calls = [[8, 11], [8, 11 | RECORDS_ONLY]];
+        all.iter().for_each(|slots| shapes.insert(slots.first, slots.shape));
+        shapes.insert(8, Shape::Activations);
+        shapes.insert(11, Shape::Activations);
+        for shard in [0, 2, 3, 4, 5, 6] {
+            shards.claims.borrow_mut().extend((shard > 0).then_some((shard, 70 + u64::from(shard) / 2)));
+            // every other one runs its timers
+            let (n, sign) = (i64::from(shard), if shard % 2 == 0 { 1 } else { -1 });
+            let timer = |ticks: i64| if shard == 0 { [0, 0] } else { [i64::from(sign < 0), sign * ticks] };
+            let [[runs, wall], [computes, cpu]] = [timer(301 + n), timer(201 + n)];
+            put(&shards, shard, 0, &[5 + n, 0, runs, wall, computes, cpu]);
+            put(&shards, shard, 8, &[n, 2 * n, 3 * n, 4 * n, 5 * n, 6 * n]);
+        }
+        for (shard, tid) in [(5, Some(Tid(72))), (6, None), (2, Some(Tid(71)))] {
+            ended.bury(&shards, &shapes, shard, tid, 14, LAST);
+            let columns = Columns::new(&shards, &ended, &|id| Some(Tid(id as i32)));
+            for (slots, calls) in all.iter().flat_map(|slots| calls.iter().map(move |calls| (*slots, calls))) {
+                let each = columns.threads(slots, calls, RULER).into_iter().map(|(_, raw)| raw);
+                let each = each.fold(Raw::default(), Raw::plus);
+                assert!(each.value > 0 && each.activations.unrecorded > 0, "{slots:?} {each:?}");
+                assert_eq!(columns.together(slots, calls, RULER), (each.value, each.activations), "{slots:?}");
+            }
+        }
     }
 
     #[test]

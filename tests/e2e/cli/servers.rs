@@ -1,5 +1,6 @@
 //! Real servers, compared with their own statistics; all functions of a program at once.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ingraft_testing::server::{Nginx, Postgres, Redis};
@@ -219,7 +220,7 @@ fn all_functions_of_postgres_under_pgbench() {
 #[test]
 fn all_functions_of_a_python() {
     let python = "/usr/bin/python3.11";
-    if !std::path::Path::new(python).exists() {
+    if !Path::new(python).exists() {
         skip!("{python} is not installed");
     }
     let mut target =
@@ -240,7 +241,7 @@ fn all_functions_of_a_python() {
 #[test]
 fn all_functions_of_a_python_from_entry_to_exit() {
     let python = "/usr/bin/python3.11";
-    if !std::path::Path::new(python).exists() {
+    if !Path::new(python).exists() {
         skip!("{python} is not installed");
     }
     let mut target =
@@ -268,7 +269,7 @@ fn all_functions_of_a_python_from_entry_to_exit() {
 fn nearly_all_functions_of_common_libraries() {
     // A process that has them loaded: any interpreter with its ssl module.
     let python = "/usr/bin/python3.11";
-    if !std::path::Path::new(python).exists() {
+    if !Path::new(python).exists() {
         skip!("{python} is not installed");
     }
     let target =
@@ -513,6 +514,9 @@ fn kept_waiting(pids: &[i32]) -> f64 {
     pids.iter().map(of).sum::<f64>() / 1e6
 }
 
+/// How often wrk is run at most.
+const RUNS: usize = 5;
+
 #[test]
 fn percentiles_of_nginx_agree_with_those_of_its_client() {
     let nginx = match Nginx::start() {
@@ -520,18 +524,50 @@ fn percentiles_of_nginx_agree_with_those_of_its_client() {
         Ok(_) => skip!("wrk is not installed"),
         Err(why) => skip!("{why}"),
     };
-    let workers = nginx.workers();
-    let before = Text::of(workers[0]);
-    // Times of some milliseconds that differ by less than two: wrk makes up requests that it thinks a slower one has held back.
+    let before = Text::of(nginx.workers()[0]);
+    // Times of some milliseconds that differ by less than two.
     let script = tempfile::Builder::new().suffix(".lua").tempfile().expect("a file");
     let lua = "request = function() return wrk.format('GET', '/busy/' .. string.rep('a', math.random(120, 148))) end\n";
     std::fs::write(script.path(), lua).expect("a script");
+    let mut agree = false;
+    for _ in 0..RUNS {
+        let run = run_of_wrk(&nginx, script.path());
+        // Behind a request that takes twice as long as they do on average wrk makes others up, which it thinks were held back.
+        let made_up = run.max >= 1.9 * run.interval;
+        agree = run.off.is_empty();
+        assert!(agree || made_up, "{:#?}: {}", run.off, run.text);
+        if agree {
+            break;
+        }
+        eprintln!("again, as wrk has made requests up: {:#?}: {}", run.off, run.text);
+    }
+    target::assert_clean(nginx.workers()[0], &before);
+    if !agree {
+        skip!("wrk has made requests up in every run: the machine holds them back");
+    }
+}
+
+/// What a run of wrk and ingraft say of the same requests.
+struct Run {
+    /// In what they differ.
+    off: Vec<String>,
+    /// The longest request as nginx was seen to handle it, in milliseconds.
+    max: f64,
+    /// From one request to the next, in milliseconds.
+    interval: f64,
+    /// What wrk has printed.
+    text: String,
+}
+
+fn run_of_wrk(nginx: &Nginx, script: &Path) -> Run {
+    let workers = nginx.workers();
     let session = watch(&workers, &[], &["nginx_handling_latency", "nginx_handling_time"]);
     let url = format!("http://127.0.0.1:{}/", nginx.port);
-    let duration = format!("-d{}s", scaled(5, 30));
+    let seconds = scaled(5, 30);
     let busy = kept_waiting(&workers);
-    let text =
-        output(Command::new("wrk").args(["-t1", "-c1", "--latency", &duration, "-s"]).arg(script.path()).arg(url));
+    let text = output(
+        Command::new("wrk").args(["-t1", "-c1", "--latency", &format!("-d{seconds}s"), "-s"]).arg(script).arg(url),
+    );
     // The last request may be on its way when wrk goes.
     let rest = || workers.iter().all(|&pid| target::waits_in(pid, 232));
     ingraft_testing::wait_until("nginx waits for events", rest);
@@ -547,21 +583,31 @@ fn percentiles_of_nginx_agree_with_those_of_its_client() {
     // One connection is served by one worker.
     let samples = outcome.all("sample").into_iter().filter(|sample| sample["metric"] == "nginx_handling_latency");
     let sample = samples.max_by_key(|sample| sample["value"].as_i64()).expect("a distribution");
+    let own = |key: &str| sample[key].as_f64().expect("a number") / 1e6;
     let seen = value(&outcome, "nginx_handling_latency") as f64;
     assert!((requests..=requests + 1.0).contains(&seen), "{seen} of {requests}: {text}");
+    let (time, sum) = (
+        value(&outcome, "nginx_handling_time") as f64 / 1e6,
+        last(&outcome, "nginx_handling_latency", "sum") as f64 / 1e6,
+    );
+    assert!((time - sum).abs() < 0.01 * sum, "{time} ms in all, but {sum} ms one by one");
     // A bucket is a thirty-second wide, and so is the way to the next request. Where others keep nginx from its processor, they keep its
     // client as well, whose times are longer by that.
     let late = 1.0 + 2.0 * busy / requests;
-    for (name, key, off) in [("50%", "p50", 0.06), ("90%", "p90", 0.06), ("99%", "p99", 0.12)] {
-        let (own, client) = (sample[key].as_f64().expect("a number") / 1e6, milliseconds(words(name)[1]));
-        assert!((own - client).abs() < off * client + late, "{name}: {own} ms, but wrk says {client} ms: {text}");
+    let mut off = Vec::new();
+    let mut compare = |name: &str, own: f64, client: f64, most: f64| {
+        if (own - client).abs() >= most {
+            off.push(format!("{name}: {own} ms, but wrk says {client} ms"));
+        }
+    };
+    for (name, key, share) in [("50%", "p50", 0.06), ("90%", "p90", 0.06), ("99%", "p99", 0.12)] {
+        let client = milliseconds(words(name)[1]);
+        compare(name, own(key), client, share * client + late);
     }
-    let (time, client) =
-        (value(&outcome, "nginx_handling_time") as f64 / 1e6, requests * milliseconds(words("Latency ")[1]));
-    assert!((time - client).abs() < 0.05 * client + requests * late, "{time} ms, but wrk says {client} ms: {text}");
-    let sum = last(&outcome, "nginx_handling_latency", "sum") as f64 / 1e6;
-    assert!((time - sum).abs() < 0.01 * sum, "{time} ms in all, but {sum} ms one by one");
-    target::assert_clean(workers[0], &before);
+    let client = milliseconds(words("Latency ")[1]);
+    compare("mean", time / requests, client, 0.05 * client + late);
+    let (max, interval) = (own("max"), seconds as f64 * 1e3 / requests);
+    Run { off, max, interval, text }
 }
 
 #[test]
