@@ -268,6 +268,15 @@ fn a_child_that_somebody_else_traces_is_measured_later() {
 
 #[test]
 fn another_program_in_the_same_process_is_followed() {
+    follow_a_program(false);
+}
+
+#[test]
+fn another_program_that_somebody_traces_is_followed_later() {
+    follow_a_program(true);
+}
+
+fn follow_a_program(traced: bool) {
     let spin = program("spin").expect("gcc");
     let script = format!("read go; exec {} 1", spin.display());
     let mut shell = std::process::Command::new("sh").args(["-c", &script]).stdin(Stdio::piped()).spawn().expect("sh");
@@ -275,9 +284,14 @@ fn another_program_in_the_same_process_is_followed() {
     let mut session = tool().start(["count", "-p", &pid.to_string(), "--follow", "exec", "*:read"]);
     session.wait_for("attached");
     let mut input = shell.stdin.take().expect("a pipe");
+    let traced = traced.then(|| Traced::new(pid));
     input.write_all(b"go\n").expect("it listens");
     let ended = session.wait_for("ended");
     assert_eq!((&ended["pid"], &ended["exec"]), (&pid.into(), &true.into()));
+    if let Some(traced) = traced {
+        session.wait_for_word("not measured yet");
+        drop(traced);
+    }
     let attached = session.wait_for("attached");
     assert_eq!(attached["pid"], pid);
     let outcome = session.interrupt().assert_code(0);

@@ -225,8 +225,13 @@ const SLICE_NS: u64 = 4_000_000;
 /// How far a thread's processor time may be from the kernel's account of it, in nanoseconds: within a slice of time it counts what interrupts
 /// and the host take, which the kernel charges to nobody. What the host has taken since the first target program started is known.
 pub fn slice_slack_ns() -> u64 {
+    SLICE_NS + stolen_ns()
+}
+
+/// What the host has taken since the first target program started, in nanoseconds: between two readings of one moment as well.
+pub fn stolen_ns() -> u64 {
     let taken = taken_by_the_host_ns();
-    SLICE_NS + taken - *AT_THE_START.get_or_init(|| taken)
+    taken - *AT_THE_START.get_or_init(|| taken)
 }
 
 static AT_THE_START: OnceLock<u64> = OnceLock::new();

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::{Arrival, Plan, Session, Site};
-use crate::args::Follow;
+use crate::args::{Follow, Format};
 use crate::conn::{Client, Request, Target};
 use crate::exit::{Failure, Kind, Stop};
 use crate::output::progress::Progress;
@@ -21,7 +21,7 @@ pub(super) const LOOK: Duration = Duration::from_millis(20);
 /// How long a program that has just begun may take until what was asked for is loaded.
 const LOADING: Duration = Duration::from_secs(2);
 
-/// The longest time after which a child is tried again that could not be measured; it begins with [`LOOK`] and doubles.
+/// The longest time after which one is tried again that could not be measured; it begins with [`LOOK`] and doubles.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// What is known of them.
@@ -34,11 +34,29 @@ pub(super) struct Kin {
     why: Option<Failure>,
 }
 
-/// A child that could not be measured.
+/// A process that could not be measured.
 struct LeftOut {
     why: Failure,
     /// When it is tried again, and how long after the last try that is: None where that is of no use.
     again: Option<(Instant, Duration)>,
+}
+
+impl LeftOut {
+    /// One that was left out `before` as well, or is told of now.
+    fn new(pid: i32, why: Failure, before: Option<LeftOut>, format: Format) -> Self {
+        let again = may_pass(&why.reason).then(|| {
+            if before.is_none() {
+                output::warn(&words::deferred_kin(pid, &why), format);
+            }
+            let pause = before.and_then(|left| left.again).map_or(LOOK, |(_, pause)| AGAIN.min(pause * 2));
+            (Instant::now() + pause, pause)
+        });
+        LeftOut { why, again }
+    }
+
+    fn is_left_alone(&self) -> bool {
+        self.again.is_none_or(|(at, _)| Instant::now() < at)
+    }
 }
 
 /// A process that has started another program, which may not be loaded yet.
@@ -46,6 +64,8 @@ struct Starting {
     client: Client,
     pid: i32,
     until: Instant,
+    /// It is loaded, but something else was in the way.
+    left_out: Option<LeftOut>,
 }
 
 impl Kin {
@@ -63,7 +83,7 @@ impl Kin {
 
     /// Whether a child is to be left alone in this look.
     fn leaves(&self, child: &(Option<String>, i32)) -> bool {
-        self.left_out.get(child).is_some_and(|left| left.again.is_none_or(|(at, _)| Instant::now() < at))
+        self.left_out.get(child).is_some_and(LeftOut::is_left_alone)
     }
 
     /// Whether more may come although no target goes on.
@@ -85,9 +105,18 @@ impl Plan {
 impl Session<'_> {
     /// Measures what has come since the last look.
     pub(super) async fn look_for_kin(&mut self, events: &mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
-        for starting in std::mem::take(&mut self.kin.starting) {
+        for mut starting in std::mem::take(&mut self.kin.starting) {
+            if starting.left_out.as_ref().is_some_and(LeftOut::is_left_alone) {
+                self.kin.starting.push(starting);
+                continue;
+            }
             match self.measure_as_well(&starting.client, starting.pid, events, out).await? {
                 None => {}
+                Some(failure) if may_pass(&failure.reason) => {
+                    let before = starting.left_out.take();
+                    starting.left_out = Some(LeftOut::new(starting.pid, failure, before, self.format()));
+                    self.kin.starting.push(starting);
+                }
                 Some(failure) if failure.kind == Kind::NotFound && Instant::now() < starting.until => {
                     self.kin.starting.push(starting);
                 }
@@ -111,14 +140,8 @@ impl Session<'_> {
                 let why = self.measure_as_well(client, pid, events, out).await?;
                 let before = self.kin.left_out.remove(&child);
                 let Some(why) = why else { continue };
-                let again = may_pass(&why.reason).then(|| {
-                    if before.is_none() {
-                        output::warn(&words::deferred_kin(pid, &why), self.format());
-                    }
-                    let pause = before.and_then(|left| left.again).map_or(LOOK, |(_, pause)| AGAIN.min(pause * 2));
-                    (Instant::now() + pause, pause)
-                });
-                self.kin.left_out.insert(child, LeftOut { why, again });
+                let left = LeftOut::new(pid, why, before, self.format());
+                self.kin.left_out.insert(child, left);
             }
         }
         Ok(())
@@ -160,7 +183,7 @@ impl Session<'_> {
         let Some(site) = self.sites.get_mut(at).filter(|_| self.plan.follows_anything()) else { return Ok(()) };
         if exec && self.plan.follows(Follow::Exec) {
             let (client, pid) = (site.client.clone(), site.enabled.pid);
-            self.kin.starting.push(Starting { client, pid, until: Instant::now() + LOADING });
+            self.kin.starting.push(Starting { client, pid, until: Instant::now() + LOADING, left_out: None });
         }
         if site.farewell.is_none() {
             if self.plan.keeps_history() {
@@ -174,8 +197,9 @@ impl Session<'_> {
 
     /// Says how many were not measured.
     pub(super) fn tell_missed(&mut self) {
-        let left_out = std::mem::take(&mut self.kin.left_out);
-        left_out.into_values().for_each(|left| self.kin.miss(left.why));
+        let children = std::mem::take(&mut self.kin.left_out).into_values();
+        let programs = std::mem::take(&mut self.kin.starting).into_iter().filter_map(|starting| starting.left_out);
+        children.chain(programs).for_each(|left| self.kin.miss(left.why));
         if let Some(why) = &self.kin.why {
             output::warn(&words::missed_kin(self.kin.missed, why), self.format());
         }
