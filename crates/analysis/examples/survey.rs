@@ -25,7 +25,7 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
     let parsed = start.elapsed();
     let counted: Vec<&Function> = image.functions().iter().filter(|f| f.kind() == FunctionKind::Normal).collect();
     let start = Instant::now();
-    let sites: Vec<Result<Site, Refusal>> = counted.par_iter().map(|f| image.entry_site(f)).collect();
+    let sites: Vec<Result<Arc<Site>, Refusal>> = counted.par_iter().map(|f| image.entry_site(f)).collect();
     let asked = start.elapsed();
 
     let cache = image.to_cache();

@@ -39,12 +39,12 @@ pub struct Image {
     parts: Vec<(Range<u64>, usize)>,
     /// Slots that the loader fills, and the offset of each one's symbol name; sorted, once somebody has asked for them.
     imports: OnceLock<Vec<(u64, u64)>>,
-    entries: Memo<Result<Site, Refusal>>,
+    entries: Memo<Result<Arc<Site>, Refusal>>,
     exits: Memo<Exits>,
 }
 
 /// The exits of a function, each with why it cannot be woven, or why it is not certain that these are all.
-type Exits = Result<Vec<Result<Site, Refusal>>, Refusal>;
+type Exits = Result<Vec<Result<Arc<Site>, Refusal>>, Refusal>;
 
 impl Image {
     /// Analyses an image: reads its tables and decodes its text once, in parallel in the rayon pool of the caller.
@@ -193,15 +193,16 @@ impl Image {
     }
 
     /// Everything needed to weave the entry of a function, or why that cannot be.
-    pub fn entry_site(&self, function: &Function) -> Result<Site, Refusal> {
-        self.entries.get(function.start, || entry::site(self, function))
+    pub fn entry_site(&self, function: &Function) -> Result<Arc<Site>, Refusal> {
+        self.entries.get(function.start, || entry::site(self, function).map(Arc::new))
     }
 
     /// Everything needed to weave the exits of a function, in order of address: its returns, and its jumps to other functions; for each, or
     /// why that one cannot be woven. An error if it is not certain that these are all. Sites of one function share no byte; one that
     /// begins where the entry's does is for the same springboard.
-    pub fn exit_sites(&self, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
-        self.exits.get(function.start, || exit::sites(self, function))
+    pub fn exit_sites(&self, function: &Function) -> Result<Vec<Result<Arc<Site>, Refusal>>, Refusal> {
+        let shared = |sites: Vec<Result<Site, Refusal>>| sites.into_iter().map(|site| site.map(Arc::new)).collect();
+        self.exits.get(function.start, || exit::sites(self, function).map(shared))
     }
 
     /// The calls of a function that control can reach, in order of address. An error if it is not certain that these are all.

@@ -361,9 +361,11 @@ fn take(
         }
         text.take(head.at, head.home().max(head.at + head.form.len()), name)
     };
-    let longer = extend(env, place, head.clone());
-    if longer.displaced.len() > head.displaced.len() && taken(&longer).is_ok() {
-        return Ok(longer);
+    if let Some(displaced) = extended(env, place, &head) {
+        let longer = Head { displaced, ..head.clone() };
+        if taken(&longer).is_ok() {
+            return Ok(longer);
+        }
     }
     taken(&head).map(|()| head).map_err(|other| Refusal::Overlap { other })
 }
@@ -409,19 +411,19 @@ fn clear(
 
 /// Displaces more than the springboard needs where that takes along a short branch of the function back to its entry: the
 /// displaced copy of the branch goes to the tail and is not counted.
-fn extend(env: &Environment, place: &Place<'_>, head: Head) -> Head {
+fn extended(env: &Environment, place: &Place<'_>, head: &Head) -> Option<Vec<Displaced>> {
     let ends = place.site.back_branches.iter().filter_map(|b| {
         let end = b.at.0.checked_sub(place.site.at.0)?.checked_add(2).filter(|end| *end <= EXTEND_MAX)?;
         (place.at + end > head.home()).then_some(end)
     });
-    let mut best = head.displaced.clone();
+    let mut best: Option<Vec<Displaced>> = None;
     for end in ends {
         if let Ok(longer) = place.displace(env, end)
-            && longer.len() > best.len()
+            && longer.len() > best.as_ref().unwrap_or(&head.displaced).len()
             && longer.last().is_some_and(|d| d.next() >= place.at + end)
         {
-            best = longer;
+            best = Some(longer);
         }
     }
-    Head { displaced: best, ..head }
+    best
 }

@@ -22,8 +22,8 @@ pub(crate) struct Task<'t, 'a> {
     pub request: &'t PointRequest<'a>,
 }
 
-/// What became of a point.
-pub(crate) type Built = Result<WovenPoint, EmitError>;
+/// What became of a point: large, and handed on several times.
+pub(crate) type Built = Result<Box<WovenPoint>, EmitError>;
 
 /// Writes the code of points on at most so many processors; what became of each, in order.
 pub(crate) fn build_all<'a>(builder: &mut Builder<'a>, tasks: &[Task<'_, 'a>], processors: usize) -> Vec<Built> {
@@ -75,7 +75,7 @@ pub(crate) fn build_all<'a>(builder: &mut Builder<'a>, tasks: &[Task<'_, 'a>], p
 
 impl<'a> Builder<'a> {
     fn task(&mut self, task: &Task<'_, 'a>) -> Built {
-        self.build(task.head, task.detours, task.request)
+        self.build(task.head, task.detours, task.request).map(Box::new)
     }
 
     /// Adds what became of points in a lane, and writes those that it has left.

@@ -18,7 +18,7 @@ pub struct TextSpace {
     /// Padding that nothing reaches: start to bytes. Shared with what this is a copy of.
     padding: Arc<BTreeMap<u64, Vec<u8>>>,
     /// Bytes that are or will be overwritten: start to end and the owner's name.
-    taken: BTreeMap<u64, (u64, String)>,
+    taken: BTreeMap<u64, (u64, Arc<str>)>,
 }
 
 /// Five bytes of padding that were taken for an island.
@@ -67,7 +67,7 @@ impl TextSpace {
         match self.owner(start, end) {
             Some(other) => Err(other.to_owned()),
             None => {
-                self.taken.insert(start, (end, name.to_owned()));
+                self.taken.insert(start, (end, Arc::from(name)));
                 Ok(())
             }
         }

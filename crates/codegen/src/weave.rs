@@ -163,7 +163,7 @@ impl WovenPoint {
     }
 
     /// All records that removing the point needs, its snippets' included.
-    pub fn records(&self) -> impl Iterator<Item = &RemovalRecord> {
+    pub fn records(&self) -> impl Iterator<Item = &RemovalRecord> + Clone {
         std::iter::once(&self.removal).chain(self.minis.iter().map(|m| &m.removal))
     }
 }
@@ -293,7 +293,7 @@ impl<'a> Weaver<'a> {
         detours: &[Detour],
     ) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
         match built {
-            Ok(point) => Ok(Ok(point)),
+            Ok(point) => Ok(Ok(*point)),
             Err(e @ (EmitError::OutOfReach | EmitError::ArenaFull | EmitError::Unshared)) => {
                 self.builder.arena.lacked_room |= e == EmitError::ArenaFull;
                 self.release(head, detours);
@@ -318,7 +318,7 @@ impl<'a> Weaver<'a> {
             let host = hosts.get(&original).and_then(|host| woven.get(*host)?.as_ref().ok()).or(beside);
             let point = match head::within(self.builder.env, request, host) {
                 Ok(head) => {
-                    let built = self.builder.build(&head, &[], request);
+                    let built = self.builder.build(&head, &[], request).map(Box::new);
                     self.built(built, &head, &[])?
                 }
                 Err(refusal) => Err(refusal),

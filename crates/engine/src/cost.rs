@@ -111,23 +111,42 @@ pub struct Meters {
     base: Option<u32>,
 }
 
-/// Snippets with counters that were made for a request: pairs of one metric have the same.
+/// Snippets and variables with counters that were made for a request: pairs of one metric have the same.
 #[derive(Default)]
-pub struct Metered(FxHashMap<(*const Snippet, VariableId), Made>);
+pub struct Metered {
+    snippets: FxHashMap<(*const Snippet, VariableId), Made<Snippet>>,
+    variables: FxHashMap<(*const Variable, u32), Made<[Variable]>>,
+}
 
-/// A snippet, and the same with a count in front of it.
-type Made = (Arc<Snippet>, Arc<Snippet>);
+/// What was evaluated, kept so that its address stays its own, and the same with counters.
+type Made<T> = (Arc<T>, Arc<T>);
 
 impl Metered {
     /// The snippet with a count in front of it.
     fn with(&mut self, plain: &Arc<Snippet>, counter: VariableId) -> Arc<Snippet> {
-        // who is kept here lives as long, so that the address is nobody else's
-        let (_, metered) = self.0.entry((Arc::as_ptr(plain), counter)).or_insert_with(|| {
+        let (_, metered) = self.snippets.entry((Arc::as_ptr(plain), counter)).or_insert_with(|| {
             let count = Stmt::Add(counter, Expr::Const(1));
             let stmts = std::iter::once(count).chain(plain.stmts.iter().cloned()).collect();
             (Arc::clone(plain), Arc::new(Snippet { stmts }))
         });
         Arc::clone(metered)
+    }
+
+    /// The variables and so many counters.
+    fn counting(&mut self, plain: &Arc<[Variable]>, counters: u32) -> Arc<[Variable]> {
+        let counter = |n| Variable {
+            name: format!("hits of snippet {n}"),
+            // events: calls in progress are not counted when they are caught up
+            kind: VariableKind::Counter,
+            shape: Shape::Counter,
+            unit: ValueUnit::Plain,
+            sampled: false,
+        };
+        let (_, counting) = self
+            .variables
+            .entry((plain.as_ptr(), counters))
+            .or_insert_with(|| (Arc::clone(plain), plain.iter().cloned().chain((0..counters).map(counter)).collect()));
+        Arc::clone(counting)
     }
 }
 
@@ -162,15 +181,7 @@ impl Meters {
             insertion.snippet = metered;
         }
         let counters = self.known.iter().map(|(.., number)| number + 1).max().unwrap_or(0);
-        let counter = |n| Variable {
-            name: format!("hits of snippet {n}"),
-            // events: calls in progress are not counted when they are caught up
-            kind: VariableKind::Counter,
-            shape: Shape::Counter,
-            unit: ValueUnit::Plain,
-            sampled: false,
-        };
-        instrumentation.variables.extend((0..counters).map(counter));
+        instrumentation.variables = made.counting(&instrumentation.variables, counters);
     }
 }
 

@@ -17,6 +17,11 @@ use crate::values::Slots;
 
 const MAGIC: [u8; 8] = *b"INGJRNL\x03";
 
+/// Bytes before a record's payload: kind and length.
+const FRAME_HEAD: usize = 5;
+/// The kind of [`Record::Point`].
+const POINT: u8 = 2;
+
 /// Whose journal it is, and where the data area lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
@@ -101,6 +106,38 @@ pub enum Record {
     Counters(u32),
 }
 
+/// Records as they stand in a journal.
+#[derive(Debug, Default)]
+pub struct Entries(Vec<u8>);
+
+impl Entries {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a point that is about to be woven, by all records that together take it out again, its own first.
+    pub fn add_point<'r>(&mut self, file: FileId, records: impl Iterator<Item = &'r RemovalRecord> + Clone) {
+        let start = begin_frame(&mut self.0);
+        encode_point(file, records, &mut self.0);
+        end_frame(POINT, start, &mut self.0);
+    }
+}
+
+impl FromIterator<Record> for Entries {
+    fn from_iter<I: IntoIterator<Item = Record>>(records: I) -> Self {
+        let mut bytes = Vec::new();
+        records.into_iter().for_each(|record| encode_record(&record, &mut bytes));
+        Entries(bytes)
+    }
+}
+
+impl From<Record> for Entries {
+    fn from(record: Record) -> Self {
+        Entries::from_iter([record])
+    }
+}
+
 /// What a journal says: the state after its last whole record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contents {
@@ -144,14 +181,10 @@ impl Journal {
     }
 
     /// Appends records with one write. Returns their bytes, for the copy.
-    pub fn append(&mut self, records: &[Record]) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        for record in records {
-            encode_record(record, &mut bytes);
-        }
-        self.file.write_all(&bytes)?;
-        self.len += bytes.len() as u64;
-        Ok(bytes)
+    pub fn append(&mut self, entries: Entries) -> io::Result<Vec<u8>> {
+        self.file.write_all(&entries.0)?;
+        self.len += entries.0.len() as u64;
+        Ok(entries.0)
     }
 
     /// Begins anew with what is: records of things that are gone again are left out. Returns the whole text, for the copy.
@@ -225,7 +258,9 @@ fn encode_head(head: &Head) -> Vec<u8> {
     }
     put_text(&mut p, &head.holder);
     let mut out = MAGIC.to_vec();
-    frame(0, &p, &mut out);
+    let start = begin_frame(&mut out);
+    out.append(&mut p);
+    end_frame(0, start, &mut out);
     out
 }
 
@@ -248,75 +283,82 @@ fn decode_head(r: &mut Reader<'_>) -> Option<Head> {
     Some(Head { boot_id, pid, start_time, executable, area, since_ns: p.u64()?, holder: p.text()? })
 }
 
-fn encode_record(record: &Record, out: &mut Vec<u8>) {
-    let mut p = Vec::new();
+/// The records of a point as one: text and code are those of the first.
+fn encode_point<'r>(file: FileId, mut records: impl Iterator<Item = &'r RemovalRecord> + Clone, p: &mut Vec<u8>) {
+    let all = records.clone();
+    let Some(own) = records.next() else { return };
+    put(p, u64::from(file.device.0) << 32 | u64::from(file.device.1));
+    put(p, file.inode);
+    put(p, own.text.len() as u64);
+    for w in &own.text {
+        put(p, w.at.0);
+        p.push(w.len);
+        p.extend_from_slice(&w.old);
+        p.extend_from_slice(&w.new);
+    }
+    put(p, all.clone().map(|record| record.moves.len() as u64).sum());
+    for m in all.clone().flat_map(|record| &record.moves) {
+        put(p, m.from.0);
+        put(p, m.to.0);
+    }
+    put(p, all.clone().map(|record| record.step_out.len() as u64).sum());
+    for range in all.flat_map(|record| &record.step_out) {
+        put_range(p, range);
+    }
+    put_range(p, &own.code);
+}
+
+fn encode_record(record: &Record, p: &mut Vec<u8>) {
+    let start = begin_frame(p);
     let kind = match record {
         Record::Arena(range) => {
-            put_range(&mut p, range);
+            put_range(p, range);
             1
         }
-        Record::Point(PointRecord { file, removal: point }) => {
-            put(&mut p, u64::from(file.device.0) << 32 | u64::from(file.device.1));
-            put(&mut p, file.inode);
-            put(&mut p, point.text.len() as u64);
-            for w in &point.text {
-                put(&mut p, w.at.0);
-                p.push(w.len);
-                p.extend_from_slice(&w.old);
-                p.extend_from_slice(&w.new);
-            }
-            put(&mut p, point.moves.len() as u64);
-            for m in &point.moves {
-                put(&mut p, m.from.0);
-                put(&mut p, m.to.0);
-            }
-            put(&mut p, point.step_out.len() as u64);
-            for range in &point.step_out {
-                put_range(&mut p, range);
-            }
-            put_range(&mut p, &point.code);
-            2
+        Record::Point(PointRecord { file, removal }) => {
+            encode_point(*file, std::iter::once(removal), p);
+            POINT
         }
         Record::PointGone(at) => {
-            put(&mut p, at.0);
+            put(p, at.0);
             3
         }
         Record::Kept(Kept { id, definitions, pairs }) => {
-            put(&mut p, *id);
-            put(&mut p, definitions.len() as u64);
+            put(p, *id);
+            put(p, definitions.len() as u64);
             for (name, text) in definitions {
-                put_text(&mut p, name);
-                put_text(&mut p, text);
+                put_text(p, name);
+                put_text(p, text);
             }
-            put(&mut p, pairs.len() as u64);
+            put(p, pairs.len() as u64);
             for pair in pairs {
-                put_text(&mut p, &pair.metric);
-                put_text(&mut p, &pair.focus);
-                put(&mut p, u64::from(pair.value.first));
-                put_shape(&mut p, pair.value.shape);
+                put_text(p, &pair.metric);
+                put_text(p, &pair.focus);
+                put(p, u64::from(pair.value.first));
+                put_shape(p, pair.value.shape);
                 p.push(u8::from(pair.ticks));
-                put(&mut p, pair.activations.len() as u64);
-                pair.activations.iter().for_each(|first| put(&mut p, u64::from(*first)));
-                put(&mut p, u64::from(pair.points));
+                put(p, pair.activations.len() as u64);
+                pair.activations.iter().for_each(|first| put(p, u64::from(*first)));
+                put(p, u64::from(pair.points));
                 p.push(u8::from(pair.function.is_some()));
                 if let Some((module, name, offset)) = &pair.function {
-                    put_text(&mut p, module);
-                    put_text(&mut p, name);
-                    put(&mut p, *offset);
+                    put_text(p, module);
+                    put_text(p, name);
+                    put(p, *offset);
                 }
             }
             4
         }
         Record::KeptGone(id) => {
-            put(&mut p, *id);
+            put(p, *id);
             5
         }
         Record::Counters(used) => {
-            put(&mut p, u64::from(*used));
+            put(p, u64::from(*used));
             6
         }
     };
-    frame(kind, &p, out);
+    end_frame(kind, start, p);
 }
 
 /// A number for each shape; behind that of vectors the number of their values.
@@ -412,11 +454,19 @@ fn put_range(out: &mut Vec<u8>, range: &AvmaRange) {
     put(out, range.end.0);
 }
 
-fn frame(kind: u8, payload: &[u8], out: &mut Vec<u8>) {
+/// Leaves room for kind and length. Returns where the frame begins.
+fn begin_frame(out: &mut Vec<u8>) -> usize {
     let start = out.len();
-    out.push(kind);
-    out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-    out.extend_from_slice(payload);
+    out.extend_from_slice(&[0; FRAME_HEAD]);
+    start
+}
+
+fn end_frame(kind: u8, start: usize, out: &mut Vec<u8>) {
+    let len = (out.len() - start - FRAME_HEAD) as u32;
+    if let Some([first, rest @ ..]) = out.get_mut(start..start + FRAME_HEAD) {
+        *first = kind;
+        rest.copy_from_slice(&len.to_le_bytes());
+    }
     let sum = crc32fast::hash(&out[start..]);
     out.extend_from_slice(&sum.to_le_bytes());
 }
@@ -525,7 +575,7 @@ mod tests {
                 Record::Kept(Kept { id: 1, definitions: vec![], pairs: vec![kept, vector] }),
             ],
         ] {
-            copy.extend(journal.append(&records).expect("append"));
+            copy.extend(journal.append(records.into_iter().collect()).expect("append"));
             assert_eq!(journal.len(), copy.len() as u64);
         }
         let bytes = std::fs::read(&path).expect("read");

@@ -8,6 +8,7 @@ use ingraft_model::{AvmaRange, DataArea, Pid};
 use ingraft_process::{Mapping, SharedArea, Target};
 
 use crate::api::{Inserted, Removed};
+use crate::background::each;
 use crate::error::{Error, ErrorKind};
 use crate::journal::{self, Contents, PointRecord};
 use crate::restore::{Restored, restore, withdraw};
@@ -153,7 +154,9 @@ pub fn has_heirs(target: &Target, area: DataArea) -> bool {
 
 /// Processes that map this data area at its place. (The engine maps it too, elsewhere.)
 fn heirs(area: DataArea, file: u64) -> Vec<Pid> {
-    let mut found: Vec<Pid> = all_pids().into_iter().filter(|pid| is_heir(*pid, area, file)).collect();
+    let all = all_pids();
+    let are = each(&all, |pid| is_heir(*pid, area, file));
+    let mut found: Vec<Pid> = all.into_iter().zip(are).filter(|(_, is)| *is).map(|(pid, _)| pid).collect();
     found.sort();
     found
 }

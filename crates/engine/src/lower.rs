@@ -285,7 +285,7 @@ fn piece(
         refused: None,
     };
     let site = match place {
-        None => Ok((generic_site(insertion.point, insertion.after), Bias(0))),
+        None => Ok((Arc::new(generic_site(insertion.point, insertion.after)), Bias(0))),
         Some((target, modules)) => {
             let bias = modules.module(insertion.function.module).map_or(Bias(0), |(_, module)| module.bias);
             let spot = Spot { kind: insertion.point, after: insertion.after };
@@ -299,7 +299,7 @@ fn piece(
     let site = site.map(|(site, bias)| match site.within {
         true => {
             FUNCTION.clone_into(&mut piece.function);
-            (generic_site(insertion.point, insertion.after), Bias(0))
+            (Arc::new(generic_site(insertion.point, insertion.after)), Bias(0))
         }
         false => (site, bias),
     });

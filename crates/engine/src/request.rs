@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_mdl::{Diagnostic, FunctionRef, Instrumentation, Library, Program, codes};
+use ingraft_mdl::{Diagnostic, Evaluator, FunctionRef, Instrumentation, Library, Program, codes};
 use ingraft_model::{Focus, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
@@ -158,9 +158,8 @@ fn evaluate_request(
             "name functions, or metrics as METRIC@FOCUS",
         ));
     }
-    let evaluate =
-        |(pair, _): &(Arc<MetricFocus>, _)| ingraft_mdl::evaluate(library, &pair.metric, &pair.focus, modules);
-    let evaluated = each(&pairs, evaluate);
+    let evaluator = Evaluator::new(library, modules);
+    let evaluated = each(&pairs, |(pair, _): &(Arc<MetricFocus>, _)| evaluator.evaluate(&pair.metric, &pair.focus));
     let mut wanted = Vec::with_capacity(pairs.len());
     let mut known = Vec::with_capacity(ALIKE);
     let mut diagnostics = Vec::new();

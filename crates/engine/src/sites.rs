@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ingraft_analysis::{Function, FunctionKind};
 use ingraft_mdl::FunctionRef;
-use ingraft_model::{Avma, CallSite, Callee, PointKind, Refusal, Site, Svma};
+use ingraft_model::{Avma, CallSite, Callee, Clearing, PointKind, Refusal, Site, Svma};
 use ingraft_process::Target;
 use rustc_hash::FxHashMap;
 
@@ -39,7 +39,7 @@ impl Spot {
 #[derive(Clone, Debug)]
 pub struct Found {
     /// How it can be woven, or why not.
-    pub site: Result<Site, Refusal>,
+    pub site: Result<Arc<Site>, Refusal>,
     /// Whom the call there calls, if that is known before it does: one of these.
     callees: Vec<FunctionRef>,
 }
@@ -125,7 +125,7 @@ pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionRef, spot: Sp
         (PointKind::Entry, false) => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
         (PointKind::Exit, false) => {
             let (module, f) = body(modules, function)?;
-            let check = |site: Result<Site, Refusal>| site.and_then(|s| agrees(text, module, s));
+            let check = |site: Result<Arc<Site>, Refusal>| site.and_then(|s| agrees(text, module, s));
             Ok(module.image.exit_sites(f)?.into_iter().map(|site| found(check(site))).collect())
         }
         (PointKind::Call, after) => calls(text, modules, function, after),
@@ -137,7 +137,7 @@ pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionRef, spot: Sp
 }
 
 /// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
-pub fn entry_site(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Site, Refusal> {
+pub fn entry_site(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Arc<Site>, Refusal> {
     let (module, f) = body(modules, function)?;
     agrees(text, module, module.image.entry_site(f)?)
 }
@@ -150,7 +150,7 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
         let returns = callees.is_empty() || callees.iter().any(|&callee| !never_returns(modules, callee));
         let site = match point.site {
             Ok(None) => continue,
-            Ok(Some(site)) => agrees(text, module, site),
+            Ok(Some(site)) => agrees(text, module, Arc::new(site)),
             // where nothing returns to there is nothing to weave
             Err(_) if after && !returns => continue,
             Err(refusal) => Err(refusal),
@@ -173,17 +173,20 @@ fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function)
 }
 
 /// The site if the target has the bytes of the file there, but for what we have written.
-fn agrees(text: &Text<'_>, module: &Module, mut site: Site) -> Result<Site, Refusal> {
+fn agrees(text: &Text<'_>, module: &Module, mut site: Arc<Site>) -> Result<Arc<Site>, Refusal> {
     let at = site.at.to_avma(module.bias);
     let mut now = vec![0; site.bytes.len()];
     if !text.original(at, &mut now) {
         return Err(Refusal::NotAFunction { what: "its memory cannot be read" });
     }
     // what is displaced only to make room is left alone unless it is as in the file
-    site.clearings.retain(|c| {
+    let is_there = |c: &Clearing| {
         let mut now = vec![0; c.bytes.len()];
         text.now(c.at.to_avma(module.bias), &mut now) && now == c.bytes
-    });
+    };
+    if !site.clearings.iter().all(is_there) {
+        Arc::make_mut(&mut site).clearings.retain(is_there);
+    }
     match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
         None => Ok(site),
         Some(i) => {

@@ -1,6 +1,8 @@
 //! Which code goes where in one target: arenas, text taken, woven points; from insertions to one verified plan.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
 use ingraft_codegen::{
@@ -20,7 +22,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::background::{each, in_background};
 use crate::cost;
 use crate::error::{Error, ErrorKind};
-use crate::journal::PointRecord;
+use crate::journal::{FileId, PointRecord};
 use crate::modules::{ModuleFile, Modules};
 use crate::sites::{Found, Spot, Text, entry_site, sites};
 
@@ -96,7 +98,7 @@ pub struct Woven {
     /// Text taken, and padding for islands, per module.
     texts: FxHashMap<u32, TextSpace>,
     /// What is woven, in order, so that the points of a function are neighbours.
-    points: BTreeMap<Place, Point>,
+    points: BTreeMap<Place, Arc<Point>>,
     /// Code that nothing leads to any more, until it is known that no thread is in it.
     idle: Vec<AvmaRange>,
     /// The snippet at the loader's hook, where threads wait for the engine.
@@ -113,10 +115,16 @@ pub struct Woven {
 struct Point {
     woven: WovenPoint,
     arena: usize,
-    /// The role of each snippet, in the order of `woven.minis`.
-    roles: Vec<Option<Role>>,
-    /// How often each snippet runs, if that is counted.
-    meters: Vec<Meter>,
+    /// The snippets, in the order of `woven.minis`.
+    minis: Vec<Mini>,
+}
+
+/// What is known of a snippet at a point besides its code.
+#[derive(Clone, Copy, Debug)]
+struct Mini {
+    role: Option<Role>,
+    /// How often it runs, if that is counted.
+    meter: Option<Meter>,
 }
 
 /// What weaving a request gives.
@@ -124,10 +132,30 @@ struct Point {
 pub struct Change {
     /// To apply.
     pub plan: PatchPlan,
-    /// What undoes the points that are new.
-    pub new_points: Vec<PointRecord>,
+    /// The points that are new.
+    pub new_points: Vec<WovenAnew>,
     /// Functions that cannot be woven for a pair of the request.
     pub refused: FxHashMap<(FunctionRef, usize), Refusal>,
+}
+
+/// A point that is new.
+#[derive(Debug)]
+pub struct WovenAnew {
+    /// The file whose text it changes.
+    pub file: FileId,
+    point: Arc<Point>,
+}
+
+impl WovenAnew {
+    /// Its name in the journal.
+    pub fn key(&self) -> Avma {
+        self.point.woven.removal.key()
+    }
+
+    /// What undoes it: all of them together.
+    pub fn records(&self) -> impl Iterator<Item = &RemovalRecord> + Clone {
+        self.point.woven.records()
+    }
 }
 
 /// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
@@ -207,13 +235,13 @@ impl Woven {
     pub fn costs(&self) -> FxHashMap<u32, (Cost, u32)> {
         let mut costs: FxHashMap<u32, (Cost, u32)> = FxHashMap::default();
         for point in self.points.values() {
-            let of = |id| point.woven.minis.iter().find(|m| m.id == id).map(|m| m.cost);
-            for meter in &point.meters {
-                let Some(own) = of(meter.mini) else { continue };
+            let settling = point.woven.minis.iter().find(|m| m.id == SETTLE).map(|m| m.cost);
+            for (woven, mini) in point.woven.minis.iter().zip(&point.minis) {
+                let Some(meter) = mini.meter else { continue };
                 // where a record may be opened, those that were left are looked for
-                let settle = of(SETTLE).filter(|_| !meter.plain).unwrap_or_default();
+                let settle = settling.filter(|_| !meter.plain).unwrap_or_default();
                 let sum = costs.entry(meter.counter).or_default();
-                *sum = (sum.0 + point.woven.cost + settle + own, sum.1.saturating_add(1));
+                *sum = (sum.0 + point.woven.cost + settle + woven.cost, sum.1.saturating_add(1));
             }
         }
         costs
@@ -369,7 +397,7 @@ impl Woven {
         env: &Environment,
         wanted: &'a [Wanted<'a>],
         sites: &'a [Result<Vec<Found>, Refusal>],
-        hosts: &FxHashMap<FunctionRef, Site>,
+        hosts: &FxHashMap<FunctionRef, Arc<Site>>,
         refused: &FxHashMap<(FunctionRef, usize), Refusal>,
         change: &mut Change,
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
@@ -383,7 +411,7 @@ impl Woven {
                 Some(point) => {
                     let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
                     for mini in &found.minis {
-                        point.add(env, arena, found.place.spot, mini, &mut change.plan)?;
+                        Arc::make_mut(point).add(env, arena, found.place.spot, mini, &mut change.plan)?;
                     }
                 }
                 None => new.entry(found.place.function.module).or_default().push(found),
@@ -397,7 +425,7 @@ impl Woven {
     }
 
     /// Entries without snippets for exits that only they can hold, where they are not woven and not among the points.
-    fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Site>, points: &mut Vec<NewPoint<'a>>) {
+    fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Arc<Site>>, points: &mut Vec<NewPoint<'a>>) {
         let entries: FxHashSet<FunctionRef> =
             points.iter().filter(|p| p.place.spot == Spot::ENTRY).map(|p| p.place.function).collect();
         let mut missing: Vec<FunctionRef> = points.iter().filter(|p| p.site.within).map(|p| p.place.function).collect();
@@ -445,13 +473,15 @@ impl Woven {
             bytes = (bytes * 4).min(ARENA_MAX);
         };
         verify_weave(env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
+        drop(prepared);
+        let file = file.id();
+        change.new_points.reserve(points.len());
         for (p, woven) in points.iter().zip(weave.woven) {
             match woven {
                 Ok(woven) => {
-                    let roles = p.minis.iter().map(|m| m.role).collect();
-                    let meters = p.minis.iter().filter_map(|m| m.meter()).collect();
-                    let point = Point { woven, arena: arena_index, roles, meters };
-                    change.new_points.push(point_record(modules, number, &point));
+                    let minis = p.minis.iter().map(|m| m.known()).collect();
+                    let point = Arc::new(Point { woven, arena: arena_index, minis });
+                    change.new_points.push(WovenAnew { file, point: Arc::clone(&point) });
                     self.points.insert(p.place, point);
                 }
                 Err(refusal) => {
@@ -509,11 +539,11 @@ impl Woven {
                 for id in ids.iter().chain(is_idle.then_some(&SETTLE)) {
                     let Some(index) = point.woven.minis.iter().position(|m| m.id == *id) else { continue };
                     let arena = &self.arenas[point.arena];
-                    let before = point.woven.clone();
+                    let before = Arc::clone(point);
+                    let point = Arc::make_mut(point);
                     let removed = remove_mini(arena, &mut point.woven, *id).map_err(codegen_error)?;
-                    verify_removed(arena, &removed, &before, &point.woven).map_err(|e| defect(&e))?;
-                    point.roles.remove(index);
-                    point.meters.retain(|meter| meter.mini != *id);
+                    verify_removed(arena, &removed, &before.woven, &point.woven).map_err(|e| defect(&e))?;
+                    point.minis.remove(index);
                     append(&mut plan, removed);
                 }
             }
@@ -541,7 +571,7 @@ impl Woven {
     pub fn idle(&self) -> Vec<AvmaRange> {
         let holds = |arena: &&Arena| self.idle.iter().any(|code| holds(arena, code));
         // who waits came from the hook's snippet and goes back there, and waits while the code of libraries that are gone becomes idle
-        let is_hook = |p: &Point| p.woven.minis.iter().any(|m| Some(m.id) == self.hook);
+        let is_hook = |p: &Arc<Point>| p.woven.minis.iter().any(|m| Some(m.id) == self.hook);
         let routines = if self.points.values().any(is_hook) { Arena::shared_by_passers } else { Arena::shared };
         let routines = self.arenas.iter().filter(holds).flat_map(routines);
         let mut ranges: Vec<AvmaRange> = self.idle.iter().cloned().chain(routines).collect();
@@ -616,13 +646,16 @@ fn arena_for(
 }
 
 /// The points of a function.
-fn points_of(points: &BTreeMap<Place, Point>, function: FunctionRef) -> impl Iterator<Item = (&Place, &Point)> {
+fn points_of(
+    points: &BTreeMap<Place, Arc<Point>>,
+    function: FunctionRef,
+) -> impl Iterator<Item = (&Place, &Arc<Point>)> {
     let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
     points.range(first..).take_while(move |(place, _)| place.function == function)
 }
 
 /// Those of a function's points that stay when the idle ones go: what displaces instructions that others need stays as long as these do.
-fn staying(points: &BTreeMap<Place, Point>, places: &[Place], idle: impl Fn(&Point) -> bool) -> FxHashSet<Place> {
+fn staying(points: &BTreeMap<Place, Arc<Point>>, places: &[Place], idle: impl Fn(&Point) -> bool) -> FxHashSet<Place> {
     let (mut left, mut stay): (Vec<_>, Vec<_>) =
         places.iter().filter_map(|place| points.get_key_value(place)).partition(|(_, point)| idle(point));
     let mut from = 0;
@@ -638,7 +671,7 @@ fn staying(points: &BTreeMap<Place, Point>, places: &[Place], idle: impl Fn(&Poi
 }
 
 /// The woven entry of a function.
-fn entry_of(points: &BTreeMap<Place, Point>, function: FunctionRef) -> Option<&Point> {
+fn entry_of(points: &BTreeMap<Place, Arc<Point>>, function: FunctionRef) -> Option<&Arc<Point>> {
     let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
     let (place, point) = points.range(first..).next()?;
     (place.function == function && place.spot == Spot::ENTRY).then_some(point)
@@ -650,7 +683,7 @@ fn hosts(
     modules: &Modules,
     wanted: &[Wanted<'_>],
     sites: &mut [Result<Vec<Found>, Refusal>],
-) -> FxHashMap<FunctionRef, Site> {
+) -> FxHashMap<FunctionRef, Arc<Site>> {
     let mut hosts = FxHashMap::default();
     for (w, found) in wanted.iter().zip(sites) {
         let mut within: Vec<_> =
@@ -672,8 +705,6 @@ const COMPILED: usize = 8;
 /// Which counter tells how often a snippet runs.
 #[derive(Clone, Copy, Debug)]
 struct Meter {
-    /// The snippet's number.
-    mini: u64,
     counter: u32,
     /// Nothing else happens there.
     plain: bool,
@@ -692,17 +723,17 @@ struct Prepared<'a> {
     site: &'a Site,
     minis: Vec<MiniRequest<'a>>,
     /// Of its function.
-    name: String,
+    name: Cow<'a, str>,
     beside: Vec<&'a WovenPoint>,
 }
 
 impl<'a> Prepared<'a> {
-    fn new(modules: &Modules, known: &'a BTreeMap<Place, Point>, point: &NewPoint<'a>) -> Self {
+    fn new(modules: &'a Modules, known: &'a BTreeMap<Place, Arc<Point>>, point: &NewPoint<'a>) -> Self {
         let function = point.place.function;
         Prepared {
             site: point.site,
             minis: point.minis.iter().map(|m| m.request()).collect(),
-            name: modules.resolve(function).map_or_else(String::new, |(_, _, f)| f.display_name().into_owned()),
+            name: modules.resolve(function).map_or(Cow::Borrowed(""), |(_, _, f)| f.display_name()),
             beside: points_of(known, function).map(|(_, point)| &point.woven).collect(),
         }
     }
@@ -725,16 +756,20 @@ impl Wanted<'_> {
         sites: &'s Result<Vec<Found>, Refusal>,
         refused: &FxHashMap<(FunctionRef, usize), Refusal>,
     ) -> Vec<NewPoint<'s>> {
-        let minis: Vec<&NewMini<'_>> =
-            self.minis.iter().filter(|m| !refused.contains_key(&(self.function, m.pair))).collect();
-        let point = |found: &'s Found| {
-            let site = found.site.as_ref().ok()?;
-            let mut minis: Vec<&NewMini<'_>> = minis.iter().copied().filter(|m| found.is_for(m)).collect();
+        let sites = sites.as_ref().map_or(&[][..], Vec::as_slice);
+        let mut points = Vec::with_capacity(sites.len());
+        for found in sites {
+            let Ok(site) = &found.site else { continue };
+            let is_for = |m: &&NewMini<'_>| !refused.contains_key(&(self.function, m.pair)) && found.is_for(m);
+            let mut minis = Vec::with_capacity(self.minis.len());
+            minis.extend(self.minis.iter().filter(is_for));
             minis.sort_by_key(|m| m.role);
-            let place = Place { function: self.function, spot: self.spot, at: site.at };
-            minis.iter().any(|m| m.id != SETTLE).then_some(NewPoint { place, site, minis })
-        };
-        sites.iter().flatten().filter_map(point).collect()
+            if minis.iter().any(|m| m.id != SETTLE) {
+                let place = Place { function: self.function, spot: self.spot, at: site.at };
+                points.push(NewPoint { place, site, minis });
+            }
+        }
+        points
     }
 
     /// The pairs that cannot have this, and why: with a point missing the rest would not be exact.
@@ -758,7 +793,11 @@ impl NewMini<'_> {
     fn meter(&self) -> Option<Meter> {
         let variable = cost::meter(self.snippet)?;
         let counter = *self.counters.get(variable.0 as usize)?;
-        Some(Meter { mini: self.id, counter, plain: self.snippet.as_increment().is_some() })
+        Some(Meter { counter, plain: self.snippet.as_increment().is_some() })
+    }
+
+    fn known(&self) -> Mini {
+        Mini { role: self.role, meter: self.meter() }
     }
 
     fn request(&self) -> MiniRequest<'_> {
@@ -780,12 +819,11 @@ impl Point {
         if self.woven.minis.iter().any(|m| m.id == mini.id) {
             return Ok(());
         }
-        let before = |role: &&Option<Role>| if spot.opens() { **role < mini.role } else { **role <= mini.role };
-        let index = self.roles.iter().take_while(before).count();
+        let before = |known: &&Mini| if spot.opens() { known.role < mini.role } else { known.role <= mini.role };
+        let index = self.minis.iter().take_while(before).count();
         let added = add_mini(env, arena, &mut self.woven, &mini.request(), index).map_err(codegen_error)?;
         verify_added(env, arena, &added, &self.woven, &mini.request()).map_err(|e| defect(&e))?;
-        self.roles.insert(index, mini.role);
-        self.meters.extend(mini.meter());
+        self.minis.insert(index, mini.known());
         append(plan, added);
         Ok(())
     }

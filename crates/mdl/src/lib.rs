@@ -33,7 +33,8 @@ mod source;
 
 pub use diagnostic::{Diagnostic, Severity, codes};
 pub use evaluate::{
-    IndexNames, Insertion, Instrumentation, Metered, Order, Role, ValueUnit, Variable, VariableKind, evaluate,
+    Evaluator, IndexNames, Insertion, Instrumentation, Metered, Order, Role, ValueUnit, Variable, VariableKind,
+    evaluate,
 };
 pub use library::{Library, ProcessDefinition};
 pub use parse::{Options, parse};

@@ -152,13 +152,15 @@ impl fmt::Display for ResourcePath {
         write!(f, "/{}", self.root)?;
         for name in &self.names {
             f.write_str("/")?;
-            for c in name.chars() {
-                match c {
-                    '%' => f.write_str("%25")?,
-                    '/' => f.write_str("%2F")?,
-                    ',' => f.write_str("%2C")?,
-                    c => write!(f, "{c}")?,
-                }
+            for piece in name.split_inclusive(['%', '/', ',']) {
+                let plain = piece.trim_end_matches(['%', '/', ',']);
+                f.write_str(plain)?;
+                f.write_str(match piece.get(plain.len()..) {
+                    Some("%") => "%25",
+                    Some("/") => "%2F",
+                    Some(",") => "%2C",
+                    _ => "",
+                })?;
             }
         }
         Ok(())

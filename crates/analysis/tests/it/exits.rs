@@ -1,10 +1,12 @@
 //! Exits and calls of small hand-written functions: which there are, and what may be displaced with them.
 
+use std::sync::Arc;
+
 use crate::support::{FUNC, IFUNC, RODATA, TEXT, TestElf, find};
 use iced_x86::code_asm::*;
 use ingraft_model::{CallSite, Callee, PointKind, Refusal, Site, Svma};
 
-type Exits = Result<Vec<Result<Site, Refusal>>, Refusal>;
+type Exits = Result<Vec<Result<Arc<Site>, Refusal>>, Refusal>;
 
 fn exits(elf: &TestElf, name: &str) -> Exits {
     let image = elf.image();

@@ -1,5 +1,7 @@
 //! Entry sites of small hand-written functions: every field, and every refusal.
 
+use std::sync::Arc;
+
 use crate::support::{FUNC, IFUNC, RODATA, TEXT, TestElf, find};
 use iced_x86::code_asm::*;
 use ingraft_analysis::{EdgeKind, FunctionKind};
@@ -9,7 +11,7 @@ const RAX: Gpr = Gpr(0);
 const RCX: Gpr = Gpr(1);
 const R10: Gpr = Gpr(10);
 
-fn site(elf: &TestElf, name: &str) -> Result<Site, Refusal> {
+fn site(elf: &TestElf, name: &str) -> Result<Arc<Site>, Refusal> {
     let image = elf.image();
     image.entry_site(find(&image, name))
 }

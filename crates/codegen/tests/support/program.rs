@@ -1,6 +1,7 @@
 //! All points of a program, woven at once.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind, Image};
 use ingraft_codegen::verify::{VerifyError, verify_weave};
@@ -33,8 +34,8 @@ pub struct Program {
 
 /// What one function asks for.
 struct Asked {
-    entry: Result<Site, Refusal>,
-    exits: Result<Vec<Result<Site, Refusal>>, Refusal>,
+    entry: Result<Arc<Site>, Refusal>,
+    exits: Result<Vec<Result<Arc<Site>, Refusal>>, Refusal>,
     before: Result<Vec<CallPoint>, Refusal>,
     behind: Result<Vec<CallPoint>, Refusal>,
 }
@@ -53,7 +54,7 @@ impl Asked {
     fn sites(&self) -> impl Iterator<Item = &Site> {
         let calls = [&self.before, &self.behind].into_iter().flatten().flatten();
         let calls = calls.filter_map(|point| point.site.as_ref().ok()?.as_ref());
-        self.entry.iter().chain(self.exits.iter().flatten().flatten()).chain(calls)
+        self.entry.iter().chain(self.exits.iter().flatten().flatten()).map(Arc::as_ref).chain(calls)
     }
 
     fn outcome(&self, name: String) -> Outcome {

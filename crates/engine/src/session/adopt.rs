@@ -111,7 +111,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         let metric = library.metric(&pair.metric).map_or_else(|| Arc::new(unknown(&pair.metric)), Arc::clone);
         let focus = Focus::parse(&pair.focus).unwrap_or_default();
         let measured = Arc::new(MetricFocus { metric: pair.metric, focus });
-        let key = PairKey { text: Arc::default(), pair: Arc::clone(&measured) };
+        let key = PairKey::new(Arc::default(), Arc::clone(&measured));
         let (aggregate, thread) = (metric.aggregate, None);
         let (value, activations) = (pair.value, pair.activations);
         let unit = if pair.ticks { ValueUnit::Ticks } else { ValueUnit::Plain };

@@ -225,12 +225,15 @@ impl Session {
         shared.bill = Some(bill);
     }
 
-    /// A pair goes: what it has cost stays in the sum.
-    pub(super) fn close_account(&self, first: u32) {
+    /// Pairs go: what they have cost stays in the sum.
+    pub(super) fn close_accounts(&self, firsts: impl Iterator<Item = u32>) {
         let mut shared = self.shared_mut();
-        let Some(account) = shared.accounts.remove(&first) else { return };
+        let closed: Vec<Account> = firsts.filter_map(|first| shared.accounts.remove(&first)).collect();
+        if closed.is_empty() {
+            return;
+        }
         shared.bill = None;
-        let spent = shared.columns().map_or(0.0, |columns| account.spent_ns(&columns));
+        let spent: f64 = shared.columns().iter().flat_map(|c| closed.iter().map(|account| account.spent_ns(c))).sum();
         shared.spent_ns += spent;
     }
 
@@ -326,7 +329,7 @@ impl Session {
         pair.minis.clear();
         pair.landings.clear();
         let Some((value, activations, unit)) = pair.value() else { return };
-        self.close_account(value.first);
+        self.close_accounts(std::iter::once(value.first));
         let (now, cpu) = (|| self.time_now(), |tid| self.cpu_ticks(tid));
         let ruler = self.ruler(unit, &now, &cpu);
         let mut shared = self.shared_mut();

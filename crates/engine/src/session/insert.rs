@@ -29,6 +29,26 @@ pub(super) struct Minis {
     unlanded: Vec<MdlFunction>,
 }
 
+/// A snippet, and what says where it stands among all of a request.
+struct Placed<'a> {
+    /// Its points; then the pairs, of which what begins first ends last; then its place in its pair.
+    rank: (MdlFunction, Spot, i64, i64),
+    mini: NewMini<'a>,
+}
+
+impl<'a> Placed<'a> {
+    /// `n`: how many its pair has had before.
+    fn new(insertion: &Insertion, n: i64, mini: NewMini<'a>) -> Self {
+        let spot = Spot { kind: insertion.point, after: insertion.after };
+        let pair = mini.pair as i64;
+        let place = match insertion.order {
+            Order::Append => n,
+            Order::Prepend => -1 - n,
+        };
+        Placed { rank: (insertion.function, spot, if spot.opens() { pair } else { -pair }, place), mini }
+    }
+}
+
 /// What an insertion meant for the threads of the target.
 #[derive(Debug, Default)]
 pub(super) struct Stop {
@@ -97,18 +117,19 @@ impl Session {
         let mut shared = self.shared_mut();
         shared.symbols = symbols.unwrap_or_else(|| std::mem::take(&mut shared.symbols));
         for (_, instrumentation, counters) in &bound {
-            for (first, variable) in counters.iter().zip(&instrumentation.variables) {
+            for (first, variable) in counters.iter().zip(&*instrumentation.variables) {
                 shared.shapes.insert(*first, variable.shape);
             }
         }
         drop(shared);
+        control.pairs.reserve(bound.len());
         for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
             let unwoven = refused_of(control, &instrumentation, &refused, number);
             let barren = is_barren(&instrumentation, number, &refused);
             let restores = restores(&instrumentation);
             let (metric, thread, object) = (instrumentation.metric, instrumentation.thread, instrumentation.object);
             let index_names = instrumentation.index_names;
-            let variables = instrumentation.variables.into();
+            let variables = instrumentation.variables;
             let Minis { points: minis, landings, unlanded } = minis;
             let meters = Meters::default();
             let pair = Pair {
@@ -175,45 +196,40 @@ impl Session {
         whole: bool,
     ) -> Result<(Refused, Vec<Minis>, Stop), Error> {
         let settle = Snippet { stmts: vec![Stmt::Settle] };
-        let mut points: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
+        let mut placed: Vec<Placed<'_>> = Vec::with_capacity(bound.iter().map(|(_, i, _)| i.insertions.len()).sum());
         let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
         let mut refused = Refused::default();
         for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
-            let mut own = Vec::new();
-            let mut lists: BTreeMap<(MdlFunction, Spot), Vec<NewMini<'_>>> = BTreeMap::new();
-            for insertion in &instrumentation.insertions {
+            let mut own = Vec::with_capacity(instrumentation.insertions.len());
+            for (n, insertion) in instrumentation.insertions.iter().enumerate() {
                 let id = control.next_mini;
                 control.next_mini += 1;
-                let spot = Spot { kind: insertion.point, after: insertion.after };
-                let list = lists.entry((insertion.function, spot)).or_default();
                 let (snippet, except) = (&insertion.snippet, &insertion.except);
                 let mini = NewMini { id, pair, role: Some(insertion.role), snippet, counters, except };
-                match insertion.order {
-                    Order::Append => list.push(mini),
-                    Order::Prepend => list.insert(0, mini),
-                }
+                placed.push(Placed::new(insertion, n as i64, mini));
                 own.push((insertion.function, id));
-            }
-            for ((function, spot), list) in lists {
-                let all = points.entry((function, spot)).or_default();
-                // what begins first ends last, over all pairs
-                let at = if spot.opens() { all.len() } else { 0 };
-                all.splice(at..at, list);
             }
             minis.push(Minis { points: own, ..Minis::default() });
         }
-        let mut wanted: Vec<_> = points
-            .into_iter()
-            .map(|((function, spot), mut minis)| {
-                let follower = minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1));
-                if let (Some(pair), true) = (follower, spot.opens()) {
-                    let first = NewMini { id: SETTLE, pair, role: None, snippet: &settle, counters: &[], except: &[] };
-                    minis.insert(0, first);
+        placed.sort_unstable_by_key(|placed| placed.rank);
+        let mut wanted: Vec<WantedPoints<'_>> = Vec::with_capacity(placed.len());
+        for Placed { rank: (function, spot, ..), mini } in placed {
+            match wanted.last_mut() {
+                Some(last) if (last.function, last.spot) == (function, spot) => last.minis.push(mini),
+                _ => {
+                    // mostly alone, with room for what may come first
+                    let mut minis = Vec::with_capacity(2);
+                    minis.push(mini);
+                    wanted.push(WantedPoints { function, spot, minis });
                 }
-                WantedPoints { function, spot, minis }
-            })
-            .filter(|w| !w.minis.is_empty())
-            .collect();
+            }
+        }
+        for w in wanted.iter_mut().filter(|w| w.spot.opens()) {
+            if let Some(pair) = w.minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1)) {
+                let first = NewMini { id: SETTLE, pair, role: None, snippet: &settle, counters: &[], except: &[] };
+                w.minis.insert(0, first);
+            }
+        }
         let first = control.attached.is_none();
         if first || whole {
             // Nothing is touched for a request of which nothing can be woven.
@@ -521,18 +537,16 @@ impl Session {
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
         let (journal, area) = (&mut attached.journal, &attached.area);
-        let mut record = |arena: &AvmaRange| self.write_journal(journal, area, &[Record::Arena(arena.clone())]);
+        let mut record = |arena: &AvmaRange| self.write_journal(journal, area, Record::Arena(arena.clone()).into());
         let woven = attached.woven.weave(&self.target, &control.modules, &attached.env, wanted, &mut record);
-        let mut change = match woven {
+        let change = match woven {
             Ok(change) => change,
             Err(e) => {
                 attached.woven.go_back_to(before);
                 return Err(e);
             }
         };
-        let points = std::mem::take(&mut change.new_points).into_iter().map(Record::Point);
-        let counters = std::iter::once(Record::Counters(control.counters.used()));
-        let records: Vec<_> = counters.chain(points).collect();
+        let used = control.counters.used();
         let area = Arc::clone(&attached.area);
         let now = |clock, tid| match clock {
             Clock::Wall => self.time_now(),
@@ -542,7 +556,11 @@ impl Session {
         let versions = (&before, &attached.woven);
         let (target, modules) = (&self.target, &control.modules);
         let (mut catch_up, written) = std::thread::scope(|scope| {
-            let written = scope.spawn(|| self.write_journal(&mut attached.journal, &attached.area, &records));
+            let written = scope.spawn(|| {
+                let mut entries = Entries::from(Record::Counters(used));
+                change.new_points.iter().for_each(|point| entries.add_point(point.file, point.records()));
+                self.write_journal(&mut attached.journal, &attached.area, entries)
+            });
             let catch_up = match control.unrun {
                 // Besides, the thread that has loaded it waits in code of ours, where nobody can tell what its calls are.
                 true => None,
@@ -572,14 +590,10 @@ impl Session {
                 Ok((change.refused, Stop { held: applied.held, caught_up }))
             }
             Err(e) => {
-                let gone = |record: &Record| match record {
-                    Record::Point(point) => Some(Record::PointGone(point.removal.key())),
-                    _ => None,
-                };
-                let gone: Vec<_> = records.iter().filter_map(gone).collect();
+                let gone = change.new_points.iter().map(|point| Record::PointGone(point.key())).collect();
                 attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
-                let _ = self.write_journal(&mut attached.journal, &attached.area, &gone);
+                let _ = self.write_journal(&mut attached.journal, &attached.area, gone);
                 Err(e)
             }
         }
@@ -620,12 +634,12 @@ impl Session {
         &self,
         journal: &mut Journal,
         area: &SharedArea,
-        records: &[Record],
+        entries: Entries,
     ) -> Result<(), Error> {
-        if records.is_empty() {
+        if entries.is_empty() {
             return Ok(());
         }
-        let bytes = journal.append(records).map_err(|e| journal_error(self.pid(), &e))?;
+        let bytes = journal.append(entries).map_err(|e| journal_error(self.pid(), &e))?;
         if journal.len() <= area.layout().journal_bytes {
             return area.append_journal(&bytes).map_err(|e| self.failed(e));
         }
@@ -660,6 +674,9 @@ fn default_counters() -> u32 {
 
 /// Whether one of its definitions, the metric's or a constraint's, is woven nowhere, so that its value tells nothing.
 fn is_barren(instrumentation: &Instrumentation, pair: usize, refused: &Refused) -> bool {
+    if refused.is_empty() {
+        return false;
+    }
     let mut groups: FxHashMap<u32, bool> = FxHashMap::default();
     for insertion in &instrumentation.insertions {
         let has_place = groups.entry(insertion.group).or_default();
@@ -696,7 +713,7 @@ pub(super) fn take(counters: &mut CounterAllocator, variables: &[Variable], limi
 
 fn give_back(control: &mut Control, bound: &[(PairKey, Instrumentation, Vec<u32>)]) {
     for (_, instrumentation, counters) in bound {
-        for (first, variable) in counters.iter().zip(&instrumentation.variables) {
+        for (first, variable) in counters.iter().zip(&*instrumentation.variables) {
             control.counters.give_back(*first, variable.shape.slots());
             // no thread has opened it: its code has never been there
             if variable.shape == Shape::Event && control.events.leave(*first) {
@@ -713,6 +730,9 @@ fn refused_of(
     refused: &Refused,
     pair: usize,
 ) -> Vec<(MdlFunction, RefusedFunction)> {
+    if refused.is_empty() {
+        return Vec::new();
+    }
     let functions: FxHashSet<MdlFunction> = instrumentation.insertions.iter().map(|i| i.function).collect();
     let mut unwoven: Vec<MdlFunction> = functions.into_iter().filter(|f| refused.contains_key(&(*f, pair))).collect();
     unwoven.sort_unstable();

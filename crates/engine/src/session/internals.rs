@@ -40,7 +40,7 @@ pub(super) fn of_request(library: &Library, request: &EnableRequest, modules: &M
         };
         let Some(known) = known else { continue };
         let text = if let Known::Event(wish) = &known { Arc::clone(&wish.metric.text) } else { Arc::default() };
-        own.push((position, PairKey { text, pair: Arc::clone(pair) }, known));
+        own.push((position, PairKey::new(text, Arc::clone(pair)), known));
     }
     Ok(own)
 }

@@ -11,7 +11,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -31,7 +31,7 @@ use ingraft_process::{
     ClockChoice, ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target,
     ThreadBase, TickClock, Visitor, thread_exists, vector_state,
 };
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
 use crate::api::*;
 use crate::calls;
@@ -41,7 +41,7 @@ use crate::error::{Error, ErrorKind};
 use crate::event_places::EventPlaces;
 use crate::images::ImageStore;
 use crate::internal::{self, Internal};
-use crate::journal::{self, Head, Journal, Kept, KeptPair, PointRecord, Record};
+use crate::journal::{self, Entries, Head, Journal, Kept, KeptPair, PointRecord, Record};
 use crate::leftover;
 use crate::modules::Modules;
 use crate::request::{self, Missing, Wanted};
@@ -97,6 +97,8 @@ struct PairKey {
     /// The metric's text: a redefinition is another metric.
     text: Arc<str>,
     pair: Arc<MetricFocus>,
+    /// Of the pair alone: the text is long, and few metrics have the same name.
+    hash: u64,
 }
 
 /// A metric-focus pair that is woven.
@@ -560,7 +562,7 @@ impl Session {
             Record::KeptGone(id.0)
         };
         match control.attached.as_mut() {
-            Some(attached) => self.write_journal(&mut attached.journal, &attached.area, &[record]),
+            Some(attached) => self.write_journal(&mut attached.journal, &attached.area, record.into()),
             None => Ok(()),
         }
     }
@@ -625,16 +627,20 @@ impl Pair {
     }
 }
 
-/// Not of the text: it is long, and few metrics have the same name.
 impl Hash for PairKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.pair.hash(state);
+        state.write_u64(self.hash);
     }
 }
 
 impl PairKey {
     fn of(wanted: &Wanted) -> Self {
-        PairKey { text: Arc::clone(&wanted.instrumentation.metric.text), pair: Arc::clone(&wanted.pair) }
+        PairKey::new(Arc::clone(&wanted.instrumentation.metric.text), Arc::clone(&wanted.pair))
+    }
+
+    fn new(text: Arc<str>, pair: Arc<MetricFocus>) -> Self {
+        let hash = FxBuildHasher.hash_one(&pair);
+        PairKey { text, pair, hash }
     }
 }
 

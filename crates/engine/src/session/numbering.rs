@@ -1,6 +1,8 @@
 //! The numbers by which code names the variables of its pair. They are given anew whenever the pair is evaluated: what a library brings that was
 //! loaded since may come among what is there, so its code may have them in another order, or others among them.
 
+use std::sync::Arc;
+
 use ingraft_mdl::{Instrumentation, Variable};
 
 use super::Pair;
@@ -13,7 +15,7 @@ use crate::values::CounterAllocator;
 #[derive(Debug)]
 pub(super) struct Numbering {
     /// As they were evaluated: without the counts of how often snippets run.
-    variables: Vec<Variable>,
+    variables: Arc<[Variable]>,
     /// The first counter of each, those of the counts included.
     counters: Vec<u32>,
     meters: Meters,
@@ -37,13 +39,13 @@ impl Pair {
                 self.grow(new, free, limit)?;
                 return Ok(self.counters.clone());
             }
-            let (variables, counters, meters) = (own.to_vec(), self.counters.clone(), self.meters.clone());
+            let (variables, counters, meters) = (own.into(), self.counters.clone(), self.meters.clone());
             self.numberings.push(Numbering { variables, counters, meters });
         }
         let known = self.numberings.iter().position(|n| n.variables == more.variables);
         let at = known.unwrap_or(self.numberings.len());
         if known.is_none() {
-            let variables = more.variables.clone();
+            let variables = Arc::clone(&more.variables);
             let counters = self.counters_of(&variables, free, limit)?;
             self.numberings.push(Numbering { variables, counters, meters: Meters::default() });
         }

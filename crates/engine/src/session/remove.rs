@@ -28,7 +28,7 @@ impl Session {
             && !last
             && let Some(attached) = control.attached.as_mut()
         {
-            self.write_journal(&mut attached.journal, &attached.area, &[Record::KeptGone(id.0)])?;
+            self.write_journal(&mut attached.journal, &attached.area, Record::KeptGone(id.0).into())?;
         }
         control.measurements.remove(&id);
         self.drop_users(control, &views);
@@ -115,18 +115,19 @@ impl Session {
             return Ok(());
         }
         attached.woven.drop_inherited();
-        let records: Vec<_> = gone.iter().map(|point| Record::PointGone(point.removal.key())).collect();
-        self.write_journal(&mut attached.journal, &attached.area, &records)
+        let records = gone.iter().map(|point| Record::PointGone(point.removal.key())).collect();
+        self.write_journal(&mut attached.journal, &attached.area, records)
     }
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
         let counted_elsewhere = control.unsettled || self.has_heirs(control);
         let (mut unused, mut records, mut counters) = (Vec::new(), FxHashSet::default(), Vec::new());
-        for view in views {
-            let Some(pair) = control.last_use(view) else { continue };
-            self.close_account(view.value.first);
+        let last_use = |view: &View| Some((view.value.first, control.last_use(view)?));
+        let gone: Vec<(u32, Pair)> = views.iter().filter_map(last_use).collect();
+        self.close_accounts(gone.iter().map(|(first, _)| *first));
+        for (first, pair) in gone {
             let mut shared = self.shared_mut();
-            shared.frozen.remove(&view.value.first);
+            shared.frozen.remove(&first);
             records.extend(pair.records());
             for (first, shape) in pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape)) {
                 if shape == Shape::Event {

@@ -158,7 +158,7 @@ impl<'a> Evaluation<'a> {
             self.refuse(target, "a variable whose name is not written out");
             return None;
         };
-        let global = match self.program.variable(name, &members) {
+        let global = match self.beyond().variable(name, &members) {
             Ok(global) => global,
             Err(why) => {
                 self.unresolved(target, why);
@@ -193,7 +193,7 @@ impl<'a> Evaluation<'a> {
         let ExprKind::Text(name) = &name.bare().kind else {
             return self.refuse(expr, "a variable whose name is not written out");
         };
-        match self.program.variable(name, members) {
+        match self.beyond().variable(name, members) {
             Ok(global) => Some(reach_global(&global)),
             Err(why) => self.unresolved(expr, why),
         }
@@ -210,7 +210,7 @@ impl<'a> Evaluation<'a> {
                 self.refuse(expr, &format!("a member of what more than {LOOKS_MAX} functions get or give"));
                 return None;
             }
-            let access = match self.program.member(function, of, members) {
+            let access = match self.beyond().member(function, of, members) {
                 Ok(access) => access,
                 Err(why) => {
                     self.unresolved(expr, why);
@@ -219,7 +219,7 @@ impl<'a> Evaluation<'a> {
             };
             match &found {
                 Some(known) if *known != access => {
-                    let name = self.program.function_name(function).to_owned();
+                    let name = self.beyond().function_name(function).to_owned();
                     let what = format!("`.{}`, which is another in `{name}`,", members.join("."));
                     self.refuse(expr, &what);
                     return None;
@@ -240,7 +240,7 @@ impl<'a> Evaluation<'a> {
         }
         let mut callees = BTreeSet::new();
         for function in self.there.clone() {
-            match self.program.callees(function) {
+            match self.beyond().callees(function) {
                 Ok(called) => callees.extend(called),
                 Err(why) => {
                     self.unresolved(expr, why);

@@ -1,6 +1,7 @@
 //! The meta language: statements and expressions that the tool executes.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -85,7 +86,9 @@ pub(super) enum Binding<'a> {
 pub(super) struct Evaluation<'a> {
     pub(super) library: &'a Library,
     pub(super) metric: &'a MetricEntry,
+    /// Asked for what the focus names; for all else there is [`Evaluation::beyond`].
     pub(super) program: &'a dyn Program,
+    pub(super) looked_beyond: Cell<bool>,
     /// The source that spans refer to.
     pub(super) source: usize,
     pub(super) diagnostics: Vec<Diagnostic>,
@@ -150,6 +153,7 @@ impl<'a> Evaluation<'a> {
             library,
             metric,
             program,
+            looked_beyond: Cell::new(false),
             source: metric.source,
             diagnostics: Vec::new(),
             variables: Vec::new(),
@@ -184,6 +188,12 @@ impl<'a> Evaluation<'a> {
             event: None,
             event_timer: None,
         }
+    }
+
+    /// The program, asked for what the focus does not name, or for what a function is: of another one it may say something else.
+    pub(super) fn beyond(&self) -> &'a dyn Program {
+        self.looked_beyond.set(true);
+        self.program
     }
 
     pub(super) fn run(&mut self, focus: &Focus) {
@@ -432,8 +442,8 @@ impl<'a> Evaluation<'a> {
                 Element::Procedure => {
                     let mut functions = match ResourcePath::parse(&item.value).ok().as_ref().map(|p| p.names.as_slice())
                     {
-                        Some([module, function]) => self.program.function(module, function),
-                        _ => self.program.functions_named(&item.value),
+                        Some([module, function]) => self.beyond().function(module, function),
+                        _ => self.beyond().functions_named(&item.value),
                     };
                     functions.retain(|f| !seen.contains(f));
                     seen.extend(&functions);
@@ -442,7 +452,7 @@ impl<'a> Evaluation<'a> {
                     }
                 }
                 Element::Module => {
-                    let modules = self.program.modules_named(&item.value);
+                    let modules = self.beyond().modules_named(&item.value);
                     values.extend(modules.into_iter().map(|m| (position, Value::Module(m))));
                 }
                 Element::String => values.push((position, Value::Text(Cow::Borrowed(&item.value)))),
@@ -530,7 +540,7 @@ impl<'a> Evaluation<'a> {
     }
 
     fn named_functions(&self, names: &[&str]) -> Value<'a> {
-        let mut all: Vec<FunctionRef> = names.iter().flat_map(|n| self.program.functions_named(n)).collect();
+        let mut all: Vec<FunctionRef> = names.iter().flat_map(|n| self.beyond().functions_named(n)).collect();
         all.sort_unstable();
         all.dedup();
         Value::Functions(all)
@@ -570,11 +580,11 @@ impl<'a> Evaluation<'a> {
             (Value::Functions(functions), "return") => Value::Points(PointKind::Exit, functions),
             (Value::Functions(functions), "calls") => Value::Points(PointKind::Call, functions),
             (Value::Functions(functions), "name") => {
-                let name = functions.first().map_or("", |f| self.program.function_name(*f));
+                let name = functions.first().map_or("", |f| self.beyond().function_name(*f));
                 Value::Text(Cow::Borrowed(name))
             }
             (Value::Functions(functions), "tag") => {
-                let tagged = functions.iter().any(|f| self.is_library(self.program.function_name(*f)));
+                let tagged = functions.iter().any(|f| self.is_library(self.beyond().function_name(*f)));
                 Value::Int(tagged.into())
             }
             (Value::Functions(_), "blocks" | "edges" | "loops") => {
@@ -582,7 +592,7 @@ impl<'a> Evaluation<'a> {
                 Value::Refused
             }
             (Value::Module(module), "funcs") => Value::FunctionList(self.included_functions(module)),
-            (Value::Module(module), "name") => Value::Text(Cow::Borrowed(self.program.module_name(module))),
+            (Value::Module(module), "name") => Value::Text(Cow::Borrowed(self.beyond().module_name(module))),
             _ => self.wrong_value(expr, "a value with this field"),
         }
     }
@@ -596,17 +606,17 @@ impl<'a> Evaluation<'a> {
     }
 
     fn included_modules(&self) -> Vec<ModuleRef> {
-        let mut modules = self.program.modules();
-        modules.retain(|m| !self.library.exclusions.iter().any(|e| e.matches_module(self.program.module_name(*m))));
+        let mut modules = self.beyond().modules();
+        modules.retain(|m| !self.library.exclusions.iter().any(|e| e.matches_module(self.beyond().module_name(*m))));
         modules
     }
 
     pub(super) fn included_functions(&self, module: ModuleRef) -> Vec<FunctionRef> {
-        let mut functions = self.program.functions_of(module);
+        let mut functions = self.beyond().functions_of(module);
         let exclusions = &self.library.exclusions;
         if !exclusions.is_empty() {
-            let name = self.program.module_name(module);
-            functions.retain(|f| !exclusions.iter().any(|e| e.matches_function(name, self.program.function_name(*f))));
+            let name = self.beyond().module_name(module);
+            functions.retain(|f| !exclusions.iter().any(|e| e.matches_function(name, self.beyond().function_name(*f))));
         }
         functions
     }

@@ -1,5 +1,6 @@
 //! The request stage: a metric, a focus and a program to points and snippets.
 
+mod alike;
 mod code;
 mod data;
 mod events;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use ingraft_model::{Focus, MetricInfo, PointKind, Shape, Snippet, Tid};
 
+pub use self::alike::Evaluator;
 pub use self::events::Metered;
 pub(crate) use self::select::parse_number;
 pub use self::vector::IndexNames;
@@ -29,7 +31,7 @@ pub struct Instrumentation {
     /// The metric.
     pub metric: Arc<MetricInfo>,
     /// Its variables; a [`ingraft_model::VariableId`] is an index into them. The first is the metric's own.
-    pub variables: Vec<Variable>,
+    pub variables: Arc<[Variable]>,
     /// What goes where, in the order of the text; code that shares an activation record comes together.
     pub insertions: Vec<Insertion>,
     /// The event of the processor that its code reads, as `perf list` has it: what the variable of [`Shape::Event`] stands for.
@@ -155,28 +157,40 @@ pub fn evaluate(
     focus: &Focus,
     program: &dyn Program,
 ) -> Result<Instrumentation, Vec<Diagnostic>> {
+    evaluate_and_tell(library, metric, focus, program).map(|(instrumentation, _)| instrumentation)
+}
+
+/// The same, and whether it has asked more of the program than what the focus names.
+fn evaluate_and_tell(
+    library: &Library,
+    metric: &str,
+    focus: &Focus,
+    program: &dyn Program,
+) -> Result<(Instrumentation, bool), Vec<Diagnostic>> {
     let Some(entry) = library.metrics.get(metric) else {
         return Err(vec![unknown_metric(library, metric)]);
     };
     let mut evaluation = meta::Evaluation::new(library, entry, program);
     let thread = evaluation.thread(focus);
     evaluation.run(focus);
+    let beyond = evaluation.looked_beyond.get();
     let (errors, warnings): (Vec<_>, Vec<_>) = evaluation.diagnostics.into_iter().partition(Diagnostic::is_error);
     if !errors.is_empty() {
         return Err(errors);
     }
     let base = evaluation.event.and(entry.node.base()).and_then(|base| base.event.as_ref());
     let event = base.map(|event| Arc::from(event.value.as_str()));
-    Ok(Instrumentation {
+    let instrumentation = Instrumentation {
         metric: Arc::clone(&entry.info),
-        variables: evaluation.variables,
+        variables: evaluation.variables.into(),
         insertions: evaluation.insertions,
         event,
         thread,
         object: evaluation.object,
         index_names: evaluation.index_names,
         warnings,
-    })
+    };
+    Ok((instrumentation, beyond))
 }
 
 fn unknown_metric(library: &Library, name: &str) -> Diagnostic {

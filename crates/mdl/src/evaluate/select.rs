@@ -198,7 +198,7 @@ impl<'a> Evaluation<'a> {
         }
         let offset = |text: &str| parse_number(text).filter(|n| *n >= 0);
         let (name, offset) = leaf.rsplit_once('+').and_then(|(name, n)| Some((name, offset(n)?))).unwrap_or((leaf, 0));
-        match self.program.address(name) {
+        match self.beyond().address(name) {
             Ok(at) => Value::Int(at.0.cast_signed().wrapping_add(offset)),
             Err(Unresolved::NotFound { what, help }) => {
                 let otherwise = "name the object by its address, e.g. 0x7f0000001000, or its variable";

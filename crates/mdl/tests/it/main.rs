@@ -1,5 +1,6 @@
 //! The language as a whole: texts in, findings, metrics, snippets and texts out.
 
+mod alike;
 mod docs;
 mod evaluate;
 mod frames;

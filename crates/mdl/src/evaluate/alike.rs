@@ -1,0 +1,93 @@
+//! Requests of which many are alike: of a metric at a thousand functions one is evaluated, and what came of it holds for the others with their
+//! function in its place. That is so where evaluation has put all code into the function that the focus names, and has asked nothing of the program
+//! but what the focus names.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use ingraft_model::Focus;
+
+use super::{Instrumentation, evaluate_and_tell};
+use crate::diagnostic::Diagnostic;
+use crate::library::Library;
+use crate::program::{FunctionRef, Program};
+
+/// So many requests that stand for others are kept: one request has a few metrics.
+const KEPT: usize = 16;
+
+/// Evaluates requests that are made to one program at one time.
+pub struct Evaluator<'a> {
+    library: &'a Library,
+    program: &'a (dyn Program + Sync),
+    known: RwLock<Vec<Known>>,
+}
+
+/// A request that stands for those at other functions.
+struct Known {
+    metric: String,
+    focus: Focus,
+    instrumentation: Instrumentation,
+}
+
+impl<'a> Evaluator<'a> {
+    /// Nothing is evaluated yet.
+    pub fn new(library: &'a Library, program: &'a (dyn Program + Sync)) -> Self {
+        Evaluator { library, program, known: RwLock::default() }
+    }
+
+    /// What [`crate::evaluate`] says.
+    pub fn evaluate(&self, metric: &str, focus: &Focus) -> Result<Instrumentation, Vec<Diagnostic>> {
+        let function = self.function(focus);
+        if let Some(function) = function
+            && let Some(found) = self.known(metric, focus, function)
+        {
+            return Ok(found);
+        }
+        let (found, beyond) = evaluate_and_tell(self.library, metric, focus, self.program)?;
+        if let Some(function) = function.filter(|_| !beyond && found.warnings.is_empty())
+            && found.insertions.iter().all(|insertion| insertion.function == function)
+        {
+            let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+            if known.len() < KEPT {
+                known.push(Known { metric: metric.to_owned(), focus: focus.clone(), instrumentation: found.clone() });
+            }
+        }
+        Ok(found)
+    }
+
+    /// The only function that a focus names.
+    fn function(&self, focus: &Focus) -> Option<FunctionRef> {
+        let [module, function] = focus.part("Code")?.names.as_slice() else { return None };
+        match self.program.function(module, function).as_slice() {
+            [only] => Some(*only),
+            _ => None,
+        }
+    }
+
+    /// What came of a request that differs in the function alone.
+    fn known(&self, metric: &str, focus: &Focus, function: FunctionRef) -> Option<Instrumentation> {
+        let all = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let known = all.iter().find(|known| known.metric == metric && differ_in_function(&known.focus, focus))?;
+        let Instrumentation { metric, variables, event, thread, object, index_names, .. } = &known.instrumentation;
+        let insertions = known.instrumentation.insertions.iter().cloned();
+        Some(Instrumentation {
+            metric: Arc::clone(metric),
+            variables: Arc::clone(variables),
+            insertions: insertions.map(|insertion| super::Insertion { function, ..insertion }).collect(),
+            event: event.clone(),
+            thread: *thread,
+            object: *object,
+            index_names: index_names.clone(),
+            warnings: Vec::new(),
+        })
+    }
+}
+
+/// Whether two foci are the same but for a function of the same module.
+fn differ_in_function(one: &Focus, other: &Focus) -> bool {
+    let (one, other) = (one.parts(), other.parts());
+    one.len() == other.len()
+        && one.iter().zip(other).all(|(a, b)| match (a.names.as_slice(), b.names.as_slice()) {
+            ([module, _], [other, _]) if a.root == "Code" => a.root == b.root && module == other,
+            _ => a == b,
+        })
+}
