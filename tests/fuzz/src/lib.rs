@@ -17,7 +17,7 @@ use ingraft_model::{
 pub const TEXT: u64 = 0x1000;
 
 /// Asks an image everything. Nothing may panic, and answers must be consistent with each other.
-pub fn survey(image: &Image) -> Vec<Site> {
+pub fn survey(image: &Image) -> Vec<Arc<Site>> {
     let _ = (image.build_id(), image.debuglink(), image.soname(), image.interpreter(), image.entry(), image.uses_gs());
     let mut sites = Vec::new();
     for function in image.functions() {
@@ -42,7 +42,7 @@ pub fn survey(image: &Image) -> Vec<Site> {
             for site in image.call_points(function, after).into_iter().flatten().filter_map(|p| p.site.ok()?) {
                 assert!(usize::from(site.point) <= usize::from(site.own) && usize::from(site.own) <= site.bytes.len());
                 assert_eq!(image.bytes_at(site.at, site.bytes.len()), Some(site.bytes.as_slice()));
-                sites.push(site);
+                sites.push(Arc::new(site));
             }
         }
     }
@@ -147,13 +147,13 @@ pub struct Woven {
     /// The text space after weaving.
     pub text: TextSpace,
     /// Sites of the requests, in order.
-    pub sites: Vec<Site>,
+    pub sites: Vec<Arc<Site>>,
     /// The plan and the points.
     pub weave: Weave,
 }
 
 /// Weaves counts and what follows calls into every point.
-pub fn weave(image: &Image, sites: Vec<Site>, identity: ThreadIdentity) -> Option<Woven> {
+pub fn weave(image: &Image, sites: Vec<Arc<Site>>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
     let ticks = Scale { mult: 1 << 31, shift: 32 };
     let environment = Environment {
@@ -192,7 +192,7 @@ const VECTORS: Option<VectorState> = Some(VectorState { components: 0xe7, bytes:
 
 /// The requests for these sites: every third point counts, the others run a timer from entry to exit, and call a function where threads can be
 /// told apart.
-fn ask<R>(sites: &[Site], identity: ThreadIdentity, answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
+fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[PointRequest<'_>]) -> R) -> R {
     let [activations, timer, histogram, table, vector, objects] = [0, 1, 2, 3, 4, 5].map(VariableId);
     let float = Float { register: 0, format: FloatFormat::Double };
     let arguments = [Kept::Argument(0), Kept::Argument(7), Kept::Float(float)];
