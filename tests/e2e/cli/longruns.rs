@@ -5,9 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ingraft_testing::target::{self, Size, Text};
-use ingraft_testing::{
-    Daemon, Mutatee, Tool, open_directory, program, scaled, sibling, skip, source_directory, wait_until,
-};
+use ingraft_testing::{Daemon, Mutatee, Tool, open_directory, program, scaled, sibling, skip, source_directory};
 
 /// How long each of them runs.
 fn long() -> Duration {
@@ -25,7 +23,12 @@ struct Run<'a> {
     guests: &'a [&'a str],
     /// By how much its own heap comes and goes, in KiB.
     heap: u64,
+    /// Whether dead signal frames lie beside its stacks.
+    dead_frames: bool,
 }
+
+/// How long they are waited for to be written over.
+const DEAD_FRAMES: Duration = Duration::from_secs(20);
 
 impl Run<'_> {
     fn go(mut self) {
@@ -65,15 +68,19 @@ impl Run<'_> {
             assert_eq!(outcome.calls(name), truth.tally(name), "{name} after {rounds} rounds");
         }
         // What looks like a saved context beside a stack, the dead signal frame of another thread of Go's, keeps an arena mapped, which nothing
-        // leads to, until the next removal that sees it gone.
-        wait_until("nothing is left", || {
-            target::arenas(pid) == 0 || {
-                self.target.ask(self.commands[0]).assert_right();
-                let _ = tool.run(["detach", "-p", &self.target.pid_text()]);
-                target::arenas(pid) == 0
-            }
-        });
-        target::assert_clean(pid, &before);
+        // leads to, until the next removal that sees it gone: for ever if that thread has no other signal.
+        let begin = Instant::now();
+        while target::arenas(pid) > 0 && begin.elapsed() < DEAD_FRAMES {
+            self.target.ask(self.commands[0]).assert_right();
+            let _ = tool.run(["detach", "-p", &self.target.pid_text()]);
+        }
+        if self.dead_frames && target::arenas(pid) == 1 {
+            before.assert_in(pid);
+            assert_eq!(target::tracer(pid), 0, "nobody traces it");
+            println!("a dead signal frame keeps an arena");
+        } else {
+            target::assert_clean(pid, &before);
+        }
         let first = size.expect("three rounds");
         assert!(last.maps <= first.maps + 8, "mappings after {rounds} rounds: {first:?} grew to {last:?}");
         assert!(last.files <= first.files, "files: {first:?} grew to {last:?}");
@@ -98,6 +105,7 @@ fn exceptions_jumps_and_threads_that_end() {
         counted: &["outer", "middle", "thrower", "jumper", "wait_inside", "leave_inside"],
         guests: &guests,
         heap: 8 << 10,
+        dead_frames: false,
     }
     .go();
 }
@@ -110,6 +118,7 @@ fn coroutines_on_stacks_of_their_own() {
         counted: &["work"],
         guests: &["wall_time@/Code/coroutines/work", "cpu_time@/Code/coroutines/leaf", "latency@/Code/coroutines/work"],
         heap: 8 << 10,
+        dead_frames: false,
     }
     .go();
 }
@@ -125,6 +134,7 @@ fn goroutines_with_garbage_and_growing_stacks() {
         counted: &["main.work", "main.deep"],
         guests: &["visits@/Code/gopher/main.work", "arrivals@/Code/gopher/main.deep"],
         heap: 256 << 10,
+        dead_frames: true,
     }
     .go();
 }
