@@ -473,7 +473,6 @@ impl Woven {
             bytes = (bytes * 4).min(ARENA_MAX);
         };
         verify_weave(env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
-        drop(prepared);
         let file = file.id();
         change.new_points.reserve(points.len());
         for (p, woven) in points.iter().zip(weave.woven) {

@@ -77,6 +77,7 @@ impl Run<'_> {
         if self.dead_frames && target::arenas(pid) == 1 {
             before.assert_in(pid);
             assert_eq!(target::tracer(pid), 0, "nobody traces it");
+            assert!(target::keeps_context_in_arena(pid), "an arena is left, and no signal frame keeps it");
             println!("a dead signal frame keeps an arena");
         } else {
             target::assert_clean(pid, &before);

@@ -109,6 +109,26 @@ pub fn arena_bytes(pid: i32) -> u64 {
     maps(pid).iter().filter(|mapping| is_arena(mapping)).map(|mapping| mapping.end - mapping.start).sum()
 }
 
+/// Whether memory of a process holds what looks like a program counter in an arena that a signal frame keeps: flags and the code segment
+/// stand behind it (struct sigcontext).
+pub fn keeps_context_in_arena(pid: i32) -> bool {
+    const FLAG_THAT_IS_SET: u64 = 1 << 1;
+    const CODE_SEGMENT: u64 = 0x33;
+    let all = maps(pid);
+    let in_arena = |at: u64| all.iter().any(|m| is_arena(m) && (m.start..m.end).contains(&at));
+    let memory = File::open(format!("/proc/{pid}/mem")).expect("the memory of a target of ours");
+    all.iter().filter(|mapping| mapping.permissions.starts_with("rw-p")).any(|mapping| {
+        (mapping.start..mapping.end).step_by(1 << 20).any(|at| {
+            let mut bytes = vec![0; (mapping.end - at).min(1 << 20) as usize];
+            if memory.read_exact_at(&mut bytes, at).is_err() {
+                return false;
+            }
+            let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+            words.windows(3).any(|w| w[1] & FLAG_THAT_IS_SET != 0 && w[2] & 0xffff == CODE_SEGMENT && in_arena(w[0]))
+        })
+    })
+}
+
 fn is_arena(mapping: &Mapping) -> bool {
     mapping.permissions.contains('x') && !mapping.name.starts_with('/') && !mapping.name.starts_with("[v")
 }
