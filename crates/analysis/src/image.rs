@@ -39,6 +39,8 @@ pub struct Image {
     parts: Vec<(Range<u64>, usize)>,
     /// Slots that the loader fills, and the offset of each one's symbol name; sorted, once somebody has asked for them.
     imports: OnceLock<Vec<(u64, u64)>>,
+    /// The functions that leave by a jump like longjmp's, once somebody has asked for them.
+    leaping: OnceLock<Vec<usize>>,
     entries: Memo<Result<Arc<Site>, Refusal>>,
     exits: Memo<Exits>,
 }
@@ -102,6 +104,7 @@ impl Image {
             padding,
             parts,
             imports: OnceLock::new(),
+            leaping: OnceLock::new(),
             entries: Memo::default(),
             exits: Memo::default(),
         }
@@ -223,7 +226,8 @@ impl Image {
 
     /// All functions that do.
     pub fn leaping(&self) -> impl Iterator<Item = &Function> {
-        leap::all(self)
+        let found = self.leaping.get_or_init(|| leap::all(self));
+        found.iter().filter_map(|number| self.functions().get(*number))
     }
 
     /// The control flow of a function: blocks, edges and points.

@@ -13,9 +13,10 @@ const BETWEEN_MAX: usize = 4;
 /// Longest encoding of such a jump.
 const JUMP_MAX: u64 = 8;
 
-/// The functions that end with one, and have no other way out.
-pub(crate) fn all(image: &Image) -> impl Iterator<Item = &Function> {
-    image.functions().iter().filter(|f| may_leap(image, f) && leaps(image, f))
+/// The numbers of the functions that end with one, and have no other way out.
+pub(crate) fn all(image: &Image) -> Vec<usize> {
+    let functions = image.functions().iter().enumerate();
+    functions.filter(|(_, f)| may_leap(image, f) && leaps(image, f)).map(|(number, _)| number).collect()
 }
 
 /// Whether a function can end with a jump through a register or memory (`ff /4`): most need not be decoded.

@@ -105,6 +105,12 @@ impl Block {
         self.bytes.get(offset(from)..offset(until)).unwrap_or_default()
     }
 
+    /// The bytes from an address of the block on.
+    pub fn rest_from(&mut self, from: u64) -> &mut [u8] {
+        let offset = usize::try_from(from.wrapping_sub(self.at)).unwrap_or(usize::MAX);
+        self.bytes.get_mut(offset..).unwrap_or_default()
+    }
+
     /// What the dearest path through the code between two addresses costs, from its beginning.
     pub fn cost(&self, from: u64, until: u64) -> Cost {
         let code = self.stretch(from, until);
@@ -191,20 +197,23 @@ impl Block {
 
     /// The instructions from `from` on that can be left at once, and the stretches that cannot.
     pub fn exits(&self, from: u64, until: u64) -> (Vec<PcMove>, Vec<AvmaRange>) {
-        let mut moves = Vec::with_capacity(self.backs.len());
+        let index = |at: u64| self.backs.partition_point(|(offset, _)| self.at + u64::from(*offset) < at);
+        let (first, last) = (index(from), index(until.max(from)));
+        let backs = self.backs.get(first..last).unwrap_or_default();
+        // most code has none of the one or one of the other: there are many points, and they are kept
+        let mut moves = Vec::with_capacity(backs.iter().filter(|(_, back)| matches!(back, Back::To(_))).count());
         let mut step_out: Vec<AvmaRange> = Vec::new();
-        for (i, &(offset, back)) in self.backs.iter().enumerate() {
+        for (i, &(offset, back)) in (first..).zip(backs) {
             let start = self.at + u64::from(offset);
-            if start < from || start >= until {
-                continue;
-            }
-            let end = self.backs.get(i + 1).map_or(self.here(), |&(next, _)| self.at + u64::from(next));
             match back {
                 Back::To(to) => moves.push(PcMove { from: Avma(start), to: Avma(to) }),
-                Back::StepOut => match step_out.last_mut() {
-                    Some(last) if last.end.0 == start => last.end = Avma(end),
-                    _ => step_out.push(Avma(start)..Avma(end)),
-                },
+                Back::StepOut => {
+                    let end = self.backs.get(i + 1).map_or(self.here(), |&(next, _)| self.at + u64::from(next));
+                    match step_out.last_mut() {
+                        Some(last) if last.end.0 == start => last.end = Avma(end),
+                        _ => step_out.push(Avma(start)..Avma(end)),
+                    }
+                }
             }
         }
         (moves, step_out)

@@ -83,7 +83,7 @@ struct Design<'a> {
     frame: Frame,
     save: Save,
     slow: Option<u64>,
-    minis: &'a [Compiled],
+    minis: &'a [Compiled<'a>],
 }
 
 /// What the base trampoline keeps on the stack.
@@ -163,13 +163,12 @@ impl<'a> Builder<'a> {
         let layout = loop {
             self.block.restart(at);
             let layout = self.emit(&design)?;
-            let fields: Vec<(u64, u64)> = layout.live_fields().map(|(f, len)| (f - at, len)).collect();
             let begins = self.align.then(|| {
                 let mut branches = Branches::default();
                 branches.add(&self.block, layout.base, layout.tail_end);
                 branches.best_start(at, layout.base)
             });
-            let fits = |place: &u64| !fields.iter().any(|&(f, len)| straddles(place + f, len));
+            let fits = |place: &u64| !layout.live_fields().any(|(field, len)| straddles(place + (field - at), len));
             let best = |place: &u64| begins.is_none_or(|begins| place % WINDOW == begins) && fits(place);
             // so many fields may lie in long code that none of a page's places is the best, or right at all
             let somewhere = |right: &dyn Fn(&u64) -> bool| (0..PAGE).any(|place| right(&place));
@@ -394,14 +393,17 @@ impl<'a> Builder<'a> {
     ) -> Result<WovenPoint, EmitError> {
         let reach = |bytes: Option<[u8; 5]>| bytes.ok_or(EmitError::OutOfReach);
         let block = &self.block;
-        let mut writes = Vec::with_capacity(1);
-        let mut removed_moves = Vec::new();
+        let (mut removed_moves, mut step_out) = block.exits(block.at, layout.own_end);
         let (offset, springboard) = head.form.write(head.at, layout.base).ok_or(EmitError::OutOfReach)?;
         let old = request.site.bytes.get(offset as usize..).unwrap_or_default();
-        match head.host {
+        let writes = &mut self.plan.text;
+        if let Some(host) = head.host {
             // not part of the removal, which takes the host's code away as well
-            Some(host) => self.plan.text.push(text_write(head.at, &host.bytes, &springboard)),
-            None => writes.push(text_write(head.at + offset, old, &springboard)),
+            writes.push(text_write(head.at, &host.bytes, &springboard));
+        }
+        let first_write = writes.len();
+        if head.host.is_none() {
+            writes.push(text_write(head.at + offset, old, &springboard));
         }
         if let Form::Short(island) = head.form {
             writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.base))?));
@@ -429,15 +431,13 @@ impl<'a> Builder<'a> {
                 }
             }
         }
-        let (moves, mut step_out) = block.exits(block.at, layout.own_end);
+        let text = writes.iter().skip(first_write).map(TextWrite::inverse).collect();
         step_out.extend(slow);
-        removed_moves.extend(&moves);
         // A thread between two displaced instructions goes on in their copies; one before the first takes the springboard. Where the function's
         // own branches lead it may have come by one: what has arrived before the snippets is not theirs, and goes on behind them.
         let looped = design.springboard_first && !request.site.back_branches.is_empty();
         let own = (!looped).then_some(head.at);
-        let stretches = detours.iter().filter_map(Detour::first).chain(own).collect::<Vec<_>>();
-        let first = |m: &PcMove| stretches.contains(&m.from.0);
+        let first = |m: &PcMove| detours.iter().filter_map(Detour::first).chain(own).any(|at| at == m.from.0);
         if head.host.is_none() {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
             let marker = looped && head.begins(request.site.kind, head.function) && head.function != head.at;
@@ -450,12 +450,8 @@ impl<'a> Builder<'a> {
             (Holds::Count(counter), [only]) => vec![WovenMini::in_slot(only.id, counter, layout.slot.cost())],
             _ => chain.collect(),
         };
-        let removal = RemovalRecord {
-            text: writes.iter().map(TextWrite::inverse).collect(),
-            moves: removed_moves,
-            step_out,
-            code: Avma(block.at)..Avma(layout.own_end),
-        };
+        let removal =
+            RemovalRecord { text, moves: removed_moves, step_out, code: Avma(block.at)..Avma(layout.own_end) };
         let inner = |(displaced, copy, next_at): &(Displaced, u64, u64)| {
             let offset = usize::try_from(copy - block.at).ok()?;
             let bytes = *block.bytes.get(offset..)?.first_chunk()?;
@@ -494,7 +490,6 @@ impl<'a> Builder<'a> {
             cleared: detours.iter().filter(|d| d.clears()).filter_map(Detour::first).map(Avma).collect(),
             removal,
         };
-        self.plan.text.append(&mut writes);
         Ok(point)
     }
 }

@@ -73,7 +73,7 @@ pub fn add_mini(
 fn place(
     frame: &Frame,
     arena: &Arena,
-    pieces: &[(u64, Compiled)],
+    pieces: &[(u64, Compiled<'_>)],
     next: u64,
     block: &mut Block,
 ) -> Result<Vec<Parts>, CodegenError> {
@@ -101,7 +101,7 @@ fn place(
 fn chain(
     frame: &Frame,
     arena: &Arena,
-    pieces: &[(u64, Compiled)],
+    pieces: &[(u64, Compiled<'_>)],
     next: u64,
     block: &mut Block,
 ) -> Result<Vec<Parts>, EmitError> {

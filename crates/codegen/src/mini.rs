@@ -1,6 +1,7 @@
 //! Mini trampolines: one snippet's code at one point, and the jump to the next.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet, Stmt, ThreadIdentity, WallClock};
@@ -14,7 +15,7 @@ use crate::reading;
 use crate::routine::{self, Routine};
 use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::snippet::{self, Access, Code};
-use crate::template::Templates;
+use crate::template::{Bound, Templates};
 use crate::weave::RemovalRecord;
 
 /// What to do at a point.
@@ -78,7 +79,7 @@ impl WovenMini {
     pub(crate) fn in_chain(
         env: &Environment,
         id: u64,
-        compiled: &Compiled,
+        compiled: &Compiled<'_>,
         parts: &Parts,
         inline: bool,
         block: &Block,
@@ -136,36 +137,85 @@ impl Frame {
 }
 
 /// A snippet's code, independent of its address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Compiled {
+#[derive(Clone, Debug)]
+pub(crate) enum Compiled<'a> {
     /// One increment of the counter at this displacement.
     Count(u32),
-    /// Code for this thread's shard and for shard 0; only the latter with locked counters.
-    Code { own: Option<Code>, shared: Code },
+    /// Code that others may share, and the counters that are to stand in it if it was written for others.
+    Code { codes: Arc<Codes>, bound: Option<Bound<'a>> },
+}
+
+/// Code for this thread's shard and for shard 0; only the latter with locked counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Codes {
+    own: Option<Code>,
+    shared: Code,
+}
+
+/// A part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// For the thread's own shard.
+    Own,
+    /// What of that runs only sometimes.
+    Cold,
+    /// For shard 0.
+    Shared,
+}
+
+impl Part {
+    pub const ALL: [Part; 3] = [Part::Own, Part::Cold, Part::Shared];
+}
+
+impl Codes {
+    pub fn part(&self, part: Part) -> Option<&Code> {
+        match part {
+            Part::Own => self.own.as_ref(),
+            Part::Cold => self.own.as_ref()?.cold.as_deref(),
+            Part::Shared => Some(&self.shared),
+        }
+    }
+
+    pub fn part_mut(&mut self, part: Part) -> Option<&mut Code> {
+        match part {
+            Part::Own => self.own.as_mut(),
+            Part::Cold => self.own.as_mut()?.cold.as_deref_mut(),
+            Part::Shared => Some(&mut self.shared),
+        }
+    }
 }
 
 /// Checks that a request makes sense at any point.
 pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), CodegenError> {
-    let counters = env.data.counters();
-    if let Some(&index) = request.counters.iter().find(|&&index| index >= counters) {
-        return Err(CodegenError::CounterOutOfRange { index, counters });
-    }
-    if env.cpu == CpuClock::None && request.snippet.reads(Clock::Cpu) {
+    check_snippet(env, request.snippet).and_then(|()| check_counters(env, request))
+}
+
+/// The same of its snippet, whatever counters it has.
+pub(crate) fn check_snippet(env: &Environment, snippet: &Snippet) -> Result<(), CodegenError> {
+    if env.cpu == CpuClock::None && snippet.reads(Clock::Cpu) {
         return Err(CodegenError::NoCpuClock);
     }
-    if env.loader.is_none() && request.snippet.stmts.contains(&Stmt::Await) {
+    if env.loader.is_none() && snippet.stmts.contains(&Stmt::Await) {
         return Err(CodegenError::NoLoader);
     }
-    if request.snippet.interferes() {
+    if snippet.interferes() {
         let why = match env.vectors {
             _ if env.identity == ThreadIdentity::Locked => Some("threads cannot be told apart"),
-            _ if request.snippet.calls().is_empty() => None,
+            _ if snippet.calls().is_empty() => None,
             Some(vectors) if vectors.is_sound() => None,
             _ => Some("the processor's state cannot be kept"),
         };
         why.map_or(Ok(()), |why| Err(CodegenError::NoCall { why }))?;
     }
-    reading::check(env, request.snippet)?;
+    reading::check(env, snippet)
+}
+
+/// The same of its counters.
+pub(crate) fn check_counters(env: &Environment, request: &MiniRequest<'_>) -> Result<(), CodegenError> {
+    let counters = env.data.counters();
+    if let Some(&index) = request.counters.iter().find(|&&index| index >= counters) {
+        return Err(CodegenError::CounterOutOfRange { index, counters });
+    }
     snippet::check(request.snippet, request.counters, counters)
 }
 
@@ -175,22 +225,21 @@ pub(crate) fn compile<'a>(
     frame: &Frame,
     request: &MiniRequest<'a>,
     templates: &mut Templates<'a>,
-) -> Result<Compiled, CodegenError> {
+) -> Result<Compiled<'a>, CodegenError> {
     match request.snippet.as_increment().and_then(|v| request.counters.get(v.0 as usize)) {
         Some(&index) => Ok(Compiled::Count(env.data.counter(index))),
-        None => templates.compile(env, frame, request),
+        None => {
+            let (codes, bound) = templates.compile(env, frame, request)?;
+            Ok(Compiled::Code { codes, bound })
+        }
     }
 }
 
 /// Compiles what is more than a count.
-pub(crate) fn compile_anew(
-    env: &Environment,
-    frame: &Frame,
-    request: &MiniRequest<'_>,
-) -> Result<Compiled, CodegenError> {
+pub(crate) fn compile_anew(env: &Environment, frame: &Frame, request: &MiniRequest<'_>) -> Result<Codes, CodegenError> {
     let code = |access| snippet::compile(request.snippet, request.counters, env, frame, access);
     let own = frame.private.map(|_| code(Access::Own)).transpose()?;
-    Ok(Compiled::Code { own, shared: code(Access::Shared)? })
+    Ok(Codes { own, shared: code(Access::Shared)? })
 }
 
 /// Where the parts of a mini trampoline lie.
@@ -204,7 +253,7 @@ pub(crate) struct Parts {
 
 impl Parts {
     /// What the code costs that this is about, without the links to it and to the next.
-    pub fn cost(&self, env: &Environment, code: &Compiled, block: &Block) -> Cost {
+    pub fn cost(&self, env: &Environment, code: &Compiled<'_>, block: &Block) -> Cost {
         let calls = |routine: Routine| match (routine, env.cpu) {
             (Routine::CpuTime, CpuClock::SystemCall) => 1,
             (Routine::Time, _) if env.wall == WallClock::SystemCall => 1,
@@ -212,13 +261,13 @@ impl Parts {
             (Routine::Usage, _) => 1,
             _ => 0,
         };
-        let exits: Vec<Routine> = code.usual().into_iter().flat_map(Code::routines).collect();
-        let system_calls = exits.iter().map(|routine| calls(*routine)).sum();
-        let of = |which| exits.iter().filter(move |routine| **routine == which);
+        let exits = || code.usual().into_iter().flat_map(Code::routines);
+        let system_calls = exits().map(calls).sum();
+        let of = |which| exits().filter(move |routine| *routine == which);
         let read: Cost = of(Routine::Event).map(|_| event::COST).sum();
         let asks = if let WallClock::Vdso(_) = env.wall { of(Routine::Time).count() as u32 } else { 0 };
         let called = of(Routine::Call).chain(of(Routine::Time));
-        let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routine::assemble(env, *r).ok()?))).sum();
+        let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routine::assemble(env, r).ok()?))).sum();
         let routines = Cost { system_calls, vdso: asks, ..called } + read;
         // what is written around the snippet's own code, and that
         let (own_bytes, own) =
@@ -227,7 +276,7 @@ impl Parts {
     }
 }
 
-impl Compiled {
+impl Compiled<'_> {
     /// The displacement of the counter, if this is a plain count.
     pub fn as_count(&self) -> Option<u32> {
         match self {
@@ -236,21 +285,38 @@ impl Compiled {
         }
     }
 
+    fn codes(&self) -> Option<&Codes> {
+        match self {
+            Compiled::Code { codes, .. } => Some(codes),
+            Compiled::Count(_) => None,
+        }
+    }
+
     /// The jumps to routines of all of it.
     fn exits(&self) -> impl Iterator<Item = Routine> {
-        let codes = match self {
-            Compiled::Code { own, shared } => [own.as_ref(), Some(shared)],
-            Compiled::Count(_) => [None, None],
-        };
-        codes.into_iter().flatten().flat_map(Code::routines)
+        let codes = self.codes().into_iter().flat_map(|codes| [codes.own.as_ref(), Some(&codes.shared)]);
+        codes.flatten().flat_map(Code::routines)
     }
 
     /// What runs in a thread that has what it needs, if it is more than a count.
     fn usual(&self) -> Option<&Code> {
-        match self {
-            Compiled::Code { own: Some(code), .. } | Compiled::Code { own: None, shared: code } => Some(code),
-            Compiled::Count(_) => None,
+        self.codes().map(|codes| codes.own.as_ref().unwrap_or(&codes.shared))
+    }
+
+    /// Writes a part, its counters and its jumps to routines set right.
+    fn put(&self, part: Part, arena: &Arena, block: &mut Block) -> Result<(), EmitError> {
+        let Compiled::Code { codes, bound } = self else { return Ok(()) };
+        let Some(code) = codes.part(part) else { return Ok(()) };
+        let start = block.here();
+        block.put_unit(&code.bytes);
+        if let Some(bound) = bound {
+            bound.write_over(part, block.rest_from(start));
         }
+        for (end, routine) in &code.exits {
+            let target = arena.routine(*routine).ok_or(EmitError::OutOfReach)?;
+            block.patch_relative(start + u64::from(*end) - 4, target.start.0)?;
+        }
+        Ok(())
     }
 
     /// Writes the shared routines that this code needs and the arena does not have yet.
@@ -271,28 +337,17 @@ impl Compiled {
     }
 }
 
-/// Writes compiled code, its jumps to routines set right.
-fn put(code: &Code, arena: &Arena, block: &mut Block) -> Result<(), EmitError> {
-    let start = block.here();
-    block.put_unit(&code.bytes);
-    for (end, routine) in &code.exits {
-        let target = arena.routine(*routine).ok_or(EmitError::OutOfReach)?;
-        block.patch_relative(start + u64::from(*end) - 4, target.start.0)?;
-    }
-    Ok(())
-}
-
 /// Writes a mini trampoline that goes on right behind itself; what lies aside is still to come.
-pub(crate) fn emit(frame: &Frame, arena: &Arena, code: &Compiled, block: &mut Block) -> Result<Parts, EmitError> {
+pub(crate) fn emit(frame: &Frame, arena: &Arena, code: &Compiled<'_>, block: &mut Block) -> Result<Parts, EmitError> {
     let (start, back) = (block.here(), frame.back());
     match (code, frame.private) {
         (Compiled::Count(counter), Some(_)) => block.put_absolute(&COUNT, *counter, back),
         (Compiled::Count(counter), None) => block.put_absolute(&LOCKED_COUNT, *counter, back),
-        (Compiled::Code { own: Some(own), .. }, Some(_)) => {
+        (Compiled::Code { .. }, Some(_)) => {
             block.put_relative(&MARKER, start, back)?;
-            put(own, arena, block)?;
+            code.put(Part::Own, arena, block)?;
         }
-        (Compiled::Code { shared, .. }, _) => put(shared, arena, block)?,
+        (Compiled::Code { .. }, None) => code.put(Part::Shared, arena, block)?,
     }
     let link = block.here();
     block.put(&LINK_NOP, back);
@@ -303,19 +358,19 @@ pub(crate) fn emit(frame: &Frame, arena: &Arena, code: &Compiled, block: &mut Bl
 pub(crate) fn emit_aside(
     frame: &Frame,
     arena: &Arena,
-    code: &Compiled,
+    code: &Compiled<'_>,
     parts: &mut Parts,
     block: &mut Block,
 ) -> Result<(), EmitError> {
-    let (Compiled::Code { own: Some(own), shared }, Some((r, walk))) = (code, frame.private) else { return Ok(()) };
+    let (Some(codes), Some((r, walk))) = (code.codes(), frame.private) else { return Ok(()) };
     let first = block.here();
-    put(shared, arena, block)?;
+    code.put(Part::Shared, arena, block)?;
     block.lea(r, parts.link, Back::StepOut)?;
     block.jmp(walk, Back::StepOut)?;
     block.patch_relative(parts.start + MARKER.len() as u64, first)?;
-    if let Some(cold) = &own.cold {
+    if codes.part(Part::Cold).is_some() {
         block.patch_relative(parts.link - 4, block.here())?;
-        put(cold, arena, block)?;
+        code.put(Part::Cold, arena, block)?;
         block.jmp(parts.link, Back::StepOut)?;
     }
     parts.aside = first..block.here();

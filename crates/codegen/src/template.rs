@@ -1,11 +1,13 @@
 //! Snippets that differ only in which counters they use are compiled once: code for other counters is that code with their places written
 //! over (copy-and-patch, Xu and Kjolstad, OOPSLA 2021). Which places these are is seen where code for shifted counters differs.
 
+use std::sync::Arc;
+
 use iced_x86::{ConstantOffsets, Decoder, DecoderOptions};
 use ingraft_model::Snippet;
 
 use crate::environment::{CodegenError, Environment};
-use crate::mini::{self, Compiled, Frame, MiniRequest, StackView};
+use crate::mini::{self, Codes, Frame, MiniRequest, Part, StackView};
 use crate::snippet::Code;
 
 /// As many are kept: a metric has a few for each kind of point.
@@ -21,7 +23,7 @@ pub(crate) struct Templates<'a>(Vec<Template<'a>>);
 struct Template<'a> {
     snippet: &'a Snippet,
     form: Form,
-    compiled: Compiled,
+    codes: Arc<Codes>,
     places: Places,
 }
 
@@ -31,7 +33,7 @@ enum Places {
     NotSought,
     /// They are not all fields of their own.
     None,
-    Known(Vec<Place>),
+    Known(Arc<[Place]>),
 }
 
 /// What code depends on at a point.
@@ -46,7 +48,7 @@ struct Form {
 /// A field of an instruction that holds the number of a counter, or its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
-    part: usize,
+    part: Part,
     at: usize,
     wide: bool,
     variable: usize,
@@ -56,47 +58,85 @@ struct Place {
     base: i64,
 }
 
+impl Place {
+    /// What it holds with these counters; none if it has no room for that.
+    fn value(&self, counters: &[u32]) -> Option<i64> {
+        let value = self.base + self.scale * i64::from(*counters.get(self.variable)?);
+        (self.wide || i32::try_from(value).is_ok()).then_some(value)
+    }
+}
+
+/// The counters that take the place of those of a template.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound<'a> {
+    places: Arc<[Place]>,
+    counters: &'a [u32],
+}
+
+impl<'a> Bound<'a> {
+    /// None if a place has no room for its counter.
+    fn new(places: &Arc<[Place]>, counters: &'a [u32]) -> Option<Self> {
+        let fits = places.iter().all(|place| place.value(counters).is_some());
+        fits.then(|| Bound { places: Arc::clone(places), counters })
+    }
+
+    /// Writes them over those in the code of a part.
+    pub fn write_over(&self, part: Part, code: &mut [u8]) {
+        for place in self.places.iter().filter(|place| place.part == part) {
+            let (Some(value), Some(field)) = (place.value(self.counters), code.get_mut(place.at..)) else { continue };
+            let bytes = value.to_le_bytes();
+            let len = if place.wide { 8 } else { 4 };
+            field.iter_mut().zip(bytes).take(len).for_each(|(field, byte)| *field = byte);
+        }
+    }
+}
+
 impl<'a> Templates<'a> {
-    /// Code for a request that is more than a count.
+    /// Code for a request that is more than a count, and what is written over it.
     pub fn compile(
         &mut self,
         env: &Environment,
         frame: &Frame,
         request: &MiniRequest<'a>,
-    ) -> Result<Compiled, CodegenError> {
+    ) -> Result<(Arc<Codes>, Option<Bound<'a>>), CodegenError> {
         let form = Form {
             stack: frame.stack,
             private: frame.private.is_some(),
             rax_free: frame.rax_free,
             pushed: frame.pushed,
         };
-        let anew = |counters: &[u32]| mini::compile_anew(env, frame, &MiniRequest { counters, ..*request });
+        let anew = |counters: &[u32]| {
+            mini::compile_anew(env, frame, &MiniRequest { id: request.id, snippet: request.snippet, counters })
+        };
         let same = |other: &Snippet| std::ptr::eq(other, request.snippet) || other == request.snippet;
         let known = self.0.iter_mut().rev().find(|t| t.form == form && same(t.snippet));
         let Some(template) = known else {
-            let compiled = anew(request.counters)?;
+            let codes = Arc::new(anew(request.counters)?);
             if self.0.len() == KEPT {
                 self.0.remove(0);
             }
             let (snippet, places) = (request.snippet, Places::NotSought);
-            self.0.push(Template { snippet, form, compiled: compiled.clone(), places });
-            return Ok(compiled);
+            self.0.push(Template { snippet, form, codes: Arc::clone(&codes), places });
+            return Ok((codes, None));
         };
         if let Places::NotSought = template.places {
-            template.compiled = anew(request.counters)?;
+            template.codes = Arc::new(anew(request.counters)?);
             let shifted: Vec<u32> = (0..).zip(request.counters).map(|(v, c)| c.wrapping_add(shift(v))).collect();
             let other = Some(&shifted).filter(|c| c.len() <= VARIABLES_MAX).and_then(|c| anew(c).ok());
             let places = other.and_then(|other| {
-                let places = places(&template.compiled, &other, request.counters)?;
-                (with(&template.compiled, &places, &shifted)? == other).then_some(places)
+                let places = places(&template.codes, &other, request.counters)?.into();
+                (with(&template.codes, &Bound::new(&places, &shifted)?) == other).then_some(places)
             });
             template.places = places.map_or(Places::None, Places::Known);
         }
-        let copy = match &template.places {
-            Places::Known(places) => with(&template.compiled, places, request.counters),
+        let bound = match &template.places {
+            Places::Known(places) => Bound::new(places, request.counters),
             Places::NotSought | Places::None => None,
         };
-        copy.map_or_else(|| anew(request.counters), Ok)
+        match bound {
+            Some(bound) => Ok((Arc::clone(&template.codes), Some(bound))),
+            None => Ok((Arc::new(anew(request.counters)?), None)),
+        }
     }
 }
 
@@ -106,30 +146,11 @@ fn shift(variable: u32) -> u32 {
     2 * variable + 1
 }
 
-fn parts(compiled: &Compiled) -> [Option<&Code>; 3] {
-    match compiled {
-        Compiled::Code { own, shared } => {
-            let cold = own.as_ref().and_then(|own| own.cold.as_deref());
-            [own.as_ref(), cold, Some(shared)]
-        }
-        Compiled::Count(_) => [None; 3],
-    }
-}
-
-fn bytes_of(compiled: &mut Compiled, part: usize) -> Option<&mut Vec<u8>> {
-    let Compiled::Code { own, shared } = compiled else { return None };
-    match part {
-        0 => own.as_mut().map(|own| &mut own.bytes),
-        1 => own.as_mut().and_then(|own| own.cold.as_deref_mut()).map(|cold| &mut cold.bytes),
-        _ => Some(&mut shared.bytes),
-    }
-}
-
 /// Where code depends on its counters, seen by what it would be with shifted ones; none if it differs in anything else.
-fn places(one: &Compiled, other: &Compiled, counters: &[u32]) -> Option<Vec<Place>> {
+fn places(one: &Codes, other: &Codes, counters: &[u32]) -> Option<Vec<Place>> {
     let mut places = Vec::new();
-    for (part, (one, other)) in parts(one).into_iter().zip(parts(other)).enumerate() {
-        let (Some(one), Some(other)) = (one, other) else { continue };
+    for part in Part::ALL {
+        let (Some(one), Some(other)) = (one.part(part), other.part(part)) else { continue };
         let mut decoders = [one, other].map(|code| Decoder::new(64, &code.bytes, DecoderOptions::NONE));
         while decoders.iter().all(|d| d.can_decode()) {
             let at = decoders[0].position();
@@ -171,19 +192,15 @@ fn number(bytes: &[u8]) -> Option<i64> {
     })
 }
 
-/// The same for other counters; none if a value does not fit its place.
-fn with(compiled: &Compiled, places: &[Place], counters: &[u32]) -> Option<Compiled> {
-    let mut copy = compiled.clone();
-    for place in places {
-        let value = place.base + place.scale * i64::from(*counters.get(place.variable)?);
-        let bytes = bytes_of(&mut copy, place.part)?.get_mut(place.at..)?;
-        if place.wide {
-            *bytes.first_chunk_mut()? = value.to_le_bytes();
-        } else {
-            *bytes.first_chunk_mut()? = i32::try_from(value).ok()?.to_le_bytes();
+/// The same for other counters.
+fn with(codes: &Codes, bound: &Bound<'_>) -> Codes {
+    let mut copy = codes.clone();
+    for part in Part::ALL {
+        if let Some(code) = copy.part_mut(part) {
+            bound.write_over(part, &mut code.bytes);
         }
     }
-    Some(copy)
+    copy
 }
 
 #[cfg(test)]
@@ -240,7 +257,8 @@ mod tests {
             for (n, counters) in bound.iter().enumerate() {
                 let request = MiniRequest { id: 1, snippet: &snippet, counters };
                 for frame in [frame(0), frame(2)] {
-                    let code = templates.compile(&env, &frame, &request).unwrap();
+                    let (code, bound) = templates.compile(&env, &frame, &request).unwrap();
+                    let code = bound.map_or_else(|| Codes::clone(&code), |bound| with(&code, &bound));
                     assert_eq!(code, mini::compile_anew(&env, &frame, &request).unwrap(), "{snippet} {counters:?}");
                 }
                 let known = templates.0.iter().all(|t| matches!(t.places, Places::Known(_)));

@@ -1,7 +1,7 @@
 //! Points: from facts about their places to a plan that weaves them, and to what undoes it.
 
 use ingraft_model::{Avma, AvmaRange, Bias, Gpr, PatchPlan, PcMove, PointKind, Refusal, Site, TextWrite};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::arena::Arena;
 use crate::block::{Back, EmitError, displacement, text_write};
@@ -192,7 +192,14 @@ pub fn weave_points_on<'a>(
     requests: &[PointRequest<'a>],
 ) -> Result<Weave, CodegenError> {
     env.check()?;
-    requests.iter().flat_map(|r| r.minis).try_for_each(|m| mini::check(env, m))?;
+    let mut known = FxHashSet::default();
+    requests.iter().flat_map(|r| r.minis).try_for_each(|m| {
+        // many are of one snippet
+        if known.insert(std::ptr::from_ref(m.snippet)) {
+            mini::check_snippet(env, m.snippet)?;
+        }
+        mini::check_counters(env, m)
+    })?;
     arena.lacked_room = false;
     let mut weaver = Weaver { text, builder: Builder::new(env, arena, requests.len() <= ALIGN_MAX) };
     let choices = choose::choose(env, weaver.text, requests);

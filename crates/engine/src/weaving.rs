@@ -234,6 +234,7 @@ impl Woven {
     /// there; added up over the points, with their number.
     pub fn costs(&self) -> FxHashMap<u32, (Cost, u32)> {
         let mut costs: FxHashMap<u32, (Cost, u32)> = FxHashMap::default();
+        costs.reserve(self.points.len());
         for point in self.points.values() {
             let settling = point.woven.minis.iter().find(|m| m.id == SETTLE).map(|m| m.cost);
             for (woven, mini) in point.woven.minis.iter().zip(&point.minis) {

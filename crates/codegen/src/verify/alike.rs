@@ -7,10 +7,9 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use iced_x86::{Code, Instruction, OpKind, Register};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, OpKind, Register};
 use rustc_hash::FxHashMap;
 
-use super::memory::decode;
 use super::walk::Facts;
 
 /// Most pieces of code of one shape that are known: among more, looking for one costs what it saves.
@@ -26,6 +25,7 @@ const MAIN: usize = 1;
 /// Code that was executed.
 pub(super) struct Known {
     parts: Box<[Part]>,
+    /// In the order of their addresses.
     runs: Vec<Run>,
 }
 
@@ -36,15 +36,39 @@ struct Run {
     offset: u64,
     bytes: Vec<u8>,
     steps: Vec<Step>,
+    /// What in the bytes may be different elsewhere, in order.
+    fields: Vec<Field>,
 }
 
-/// An instruction, as it is in the known code.
+/// An instruction.
 struct Step {
-    instruction: Instruction,
-    /// Whether the same bytes mean the same: it leads nowhere out of its part.
-    rigid: bool,
+    /// Bytes from the run's beginning.
+    offset: u64,
     /// Whether a thread that stands on it has changed nothing that is live.
     harmless: bool,
+}
+
+/// The constant of an instruction, its last bytes or those before another one: what else is in an instruction decides what it is.
+struct Field {
+    /// Bytes from the run's beginning.
+    at: usize,
+    len: usize,
+    means: Means,
+}
+
+/// What execution asks of a constant.
+enum Means {
+    Nothing,
+    /// That it is a counter's place.
+    Counter,
+    /// That it is not the address of a function that may be called.
+    NoCallee,
+    /// Where it leads, counted from behind its instruction: into a part, or elsewhere.
+    Leads {
+        behind: u64,
+        part: Option<(usize, u64)>,
+        to: u64,
+    },
 }
 
 /// All that was executed so far, on any processor, by shape: what must be the same before instructions are compared.
@@ -62,9 +86,9 @@ impl Executed {
         all.iter().find(|known| known.is_like(facts, parts)).map(Arc::clone)
     }
 
-    /// Notes what was executed: where instructions begin, and whether each is harmless. Nothing if one is outside of the parts.
+    /// Notes what was executed: where instructions begin, and whether each is harmless. Nothing if one is outside of the parts, or cannot be told from others
+    /// by its bytes.
     pub fn keep(&self, facts: &Facts<'_>, shape: &[u64], parts: &[Part], mut visited: Vec<(u64, bool)>) {
-        let memory = facts.memory();
         let is_full = |all: &Vec<Arc<Known>>| all.len() >= KNOWN_MAX;
         let executed = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if !is_ordered(parts) || executed.get(shape).is_some_and(is_full) {
@@ -72,27 +96,7 @@ impl Executed {
         }
         drop(executed);
         visited.sort_unstable();
-        let mut known = Known { parts: parts.into(), runs: Vec::new() };
-        for (at, harmless) in visited {
-            let Ok(instruction) = memory.decode(at) else { return };
-            let end = instruction.next_ip();
-            let inside = |(from, until): &Part| *from <= at && end <= *until;
-            let Some((part, (from, _))) = parts.iter().enumerate().find(|(_, part)| inside(part)) else { return };
-            let Some(bytes) = memory.bytes(at).and_then(|bytes| bytes.get(..instruction.len())) else { return };
-            let leads = |to: u64| known.place(to).is_some_and(|(to, _)| to == part);
-            let rigid = match Leads::of(&instruction) {
-                Leads::Nowhere => true,
-                Leads::To(to) => leads(to),
-            };
-            let step = Step { instruction, rigid, harmless };
-            match known.runs.last_mut() {
-                Some(run) if run.part == part && from + run.offset + run.bytes.len() as u64 == at => {
-                    run.bytes.extend_from_slice(bytes);
-                    run.steps.push(step);
-                }
-                _ => known.runs.push(Run { part, offset: at - from, bytes: bytes.to_vec(), steps: vec![step] }),
-            }
-        }
+        let Some(known) = Known::new(facts, parts, &visited) else { return };
         let mut executed = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let all = executed.entry(shape.into()).or_default();
         // another processor may have been faster
@@ -107,37 +111,89 @@ fn is_ordered(parts: &[Part]) -> bool {
     parts.iter().all(|(from, until)| from <= until) && parts.windows(2).all(|two| two[0].1 <= two[1].0)
 }
 
-/// An address that an instruction has by its own place.
-enum Leads {
-    Nowhere,
-    To(u64),
-}
-
-impl Leads {
-    fn of(i: &Instruction) -> Self {
-        if i.is_jmp_short_or_near() || i.is_jcc_short_or_near() {
-            Leads::To(i.near_branch_target())
-        } else if i.is_ip_rel_memory_operand() {
-            Leads::To(i.ip_rel_memory_address())
-        } else {
-            Leads::Nowhere
-        }
-    }
-}
-
 impl Known {
+    fn new(facts: &Facts<'_>, parts: &[Part], visited: &[(u64, bool)]) -> Option<Self> {
+        let mut known = Known { parts: parts.into(), runs: Vec::new() };
+        for &(at, harmless) in visited {
+            let bytes = facts.memory().bytes(at)?;
+            let mut decoder = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE);
+            let instruction = decoder.decode();
+            let bytes = bytes.get(..instruction.len())?;
+            let inside = |(from, until): &Part| *from <= at && instruction.next_ip() <= *until;
+            let (part, (from, _)) = parts.iter().enumerate().find(|(_, part)| inside(part))?;
+            let goes_on = |run: &Run| run.part == part && from + run.offset + run.bytes.len() as u64 == at;
+            if !known.runs.last().is_some_and(goes_on) {
+                let (bytes, steps, fields) = (Vec::new(), Vec::new(), Vec::new());
+                known.runs.push(Run { part, offset: at - from, bytes, steps, fields });
+            }
+            let constants = decoder.get_constant_offsets(&instruction);
+            let displacement = (constants.displacement_offset(), constants.displacement_size());
+            let immediate = (constants.immediate_offset(), constants.immediate_size());
+            let means = known.means(facts, &instruction, part)?;
+            let run = known.runs.last_mut()?;
+            let offset = run.bytes.len();
+            run.steps.push(Step { offset: offset as u64, harmless });
+            run.bytes.extend_from_slice(bytes);
+            for ((at, len), means) in [displacement, immediate].into_iter().zip(means) {
+                match means {
+                    Some(Means::Leads { .. }) if !matches!(len, 1 | 4) => return None,
+                    Some(mut means) if len > 0 => {
+                        if let Means::Leads { behind, .. } = &mut means {
+                            *behind = run.bytes.len() as u64;
+                        }
+                        run.fields.push(Field { at: offset + at, len, means });
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Some(known)
+    }
+
+    /// What execution asks of the displacement and the immediate value of an instruction in a part; nothing if they have to be what they are.
+    /// None if what it leads to is used in a way of which nothing is known here.
+    fn means(&self, facts: &Facts<'_>, i: &Instruction, own: usize) -> Option<[Option<Means>; 2]> {
+        let branches = i.is_jmp_short_or_near() || i.is_jcc_short_or_near();
+        if branches || i.is_ip_rel_memory_operand() {
+            let to = if branches { i.near_branch_target() } else { i.ip_rel_memory_address() };
+            let part = self.place(to);
+            // the same bytes lead to the same place of the part
+            if part.is_some_and(|(part, _)| part == own) {
+                return Some([None, None]);
+            }
+            let leads = Some(Means::Leads { behind: 0, part, to });
+            return match i.code() {
+                _ if branches => Some([None, leads]),
+                Code::Lea_r64_m => Some([leads, None]),
+                _ => None,
+            };
+        }
+        Some(match i.code() {
+            Code::Nop_rm32 | Code::Nop_rm16 => [Some(Means::Nothing), None],
+            Code::Mov_r32_imm32 => {
+                let is_name = !facts.may_call(u64::from(i.immediate32()));
+                [None, is_name.then_some(Means::NoCallee)]
+            }
+            code => {
+                let is_name = matches!(code, Code::Mov_rm32_imm32 | Code::Cmp_rm32_imm32);
+                [is_counter(facts, i).then_some(Means::Counter), (is_name && accesses(i)).then_some(Means::Nothing)]
+            }
+        })
+    }
+
     /// How many instructions it has.
     pub fn len(&self) -> usize {
         self.runs.iter().map(|run| run.steps.len()).sum()
     }
 
-    /// Its instructions in code at `parts`, and whether each is harmless.
-    pub fn instructions(&self, parts: &[Part]) -> impl Iterator<Item = (u64, bool)> {
-        self.runs.iter().flat_map(|run| {
-            let start = run.start(parts);
-            let first = run.steps.first().map_or(0, |step| step.instruction.ip());
-            run.steps.iter().map(move |step| (start + (step.instruction.ip() - first), step.harmless))
-        })
+    /// Its instructions in a range of the code at `parts`, and whether each is harmless.
+    pub fn instructions(&self, parts: &[Part], range: std::ops::Range<u64>) -> impl Iterator<Item = (u64, bool)> {
+        let here = self.runs.iter().map(|run| (run.start(parts), run));
+        let last = range.end;
+        let here = here.filter(move |(start, run)| *start < last && start + run.bytes.len() as u64 > range.start);
+        let steps =
+            here.flat_map(|(start, run)| run.steps.iter().map(move |step| (start + step.offset, step.harmless)));
+        steps.filter(move |(at, _)| range.contains(at))
     }
 
     /// If instructions begin at an address of code at `parts` that lie there without a gap: their end and number.
@@ -148,27 +204,7 @@ impl Known {
 
     /// Whether execution cannot tell the code at `parts` from it.
     fn is_like(&self, facts: &Facts<'_>, parts: &[Part]) -> bool {
-        parts.len() == self.parts.len() && self.runs.iter().all(|run| self.is_run(facts, run, parts))
-    }
-
-    fn is_run(&self, facts: &Facts<'_>, run: &Run, parts: &[Part]) -> bool {
-        let mut at = run.start(parts);
-        let Some(mut own) = facts.memory().bytes(at) else { return false };
-        let mut known = run.bytes.as_slice();
-        for step in &run.steps {
-            let len = step.instruction.len();
-            let (Some((one, rest)), Some((other, others))) = (own.split_at_checked(len), known.split_at_checked(len))
-            else {
-                return false;
-            };
-            let same = step.rigid && one == other
-                || decode(own, at).is_ok_and(|own| self.same(facts, &step.instruction, &own, parts));
-            if !same {
-                return false;
-            }
-            (own, known, at) = (rest, others, at + len as u64);
-        }
-        true
+        parts.len() == self.parts.len() && self.runs.iter().all(|run| run.is_like(facts, parts) == Some(true))
     }
 
     /// The part in which an address is, and how far; the tail belongs to the code that leads to it.
@@ -177,38 +213,6 @@ impl Known {
         let part = tail.or_else(|| self.parts.iter().position(|(from, until)| (*from..*until).contains(&at)))?;
         Some((part, at - self.parts.get(part)?.0))
     }
-
-    /// Where an address of this code is in the code at `parts`; elsewhere it stays what it is.
-    fn moved(&self, at: u64, parts: &[Part]) -> u64 {
-        self.place(at).and_then(|(part, offset)| Some(parts.get(part)?.0 + offset)).unwrap_or(at)
-    }
-
-    /// Whether execution cannot tell the instructions apart.
-    fn same(&self, facts: &Facts<'_>, known: &Instruction, own: &Instruction, parts: &[Part]) -> bool {
-        if known.code() != own.code() || known.len() != own.len() {
-            return false;
-        }
-        match (Leads::of(known), Leads::of(own)) {
-            (Leads::To(known_to), Leads::To(to)) => {
-                let form = !own.is_ip_rel_memory_operand()
-                    || own.code() == Code::Lea_r64_m && own.op0_register() == known.op0_register();
-                return form && self.moved(known_to, parts) == to;
-            }
-            (Leads::Nowhere, Leads::Nowhere) => {}
-            _ => return false,
-        }
-        if matches!(own.code(), Code::Nop_rm32 | Code::Nop_rm16) || own == known {
-            return true;
-        }
-        let mut expected = *known;
-        if is_counter(facts, known) && is_counter(facts, own) {
-            expected.set_memory_displacement64(own.memory_displacement64());
-        }
-        if is_name(facts, known) && is_name(facts, own) {
-            expected.set_immediate32(own.immediate32());
-        }
-        expected == *own
-    }
 }
 
 impl Run {
@@ -216,25 +220,64 @@ impl Run {
     fn start(&self, parts: &[Part]) -> u64 {
         parts.get(self.part).map_or(u64::MAX, |(from, _)| from + self.offset)
     }
+
+    /// Whether execution cannot tell the code at `parts` from it; none if there is not as much.
+    fn is_like(&self, facts: &Facts<'_>, parts: &[Part]) -> Option<bool> {
+        let start = self.start(parts);
+        let own = facts.memory().bytes(start)?.get(..self.bytes.len())?;
+        let mut same_from = 0;
+        for field in &self.fields {
+            let end = field.at + field.len;
+            let right = own.get(same_from..field.at)? == self.bytes.get(same_from..field.at)?
+                && field.means.is_met(facts, parts, start, number(own.get(field.at..end)?)?);
+            if !right {
+                return Some(false);
+            }
+            same_from = end;
+        }
+        Some(own.get(same_from..)? == self.bytes.get(same_from..)?)
+    }
+}
+
+impl Means {
+    /// Whether it may be that number in a run at `start` of code at `parts`.
+    fn is_met(&self, facts: &Facts<'_>, parts: &[Part], start: u64, number: i64) -> bool {
+        match self {
+            Means::Nothing => true,
+            Means::Counter => is_place_of_counter(facts, number.cast_unsigned()),
+            Means::NoCallee => !facts.may_call(u64::from(number as u32)),
+            Means::Leads { behind, part, to } => {
+                let moved = part.map_or(Some(*to), |(part, offset)| Some(parts.get(part)?.0 + offset));
+                moved == Some((start + behind).wrapping_add_signed(number))
+            }
+        }
+    }
+}
+
+/// A little-endian number, as instructions read it.
+fn number(bytes: &[u8]) -> Option<i64> {
+    Some(match bytes {
+        [a] => i64::from(a.cast_signed()),
+        [a, b, c, d] => i64::from(i32::from_le_bytes([*a, *b, *c, *d])),
+        _ => i64::from_le_bytes(*bytes.first_chunk()?),
+    })
+}
+
+fn accesses(i: &Instruction) -> bool {
+    i.op_kinds().any(|kind| kind == OpKind::Memory)
 }
 
 /// Whether its operand in memory is one counter, of a thread's shard or of shard 0.
 fn is_counter(facts: &Facts<'_>, i: &Instruction) -> bool {
-    let data = &facts.env().data;
-    let place = i.memory_displacement64();
-    i.op_kinds().any(|kind| kind == OpKind::Memory)
+    accesses(i)
         && matches!(i.memory_segment(), Register::GS | Register::DS)
         && i.memory_base() == Register::None
         && i.memory_index() == Register::None
-        && (u64::from(data.counter(0))..u64::from(data.displacement(data.records()))).contains(&place)
-        && place % 8 == data.base.0 % 8
+        && is_place_of_counter(facts, i.memory_displacement64())
 }
 
-/// Whether it compares, stores or loads a number that is no address which execution would know.
-fn is_name(facts: &Facts<'_>, i: &Instruction) -> bool {
-    match i.code() {
-        Code::Mov_rm32_imm32 | Code::Cmp_rm32_imm32 => i.op0_kind() == OpKind::Memory,
-        Code::Mov_r32_imm32 => !facts.may_call(u64::from(i.immediate32())),
-        _ => false,
-    }
+fn is_place_of_counter(facts: &Facts<'_>, place: u64) -> bool {
+    let data = &facts.env().data;
+    (u64::from(data.counter(0))..u64::from(data.displacement(data.records()))).contains(&place)
+        && place % 8 == data.base.0 % 8
 }

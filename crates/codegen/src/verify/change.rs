@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 
 use super::memory::Memory;
 use super::walk::{Facts, Walk};
-use super::{Flaw, VerifyError, check_writes, fail, prove_routines};
+use super::{Flaw, VerifyError, check_writes, fail, prove_routines, ways_out};
 use crate::arena::Arena;
 use crate::block::{LINK, link_target};
 use crate::environment::Environment;
@@ -141,14 +141,11 @@ pub fn verify_added(
         }
         walk.tile(&code.range)?;
         walk.all_tiled()?;
-        for (address, harmless) in walk.visited(&code.range) {
-            let harmless = after.pushed == 0 && harmless;
-            match mini.removal.moves.iter().find(|m| m.from.0 == address) {
-                Some(m) if Some(m.to) == after.resume && harmless => {}
-                Some(_) => return fail(address, Flaw::BadMove),
-                None if mini.removal.step_out.iter().any(|r| r.start.0 <= address && address < r.end.0) => {}
-                None => return fail(address, Flaw::BadMove),
-            }
+        let home = after.resume.filter(|_| after.pushed == 0);
+        let allowed = |_, harmless: Option<bool>| home.filter(|_| harmless == Some(true));
+        let used = ways_out(&mini.removal, walk.visited(&code.range), allowed)?;
+        if used != mini.removal.moves.len() {
+            return fail(code.start.0, Flaw::BadMove);
         }
         // it lies for itself
         if mini.removal.code != code.range || code.range.start != code.start {

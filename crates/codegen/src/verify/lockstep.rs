@@ -33,8 +33,7 @@ pub(super) fn run(
     let mut step = Step { walk, pairs, copy };
     let mut at = at;
     loop {
-        let next = step.peek()?;
-        if at != begin && next.code() == Code::Jmp_rel32_64 && next.near_branch_target() == at {
+        if at != begin && step.leads_to(at)? {
             step.part(at, at, Some(at))?;
             return Ok(Some(at));
         }
@@ -133,6 +132,12 @@ struct Step<'a, 'w> {
 impl Step<'_, '_> {
     fn peek(&self) -> Result<Instruction, VerifyError> {
         self.walk.memory().decode(self.copy)
+    }
+
+    /// Whether the next instruction of the copy is a jump there.
+    fn leads_to(&self, home: u64) -> Result<bool, VerifyError> {
+        let may = self.walk.memory().bytes(self.copy).is_some_and(|bytes| bytes.starts_with(&[0xe9]));
+        Ok(may && self.peek()?.near_branch_target() == home)
     }
 
     /// Takes the next instruction of the copy as a part of the original at `original`.

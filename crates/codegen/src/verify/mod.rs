@@ -275,6 +275,30 @@ fn check_insertion_moves(moves: &[PcMove], text: &[TextWrite], expected: &mut [P
     }
 }
 
+/// From each of these instructions of a piece of code there is the move that is allowed, or it is stepped out of; how many moves that are. Moves
+/// out of order are not found.
+fn ways_out(
+    record: &RemovalRecord,
+    visited: impl Iterator<Item = (u64, Option<bool>)>,
+    allowed: impl Fn(u64, Option<bool>) -> Option<Avma>,
+) -> Result<usize, VerifyError> {
+    let (code, moves) = (&record.code, &record.moves);
+    if moves.is_empty() && record.step_out.iter().any(|r| r.start <= code.start && code.end <= r.end) {
+        return Ok(0);
+    }
+    let inner = moves.iter().position(|m| !code.contains(&m.from)).unwrap_or(moves.len());
+    let inner = moves.get(..inner).unwrap_or_default();
+    let mut used = 0;
+    for (at, harmless) in visited {
+        match inner.binary_search_by_key(&Avma(at), |m| m.from).ok().and_then(|found| inner.get(found)) {
+            Some(m) if Some(m.to) == allowed(at, harmless) => used += 1,
+            None if record.step_out.iter().any(|r| r.contains(&Avma(at))) => {}
+            _ => return fail(at, Flaw::BadMove),
+        }
+    }
+    Ok(used)
+}
+
 /// The proof of one point.
 struct Proof<'a> {
     text: &'a TextSpace,
@@ -368,8 +392,8 @@ impl Proof<'_> {
     /// Whether the point's call itself leads to the base.
     fn is_called(&self) -> bool {
         let site = self.site();
-        let call = self.text_now().and_then(|bytes| memory::decode(&bytes, site.at.to_avma(self.request.bias).0).ok());
-        site.kind == PointKind::Call && call.is_some_and(|i| i.is_call_near())
+        let now = || memory::decode(&self.text_now()?, site.at.to_avma(self.request.bias).0).ok();
+        site.kind == PointKind::Call && now().is_some_and(|i| i.is_call_near())
     }
 
     /// What stands at the site once the plan is applied, as far as its own instructions go.
@@ -474,19 +498,22 @@ impl Proof<'_> {
         if self.site().kind == PointKind::Exit && memory::decode(bytes, at)?.is_jcc_short_or_near() {
             return lockstep::leaves_if(walk, bytes, at, begin, tail, None, pairs).map(Some);
         }
-        let stays = walk.memory().decode(tail)?;
-        if self.site().kind == PointKind::Call && stays.code() == Code::Jmp_rel32_64 && stays.near_branch_target() == at
-        {
-            return lockstep::stays(walk, at, tail, pairs).map(Some);
+        if self.site().kind == PointKind::Call {
+            let stays = walk.memory().decode(tail)?;
+            if stays.code() == Code::Jmp_rel32_64 && stays.near_branch_target() == at {
+                return lockstep::stays(walk, at, tail, pairs).map(Some);
+            }
         }
         lockstep::run(walk, bytes, at, tail, resolve, pairs)
     }
 
     /// Behind the branch that keeps those away from a conditional exit who do not take it.
     fn past_condition(&self, walk: &Walk<'_>, begin: u64) -> Result<u64, VerifyError> {
+        if self.site().kind != PointKind::Exit {
+            return Ok(begin);
+        }
         let i = walk.memory().decode(begin)?;
-        let conditional = self.site().kind == PointKind::Exit && i.is_jcc_short_or_near();
-        Ok(if conditional { i.next_ip() } else { begin })
+        Ok(if i.is_jcc_short_or_near() { i.next_ip() } else { begin })
     }
 
     /// The original bytes at an address, as the facts state them.
@@ -624,25 +651,15 @@ impl Proof<'_> {
 
     /// From every instruction there is a move that is an equivalence, or it is stepped out of.
     fn ways_home(&self, walk: &Walk<'_>, record: &RemovalRecord, pairs: &[Pair]) -> Result<(), VerifyError> {
-        let mut used = 0;
-        let (mut moves, islands): (Vec<&PcMove>, Vec<&PcMove>) =
-            record.moves.iter().partition(|m| m.from >= record.code.start && m.from < record.code.end);
-        moves.sort_unstable();
-        let mut moves = moves.into_iter().peekable();
-        for (address, harmless) in walk.visited(&record.code) {
-            let pair = pairs.iter().find(|p| p.copy == address);
-            let allowed = match pair {
-                Some(pair) => pair.back,
-                None => self.point.resume.filter(|_| harmless).map(|at| at.0),
-            };
-            match moves.next_if(|m| m.from.0 == address) {
-                Some(m) if Some(m.to.0) == allowed => used += 1,
-                Some(_) => return fail(address, Flaw::BadMove),
-                None if record.step_out.iter().any(|r| r.start.0 <= address && address < r.end.0) => {}
-                None => return fail(address, Flaw::BadMove),
-            }
-        }
-        if used + islands.len() == record.moves.len() { Ok(()) } else { fail(record.code.start.0, Flaw::BadMove) }
+        let home = self.point.resume;
+        let proven_elsewhere = |at| pairs.iter().find(|p| p.copy == at).and_then(|pair| pair.back).map(Avma);
+        let allowed = |at, harmless: Option<bool>| match harmless {
+            Some(harmless) => home.filter(|_| harmless),
+            None => proven_elsewhere(at),
+        };
+        let used = ways_out(record, walk.visited(&record.code), allowed)?;
+        let islands = record.moves.iter().filter(|m| !record.code.contains(&m.from)).count();
+        if used + islands == record.moves.len() { Ok(()) } else { fail(record.code.start.0, Flaw::BadMove) }
     }
 
     /// Islands lie in the text: a thread on one goes to the entry.

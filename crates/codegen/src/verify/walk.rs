@@ -260,15 +260,14 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The instructions in a range that [`Walk::tile`] has accepted, in order, and of each whether a thread that stands on it has changed nothing that is
-    /// live: of those that are proven elsewhere it is not known.
-    pub fn visited(&self, range: &AvmaRange) -> Vec<(u64, bool)> {
-        let harmless = |visit: Visit| self.state(visit).is_some_and(|state| self.harmless(state));
-        let own = self.visits.iter().map(|(at, (_, visit))| (*at, harmless(*visit)));
-        let alike = self.alike.iter().flat_map(|known| known.instructions(&self.parts));
-        let mut all: Vec<_> = alike.chain(own).filter(|(at, _)| range.contains(&Avma(*at))).collect();
-        all.sort_unstable();
-        all
+    /// The instructions in a range that [`Walk::tile`] has accepted, and of each whether a thread that stands on it has changed nothing that is live: of
+    /// those that are proven elsewhere it is not known.
+    pub fn visited(&self, range: &AvmaRange) -> impl Iterator<Item = (u64, Option<bool>)> {
+        let (from, until) = (range.start.0, range.end.0);
+        let harmless = |visit: Visit| self.state(visit).map(|state| self.harmless(state));
+        let own = self.visits.iter().map(move |(at, (_, visit))| (*at, harmless(*visit)));
+        let alike = self.alike.iter().flat_map(move |known| known.instructions(&self.parts, from..until));
+        own.filter(move |(at, _)| (from..until).contains(at)).chain(alike.map(|(at, harmless)| (at, Some(harmless))))
     }
 
     /// The instructions that were visited fill the range exactly.

@@ -73,7 +73,8 @@ impl<'a> CatchUp<'a> {
         counters: Counters<'a>,
     ) -> Option<Self> {
         let mut prepared = Vec::new();
-        let mut known: FxHashMap<(usize, *const Snippet), Option<usize>> = FxHashMap::default();
+        // pairs of one metric share both
+        let mut known: FxHashMap<(*const Variable, *const Snippet), Option<usize>> = FxHashMap::default();
         let (mut entries, mut code, mut before_calls) = (Vec::new(), Vec::new(), FxHashMap::default());
         for w in wanted.iter().filter(|w| w.spot.opens()) {
             let mut minis: Vec<_> =
@@ -82,8 +83,9 @@ impl<'a> CatchUp<'a> {
             let mut states = Vec::new();
             let mut ids = Vec::new();
             for m in minis {
-                let number = known.entry((m.pair, std::ptr::from_ref(m.snippet))).or_insert_with(|| {
-                    let state = State::of(&m.snippet.stmts, variables(m.pair)).transpose()?;
+                let variables = variables(m.pair);
+                let number = known.entry((variables.as_ptr(), std::ptr::from_ref(m.snippet))).or_insert_with(|| {
+                    let state = State::of(&m.snippet.stmts, variables).transpose()?;
                     prepared.push(state);
                     Some(prepared.len() - 1)
                 });

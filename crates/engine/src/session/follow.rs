@@ -39,7 +39,7 @@ impl Session {
         for measurement in control.measurements.values_mut() {
             for (view, info) in measurement.views.iter().zip(Arc::make_mut(&mut measurement.pairs)) {
                 if let Some(pair) = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view)) {
-                    (info.points, info.refused) = (pair.points(), pair.refused());
+                    (info.points, info.refused) = (pair.functions().len() as u32, pair.refused());
                 }
             }
         }

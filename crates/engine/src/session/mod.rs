@@ -605,9 +605,11 @@ impl Control {
 
 impl Pair {
     /// The functions in which it is woven.
-    fn points(&self) -> u32 {
-        let functions: FxHashSet<_> = self.minis.iter().map(|(f, _)| *f).collect();
-        functions.len() as u32
+    fn functions(&self) -> Vec<MdlFunction> {
+        let mut functions: Vec<_> = self.minis.iter().map(|(f, _)| *f).collect();
+        functions.sort_unstable();
+        functions.dedup();
+        functions
     }
 
     /// What is said of a pair that cannot be measured although others are.
@@ -648,16 +650,16 @@ fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec
     keys.iter()
         .filter_map(|(key, function)| {
             let pair = control.pairs.get(key)?;
-            let functions: FxHashSet<_> = pair.minis.iter().map(|(f, _)| *f).collect();
+            let functions = pair.functions();
             // A focus that names one function by hand is shown like one that came from a pattern.
             let code = key.pair.focus.part("Code").filter(|code| code.names.len() == 2);
-            let function = function
-                .or_else(|| code.and_then(|_| functions.iter().copied().next().filter(|_| functions.len() == 1)));
+            let only = if let [only] = functions.as_slice() { Some(*only) } else { None };
+            let function = function.or(only.filter(|_| code.is_some()));
             Some(PairInfo {
                 pair: Arc::clone(&key.pair),
                 metric: Arc::clone(&pair.metric),
                 function: function.and_then(|f| function_ref(&control.modules, f)),
-                points: pair.points(),
+                points: functions.len() as u32,
                 refused: pair.refused(),
                 exact_since_ns: None,
             })
