@@ -197,7 +197,9 @@ impl Session {
             self.end(Ended { status: None, signal: None, exec: true });
             return false;
         }
-        self.bury_ended_threads();
+        if self.timers().1 || self.misses_threads() {
+            self.bury_ended_threads();
+        }
         self.follow_events();
         true
     }
