@@ -185,7 +185,10 @@ impl<'a> Builder<'a> {
             }
             at = place;
         };
-        let point = self.woven(head, detours, request, &design, &layout, slow.map(|s| s.range))?;
+        let writes = self.plan.text.len();
+        let point = self.woven(head, detours, request, &design, &layout, slow.map(|s| s.range));
+        // some of them may reach what the others do not
+        let point = point.inspect_err(|_| self.plan.text.truncate(writes))?;
         self.arena.take(at, self.block.bytes.len() as u64);
         self.keep_code();
         Ok(point)

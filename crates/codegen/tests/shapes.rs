@@ -74,6 +74,23 @@ fn short_function_hops_over_an_island() {
     golden("island", &weave(GLIBC, s, &[padding(0x401040, &[0xcc; 8])], &[count()]));
 }
 
+/// Its springboard reaches the island, and nothing else is written that would have to reach the arena.
+#[test]
+fn what_is_out_of_reach_leaves_nothing_behind() {
+    let mut site = site(&[0xf3, 0xc3]);
+    site.landings = vec![Svma(0x401002)];
+    let (env, count) = (environment(GLIBC), count());
+    let mut arena = Arena::new(Avma(0x2_0000_0000)..Avma(0x2_0010_0000));
+    let mut text = TextSpace::new();
+    text.add_padding(Bias(0), &[padding(0x401040, &[0xcc; 8])]);
+    let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
+    let requests = [PointRequest { site: &site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+    let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
+    assert!(weave.woven[0].is_err());
+    assert_eq!(weave.plan.text, []);
+    verify_weave(&env, &arena, &text, &requests, &weave).expect("there is nothing to be wrong");
+}
+
 /// Only what a displaced head becomes: with locked counters nothing else is in the listing.
 fn relocated(name: &str, bytes: &[u8]) {
     golden(name, &weave(ThreadIdentity::Locked, site(bytes), &[], &[count()]));

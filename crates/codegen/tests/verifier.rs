@@ -9,8 +9,8 @@ use ingraft_codegen::{
 };
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Clock, Expr, Kept, PatchPlan, Ranges, Record, Restore, Site, Snippet, Stmt, Svma,
-    ThreadIdentity, VariableId, table,
+    Avma, Bias, BinaryOp, Clock, Expr, Kept, PatchPlan, PcMove, Ranges, Record, Restore, Site, Snippet, Stmt, Svma,
+    TextWrite, ThreadIdentity, VariableId, table,
 };
 use proptest::prelude::*;
 use support::random::{Field, functions, lay_out};
@@ -116,6 +116,20 @@ fn break_claim(weave: &mut Weave, kind: usize, n: usize) -> bool {
                 None => m.count = m.count.map(|count| count ^ 8),
             }
         }
+        9 | 10 => {
+            // what a snippet's removal knows beyond its own code
+            let Some(mini) = point(weave, n).and_then(|p| p.minis.first_mut()) else { return false };
+            let elsewhere = Avma(mini.removal.code.end.0 + bit);
+            match kind {
+                9 => mini.removal.moves.push(PcMove { from: elsewhere, to: Avma(bit) }),
+                _ => mini.removal.text.push(TextWrite {
+                    at: elsewhere,
+                    len: 1,
+                    old: [0; 8],
+                    new: [1, 0, 0, 0, 0, 0, 0, 0],
+                }),
+            }
+        }
         _ => {
             let Some(i) = weave.plan.code.iter().position(|c| c.bytes.len() > 40) else { return false };
             weave.plan.code[i].bytes.pop();
@@ -144,7 +158,7 @@ proptest! {
     }
 
     #[test]
-    fn every_wrong_claim_is_found(functions in functions(), identity in 0..3usize, kinds in prop::collection::vec((0..10usize, any::<usize>()), 50)) {
+    fn every_wrong_claim_is_found(functions in functions(), identity in 0..3usize, kinds in prop::collection::vec((0..12usize, any::<usize>()), 50)) {
         let (_, sites, paddings) = lay_out(&functions[..functions.len().min(10)]);
         let field = Field::new(IDENTITIES[identity], sites, &paddings);
         for (kind, n) in kinds {

@@ -157,6 +157,10 @@ impl Known {
         if branches || i.is_ip_rel_memory_operand() {
             let to = if branches { i.near_branch_target() } else { i.ip_rel_memory_address() };
             let part = self.place(to);
+            // the address of one relative to eip depends on where it lies
+            if !branches && i.memory_base() != Register::RIP {
+                return None;
+            }
             // the same bytes lead to the same place of the part
             if part.is_some_and(|(part, _)| part == own) {
                 return Some([None, None]);

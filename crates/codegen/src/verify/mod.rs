@@ -34,6 +34,7 @@ use ingraft_model::{Avma, Clearing, PcMove, PointKind, Site, TextWrite};
 
 use crate::arena::Arena;
 use crate::environment::Environment;
+use crate::mini::WovenMini;
 use crate::routine::Routine;
 use crate::slot;
 use crate::text::TextSpace;
@@ -469,6 +470,13 @@ impl Proof<'_> {
         for record in point.records() {
             walk.tile(&record.code)?;
             self.ways_home(walk, record, pairs)?;
+        }
+        // what is in the text is the point's own
+        let alone = |m: &WovenMini| {
+            m.removal.text.is_empty() && m.removal.moves.iter().all(|to| m.removal.code.contains(&to.from))
+        };
+        if !point.minis.iter().all(alone) {
+            return fail(at.0, Flaw::Unmatched);
         }
         walk.all_tiled()?;
         self.islands_have_ways(&point.removal)

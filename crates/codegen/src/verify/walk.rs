@@ -142,6 +142,8 @@ pub(super) struct Walk<'a> {
     slot: u64,
     leave: u64,
     base: u64,
+    /// The way into the slow routine, in front of the base.
+    slow: u64,
     /// The slot and the links, and where each must lead.
     chain: Vec<(u64, u64)>,
     /// What of snippets lies aside, and its place in the chain: from its first instruction to its link.
@@ -173,6 +175,7 @@ impl<'a> Walk<'a> {
             slot: 0,
             leave: 0,
             base: 0,
+            slow: 0,
             chain: Vec::new(),
             asides: Vec::new(),
             pushed: 0,
@@ -234,6 +237,7 @@ impl<'a> Walk<'a> {
         self.leave = point.leave.0;
         self.pushed = 0;
         self.base = point.base.0;
+        self.slow = point.removal.code.start.0;
         let chain = || point.minis.iter().filter_map(|m| m.code.as_ref());
         let links = std::iter::once(point.slot).chain(chain().map(|m| m.link));
         let starts = chain().map(|m| m.start).chain([point.leave]);
@@ -669,7 +673,7 @@ impl<'a> Walk<'a> {
             return if right { Ok(()) } else { fail(at, Flaw::Astray) };
         }
         let back = self.asides.iter().any(|(aside, place)| holds(aside, at) && target == place.end.0);
-        let guard = (self.base..self.slot).contains(&at);
+        let guard = (self.base..self.slot).contains(&at) && target == self.slow && self.slow < self.base;
         let slow = |target: u64| self.facts.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
         // `test ecx, ecx` and back: behind the jump to the routine that gave the answer, which is not reached from there
         let answered = self.answers.contains(&at.wrapping_sub(2));
