@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use iced_x86::Code;
 use ingraft_model::point::Padding;
-use ingraft_model::{CallPoint, CallSite, Refusal, Site, Svma, SvmaRange};
+use ingraft_model::{CallPoint, CallSite, PointKind, Refusal, Site, Svma, SvmaRange};
 
 use crate::bits::TextBits;
 use crate::cache;
@@ -206,6 +206,15 @@ impl Image {
     pub fn exit_sites(&self, function: &Function) -> Result<Vec<Result<Arc<Site>, Refusal>>, Refusal> {
         let shared = |sites: Vec<Result<Site, Refusal>>| sites.into_iter().map(|site| site.map(Arc::new)).collect();
         self.exits.get(function.start, || exit::sites(self, function).map(shared))
+    }
+
+    /// Whether the sites of a function of this kind were asked for already, so that they are there at once.
+    pub fn knows_sites(&self, function: &Function, kind: PointKind) -> bool {
+        match kind {
+            PointKind::Entry => self.entries.knows(function.start),
+            PointKind::Exit => self.exits.knows(function.start),
+            _ => false,
+        }
     }
 
     /// The calls of a function that control can reach, in order of address. An error if it is not certain that these are all.

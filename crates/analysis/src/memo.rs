@@ -18,6 +18,11 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T: Clone> Memo<T> {
+    /// Whether somebody has asked already.
+    pub fn knows(&self, start: u64) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).contains_key(&start)
+    }
+
     /// What is known, or what `find` finds.
     pub fn get(&self, start: u64, find: impl FnOnce() -> T) -> T {
         if let Some(known) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&start) {
@@ -40,7 +45,9 @@ mod tests {
     #[test]
     fn it_asks_once_and_does_not_grow() {
         let memo = Memo::default();
+        assert!(!memo.knows(7));
         assert_eq!(memo.get(7, || "found"), "found");
+        assert!(memo.knows(7));
         assert_eq!(memo.get(7, || unreachable!("it is known")), "found");
         for start in 100..100 + 2 * KEPT as u64 {
             memo.get(start, || "found");

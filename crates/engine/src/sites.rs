@@ -136,6 +136,12 @@ pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionRef, spot: Sp
     }
 }
 
+/// Whether little has to be done to find them.
+pub fn are_known(modules: &Modules, function: FunctionRef, spot: Spot) -> bool {
+    let known = |(_, module, f): (_, &Module, &Function)| module.image.knows_sites(f, spot.kind);
+    modules.resolve(function).is_none_or(known)
+}
+
 /// An entry that can be woven, as far as its bytes tell, and agrees with the memory of the target.
 pub fn entry_site(text: &Text<'_>, modules: &Modules, function: FunctionRef) -> Result<Arc<Site>, Refusal> {
     let (module, f) = body(modules, function)?;

@@ -24,7 +24,7 @@ use crate::cost;
 use crate::error::{Error, ErrorKind};
 use crate::journal::{FileId, PointRecord};
 use crate::modules::{ModuleFile, Modules};
-use crate::sites::{Found, Spot, Text, entry_site, sites};
+use crate::sites::{Found, Spot, Text, are_known, entry_site, sites};
 
 /// An arena of more bytes is not asked for.
 const ARENA_MAX: u64 = 1 << 28;
@@ -354,7 +354,10 @@ impl Woven {
         let mut signatures = Vec::new();
         let text = Text::new(target, self.points.values().map(|p| &p.woven.removal));
         let look = |w: &Wanted<'_>| sites(&text, modules, w.function, w.spot);
-        let mut sites: Vec<_> = in_background(|| wanted.par_iter().map(look).collect());
+        let mut sites: Vec<_> = match wanted.iter().all(|w| are_known(modules, w.function, w.spot)) {
+            true => each(wanted, look),
+            false => in_background(|| wanted.par_iter().map(look).collect()),
+        };
         let hosts = hosts(&text, modules, wanted, &mut sites);
         let mut refused: FxHashMap<(FunctionRef, usize), Refusal> = FxHashMap::default();
         for (w, sites) in wanted.iter().zip(&sites) {
