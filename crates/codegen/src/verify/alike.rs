@@ -48,7 +48,7 @@ struct Step {
     harmless: bool,
 }
 
-/// The constant of an instruction, its last bytes or those before another one: what else is in an instruction decides what it is.
+/// A constant of an instruction: what else is in an instruction decides what it is.
 struct Field {
     /// Bytes from the run's beginning.
     at: usize,
@@ -129,20 +129,15 @@ impl Known {
             let constants = decoder.get_constant_offsets(&instruction);
             let displacement = (constants.displacement_offset(), constants.displacement_size());
             let immediate = (constants.immediate_offset(), constants.immediate_size());
-            let means = known.means(facts, &instruction, part)?;
+            let offset = known.runs.last()?.bytes.len();
+            let means = known.means(facts, &instruction, part, offset + instruction.len())?;
             let run = known.runs.last_mut()?;
-            let offset = run.bytes.len();
             run.steps.push(Step { offset: offset as u64, harmless });
             run.bytes.extend_from_slice(bytes);
             for ((at, len), means) in [displacement, immediate].into_iter().zip(means) {
                 match means {
                     Some(Means::Leads { .. }) if !matches!(len, 1 | 4) => return None,
-                    Some(mut means) if len > 0 => {
-                        if let Means::Leads { behind, .. } = &mut means {
-                            *behind = run.bytes.len() as u64;
-                        }
-                        run.fields.push(Field { at: offset + at, len, means });
-                    }
+                    Some(means) if len > 0 => run.fields.push(Field { at: offset + at, len, means }),
                     _ => {}
                 }
             }
@@ -150,22 +145,22 @@ impl Known {
         Some(known)
     }
 
-    /// What execution asks of the displacement and the immediate value of an instruction in a part; nothing if they have to be what they are.
-    /// None if what it leads to is used in a way of which nothing is known here.
-    fn means(&self, facts: &Facts<'_>, i: &Instruction, own: usize) -> Option<[Option<Means>; 2]> {
+    /// What execution asks of the displacement and the immediate value of an instruction in a part, which ends `behind` in its run; nothing if they
+    /// have to be what they are. None if what it leads to is used in a way of which nothing is known here.
+    fn means(&self, facts: &Facts<'_>, i: &Instruction, own: usize, behind: usize) -> Option<[Option<Means>; 2]> {
         let branches = i.is_jmp_short_or_near() || i.is_jcc_short_or_near();
         if branches || i.is_ip_rel_memory_operand() {
-            let to = if branches { i.near_branch_target() } else { i.ip_rel_memory_address() };
-            let part = self.place(to);
             // the address of one relative to eip depends on where it lies
             if !branches && i.memory_base() != Register::RIP {
                 return None;
             }
+            let to = if branches { i.near_branch_target() } else { i.ip_rel_memory_address() };
+            let part = self.place(to);
             // the same bytes lead to the same place of the part
             if part.is_some_and(|(part, _)| part == own) {
                 return Some([None, None]);
             }
-            let leads = Some(Means::Leads { behind: 0, part, to });
+            let leads = Some(Means::Leads { behind: behind as u64, part, to });
             return match i.code() {
                 _ if branches => Some([None, leads]),
                 Code::Lea_r64_m => Some([leads, None]),

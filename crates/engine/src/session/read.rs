@@ -197,9 +197,7 @@ impl Session {
             self.end(Ended { status: None, signal: None, exec: true });
             return false;
         }
-        if self.timers().1 || self.misses_threads() {
-            self.bury_ended_threads();
-        }
+        self.bury_ended_threads();
         self.follow_events();
         true
     }
