@@ -8,16 +8,22 @@ use crate::procfs::Mapping;
 const USER_END: u64 = 0x7fff_ffff_f000;
 /// Room that is left below the main stack, which grows downwards.
 const STACK_ROOM: u64 = 256 << 20;
+/// Room that is left above the heap where there are other places: brk(2) fails where it meets a mapping.
+pub(crate) const HEAP_ROOM: u64 = 1 << 30;
 /// Reach of a `rel32`, less some for the instruction itself and for what a displaced instruction refers to.
 const REACH: u64 = (1 << 31) - (1 << 16);
 
-/// The ranges in use, sorted, with room for the main stack to grow.
-pub(crate) fn used_ranges(maps: &[Mapping]) -> Vec<Range<u64>> {
+/// The ranges in use, sorted, with room for the main stack to grow, and `heap_room` bytes for the heap.
+pub(crate) fn used_ranges(maps: &[Mapping], heap_room: u64) -> Vec<Range<u64>> {
     let mut used: Vec<Range<u64>> = maps
         .iter()
         .map(|m| {
-            let room = if m.path.as_os_str() == "[stack]" { STACK_ROOM } else { 0 };
-            m.range.start.0.saturating_sub(room)..m.range.end.0
+            let (below, above) = match m.path.to_str() {
+                Some("[stack]") => (STACK_ROOM, 0),
+                Some("[heap]") => (0, heap_room),
+                _ => (0, 0),
+            };
+            m.range.start.0.saturating_sub(below)..m.range.end.0.saturating_add(above)
         })
         .collect();
     used.sort_by_key(|r| r.start);
@@ -65,6 +71,18 @@ mod tests {
         assert_eq!(find(&[], 0x1000, 0x1000, 0x2345..=u64::MAX, 0), Some(0x3000));
         assert_eq!(find(&[], 0x1000, 0x1000, 0..=u64::MAX, u64::MAX), Some(USER_END - 0x1000));
         assert_eq!(find(&[], u64::MAX, 0x1000, 0..=u64::MAX, 0), None);
+    }
+
+    #[test]
+    fn heap_and_stack_may_grow() {
+        let text = "00400000-00500000 r-xp 00000000 08:01 1 /bin/a\n00600000-00700000 rw-p 00000000 00:00 0 [heap]\n\
+                    7ffe00000000-7ffe00100000 rw-p 00000000 00:00 0 [stack]\n";
+        let maps = crate::procfs::parse_maps(text.as_bytes());
+        let used = used_ranges(&maps, HEAP_ROOM);
+        assert_eq!(find(&used, 0x80_0000, 0x1000, 0x1_0000..=0x7fff_ffff, 0x40_0000), Some(0x70_0000 + HEAP_ROOM));
+        assert_eq!(find(&used, 0x10_0000, 0x1000, 0x1_0000..=0x7fff_ffff, 0x40_0000), Some(0x30_0000));
+        assert_eq!(find(&used_ranges(&maps, 0), 0x80_0000, 0x1000, 0x1_0000..=0x7fff_ffff, 0x40_0000), Some(0x70_0000));
+        assert_eq!(used.last().map(|r| r.start), Some(0x7ffe_0000_0000 - STACK_ROOM));
     }
 
     #[test]

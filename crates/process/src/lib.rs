@@ -20,6 +20,7 @@ mod perf;
 mod procfs;
 mod remote;
 mod room;
+mod sharers;
 mod slots;
 mod spawn;
 mod stack;

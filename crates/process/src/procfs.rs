@@ -272,6 +272,17 @@ pub(crate) fn children(tid: Tid) -> Vec<Tid> {
     text.split_ascii_whitespace().filter_map(|w| w.parse().ok().map(Tid)).collect()
 }
 
+/// The last id that the kernel has given to a process or thread of our pid namespace (proc_loadavg(5)).
+pub(crate) fn last_id() -> Option<i32> {
+    fs::read_to_string("/proc/loadavg").ok()?.split_ascii_whitespace().nth(4)?.parse().ok()
+}
+
+/// All processes of our pid namespace, by their main threads.
+pub(crate) fn processes() -> Vec<Tid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok().map(Tid)).collect()
+}
+
 pub(crate) fn is_thread_of(pid: Pid, tid: Tid) -> bool {
     Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
 }

@@ -136,7 +136,7 @@ impl Target {
         let len = stride * u64::from(shards) + journal_bytes;
         // as high as possible: a program at a fixed address has its heap below, and it grows upwards
         let bases = lowest_address()..=TWO_GIB - 2 * stride - PAGE;
-        let used = gap::used_ranges(&self.maps()?);
+        let used = gap::used_ranges(&self.maps()?, 0);
         let base = gap::find(&used, len, stride.max(PAGE), bases, TWO_GIB)
             .ok_or(Error::NoRoom { len, place: "that begins below 2 GiB" })?;
         let layout = DataArea { base: Avma(base), stride, shards, journal_bytes };
@@ -226,10 +226,15 @@ impl Target {
     pub fn find_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
         let len = bytes.next_multiple_of(PAGE);
         let text = near.start.0..near.end.0;
-        let used = gap::used_ranges(&self.maps()?);
+        let maps = self.maps()?;
         let bases = gap::bases_near(&text, len);
         let low = (*bases.start()).max(lowest_address());
-        let base = gap::find(&used, len, PAGE, low..=*bases.end(), text.start.saturating_sub(len))
+        let find = |heap_room| {
+            let used = gap::used_ranges(&maps, heap_room);
+            gap::find(&used, len, PAGE, low..=*bases.end(), text.start.saturating_sub(len))
+        };
+        let base = find(gap::HEAP_ROOM)
+            .or_else(|| find(0))
             .ok_or(Error::NoRoom { len, place: "within 2 GiB of the module" })?;
         Ok(Avma(base)..Avma(base + len))
     }

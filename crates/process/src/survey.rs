@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity, Tid};
+use ingraft_model::{Avma, CpuClock, DataArea, Pid, ThreadIdentity, Tid};
 
 use crate::error::Error;
 use crate::procfs;
@@ -135,6 +135,11 @@ impl Target {
             if let Some(i) = tracer.index_of(tid) {
                 self.note(tracer, i, own_id, &mut survey)?;
             }
+        }
+        for i in tracer.stop_sharers()? {
+            let own_id =
+                procfs::thread_status(Pid(tracer.threads[i].tid.0), tracer.threads[i].tid).map_or(0, |s| s.own_id);
+            self.note(tracer, i, own_id, &mut survey)?;
         }
         tracer.repair_all()?;
         if survey.threads.is_empty() && !self.is_alive() {

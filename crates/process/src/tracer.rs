@@ -11,6 +11,7 @@ use ingraft_model::{Avma, Pid, Tid};
 
 use crate::error::{Denial, Error};
 use crate::procfs::{self, InKernel};
+use crate::sharers::Sharers;
 use crate::sys::{self, Regs, Status};
 
 /// How long a stop waits without any thread coming in. Later attempts wait longer: on a loaded machine a thread that is ready to run may not
@@ -58,6 +59,7 @@ pub(crate) struct Tracer {
     pub(crate) pid: Pid,
     pub(crate) threads: Vec<Tracee>,
     known: HashSet<Tid>,
+    sharers: Sharers,
     patience: Duration,
     /// When the first of the threads that are held now was interrupted, or, of one alone, was last seen to run.
     began: Option<Instant>,
@@ -148,6 +150,7 @@ impl Tracer {
             pid,
             threads: Vec::new(),
             known: HashSet::new(),
+            sharers: Sharers::default(),
             patience: STOP_WAIT,
             began: None,
             alone: false,
@@ -212,7 +215,8 @@ impl Tracer {
         self.threads.len() - 1
     }
 
-    /// Starts tracing all threads, without stopping any, and children that run in the same memory (vfork) while a thread waits for them.
+    /// Starts tracing all threads, without stopping any, and, once the first was asked to stop, the processes that share their memory: one that
+    /// waits for its own program (vfork) is not to start it while we trace it, as the kernel may then deny that program its privileges.
     /// Returns how many are new.
     pub(crate) fn seize_all(&mut self) -> Result<usize, Error> {
         let mut new = 0;
@@ -221,20 +225,39 @@ impl Tracer {
                 new += 1;
             }
         }
-        let waiting: Vec<Tid> =
-            self.threads.iter().filter(|t| matches!(t.state, State::Asleep { .. })).map(|t| t.tid).collect();
-        for child in waiting.into_iter().flat_map(procfs::children) {
-            if self.index_of(child).is_none()
-                && sys::same_memory(self.pid, child)
-                && self.seize(child, false)?.is_some()
-            {
+        for tid in self.sharers.look(self.pid) {
+            if self.began.is_some() && !self.known.contains(&tid) && self.seize(tid, false)?.is_some() {
                 new += 1;
             }
         }
         Ok(new)
     }
 
-    /// Lets go of children that run a program of their own by now.
+    /// Whether other processes run in the target's memory, as far as was seen.
+    pub(crate) fn has_sharers(&self) -> bool {
+        self.sharers.any()
+    }
+
+    /// Stops the processes that share the target's memory, and returns the places of their threads. Those are left out that a thread waits for
+    /// (vfork): they run as that thread, which does not run.
+    pub(crate) fn stop_sharers(&mut self) -> Result<Vec<usize>, Error> {
+        let mut tasks = self.sharers.look(self.pid);
+        if tasks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let waits = |tid: &Tid| procfs::thread_stat(*tid).is_some_and(|s| s.state == b'D');
+        let awaited: HashSet<Tid> =
+            procfs::threads(self.pid)?.into_iter().filter(waits).flat_map(procfs::children).collect();
+        tasks.retain(|tid| !awaited.contains(tid));
+        for &tid in &tasks {
+            self.seize(tid, false)?;
+        }
+        self.stop_traced()?;
+        self.release_strangers()?;
+        Ok(tasks.into_iter().filter_map(|tid| self.index_of(tid)).collect())
+    }
+
+    /// Lets go of processes that have memory of their own by now.
     fn release_strangers(&mut self) -> Result<(), Error> {
         let mut i = 0;
         while i < self.threads.len() {
@@ -269,7 +292,7 @@ impl Tracer {
         for _ in 0..ROUNDS {
             self.stop_traced()?;
             if self.seize_all()? == 0 {
-                if self.threads.iter().any(|t| matches!(t.state, State::Asleep { .. })) {
+                if self.sharers.any() {
                     self.release_strangers()?;
                 }
                 return if self.threads.iter().all(|t| t.state == State::Gone) {

@@ -24,8 +24,8 @@ pub trait Visitor: Send {
 pub struct HeldThread {
     /// Which.
     pub tid: Tid,
-    /// None if it did not stop (it sleeps in the kernel, and user space cannot go on before the release), or if it is another process on the stack of
-    /// such a thread (vfork).
+    /// None if it did not stop (it sleeps in the kernel, and user space cannot go on before the release), or if it is a thread of another
+    /// process that runs in the target's memory.
     pub registers: Option<HeldRegisters>,
     /// Whether the visitor knows its program counter and those that its signal frames keep.
     pub known: bool,
@@ -98,9 +98,8 @@ impl HeldRegisters {
 
 /// The threads as they stand now.
 pub(crate) fn held_threads(tracer: &Tracer, known: &dyn Fn(usize, Avma) -> bool) -> Vec<HeldThread> {
-    // a child on the stack of the thread that waits for it (vfork): only where a thread did not stop can there be one
-    let children = tracer.threads.iter().any(|t| matches!(t.state, State::Asleep { .. }));
-    let own = |t: &Tracee| matches!(t.state, State::Stopped(_)) && (!children || is_thread_of(tracer.pid, t.tid));
+    let alone = !tracer.has_sharers();
+    let own = |t: &Tracee| matches!(t.state, State::Stopped(_)) && (alone || is_thread_of(tracer.pid, t.tid));
     let alive = tracer.threads.iter().enumerate().filter(|(_, t)| t.state != State::Gone);
     alive
         .map(|(i, t)| {

@@ -48,6 +48,38 @@ fn a_stopped_target_stays_stopped_and_is_measured_when_it_continues() {
 }
 
 #[test]
+fn a_process_that_shares_the_memory_is_held_and_counted_like_a_thread() {
+    let mut target = Mutatee::start("sharer", &[]);
+    let before = Text::of(target.pid());
+    for _ in 0..scaled(10, 200) {
+        target.ask("spin");
+        let session = tool().count(target.pid(), &["work"]);
+        target.ask("rest").assert_right();
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert!(outcome.calls("work") > 0, "the child has called: {outcome:#?}");
+        target::assert_clean(target.pid(), &before);
+        let session = tool().count(target.pid(), &["work"]);
+        target.ask("go 100000").assert_right();
+        target.ask("spin");
+        target.ask("rest");
+        let earlier = target.ask("rest").tally("work");
+        target.ask("go 100000").assert_right();
+        let now = target.ask("spin").tally("work");
+        assert!(now >= earlier + 200_000, "both have called");
+        // removed while the child is in it all the time
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert!(outcome.calls("work") >= 400_000, "{outcome:#?}");
+        target::assert_clean(target.pid(), &before);
+        target.ask("rest").assert_right();
+    }
+    let session = tool().count(target.pid(), &["work"]);
+    target.ask("go 100000").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("work"), 200_000, "exact although the two have one thread pointer");
+    target.ask("quit").assert_right();
+}
+
+#[test]
 fn a_filtered_target_is_measured_or_refused_but_never_killed() {
     let mut target = Mutatee::start("corner", &[]);
     let before = Text::of(target.pid());

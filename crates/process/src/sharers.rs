@@ -1,0 +1,66 @@
+//! Processes that are no threads of a target and run in its memory all the same (clone(2) with `CLONE_VM` and without `CLONE_THREAD`). They
+//! execute the same text, so that a stop that leaves them running changes code under their feet.
+
+use std::collections::BTreeSet;
+
+use ingraft_model::{Pid, Tid};
+
+use crate::procfs;
+use crate::sys;
+
+/// More new ids than this are looked for by listing all processes.
+const NEW_MAX: i32 = 256;
+
+/// Finds them, again and again, at little cost when no process was made in between.
+#[derive(Debug, Default)]
+pub(crate) struct Sharers {
+    /// The last id that the kernel had given away when the processes were looked through.
+    last: Option<i32>,
+    found: BTreeSet<Tid>,
+}
+
+impl Sharers {
+    /// The tasks of all processes that share the memory of `pid`, those included that still wait for their own program (vfork).
+    pub(crate) fn look(&mut self, pid: Pid) -> Vec<Tid> {
+        // read before the list: an id that is given away meanwhile is looked at next time
+        let last = procfs::last_id();
+        let candidates = match (self.last, last) {
+            (Some(before), Some(now)) if before == now => Vec::new(),
+            (Some(before), Some(now)) if before < now && now - before <= NEW_MAX => {
+                (before + 1..=now).map(Tid).collect()
+            }
+            _ => procfs::processes(),
+        };
+        self.last = last;
+        let shares = |tid: &Tid| tid.0 != pid.0 && sys::same_memory(pid, *tid) && !procfs::is_thread_of(pid, *tid);
+        self.found.extend(candidates.into_iter().filter(shares));
+        // their threads may have grown in number
+        self.found.iter().flat_map(|tid| procfs::threads(Pid(tid.0)).unwrap_or_default()).collect()
+    }
+
+    /// Whether there is any.
+    pub(crate) fn any(&self) -> bool {
+        !self.found.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_and_children_with_memory_of_their_own_are_none() {
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat");
+        let own = Pid(std::process::id().cast_signed());
+        std::thread::scope(|scope| {
+            let (send, receive) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || receive.recv());
+            let mut sharers = Sharers::default();
+            assert_eq!(sharers.look(own), [], "all processes are looked through");
+            assert_eq!(sharers.look(own), [], "new ones are looked at");
+            assert!(sharers.last.is_some(), "the kernel tells the last id");
+            drop(send);
+        });
+        child.kill().and_then(|()| child.wait()).expect("end the child");
+    }
+}
