@@ -32,13 +32,16 @@ impl Access {
             Access::Embedded | Access::Certificate => Ok(Caller::Engine),
             Access::Peer => {
                 let info = request.extensions().get::<UdsConnectInfo>();
-                let uid = info.and_then(|info| info.peer_cred).map(|cred| cred.uid()).ok_or_else(|| {
+                let cred = info.and_then(|info| info.peer_cred).ok_or_else(|| {
                     let what = "the kernel does not say who is at the other end of the socket";
                     Failure::new(FailureKind::Unauthenticated, "no_peer", what, "connect from the same user namespace")
                 })?;
                 // Root may do what the daemon may. The daemon's own user is no exception: with capabilities it may do more
                 // than that user.
-                Ok(if uid == 0 { Caller::Engine } else { Caller::Uid(uid) })
+                Ok(match cred.uid() {
+                    0 => Caller::Engine,
+                    uid => Caller::User { uid, gid: cred.gid() },
+                })
             }
             Access::Token(token) => {
                 let hint = "send the daemon's token: --token-file FILE or INGRAFT_TOKEN";
@@ -90,8 +93,8 @@ pub fn own_user_only(caller: Caller, refusal: impl FnOnce() -> Failure) -> Resul
     let own = nix::unistd::geteuid().as_raw();
     match caller {
         Caller::Engine => Ok(()),
-        Caller::Uid(uid) if uid == own => Ok(()),
-        Caller::Uid(_) => Err(refusal()),
+        Caller::User { uid, .. } if uid == own => Ok(()),
+        Caller::User { .. } => Err(refusal()),
     }
 }
 
@@ -242,8 +245,11 @@ mod tests {
         let refusal = || Failure::new(FailureKind::Denied, "launch_other_user", "", "");
         let own = nix::unistd::geteuid().as_raw();
         assert!(own_user_only(Caller::Engine, refusal).is_ok());
-        assert!(own_user_only(Caller::Uid(own), refusal).is_ok());
-        assert_eq!(own_user_only(Caller::Uid(own + 1), refusal).map_err(|f| f.reason), Err("launch_other_user".into()));
+        assert!(own_user_only(Caller::User { uid: own, gid: 0 }, refusal).is_ok());
+        assert_eq!(
+            own_user_only(Caller::User { uid: own + 1, gid: 0 }, refusal).map_err(|f| f.reason),
+            Err("launch_other_user".into())
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ingraft_model::{
     Activations, Distribution, Focus, Fold, How, MetricInfo, ObjectState, Pid, PointKind, Refusal, Svma, Table, Tid,
 };
+use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, UnknownClock};
 
 /// How an engine is set up.
@@ -32,8 +33,23 @@ pub const MAX_OVERHEAD: f64 = 5.0;
 pub enum Caller {
     /// The engine's own user: everything that the kernel lets the engine do.
     Engine,
-    /// A peer on a socket: only targets of its own uid that are dumpable, unless it is root.
-    Uid(u32),
+    /// A peer on a socket: only targets that this user could trace itself without any capability (ptrace(2)).
+    User {
+        /// Its user id. Root is [`Caller::Engine`].
+        uid: u32,
+        /// Its group id.
+        gid: u32,
+    },
+}
+
+impl Caller {
+    /// With which rights targets are opened and touched for this caller.
+    pub fn rights(self) -> Rights {
+        match self {
+            Caller::Engine | Caller::User { uid: 0, .. } => Rights::All,
+            Caller::User { uid, gid } => Rights::User { uid, gid },
+        }
+    }
 }
 
 /// Which process.

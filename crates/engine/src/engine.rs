@@ -1,7 +1,6 @@
 //! The engine: which sessions there are, and who may ask what.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 use ingraft_analysis::FunctionCode;
 use ingraft_mdl::{Diagnostic, Library, Metered};
 use ingraft_model::{How, MetricInfo, Pid, PointKind};
-use ingraft_process::{Event, EventError, Identity, Target};
+use ingraft_process::{Event, EventError, Identity, Rights, Target};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
@@ -168,9 +167,8 @@ impl Engine {
         caller: Caller,
         progress: &dyn Fn(&str),
     ) -> Result<(Pid, Vec<FunctionEntry>), Error> {
-        let pid = resolve(target)?;
-        permit(pid, caller)?;
-        let target = Target::open(pid).map_err(|e| Error::process(pid, e))?;
+        let pid = resolve(target, caller)?;
+        let target = open(pid, caller)?;
         let modules = Modules::of(&target)?;
         let everything = ["*".to_owned()];
         let patterns = if patterns.is_empty() { &everything } else { patterns };
@@ -203,6 +201,8 @@ impl Engine {
             })
         };
         let entries = in_background(|| found.par_iter().filter_map(describe).collect());
+        // What was read may be of a program that the caller may not look into: it has been started meanwhile.
+        target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
         Ok((pid, entries))
     }
 
@@ -231,14 +231,15 @@ impl Engine {
     pub fn lower(&self, request: &LowerRequest, caller: Caller) -> Result<Vec<LoweredMetric>, Error> {
         let library = self.library_with(&request.definitions)?;
         let target = match &request.target {
-            Some(target) => {
-                let pid = resolve(target)?;
-                permit(pid, caller)?;
-                Some(Target::open(pid).map_err(|e| Error::process(pid, e))?)
-            }
+            Some(target) => Some(open(resolve(target, caller)?, caller)?),
             None => None,
         };
-        lower::lower(&library, request, target.as_ref(), &self.inner.context.images, self.inner.context.clock)
+        let images = &self.inner.context.images;
+        let lowered = lower::lower(&library, request, target.as_ref(), images, self.inner.context.clock)?;
+        if let Some(target) = target {
+            target.check(caller.rights()).map_err(|e| Error::process(target.pid(), e))?;
+        }
+        Ok(lowered)
     }
 
     /// Checks MDL sources (name, text) without keeping them.
@@ -301,11 +302,12 @@ impl Engine {
     pub fn enable(&self, request: &EnableRequest, caller: Caller, progress: &dyn Fn(&str)) -> Result<Enabled, Error> {
         let begin = Instant::now();
         let (library, left_out) = self.library_for(request)?;
-        let pid = resolve(&request.target)?;
+        let pid = resolve(&request.target, caller)?;
         let alive = Identity::of(pid).ok().filter(Identity::is_alive);
-        let enabled = permit(pid, caller)
-            .and_then(|()| self.session(pid))
-            .and_then(|(session, is_new)| self.enable_in(&session, is_new, &library, request, begin, progress));
+        let (library, rights) = (&library, caller.rights());
+        let enabled = self.session(pid, caller).and_then(|(session, is_new)| {
+            self.enable_in(&session, is_new, (library, rights), request, begin, progress)
+        });
         let enabled = enabled.map(|mut enabled| {
             enabled.warnings.extend(left_out);
             enabled
@@ -323,13 +325,13 @@ impl Engine {
         &self,
         session: &Arc<Session>,
         is_new: bool,
-        library: &Arc<Library>,
+        (library, rights): (&Arc<Library>, Rights),
         request: &EnableRequest,
         begin: Instant,
         progress: &dyn Fn(&str),
     ) -> Result<Enabled, Error> {
         let id = MeasurementId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
-        let enabled = session.enable(id, library, request, Missing::Fails, begin, progress);
+        let enabled = session.enable(id, rights, library, request, Missing::Fails, begin, progress);
         self.enter(session, is_new, id, enabled)
     }
 
@@ -355,7 +357,7 @@ impl Engine {
     }
 
     /// The session with a target; whether it was opened by this call.
-    fn session(&self, pid: Pid) -> Result<(Arc<Session>, bool), Error> {
+    fn session(&self, pid: Pid, caller: Caller) -> Result<(Arc<Session>, bool), Error> {
         let ended = lock(&self.inner.opening);
         if *ended {
             return Err(crate::session::ending(pid));
@@ -363,10 +365,14 @@ impl Engine {
         if let Some(session) = lock(&self.inner.sessions).get(&pid)
             && session.target().is_alive()
         {
+            session.target().check(caller.rights()).map_err(|e| Error::process(pid, e))?;
             return Ok((Arc::clone(session), false));
         }
-        let target = Target::open(pid).map_err(|e| Error::process(pid, e))?;
-        let session = Arc::new(Session::open(self.inner.context.clone(), Arc::new(target))?);
+        let target = Arc::new(open(pid, caller)?);
+        let session = {
+            let _rights = target.act_for(caller.rights());
+            Arc::new(Session::open(self.inner.context.clone(), Arc::clone(&target))?)
+        };
         lock(&self.inner.sessions).insert(pid, Arc::clone(&session));
         Ok((session, true))
     }
@@ -411,9 +417,7 @@ impl Engine {
     /// woven in the stop in which they were mapped, so that their constructors are counted.
     pub fn launch(&self, request: &LaunchRequest, caller: Caller, progress: &dyn Fn(&str)) -> Result<Enabled, Error> {
         let begin = Instant::now();
-        if let Caller::Uid(uid) = caller
-            && uid != 0
-        {
+        if let Rights::User { uid, .. } = caller.rights() {
             let what = format!("user {uid} may not start programs as the daemon's user");
             return Err(Error::new(
                 ErrorKind::Denied,
@@ -449,11 +453,19 @@ impl Engine {
         };
         let pid = lock(&self.inner.measurements).get(&id).copied().ok_or_else(missing)?;
         let session = lock(&self.inner.sessions).get(&pid).cloned().ok_or_else(missing)?;
-        match caller {
-            Caller::Uid(uid) if uid != 0 && uid != session.owner() => Err(missing()),
+        match caller.rights() {
+            Rights::User { uid, .. } if uid != session.owner() => Err(missing()),
             // After its end there is nothing left to protect but its values, which are its owner's.
-            _ if !session.target().is_alive() => Ok(session),
-            _ => permit(pid, caller).map(|()| session),
+            _ if !session.target().is_alive() || session.has_ended() => Ok(session),
+            rights => match session.target().check(rights) {
+                Ok(()) if rights != Rights::All && session.is_revoked(id) => {
+                    let what = format!("process {pid} was protected for a while, and the measurement was taken out");
+                    Err(Error::new(ErrorKind::Denied, "not_permitted", what, "begin another one").about(pid))
+                }
+                Ok(()) => Ok(session),
+                Err(e) if e.is_gone() => Ok(session),
+                Err(e) => Err(Error::process(pid, e)),
+            },
         }
     }
 
@@ -498,8 +510,9 @@ impl Engine {
             if out.iter().any(|i| i.pid == pid) {
                 continue;
             }
+            let Ok(target) = open(pid, caller) else { continue };
             // One that cannot be looked into is not the caller's to know about.
-            out.extend(leftover::inserted_by_others(&self.inner.context.state, pid).ok().flatten());
+            out.extend(leftover::inserted_by_others(&self.inner.context.state, &Arc::new(target)).ok().flatten());
         }
         out.retain(|i| permit(i.pid, caller).is_ok());
         out.sort_by_key(|i| i.pid);
@@ -508,8 +521,9 @@ impl Engine {
 
     /// Removes everything from a target, also what a dead engine left there. `None` if there was nothing.
     pub fn detach(&self, target: &TargetSpec, caller: Caller) -> Result<Option<Removed>, Error> {
-        let pid = resolve(target)?;
-        permit(pid, caller)?;
+        let pid = resolve(target, caller)?;
+        let failed = |e| Error::process(pid, e);
+        let target = Arc::new(open(pid, caller)?);
         let session = lock(&self.inner.sessions).get(&pid).cloned();
         if let Some(session) = session {
             let removed = session.detach()?;
@@ -517,8 +531,7 @@ impl Engine {
             self.forget(&session);
             return Ok(Some(removed));
         }
-        let failed = |e| Error::process(pid, e);
-        let target = Arc::new(Target::open(pid).map_err(failed)?);
+        let _rights = target.act_for(caller.rights());
         if target.find_areas().map_err(failed)?.is_empty() {
             return Ok(None);
         }
@@ -576,60 +589,47 @@ fn summary(code: &FunctionCode, kind: PointKind) -> PointSummary {
     PointSummary { kind, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not }
 }
 
-/// The one process that is meant.
-fn resolve(target: &TargetSpec) -> Result<Pid, Error> {
-    match target {
-        TargetSpec::Pid(pid) => Ok(*pid),
-        TargetSpec::Name(name) => {
-            let found = ingraft_process::find_by_name(name);
-            match found.as_slice() {
-                [one] => Ok(*one),
-                [] => Err(Error::new(
-                    ErrorKind::NotFound,
-                    "no_such_process",
-                    format!("no process is called `{name}`"),
-                    "`ingraft ps` lists the processes",
-                )),
-                several => {
-                    let pids: Vec<String> = several.iter().map(ToString::to_string).collect();
-                    Err(Error::new(
-                        ErrorKind::NotFound,
-                        "ambiguous_process",
-                        format!("{} processes are called `{name}`: {}", several.len(), pids.join(", ")),
-                        "name one with -p PID",
-                    ))
-                }
-            }
+/// The one process that is meant. Of several with a name, those that the caller may not trace do not count.
+fn resolve(target: &TargetSpec, caller: Caller) -> Result<Pid, Error> {
+    let name = match target {
+        TargetSpec::Pid(pid) => return Ok(*pid),
+        TargetSpec::Name(name) => name,
+    };
+    let mut found = ingraft_process::find_by_name(name);
+    if found.len() > 1 && caller.rights() != Rights::All {
+        found.retain(|pid| permit(*pid, caller).is_ok());
+    }
+    match found.as_slice() {
+        [one] => Ok(*one),
+        [] => Err(Error::new(
+            ErrorKind::NotFound,
+            "no_such_process",
+            format!("no process is called `{name}`"),
+            "`ingraft ps` lists the processes",
+        )),
+        several => {
+            let pids: Vec<String> = several.iter().map(ToString::to_string).collect();
+            Err(Error::new(
+                ErrorKind::NotFound,
+                "ambiguous_process",
+                format!("{} processes are called `{name}`: {}", several.len(), pids.join(", ")),
+                "name one with -p PID",
+            ))
         }
     }
 }
 
-/// A caller who is not root gets only targets of its own uid that are dumpable: those whose /proc files belong to it.
+/// Opens a process that the caller may trace.
+fn open(pid: Pid, caller: Caller) -> Result<Target, Error> {
+    Target::open_for(pid, caller.rights()).map_err(|e| Error::process(pid, e))
+}
+
+/// Whether the caller may trace a process now. Before anything of it is served or changed, that is asked again about what was opened.
 fn permit(pid: Pid, caller: Caller) -> Result<(), Error> {
-    let uid = match caller {
-        Caller::Engine | Caller::Uid(0) => return Ok(()),
-        Caller::Uid(uid) => uid,
-    };
-    let gone = || {
-        Error::new(
-            ErrorKind::NotFound,
-            "no_such_process",
-            format!("no process {pid}"),
-            "`ingraft ps` lists the processes",
-        )
-    };
-    let owner = std::fs::metadata(format!("/proc/{pid}/mem")).map_err(|_| gone())?.uid();
-    let status = Target::open(pid).and_then(|t| t.status()).map_err(|e| Error::process(pid, e))?;
-    if (owner, status.uid, status.euid) == (uid, uid, uid) {
-        return Ok(());
+    match caller.rights() {
+        Rights::All => Ok(()),
+        rights => ingraft_process::permitted(pid, rights).map_err(|denial| Error::denied(pid, &denial)),
     }
-    Err(Error::new(
-        ErrorKind::Denied,
-        "not_permitted",
-        format!("process {pid} is not yours (you are user {uid}) or is protected"),
-        "ask its owner or root",
-    )
-    .about(pid))
 }
 
 /// How threads read an event at points, as far as this machine has shown it.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingraft_mdl::Library;
-use ingraft_process::{Start, Streams, Target, spawn};
+use ingraft_process::{Rights, Start, Streams, Target, spawn};
 
 use crate::api::{Enabled, LaunchRequest, MeasurementId};
 use crate::error::{Error, ErrorKind};
@@ -89,7 +89,7 @@ impl Launch<'_> {
         if !begun {
             session.refresh()?;
             let enable = &self.request.enable;
-            match session.enable(self.id, self.library, enable, Missing::MayCome, self.begin, &|_| ()) {
+            match session.enable(self.id, Rights::All, self.library, enable, Missing::MayCome, self.begin, &|_| ()) {
                 Ok(enabled) => self.answer = Ok(Some(enabled)),
                 // The code that carries system calls may come with the C library; until then only the loader runs.
                 Err(e) if e.reason == "no_carrier" && why != Start::Loaded => {}

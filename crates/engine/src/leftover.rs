@@ -138,6 +138,10 @@ fn in_children(
         for pid in new {
             done.push(pid);
             let child = Target::open(pid).map_err(|e| Error::process(pid, e));
+            // What was opened may be the next program already, or another process with its id.
+            if child.is_ok() && !is_heir(pid, area, file) {
+                continue;
+            }
             match child.and_then(|child| work(&child)) {
                 Ok(true) => {}
                 Err(e) if e.kind == ErrorKind::Gone || e.reason == "no_such_process" || e.reason == "zombie" => {}
@@ -186,11 +190,11 @@ pub fn instrumented() -> Vec<Pid> {
 }
 
 /// What another engine, dead or alive, has inserted in a process.
-pub fn inserted_by_others(state: &StateDir, pid: Pid) -> Result<Option<Inserted>, Error> {
+pub fn inserted_by_others(state: &StateDir, target: &Arc<Target>) -> Result<Option<Inserted>, Error> {
+    let pid = target.pid();
     let failed = |e| Error::process(pid, e);
-    let target = Arc::new(Target::open(pid).map_err(failed)?);
     let Some(range) = target.find_areas().map_err(failed)?.into_iter().next() else { return Ok(None) };
-    let found = open_area(state, &target, &range)?;
+    let found = open_area(state, target, &range)?;
     let holder = found.area.holder().map_err(failed)?;
     let own_pid = target.status().map_err(failed)?.own_id;
     let made_for = found.journal.as_ref().map_or(own_pid, |j| j.head.pid.0);

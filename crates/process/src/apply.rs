@@ -175,6 +175,8 @@ impl Target {
         runs: &mut [Run],
         visitor: &mut Option<&mut dyn Visitor>,
     ) -> Result<Applied, ApplyError> {
+        // Nothing is written in front of a process that these rights do not include; what is written here goes to the memory that was opened.
+        self.check(self.acting())?;
         tracer.seize_all()?;
         let mut maps = self.maps()?;
         check_mappings(&maps, &plan.text)?;
@@ -188,6 +190,7 @@ impl Target {
         self.make_private(&plan.text)?;
 
         tracer.stop_all()?;
+        self.verify(tracer)?;
         for code in unwritten {
             self.write_text(tracer, code.at, &code.bytes)?;
         }
@@ -211,6 +214,7 @@ impl Target {
                     tracer.nudge(thread)?;
                     tracer.seize_all()?; // it may have started others
                     tracer.stop_all()?;
+                    self.verify(tracer)?; // or another program
                 }
             }
         };

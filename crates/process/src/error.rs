@@ -40,6 +40,14 @@ pub enum Denial {
     /// It is not dumpable: it changed its user or has more privileges than its user has.
     #[error("process {0} is protected (not dumpable: it changed its user, or its program file cannot be read)")]
     NotDumpable(Pid),
+    /// The caller is a user who could not trace it: another user's process, or one with more privileges than its user.
+    #[error("process {pid} is not yours (you are user {uid}) or is protected")]
+    NotYours {
+        /// The process.
+        pid: Pid,
+        /// The caller.
+        uid: u32,
+    },
     /// It lives in a user namespace in which we have no rights.
     #[error("process {0} lives in another user namespace")]
     UserNamespace(Pid),
@@ -82,6 +90,7 @@ impl Denial {
             Denial::Yama { scope: 2, .. } => "run as root (CAP_SYS_PTRACE)".into(),
             Denial::Yama { .. } => "nobody may trace until the next boot: this setting cannot be taken back".into(),
             Denial::NotDumpable(_) => "run as root (CAP_SYS_PTRACE)".into(),
+            Denial::NotYours { .. } => "ask its owner or root".into(),
             Denial::UserNamespace(_) => "run as root outside of the container, or inside of it".into(),
             Denial::Forbidden(_) => {
                 "run as root (CAP_SYS_PTRACE); a security module (Landlock, SELinux) may forbid it as well".into()

@@ -26,7 +26,7 @@ impl Target {
         loop {
             let (lent, held) = with_tracer(self.pid(), |tracer| {
                 tracer.be_patient(attempt);
-                let lent = lend(tracer, area);
+                let lent = self.lend(tracer, area);
                 tracer.repair_all().and(lent)
             })?;
             self.note_hold(held);
@@ -36,27 +36,28 @@ impl Target {
             }
         }
     }
-}
 
-fn lend(tracer: &mut Tracer, area: &DataArea) -> Result<bool, Error> {
-    tracer.seize_all()?;
-    tracer.stop_all()?;
-    let mut without = Vec::new();
-    for i in 0..tracer.threads.len() {
-        match tracer.regs(i)? {
-            Some(regs) if regs.fs_base == 0 => without.push((i, regs)),
-            Some(_) => {}
-            None if tracer.threads[i].state == State::Gone => {}
-            None => return Err(Error::Unstoppable { tid: tracer.threads[i].tid, pc: None, waited: STOP_WAIT }),
+    fn lend(&self, tracer: &mut Tracer, area: &DataArea) -> Result<bool, Error> {
+        tracer.seize_all()?;
+        tracer.stop_all()?;
+        self.verify(tracer)?;
+        let mut without = Vec::new();
+        for i in 0..tracer.threads.len() {
+            match tracer.regs(i)? {
+                Some(regs) if regs.fs_base == 0 => without.push((i, regs)),
+                Some(_) => {}
+                None if tracer.threads[i].state == State::Gone => {}
+                None => return Err(Error::Unstoppable { tid: tracer.threads[i].tid, pc: None, waited: STOP_WAIT }),
+            }
         }
-    }
-    let alone = tracer.threads.iter().filter(|t| t.state != State::Gone).count() == 1;
-    match without[..] {
-        [] => Ok(true),
-        [(i, regs)] if alone => {
-            tracer.set_regs(i, &Regs { fs_base: area.lent().0, ..regs })?;
-            Ok(true)
+        let alone = tracer.threads.iter().filter(|t| t.state != State::Gone).count() == 1;
+        match without[..] {
+            [] => Ok(true),
+            [(i, regs)] if alone => {
+                tracer.set_regs(i, &Regs { fs_base: area.lent().0, ..regs })?;
+                Ok(true)
+            }
+            _ => Ok(false),
         }
-        _ => Ok(false),
     }
 }

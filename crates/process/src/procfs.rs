@@ -211,6 +211,39 @@ impl Status {
     }
 }
 
+/// The credentials of a thread, from /proc/TID/status.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Credentials {
+    /// Real, effective, saved and file system user id.
+    pub(crate) uids: [u32; 4],
+    /// The same of the group.
+    pub(crate) gids: [u32; 4],
+    /// Permitted capabilities; `None` if the file does not tell.
+    pub(crate) permitted: Option<u64>,
+}
+
+impl Credentials {
+    pub(crate) fn parse(text: &[u8]) -> Self {
+        let mut c = Credentials { uids: [u32::MAX; 4], gids: [u32::MAX; 4], permitted: None };
+        for line in text.split(|&b| b == b'\n') {
+            let Some((key, value)) = split_at_byte(line, b':') else { continue };
+            let value = String::from_utf8_lossy(value);
+            let ids = match key {
+                b"Uid" => &mut c.uids,
+                b"Gid" => &mut c.gids,
+                b"CapPrm" => {
+                    c.permitted = u64::from_str_radix(value.trim(), 16).ok();
+                    continue;
+                }
+                _ => continue,
+            };
+            let words = value.split_ascii_whitespace().map(|w| w.parse().unwrap_or(u32::MAX));
+            ids.iter_mut().zip(words).for_each(|(id, word)| *id = word);
+        }
+        c
+    }
+}
+
 /// Where a thread stands in the kernel, from /proc/PID/task/TID/syscall.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum InKernel {
@@ -218,6 +251,13 @@ pub(crate) enum InKernel {
     Running,
     /// Sleeping: the system call (-1: none), stack pointer and program counter in user space.
     Asleep { nr: i64, sp: u64, pc: u64 },
+}
+
+/// Whether a system call may start another program: execve and execveat, by the numbers of all three tables. A 64-bit program may use the 32-bit
+/// table as well, so that a few other calls are taken for these.
+pub(crate) fn may_exec(nr: i64) -> bool {
+    const X32: i64 = 0x4000_0000;
+    [libc::SYS_execve, libc::SYS_execveat, 11, 358, X32 + 520, X32 + 545].contains(&nr)
 }
 
 impl InKernel {
@@ -388,6 +428,14 @@ mod tests {
                 shadow_stack: true
             }
         );
+    }
+
+    #[test]
+    fn credentials() {
+        let c = Credentials::parse(b"Uid:\t5\t6\t7\t8\nGid:\t1\t1\t1\t1\nCapPrm:\t00000000000000ff\n");
+        assert_eq!(c, Credentials { uids: [5, 6, 7, 8], gids: [1; 4], permitted: Some(255) });
+        assert_eq!(Credentials::parse(b"Uid:\t0\n").uids, [0, u32::MAX, u32::MAX, u32::MAX]);
+        assert_eq!(Credentials::parse(b"").permitted, None);
     }
 
     #[test]

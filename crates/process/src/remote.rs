@@ -188,7 +188,8 @@ impl<'a> Remote<'a> {
             match Self::stack_top(target, tracer, i, &maps, last_resort, &mut home_of_main) {
                 Ok(Ok(top)) => return Self::send_away(target, tracer, i, top, syscall_at, sigreturn),
                 Ok(Err(why)) => {
-                    *asleep |= matches!(tracer.threads[i].state, State::Asleep { .. });
+                    // either may pass
+                    *asleep |= matches!(tracer.threads[i].state, State::Asleep { .. }) || tracer.has_loose_threads();
                     refused = format!("thread {tid} {why}");
                 }
                 Err(Error::Unstoppable { .. }) => {
@@ -222,6 +223,11 @@ impl<'a> Remote<'a> {
         }
         let tid = tracer.threads[i].tid;
         let Some(regs) = tracer.regs(i)? else { return Ok(Err("has ended")) };
+        if tid.0 == target.pid().0 && tracer.has_loose_threads() {
+            return Ok(Err("may be replaced: another thread does not stop, and may start another program"));
+        }
+        // Of a stopped thread the answer holds: its system calls are made in the address space that was opened.
+        target.verify_thread(tid, target.acting())?;
         if !last_resort && regs.rax as i64 == frame::ERESTART_RESTARTBLOCK {
             return Ok(Err("sleeps with a time-out"));
         }
@@ -320,8 +326,17 @@ impl<'a> Remote<'a> {
                 Status::Syscall => return Ok(()),
                 // SIGSTOP cannot be blocked: the process stops, and our thread goes on until it is given back
                 Status::Signal(s) => signal = s as usize,
-                _ => signal = 0,
+                Status::Event(_) => return Err(self.replaced()),
+                Status::EventStop(_) => signal = 0,
             }
+        }
+    }
+
+    /// Another thread has started another program, and has the borrowed thread's id there.
+    fn replaced(&mut self) -> Error {
+        match self.tracer.index_of(self.tid) {
+            Some(i) => self.tracer.leave_to_exec(i),
+            None => Error::Replaced(self.target.pid()),
         }
     }
 
@@ -349,6 +364,7 @@ impl<'a> Remote<'a> {
 
     /// Makes one system call. `name` is for the error.
     pub fn syscall(&mut self, name: &'static str, nr: i64, args: [u64; 6]) -> Result<u64, Error> {
+        self.target.verify_thread(self.tid, self.target.acting())?;
         self.aim(nr, args)?;
         self.run_to_syscall_stop()?;
         self.run_to_syscall_stop()?;
@@ -378,17 +394,19 @@ impl<'a> Remote<'a> {
     }
 
     /// Back to where the thread was: in the very stop in which the kernel decides about repeating its system call.
-    fn give_back(self) -> Result<(), Error> {
-        let (tid, home, mut signal) = (self.tid, &self.home, 0);
+    fn give_back(mut self) -> Result<(), Error> {
+        let (tid, mut signal) = (self.tid, 0);
         loop {
             self.tracer.check("INTERRUPT", tid, sys::interrupt(tid))?;
             self.tracer.check("CONT", tid, sys::cont(tid, signal))?;
             match self.wait()? {
                 Status::EventStop(_) => break,
                 Status::Signal(s) => signal = s as usize,
-                _ => signal = 0,
+                Status::Event(_) => return Err(self.replaced()),
+                Status::Syscall => signal = 0,
             }
         }
+        let home = &self.home;
         if self.tracer.check("GETREGSET", tid, sys::get_xstate(tid))? != home.xstate {
             self.tracer.check("SETREGSET", tid, sys::set_xstate(tid, &home.xstate))?;
         }

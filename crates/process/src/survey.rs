@@ -123,6 +123,9 @@ impl Target {
                 }
                 stopped => stopped?,
             };
+            if matches!(tracer.threads[i].state, State::Stopped(_)) {
+                self.verify_thread(tid, self.acting())?;
+            }
             self.note(tracer, i, status.own_id, &mut survey)?;
             tracer.release(i)?;
         }
@@ -131,6 +134,7 @@ impl Target {
             tracer.seize(tid, false)?;
         }
         tracer.stop_traced()?;
+        self.verify(tracer)?;
         for (tid, own_id) in running {
             if let Some(i) = tracer.index_of(tid) {
                 self.note(tracer, i, own_id, &mut survey)?;

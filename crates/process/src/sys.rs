@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{FromRawFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -42,9 +43,21 @@ pub fn steps() -> u64 {
     STEPS.load(Ordering::SeqCst)
 }
 
+type Hook = Box<dyn Fn(u64) + Send + Sync>;
+static BEFORE: OnceLock<Hook> = OnceLock::new();
+
+/// For tests: called with its number (1 is the first) right before every step that touches another process. Once.
+#[doc(hidden)]
+pub fn before_steps(hook: impl Fn(u64) + Send + Sync + 'static) {
+    let _ = BEFORE.set(Box::new(hook));
+}
+
 /// Called before everything that touches another process.
 pub(crate) fn step() {
     let n = STEPS.fetch_add(1, Ordering::SeqCst) + 1;
+    if let Some(hook) = BEFORE.get() {
+        hook(n);
+    }
     if n == ABORT_AT.load(Ordering::SeqCst) {
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }
@@ -294,6 +307,69 @@ pub(crate) fn wait_thread_gone(tid: Tid) {
         }
         std::thread::sleep(Duration::from_micros(20));
     }
+}
+
+/// The capability sets of a thread, version 3 of linux/capability.h: two words each.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Capabilities([[u32; 3]; 2]);
+
+/// Index of the effective set in each half of [`Capabilities`].
+const EFFECTIVE: usize = 0;
+
+fn capabilities(call: libc::c_long, sets: &mut Capabilities) -> io::Result<()> {
+    /// _LINUX_CAPABILITY_VERSION_3, and the calling thread.
+    const HEADER: [u32; 2] = [0x2008_0522, 0];
+    let mut header = HEADER;
+    // SAFETY: the kernel reads the header, and may write its own version there; it reads or writes two times three words at `sets`.
+    let r = unsafe { libc::syscall(call, header.as_mut_ptr(), sets.0.as_mut_ptr()) };
+    if r == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Sets the effective user and group of the calling thread alone: libc's functions would do it in all threads.
+fn set_effective(uid: u32, gid: u32) -> io::Result<()> {
+    const KEEP: u32 = u32::MAX;
+    // SAFETY: the request takes integers only.
+    let group = || unsafe { libc::syscall(libc::SYS_setresgid, KEEP, gid, KEEP) };
+    // SAFETY: the same.
+    let user = || unsafe { libc::syscall(libc::SYS_setresuid, KEEP, uid, KEEP) };
+    if group() == -1 || user() == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Runs `work` with the effective ids of a user and without effective capabilities: the kernel then decides as it would for that user. Fails, with
+/// nothing run, if this process may not take that identity.
+pub(crate) fn as_user<R>(uid: u32, gid: u32, work: impl FnOnce() -> R) -> io::Result<R> {
+    /// Puts the thread back, also when `work` panics. All of it is permitted: the real and saved ids and the permitted set never change.
+    struct Back(u32, u32, Capabilities, bool);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            let Back(uid, gid, sets, dumpable) = self;
+            let raised = capabilities(libc::SYS_capset, sets);
+            let back = set_effective(*uid, *gid).and_then(|()| capabilities(libc::SYS_capset, sets));
+            debug_assert!(raised.is_ok() && back.is_ok());
+            if *dumpable {
+                // Another effective id makes the whole process undumpable (prctl(2), PR_SET_DUMPABLE).
+                // SAFETY: the request takes integers only.
+                unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1usize, 0usize, 0usize, 0usize) };
+            }
+        }
+    }
+    static DUMPABLE: OnceLock<bool> = OnceLock::new();
+    // asked once: while another thread is away the answer is another one
+    // SAFETY: the request takes integers only.
+    let dumpable =
+        *DUMPABLE.get_or_init(|| unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0usize, 0usize, 0usize, 0usize) == 1 });
+    let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let mut sets = Capabilities::default();
+    capabilities(libc::SYS_capget, &mut sets)?;
+    let mut none = sets;
+    none.0.iter_mut().for_each(|half| half[EFFECTIVE] = 0);
+    let _back = Back(own.0, own.1, sets, dumpable && own != (uid, gid));
+    if own != (uid, gid) {
+        set_effective(uid, gid)?;
+    }
+    capabilities(libc::SYS_capset, &mut none)?;
+    Ok(work())
 }
 
 /// Whether a process runs in another one's memory (a vfork child before exec).

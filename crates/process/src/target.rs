@@ -18,6 +18,7 @@ use crate::access;
 use crate::error::{Denial, Error};
 use crate::procfs::{self, Mapping, Status};
 use crate::remote::Gadgets;
+use crate::rights::{self, Rights};
 use crate::sys;
 
 /// Entry point of the program, in the auxiliary vector.
@@ -80,6 +81,10 @@ pub struct Target {
     identity: Identity,
     pidfd: OwnedFd,
     mem: File,
+    /// The auxiliary vector, bound to the same address space as `mem`.
+    auxv: File,
+    /// With whose rights the process is touched.
+    pub(crate) acting: Mutex<Rights>,
     gadgets: Mutex<Option<Gadgets>>,
     longest_hold: Mutex<Duration>,
     /// Pages that are known to be private copies already.
@@ -97,8 +102,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Target {
     /// Opens a process; it is not touched.
     pub fn open(pid: Pid) -> Result<Self, Error> {
+        Self::open_for(pid, Rights::All)
+    }
+
+    /// Opens a process that these rights include. What is opened is bound to the program that it runs now. Later operations are not bound to these
+    /// rights, see [`Target::act_for`].
+    pub fn open_for(pid: Pid, rights: Rights) -> Result<Self, Error> {
         access::attachable(pid)?;
-        Self::open_unchecked(pid)
+        let target = Self::open_unchecked(pid)?;
+        // An exec between what was opened above and now shows: what is compared here was opened before and after it.
+        target.check(rights)?;
+        Ok(target)
     }
 
     /// Opens a process that is being traced by us.
@@ -110,6 +124,7 @@ impl Target {
         };
         let raw = rustix::process::Pid::from_raw(pid.0).ok_or(Denial::NoSuchProcess(pid))?;
         let pidfd = pidfd_open(raw, PidfdFlags::empty()).map_err(own)?;
+        let auxv = rights::open_image(pid)?;
         let mem = open_mem(pid)?;
         // the id may have been given away between the two
         if Identity::of(pid)? != identity {
@@ -119,6 +134,8 @@ impl Target {
             identity,
             pidfd,
             mem,
+            auxv,
+            acting: Mutex::new(Rights::All),
             gadgets: Mutex::default(),
             longest_hold: Mutex::default(),
             private_pages: Mutex::default(),
@@ -139,6 +156,16 @@ impl Target {
 
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+
+    /// Its memory, that of the program that it ran when it was opened.
+    pub(crate) fn mem(&self) -> &File {
+        &self.mem
+    }
+
+    /// The auxiliary vector of that program.
+    pub(crate) fn image(&self) -> &File {
+        &self.auxv
     }
 
     /// Whether it still runs.

@@ -29,6 +29,9 @@ const OTHERS_WAIT: Duration = Duration::from_millis(500);
 /// New threads may keep appearing while others are stopped; so many rounds are more than any program needs.
 const ROUNDS: usize = 100;
 
+/// A thread that executes another program stops before its first instruction there.
+const OPTIONS: usize = sys::TRACE_SYS_GOOD | sys::TRACE_EXEC;
+
 /// What is known of a traced thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -180,7 +183,7 @@ impl Tracer {
         if self.known.contains(&tid) {
             return Ok(self.index_of(tid));
         }
-        let options = sys::TRACE_SYS_GOOD | if unfiltered { sys::SUSPEND_SECCOMP } else { 0 };
+        let options = OPTIONS | if unfiltered { sys::SUSPEND_SECCOMP } else { 0 };
         let begin = Instant::now();
         loop {
             match sys::seize(tid, options) {
@@ -194,9 +197,13 @@ impl Tracer {
                 return Ok(None);
             }
             let tracer = procfs::thread_status(self.pid, tid).map_or(0, |s| s.tracer);
-            if tracer == 0 && unfiltered && sys::seize(tid, sys::TRACE_SYS_GOOD).is_ok() {
+            if tracer == 0 && unfiltered && sys::seize(tid, OPTIONS).is_ok() {
                 self.add(tid, State::Running);
                 return Err(Error::Seccomp);
+            }
+            if tracer == sys::own_tid().0 {
+                // A thread of ours under another one's id: it has executed another program, and the id of the main thread is now its own.
+                return Err(Error::Replaced(self.pid));
             }
             // another operation of ours, or of another engine that looks at this target: over in a moment
             let passes = tracer != 0 && procfs::comm(Pid(tracer)).is_none_or(|name| name == THREAD_NAME);
@@ -356,7 +363,8 @@ impl Tracer {
                 self.resume(i, sig)?;
                 Ok(false)
             }
-            Ok(Some(Status::Syscall | Status::Event(_))) => {
+            Ok(Some(Status::Event(_))) => Err(self.leave_to_exec(i)),
+            Ok(Some(Status::Syscall)) => {
                 self.interrupt(i)?;
                 self.resume(i, 0)?;
                 Ok(false)
@@ -367,6 +375,15 @@ impl Tracer {
             }
             Err(source) => Err(self.error("wait", tid, source)),
         }
+    }
+
+    /// A thread has executed another program, which is not ours to touch: it goes on there. The other threads have ended with the old one.
+    pub(crate) fn leave_to_exec(&mut self, i: usize) -> Error {
+        let thread = &mut self.threads[i];
+        thread.state = State::Gone;
+        thread.regs = None;
+        let _ = sys::detach(thread.tid, 0); // it was killed meanwhile
+        Error::Replaced(self.pid)
     }
 
     /// Before the end, also of an operation that failed: no thread leaves its system call early because it was asked to stop.
@@ -470,6 +487,10 @@ impl Tracer {
             Some(_) => {}
         }
         match place {
+            // That one may come back in another program, under the id of the main thread and with its privileges. It is not held.
+            Some(InKernel::Asleep { nr, .. }) if procfs::may_exec(nr) => {
+                Err(Error::Unstoppable { tid, pc: None, waited: self.patience })
+            }
             Some(InKernel::Asleep { sp, pc, .. }) => Ok(Some(State::Asleep { pc: Avma(pc), sp: Avma(sp) })),
             _ => Err(Error::Unstoppable { tid, pc: None, waited: self.patience }),
         }
@@ -494,9 +515,24 @@ impl Tracer {
         }
     }
 
+    /// Whether a thread of ours is not held. While that is so, it may execute another program and appear there as the main thread.
+    pub(crate) fn has_loose_threads(&self) -> bool {
+        self.threads.iter().any(|t| t.state == State::Running)
+    }
+
     /// Sets the registers of a held thread; one that was killed meanwhile needs none.
     pub(crate) fn set_regs(&mut self, i: usize, regs: &Regs) -> Result<(), Error> {
         let tid = self.threads[i].tid;
+        if tid.0 == self.pid.0 && self.has_loose_threads() {
+            // The main thread's id belongs to whoever has executed another program. That takes the end of this thread and much longer than from one
+            // request to the next, so a thread that still stands where it did is this one.
+            let known = self.threads[i].regs.map(|r| (r.rip, r.rsp, r.rax, r.orig_rax));
+            let now = sys::get_regs(tid).ok().map(|r| (r.rip, r.rsp, r.rax, r.orig_rax));
+            if known.is_some() && known != now {
+                self.threads[i].state = State::Gone;
+                return Err(Error::Replaced(self.pid));
+            }
+        }
         match sys::set_regs(tid, regs) {
             Ok(()) => {
                 self.threads[i].regs = Some(*regs);

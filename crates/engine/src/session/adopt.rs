@@ -161,6 +161,9 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         request,
         library,
         keep: true,
+        // its request is not known any more, so nothing is ever woven for it
+        rights: Rights::All,
+        revoked: false,
         limit,
     }
 }

@@ -176,6 +176,10 @@ impl Session {
         begin: Instant,
     ) -> Result<Option<Enabled>, Error> {
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
+        if measurement.revoked {
+            return Ok(None);
+        }
+        let _acting = self.target.act_for(measurement.rights);
         let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
         if request.pairs.is_empty() && request.functions.is_empty() {
             return Ok(None); // adopted: what it was asked with is not known any more

@@ -28,8 +28,8 @@ use ingraft_model::{
     UnitsType, WallClock,
 };
 use ingraft_process::{
-    ClockChoice, ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, SharedArea, Target,
-    ThreadBase, TickClock, Visitor, thread_exists, vector_state,
+    ClockChoice, ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, Rights, SharedArea,
+    Target, ThreadBase, TickClock, Visitor, thread_exists, vector_state,
 };
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
@@ -71,6 +71,7 @@ mod loader;
 mod numbering;
 mod read;
 mod remove;
+mod rights;
 mod view;
 
 /// What is done when a target has ended.
@@ -141,6 +142,10 @@ struct Measurement {
     request: EnableRequest,
     library: Arc<Library>,
     keep: bool,
+    /// With whose rights the target is touched for it.
+    rights: Rights,
+    /// These rights include the target no longer: what it had there was taken out.
+    revoked: bool,
     /// What its pairs that do more than count may cost, in percent of one processor.
     limit: f64,
 }
@@ -346,10 +351,13 @@ impl Session {
         Error::process(self.pid(), e)
     }
 
-    /// Inserts a measurement. With [`Missing::MayCome`] it begins with what is there and grows by [`Session::grow`].
+    /// Inserts a measurement, with the rights of who asks for it. With [`Missing::MayCome`] it begins with what is there and grows by
+    /// [`Session::grow`].
+    #[expect(clippy::too_many_arguments, reason = "a request, and how it is served")]
     pub fn enable(
         &self,
         id: MeasurementId,
+        rights: Rights,
         library: &Arc<Library>,
         request: &EnableRequest,
         missing: Missing,
@@ -361,6 +369,7 @@ impl Session {
         if control.closed {
             return Err(ending(self.pid()));
         }
+        let _acting = self.target.act_for(rights);
         let attached_before = control.attached.is_some();
         self.look_at_modules(control)?;
         let own = internals::of_request(library, request, &control.modules)?;
@@ -385,6 +394,8 @@ impl Session {
         }
         let reads = |clock| wanted.iter().any(|w| insert::reads(&w.instrumentation, clock));
         let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
+        // Values that need no code have no stop in which that would be asked.
+        self.target.check(rights).map_err(|e| self.failed(e))?;
         let (keys, stopped) = self.insert_wanted(control, wanted, own.is_empty())?;
         warnings.extend(keys.iter().filter_map(|(key, _)| control.pairs.get(key)?.why_barren(key)));
         if reads_wall {
@@ -404,6 +415,8 @@ impl Session {
             request: request.clone(),
             library: Arc::clone(library),
             keep: false,
+            rights,
+            revoked: false,
             limit,
         };
         control.add_users(&keys);

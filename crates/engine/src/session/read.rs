@@ -197,6 +197,7 @@ impl Session {
             self.end(Ended { status: None, signal: None, exec: true });
             return false;
         }
+        self.revoke();
         self.bury_ended_threads();
         self.follow_events();
         true

@@ -1,0 +1,65 @@
+//! Rights that end: a process may become another user's, or protected, while its user measures it. What was inserted for that user is taken out
+//! then, and nothing is served any more.
+
+use std::sync::TryLockError;
+
+use ingraft_process::Denial;
+
+use super::*;
+
+impl Session {
+    /// Whether the end of the target, or of its program, was noticed.
+    pub fn has_ended(&self) -> bool {
+        self.ended.get().is_some()
+    }
+
+    /// Whether a measurement lost its rights.
+    pub fn is_revoked(&self, id: MeasurementId) -> bool {
+        self.control().measurements.get(&id).is_some_and(|m| m.revoked)
+    }
+
+    /// Takes out the code of measurements whose callers may not trace the target any more.
+    pub(super) fn revoke(&self) {
+        // Who changes the session asks for its rights itself.
+        let mut control = match self.control.try_lock() {
+            Ok(control) => control,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let live = control.measurements.values().filter(|m| !m.revoked);
+        let rights: BTreeSet<Rights> = live.map(|m| m.rights).filter(|rights| *rights != Rights::All).collect();
+        let denied = |rights: &Rights| {
+            matches!(self.target.check(*rights), Err(ingraft_process::Error::Denied(Denial::NotYours { .. })))
+        };
+        let lost: BTreeSet<Rights> = rights.into_iter().filter(denied).collect();
+        if lost.is_empty() {
+            return;
+        }
+        let pid = self.pid().0;
+        tracing::warn!(pid, ?lost, "a measurement is taken out: its user may not trace the process any more");
+        for measurement in control.measurements.values_mut().filter(|m| lost.contains(&m.rights)) {
+            measurement.revoked = true;
+        }
+        if let Err(error) = self.take_out_revoked(&mut control) {
+            tracing::warn!(pid, %error, "not everything could be taken out");
+        }
+    }
+
+    fn take_out_revoked(&self, control: &mut Control) -> Result<(), Error> {
+        let (revoked, others): (Vec<_>, Vec<_>) = control.measurements.values().partition(|m| m.revoked);
+        let views = |of: &[&Measurement]| of.iter().flat_map(|m| m.views.iter()).map(|v| v.key.clone()).collect();
+        let (mut going, staying): (FxHashSet<PairKey>, FxHashSet<PairKey>) = (views(&revoked), views(&others));
+        going.retain(|key| !staying.contains(key) && control.pairs.contains_key(key));
+        if others.is_empty() {
+            self.take_down(control)?;
+        } else {
+            let minis = control.minis_of(&going.iter().collect());
+            self.withdraw(control, &minis)?;
+        }
+        self.bury_ended_threads();
+        let why = TakenOut { time_ns: now_ns(), hits_per_s: 0, cost_ns_per_s: 0, limit_ns_per_s: 0, own_gs: false };
+        going.iter().for_each(|key| self.freeze(control, key, why));
+        self.settle_accounts(control);
+        Ok(())
+    }
+}
