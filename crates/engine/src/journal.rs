@@ -5,6 +5,7 @@
 //! no sync: after a power loss the target is gone too, and the page cache survives our death. A torn record at the end is what a crash
 //! leaves; what it described was not done yet.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use ingraft_codegen::RemovalRecord;
 use ingraft_model::vector::GRANULES_MAX;
 use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, PcMove, Pid, Shape, TextWrite};
+use rustc_hash::FxHashMap;
 
 use crate::values::Slots;
 
@@ -211,16 +213,28 @@ pub fn decode(bytes: &[u8]) -> Option<Contents> {
     let mut r = Reader { bytes };
     let head = decode_head(&mut r)?;
     let mut contents = Contents { head, arenas: Vec::new(), points: Vec::new(), kept: Vec::new(), counters: 0 };
+    // A copy may come from a hostile target: the time must not grow with points times removals.
+    let mut points: Vec<Option<PointRecord>> = Vec::new();
+    let mut kept: BTreeMap<u64, Kept> = BTreeMap::new();
+    let mut by_key: FxHashMap<Avma, Vec<usize>> = FxHashMap::default();
     while let Some(record) = decode_record(&mut r) {
         match record {
             Record::Arena(range) => contents.arenas.push(range),
-            Record::Point(point) => contents.points.push(point),
-            Record::PointGone(at) => contents.points.retain(|p| p.removal.key() != at),
-            Record::Kept(kept) => contents.kept.push(kept),
-            Record::KeptGone(id) => contents.kept.retain(|k| k.id != id),
+            Record::Point(point) => {
+                by_key.entry(point.removal.key()).or_default().push(points.len());
+                points.push(Some(point));
+            }
+            Record::PointGone(at) => {
+                let gone = by_key.remove(&at).unwrap_or_default();
+                gone.into_iter().for_each(|i| points[i] = None);
+            }
+            Record::Kept(one) => _ = kept.insert(one.id, one),
+            Record::KeptGone(id) => _ = kept.remove(&id),
             Record::Counters(used) => contents.counters = contents.counters.max(used),
         }
     }
+    contents.points = points.into_iter().flatten().collect();
+    contents.kept = kept.into_values().collect();
     Some(contents)
 }
 

@@ -17,6 +17,7 @@ use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use crate::error::Error;
+use crate::fault::Guarded;
 use crate::perf::EventAttributes;
 use crate::room::DataAreaRequest;
 use crate::target::{Identity, Target};
@@ -33,7 +34,7 @@ pub struct SharedArea {
 #[derive(Debug)]
 enum Access {
     /// Mapped here as well. `lock` is a file of our own opening: a lock on it ends with us.
-    Mapped { map: MmapRaw, lock: Option<OwnedFd> },
+    Mapped { map: Guarded, lock: Option<OwnedFd> },
     /// Through the target's memory: for a successor that may not map the file.
     Through(Arc<Target>),
 }
@@ -62,6 +63,7 @@ impl SharedArea {
         let own = |source| Error::Own { what: "map the data area", source };
         let len = usize::try_from(layout.len()).map_err(|_| Error::Outside(layout.len()))?;
         let map = memmap2::MmapOptions::new().len(len).no_reserve_swap().map_raw(memfd).map_err(own)?;
+        let map = Guarded::new(map).map_err(own)?;
         Ok(SharedArea::new(layout, Access::Mapped { map, lock }))
     }
 
@@ -82,6 +84,11 @@ impl SharedArea {
     /// Whether reads and writes need no system call.
     pub fn is_mapped(&self) -> bool {
         matches!(self.access, Access::Mapped { .. })
+    }
+
+    /// Whether a page of it could not be provided here (a memory limit, a hardware error): what was read there since is 0.
+    pub fn is_broken(&self) -> bool {
+        matches!(&self.access, Access::Mapped { map, .. } if map.is_broken())
     }
 
     /// Takes the lock that only one engine holds; it ends with the engine. Whoever makes an area has it already. None: this way of access knows no lock, and
@@ -512,7 +519,8 @@ impl SharedArea {
         if shard < layout::FIRST_SHARD || shard >= self.layout.shards {
             return Err(Error::Outside(self.shard_start(shard)));
         }
-        let mut values = vec![0; counters as usize];
+        // how many there are was once read from the target
+        let mut values = vec![0; counters.min(self.layout.counters()) as usize];
         self.counters(shard, &mut values)?;
         let open = self.open_records(shard)?;
         for (i, _) in values.iter().enumerate().filter(|&(_, &v)| v != 0) {

@@ -61,6 +61,8 @@ impl Rights {
         match opened {
             Ok(file) => Ok(Some(file)),
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
+            // A thread that is about to end belongs to root: it has no address space any more.
+            Err(_) if File::open(&path).is_ok_and(|file| read_auxv(&file).is_none()) => Ok(None),
             Err(e) => Err(match self {
                 Rights::User { uid, .. } => Denial::NotYours { pid, uid }.into(),
                 Rights::All => procfs::file_error(pid, path.into(), e),

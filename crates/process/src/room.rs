@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::gap;
 use crate::procfs::Mapping;
 use crate::remote::Remote;
+use crate::seal;
 use crate::survey::ATTEMPTS;
 use crate::target::{Identity, Target};
 
@@ -142,8 +143,15 @@ impl Target {
         let layout = DataArea { base: Avma(base), stride, shards, journal_bytes };
 
         let name = remote.scratch_name()?;
-        let fd =
-            remote.syscall("memfd_create", libc::SYS_memfd_create, [name.0, libc::MFD_CLOEXEC.into(), 0, 0, 0, 0])?;
+        // NOEXEC_SEAL is an error before Linux 6.3, and without it some settings (vm.memfd_noexec) refuse.
+        let plain = u64::from(libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        let create = |remote: &mut Remote<'_>, flags| {
+            remote.syscall("memfd_create", libc::SYS_memfd_create, [name.0, flags, 0, 0, 0, 0])
+        };
+        let fd = match create(remote, plain | u64::from(libc::MFD_NOEXEC_SEAL)) {
+            Err(Error::Call { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => create(remote, plain)?,
+            other => other?,
+        };
         let mapped = self.map_area(remote, &layout, fd, (locked, request.family));
         let closed = remote.close(fd);
         match (mapped, closed) {
@@ -167,10 +175,14 @@ impl Target {
         let number = i32::try_from(fd).unwrap_or(-1);
         let memfd: OwnedFd =
             pidfd_getfd(self.pidfd(), number, PidfdGetfdFlags::empty()).map_err(own("pidfd_getfd of the data area"))?;
+        // The descriptor's number was the target's to fill: what was fetched may be any file.
+        seal::expect_fresh(&memfd)?;
         // before it can be seen in the target's mappings: nobody takes a half-made area for a dead engine's
         let lock = reopen(&memfd).ok().filter(lock_file);
         // by us, not by the target: its RLIMIT_FSIZE would kill it
         rustix::fs::ftruncate(&memfd, layout.len()).map_err(own("grow the data area"))?;
+        // Who shares the file could cut it down else, and we would fault where it ends.
+        seal::seal(&memfd, layout.len())?;
         let (base, len, stride) = (layout.base.0, layout.len(), layout.stride);
         // under mlockall a mapping that may be written is filled at once: open it after unlocking
         let first = if locked { libc::PROT_NONE as u64 } else { PROT_RW };
@@ -214,11 +226,13 @@ impl Target {
             self.maps()?.into_iter().find(|m| m.range.start == range.start).ok_or(no_area("it is not mapped"))?;
         let link = format!("/proc/{}/map_files/{:x}-{:x}", self.pid(), first.range.start.0, first.range.end.0);
         match fs::File::options().read(true).write(true).open(link) {
-            Ok(file) => {
+            // The name says nothing about the file, and the mapping may be another one by now. A file that somebody can cut down, or that is none of an
+            // engine's, is not mapped here.
+            Ok(file) if seal::is_sealed(&file, layout.len()) => {
                 let file = file.into();
                 SharedArea::map(layout, &file, reopen(&file).ok())
             }
-            Err(_) => Ok(SharedArea::through(layout, Arc::clone(self))),
+            _ => Ok(SharedArea::through(layout, Arc::clone(self))),
         }
     }
 

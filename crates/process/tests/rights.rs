@@ -169,8 +169,7 @@ fn exec_before_every_step(mode: &'static str, rights: Rights, stride: u64) {
                 }
             }
         });
-        let mut tried = 0;
-        for n in (1..).step_by(stride as usize) {
+        for (tried, n) in (1..).step_by(stride as usize).enumerate() {
             let (mut mutatee, exec, counted) = Mutatee::start(&plain, &setuid, mode);
             let pid = mutatee.child.id();
             EXEC.lock().unwrap_or_else(PoisonError::into_inner).replace(exec);
@@ -185,7 +184,6 @@ fn exec_before_every_step(mode: &'static str, rights: Rights, stride: u64) {
                 return;
             }
             let mut stdin = STDIN.lock().unwrap_or_else(PoisonError::into_inner).take().expect("its input");
-            tried += 1;
             assert_eq!(mutatee.line(), format!("guest {USER} 0"), "step {n}: {outcome:?}");
             stdin.write_all(b"?\n").expect("ask");
             assert_eq!(mutatee.line(), "guest clean", "step {n}: {outcome:?}");

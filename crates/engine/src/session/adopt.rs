@@ -4,6 +4,7 @@ use ingraft_model::WallClock;
 use ingraft_model::layout::header;
 
 use super::*;
+use crate::journal::Contents;
 
 impl Session {
     /// Goes on with the measurements that a dead engine was to keep; `None` if there were none and the rest was removed.
@@ -27,6 +28,8 @@ impl Session {
             return Ok(None);
         };
         let area = Arc::new(found.area);
+        // The journal's copy was the target's to change: no more counters than a shard has room for.
+        let contents = Contents { counters: contents.counters.min(area.layout().counters()), ..contents };
         if area.try_lock() == Some(false) {
             return Err(leftover::held(pid, "another ingraft"));
         }

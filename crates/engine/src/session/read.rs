@@ -99,7 +99,13 @@ impl Session {
     pub fn read(&self, id: MeasurementId, threads: bool) -> Result<Reading, Error> {
         let views =
             self.control().measurements.get(&id).map(|m| Arc::clone(&m.views)).ok_or_else(|| no_measurement(id))?;
-        Ok(self.reading(&views, threads))
+        let reading = self.reading(&views, threads);
+        if self.shared().area.as_ref().is_some_and(|area| area.is_broken()) {
+            let what = "memory that is shared with this process could not be read: its values are lost";
+            let hint = "look for memory limits and hardware errors in the kernel's log, and begin another measurement";
+            return Err(Error::new(ErrorKind::Failed, "area_broken", what, hint).about(self.pid()));
+        }
+        Ok(reading)
     }
 
     pub(super) fn reading(&self, views: &Views, threads: bool) -> Reading {
