@@ -4,6 +4,7 @@
 
 mod costs;
 mod generic;
+mod hostile;
 mod life;
 mod shared_points;
 

@@ -51,6 +51,7 @@ fn recipe(name: &str) -> Recipe {
         "threads-cet" => ("gcc", &["-O2", "-g", "-pthread", "-fcf-protection=full"] as &[_], &["threads.c"], false),
         "spin" => ("gcc", C, &["spin.c"], false),
         "sharer" => ("gcc", C, &["sharer.c"], false),
+        "attacks" => ("gcc", C, &["attacks.c"], false),
         "family" => ("gcc", C, &["family.c"], false),
         "family-gs" => ("gcc", &["-O2", "-g", "-pthread", "-DOWN_GS"] as &[_], &["family.c"], false),
         "family-musl" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["family.c"], false),
