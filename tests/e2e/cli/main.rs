@@ -19,6 +19,7 @@ mod crashes;
 mod data;
 mod events;
 mod families;
+mod field;
 mod jumps;
 mod launches;
 mod libraries;

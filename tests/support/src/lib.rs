@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod daemon;
+pub mod field;
 mod mutatee;
 pub mod server;
 pub mod step;

@@ -104,6 +104,7 @@ fn recipe(name: &str) -> Recipe {
         "burns-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["burns.c"], false),
         "twin" => ("rustc", &["--edition=2024", "-O", "-g"] as &[_], &["twin.rs"], false),
         "gopher" => ("go", &["build"] as &[_], &["gopher.go"], false),
+        "web" => ("go", &["build"] as &[_], &["web.go"], false),
         _ => panic!("no target program {name}"),
     };
     Recipe { compiler, flags, sources, strip }

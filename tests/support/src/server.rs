@@ -14,22 +14,46 @@ pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
 }
 
-fn drop_privilege(command: &mut Command) -> &mut Command {
+pub(crate) fn drop_privilege(command: &mut Command) -> &mut Command {
     if is_root() { command.uid(NOBODY).gid(NOBODY) } else { command }
 }
 
-fn program(name: &str) -> Result<PathBuf, String> {
+pub(crate) fn program(name: &str) -> Result<PathBuf, String> {
     find(name).ok_or_else(|| format!("{name} is not installed"))
 }
 
+/// Requests a page a number of times, one after the other on one connection, and hands on each body; panics unless each answer is a 200.
+pub(crate) fn get(port: u16, path: &str, count: usize, mut each: impl FnMut(String)) {
+    let stream = TcpStream::connect(("127.0.0.1", port)).expect("connect to the server");
+    stream.set_read_timeout(Some(BOUND)).expect("set a bound");
+    let mut reader = BufReader::new(stream.try_clone().expect("a second handle"));
+    for _ in 0..count {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        (&stream).write_all(request.as_bytes()).expect("send to the server");
+        let (mut line, mut length) = (String::new(), 0);
+        reader.read_line(&mut line).expect("an answer of the server");
+        assert!(line.starts_with("HTTP/1.1 200"), "the server answered {line}");
+        while line != "\r\n" {
+            line.clear();
+            reader.read_line(&mut line).expect("a header of the server");
+            if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().expect("a length");
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).expect("a body of the server");
+        each(String::from_utf8_lossy(&body).into_owned());
+    }
+}
+
 /// A started server; ended when dropped.
-struct Running {
-    child: Child,
-    directory: tempfile::TempDir,
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 impl Running {
-    fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).expect("a process id")
     }
 }
@@ -248,27 +272,9 @@ impl Nginx {
     /// Requests a page a number of times, one after the other on one connection, and returns the last body; panics unless each
     /// gets a 200.
     pub fn get(&self, path: &str, count: usize) -> String {
-        let stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connect to nginx");
-        stream.set_read_timeout(Some(BOUND)).expect("set a bound");
-        let mut reader = BufReader::new(stream.try_clone().expect("a second handle"));
-        let mut body = Vec::new();
-        for _ in 0..count {
-            let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
-            (&stream).write_all(request.as_bytes()).expect("send to nginx");
-            let (mut line, mut length) = (String::new(), 0);
-            reader.read_line(&mut line).expect("an answer of nginx");
-            assert!(line.starts_with("HTTP/1.1 200"), "nginx answered {line}");
-            while line != "\r\n" {
-                line.clear();
-                reader.read_line(&mut line).expect("a header of nginx");
-                if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
-                    length = value.trim().parse().expect("a length");
-                }
-            }
-            body = vec![0; length];
-            reader.read_exact(&mut body).expect("a body of nginx");
-        }
-        String::from_utf8_lossy(&body).into_owned()
+        let mut last = String::new();
+        get(self.port, path, count, |body| last = body);
+        last
     }
 
     /// How often the worker of one that is in front of another has gone round its event loop, by its own log, once it rests.

@@ -39,7 +39,8 @@ pub fn maps(pid: i32) -> Vec<Mapping> {
     text.lines().map(|line| parse(line).unwrap_or_else(|| panic!("a line of maps: {line}"))).collect()
 }
 
-/// The bytes of all executable mappings of files, by address.
+/// The bytes of all executable mappings of files, by address; also of anonymous ones between two mappings of one file, to which a program has
+/// moved a part of its text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Text {
     ranges: BTreeMap<(u64, String), Vec<u8>>,
@@ -49,8 +50,14 @@ impl Text {
     /// Reads it from a process.
     pub fn of(pid: i32) -> Text {
         let memory = File::open(format!("/proc/{pid}/mem")).unwrap_or_else(|error| panic!("memory of {pid}: {error}"));
-        let executable =
-            maps(pid).into_iter().filter(|mapping| mapping.permissions.contains('x') && mapping.name.starts_with('/'));
+        let mut maps = maps(pid);
+        let moved = |m: &[Mapping]| {
+            m[1].name.is_empty() && m[0].end == m[1].start && m[1].end == m[2].start && m[0].name == m[2].name
+        };
+        let names: Vec<_> =
+            maps.windows(3).enumerate().filter(|(_, m)| moved(m)).map(|(n, m)| (n + 1, m[0].name.clone())).collect();
+        names.into_iter().for_each(|(index, name)| maps[index].name = name);
+        let executable = maps.into_iter().filter(|m| m.permissions.contains('x') && m.name.starts_with('/'));
         let read = |mapping: Mapping| {
             let mut bytes = vec![0; usize::try_from(mapping.end - mapping.start).expect("a size")];
             memory
@@ -127,6 +134,17 @@ pub fn keeps_context_in_arena(pid: i32) -> bool {
             words.windows(3).any(|w| w[1] & FLAG_THAT_IS_SET != 0 && w[2] & 0xffff == CODE_SEGMENT && in_arena(w[0]))
         })
     })
+}
+
+/// How many arenas there are, by what they begin with: also in programs that make executable mappings of their own.
+pub fn signed_arenas(pid: i32) -> usize {
+    const SIGNATURE: &[u8] = b"ingraft's arena\0";
+    let memory = File::open(format!("/proc/{pid}/mem")).expect("the memory of a target of ours");
+    let is_signed = |mapping: &&Mapping| {
+        let mut bytes = [0; SIGNATURE.len()];
+        is_arena(mapping) && memory.read_exact_at(&mut bytes, mapping.start).is_ok() && bytes == SIGNATURE
+    };
+    maps(pid).iter().filter(is_signed).count()
 }
 
 fn is_arena(mapping: &Mapping) -> bool {

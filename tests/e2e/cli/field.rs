@@ -1,0 +1,113 @@
+//! Servers that nothing here was written for, under load: all their functions are counted, then forty timed, then the engine is killed,
+//! again and again. Every request is answered as ever, and the code is restored to the byte each time.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use ingraft_testing::field::Field;
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Outcome, Session, Until, scaled, skip, wait_until};
+
+use crate::tool;
+
+/// Functions that are timed at once.
+const TIMED: usize = 40;
+/// Clients that ask all the time.
+const CLIENTS: usize = 2;
+
+/// Panics unless a server lives through all of it and is what it was.
+fn lives(server: Result<Field, String>, can_be_timed: bool) {
+    let server = match server {
+        Ok(server) => server,
+        Err(why) => skip!("{why}"),
+    };
+    let (tool, pid) = (tool(), server.pid());
+    let (answered, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    server.request(20);
+    std::thread::scope(|scope| {
+        let _until = Until(&stop);
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    server.request(5);
+                    answered.fetch_add(5, Ordering::Relaxed);
+                }
+            });
+        }
+        let serves = |more: u64| {
+            let earlier = answered.load(Ordering::Relaxed);
+            wait_until("requests are answered", || answered.load(Ordering::Relaxed) >= earlier + more);
+        };
+        serves(10);
+        let before = Text::of(pid);
+        let ends = |session: Session| -> Outcome {
+            serves(30);
+            assert_eq!(target::tracer(pid), 0, "untraced while it measures");
+            let outcome = session.interrupt().assert_code(0).assert_removed();
+            before.assert_in(pid);
+            outcome
+        };
+        for round in 0..scaled(2, 20) {
+            let outcome = ends(tool.count(pid, &[]));
+            let called =
+                outcome.all("count").into_iter().filter(|count| count["calls"].as_u64().is_some_and(|n| n > 0));
+            let called: Vec<String> = called
+                .map(|count| {
+                    format!("{}+{}", count["module"].as_str().unwrap_or("?"), count["offset"].as_str().unwrap_or("?"))
+                })
+                .collect();
+            eprintln!("round {round}: {} functions called", called.len());
+            assert!(called.len() > TIMED, "a server calls more than {}", called.len());
+            let some: Vec<&str> = called.iter().step_by(called.len() / TIMED).take(TIMED).map(String::as_str).collect();
+            if can_be_timed {
+                ends(tool.measure("latency", pid, &some));
+            }
+            let mut session = tool.start(["count", "-p", &pid.to_string()]);
+            if round % 2 == 0 {
+                session.wait_for("attached");
+                serves(10);
+            } else {
+                // somewhere between its start and the moment in which all is in
+                std::thread::sleep(Duration::from_millis(97 * round));
+            }
+            session.kill();
+            serves(10);
+            let outcome = tool.detach(pid);
+            assert!(outcome.all("removed").iter().all(|removed| removed["text_restored"] == true), "{outcome:#?}");
+            before.assert_in(pid);
+            assert_eq!(target::signed_arenas(pid), 0, "no arena stays");
+            serves(10);
+        }
+    });
+}
+
+#[test]
+fn node() {
+    lives(Field::node(&[]), true);
+}
+
+#[test]
+fn node_with_its_text_in_huge_pages() {
+    lives(Field::node(&["--use-largepages=on"]), true);
+}
+
+#[test]
+fn go_net_http() {
+    // Go functions have no exits
+    lives(Field::go(), false);
+}
+
+#[test]
+fn java() {
+    lives(Field::java(), true);
+}
+
+#[test]
+fn haproxy() {
+    lives(Field::haproxy(), true);
+}
+
+#[test]
+fn mariadb() {
+    lives(Field::mariadb(), true);
+}
