@@ -89,6 +89,8 @@ impl Error {
             P::Call { source, .. } if source.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
                 (ErrorKind::Failed, "target_memory_limit")
             }
+            P::Shortage(_) => (ErrorKind::Failed, "target_memory_limit"),
+            e if e.is_locked_out() => (ErrorKind::Failed, "target_memory_limit"),
             P::NoCarrier(_) | P::NoGadget(_) => (ErrorKind::Failed, "no_carrier"),
             _ => (ErrorKind::Failed, "process"),
         };
@@ -110,6 +112,11 @@ impl Error {
             }
         };
         Error::new(ErrorKind::Failed, reason, e.to_string(), hint).about(pid)
+    }
+
+    /// Whether a limit on the target's memory leaves too little room.
+    pub fn is_shortage(&self) -> bool {
+        self.reason == "target_memory_limit"
     }
 
     /// Why a process cannot be attached to.

@@ -129,6 +129,12 @@ pub enum Refusal {
     /// No free address within reach of the module.
     #[error("no free address within 2 GiB of the module")]
     NoRoomNearby,
+    /// A limit on the memory of the target leaves too little room.
+    #[error("{what}")]
+    NoMemory {
+        /// What is needed, and what the limit leaves.
+        what: String,
+    },
     /// A kind of point that this version does not weave yet.
     #[error("{kind} points are not woven yet")]
     NotYet {

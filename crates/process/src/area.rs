@@ -81,6 +81,16 @@ impl SharedArea {
         self.layout
     }
 
+    /// Bytes of memory that it takes now. `None` if the file cannot be asked.
+    pub(crate) fn allocated(&self) -> Option<u64> {
+        match &self.access {
+            Access::Mapped { lock: Some(file), .. } => {
+                u64::try_from(rustix::fs::fstat(file).ok()?.st_blocks).ok()?.checked_mul(512)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether reads and writes need no system call.
     pub fn is_mapped(&self) -> bool {
         matches!(self.access, Access::Mapped { .. })

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use ingraft_model::{Avma, AvmaRange, Pid, Tid};
 
+use crate::limits::Shortage;
+
 /// Why a process may not be attached to. `Display` says what; [`Denial::hint`] what would allow it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
@@ -189,6 +191,9 @@ pub enum Error {
         /// Where.
         place: &'static str,
     },
+    /// A limit on the target's memory leaves too little room.
+    #[error("{0}")]
+    Shortage(Box<Shortage>),
     /// No data area of ours is there, or one that this version cannot read.
     #[error("no usable data area at {:#x}: {why}", range.start.0)]
     NoArea {
@@ -227,6 +232,11 @@ impl Error {
         )
     }
 
+    /// Whether the target may not map more because it may not lock more: `mlockall` with MCL_FUTURE, and RLIMIT_MEMLOCK.
+    pub fn is_locked_out(&self) -> bool {
+        matches!(self, Error::Call { call, source } if call.starts_with("mmap") && source.raw_os_error() == Some(libc::EAGAIN))
+    }
+
     /// What would help: one line for a person.
     pub fn hint(&self) -> String {
         match self {
@@ -237,8 +247,14 @@ impl Error {
             }
             Error::Seccomp => "run as root (CAP_SYS_ADMIN), which may suspend the filter".into(),
             Error::ShadowStack => "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off".into(),
+            Error::Shortage(shortage) => shortage.hint(),
             Error::Call { source, .. } if source.raw_os_error() == Some(libc::ENOMEM) => {
                 "the target's memory limit is reached (RLIMIT_AS, cgroup); raise it".into()
+            }
+            Error::Call { source, .. } if self.is_locked_out() => {
+                format!(
+                    "the target locks what it maps (mlockall), and may lock no more ({source}); raise RLIMIT_MEMLOCK"
+                )
             }
             _ => "nothing was changed in the target".into(),
         }

@@ -16,6 +16,7 @@ mod fault;
 mod frame;
 mod gap;
 mod lend;
+mod limits;
 mod module;
 mod perf;
 mod procfs;
@@ -40,6 +41,7 @@ pub use apply::{Applied, Options, ThreadBase};
 pub use area::{Children, Claim, SharedArea};
 pub use clock::{ClockChoice, ClockProblem, TickClock, UnknownClock};
 pub use error::{ApplyError, Denial, Error};
+pub use limits::{MemoryLimit, MemoryNeed, MemoryRoom, Shortage};
 pub use module::{FileSource, MappedFile};
 pub use perf::{
     CountedEvents, Event, EventAttributes, EventError, EventProblem, EventReading, KernelRefusal, ListedEvent,

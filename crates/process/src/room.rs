@@ -13,6 +13,7 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use crate::area::{SharedArea, lock_file, parse_header, reopen};
 use crate::error::Error;
 use crate::gap;
+use crate::limits::MemoryNeed;
 use crate::procfs::Mapping;
 use crate::remote::Remote;
 use crate::seal;
@@ -87,7 +88,7 @@ impl Target {
 
     fn create_area_once(&self, request: &DataAreaRequest) -> Result<SharedArea, Error> {
         let holder = Identity::ours()?;
-        let mut shards = request.shards.clamp(SHARDS_MIN, layout::SHARDS_MAX);
+        let mut shards = self.fit_area(request, SHARDS_MIN)?.clamp(SHARDS_MIN, layout::SHARDS_MAX);
         let locked = self.status()?.locked_kib != 0;
         let own_id = Pid(self.status()?.own_id);
         self.remote(|remote| {
@@ -114,7 +115,8 @@ impl Target {
                 });
                 match made {
                     Err(Error::Call { source, .. })
-                        if source.raw_os_error() == Some(libc::ENOMEM) && shards > SHARDS_MIN =>
+                        if matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EAGAIN))
+                            && shards > SHARDS_MIN =>
                     {
                         shards = (shards / 2).max(SHARDS_MIN);
                     }
@@ -239,6 +241,7 @@ impl Target {
     /// Where an arena for code fits that reaches all of `near` and is reached from it. Whole pages.
     pub fn find_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
         let len = bytes.next_multiple_of(PAGE);
+        self.refuse_without_room(MemoryNeed { charged: 0, address_space: len })?;
         let text = near.start.0..near.end.0;
         let maps = self.maps()?;
         let bases = gap::bases_near(&text, len);

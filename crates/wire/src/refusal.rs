@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All words that [`reason`] answers, in the order of docs/protocol.md.
-pub const REASONS: [&str; 20] = [
+pub const REASONS: [&str; 21] = [
     "too_short",
     "branch_into_springboard",
     "straddles_pages",
@@ -25,6 +25,7 @@ pub const REASONS: [&str; 20] = [
     "vdso",
     "overlap",
     "no_room_nearby",
+    "no_memory",
     "not_yet",
 ];
 
@@ -50,6 +51,7 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::Vdso => "vdso",
         Refusal::Overlap { .. } => "overlap",
         Refusal::NoRoomNearby => "no_room_nearby",
+        Refusal::NoMemory { .. } => "no_memory",
         Refusal::NotYet { .. } => "not_yet",
     }
 }

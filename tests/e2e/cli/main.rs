@@ -24,6 +24,7 @@ mod jumps;
 mod launches;
 mod libraries;
 mod library;
+mod limits;
 mod longruns;
 mod messages;
 mod metrics;

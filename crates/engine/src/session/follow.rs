@@ -1,5 +1,7 @@
 //! What a target maps and unmaps while it is measured: libraries that come are measured, those that go take their points along.
 
+use ingraft_process::MemoryNeed;
+
 use super::*;
 use crate::pattern::Pattern;
 
@@ -71,6 +73,7 @@ impl Session {
         if all_there {
             return Ok(());
         }
+        self.refuse_without_room(control, MemoryNeed::default())?;
         control.attached = Some(self.attach(control)?);
         self.hook_loader(control);
         Ok(())

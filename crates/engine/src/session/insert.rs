@@ -2,7 +2,7 @@
 
 use ingraft_model::WallClock;
 use ingraft_model::layout::EVENTS_MAX;
-use ingraft_process::{Event, EventError};
+use ingraft_process::{Event, EventError, MemoryNeed};
 
 use super::landing::restores;
 use super::*;
@@ -236,6 +236,7 @@ impl Session {
             self.refuse_hopeless(control, &wanted, bound)?;
         }
         if first {
+            self.refuse_without_room(control, rough_need(&control.modules, &wanted))?;
             control.attached = Some(self.attach(control)?);
         }
         let brought = self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
@@ -259,6 +260,13 @@ impl Session {
         });
         let (woven_refused, mut stopped) = match outcome {
             Ok(done) => done,
+            // what else is asked for goes on; the functions of a library are told as refused
+            Err(e) if e.is_shortage() && !first && !whole => {
+                tracing::warn!(error = %e, "a library is left alone");
+                let refusal = || Refusal::NoMemory { what: e.what.clone() };
+                let all = wanted.iter().flat_map(|w| w.minis.iter().map(|m| ((w.function, m.pair), refusal())));
+                (all.collect(), Stop::default())
+            }
             Err(e) => {
                 if first {
                     self.take_down(control)?;
@@ -536,6 +544,7 @@ impl Session {
         attached.env.readable = self.readable(&control.modules, attached.env.identity, wanted)?;
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
+        let threads = self.target.threads().map_err(|e| self.failed(e))?.len();
         let (journal, area) = (&mut attached.journal, &attached.area);
         let mut record = |arena: &AvmaRange| self.write_journal(journal, area, Record::Arena(arena.clone()).into());
         let woven = attached.woven.weave(&self.target, &control.modules, &attached.env, wanted, &mut record);
@@ -548,6 +557,14 @@ impl Session {
         };
         let used = control.counters.used();
         let area = Arc::clone(&attached.area);
+        // before anything is written: what is mapped until here takes no memory
+        let journal = attached.journal.len() + change.new_points.len() as u64 * JOURNAL_POINT;
+        let need = self.target.memory_need(&change.plan, &attached.woven.arenas());
+        let need = need.and(area.memory_need(threads, used, journal));
+        if let Err(e) = self.target.refuse_without_room(need) {
+            attached.woven.go_back_to(before);
+            return Err(self.failed(e));
+        }
         let now = |clock, tid| match clock {
             Clock::Wall => self.time_now(),
             Clock::Cpu => self.cpu_ticks(tid),
@@ -597,6 +614,13 @@ impl Session {
                 Err(e)
             }
         }
+    }
+
+    /// Refuses to make a data area if a limit on the target's memory leaves no room for it and for this.
+    pub(super) fn refuse_without_room(&self, control: &Control, need: MemoryNeed) -> Result<(), Error> {
+        let threads = self.target.threads().map_err(|e| self.failed(e))?.len();
+        let area = MemoryNeed::of_attach().and(MemoryNeed::of_threads(threads, control.counters.used(), 0));
+        self.target.refuse_without_room(need.and(area)).map_err(|e| self.failed(e))
     }
 
     /// What code may read of the program's memory; an error if it may not, and must.
@@ -670,6 +694,23 @@ pub(super) fn too_many(limit: u32) -> Error {
 fn default_counters() -> u32 {
     let request = DataAreaRequest::default();
     DataArea { base: Avma(0), stride: request.stride, shards: request.shards, journal_bytes: 0 }.counters()
+}
+
+/// Bytes that a point takes in the journal's copy, as far as one can tell before it is written.
+const JOURNAL_POINT: u64 = 256;
+/// Bytes of code that a point takes at least.
+const CODE_LEAST: u64 = 48;
+const PAGE: u64 = 4096;
+
+/// What a request takes at least: the pages on which its functions begin, and their code. How much exactly shows when the code is there.
+fn rough_need(modules: &Modules, wanted: &[WantedPoints<'_>]) -> MemoryNeed {
+    let page = |w: &WantedPoints<'_>| {
+        let (_, module, function) = modules.resolve(w.function)?;
+        Some(function.start().to_avma(module.bias).0 / PAGE)
+    };
+    let pages: FxHashSet<u64> = wanted.iter().filter_map(page).collect();
+    let code = (wanted.len() as u64 * CODE_LEAST).div_ceil(PAGE);
+    MemoryNeed::of_pages(pages.len() as u64 + code)
 }
 
 /// Whether one of its definitions, the metric's or a constraint's, is woven nowhere, so that its value tells nothing.

@@ -1,0 +1,471 @@
+//! Limits on the memory of a target, and the room that they leave. A charge that exceeds the limit of a control group makes the kernel kill
+//! a process of that group, which is the target: so the engine asks here before it maps or writes anything.
+//!
+//! Pages that the engine writes through /proc/PID/mem are charged to the target's control group, whatever group the engine is in. So are pages
+//! of the data area that a thread of the target touches first.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ingraft_model::layout::{self, record};
+use ingraft_model::{AvmaRange, PatchPlan, Pid};
+
+use crate::area::SharedArea;
+use crate::error::Error;
+use crate::procfs;
+use crate::room::DataAreaRequest;
+use crate::target::{Target, lock};
+
+const PAGE: u64 = 4096;
+const HUGE_PAGE: u64 = 2 << 20;
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// A page of page table entries maps this much.
+const TABLE_SPAN: u64 = HUGE_PAGE;
+/// Memory that stays free for the target besides a quarter of what a change takes: it goes on allocating meanwhile.
+const RESERVE: u64 = 256 * KIB;
+/// Pages for the remote system calls of an attach: signal frames, stacks, mapping structures of the kernel, upper page tables.
+const ATTACH: u64 = 32 * PAGE;
+/// In version 1 of control groups a larger limit means that there is none.
+const UNLIMITED: u64 = 1 << 60;
+
+/// An upper bound of what a change takes of a target's memory, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryNeed {
+    /// Memory that is charged to the target: private copies of text pages, code, counters of threads, page tables.
+    pub charged: u64,
+    /// Address space.
+    pub address_space: u64,
+}
+
+/// What limits the memory of a target.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum MemoryLimit {
+    /// A control group: the file that holds the limit.
+    Group(PathBuf),
+    /// RLIMIT_AS.
+    AddressSpace,
+    /// The commit limit of the kernel (`vm.overcommit_memory` is 2).
+    Commit,
+    /// The memory of the machine.
+    Machine,
+}
+
+/// A limit on the memory of a target, and the room below it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MemoryRoom {
+    /// Which limit.
+    pub limit: MemoryLimit,
+    /// Its value in bytes.
+    pub total: u64,
+    /// Bytes that can still be taken, memory that the kernel can reclaim included.
+    pub left: u64,
+}
+
+/// A limit leaves too little room for a change.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Shortage {
+    /// The limit.
+    pub room: MemoryRoom,
+    /// Bytes that the change takes at most.
+    pub needed: u64,
+    /// Bytes that must stay free for the target.
+    pub reserve: u64,
+}
+
+impl fmt::Display for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MemoryLimit::Group(file) => write!(f, "{}", file.display()),
+            MemoryLimit::AddressSpace => f.write_str("RLIMIT_AS"),
+            MemoryLimit::Commit => f.write_str("the commit limit (vm.overcommit_memory=2)"),
+            MemoryLimit::Machine => f.write_str("this machine"),
+        }
+    }
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryRoom { limit, total, left } = &self.room;
+        let (needed, reserve) = (Size(self.needed), Size(self.reserve));
+        let (total, left) = (Size(*total), Size(*left));
+        let what = if *limit == MemoryLimit::AddressSpace { "address space" } else { "memory" };
+        write!(
+            f,
+            "up to {needed} of {what} are needed in the target, and {reserve} must stay free: {limit} ({total}) leaves {left}"
+        )
+    }
+}
+
+impl Shortage {
+    /// What would help: one line for a person.
+    pub fn hint(&self) -> String {
+        let more = Size(self.needed.saturating_add(self.reserve).saturating_sub(self.room.left).max(PAGE));
+        match self.room.limit {
+            MemoryLimit::Machine => {
+                format!("nothing was changed; free {more} of memory, or measure fewer functions at a time")
+            }
+            _ => format!("nothing was changed; raise the limit by {more}, or measure fewer functions at a time"),
+        }
+    }
+}
+
+/// Bytes for a person.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tenths = self.0.saturating_mul(10).div_ceil(MIB);
+        write!(f, "{}.{} MiB", tenths / 10, tenths % 10)
+    }
+}
+
+impl MemoryNeed {
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: MemoryNeed) -> MemoryNeed {
+        MemoryNeed {
+            charged: self.charged.saturating_add(other.charged),
+            address_space: self.address_space.saturating_add(other.address_space),
+        }
+    }
+
+    /// What pages of text and code take that a change writes first.
+    pub fn of_pages(pages: u64) -> MemoryNeed {
+        MemoryNeed { charged: pages.saturating_mul(PAGE), address_space: 0 }
+    }
+
+    /// What a new data area takes whatever is measured.
+    pub fn of_attach() -> MemoryNeed {
+        MemoryNeed { charged: ATTACH, address_space: 0 }
+    }
+
+    /// What so many threads take that count in so many counters, with the header and this much of the journal's copy.
+    pub fn of_threads(threads: usize, counters: u32, journal: u64) -> MemoryNeed {
+        let words = u64::from(layout::COUNTERS - layout::OWNER) + 8 * u64::from(counters);
+        // the page of the events' words, the one below the owner, two of records, the page table, and one because the words begin within a page
+        let shard = words.next_multiple_of(PAGE) + 6 * PAGE;
+        let header = u64::from(layout::OWNER) + u64::from(record::SIZE);
+        let all = shard.saturating_mul(threads as u64 + u64::from(layout::FIRST_SHARD));
+        MemoryNeed { charged: all.saturating_add(header + journal), address_space: 0 }
+    }
+}
+
+impl Target {
+    /// An upper bound of what a plan takes: text pages that are not private yet, pages of code, and their page tables. `arenas` are those in which the code lies.
+    pub fn memory_need(&self, plan: &PatchPlan, arenas: &[AvmaRange]) -> MemoryNeed {
+        let private = lock(&self.private_pages);
+        let page = |at: u64| at & !(PAGE - 1);
+        let text: HashSet<u64> = plan.text.iter().map(|w| page(w.at.0)).filter(|p| !private.contains(p)).collect();
+        let mut code: HashSet<u64> = HashSet::new();
+        for part in &plan.code {
+            let end = part.at.0.saturating_add(part.bytes.len() as u64);
+            code.extend((page(part.at.0)..end).step_by(PAGE as usize));
+        }
+        // the kernel may give a huge page where a whole one fits
+        let huge = |at: u64| {
+            let start = at & !(HUGE_PAGE - 1);
+            arenas.iter().any(|a| a.start.0 <= start && start + HUGE_PAGE <= a.end.0).then_some(start)
+        };
+        let huge_pages: HashSet<u64> = code.iter().filter_map(|at| huge(*at)).collect();
+        let small = code.iter().filter(|at| huge(**at).is_none()).count() as u64;
+        let tables: HashSet<u64> = code.iter().map(|at| at / TABLE_SPAN).collect();
+        let bytes = (text.len() as u64 + small + tables.len() as u64) * PAGE + huge_pages.len() as u64 * HUGE_PAGE;
+        MemoryNeed { charged: bytes, address_space: 0 }
+    }
+
+    /// Whether every limit on its memory leaves room for this, and for what the target itself allocates meanwhile; otherwise an error with the figures.
+    /// A limit that cannot be read is taken for none.
+    pub fn refuse_without_room(&self, need: MemoryNeed) -> Result<(), Error> {
+        let too_little =
+            |room: &MemoryRoom, needed: u64, reserve: u64| needed > 0 && room.left < needed.saturating_add(reserve);
+        let refuse = |room, needed, reserve| Err(Error::Shortage(Box::new(Shortage { room, needed, reserve })));
+        if let Some(room) = self.address_room() {
+            // the target keeps the greater part
+            let reserve = need.address_space;
+            if too_little(&room, need.address_space, reserve) {
+                return refuse(room, need.address_space, reserve);
+            }
+        }
+        let reserve = RESERVE + need.charged / 4;
+        let enough = need.charged.saturating_add(reserve);
+        let rooms = [commit_room(), machine_room()].into_iter().flatten().chain(group_rooms(self.pid(), enough));
+        match rooms.min_by_key(|room| room.left).filter(|room| too_little(room, need.charged, reserve)) {
+            Some(room) => refuse(room, need.charged, reserve),
+            None => Ok(()),
+        }
+    }
+
+    /// The request with as many shards as leave half of the target's address space to it; an error if the fewest do not.
+    pub(crate) fn fit_area(&self, request: &DataAreaRequest, fewest: u32) -> Result<u32, Error> {
+        let Some(room) = self.address_room() else { return Ok(request.shards) };
+        let shards = (room.left / 2).saturating_sub(request.journal_bytes) / request.stride;
+        let shards = u32::try_from(shards).unwrap_or(u32::MAX).min(request.shards);
+        if shards >= fewest {
+            return Ok(shards);
+        }
+        let needed = request.stride * u64::from(fewest) + request.journal_bytes;
+        Err(Error::Shortage(Box::new(Shortage { room, needed, reserve: needed })))
+    }
+
+    /// The room below RLIMIT_AS, if there is such a limit.
+    fn address_room(&self) -> Option<MemoryRoom> {
+        let text = procfs::read(self.pid(), "limits").ok()?;
+        let total = soft_limit(&String::from_utf8_lossy(&text), "Max address space")?;
+        let statm = procfs::read(self.pid(), "statm").ok()?;
+        let used: u64 = String::from_utf8_lossy(&statm).split(' ').next()?.parse().ok()?;
+        let left = total.saturating_sub(used.saturating_mul(PAGE));
+        Some(MemoryRoom { limit: MemoryLimit::AddressSpace, total, left })
+    }
+}
+
+impl SharedArea {
+    /// An upper bound of what the area will still take with so many threads and counters, less the memory that it has already.
+    pub fn memory_need(&self, threads: usize, counters: u32, journal: u64) -> MemoryNeed {
+        let threads = threads.min(self.layout().shards as usize);
+        let whole = MemoryNeed::of_threads(threads, counters, journal);
+        let has = self.allocated().unwrap_or(0);
+        MemoryNeed { charged: whole.charged.saturating_sub(has), ..whole }
+    }
+}
+
+/// The soft limit of a line of /proc/PID/limits; `None` if it is unlimited.
+fn soft_limit(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// A value of /proc/meminfo in bytes.
+fn meminfo(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(KIB)
+}
+
+/// The room below the commit limit, to which pages of the data area count, if the kernel does not overcommit.
+fn commit_room() -> Option<MemoryRoom> {
+    let mode = fs::read_to_string("/proc/sys/vm/overcommit_memory").ok()?;
+    if mode.trim() != "2" {
+        return None;
+    }
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let (total, used) = (meminfo(&text, "CommitLimit")?, meminfo(&text, "Committed_AS")?);
+    Some(MemoryRoom { limit: MemoryLimit::Commit, total, left: total.saturating_sub(used) })
+}
+
+/// The room in the memory of the machine.
+fn machine_room() -> Option<MemoryRoom> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let left = meminfo(&text, "MemAvailable")?.saturating_add(meminfo(&text, "SwapFree").unwrap_or(0));
+    Some(MemoryRoom { limit: MemoryLimit::Machine, total: meminfo(&text, "MemTotal")?, left })
+}
+
+/// The names of the files of one version of control groups.
+struct Files {
+    /// Each limit with what counts against it.
+    limits: &'static [(&'static str, &'static str)],
+    /// Before the names in `memory.stat` that count the groups below as well.
+    prefix: &'static str,
+    dirty: &'static str,
+    writeback: &'static str,
+}
+
+const V1: Files = Files {
+    limits: &[
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"),
+    ],
+    prefix: "total_",
+    dirty: "dirty",
+    writeback: "writeback",
+};
+
+const V2: Files = Files {
+    // beyond `memory.high` the kernel does not kill, but it holds threads up
+    limits: &[("memory.max", "memory.current"), ("memory.high", "memory.current")],
+    prefix: "",
+    dirty: "file_dirty",
+    writeback: "file_writeback",
+};
+
+/// The room that the control groups of a process leave, from its own up to the highest that can be seen. What the kernel can reclaim is looked
+/// at only where less than `enough` is left without it.
+fn group_rooms(pid: Pid, enough: u64) -> Vec<MemoryRoom> {
+    let Ok(groups) = procfs::read(pid, "cgroup") else { return Vec::new() };
+    let Ok(mounts) = fs::read("/proc/self/mountinfo") else { return Vec::new() };
+    let (groups, mounts) = (String::from_utf8_lossy(&groups), String::from_utf8_lossy(&mounts));
+    let mut rooms = Vec::new();
+    for (files, mount, folder) in group_folders(&groups, &mounts) {
+        let mut folder = folder.as_path();
+        loop {
+            rooms.extend(files.limits.iter().filter_map(|names| room_of(folder, files, *names, enough)));
+            match folder.parent() {
+                Some(parent) if folder != mount && folder.starts_with(&mount) => folder = parent,
+                _ => break,
+            }
+        }
+    }
+    rooms
+}
+
+/// The room below one limit of a control group; `None` without a limit.
+fn room_of(folder: &Path, files: &Files, (limit, usage): (&str, &str), enough: u64) -> Option<MemoryRoom> {
+    let file = folder.join(limit);
+    let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let total = number(&file).filter(|total| *total < UNLIMITED)?;
+    let mut left = total.saturating_sub(number(&folder.join(usage))?);
+    if left < enough {
+        let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+        left = left.saturating_add(reclaimable(&stat, files));
+    }
+    Some(MemoryRoom { limit: MemoryLimit::Group(file), total, left })
+}
+
+/// Bytes of the page cache that the kernel gives back before it kills: inactive pages, and half of the active ones, because among these are the
+/// pages of the programs that run. Pages to be written first do not count, and no memory that would have to be swapped out.
+fn reclaimable(stat: &str, files: &Files) -> u64 {
+    let value = |name: &str| {
+        let line = stat.lines().find_map(|line| line.strip_prefix(files.prefix)?.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|value| value.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let cached = value("inactive_file").saturating_add(value("active_file") / 2);
+    cached.saturating_sub(value(files.dirty)).saturating_sub(value(files.writeback))
+}
+
+/// The folders of the control groups of a process that may limit its memory, with the mounts in which they lie. `groups` is /proc/PID/cgroup,
+/// `mounts` /proc/self/mountinfo.
+fn group_folders(groups: &str, mounts: &str) -> Vec<(&'static Files, PathBuf, PathBuf)> {
+    let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
+    let mut folders = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
+        let files = match controllers {
+            "" => &V2,
+            _ if controllers.split(',').any(|c| c == "memory") => &V1,
+            _ => continue,
+        };
+        let folder =
+            mounts.iter().filter(|m| m.is_for(files)).find_map(|m| Some((m.point.clone(), m.folder_of(path)?)));
+        folders.extend(folder.map(|(mount, folder)| (files, mount, folder)));
+    }
+    folders
+}
+
+/// A mount of control groups.
+struct Mount {
+    version_1: bool,
+    memory: bool,
+    root: String,
+    point: PathBuf,
+}
+
+impl Mount {
+    /// From a line of /proc/PID/mountinfo.
+    fn parse(line: &str) -> Option<Mount> {
+        let (fields, after) = line.split_once(" - ")?;
+        let mut after = after.split(' ');
+        let version_1 = match after.next()? {
+            "cgroup" => true,
+            "cgroup2" => false,
+            _ => return None,
+        };
+        let memory = after.nth(1)?.split(',').any(|option| option == "memory");
+        let mut fields = fields.split(' ').skip(3);
+        let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
+        Some(Mount { version_1, memory, root, point: point.into() })
+    }
+
+    fn is_for(&self, files: &Files) -> bool {
+        if std::ptr::eq(files, &V1) { self.version_1 && self.memory } else { !self.version_1 }
+    }
+
+    /// The folder of a group. `None` if it lies outside of what is mounted here, or outside of our own namespace of groups.
+    fn folder_of(&self, path: &str) -> Option<PathBuf> {
+        let below = Path::new(path).strip_prefix(&self.root).ok()?;
+        let plain = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));
+        let folder = plain.then(|| self.point.join(below))?;
+        folder.is_dir().then_some(folder)
+    }
+}
+
+/// Undoes the octal escapes of /proc/PID/mountinfo.
+fn unescape(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()).filter(u8::is_ascii) {
+            Some(byte) => {
+                out.push(char::from(byte));
+                out.push_str(&part[3..]);
+            }
+            None => {
+                out.push('\\');
+                out.push_str(part);
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_found_by_their_mounts() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let at = |path: &str| directory.path().join(path);
+        fs::create_dir_all(at("v1/a b/c")).unwrap();
+        fs::create_dir_all(at("v2/inner")).unwrap();
+        let root = directory.path().display();
+        let mounts = format!(
+            "30 25 0:26 / {root}/v1 rw,nosuid - cgroup cgroup rw,memory\n\
+             31 25 0:27 / {root}/cpu rw,nosuid - cgroup cgroup rw,cpu\n\
+             32 25 0:28 /pod {root}/v2 rw shared:3 - cgroup2 cgroup2 rw\n"
+        );
+        let found = |groups: &str| {
+            let folders = group_folders(groups, &mounts);
+            folders.into_iter().map(|(_, mount, folder)| (mount, folder)).collect::<Vec<_>>()
+        };
+        assert_eq!(found("4:cpu,memory:/a b/c\n3:cpu:/\n"), [(at("v1"), at("v1/a b/c"))]);
+        assert_eq!(found("0::/pod/inner\n"), [(at("v2"), at("v2/inner"))]);
+        // of another namespace, outside of what is mounted, gone
+        assert_eq!(found("4:memory:/../x\n0::/elsewhere\n"), []);
+        assert_eq!(found("4:memory:/gone\nnonsense\n\n"), []);
+    }
+
+    #[test]
+    fn what_a_group_leaves() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let put = |file: &str, text: &str| fs::write(directory.path().join(file), text).unwrap();
+        let room =
+            |files, names, enough| room_of(directory.path(), files, names, enough).map(|room| (room.total, room.left));
+        put("memory.max", "1000000\n");
+        put("memory.current", "900000\n");
+        put("memory.high", "max\n");
+        put("memory.stat", "anon 5\ninactive_file 50000\nactive_file 20000\nfile_dirty 3000\nfile_writeback 1000\n");
+        assert_eq!(room(&V2, V2.limits[0], 100_000), Some((1_000_000, 100_000)));
+        assert_eq!(room(&V2, V2.limits[0], 100_001), Some((1_000_000, 156_000)));
+        assert_eq!(room(&V2, V2.limits[1], 1), None);
+        put("memory.limit_in_bytes", "9223372036854771712\n");
+        put("memory.usage_in_bytes", "1\n");
+        assert_eq!(room(&V1, V1.limits[0], 1), None);
+        put("memory.limit_in_bytes", "4096\n");
+        put("memory.stat", "inactive_file 7\ntotal_inactive_file 100\n");
+        assert_eq!(room(&V1, V1.limits[0], 9000), Some((4096, 4195)));
+    }
+
+    #[test]
+    fn limits_and_sizes() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
+            Max cpu time              unlimited            unlimited            seconds   \n\
+            Max address space         12345                unlimited            bytes     \n";
+        assert_eq!(soft_limit(text, "Max address space"), Some(12345));
+        assert_eq!(soft_limit(text, "Max cpu time"), None);
+        assert_eq!(meminfo("MemTotal:       24683 kB\nX: 1\n", "MemTotal"), Some(24683 << 10));
+        assert_eq!(Size(MIB + 1).to_string(), "1.1 MiB");
+        assert_eq!(unescape("/a\\040b\\1"), "/a b\\1");
+    }
+}
