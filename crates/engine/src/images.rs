@@ -1,7 +1,6 @@
 //! Images of files: read through the process that maps them, analysed once for all targets, kept on disk under their build-id.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use ingraft_analysis::{Elf, Image};
@@ -99,23 +98,26 @@ fn cache_key(bytes: &[u8]) -> String {
     format!("{CACHE_VERSION}-{:08x}-{:x}", crc32fast::hash(bytes), bytes.len())
 }
 
-/// The outline of the separate debug file; one that makes no sense adds nothing.
+/// The outline of the separate debug file, where the distributions put it (gdb's manual, "Debugging Information in Separate Files"). One that
+/// cannot be read, or makes no sense, adds nothing.
 pub fn debug_elf(pid: Pid, file: &MappedFile, elf: &Elf) -> Option<Elf> {
-    debug_file(pid, file, elf.build_id(), elf.debuglink()).and_then(|bytes| Elf::parse_debug(bytes).ok())
-}
-
-/// The separate debug file, where the distributions put it (gdb's manual, "Debugging Information in Separate Files").
-fn debug_file(pid: Pid, file: &MappedFile, build_id: Option<&[u8]>, link: Option<(String, u32)>) -> Option<Arc<[u8]>> {
-    let root = PathBuf::from(format!("/proc/{pid}/root"));
-    let under = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
-    if let Some(id) = build_id.filter(|id| id.len() > 1) {
+    let read = |path: &Path| match ingraft_process::read_named(pid, path) {
+        Ok(bytes) => Some(bytes),
+        Err(error) => {
+            tracing::debug!(%error, "no debug file");
+            None
+        }
+    };
+    if let Some(id) = elf.build_id().filter(|id| id.len() > 1) {
         let hex: String = id[1..].iter().map(|b| format!("{b:02x}")).collect();
         let path = format!("/usr/lib/debug/.build-id/{:02x}/{hex}.debug", id[0]);
-        if let Ok(bytes) = fs::read(under(Path::new(&path))) {
-            return Some(bytes.into());
+        // the name is the target's, so that it may lead to another program's file
+        let found = read(Path::new(&path)).and_then(|bytes| Elf::parse_debug(bytes).ok());
+        if let Some(found) = found.filter(|found| found.build_id() == Some(id)) {
+            return Some(found);
         }
     }
-    let (name, sum) = link?;
+    let (name, sum) = elf.debuglink()?;
     // A name with a slash would lead out of the folders that debuggers agree on.
     if name.contains('/') {
         return None;
@@ -124,9 +126,9 @@ fn debug_file(pid: Pid, file: &MappedFile, build_id: Option<&[u8]>, link: Option
     let global = Path::new("/usr/lib/debug").join(folder.strip_prefix("/").unwrap_or(folder));
     [folder.join(".debug"), folder.to_owned(), global]
         .iter()
-        .filter_map(|folder| fs::read(under(&folder.join(&name))).ok())
+        .filter_map(|folder| read(&folder.join(&name)))
         .find(|bytes| crc32fast::hash(bytes) == sum)
-        .map(Into::into)
+        .and_then(|bytes| Elf::parse_debug(bytes).ok())
 }
 
 /// Puts the file together again from what the loader mapped of it: segments at their file offsets, no sections.
@@ -144,6 +146,14 @@ fn read_from_memory(target: &Target, file: &MappedFile) -> Result<Vec<u8>, Error
     let end = file.mappings.iter().map(|m| m.offset.saturating_add(m.len())).max().unwrap_or(0);
     if end == 0 || end > MOST {
         return Err(unreadable());
+    }
+    // what is no program is not worth its memory: code that is made at run time lies in files of many GiB
+    let mut magic = [0; 4];
+    let is_elf = target.read(file.base, &mut magic).is_ok() && magic == *b"\x7fELF";
+    if !is_elf {
+        let what = format!("{} cannot be analysed: it is no ELF file", file.path.display());
+        let hint = "only whole ELF files for x86-64 are understood; name another module";
+        return Err(Error::new(ErrorKind::NotFound, "bad_image", what, hint));
     }
     let mut bytes = vec![0; usize::try_from(end).map_err(|_| unreadable())?];
     for mapping in &file.mappings {

@@ -13,6 +13,7 @@ mod area;
 mod clock;
 mod error;
 mod fault;
+mod files;
 mod frame;
 mod gap;
 mod lend;
@@ -41,6 +42,7 @@ pub use apply::{Applied, Options, ThreadBase};
 pub use area::{Children, Claim, SharedArea};
 pub use clock::{ClockChoice, ClockProblem, TickClock, UnknownClock};
 pub use error::{ApplyError, Denial, Error};
+pub use files::read_named;
 pub use limits::{MemoryLimit, MemoryNeed, MemoryRoom, Shortage};
 pub use module::{FileSource, MappedFile};
 pub use perf::{

@@ -238,7 +238,7 @@ fn soft_limit(text: &str, name: &str) -> Option<u64> {
 }
 
 /// A value of /proc/meminfo in bytes.
-fn meminfo(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn meminfo(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(KIB)
 }

@@ -2,7 +2,6 @@
 //! mount namespace.
 
 use std::fs::File;
-use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use std::sync::Arc;
 use ingraft_model::Avma;
 
 use crate::error::Error;
+use crate::files::{open_named, open_regular, read_elf};
 use crate::procfs::{Mapping, file_error};
 use crate::target::Target;
 
@@ -52,15 +52,17 @@ impl Target {
         let pid = self.pid();
         let (start, end) = (mapping.range.start.0, mapping.range.end.0);
         let exact = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
-        if let Ok(bytes) = File::open(&exact).and_then(read_whole) {
+        if let Ok(bytes) = open_regular(&exact).and_then(read_elf) {
             return Ok((bytes, FileSource::MapFiles));
         }
-        let relative = mapping.path.strip_prefix("/").unwrap_or(&mapping.path).to_path_buf();
-        let by_path = PathBuf::from(format!("/proc/{pid}/root")).join(relative);
         let exe = PathBuf::from(format!("/proc/{pid}/exe"));
         let mut last = None;
-        for (path, source) in [(exe, FileSource::Exe), (by_path, FileSource::Path)] {
-            match read_same(&path, mapping) {
+        for source in [FileSource::Exe, FileSource::Path] {
+            let (path, file) = match source {
+                FileSource::Path => (mapping.path.clone(), open_named(pid, &mapping.path)),
+                _ => (exe.clone(), open_regular(&exe)),
+            };
+            match file.and_then(|file| read_same(file, mapping)) {
                 Ok(Some(bytes)) => return Ok((bytes, source)),
                 Ok(None) => {}
                 Err(e) => last = Some((path, e)),
@@ -71,25 +73,14 @@ impl Target {
     }
 }
 
-/// The bytes of the file at `path` if it is the one that is mapped.
-fn read_same(path: &PathBuf, mapping: &Mapping) -> std::io::Result<Option<Arc<[u8]>>> {
-    let file = File::open(path)?;
+/// The bytes of a file if it is the one that is mapped.
+fn read_same(file: File, mapping: &Mapping) -> std::io::Result<Option<Arc<[u8]>>> {
     let meta = file.metadata()?;
     let device = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
-    if !meta.is_file() || (meta.ino(), device) != (mapping.inode, mapping.device) {
+    if (meta.ino(), device) != (mapping.inode, mapping.device) {
         return Ok(None);
     }
-    read_whole(file).map(Some)
-}
-
-/// The bytes of a file, each page of ours touched once: the first touch costs more than the reading.
-fn read_whole(mut file: File) -> std::io::Result<Arc<[u8]>> {
-    let len = usize::try_from(file.metadata()?.len()).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
-    let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, len).collect();
-    if let Some(only) = Arc::get_mut(&mut bytes) {
-        file.read_exact(only)?;
-    }
-    Ok(bytes)
+    read_elf(file).map(Some)
 }
 
 fn group(maps: &[Mapping]) -> Vec<MappedFile> {

@@ -290,6 +290,27 @@ pub(crate) fn has_invariant_ticks() -> bool {
     leaf(0x8000_0000).eax >= POWER && leaf(POWER).edx & 1 << 8 != 0
 }
 
+/// Gives the calling thread the rights of a user at files, and no others: it opens what that user may open. For a thread that ends afterwards.
+pub(crate) fn take_file_rights(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+    /// Changes nothing: the answer is who the thread is.
+    const ASK: u32 = u32::MAX;
+    // SAFETY: the kernel reads as many ids as there are. Unlike the C library's function, the system call changes this thread alone.
+    if unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // These two answer who the thread was, and fail without a word.
+    for (call, id) in [(libc::SYS_setfsgid, gid), (libc::SYS_setfsuid, uid)] {
+        // SAFETY: the call takes an integer, and changes this thread alone.
+        unsafe { libc::syscall(call, id) };
+        // SAFETY: as above.
+        let now = unsafe { libc::syscall(call, ASK) };
+        if u32::try_from(now) != Ok(id) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+    }
+    Ok(())
+}
+
 /// Whether a process has a thread: also one that has ended and was not waited for, as the main thread is as long as others live.
 pub fn thread_exists(pid: Pid, tid: Tid) -> bool {
     // SAFETY: signal 0 only asks whether the thread exists.

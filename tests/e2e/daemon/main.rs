@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod costs;
+mod files;
 mod generic;
 mod hostile;
 mod life;
