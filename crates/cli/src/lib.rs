@@ -17,7 +17,7 @@ mod signals;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use args::{Cli, Command, Common, Format};
 use clap::Parser;
@@ -26,6 +26,9 @@ use conn::Engines;
 use exit::{Failure, Stop};
 use measure::Context;
 use output::Output;
+
+/// How long threads may take to end that still work for the engine when all else has ended.
+const GOODBYE: Duration = Duration::from_millis(500);
 
 /// Runs the command line of this process and answers its exit status.
 pub fn main() -> ExitCode {
@@ -58,7 +61,10 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| {
         Failure::failed(format!("cannot start threads: {e}"), "raise the limit of processes (ulimit -u)")
     })?;
-    runtime.block_on(with_engines(command, &cli.common, started, &mut out))
+    let result = runtime.block_on(with_engines(command, &cli.common, started, &mut out));
+    // a call of the engine that hangs ends with the process
+    runtime.shutdown_timeout(GOODBYE);
+    result
 }
 
 async fn with_engines(command: Command, common: &Common, started: Instant, out: &mut Output) -> Result<(), Stop> {

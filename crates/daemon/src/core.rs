@@ -1,7 +1,9 @@
 //! What all services share: the engine, who serves it, the leases, and whether it is closing.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ingraft_engine::{Engine, Error, Removed};
 use ingraft_wire::{Failure, FailureKind};
@@ -15,6 +17,14 @@ use crate::rpc::convert;
 pub const INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// Readings that wait for a slow reader before the oldest is dropped.
 pub const BACKLOG: usize = 16;
+
+/// How long calls of the engine that are in progress may take to come to their end when the engine ends.
+const CALLS_GRACE: Duration = Duration::from_secs(10);
+/// How long the removal of what is inserted may take then.
+const REMOVAL_GRACE: Duration = Duration::from_secs(20);
+
+/// How much longer than that the engine's end may take before it is given up.
+const GOODBYE: Duration = Duration::from_secs(2);
 
 /// Who serves the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +59,45 @@ struct Shared {
     closing: watch::Sender<bool>,
     /// Held shared by every call that may change a target, exclusively by the end: nothing is inserted after the end has begun.
     changes: Arc<RwLock<()>>,
+    calls: Arc<Calls>,
+}
+
+/// The calls of the engine that are in progress: what each is, and when it began.
+#[derive(Default)]
+struct Calls {
+    next: AtomicU64,
+    open: Mutex<BTreeMap<u64, (&'static str, Instant)>>,
+}
+
+impl Calls {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, (&'static str, Instant)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a call until what is returned is dropped.
+    fn note(self: &Arc<Self>, what: &'static str) -> OpenCall {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.open().insert(number, (what, Instant::now()));
+        OpenCall { calls: Arc::clone(self), number }
+    }
+}
+
+/// A call that is in progress.
+struct OpenCall {
+    calls: Arc<Calls>,
+    number: u64,
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        self.calls.open().remove(&self.number);
+    }
+}
+
+/// The function that makes a call, from the name of the type of its closure.
+fn caller_of<F>(_: &F) -> &'static str {
+    let name = std::any::type_name::<F>();
+    name.split("::{{closure}}").next().unwrap_or(name)
 }
 
 /// Waits for the engine to begin to end.
@@ -72,6 +121,7 @@ impl Core {
             recorder: Recorder::default(),
             closing: watch::Sender::new(false),
             changes: Arc::default(),
+            calls: Arc::default(),
         };
         Core { shared: Arc::new(shared) }
     }
@@ -121,8 +171,9 @@ impl Core {
             return Err(shutting_down());
         }
         let shared = self.shared.clone();
+        let noted = shared.calls.note(caller_of(&call));
         tokio::task::spawn_blocking(move || {
-            let _guard = guard;
+            let _held = (guard, noted);
             call(&shared.engine)
         })
         .await
@@ -136,19 +187,38 @@ impl Core {
         })
     }
 
-    /// Ends: streams end, calls in progress come to their end, measurements that are not kept are removed. Later calls are refused.
+    /// Ends: streams end, calls in progress come to their end, measurements that are not kept are removed. Later calls are refused. What takes
+    /// too long is told, and left as it is: the journal knows of it.
     pub async fn close(&self) -> Vec<Result<Removed, Error>> {
+        self.close_within(CALLS_GRACE, REMOVAL_GRACE).await
+    }
+
+    async fn close_within(&self, calls: Duration, removal: Duration) -> Vec<Result<Removed, Error>> {
         self.shared.closing.send_replace(true);
-        let guard = self.shared.changes.clone().write_owned().await;
+        let guard = tokio::time::timeout(calls, self.shared.changes.clone().write_owned()).await;
+        if guard.is_err() {
+            for (call, since) in self.shared.calls.open().values() {
+                let seconds = since.elapsed().as_secs();
+                tracing::warn!(call = *call, seconds, "a call of the engine does not end; the end goes on without it");
+            }
+        }
         let shared = self.shared.clone();
         let removed = tokio::task::spawn_blocking(move || {
             let _guard = guard;
-            shared.engine.shutdown()
+            shared.engine.shutdown(removal)
         });
-        removed.await.unwrap_or_else(|e| {
-            tracing::error!("the engine's end failed in an unforeseen way: {e}");
-            Vec::new()
-        })
+        // the engine bounds itself: this is for its locks
+        match tokio::time::timeout(removal + GOODBYE, removed).await {
+            Ok(Ok(removed)) => removed,
+            Ok(Err(e)) => {
+                tracing::error!("the engine's end failed in an unforeseen way: {e}");
+                Vec::new()
+            }
+            Err(_) => {
+                tracing::error!("the engine does not end; what it has inserted is left to the journal");
+                Vec::new()
+            }
+        }
     }
 }
 
@@ -160,4 +230,45 @@ pub fn shutting_down() -> Failure {
         "the engine is shutting down",
         "measurements that are not kept are being removed; try again when it runs again",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_hangs_does_not_keep_it_from_ending() {
+        let directory = tempfile::tempdir().unwrap();
+        let engine = Engine::start(ingraft_engine::Config {
+            state_dir: directory.path().to_owned(),
+            program: "ingraftd".into(),
+            max_overhead: 1.0,
+            clock: ingraft_engine::ClockChoice::Auto,
+        })
+        .unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let (release, hanging) = std::sync::mpsc::channel::<()>();
+        runtime.block_on(async {
+            let core = Core::new(engine, Host::Daemon);
+            let begun = Arc::new(tokio::sync::Notify::new());
+            let (caller, tell) = (core.clone(), Arc::clone(&begun));
+            let call = tokio::spawn(async move {
+                caller
+                    .engine_value(move |_| {
+                        tell.notify_one();
+                        hanging.recv()
+                    })
+                    .await
+            });
+            begun.notified().await;
+            let what: Vec<_> = core.shared.calls.open().values().map(|(what, _)| *what).collect();
+            assert!(matches!(*what, [name] if name.contains("a_call_that_hangs")), "{what:?}");
+            let removed = core.close_within(Duration::from_millis(50), Duration::from_millis(50)).await;
+            assert!(removed.is_empty());
+            assert!(!call.is_finished());
+            drop(release);
+            assert!(call.await.unwrap().unwrap().is_err());
+            assert!(core.shared.calls.open().is_empty());
+        });
+    }
 }

@@ -90,7 +90,10 @@ fn start(flags: &Flags) -> Result<ExitCode, StartError> {
         Ok(filter) => drop(log.reload(filter)),
         Err(e) => tracing::error!("{e}"),
     };
-    runtime.block_on(serve(flags, settings, follow))
+    let status = runtime.block_on(serve(flags, settings, follow));
+    // A call of the engine may hang in its thread: it ends with the process.
+    runtime.shutdown_timeout(GOODBYE);
+    status
 }
 
 fn filter(settings: &Settings) -> Result<EnvFilter, StartError> {

@@ -1,8 +1,8 @@
 //! The engine: which sessions there are, and who may ask what.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use ingraft_analysis::FunctionCode;
@@ -28,6 +28,9 @@ use crate::weaving::refusals;
 
 /// Time between two looks after the threads of a target.
 const WATCH: Duration = Duration::from_millis(100);
+
+/// Time between two looks whether the opening of a session has ended when the engine ends.
+const SHUTDOWN_LOOK: Duration = Duration::from_millis(5);
 
 /// After so many looks it is reckoned what the target's measurements cost.
 const COSTS_EVERY: u32 = 4;
@@ -538,15 +541,54 @@ impl Engine {
         leftover::take_over(&self.inner.context.state, &target).map(Some)
     }
 
-    /// Ends: removes every measurement that is not to be kept; kept ones stay in their targets.
-    pub fn shutdown(&self) -> Vec<Result<Removed, Error>> {
-        let mut ended = lock(&self.inner.opening);
-        *ended = true;
-        let sessions: Vec<_> = std::mem::take(&mut *lock(&self.inner.sessions)).into_values().collect();
+    /// Ends: removes every measurement that is not to be kept; kept ones stay in their targets. Targets of which that takes longer than `at_most` are
+    /// named by an error, and left to the journal.
+    pub fn shutdown(&self, at_most: Duration) -> Vec<Result<Removed, Error>> {
+        let deadline = Instant::now() + at_most;
+        let (sender, done) = std::sync::mpsc::channel();
+        let mut waiting: BTreeSet<Pid> = BTreeSet::new();
+        let mut out = Vec::new();
+        // a session that is being opened may hang, and holds this
+        let ended = loop {
+            match self.inner.opening.try_lock() {
+                Ok(ended) => break Some(ended),
+                Err(TryLockError::Poisoned(e)) => break Some(e.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(SHUTDOWN_LOOK),
+                Err(TryLockError::WouldBlock) => break None,
+            }
+        };
+        let sessions = std::mem::take(&mut *lock(&self.inner.sessions));
         lock(&self.inner.measurements).clear();
-        drop(ended);
-        sessions.iter().filter_map(|s| s.shut_down().transpose()).collect()
+        if let Some(mut ended) = ended {
+            *ended = true;
+        }
+        for (pid, session) in sessions {
+            let sender = sender.clone();
+            let shut_down = move || drop(sender.send((pid, session.shut_down())));
+            match std::thread::Builder::new().name("shutdown".to_owned()).spawn(shut_down) {
+                Ok(_) => drop(waiting.insert(pid)),
+                Err(_) => out.push(Err(late(pid))),
+            }
+        }
+        while !waiting.is_empty() {
+            match done.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok((pid, removed)) => {
+                    waiting.remove(&pid);
+                    out.extend(removed.transpose());
+                }
+                Err(_) => break,
+            }
+        }
+        out.extend(waiting.into_iter().map(|pid| Err(late(pid))));
+        out
     }
+}
+
+/// A target from which the end of the engine could not remove everything in time.
+fn late(pid: Pid) -> Error {
+    let what = format!("process {pid} did not let go of what is inserted in time");
+    let hint = "`ingraft detach`, or the next ingraftd with the same state directory, removes it";
+    Error::new(ErrorKind::Failed, "shutdown_timeout", what, hint).about(pid)
 }
 
 /// A thread that does something for a session again and again, by its round, until that says that it is over or the session is.
