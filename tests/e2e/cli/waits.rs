@@ -66,6 +66,42 @@ fn none_returns_early_without_privilege() {
     rounds(&mut target, &unprivileged_tool());
 }
 
+/// A call that has done a part of its work ends with that part at the first stop, as docs/safety.md says. What follows it waits on, and nothing
+/// is done twice or lost.
+#[test]
+fn calls_that_have_done_a_part() {
+    let mut target = Mutatee::start("partial", &[]);
+    let before = Text::of(target.pid());
+    let threads = target.ask("stay").lines.iter().any(|line| line.ends_with("of 3"));
+    if !threads {
+        println!("skipped: the kernel has no io_uring for us; the other calls are tried");
+    }
+    for _ in 0..scaled(10, 100) {
+        let session = tool().count(target.pid(), &["tick"]);
+        target.ask("tick 10").assert_right();
+        assert_eq!(session.interrupt().assert_code(0).assert_removed().calls("tick"), 10);
+        let told = target.ask("check");
+        for line in told.lines.iter().filter(|line| line.starts_with("interrupted ")) {
+            assert!(line.ends_with(" 0"), "a call that had done nothing has ended: {line}");
+        }
+        for line in told.lines.iter().filter(|line| line.starts_with("short ")) {
+            assert!(line.ends_with(" 1"), "one part, at the first stop: {line}");
+        }
+    }
+    ingraft_testing::wait_until("all threads wait", || {
+        let told = target.ask("stay");
+        let line = told.lines.iter().find_map(|line| line.strip_prefix("waiting ")).unwrap_or_default().to_owned();
+        line.split_once(" of ").is_some_and(|(now, all)| now == all)
+    });
+    let told = target.ask("release");
+    for (name, moved) in [("write", "1048576"), ("recv", "16"), ("uring", "1")] {
+        if let Some(line) = told.lines.iter().find(|line| line.starts_with(&format!("moved {name} "))) {
+            assert_eq!(line, &format!("moved {name} {moved}"));
+        }
+    }
+    target::assert_clean(target.pid(), &before);
+}
+
 #[test]
 fn signal_handlers_on_their_own_stacks() {
     let mut target = Mutatee::start("signals", &["4"]);

@@ -64,6 +64,7 @@ fn recipe(name: &str) -> Recipe {
         "onstack" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["onstack.cpp"], false),
         "guest" => ("gcc", C, &["guest.c"], false),
         "blocked" => ("gcc", C, &["blocked.c"], false),
+        "partial" => ("gcc", C, &["partial.c"], false),
         "signals" => ("gcc", C, &["signals.c"], false),
         "loads" => ("gcc", C, &["loads.c"], false),
         "libplugin.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC"] as &[_], &["plugin.c"], false),
