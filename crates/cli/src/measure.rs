@@ -17,7 +17,8 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::args::{self, Common, Format};
 use crate::conn::{
-    Chapter, Client, Enabled, Ended, Engines, Event, Farewell, PairInfo, Reading, Request, Source, Target, Value,
+    Chapter, Client, Enabled, Ended, Engines, Event, Farewell, Grown, Reading, RefusedFunction, Request, Source,
+    Target, Value,
 };
 use crate::exit::{Failure, Kind, Stop};
 use crate::objects::{self, Cost, Object, hex, millis};
@@ -110,6 +111,8 @@ pub(crate) struct Site {
     told_share: BTreeSet<usize>,
     /// For how long it has been said that the machine slept.
     told_slept_ns: u64,
+    /// Functions of libraries that were loaded later of which it has been said that they are not measured.
+    told_refused: Vec<RefusedFunction>,
     /// What the values did over time, if that was asked for and it is over.
     pub(crate) chapters: Vec<Chapter>,
 }
@@ -255,6 +258,7 @@ impl Session<'_> {
         let events = self.plan.follows_anything().then_some(events);
         let mut kin = tokio::time::interval(kin::LOOK);
         kin.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let format = self.format();
         let mut phase_ends = self.plan.phases.map(|length| Instant::now() + length);
         while self.sites.iter().any(Site::goes_on) || self.kin.comes() {
             tokio::select! {
@@ -283,7 +287,7 @@ impl Session<'_> {
                             self.tell_taken_out(at, out)?;
                             self.tell_shares(at);
                         }
-                        Ok(Event::Grown(pairs)) => site.grow(pairs),
+                        Ok(Event::Grown(grown)) => site.grow(grown, format),
                         Ok(Event::Ended(ended)) => {
                             site.end(ended, out)?;
                             self.depart(at, ended.exec, out).await?;
@@ -442,6 +446,7 @@ impl Site {
             scaled: false,
             told_share: BTreeSet::new(),
             told_slept_ns: 0,
+            told_refused: Vec::new(),
             chapters: Vec::new(),
         }
     }
@@ -499,9 +504,18 @@ impl Site {
     }
 
     /// Libraries were loaded that its patterns match: their pairs come behind those that were there.
-    fn grow(&mut self, pairs: Vec<PairInfo>) {
+    /// Takes over what is measured by now, and says what of it is not.
+    fn grow(&mut self, grown: Grown, format: Format) {
+        let Grown { pairs, refused } = grown;
         self.reading.values.resize(pairs.len(), Default::default());
         self.enabled.pairs = pairs;
+        let name = |r: &RefusedFunction| (r.function.module.clone(), r.function.offset);
+        let told: BTreeSet<_> = self.enabled.refused.iter().chain(&self.told_refused).map(name).collect();
+        let new: Vec<RefusedFunction> = refused.into_iter().filter(|r| !told.contains(&name(r))).collect();
+        if !new.is_empty() {
+            output::warn(&words::refused(&new, format), format);
+            self.told_refused.extend(new);
+        }
     }
 
     fn take(&mut self, mut reading: Reading) {
@@ -581,14 +595,14 @@ impl Site {
         let (id, pairs, pid, host) =
             (self.enabled.measurement, self.enabled.pairs.len(), self.enabled.pid, self.host());
         if measure.no_remove && !self.ended {
-            self.grow(self.client.measured(id).await?);
+            self.grow(self.client.measured(id).await?, format);
             let reading = self.client.read(id, self.enabled.pairs.len()).await?;
             self.take(reading);
             return Ok(Object::Kept(objects::Kept { host, pid, measurement: id }));
         }
-        let Farewell { removed, pairs: grown, last, ended } = self.client.remove(id, pairs).await?;
-        if let Some(pairs) = grown {
-            self.grow(pairs);
+        let Farewell { removed, grown, last, ended } = self.client.remove(id, pairs).await?;
+        if let Some(grown) = grown {
+            self.grow(grown, format);
         }
         if let Some(reading) = last {
             self.take(reading);

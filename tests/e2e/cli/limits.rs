@@ -147,6 +147,7 @@ fn a_library_that_does_not_fit_is_left_alone() {
     let outcome = session.interrupt().assert_code(0).assert_removed();
     assert_eq!(outcome.calls("plugin_work"), 50, "{outcome:#?}");
     assert_eq!(outcome.calls("local_work"), 100);
+    assert!(format!("{outcome:?}").contains("must stay free"), "the refusal is told: {outcome:#?}");
     target.ask("call 50").assert_right();
 }
 

@@ -154,9 +154,17 @@ pub(crate) struct Ended {
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// What it measures now; the values of the pairs that are new follow.
-    Grown(Vec<PairInfo>),
+    Grown(Grown),
     Reading(Reading),
     Ended(Ended),
+}
+
+/// What a measurement measures by now: more than at first when libraries were loaded since.
+#[derive(Clone, Debug)]
+pub(crate) struct Grown {
+    pub(crate) pairs: Vec<PairInfo>,
+    /// Functions of the focus that are not measured.
+    pub(crate) refused: Vec<RefusedFunction>,
 }
 
 /// What is left of a measurement that was removed.
@@ -164,7 +172,7 @@ pub(crate) enum Event {
 pub(crate) struct Farewell {
     pub(crate) removed: objects::Removed,
     /// What it measured in the end, if that is not what the insertion said.
-    pub(crate) pairs: Option<Vec<PairInfo>>,
+    pub(crate) grown: Option<Grown>,
     /// The last values.
     pub(crate) last: Option<Reading>,
     pub(crate) ended: Option<Ended>,
@@ -247,6 +255,11 @@ impl Collector {
     /// Whether anything came.
     pub(super) fn has_begun(&self) -> bool {
         self.enabled.is_some()
+    }
+
+    /// What is measured by now, if all of it came.
+    pub(super) fn grown(self) -> Option<Grown> {
+        self.finish().map(|e| Grown { pairs: e.pairs, refused: e.refused })
     }
 
     /// The whole, if all of it came.

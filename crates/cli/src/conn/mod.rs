@@ -6,8 +6,8 @@ mod endpoint;
 mod history;
 
 pub(crate) use answers::{
-    Enabled, Ended, Event, Farewell, FunctionRef, Lower, PairInfo, Reading, RefusedFunction, Request, Source, Target,
-    ThreadValue, Value,
+    Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Reading, RefusedFunction, Request, Source,
+    Target, ThreadValue, Value,
 };
 pub(crate) use history::Chapter;
 
@@ -288,9 +288,9 @@ impl Client {
             let event = match part.event {
                 Some(Wire::Sample(sample)) => {
                     if snapshot.is_outgrown_by(&sample) {
-                        let pairs = self.measured(measurement).await?;
-                        snapshot.grow(pairs.len());
-                        if events.send((tag, Ok(Event::Grown(pairs)))).await.is_err() {
+                        let grown = self.measured(measurement).await?;
+                        snapshot.grow(grown.pairs.len());
+                        if events.send((tag, Ok(Event::Grown(grown)))).await.is_err() {
                             break;
                         }
                     }
@@ -311,7 +311,7 @@ impl Client {
     }
 
     /// What a measurement measures by now: more than at first when libraries were loaded since.
-    pub(crate) async fn measured(&self, measurement: u64) -> Result<Vec<PairInfo>, Failure> {
+    pub(crate) async fn measured(&self, measurement: u64) -> Result<Grown, Failure> {
         let mut client = InstrumentationClient::new(self.service.clone());
         let answer = client.describe(v1::DescribeRequest { measurement }).await;
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();
@@ -319,7 +319,7 @@ impl Client {
         while let Some(part) = stream.message().await.map_err(|s| self.failure(&s))? {
             collector.described(part);
         }
-        collector.finish().map(|e| e.pairs).ok_or_else(|| self.incomplete("the measurement"))
+        collector.grown().ok_or_else(|| self.incomplete("the measurement"))
     }
 
     /// Reads the values of the first `pairs` once, by thread; those that came since are left out.
@@ -360,12 +360,12 @@ impl Client {
             }
         }
         let last = complete.then(|| answers::reading(&snapshot, 0));
-        let pairs = match grown.has_begun() {
-            true => Some(grown.finish().map(|e| e.pairs).ok_or_else(|| self.incomplete("the measurement"))?),
+        let grown = match grown.has_begun() {
+            true => Some(grown.grown().ok_or_else(|| self.incomplete("the measurement"))?),
             false => None,
         };
         let removed = removed.ok_or_else(|| self.incomplete("the removal"))?;
-        Ok(Farewell { removed, pairs, last, ended })
+        Ok(Farewell { removed, grown, last, ended })
     }
 
     /// What is inserted where.
