@@ -69,6 +69,7 @@ impl Engine {
             ingraft_mdl::shipped::FILES.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
         let (library, _) = load_all(&sources);
         let Config { program, max_overhead, clock, .. } = config;
+        let next_id = AtomicU64::new(state.first_id(crate::session::now_ns() / 1000));
         let context = Context { state, images, program, max_overhead, clock };
         Ok(Engine {
             inner: Arc::new(Inner {
@@ -78,7 +79,7 @@ impl Engine {
                 sessions: Mutex::default(),
                 opening: Mutex::default(),
                 measurements: Mutex::default(),
-                next_id: AtomicU64::new(1),
+                next_id,
             }),
         })
     }
@@ -333,9 +334,16 @@ impl Engine {
         begin: Instant,
         progress: &dyn Fn(&str),
     ) -> Result<Enabled, Error> {
-        let id = MeasurementId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
+        let id = self.new_id()?;
         let enabled = session.enable(id, rights, library, request, Missing::Fails, begin, progress);
         self.enter(session, is_new, id, enabled)
+    }
+
+    /// An id that no measurement had before, in this engine or in one that used the state directory before it.
+    fn new_id(&self) -> Result<MeasurementId, Error> {
+        let id = self.inner.next_id.fetch_add(1, Ordering::Relaxed);
+        self.inner.context.state.use_id(id)?;
+        Ok(MeasurementId(id))
     }
 
     /// Enters a measurement whose session has begun it, or forgets the session that was opened for it in vain.
@@ -430,7 +438,7 @@ impl Engine {
             ));
         }
         let (library, left_out) = self.library_for(&request.enable)?;
-        let id = MeasurementId(self.inner.next_id.fetch_add(1, Ordering::Relaxed));
+        let id = self.new_id()?;
         let started = crate::launch::start(self.inner.context.clone(), id, request, &library, begin, progress)?;
         let (session, mut enabled) = started;
         enabled.warnings.extend(left_out);

@@ -17,14 +17,7 @@ pub struct StateDir {
 impl StateDir {
     /// Opens the directory, making it (mode 0700) if it is not there, and proves that files can be written in it.
     pub fn open(root: &Path) -> Result<Self, Error> {
-        let refuse = |e: io::Error| {
-            Error::new(
-                ErrorKind::Failed,
-                "state_dir_unwritable",
-                format!("cannot write to the state directory {}: {e}", root.display()),
-                "name another one with --state-dir or INGRAFT_STATE_DIR; original bytes are recorded there before anything is changed",
-            )
-        };
+        let refuse = |e: io::Error| unwritable(root, &e);
         for folder in ["journal", "cache"] {
             make_private(&root.join(folder)).map_err(refuse)?;
         }
@@ -88,9 +81,52 @@ impl StateDir {
         drop(lock);
     }
 
+    /// The first id for measurements of a new engine, when it is so many microseconds after 1970. Ids grow slower than that clock, so
+    /// those of a successor begin above those of its predecessors, also in another state directory. The clock may be set back,
+    /// hence a mark in the state directory that no id has passed. All stay below 2^53, up to which readers of JSON that know only
+    /// doubles are exact: that is a clock of the year 2255.
+    pub fn first_id(&self, now_us: u64) -> u64 {
+        now_us.min(ID_MAX).max(self.id_mark())
+    }
+
+    /// Raises the mark before an id at it is given away.
+    pub fn use_id(&self, id: u64) -> Result<(), Error> {
+        if id.is_multiple_of(ID_BLOCK) || id >= self.id_mark() {
+            let raise = || {
+                let mut file = tempfile::NamedTempFile::new_in(&self.root)?;
+                writeln!(file, "{}", id.saturating_add(ID_BLOCK))?;
+                file.persist(self.root.join(ID_MARK)).map_err(|e| e.error)
+            };
+            raise().map_err(|e| unwritable(&self.root, &e))?;
+        }
+        Ok(())
+    }
+
+    /// No id at or above this one was given away. A mark that no clock can have led to is none.
+    fn id_mark(&self) -> u64 {
+        let text = fs::read_to_string(self.root.join(ID_MARK)).unwrap_or_default();
+        text.trim().parse().ok().filter(|mark| *mark <= ID_MAX).unwrap_or(0)
+    }
+
     fn cache_path(&self, key: &str) -> PathBuf {
         self.root.join("cache").join(format!("{key}.analysis"))
     }
+}
+
+/// The file with the mark of ids.
+const ID_MARK: &str = "next-id";
+/// How far the mark is raised at a time.
+const ID_BLOCK: u64 = 1 << 20;
+/// No engine begins above it, whatever the clock says: that leaves room for as many ids below 2^53.
+const ID_MAX: u64 = 1 << 52;
+
+fn unwritable(root: &Path, e: &io::Error) -> Error {
+    Error::new(
+        ErrorKind::Failed,
+        "state_dir_unwritable",
+        format!("cannot write to the state directory {}: {e}", root.display()),
+        "name another one with --state-dir or INGRAFT_STATE_DIR; original bytes are recorded there before anything is changed",
+    )
 }
 
 fn make_private(path: &Path) -> io::Result<()> {
@@ -106,6 +142,21 @@ mod tests {
     fn unwritable_directories_are_refused() {
         let error = StateDir::open(Path::new("/proc/nowhere")).expect_err("proc is not writable");
         assert_eq!(error.reason, "state_dir_unwritable");
+    }
+
+    #[test]
+    fn ids_are_never_used_again() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let state = StateDir::open(dir.path()).expect("writable");
+        let now = 1_800_000_000_000_000;
+        let first = state.first_id(now);
+        assert_eq!(first, now);
+        (first..first + 3).for_each(|id| state.use_id(id).expect("writable"));
+        assert!(state.first_id(now + 1) > first + 2, "at once after it");
+        assert!(state.first_id(0) > first + 2, "the clock was set back");
+        std::fs::write(dir.path().join(ID_MARK), "99999999999999999999").expect("writable");
+        assert_eq!(state.first_id(now), now, "a mark that is none");
+        assert!(state.first_id(u64::MAX) + ID_BLOCK < 1 << 53);
     }
 
     #[test]
