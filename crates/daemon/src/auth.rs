@@ -1,23 +1,24 @@
-//! Who calls. Each listener has its own way to know, and every request that passes carries a [`Caller`]. What a caller may do with
+//! Who calls. Each listener has its own way to know, and every request that passes carries a [`Client`]. What a caller may do with
 //! a target is decided by the engine.
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use http::HeaderMap;
 use ingraft_engine::Caller;
 use ingraft_wire::{Failure, FailureKind, PROTOCOL_HEADER, version};
 use tonic::service::Interceptor;
-use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
+
+use crate::quota::{Holder, Table};
 
 /// How the callers of one listener are known.
 #[derive(Clone, Debug)]
 pub enum Access {
-    /// It is the program itself, on an in-memory channel.
-    Embedded,
     /// By the credentials that the kernel gives for the peer of a Unix socket.
     Peer,
     /// By a secret in the metadata: `authorization: Bearer TOKEN`. Acts as the daemon's user.
@@ -26,30 +27,84 @@ pub enum Access {
     Certificate,
 }
 
-impl Access {
-    fn caller(&self, request: &Request<()>) -> Result<Caller, Failure> {
+/// The process at the other end of a Unix socket when it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+    /// Its id, if it can be seen from here.
+    pub pid: Option<i32>,
+}
+
+/// Where a connection comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A Unix socket, with its other end if the kernel tells.
+    Socket(Option<Peer>),
+    /// TCP: the address, and the user if the other end is on this machine.
+    Address(SocketAddr, Option<u32>),
+}
+
+impl Origin {
+    /// Who pays for the connection as long as nothing is proven.
+    pub fn holder(&self) -> Holder {
         match self {
-            Access::Embedded | Access::Certificate => Ok(Caller::Engine),
+            Origin::Socket(Some(peer)) => Holder::User(peer.uid),
+            Origin::Socket(None) => Holder::Nobody,
+            Origin::Address(address, uid) => Holder::Stranger(address.ip(), *uid),
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Socket(Some(Peer { pid: Some(pid), .. })) => write!(f, "process {pid}"),
+            Origin::Socket(_) => write!(f, "an unknown process"),
+            Origin::Address(address, None) => write!(f, "{address}"),
+            Origin::Address(address, Some(uid)) => write!(f, "{address} (uid {uid})"),
+        }
+    }
+}
+
+/// Who has made a request.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// As whom the engine serves it.
+    pub caller: Caller,
+    /// Who pays for it.
+    pub holder: Holder,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// What everybody has.
+    pub table: Arc<Table>,
+}
+
+impl Access {
+    /// Who asks, by what its connection and the head of its request show.
+    pub fn identify(&self, origin: &Origin, proven: Holder, head: &HeaderMap) -> Result<(Caller, Holder), Failure> {
+        match self {
+            Access::Certificate => Ok((Caller::Engine, proven)),
             Access::Peer => {
-                let info = request.extensions().get::<UdsConnectInfo>();
-                let cred = info.and_then(|info| info.peer_cred).ok_or_else(|| {
+                let Origin::Socket(Some(Peer { uid, gid, .. })) = *origin else {
                     let what = "the kernel does not say who is at the other end of the socket";
-                    Failure::new(FailureKind::Unauthenticated, "no_peer", what, "connect from the same user namespace")
-                })?;
+                    let hint = "connect from the same user namespace";
+                    return Err(Failure::new(FailureKind::Unauthenticated, "no_peer", what, hint));
+                };
                 // Root may do what the daemon may. The daemon's own user is no exception: with capabilities it may do more
                 // than that user.
-                Ok(match cred.uid() {
-                    0 => Caller::Engine,
-                    uid => Caller::User { uid, gid: cred.gid() },
-                })
+                let caller = if uid == 0 { Caller::Engine } else { Caller::User { uid, gid } };
+                Ok((caller, Holder::User(uid)))
             }
             Access::Token(token) => {
                 let hint = "send the daemon's token: --token-file FILE or INGRAFT_TOKEN";
-                let sent = request.metadata().get("authorization").ok_or_else(|| {
+                let sent = head.get("authorization").ok_or_else(|| {
                     Failure::new(FailureKind::Unauthenticated, "token_missing", "this address needs a token", hint)
                 })?;
                 if sent.as_bytes().strip_prefix(b"Bearer ").is_some_and(|sent| token.is(sent)) {
-                    Ok(Caller::Engine)
+                    Ok((Caller::Engine, Holder::Token))
                 } else {
                     Err(Failure::new(
                         FailureKind::Unauthenticated,
@@ -66,18 +121,19 @@ impl Access {
 /// What every request to a service of ours passes.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    /// How the caller is known.
-    pub access: Access,
+    /// The caller is the program itself, on an in-memory channel. Otherwise the server has found out who it is.
+    pub embedded: bool,
     /// Whether the service answers clients of any version.
     pub any_version: bool,
 }
 
 impl Interceptor for Gate {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        let caller = self.access.caller(&request)?;
         if !self.any_version {
             check_version(&request)?;
         }
+        let known = request.extensions().get::<Client>().map(|client| client.caller);
+        let caller = known.or(self.embedded.then_some(Caller::Engine)).ok_or_else(no_caller)?;
         request.extensions_mut().insert(caller);
         Ok(request)
     }
@@ -85,7 +141,17 @@ impl Interceptor for Gate {
 
 /// The caller of a request; only requests that passed a [`Gate`] have one.
 pub fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
-    request.extensions().get::<Caller>().copied().ok_or_else(|| Status::unauthenticated("no caller"))
+    request.extensions().get::<Caller>().copied().ok_or_else(|| no_caller().into())
+}
+
+/// Who has made a request; nobody if it is the program itself.
+pub fn client<T>(request: &Request<T>) -> Option<Client> {
+    request.extensions().get::<Client>().cloned()
+}
+
+fn no_caller() -> Failure {
+    let hint = "this is a defect of ingraft; please report it";
+    Failure::new(FailureKind::Unauthenticated, "no_peer", "nobody is known to have sent this request", hint)
 }
 
 /// Lets pass only who is the daemon's user or root.
@@ -211,33 +277,38 @@ mod tests {
         assert!(matches!(Token::read(&dir.path().join("none")), Err(TokenError::Unreadable { .. })));
     }
 
-    fn with(header: Option<&str>) -> Request<()> {
-        let mut request = Request::new(());
-        if let Some(header) = header {
-            request.metadata_mut().insert("authorization", header.parse().unwrap());
-        }
-        request
+    const HERE: Origin = Origin::Socket(None);
+
+    fn with(header: Option<&str>) -> HeaderMap {
+        header.map(|header| (http::header::AUTHORIZATION, header.parse().unwrap())).into_iter().collect()
     }
 
     #[test]
     fn only_the_right_token_passes() {
         let cell = TokenCell::new(Token(b"0123456789abcdef".to_vec()));
         let access = Access::Token(cell.clone());
-        let reason = |header| access.caller(&with(header)).map_err(|f| f.reason);
-        assert_eq!(reason(Some("Bearer 0123456789abcdef")), Ok(Caller::Engine));
+        let right = Ok((Caller::Engine, Holder::Token));
+        let reason = |header| access.identify(&HERE, Holder::Nobody, &with(header)).map_err(|f| f.reason);
+        assert_eq!(reason(Some("Bearer 0123456789abcdef")), right);
         assert_eq!(reason(None), Err("token_missing".into()));
         for wrong in ["Bearer 0123456789abcdeF", "Bearer ", "Bearer 0123456789abcdef0", "0123456789abcdef", "Basic x"] {
             assert_eq!(reason(Some(wrong)), Err("token_wrong".into()), "{wrong}");
         }
         cell.replace(Token(b"another-secret-16".to_vec()));
         assert_eq!(reason(Some("Bearer 0123456789abcdef")), Err("token_wrong".into()));
-        assert_eq!(reason(Some("Bearer another-secret-16")), Ok(Caller::Engine));
+        assert_eq!(reason(Some("Bearer another-secret-16")), right);
     }
 
     #[test]
     fn without_credentials_nobody_passes() {
-        assert_eq!(Access::Peer.caller(&with(None)).map_err(|f| f.reason), Err("no_peer".into()));
+        let reason =
+            |access: Access, origin| access.identify(&origin, Holder::Nobody, &with(None)).map_err(|f| f.reason);
+        assert_eq!(reason(Access::Peer, HERE), Err("no_peer".into()));
+        assert_eq!(reason(Access::Peer, Origin::Address(([127, 0, 0, 1], 1).into(), Some(0))), Err("no_peer".into()));
+        assert_eq!(reason(Access::Peer, Origin::Socket(Some(Peer { uid: 0, gid: 0, pid: None }))), Ok((Caller::Engine, Holder::User(0))));
+        assert_eq!(reason(Access::Peer, Origin::Socket(Some(Peer { uid: 7, gid: 8, pid: None }))), Ok((Caller::User { uid: 7, gid: 8 }, Holder::User(7))));
         assert!(caller(&Request::new(())).is_err());
+        assert!(Gate { embedded: false, any_version: true }.call(Request::new(())).is_err());
     }
 
     #[test]
@@ -259,7 +330,7 @@ mod tests {
             if let Some(version) = version {
                 request.metadata_mut().insert(PROTOCOL_HEADER, version.parse().unwrap());
             }
-            let answer = Gate { access: Access::Embedded, any_version }.call(request);
+            let answer = Gate { embedded: true, any_version }.call(request);
             answer.map(|passed| caller(&passed).unwrap()).map_err(|status| Failure::from_status(&status).reason)
         };
         assert_eq!(ask(None, false), Ok(Caller::Engine));

@@ -12,7 +12,6 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
-use tonic::transport::server::{Connected, UdsConnectInfo};
 
 const PREFACE: usize = 24;
 const FRAME_HEADER: usize = 9;
@@ -169,14 +168,6 @@ impl Lenient {
     /// Around an accepted connection.
     pub fn new(stream: UnixStream) -> Self {
         Lenient { stream, frames: Frames::new(), passed: Vec::new(), at: 0 }
-    }
-}
-
-impl Connected for Lenient {
-    type ConnectInfo = UdsConnectInfo;
-
-    fn connect_info(&self) -> UdsConnectInfo {
-        self.stream.connect_info()
     }
 }
 

@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use crate::auth::{Token, TokenError};
 use crate::listen::{Address, AddressError};
+use crate::quota::Quotas;
 
 /// Where the daemon listens when nothing else is said.
 pub const LISTEN_DEFAULT: &str = "unix:/run/ingraft/ingraftd.sock";
@@ -61,6 +62,27 @@ pub struct Flags {
     /// The clock of timers: tsc (the time stamp counter), vdso (the kernel's, by clock_gettime), or auto: tsc where the kernel trusts it [default: auto]
     #[arg(long, value_name = "CLOCK", env = "INGRAFTD_CLOCK")]
     pub clock: Option<String>,
+    /// Most connections in all [default: 256, but at most a quarter of the files that may be open]
+    #[arg(long, value_name = "N", env = "INGRAFTD_MAX_CONNECTIONS")]
+    pub max_connections: Option<usize>,
+    /// Most connections of one user [default: 64]
+    #[arg(long, value_name = "N", env = "INGRAFTD_MAX_USER_CONNECTIONS")]
+    pub max_user_connections: Option<usize>,
+    /// Most calls in progress of one user, streams included [default: 1000]
+    #[arg(long, value_name = "N", env = "INGRAFTD_MAX_USER_CALLS")]
+    pub max_user_calls: Option<usize>,
+    /// Most measurements of one user [default: 1024]
+    #[arg(long, value_name = "N", env = "INGRAFTD_MAX_USER_MEASUREMENTS")]
+    pub max_user_measurements: Option<usize>,
+    /// Most metric-focus pairs of one user's measurements [default: 250000]
+    #[arg(long, value_name = "N", env = "INGRAFTD_MAX_USER_PAIRS")]
+    pub max_user_pairs: Option<usize>,
+    /// Most histories of one user's measurements, of 32 KiB at most [default: 4096]
+    #[arg(long, value_name = "N", env = "INGRAFTD_MAX_USER_HISTORIES")]
+    pub max_user_histories: Option<usize>,
+    /// Most bytes of metric definitions that are kept for everybody [default: 4194304]
+    #[arg(long, value_name = "BYTES", env = "INGRAFTD_MAX_DEFINITIONS")]
+    pub max_definitions: Option<usize>,
     /// Check the configuration, say what is wrong, and end
     #[arg(long)]
     pub check_config: bool,
@@ -82,6 +104,13 @@ struct Document {
     log: Option<String>,
     max_overhead: Option<f64>,
     clock: Option<String>,
+    max_connections: Option<usize>,
+    max_user_connections: Option<usize>,
+    max_user_calls: Option<usize>,
+    max_user_measurements: Option<usize>,
+    max_user_pairs: Option<usize>,
+    max_user_histories: Option<usize>,
+    max_definitions: Option<usize>,
 }
 
 /// Everything that the daemon is told, checked.
@@ -105,6 +134,8 @@ pub struct Settings {
     pub max_overhead: f64,
     /// The clock of timers.
     pub clock: ClockChoice,
+    /// What users may have at a time.
+    pub quotas: Quotas,
 }
 
 /// The files that TLS needs.
@@ -149,6 +180,9 @@ pub enum ConfigError {
     /// A limit that nothing could keep, or no number.
     #[error("max-overhead: {0} is no number of percent above 0")]
     MaxOverhead(f64),
+    /// A quota that leaves no room for anything.
+    #[error("{0}: 0 is no quota: nobody could be served")]
+    Quota(&'static str),
     /// A word that names no clock.
     #[error("clock: {0}")]
     Clock(#[from] UnknownClock),
@@ -187,7 +221,33 @@ impl Settings {
             (Some(cert), Some(key), Some(client_ca)) => Some(TlsFiles { cert, key, client_ca }),
             _ => None,
         };
+        let default = Quotas::default();
+        let quota = |name, flag: Option<usize>, file: Option<usize>, default| match flag.or(file).unwrap_or(default) {
+            0 => Err(ConfigError::Quota(name)),
+            n => Ok(n),
+        };
+        let quotas = Quotas {
+            connections: quota("max-connections", flags.max_connections, file.max_connections, default.connections)?,
+            user_connections: quota(
+                "max-user-connections",
+                flags.max_user_connections,
+                file.max_user_connections,
+                default.user_connections,
+            )?,
+            user_calls: quota("max-user-calls", flags.max_user_calls, file.max_user_calls, default.user_calls)?,
+            user_measurements: quota(
+                "max-user-measurements",
+                flags.max_user_measurements,
+                file.max_user_measurements,
+                default.user_measurements,
+            )?,
+            user_pairs: quota("max-user-pairs", flags.max_user_pairs, file.max_user_pairs, default.user_pairs)?,
+            // None may be wanted of these.
+            user_histories: flags.max_user_histories.or(file.max_user_histories).unwrap_or(default.user_histories),
+            definitions: flags.max_definitions.or(file.max_definitions).unwrap_or(default.definitions),
+        };
         let settings = Settings {
+            quotas,
             listen,
             state_dir: flags.state_dir.or(file.state_dir).or_else(state_dir).ok_or(ConfigError::NoStateDir)?,
             token: token_file.map(|path| Token::read(&path)).transpose()?,
@@ -217,6 +277,7 @@ impl Settings {
             ("socket-group", self.socket_group != new.socket_group),
             ("max-overhead", self.max_overhead != new.max_overhead),
             ("clock", self.clock != new.clock),
+            ("max-connections and other quotas", self.quotas != new.quotas),
             ("tls-cert, tls-key, client-ca", self.tls != new.tls),
         ];
         changed.iter().filter(|(_, changed)| *changed).map(|(word, _)| *word).collect()
@@ -288,6 +349,15 @@ mod tests {
         let settings = resolve(&[], "").unwrap();
         assert_eq!(settings.listen, [LISTEN_DEFAULT.parse().unwrap()]);
         assert_eq!((settings.socket_mode, settings.socket_group, settings.token), (0o600, None, None));
+        assert_eq!(settings.quotas, Quotas::default());
+    }
+
+    #[test]
+    fn quotas_are_set_by_flags_and_file() {
+        let file = "max-connections = 7\nmax-user-pairs = 5\nmax-user-histories = 0";
+        let quotas = resolve(&["--max-user-pairs=6", "--max-definitions=9"], file).unwrap().quotas;
+        let expected = Quotas { connections: 7, user_pairs: 6, user_histories: 0, definitions: 9, ..Quotas::default() };
+        assert_eq!(quotas, expected);
     }
 
     #[test]
@@ -301,6 +371,8 @@ mod tests {
             (&["--socket-mode=9"], "", "socket-mode: `9` is no octal mode"),
             (&["--socket-mode=7777"], "", "socket-mode: `7777` is no octal mode"),
             (&[], "clock = 'hpet'", "clock: `hpet` is no clock"),
+            (&["--max-user-calls=0"], "", "max-user-calls: 0 is no quota"),
+            (&[], "max-user-pairs = -1", "invalid value: integer `-1`"),
             (&["--token-file=/no/such"], "", "cannot read the token file /no/such"),
         ] {
             let error = resolve(flags, file).unwrap_err();

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use ingraft_engine::{Engine, Error, Removed};
 use ingraft_wire::{Failure, FailureKind};
-use tokio::sync::{RwLock, watch};
+use tokio::sync::{RwLock, Semaphore, watch};
 
+use crate::audit::Audit;
 use crate::keeper::{self, Keeper};
 use crate::recorder::Recorder;
 use crate::rpc::convert;
@@ -56,6 +57,9 @@ struct Shared {
     host: Host,
     keeper: Arc<Keeper>,
     recorder: Recorder,
+    audit: Arc<Audit>,
+    /// Bytes of MDL that are kept for everybody.
+    defined: Mutex<usize>,
     closing: watch::Sender<bool>,
     /// Held shared by every call that may change a target, exclusively by the end: nothing is inserted after the end has begun.
     changes: Arc<RwLock<()>>,
@@ -101,6 +105,7 @@ fn caller_of<F>(_: &F) -> &'static str {
 }
 
 /// Waits for the engine to begin to end.
+#[derive(Clone)]
 pub struct Closing(watch::Receiver<bool>);
 
 impl Closing {
@@ -119,6 +124,8 @@ impl Core {
             host,
             keeper: Arc::default(),
             recorder: Recorder::default(),
+            audit: Arc::default(),
+            defined: Mutex::default(),
             closing: watch::Sender::new(false),
             changes: Arc::default(),
             calls: Arc::default(),
@@ -141,6 +148,16 @@ impl Core {
         &self.shared.recorder
     }
 
+    /// What the log says of measurements.
+    pub fn audit(&self) -> &Arc<Audit> {
+        &self.shared.audit
+    }
+
+    /// How many bytes of MDL are kept for everybody; locked while some are added.
+    pub fn defined(&self) -> MutexGuard<'_, usize> {
+        self.shared.defined.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Tells when the engine begins to end.
     pub fn closing(&self) -> Closing {
         Closing(self.shared.closing.subscribe())
@@ -160,11 +177,16 @@ impl Core {
         self.engine_value(call).await?.map_err(convert::failure)
     }
 
-    /// The same for a call that cannot fail.
+    /// The same for a call that cannot fail. It waits for a turn of its user: the calls of one user do not take all threads.
     pub async fn engine_value<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
     ) -> Result<T, Failure> {
+        let turn = match turns() {
+            // It is never closed.
+            Some(turns) => turns.acquire_owned().await.ok(),
+            None => None,
+        };
         let changes = self.shared.changes.clone();
         let guard = changes.try_read_owned().map_err(|_| shutting_down())?;
         if *self.shared.closing.borrow() {
@@ -173,7 +195,7 @@ impl Core {
         let shared = self.shared.clone();
         let noted = shared.calls.note(caller_of(&call));
         tokio::task::spawn_blocking(move || {
-            let _held = (guard, noted);
+            let _held = (guard, turn, noted);
             call(&shared.engine)
         })
         .await
@@ -219,6 +241,28 @@ impl Core {
                 Vec::new()
             }
         }
+    }
+}
+
+tokio::task_local! {
+    /// The turns of the user on whose behalf a task runs.
+    static TURNS: Arc<Semaphore>;
+}
+
+fn turns() -> Option<Arc<Semaphore>> {
+    TURNS.try_with(Arc::clone).ok()
+}
+
+/// Runs something on behalf of a user, who has these turns at the engine.
+pub fn in_turns<T>(turns: Arc<Semaphore>, task: impl Future<Output = T>) -> impl Future<Output = T> {
+    TURNS.scope(turns, task)
+}
+
+/// Spawns a task that goes on behalf of the same user.
+pub fn spawn(task: impl Future<Output = ()> + Send + 'static) {
+    match turns() {
+        Some(turns) => drop(tokio::spawn(in_turns(turns, task))),
+        None => drop(tokio::spawn(task)),
     }
 }
 

@@ -9,7 +9,6 @@ use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 use tonic::transport::{Channel, Endpoint, Server};
 
-use crate::auth::Access;
 use crate::core::{Core, Host};
 use crate::rpc;
 
@@ -42,7 +41,8 @@ pub async fn embedded(engine: Engine) -> Result<Embedded, EmbeddedError> {
     let core = Core::new(engine, Host::CommandLine);
     core.start_keeper();
     let (ours, theirs) = tokio::io::duplex(BUFFER);
-    let server = Server::builder().add_routes(rpc::routes(&core, &Access::Embedded).await?);
+    let (routes, _health) = rpc::routes(&core).await?;
+    let server = Server::builder().add_routes(routes);
     // The stream of connections must not end: that would be taken for the end of the server.
     let connections = tokio_stream::once(Ok::<_, io::Error>(theirs)).chain(tokio_stream::pending());
     let mut closing = core.closing();

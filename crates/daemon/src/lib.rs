@@ -5,19 +5,28 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod auth;
 pub mod authority;
 pub mod backlog;
+pub mod call;
 pub mod config;
+pub mod connection;
 pub mod core;
 pub mod embedded;
 pub mod keeper;
 pub mod lease;
 pub mod listen;
+pub mod neighbour;
+pub mod quota;
+pub mod reception;
 pub mod recorder;
 pub mod recording;
 pub mod rpc;
 pub mod run;
+pub mod seldom;
+pub mod state;
+pub mod tls;
 
 pub use embedded::{Embedded, embedded};
 pub use ingraft_engine::{ClockChoice, Config, Engine, Error, MAX_OVERHEAD};

@@ -10,10 +10,13 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::auth::{Origin, Peer};
 use crate::authority::Lenient;
+use crate::core::Closing;
+use crate::neighbour;
+use crate::seldom::Seldom;
 
 /// An address to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,58 +213,98 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 /// What connections come from.
-pub trait Accept: Send + 'static {
+pub trait Accept: Send + Sync + 'static {
     /// A connection.
-    type Connection: Send + 'static;
+    type Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     /// Waits for the next one.
-    fn next(&self) -> impl Future<Output = io::Result<Self::Connection>> + Send;
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Connection, Origin)>> + Send;
 }
 
 impl Accept for tokio::net::UnixListener {
     type Connection = Lenient;
-    async fn next(&self) -> io::Result<Self::Connection> {
-        Ok(Lenient::new(self.accept().await?.0))
+    async fn next(&self) -> io::Result<(Lenient, Origin)> {
+        let stream = self.accept().await?.0;
+        let peer = stream.peer_cred().ok().map(|p| Peer { uid: p.uid(), gid: p.gid(), pid: p.pid() });
+        Ok((Lenient::new(stream), Origin::Socket(peer)))
     }
 }
 
 impl Accept for tokio::net::TcpListener {
     type Connection = tokio::net::TcpStream;
-    async fn next(&self) -> io::Result<Self::Connection> {
-        let (stream, _) = self.accept().await?;
-        stream.set_nodelay(true)?;
-        Ok(stream)
+    async fn next(&self) -> io::Result<(tokio::net::TcpStream, Origin)> {
+        let (stream, address) = self.accept().await?;
+        // It is slower without, no more.
+        let _ = stream.set_nodelay(true);
+        let uid = stream.local_addr().ok().and_then(|ours| neighbour::uid(address, ours));
+        Ok((stream, Origin::Address(address, uid)))
     }
 }
 
-/// The connections of a listener. An accept that fails, mostly for want of file descriptors, is said once in the log and tried again:
-/// it must not end the daemon.
-pub fn connections<A: Accept + Sync>(listener: A) -> ReceiverStream<io::Result<A::Connection>> {
+/// A descriptor that is given away when there is no other one, so that a connection can be taken from the queue of the kernel: one that
+/// stays there would wake the listener again and again, and nobody behind it would be heard.
+#[derive(Debug)]
+struct Reserve(Option<File>);
+
+impl Reserve {
+    fn new() -> Reserve {
+        Reserve(File::open("/dev/null").ok())
+    }
+
+    fn refill(&mut self) {
+        if self.0.is_none() {
+            *self = Reserve::new();
+        }
+    }
+}
+
+/// Takes connections until the daemon ends and gives each to `serve`. An error of accept never ends it, and never makes it spin.
+pub async fn accept<A: Accept>(listener: A, mut closing: Closing, mut serve: impl FnMut(A::Connection, Origin)) {
     const PAUSE: Duration = Duration::from_millis(100);
-    let (send, receive) = mpsc::channel(1);
-    tokio::spawn(async move {
-        let mut failing = false;
-        loop {
-            let accepted = tokio::select! {
-                accepted = listener.next() => accepted,
-                () = send.closed() => return,
-            };
-            match accepted {
-                Ok(connection) => {
-                    failing = false;
-                    if send.send(Ok(connection)).await.is_err() {
-                        return;
-                    }
-                }
-                Err(e) => {
-                    if !std::mem::replace(&mut failing, true) {
-                        tracing::warn!("cannot accept a connection, trying again: {e}");
-                    }
-                    tokio::time::sleep(PAUSE).await;
+    let mut reserve = Reserve::new();
+    let seldom = Seldom::default();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.next() => accepted,
+            () = closing.wait() => return,
+        };
+        let error = match accepted {
+            Ok((connection, origin)) => {
+                reserve.refill();
+                serve(connection, origin);
+                continue;
+            }
+            Err(error) => error,
+        };
+        let errno = error.raw_os_error().map(nix::errno::Errno::from_raw);
+        let why = match errno {
+            Some(nix::errno::Errno::EMFILE) => {
+                "EMFILE: the daemon has as many files open as it may (LimitNOFILE of its unit, ulimit -n)"
+            }
+            Some(nix::errno::Errno::ENFILE) => "ENFILE: the machine has as many files open as it may (fs.file-max)",
+            Some(nix::errno::Errno::ECONNABORTED) => continue,
+            _ => "",
+        };
+        seldom.log(|left_out| {
+            tracing::warn!(
+                left_out,
+                "cannot accept a connection, trying again: {error}{}{why}",
+                if why.is_empty() { "" } else { "; " }
+            );
+        });
+        if !why.is_empty() && reserve.0.take().is_some() {
+            // Whoever is first in the queue gets the reserve: root and the daemon's user are served, others are turned away.
+            if let Ok(Ok((connection, origin))) = tokio::time::timeout(PAUSE, listener.next()).await {
+                if matches!(origin, Origin::Socket(Some(Peer { uid, .. })) if uid == 0 || uid == nix::unistd::geteuid().as_raw())
+                {
+                    serve(connection, origin);
+                } else {
+                    drop(connection);
                 }
             }
+            reserve.refill();
         }
-    });
-    ReceiverStream::new(receive)
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
 #[cfg(test)]

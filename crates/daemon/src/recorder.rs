@@ -24,6 +24,11 @@ impl Recorder {
         self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many histories are kept of these measurements.
+    pub fn histories(&self, ids: &[MeasurementId]) -> usize {
+        ids.iter().filter_map(|id| self.of(*id)).map(|recording| open(&recording).histories_kept()).sum()
+    }
+
     fn of(&self, id: MeasurementId) -> Option<Arc<Mutex<Recording>>> {
         self.table().get(&id).cloned()
     }

@@ -75,6 +75,11 @@ impl Recording {
         self.courses.len()
     }
 
+    /// How many histories it keeps.
+    pub fn histories_kept(&self) -> usize {
+        self.courses.len() * (self.ended.len() + 2)
+    }
+
     /// Further pairs, whose values were 0 until now.
     pub fn grow(&mut self, courses: &[Course]) {
         let now_ns = self.latest.0;

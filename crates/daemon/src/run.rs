@@ -2,31 +2,35 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
 use ingraft_engine::{Engine, Error};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
-use tonic::transport::server::Connected;
-use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+use tokio_rustls::TlsAcceptor;
+use tonic::service::Routes;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::auth::{Access, TokenCell};
-use crate::config::{ConfigError, Flags, Settings, TlsFiles};
+use crate::call::Serving;
+use crate::config::{ConfigError, Flags, Settings};
 use crate::core::{Core, Host};
-use crate::listen::{Accept, Address, ListenError, UnixSocket, connections};
+use crate::listen::{Accept, Address, ListenError, UnixSocket, accept};
+use crate::quota::Table;
+use crate::reception::Reception;
 use crate::rpc;
+use crate::state::{StateError, StateLock};
+use crate::tls::{self, TlsError};
 
 /// How long connections may take to end after the engine has ended.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// A client that does not answer for this long, after being asked for as long, is gone; its measurements are removed.
-const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// Why the daemon does not start.
 #[derive(Debug, thiserror::Error)]
@@ -39,10 +43,10 @@ enum StartError {
     Listen(#[from] ListenError),
     #[error("cannot listen at {0}: {1}")]
     Tcp(Address, io::Error),
-    #[error("cannot read the TLS file {0}: {1}")]
-    TlsFile(std::path::PathBuf, io::Error),
-    #[error("cannot serve TLS: {0}")]
-    Tls(#[from] tonic::transport::Error),
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("cannot offer reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
     #[error("the log filter `{0}` is malformed: {1}")]
@@ -83,7 +87,12 @@ fn start(flags: &Flags) -> Result<ExitCode, StartError> {
     let (filter, log) = reload::Layer::new(filter);
     tracing_subscriber::registry()
         .with(filter)
-        .with(tracing_subscriber::fmt::layer().with_ansi(io::stderr().is_terminal()).with_writer(io::stderr))
+        .with(
+            tracing_subscriber::fmt::layer()
+                .fmt_fields(tracing_subscriber::fmt::format::debug_fn(field))
+                .with_ansi(io::stderr().is_terminal())
+                .with_writer(io::stderr),
+        )
         .init();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let follow = |settings: &Settings| match self::filter(settings) {
@@ -96,6 +105,25 @@ fn start(flags: &Flags) -> Result<ExitCode, StartError> {
     status
 }
 
+/// Writes a field of a line of the log. Whatever text is in it, the line stays one line, and a terminal gets no commands by it.
+fn field(writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn std::fmt::Debug) -> std::fmt::Result {
+    let name = field.name();
+    if name != "message" {
+        write!(writer, "{name}=")?;
+    }
+    for c in format!("{value:?}").chars() {
+        // Marks that reorder text are as good as control characters at making a line say something else.
+        match c {
+            c if c.is_control() => write!(writer, "{}", c.escape_unicode())?,
+            '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' => {
+                write!(writer, "{}", c.escape_unicode())?;
+            }
+            c => writer.write_char(c)?,
+        }
+    }
+    Ok(())
+}
+
 fn filter(settings: &Settings) -> Result<EnvFilter, StartError> {
     settings.log.parse().map_err(|e| StartError::Filter(settings.log.clone(), e))
 }
@@ -103,11 +131,19 @@ fn filter(settings: &Settings) -> Result<EnvFilter, StartError> {
 async fn serve(flags: &Flags, settings: Settings, follow: impl Fn(&Settings)) -> Result<ExitCode, StartError> {
     // Before anything else: a signal must not find us with something in a target and no way to hear it.
     let mut signals = Signals::new()?;
-    let engine = engine(&settings).await?;
+    let (engine, _lock) = engine(&settings).await?;
     let core = Core::new(engine, Host::Daemon);
     core.start_keeper();
     let token = settings.token.clone().map(TokenCell::new);
-    let mut servers = Servers { core: &core, settings: &settings, token: token.as_ref(), tasks: JoinSet::new() };
+    let (routes, health) = rpc::routes(&core).await?;
+    let mut servers = Servers {
+        core: &core,
+        settings: &settings,
+        token: token.as_ref(),
+        routes,
+        table: Table::new(settings.quotas, files()?),
+        tasks: JoinSet::new(),
+    };
     let mut lines = String::new();
     for address in &settings.listen {
         let address = servers.open(address).await?;
@@ -126,11 +162,19 @@ async fn serve(flags: &Flags, settings: Settings, follow: impl Fn(&Settings)) ->
         }
     }
     notify(sd_notify::NotifyState::Stopping);
+    // Whoever asks for it, and whoever watches it, knows before any stream ends.
+    health.ending().await;
     Ok(end(&core, &mut tasks).await)
 }
 
-/// Starts the engine and takes over what a dead one left.
-async fn engine(settings: &Settings) -> Result<Engine, StartError> {
+/// How many files this process may open.
+fn files() -> io::Result<usize> {
+    let (soft, _) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?;
+    Ok(usize::try_from(soft).unwrap_or(usize::MAX))
+}
+
+/// Starts the engine and takes over what a dead one left. The state directory is locked as long as what is returned beside it is there.
+async fn engine(settings: &Settings) -> Result<(Engine, StateLock), StartError> {
     let config = ingraft_engine::Config {
         state_dir: settings.state_dir.clone(),
         program: Host::Daemon.program().to_owned(),
@@ -138,18 +182,21 @@ async fn engine(settings: &Settings) -> Result<Engine, StartError> {
         clock: settings.clock,
     };
     let started = tokio::task::spawn_blocking(move || {
+        let directory = config.state_dir.clone();
         let engine = Engine::start(config)?;
+        // Before anything is taken over: what a living daemon has in its targets looks like what a dead one left.
+        let lock = StateLock::take(&directory)?;
         let recovered = engine.recover();
-        Ok::<_, Error>((engine, recovered))
+        Ok::<_, StartError>((engine, lock, recovered))
     });
-    let (engine, recovered) = started.await.map_err(io::Error::other)??;
+    let (engine, lock, recovered) = started.await.map_err(io::Error::other)??;
     for target in recovered {
         match target {
             Ok(found) => tracing::info!(pid = found.pid.0, points = found.points, kept = found.kept, "taken over"),
             Err(e) => tracing::error!(reason = e.reason, "not taken over: {e}; {}", e.hint),
         }
     }
-    Ok(engine)
+    Ok((engine, lock))
 }
 
 /// Reads the configuration again. A mistake leaves everything as it was.
@@ -176,13 +223,17 @@ async fn end(core: &Core, tasks: &mut JoinSet<()>) -> ExitCode {
     let mut status = ExitCode::SUCCESS;
     for removed in core.close().await {
         match removed {
-            Ok(removed) => tracing::info!(pid = removed.pid.0, restored = removed.text_restored, "removed"),
+            Ok(removed) => {
+                core.audit().detached(removed.pid, "ingraftd ends", &removed);
+                tracing::info!(pid = removed.pid.0, restored = removed.text_restored, "removed");
+            }
             Err(e) => {
                 tracing::error!(reason = e.reason, "not removed: {e}; {}", e.hint);
                 status = ExitCode::FAILURE;
             }
         }
     }
+    core.audit().left();
     let all = async { while tasks.join_next().await.is_some() {} };
     if tokio::time::timeout(GOODBYE, all).await.is_err() {
         tracing::warn!("some clients did not let go of their connections");
@@ -196,6 +247,8 @@ struct Servers<'a> {
     core: &'a Core,
     settings: &'a Settings,
     token: Option<&'a TokenCell>,
+    routes: Routes,
+    table: Arc<Table>,
     tasks: JoinSet<()>,
 }
 
@@ -207,59 +260,45 @@ impl Servers<'_> {
             Address::Unix(path) => {
                 let socket = UnixSocket::bind(path, self.settings.socket_mode, self.settings.socket_group.as_deref())?;
                 let listener = UnixListener::from_std(socket.listener.try_clone()?)?;
-                self.serve(Server::builder(), Access::Peer, listener, Some(socket)).await?;
+                self.serve(None, Access::Peer, listener, Some(socket));
                 Ok(address.clone())
             }
             Address::Http(at) => {
                 let token = self.token.ok_or_else(|| ConfigError::NoToken(address.clone()))?;
                 let listener = TcpListener::bind(at).await.map_err(failed)?;
                 let bound = listener.local_addr()?;
-                self.serve(Server::builder(), Access::Token(token.clone()), listener, None).await?;
+                self.serve(None, Access::Token(token.clone()), listener, None);
                 Ok(Address::Http(bound))
             }
             Address::Https { host, port } => {
                 let files = self.settings.tls.as_ref().ok_or_else(|| ConfigError::NoTls(address.clone()))?;
-                let server = Server::builder().tls_config(tls(files)?)?;
+                let tls = tls::acceptor(files)?;
                 let listener = TcpListener::bind(format!("{host}:{port}")).await.map_err(failed)?;
                 let port = listener.local_addr()?.port();
-                self.serve(server, Access::Certificate, listener, None).await?;
+                self.serve(Some(tls), Access::Certificate, listener, None);
                 Ok(Address::Https { host: host.clone(), port })
             }
         }
     }
 
-    async fn serve<A>(
-        &mut self,
-        server: Server,
-        access: Access,
-        listener: A,
-        socket: Option<UnixSocket>,
-    ) -> Result<(), StartError>
-    where
-        A: Accept + Sync,
-        A::Connection: Connected + AsyncRead + AsyncWrite + Unpin,
-    {
-        let server = server
-            .http2_keepalive_interval(Some(KEEPALIVE))
-            .http2_keepalive_timeout(Some(KEEPALIVE))
-            .add_routes(rpc::routes(self.core, &access).await?);
-        let mut closing = self.core.closing();
-        let until = async move { closing.wait().await };
-        let serving = server.serve_with_incoming_shutdown(connections(listener), until);
+    fn serve<A: Accept>(&mut self, tls: Option<TlsAcceptor>, access: Access, listener: A, socket: Option<UnixSocket>) {
+        let closing = self.core.closing();
+        let serving =
+            Serving { routes: self.routes.clone(), access, table: Arc::clone(&self.table), closing: closing.clone() };
+        let reception = Arc::new(Reception::new(serving, tls));
         self.tasks.spawn(async move {
-            if let Err(e) = serving.await {
-                tracing::error!("a server has ended: {e}");
-            }
+            let mut open = JoinSet::new();
+            accept(listener, closing, |io, origin| {
+                while open.try_join_next().is_some() {}
+                if let Some(seat) = reception.admit(origin) {
+                    open.spawn(Arc::clone(&reception).serve(io, origin, seat));
+                }
+            })
+            .await;
+            while open.join_next().await.is_some() {}
             drop(socket);
         });
-        Ok(())
     }
-}
-
-fn tls(files: &TlsFiles) -> Result<ServerTlsConfig, StartError> {
-    let read = |path: &std::path::PathBuf| std::fs::read(path).map_err(|e| StartError::TlsFile(path.clone(), e));
-    let identity = Identity::from_pem(read(&files.cert)?, read(&files.key)?);
-    Ok(ServerTlsConfig::new().identity(identity).client_ca_root(Certificate::from_pem(read(&files.client_ca)?)))
 }
 
 fn notify(state: sd_notify::NotifyState<'_>) {

@@ -39,7 +39,12 @@ fn reasons(source: &str) -> impl Iterator<Item = String> {
         let hint = rest.strip_prefix(',')?.trim_start();
         hint.starts_with('"').then(|| reason.to_owned())
     });
-    after_kind.chain(in_pair)
+    // Reasons that the engine gives by way of a helper are named where they are sorted.
+    let sorted = source.split("const LASTING:").skip(1).flat_map(|rest| {
+        let list = rest.split("];").next().unwrap_or_default();
+        list.split(',').filter_map(|word_| Some(word(word_.rsplit('[').next()?)?.0.to_owned())).collect::<Vec<_>>()
+    });
+    after_kind.chain(in_pair).chain(sorted)
 }
 
 /// The words in the first column of the table under a heading.

@@ -28,7 +28,8 @@ struct Daemon {
 
 impl Daemon {
     fn start(dir: &Path, arguments: &[&str]) -> Daemon {
-        let mut child = command(dir, arguments).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let log = std::fs::File::create(dir.join("log")).unwrap();
+        let mut child = command(dir, arguments).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let listens = arguments.iter().filter(|a| a.starts_with("--listen")).count();
         let addresses = (0..listens)
@@ -118,7 +119,8 @@ async fn it_answers_on_a_socket_and_ends_when_told_to() {
     let enable = instrumentation.enable(v1::EnableRequest::default()).await.unwrap_err();
     assert_eq!(reason(&enable), (FailureKind::Usage, "invalid_field".into()));
 
-    let second = command(dir.path(), &[&format!("--listen=unix:{}", socket.display())]).output().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let second = command(elsewhere.path(), &[&format!("--listen=unix:{}", socket.display())]).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&second.stderr).contains("listens at"), "{second:?}");
 
@@ -255,7 +257,35 @@ async fn https_needs_a_certificate_of_the_client() {
     assert!(known.is_ok(), "{known:?}");
     assert!(connect(base.clone()).await.is_err(), "without a certificate");
     let other = Authority::new().sign();
-    assert!(connect(base.identity(Identity::from_pem(other.0, other.1))).await.is_err(), "of another authority");
+    let refused = connect(base.identity(Identity::from_pem(other.0, other.1))).await.unwrap_err();
+    let failure = Failure::from_status(&refused);
+    println!("the client is told: {failure}; {}", failure.hint);
+    assert!(failure.hint.contains("certificate"), "of another authority: {failure:?}");
+    let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+    let line = log.lines().find(|line| line.contains("TLS handshake has failed")).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("127.0.0.1:") && line.to_lowercase().contains("certificate"), "{line}");
+}
+
+#[tokio::test]
+async fn a_state_directory_has_one_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let listen = |name: &str| format!("--listen=unix:{}", dir.path().join(name).display());
+    let mut first = Daemon::start(dir.path(), &[&listen("a.sock")]);
+    let second = command(dir.path(), &[&listen("b.sock")]).output().unwrap();
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(1), "{said}");
+    assert!(said.contains("state directory") && said.contains(&format!("(process {})", first.child.id())), "{said}");
+    // The engine inside the command line works beside it.
+    let config = ingraft_daemon::Config {
+        state_dir: dir.path().join("state"),
+        program: "ingraft".into(),
+        max_overhead: ingraft_daemon::MAX_OVERHEAD,
+        clock: ingraft_daemon::ClockChoice::Auto,
+    };
+    assert!(ingraft_daemon::Engine::start(config).is_ok());
+    first.signal(Signal::SIGKILL);
+    first.ends();
+    Daemon::start(dir.path(), &[&listen("b.sock")]);
 }
 
 /// Signs certificates for `localhost`.

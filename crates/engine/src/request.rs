@@ -182,7 +182,8 @@ fn evaluate_request(
     let mut error = Error::mdl(diagnostics);
     if error.diagnostics.iter().all(|d| NOT_FOUND.contains(&d.code)) {
         error.kind = ErrorKind::NotFound;
-        error.reason = "no_such_resource";
+        let unknown_metric = error.diagnostics.iter().any(|d| d.code == codes::NO_METRIC);
+        error.reason = if unknown_metric { "no_such_metric" } else { "no_such_resource" };
     }
     Err(error)
 }

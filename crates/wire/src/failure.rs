@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::time::Duration;
 
 use ingraft_model::Pid;
 use prost::Message;
@@ -30,8 +31,14 @@ pub enum FailureKind {
     Gone,
     /// The two sides do not speak the same version (FAILED_PRECONDITION).
     Version,
-    /// Nobody answers, or the engine is ending (UNAVAILABLE).
+    /// Nobody answers, the engine is ending, or the target is in a state that passes (UNAVAILABLE).
     Unavailable,
+    /// The target or the machine is in a state that does not pass by waiting (FAILED_PRECONDITION).
+    Precondition,
+    /// A quota is used up (RESOURCE_EXHAUSTED).
+    Exhausted,
+    /// The request took longer than its time (DEADLINE_EXCEEDED).
+    Late,
     /// Anything that failed while running (INTERNAL).
     Failed,
 }
@@ -42,6 +49,58 @@ const PASSING: [&str; 5] = ["already_traced", "busy", "held", "no_carrier", "uns
 /// Whether what failed for this reason may work when it is tried again.
 pub fn may_pass(reason: &str) -> bool {
     PASSING.contains(&reason)
+}
+
+/// Reasons that pass by waiting, with the time after which another try makes sense. `already_traced` and `held` end when another
+/// program lets go of the target; when that is cannot be told, and the status code of both is that of a denial.
+const RETRIES: [(&str, Duration); 7] = [
+    ("busy", Duration::from_millis(100)),
+    ("no_carrier", Duration::from_secs(1)),
+    ("unstoppable_thread", Duration::from_secs(1)),
+    ("no_thread_pointer", Duration::from_millis(100)),
+    ("not_mapped", Duration::from_millis(100)),
+    ("ending", Duration::from_secs(5)),
+    ("shutting_down", Duration::from_secs(5)),
+];
+
+/// Reasons of an engine's failure that waiting does not remove: the target, its limits or the machine would have to change.
+const LASTING: [&str; 17] = [
+    "bad_image",
+    "event_not_at_points",
+    "family",
+    "filtered",
+    "no_calls",
+    "no_children",
+    "no_clock",
+    "no_own_data",
+    "no_room",
+    "shared_text",
+    "state_dir_unwritable",
+    "target_memory_limit",
+    "text_changed",
+    "too_many_counters",
+    "too_many_events",
+    "too_many_files",
+    "unreadable_image",
+];
+
+/// The class of what the engine could not do for a reason.
+pub fn class_of_failed(reason: &str) -> FailureKind {
+    if retry_after(reason).is_some() {
+        FailureKind::Unavailable
+    } else if LASTING.contains(&reason) {
+        FailureKind::Precondition
+    } else {
+        FailureKind::Failed
+    }
+}
+
+fn millis(delay: Duration) -> u32 {
+    u32::try_from(delay.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn retry_after(reason: &str) -> Option<Duration> {
+    RETRIES.iter().find(|(known, _)| *known == reason).map(|(_, delay)| *delay)
 }
 
 /// An error as both sides of the wire see it.
@@ -61,6 +120,8 @@ pub struct Failure {
     pub diagnostics: Vec<v1::Diagnostic>,
     /// How many diagnostics did not fit.
     pub omitted: u32,
+    /// Milliseconds after which another try makes sense; `None` if waiting does not help.
+    pub retry_ms: Option<u32>,
 }
 
 /// Bounds of the encoded parts in bytes; together, with base64, percent encoding and the other headers, below 16 KiB.
@@ -70,19 +131,29 @@ const DIAGNOSTICS_BYTES: usize = 4096;
 
 const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
 const DIAGNOSTICS: &str = "type.googleapis.com/ingraft.v1.Diagnostics";
+const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
 impl Failure {
     /// An error without target and diagnostics.
     pub fn new(kind: FailureKind, reason: impl Into<String>, what: impl Into<String>, hint: impl Into<String>) -> Self {
+        let reason = reason.into();
         Failure {
             kind,
-            reason: reason.into(),
+            retry_ms: retry_after(&reason).filter(|_| kind == FailureKind::Unavailable).map(millis),
+            reason,
             what: what.into(),
             hint: hint.into(),
             pid: None,
             diagnostics: Vec::new(),
             omitted: 0,
         }
+    }
+
+    /// The same with the time after which another try makes sense.
+    #[must_use]
+    pub fn retry_after(mut self, delay: Duration) -> Self {
+        self.retry_ms = Some(millis(delay));
+        self
     }
 
     /// As it is sent.
@@ -99,6 +170,10 @@ impl Failure {
         if !diagnostics.is_empty() || omitted > 0 {
             details.push(detail(DIAGNOSTICS, &v1::Diagnostics { diagnostics, omitted }));
         }
+        if let Some(ms) = self.retry_ms {
+            let retry_delay = prost_types::Duration::try_from(Duration::from_millis(ms.into())).ok();
+            details.push(detail(RETRY_INFO, &pb::RetryInfo { retry_delay }));
+        }
         let code = self.kind.code();
         let status = pb::Status { code: code.into(), message: what.clone(), details };
         Status::with_details(code, what, status.encode_to_vec().into())
@@ -107,10 +182,18 @@ impl Failure {
     /// As it was received, also from a side that is not ours: then the reason is that of the status code.
     pub fn from_status(status: &Status) -> Self {
         let kind = FailureKind::of(status.code());
-        let (reason, hint) = kind.unexplained();
-        let mut failure = Failure::new(kind, reason, status.message(), hint);
-        if failure.what.is_empty() {
-            failure.what = status.code().description().to_owned();
+        let (reason, hint) = unexplained(status.code());
+        let mut failure = Failure::new(kind, reason, with_causes(status), hint);
+        failure.retry_ms = None;
+        if ["transport error", "connection closed"].iter().any(|words| failure.what.contains(words)) {
+            // The connection was refused or has broken. In a handshake of TLS 1.3 the client hears that its certificate is not
+            // accepted only after it has sent its first request, if at all.
+            failure.kind = FailureKind::Unavailable;
+            failure.reason = "unavailable".into();
+            failure.hint =
+                "the daemon closed the connection, and its log may say why; at an https:// address, use a certificate \
+                            that its client-ca has signed (--tls-cert, --tls-key)"
+                    .into();
         }
         let Ok(details) = pb::Status::decode(status.details()) else { return failure };
         for detail in details.details {
@@ -122,7 +205,15 @@ impl Failure {
                         failure.hint = info.metadata.get("hint").cloned().unwrap_or_default();
                         failure.pid = info.metadata.get("pid").and_then(|p| p.parse().ok()).map(Pid);
                         failure.reason = info.reason;
+                        let mismatch = ["version_mismatch", "unimplemented"].contains(&failure.reason.as_str());
+                        if kind == FailureKind::Version && !mismatch {
+                            failure.kind = FailureKind::Precondition;
+                        }
                     }
+                }
+                RETRY_INFO => {
+                    let info = pb::RetryInfo::decode(detail.value.as_slice()).ok();
+                    failure.retry_ms = info.and_then(|info| Duration::try_from(info.retry_delay?).ok()).map(millis);
                 }
                 DIAGNOSTICS => {
                     if let Ok(message) = v1::Diagnostics::decode(detail.value.as_slice()) {
@@ -147,7 +238,10 @@ impl FailureKind {
             FailureKind::Unauthenticated => Code::Unauthenticated,
             FailureKind::Gone => Code::Aborted,
             FailureKind::Version => Code::FailedPrecondition,
+            FailureKind::Precondition => Code::FailedPrecondition,
             FailureKind::Unavailable => Code::Unavailable,
+            FailureKind::Exhausted => Code::ResourceExhausted,
+            FailureKind::Late => Code::DeadlineExceeded,
             FailureKind::Failed => Code::Internal,
         }
     }
@@ -161,31 +255,64 @@ impl FailureKind {
             Code::Aborted => FailureKind::Gone,
             Code::FailedPrecondition | Code::Unimplemented => FailureKind::Version,
             Code::Unavailable => FailureKind::Unavailable,
-            Code::Ok
-            | Code::Cancelled
-            | Code::Unknown
-            | Code::DeadlineExceeded
-            | Code::ResourceExhausted
-            | Code::Internal
-            | Code::DataLoss => FailureKind::Failed,
+            Code::ResourceExhausted => FailureKind::Exhausted,
+            Code::DeadlineExceeded => FailureKind::Late,
+            Code::Ok | Code::Cancelled | Code::Unknown | Code::Internal | Code::DataLoss => FailureKind::Failed,
         }
     }
+}
 
-    /// Reason and hint when the other side gave none.
-    fn unexplained(self) -> (&'static str, &'static str) {
-        match self {
-            FailureKind::Version => {
-                ("unimplemented", "the other side is another version or no ingraftd; install the same version on both")
-            }
-            FailureKind::Unavailable => ("unavailable", "check that ingraftd runs and listens at this address"),
-            FailureKind::Usage
-            | FailureKind::NotFound
-            | FailureKind::Denied
-            | FailureKind::Unauthenticated
-            | FailureKind::Gone
-            | FailureKind::Failed => ("unexplained", "the log of the daemon may say more"),
+/// Reason and hint of a status that comes without an ErrorInfo, from either side's gRPC library or from a side that is not ours.
+fn unexplained(code: Code) -> (&'static str, &'static str) {
+    match code {
+        Code::Unimplemented => {
+            ("unimplemented", "the other side is another version or no ingraftd; install the same version on both")
         }
+        Code::Unavailable => ("unavailable", "check that ingraftd runs and listens at this address"),
+        Code::OutOfRange => {
+            ("message_too_large", "send less in one request; `Daemon.Limits` says how much may be sent")
+        }
+        Code::DeadlineExceeded => ("deadline_exceeded", "give the request more time, or ask for less"),
+        Code::Cancelled => ("cancelled", "the call was ended before its answer; nothing is left of it"),
+        _ => ("unexplained", "the log of the daemon may say more"),
     }
+}
+
+/// Adds an ErrorInfo to a status that has no details, so that every error that leaves the server has one. `None` if it has details already.
+pub fn explained(status: &Status) -> Option<Status> {
+    if !status.details().is_empty() || status.code() == Code::Ok {
+        return None;
+    }
+    let failure = Failure::from_status(status);
+    let says = |word: &&str| status.message().contains(*word);
+    // What cannot be decoded is the fault of the request, whatever code the library gives it.
+    if status.code() == Code::Internal && ["decode", "protocol error", "request message"].iter().any(says) {
+        let (reason, hint) =
+            ("malformed_message", "send the messages that proto/ingraft/v1 describes, framed as gRPC says");
+        return Some(Failure::new(FailureKind::Usage, reason, failure.what, hint).into_status());
+    }
+    let explained = failure.into_status();
+    // The code is kept: it says more than the class of the failure.
+    let details = pb::Status::decode(explained.details()).unwrap_or_default();
+    let details = pb::Status { code: status.code().into(), ..details }.encode_to_vec();
+    Some(Status::with_details(status.code(), explained.message().to_owned(), details.into()))
+}
+
+/// The message of a status with those of its causes, which say why a connection broke.
+fn with_causes(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    if text.is_empty() {
+        text = status.code().description().to_owned();
+    }
+    let mut source = std::error::Error::source(status);
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
 }
 
 impl fmt::Display for Failure {
@@ -236,7 +363,7 @@ mod tests {
 
     use super::*;
 
-    const KINDS: [FailureKind; 8] = [
+    const KINDS: [FailureKind; 11] = [
         FailureKind::Usage,
         FailureKind::NotFound,
         FailureKind::Denied,
@@ -244,6 +371,9 @@ mod tests {
         FailureKind::Gone,
         FailureKind::Version,
         FailureKind::Unavailable,
+        FailureKind::Precondition,
+        FailureKind::Exhausted,
+        FailureKind::Late,
         FailureKind::Failed,
     ];
 
@@ -259,9 +389,13 @@ mod tests {
             what in ".{1,100}",
             hint in ".{0,100}",
             pid in proptest::option::of(1..i32::MAX),
+            retry in proptest::option::of(0..100_000_u32),
             messages in proptest::collection::vec(".{0,20}", 0..5),
         ) {
+            // This class is told from the one with the same code by its reasons.
+            let reason = if kind == FailureKind::Version { "version_mismatch".to_owned() } else { reason };
             let mut failure = Failure::new(kind, reason, what, hint);
+            failure.retry_ms = retry;
             failure.pid = pid.map(Pid);
             failure.diagnostics = messages.into_iter().map(diagnostic).collect();
             prop_assert_eq!(Failure::from_status(&failure.clone().into_status()), failure);
@@ -290,6 +424,33 @@ mod tests {
         assert_eq!((failure.kind, failure.reason.as_str()), (FailureKind::Version, "unimplemented"));
         assert!(!failure.what.is_empty() && !failure.hint.is_empty());
         assert_eq!(Failure::from_status(&Status::unavailable("tcp connect error")).reason, "unavailable");
+    }
+
+    #[test]
+    fn every_status_can_be_explained() {
+        for code in (1..17).map(Code::from) {
+            let explained = explained(&Status::new(code, "x")).unwrap();
+            assert_eq!(explained.code(), code);
+            let details = pb::Status::decode(explained.details()).unwrap();
+            assert_eq!((details.code, details.details[0].type_url.as_str()), (code.into(), ERROR_INFO));
+            assert!(super::explained(&explained).is_none());
+        }
+        let malformed = explained(&Status::internal("failed to decode Protobuf message: x")).unwrap();
+        assert_eq!(malformed.code(), Code::InvalidArgument);
+        assert_eq!(Failure::from_status(&malformed).reason, "malformed_message");
+    }
+
+    #[test]
+    fn what_passes_says_when() {
+        for (reason, kind) in [
+            ("busy", FailureKind::Unavailable),
+            ("text_changed", FailureKind::Precondition),
+            ("bug", FailureKind::Failed),
+        ] {
+            assert_eq!(class_of_failed(reason), kind, "{reason}");
+            let back = Failure::from_status(&Failure::new(class_of_failed(reason), reason, "x", "y").into_status());
+            assert_eq!((back.kind, back.retry_ms.is_some()), (kind, reason == "busy"), "{reason}");
+        }
     }
 
     #[test]

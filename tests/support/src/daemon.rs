@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -18,6 +19,7 @@ pub struct Daemon {
     pub addresses: Vec<String>,
     directory: PathBuf,
     lines: Receiver<String>,
+    log: Arc<Mutex<String>>,
 }
 
 impl Daemon {
@@ -33,12 +35,25 @@ impl Daemon {
             .arg(directory.join("state"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", program.display()));
         let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let (sender, lines) = channel();
         std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let mut daemon = Daemon { child, addresses: Vec::new(), directory: directory.to_owned(), lines };
+        let log = Arc::new(Mutex::new(String::new()));
+        let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
+        let kept = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in stderr.split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line);
+                eprintln!("{line}");
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.push_str(&line);
+                kept.push('\n');
+            }
+        });
+        let mut daemon = Daemon { child, log, addresses: Vec::new(), directory: directory.to_owned(), lines };
         while daemon.addresses.len() < listens {
             let line = daemon.lines.recv_timeout(BOUND).expect("the daemon says where it listens");
             let uri =
@@ -51,6 +66,22 @@ impl Daemon {
     /// Its process id.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).expect("a process id")
+    }
+
+    /// What it has written to its log so far.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The lines of its log that have all of these words, waited for: there must be one.
+    pub fn logged(&self, words: &[&str]) -> Vec<String> {
+        let mut found = Vec::new();
+        crate::wait_until(&format!("the daemon logs {words:?}"), || {
+            let log = self.log();
+            found = log.lines().filter(|l| words.iter().all(|w| l.contains(w))).map(str::to_owned).collect();
+            !found.is_empty()
+        });
+        found
     }
 
     /// The path of its socket.

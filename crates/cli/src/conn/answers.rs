@@ -538,7 +538,12 @@ pub(super) fn failure(f: ingraft_wire::Failure) -> Failure {
         FailureKind::NotFound => Kind::NotFound,
         FailureKind::Denied | FailureKind::Unauthenticated => Kind::Denied,
         FailureKind::Gone => Kind::Gone,
-        FailureKind::Version | FailureKind::Unavailable | FailureKind::Failed => Kind::Failed,
+        FailureKind::Version
+        | FailureKind::Unavailable
+        | FailureKind::Precondition
+        | FailureKind::Exhausted
+        | FailureKind::Late
+        | FailureKind::Failed => Kind::Failed,
     };
     Failure { kind, reason: f.reason, what: f.what, hint: f.hint, pid: f.pid.map(|p| p.0), host: None }
 }

@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 use v1::functions_response::Event;
 
 use crate::auth;
-use crate::core::Core;
+use crate::core::{Core, spawn};
 use crate::rpc::{Answers, Progress, convert};
 
 /// Reads code.
@@ -30,7 +30,7 @@ impl v1::code_server::Code for Service {
         let target = convert::target(target).map_err(Failure::from)?;
         let (send, receive) = mpsc::channel(8);
         let core = self.0.clone();
-        tokio::spawn(async move {
+        spawn(async move {
             let progress = Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text })));
             let found = core
                 .engine_call(move |engine| engine.functions(&target, &patterns, caller, &|text| progress.say(text)));

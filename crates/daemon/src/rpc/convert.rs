@@ -23,7 +23,7 @@ pub fn failure(error: Error) -> Failure {
         ErrorKind::NotFound => FailureKind::NotFound,
         ErrorKind::Denied => FailureKind::Denied,
         ErrorKind::Gone => FailureKind::Gone,
-        ErrorKind::Failed => FailureKind::Failed,
+        ErrorKind::Failed => ingraft_wire::failure::class_of_failed(error.reason),
     };
     let mut failure = Failure::new(kind, error.reason, error.what, error.hint);
     failure.pid = error.pid;

@@ -1,8 +1,10 @@
 //! `ingraft.v1.Daemon`.
 
-use ingraft_wire::{MESSAGE_BYTES, PROTOCOL, v1};
+use ingraft_engine::Caller;
+use ingraft_wire::{Failure, MESSAGE_BYTES, PROTOCOL, v1};
 use tonic::{Request, Response, Status};
 
+use crate::auth::{self, Client};
 use crate::core::{BACKLOG, Core, INTERVAL_MIN};
 use crate::lease::{GRACE, LEASE};
 use crate::rpc::convert::{count, nanoseconds};
@@ -24,13 +26,37 @@ impl v1::daemon_server::Daemon for Service {
         }))
     }
 
-    async fn limits(&self, _request: Request<v1::LimitsRequest>) -> Result<Response<v1::LimitsResponse>, Status> {
+    async fn limits(&self, request: Request<v1::LimitsRequest>) -> Result<Response<v1::LimitsResponse>, Status> {
+        let quotas = match auth::client(&request) {
+            Some(client) => quotas(&self.0, client).await?,
+            None => Vec::new(),
+        };
         Ok(Response::new(v1::LimitsResponse {
             message_bytes: MESSAGE_BYTES as u64,
             interval_min_ns: nanoseconds(INTERVAL_MIN),
             backlog: count(BACKLOG),
             lease_ns: nanoseconds(LEASE),
             grace_ns: nanoseconds(GRACE),
+            quotas,
         }))
     }
+}
+
+/// The quotas of who asks, and what is used of them.
+async fn quotas(core: &Core, Client { holder, table, .. }: Client) -> Result<Vec<v1::Quota>, Failure> {
+    let shared = core.clone();
+    let found = core.engine_value(move |engine| {
+        table.refresh(holder, |id| engine.pairs(id, Caller::Engine).ok().map(|(_, pairs)| pairs.len()));
+        let histories = shared.recorder().histories(&table.measurements(holder));
+        let mut all = table.used(holder);
+        all.push(("max-user-histories", table.quotas().user_histories, histories));
+        all.push(("max-definitions", table.quotas().definitions, *shared.defined()));
+        all
+    });
+    let quota = |(name, limit, used): (&str, usize, usize)| v1::Quota {
+        name: name.to_owned(),
+        limit: limit as u64,
+        used: used as u64,
+    };
+    Ok(found.await?.into_iter().map(quota).collect())
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use ingraft_engine::{Enabled, Engine, Error, PairInfo, RefusedFunction};
+use ingraft_engine::{Caller, Enabled, Engine, Error, PairInfo, RefusedFunction};
 use ingraft_model::Pid;
 use ingraft_wire::failure::may_pass;
 use ingraft_wire::{Failure, Parts, v1};
@@ -11,8 +11,11 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status};
 
-use crate::core::Core;
+use crate::audit::Asked;
+use crate::auth::Client;
+use crate::core::{Core, spawn};
 use crate::keeper;
+use crate::quota::Begun;
 use crate::recorder;
 use crate::rpc::convert::{self, count, nanoseconds};
 use crate::rpc::{Answers, Progress};
@@ -35,7 +38,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 const WAIT_MAX: Duration = Duration::from_secs(86_400);
 
 /// How long an insertion may be tried again.
-pub fn wait(measure: Option<&v1::Measure>) -> Duration {
+fn wait(measure: Option<&v1::Measure>) -> Duration {
     Duration::from_nanos(measure.map_or(0, |m| m.wait_ns)).min(WAIT_MAX)
 }
 
@@ -46,30 +49,78 @@ impl Afterwards {
     }
 }
 
-/// Runs an insertion, again and again for up to `wait` while what keeps it from being made may pass. It is leased as soon as it is done, and
-/// removed at once when the client has gone meanwhile.
+/// On whose behalf something is inserted, and what the log says of it. Both are there if somebody else than the program asks.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// What becomes of the measurement.
+    pub afterwards: Afterwards,
+    /// How long it may be tried again.
+    pub wait: Duration,
+    /// Who asks.
+    pub client: Option<Client>,
+    /// What for.
+    pub asked: Option<Asked>,
+    /// At least so many pairs will be measured.
+    pub pairs: usize,
+}
+
+impl Order {
+    /// What a request asks for.
+    pub fn of(client: Option<Client>, target: &str, measure: Option<&v1::Measure>) -> Order {
+        Order {
+            afterwards: Afterwards::of(measure),
+            wait: wait(measure),
+            asked: Asked::of(client.as_ref(), target, measure),
+            client,
+            pairs: measure.map_or(0, |m| m.pairs.len() + m.functions.len()),
+        }
+    }
+
+    /// Refuses it, which the log says.
+    pub fn refuse(&self, failure: impl Into<Failure>) -> Status {
+        let failure = failure.into();
+        if let Some(asked) = &self.asked {
+            asked.refused(&failure);
+        }
+        failure.into_status()
+    }
+
+    /// Counts the measurement for who asks. Called on a blocking thread.
+    fn begin(&self, core: &Core, engine: &Engine) -> Result<Option<Begun>, Failure> {
+        let Some(Client { holder, table, .. }) = &self.client else { return Ok(None) };
+        let alive = |id| engine.pairs(id, Caller::Engine).ok().map(|(_, pairs)| pairs.len());
+        let begun = table.begin(*holder, self.pairs, alive)?;
+        if self.afterwards.history {
+            let have = core.recorder().histories(&table.measurements(*holder));
+            table.refuse_histories(*holder, have, 2 * self.pairs)?;
+        }
+        Ok(Some(begun))
+    }
+}
+
+/// Runs an insertion, again and again while what keeps it from being made may pass. It is leased as soon as it is done, and removed at
+/// once when the client has gone meanwhile.
 pub fn insert(
     core: &Core,
-    Afterwards { keep, history }: Afterwards,
-    wait: Duration,
+    order: Order,
     call: impl Fn(&Engine, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Clone + Send + 'static,
 ) -> Response<Answers<v1::EnableResponse>> {
     let (send, receive) = mpsc::channel(8);
     let core = core.clone();
-    tokio::spawn(async move {
-        let deadline = Instant::now() + wait;
+    spawn(async move {
+        let deadline = Instant::now() + order.wait;
         let mut pause = RETRY.0;
         for tries in 1.. {
-            match insert_once(&core, keep, call.clone(), &send).await {
+            match insert_once(&core, &order, call.clone(), &send).await {
                 Ok((enabled, now_ns)) => {
-                    return announce(&core, Afterwards { keep, history }, enabled, now_ns, &send).await;
+                    return announce(&core, &order, enabled, now_ns, &send).await;
                 }
                 Err(failure) if may_pass(&failure.reason) && Instant::now() + pause < deadline => {
                     let deferred = v1::Deferred { reason: failure.reason, what: failure.what, tries };
                     drop(send.try_send(Ok(response(Event::Deferred(deferred)))));
                 }
                 // When the client has gone, nobody needs to know.
-                Err(failure) => return drop(send.send(Err(failure.into_status())).await),
+                Err(failure) => return drop(send.send(Err(order.refuse(failure))).await),
             }
             tokio::select! {
                 () = send.closed() => return,
@@ -85,27 +136,46 @@ type Messages = mpsc::Sender<Result<v1::EnableResponse, Status>>;
 /// One try; when the measurement is in, its lease and the time.
 async fn insert_once(
     core: &Core,
-    keep: bool,
+    order: &Order,
     call: impl Fn(&Engine, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
     send: &Messages,
 ) -> Result<(Enabled, u64), Failure> {
     let progress = Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text })));
-    let keeper = core.keeper().clone();
-    core.engine_call(move |engine| {
-        let enabled = call(engine, &progress)?;
-        keeper.inserted(enabled.id, keep);
+    let (shared, order) = (core.clone(), order.clone());
+    let inserted = core.engine_value(move |engine| {
+        let begun = order.begin(&shared, engine)?;
+        let enabled = call(engine, &progress).map_err(convert::failure)?;
+        if let Some(begun) = begun
+            && let Err(failure) = begun.inserted(enabled.id, enabled.pairs.len())
+        {
+            // How many functions match is known only now. Nothing stays of what is too much.
+            engine.remove(enabled.id, Caller::Engine).map_err(convert::failure)?;
+            return Err(failure);
+        }
+        shared.keeper().inserted(enabled.id, order.afterwards.keep);
+        if let Some(asked) = &order.asked {
+            shared.audit().inserted(engine, asked, &enabled);
+        }
         Ok((enabled, ingraft_engine::now_ns()))
-    })
-    .await
+    });
+    inserted.await?
 }
 
 /// Begins to record what is in, and says what it is.
-async fn announce(core: &Core, afterwards: Afterwards, enabled: Enabled, now_ns: u64, send: &Messages) {
-    let id = enabled.id;
+async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, send: &Messages) {
+    let (id, afterwards) = (enabled.id, order.afterwards);
     if afterwards.history {
-        if let Err(failure) = recorder::permit(enabled.pairs.len()) {
+        let pairs = enabled.pairs.len();
+        let permitted = recorder::permit(pairs).and_then(|()| match &order.client {
+            Some(Client { holder, table, .. }) => {
+                let have = core.recorder().histories(&table.measurements(*holder));
+                table.refuse_histories(*holder, have, 2 * pairs)
+            }
+            None => Ok(()),
+        });
+        if let Err(failure) = permitted {
             keeper::remove(core, id).await;
-            return drop(send.send(Err(failure.into_status())).await);
+            return drop(send.send(Err(order.refuse(failure))).await);
         }
         recorder::begin(core, id, &enabled.pairs, now_ns);
     }

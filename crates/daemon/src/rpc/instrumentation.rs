@@ -4,6 +4,7 @@ use ingraft_engine::MeasurementId;
 use ingraft_wire::{Failure, Parts, v1};
 use tonic::{Request, Response, Status};
 
+use crate::audit;
 use crate::auth;
 use crate::core::Core;
 use crate::rpc::{Answers, answers, convert, enable};
@@ -17,11 +18,12 @@ impl v1::instrumentation_server::Instrumentation for Service {
 
     async fn enable(&self, request: Request<v1::EnableRequest>) -> Result<Response<Self::EnableStream>, Status> {
         let caller = auth::caller(&request)?;
+        let client = auth::client(&request);
         let request = request.into_inner();
-        let afterwards = enable::Afterwards::of(request.measure.as_ref());
-        let wait = enable::wait(request.measure.as_ref());
-        let request = convert::enable(request).map_err(Failure::from)?;
-        Ok(enable::insert(&self.0, afterwards, wait, move |engine, progress| {
+        let target = audit::target(request.target.as_ref());
+        let order = enable::Order::of(client, &target, request.measure.as_ref());
+        let request = convert::enable(request).map_err(|e| order.refuse(e))?;
+        Ok(enable::insert(&self.0, order, move |engine, progress| {
             engine.enable(&request, caller, &|text| progress.say(text))
         }))
     }
@@ -39,11 +41,13 @@ impl v1::instrumentation_server::Instrumentation for Service {
 
     async fn remove(&self, request: Request<v1::RemoveRequest>) -> Result<Response<Self::RemoveStream>, Status> {
         let caller = auth::caller(&request)?;
+        let by = auth::client(&request).as_ref().map(audit::who);
         let id = MeasurementId(request.into_inner().measurement);
-        let keeper = self.0.keeper().clone();
+        let core = self.0.clone();
         let removed = self.0.engine_call(move |engine| {
             let removed = engine.remove(id, caller)?;
-            keeper.removed(id);
+            core.keeper().removed(id);
+            core.audit().ended(id, &removed_by(by.as_deref()), Some(removed.text_restored));
             Ok(removed)
         });
         answers(enable::removal(id.0, &removed.await?))
@@ -74,8 +78,16 @@ impl v1::instrumentation_server::Instrumentation for Service {
 
     async fn detach(&self, request: Request<v1::DetachRequest>) -> Result<Response<v1::DetachResponse>, Status> {
         let caller = auth::caller(&request)?;
+        let by = auth::client(&request).as_ref().map(audit::who);
         let target = convert::target(request.into_inner().target).map_err(Failure::from)?;
         let removed = self.0.engine_call(move |engine| engine.detach(&target, caller)).await?;
+        if let Some(removed) = &removed {
+            self.0.audit().detached(removed.pid, &removed_by(by.as_deref()), removed);
+        }
         Ok(Response::new(v1::DetachResponse { removed: removed.as_ref().map(convert::removed) }))
     }
+}
+
+fn removed_by(who: Option<&str>) -> String {
+    format!("removed by {}", who.unwrap_or("this program").escape_debug())
 }

@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::auth;
 use crate::backlog::{Backlog, Delta, whole};
-use crate::core::{BACKLOG, Core, INTERVAL_MIN, shutting_down};
+use crate::core::{BACKLOG, Core, INTERVAL_MIN, shutting_down, spawn};
 use crate::keeper::OpenStream;
 use crate::recorder;
 use crate::rpc::{Answers, answers, convert};
@@ -61,8 +61,20 @@ impl v1::metrics_server::Metrics for Service {
                 "send the definitions with the requests that need them (-I FILE)",
             )
         })?;
+        let client = auth::client(&request);
         let definitions = convert::sources(request.into_inner().definitions);
-        let found = self.0.engine_call(move |engine| engine.define(&definitions)).await?;
+        let core = self.0.clone();
+        let found = self.0.engine_value(move |engine| {
+            let mut defined = core.defined();
+            let bytes = definitions.iter().map(|(name, text)| name.len() + text.len()).sum();
+            if let Some(client) = client {
+                client.table.refuse_definitions(*defined, bytes)?;
+            }
+            let found = engine.define(&definitions).map_err(convert::failure)?;
+            *defined += bytes;
+            Ok::<_, Failure>(found)
+        });
+        let found = found.await??;
         let (diagnostics, omitted) = failure::fitting(found.iter().map(convert::diagnostic).collect(), PART_BYTES);
         Ok(Response::new(v1::DefineResponse { diagnostics, omitted }))
     }
@@ -91,7 +103,7 @@ impl v1::metrics_server::Metrics for Service {
         let ended = reader.end().await?;
         let open = self.0.keeper().open(reader.id);
         let (send, receive) = mpsc::channel(1);
-        tokio::spawn(stream(reader, first, interval, (open, ended), send));
+        spawn(stream(reader, first, interval, (open, ended), send));
         Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
     }
 
@@ -131,12 +143,17 @@ impl v1::metrics_server::Metrics for Service {
         request: Request<v1::StartPhaseRequest>,
     ) -> Result<Response<v1::StartPhaseResponse>, Status> {
         let caller = auth::caller(&request)?;
+        let client = auth::client(&request);
         let v1::StartPhaseRequest { measurement, name } = request.into_inner();
         if name.len() > PHASE_NAME_MAX {
             let why = format!("is longer than {PHASE_NAME_MAX} bytes");
             return Err(Failure::from(FieldError::new("name", why)).into());
         }
         let recording = recorder::look(&self.0, MeasurementId(measurement), caller).await?;
+        if let Some(auth::Client { holder, table, .. }) = client {
+            let have = self.0.recorder().histories(&table.measurements(holder));
+            table.refuse_histories(holder, have, recorder::open(&recording).pairs())?;
+        }
         let phase = recorder::open(&recording).start_phase(name);
         Ok(Response::new(v1::StartPhaseResponse { phase: Some(phase.into()) }))
     }

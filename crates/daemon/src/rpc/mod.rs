@@ -9,8 +9,9 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::service::{Routes, RoutesBuilder};
 use tonic::{Response, Status};
 
-use crate::auth::{Access, Gate};
-use crate::core::Core;
+use crate::auth::Gate;
+use crate::call::OPEN_MESSAGE_BYTES;
+use crate::core::{Core, Host};
 
 mod code;
 pub mod convert;
@@ -48,9 +49,9 @@ impl<T> Progress<T> {
     }
 }
 
-/// Registers all services for the callers of one listener. Reflection and health are open to whoever reaches the address: they say what
+/// Registers all services. Reflection and health are open to whoever reaches the address: they say what
 /// this project publishes anyway and that the daemon runs, and neither generic clients nor probes know how to send a token.
-pub async fn routes(core: &Core, access: &Access) -> Result<Routes, tonic_reflection::server::Error> {
+pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::server::Error> {
     use tonic_reflection::server::Builder;
     use v1::code_server::CodeServer;
     use v1::daemon_server::DaemonServer;
@@ -70,7 +71,7 @@ pub async fn routes(core: &Core, access: &Access) -> Result<Routes, tonic_reflec
     health.set_serving::<InstrumentationServer<instrumentation::Service>>().await;
     health.set_serving::<DaemonServer<daemon::Service>>().await;
 
-    let gate = || Gate { access: access.clone(), any_version: false };
+    let gate = || Gate { embedded: core.host() == Host::CommandLine, any_version: false };
     let mut routes = RoutesBuilder::default();
     routes
         .add_service(InterceptedService::new(ProcessesServer::new(processes::Service(core.clone())), gate()))
@@ -85,8 +86,32 @@ pub async fn routes(core: &Core, access: &Access) -> Result<Routes, tonic_reflec
             DaemonServer::new(daemon::Service(core.clone())),
             Gate { any_version: true, ..gate() },
         ))
-        .add_service(health_service)
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?);
-    Ok(routes.routes())
+        .add_service(health_service.max_decoding_message_size(OPEN_MESSAGE_BYTES))
+        .add_service(reflection().build_v1()?.max_decoding_message_size(OPEN_MESSAGE_BYTES))
+        .add_service(reflection().build_v1alpha()?.max_decoding_message_size(OPEN_MESSAGE_BYTES));
+    Ok((routes.routes().prepare(), Health(health)))
+}
+
+/// What the health service says.
+#[derive(Clone)]
+pub struct Health(tonic_health::server::HealthReporter);
+
+impl Health {
+    /// From now on it says that nothing is served.
+    pub async fn ending(&self) {
+        use tonic_health::ServingStatus::NotServing;
+        use v1::{code_server, daemon_server, instrumentation_server, metrics_server, processes_server};
+        let names = [
+            processes_server::SERVICE_NAME,
+            code_server::SERVICE_NAME,
+            metrics_server::SERVICE_NAME,
+            instrumentation_server::SERVICE_NAME,
+            daemon_server::SERVICE_NAME,
+            // The server as a whole.
+            "",
+        ];
+        for name in names {
+            self.0.set_service_status(name, NotServing).await;
+        }
+    }
 }

@@ -39,6 +39,12 @@ impl v1::processes_server::Processes for Service {
 
     async fn launch(&self, request: Request<v1::LaunchRequest>) -> Result<Response<Self::LaunchStream>, Status> {
         let caller = auth::caller(&request)?;
+        let client = auth::client(&request);
+        let request = request.into_inner();
+        let program = request.command.first().map(|word| String::from_utf8_lossy(word).into_owned());
+        let mut order = enable::Order::of(client, &program.unwrap_or_default(), request.measure.as_ref());
+        // It is started once.
+        order.wait = Duration::ZERO;
         auth::own_user_only(caller, || {
             // The program runs as the daemon's user: whoever is not that user could become it this way.
             Failure::new(
@@ -47,13 +53,11 @@ impl v1::processes_server::Processes for Service {
                 "the daemon starts programs for its own user only",
                 "start it yourself and measure it by its pid, or run ingraft without --daemon",
             )
-        })?;
+        })
+        .map_err(|failure| order.refuse(failure))?;
         let inherit_streams = self.0.host() == Host::CommandLine;
-        let request = request.into_inner();
-        let afterwards = enable::Afterwards::of(request.measure.as_ref());
-        let request = convert::launch(request, inherit_streams).map_err(Failure::from)?;
-        // It is started once.
-        Ok(enable::insert(&self.0, afterwards, Duration::ZERO, move |engine, progress| {
+        let request = convert::launch(request, inherit_streams).map_err(|e| order.refuse(e))?;
+        Ok(enable::insert(&self.0, order, move |engine, progress| {
             engine.launch(&request, caller, &|text| progress.say(text))
         }))
     }

@@ -1,0 +1,207 @@
+//! What the log says of every measurement: who asked for what in which process, what was allowed, and how it ended; and of every request
+//! that was refused. Text that users choose (names of processes, metrics, functions) is quoted, so that it cannot pass for something else.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use ingraft_engine::{AtEnd, Caller, Enabled, Engine, MeasurementId, Removed};
+use ingraft_model::Pid;
+use ingraft_wire::{Failure, v1};
+
+use crate::auth::Client;
+use crate::quota::Holder;
+
+/// Longest text of what was asked for, in bytes.
+const ASKED_BYTES: usize = 400;
+
+/// Who asked for what.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    who: String,
+    target: String,
+    what: String,
+    calls_allowed: bool,
+    keep: bool,
+}
+
+/// A user as the log names it.
+pub fn who(client: &Client) -> String {
+    let holder = match client.holder {
+        Holder::User(uid) => match name_of(uid) {
+            Some(name) => format!("uid {uid} ({name})"),
+            None => format!("uid {uid}"),
+        },
+        Holder::Token => "token".to_owned(),
+        other => other.to_string(),
+    };
+    let from = match client.caller {
+        Caller::Engine => "as the daemon's user, from",
+        Caller::User { .. } => "from",
+    };
+    format!("{holder} {from} {}", client.origin)
+}
+
+/// The name of a user in /etc/passwd. Directories on the network are not asked: the log must not wait for them.
+fn name_of(uid: u32) -> Option<String> {
+    let users = std::fs::read_to_string("/etc/passwd").ok()?;
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+    })
+}
+
+/// The name of a process; empty if it has gone.
+fn name(pid: Pid) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm"))
+        .map_or_else(|_| String::new(), |name| name.trim_end().to_owned())
+}
+
+impl Asked {
+    /// What a request asks for. Nothing if the program asks itself: that is nobody's business.
+    pub fn of(client: Option<&Client>, target: &str, measure: Option<&v1::Measure>) -> Option<Asked> {
+        let client = client?;
+        let none = v1::Measure::default();
+        let measure = measure.unwrap_or(&none);
+        let metric = Some(measure.function_metric.as_str()).filter(|m| !m.is_empty()).unwrap_or("calls");
+        let pairs = measure.pairs.iter().map(|pair| match pair.focus.as_str() {
+            "" | "/" => pair.metric.clone(),
+            focus => format!("{}@{focus}", pair.metric),
+        });
+        let functions = measure.functions.iter().map(|function| format!("{metric} of {function}"));
+        let all = measure.pairs.len() + measure.functions.len();
+        let (mut what, mut told) = (String::new(), 0);
+        for one in pairs.chain(functions) {
+            if what.len() + one.len() > ASKED_BYTES {
+                break;
+            }
+            let _ = write!(what, "{}{one}", if told == 0 { "" } else { ", " });
+            told += 1;
+        }
+        if told < all {
+            let _ = write!(what, "{}{} more", if told == 0 { "" } else { ", and " }, all - told);
+        }
+        Some(Asked {
+            who: who(client),
+            target: target.to_owned(),
+            what,
+            calls_allowed: measure.allow_calls,
+            keep: measure.keep,
+        })
+    }
+
+    /// It was refused.
+    pub fn refused(&self, failure: &Failure) {
+        let Asked { who, target, what, calls_allowed, keep: _ } = self;
+        let (reason, why) = (&failure.reason, &failure.what);
+        tracing::info!(target: "ingraftd::audit", ?who, ?target, ?what, calls_allowed, reason, ?why, "refused");
+    }
+}
+
+/// A target as a request names it.
+pub fn target(target: Option<&v1::Target>) -> String {
+    match target.and_then(|target| target.which.as_ref()) {
+        Some(v1::target::Which::Pid(pid)) => format!("{pid} {}", name(Pid(*pid))).trim_end().to_owned(),
+        Some(v1::target::Which::Name(name)) => name.clone(),
+        None => String::new(),
+    }
+}
+
+#[derive(Debug)]
+struct Open {
+    asked: Asked,
+    pid: Pid,
+    name: String,
+    since: Instant,
+}
+
+/// The measurements whose end has not been told.
+#[derive(Default)]
+pub struct Audit {
+    open: Mutex<HashMap<MeasurementId, Open>>,
+    /// What is told when targets end, kept as long as somebody wants to know.
+    ends: Mutex<HashMap<MeasurementId, Arc<AtEnd>>>,
+}
+
+impl Audit {
+    fn open(&self) -> MutexGuard<'_, HashMap<MeasurementId, Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A measurement is in.
+    pub fn inserted(self: &Arc<Self>, engine: &Engine, asked: &Asked, enabled: &Enabled) {
+        let (measurement, pid, name) = (enabled.id.0, enabled.pid.0, name(enabled.pid));
+        let (pairs, points, refused) = (enabled.pairs.len(), enabled.points, enabled.refused.len());
+        let Asked { who, target: _, what, calls_allowed, keep } = asked;
+        tracing::info!(
+            target: "ingraftd::audit",
+            measurement, ?who, pid, ?name, ?what, pairs, points, refused, calls_allowed, keep, "inserted"
+        );
+        let open = Open { asked: asked.clone(), pid: enabled.pid, name, since: Instant::now() };
+        self.open().insert(enabled.id, open);
+        let (audit, id) = (Arc::downgrade(self), enabled.id);
+        let tell: Arc<AtEnd> = Arc::new(move || {
+            if let Some(audit) = audit.upgrade() {
+                audit.ended(id, "its target ended", None);
+            }
+        });
+        if engine.at_end(id, Caller::Engine, &tell).is_ok() {
+            self.ends.lock().unwrap_or_else(PoisonError::into_inner).insert(id, tell);
+        }
+    }
+
+    /// A measurement has ended; whether the target's code is what it was, if that is known. Only the first end is told.
+    pub fn ended(&self, id: MeasurementId, why: &str, restored: Option<bool>) {
+        let Some(Open { asked, pid, name, since }) = self.open().remove(&id) else { return };
+        let (measurement, pid, seconds, who) = (id.0, pid.0, since.elapsed().as_secs_f64(), asked.who);
+        let restored = match restored {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "nothing to restore",
+        };
+        tracing::info!(target: "ingraftd::audit", measurement, ?who, pid, ?name, seconds, restored, "ended: {why}");
+        // Never under the lock of the engine's own list, hence last: a notice that is being given is not given away here.
+        let gone = self.ends.lock().map(|mut ends| ends.remove(&id));
+        drop(gone);
+    }
+
+    /// Everything was removed from a target.
+    pub fn detached(&self, pid: Pid, why: &str, removed: &Removed) {
+        let ids: Vec<_> = self.open().iter().filter(|(_, open)| open.pid == pid).map(|(id, _)| *id).collect();
+        ids.into_iter().for_each(|id| self.ended(id, why, Some(removed.text_restored)));
+    }
+
+    /// The daemon has ended: what is left was to be kept.
+    pub fn left(&self) {
+        for (id, Open { asked, pid, name, .. }) in self.open().drain() {
+            let (measurement, pid, who) = (id.0, pid.0, asked.who);
+            tracing::info!(target: "ingraftd::audit", measurement, ?who, pid, ?name, keep = asked.keep, "left in: ingraftd ends");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::{Origin, Peer};
+    use crate::quota::{Quotas, Table};
+
+    #[test]
+    fn what_was_asked_for_is_short() {
+        let client = Client {
+            caller: Caller::User { uid: 0, gid: 0 },
+            holder: Holder::User(0),
+            origin: Origin::Socket(Some(Peer { uid: 0, gid: 0, pid: Some(7) })),
+            table: Table::new(Quotas::default(), 1024),
+        };
+        let pair = |n| v1::MetricFocus { metric: format!("metric{n}"), focus: "/Code/x".to_owned() };
+        let measure = v1::Measure { pairs: (0..1000).map(pair).collect(), allow_calls: true, ..v1::Measure::default() };
+        let asked = Asked::of(Some(&client), "7", Some(&measure)).unwrap();
+        assert!(asked.what.starts_with("metric0@/Code/x, metric1@/Code/x"), "{}", asked.what);
+        assert!(asked.what.len() < 500 && asked.what.ends_with(" more"), "{}", asked.what);
+        assert_eq!((asked.who.as_str(), asked.calls_allowed), ("uid 0 (root) from process 7", true));
+        assert!(Asked::of(None, "7", Some(&measure)).is_none());
+    }
+}

@@ -1,0 +1,301 @@
+//! One request from its head to the end of its answer: who asks, what it may still send and for how long, what it counts for, and that
+//! no error leaves without saying why.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use ingraft_wire::{Failure, FailureKind, MESSAGE_BYTES, failure};
+use tokio::time::{Instant, Sleep};
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic::{Code, Status};
+use tower::Service;
+
+use crate::auth::{Access, Client, Origin};
+use crate::connection::{Connection, Streaming};
+use crate::core::{Closing, in_turns, shutting_down};
+use crate::quota::{Call, Table};
+
+/// From the head of a request to its end. Clients send a request in one go.
+const REQUEST_TIME: Duration = Duration::from_secs(20);
+/// The same of a call of reflection, which is a conversation.
+const REFLECTION_TIME: Duration = Duration::from_secs(60);
+/// Most bytes of a request's body: one message and its frame; what comes behind it is not looked at.
+const BODY_BYTES: usize = MESSAGE_BYTES + (64 << 10);
+/// Most bytes of a body for services that are open to everybody, and of a message in it.
+const OPEN_BODY_BYTES: usize = 64 << 10;
+/// Most bytes of a message for services that are open to everybody: names of services and symbols.
+pub const OPEN_MESSAGE_BYTES: usize = 4 << 10;
+
+/// What all requests of one listener share.
+#[derive(Clone)]
+pub struct Serving {
+    /// The services.
+    pub routes: Routes,
+    /// How callers are known.
+    pub access: Access,
+    /// What everybody has.
+    pub table: Arc<Table>,
+    /// Tells when the daemon ends.
+    pub closing: Closing,
+}
+
+/// Whether a path leads to a service that is open to whoever reaches the address.
+fn is_open(path: &str) -> bool {
+    path.starts_with("/grpc.reflection.") || path.starts_with("/grpc.health.v1.")
+}
+
+/// Answers one request of a connection.
+pub async fn answer(
+    serving: Serving,
+    connection: Arc<Connection>,
+    origin: Origin,
+    request: Request<Incoming>,
+) -> Response<Answer> {
+    let stream = Connection::stream(&connection);
+    match begin(serving, &connection, origin, request) {
+        Ok(Taken { routing, deadline, call, until }) => {
+            let turns = call.lock().unwrap_or_else(PoisonError::into_inner).turns();
+            let routing = in_turns(turns, routing);
+            let answered = match deadline {
+                Some(deadline) => tokio::time::timeout(deadline, routing).await,
+                None => Ok(routing.await),
+            };
+            let mut response = match answered {
+                Ok(Ok(response)) => response,
+                Ok(Err(never)) => match never {},
+                Err(_) => late().into_status().into_http(),
+            };
+            explain(response.headers_mut());
+            response.map(|body| Answer { body, until, over: false, _call: Some(call), _stream: stream })
+        }
+        Err(failure) => {
+            if failure.kind == FailureKind::Unauthenticated {
+                connection.refused();
+            }
+            let response: Response<Body> = failure.into_status().into_http();
+            response.map(|body| Answer { body, until: None, over: false, _call: None, _stream: stream })
+        }
+    }
+}
+
+/// A request that was taken.
+struct Taken {
+    routing: <Routes as Service<Request<Body>>>::Future,
+    /// How long the client waits for the answer to begin.
+    deadline: Option<Duration>,
+    call: Arc<Mutex<Call>>,
+    until: Option<Until>,
+}
+
+/// Decides by the head alone whether a request is taken. Its body is not looked at before.
+fn begin(
+    mut serving: Serving,
+    connection: &Connection,
+    origin: Origin,
+    request: Request<Incoming>,
+) -> Result<Taken, Failure> {
+    if let Some(failure) = connection.turned_away() {
+        return Err(failure.clone());
+    }
+    let open = is_open(request.uri().path());
+    let deadline = request.headers().get("grpc-timeout").map(timeout).transpose()?;
+    let (mut head, body) = request.into_parts();
+    let holder = if open {
+        connection.holder()
+    } else {
+        let (caller, holder) = serving.access.identify(&origin, connection.holder(), &head.headers)?;
+        connection.proven(holder);
+        head.extensions.insert(Client { caller, holder, origin, table: Arc::clone(&serving.table) });
+        holder
+    };
+    let call = Arc::new(Mutex::new(serving.table.call(holder)?));
+    let reflection = head.uri.path().starts_with("/grpc.reflection.");
+    let time = if reflection { REFLECTION_TIME } else { REQUEST_TIME };
+    let body = Body::new(Sent {
+        body,
+        left: if open { OPEN_BODY_BYTES } else { BODY_BYTES },
+        call: Arc::clone(&call),
+        deadline: Box::pin(tokio::time::sleep_until(Instant::now() + time)),
+    });
+    let until = open.then(|| {
+        let mut closing = serving.closing.clone();
+        let until: Until = Box::pin(async move { closing.wait().await });
+        until
+    });
+    let routing = serving.routes.call(Request::from_parts(head, body));
+    Ok(Taken { routing, deadline, call, until })
+}
+
+fn late() -> Failure {
+    let hint = "give the call more time, or ask for less";
+    Failure::new(FailureKind::Late, "deadline_exceeded", "the time that the client gave the call is over", hint)
+}
+
+/// The value of `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2, "Requests").
+fn timeout(value: &http::HeaderValue) -> Result<Duration, Failure> {
+    let parse = || {
+        let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
+        if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+            return None;
+        }
+        let n: u64 = digits.parse().ok()?;
+        Some(match unit {
+            "H" => Duration::from_secs(n * 3600),
+            "M" => Duration::from_secs(n * 60),
+            "S" => Duration::from_secs(n),
+            "m" => Duration::from_millis(n),
+            "u" => Duration::from_micros(n),
+            "n" => Duration::from_nanos(n),
+            _ => return None,
+        })
+    };
+    parse().ok_or_else(|| {
+        let what = "the metadata `grpc-timeout` is no time";
+        Failure::new(FailureKind::Usage, "invalid_field", what, "send up to eight digits and one of H M S m u n")
+    })
+}
+
+/// Gives an error in headers or trailers the details that say why, if it has none.
+fn explain(headers: &mut HeaderMap) {
+    let Some(status) = Status::from_header_map(headers).filter(|status| status.code() != Code::Ok) else { return };
+    if let Some(explained) = failure::explained(&status) {
+        headers.remove("grpc-status-details-bin");
+        // A status that does not fit into headers is not ours to make, hence this cannot fail.
+        drop(explained.add_header(headers));
+    }
+}
+
+/// The body of a request: bounded in bytes and in time.
+struct Sent {
+    body: Incoming,
+    left: usize,
+    call: Arc<Mutex<Call>>,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl Sent {
+    fn take(&mut self, bytes: usize) -> Result<(), Failure> {
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
+            let hint = "send less in one request; `Daemon.Limits` says how much may be sent";
+            Failure::new(FailureKind::Exhausted, "message_too_large", "the request is too large", hint)
+        })?;
+        self.call.lock().unwrap_or_else(PoisonError::into_inner).receive(bytes)
+    }
+}
+
+impl http_body::Body for Sent {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        if this.deadline.as_mut().poll(cx).is_ready() {
+            let hint = "send a request in one go";
+            let what = "the request did not end in time";
+            return Poll::Ready(Some(Err(Failure::new(FailureKind::Late, "request_too_slow", what, hint).into())));
+        }
+        match Pin::new(&mut this.body).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(data) = frame.data_ref()
+                    && let Err(failure) = this.take(data.len())
+                {
+                    return Poll::Ready(Some(Err(failure.into())));
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(Some(Err(e))) => Poll::Ready(Some(Err(Status::from_error(Box::new(e))))),
+            Poll::Ready(None) => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+type Until = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The body of an answer. As long as it is there, its call counts.
+pub struct Answer {
+    body: Body,
+    /// When it ends in any case; for answers that the daemon's end does not end by itself.
+    until: Option<Until>,
+    over: bool,
+    _call: Option<Arc<Mutex<Call>>>,
+    _stream: Streaming,
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        if this.over {
+            return Poll::Ready(None);
+        }
+        // What is ready goes out before the end.
+        match Pin::new(&mut this.body).poll_frame(cx) {
+            Poll::Ready(Some(Ok(mut frame))) => {
+                if let Some(trailers) = frame.trailers_mut() {
+                    explain(trailers);
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Pending if this.until.as_mut().is_some_and(|until| until.as_mut().poll(cx).is_ready()) => {
+                this.over = true;
+                let mut trailers = HeaderMap::new();
+                drop(shutting_down().into_status().add_header(&mut trailers));
+                Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+            }
+            other => other,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.over || self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // Trailers may come in the place of the rest.
+        if self.until.is_some() { SizeHint::default() } else { self.body.size_hint() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_read() {
+        let read = |text: &str| timeout(&text.parse().unwrap()).ok();
+        assert_eq!(read("1H"), Some(Duration::from_secs(3600)));
+        assert_eq!(read("99999999M"), Some(Duration::from_secs(99_999_999 * 60)));
+        assert_eq!(read("250m"), Some(Duration::from_millis(250)));
+        assert_eq!(read("7n"), Some(Duration::from_nanos(7)));
+        for wrong in ["", "5", "S", "123456789S", "-1S", "1.5S", "1s"] {
+            assert_eq!(read(wrong).filter(|_| wrong != "S"), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_reflection_and_health_are_open() {
+        assert!(is_open("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"));
+        assert!(is_open("/grpc.health.v1.Health/Check"));
+        for closed in ["/ingraft.v1.Daemon/Version", "/grpc.health.v1", "/", "//grpc.health.v1.Health/Check"] {
+            assert!(!is_open(closed), "{closed}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! One connection: how long it may say nothing, do nothing, or prove nothing, and what ends it.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use ingraft_wire::Failure;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use crate::auth::Origin;
+use crate::call::{Serving, answer};
+use crate::quota::{Holder, Seat};
+
+/// From the connection to its first request.
+const GREETING: Duration = Duration::from_secs(10);
+/// Without a call, after the last one.
+const IDLE: Duration = Duration::from_secs(300);
+/// How long a client on TCP that proves nothing may stay.
+const STRANGER: Duration = Duration::from_secs(60);
+/// From the announcement of the end to the end.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Requests without a valid token after which a connection ends.
+const REFUSALS: usize = 16;
+/// A client that does not answer a ping for this long is gone, and is asked this often; its measurements are removed.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+
+// What a connection may make the daemon keep: data that nobody has read yet up to the window of the connection, and heads.
+const CONNECTION_WINDOW: u32 = 256 << 10;
+const STREAM_WINDOW: u32 = 64 << 10;
+const FRAME_BYTES: u32 = 16 << 10;
+const HEAD_BYTES: u32 = 8 << 10;
+/// Open streams of a connection. A command that measures many processes opens one for each.
+const STREAMS: u32 = 1000;
+/// The same where a connection begins before anything is proven.
+const STRANGERS_STREAMS: u32 = 100;
+/// What of an answer waits for a slow reader, besides one message.
+const SEND_BYTES: usize = 64 << 10;
+/// Streams that were reset before anything was done for them: more are an attack (CVE-2023-44487), and end the connection.
+const RESETS: usize = 20;
+/// Streams that were reset because of an error of the client.
+const ERRORS: usize = 64;
+
+/// A connection as its requests see it.
+#[derive(Debug)]
+pub struct Connection {
+    seat: Seat,
+    turned_away: Option<Failure>,
+    refusals: AtomicUsize,
+    activity: Mutex<Activity>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Activity {
+    streams: usize,
+    /// When the first request came.
+    greeted: bool,
+    since: Instant,
+}
+
+impl Connection {
+    /// A connection that has just been admitted, or that is to be told why it was not.
+    pub fn new(seat: Seat, turned_away: Option<Failure>) -> Arc<Connection> {
+        let activity = Mutex::new(Activity { streams: 0, greeted: false, since: Instant::now() });
+        Arc::new(Connection { seat, turned_away, refusals: AtomicUsize::new(0), activity, changed: Notify::new() })
+    }
+
+    /// Who pays for it.
+    pub fn holder(&self) -> Holder {
+        self.seat.holder()
+    }
+
+    /// Whoever is at its other end has proven who it is.
+    pub fn proven(&self, holder: Holder) {
+        self.seat.proven(holder);
+    }
+
+    /// A request was refused, because it proves nothing.
+    pub fn refused(&self) {
+        if self.refusals.fetch_add(1, Ordering::Relaxed) + 1 == REFUSALS {
+            self.changed.notify_one();
+        }
+    }
+
+    /// What it is told instead of an answer.
+    pub fn turned_away(&self) -> Option<&Failure> {
+        self.turned_away.as_ref()
+    }
+
+    fn activity(&self) -> MutexGuard<'_, Activity> {
+        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a stream as long as what this returns is there.
+    pub fn stream(self: &Arc<Self>) -> Streaming {
+        let mut activity = self.activity();
+        activity.streams += 1;
+        activity.greeted = true;
+        Streaming(Arc::clone(self))
+    }
+
+    /// When it ends if nothing happens; `None`: not as long as its streams are open.
+    fn ends(&self, began: Instant) -> Option<Instant> {
+        if self.turned_away.is_some() {
+            return Some(began + FAREWELL);
+        }
+        if self.refusals.load(Ordering::Relaxed) >= REFUSALS {
+            return Some(began);
+        }
+        let activity = self.activity();
+        let stranger = matches!(self.holder(), Holder::Stranger(..) | Holder::Nobody).then(|| began + STRANGER);
+        let idle = match *activity {
+            Activity { greeted: false, .. } => Some(began + GREETING),
+            Activity { streams: 0, since, .. } => Some(since + IDLE),
+            Activity { .. } => None,
+        };
+        stranger.into_iter().chain(idle).min()
+    }
+}
+
+/// An open stream.
+#[derive(Debug)]
+pub struct Streaming(Arc<Connection>);
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        let mut activity = self.0.activity();
+        activity.streams -= 1;
+        activity.since = Instant::now();
+        let last = activity.streams == 0;
+        drop(activity);
+        if last {
+            self.0.changed.notify_one();
+        }
+    }
+}
+
+/// Serves a connection to its end.
+pub async fn serve<Io>(io: Io, connection: Arc<Connection>, origin: Origin, serving: Serving)
+where
+    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut closing = serving.closing.clone();
+    let stranger = matches!(connection.holder(), Holder::Stranger(..) | Holder::Nobody);
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .max_frame_size(FRAME_BYTES)
+        .max_header_list_size(HEAD_BYTES)
+        .max_concurrent_streams(if stranger { STRANGERS_STREAMS } else { STREAMS })
+        .max_send_buf_size(SEND_BYTES)
+        .max_pending_accept_reset_streams(RESETS)
+        .max_local_error_reset_streams(ERRORS)
+        .keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE);
+    let service = {
+        let connection = Arc::clone(&connection);
+        service_fn(move |request| {
+            let answered = answer(serving.clone(), Arc::clone(&connection), origin, request);
+            async move { Ok::<_, std::convert::Infallible>(answered.await) }
+        })
+    };
+    let mut served = pin!(builder.serve_connection(TokioIo::new(io), service));
+    let began = Instant::now();
+    // Set when the client was told that the end is near.
+    let mut told: Option<Instant> = None;
+    loop {
+        let ends = match told {
+            Some(told) => Some(told + FAREWELL),
+            None => connection.ends(began),
+        };
+        let due = async {
+            match ends {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ended = &mut served => {
+                if let Err(e) = ended {
+                    tracing::debug!(%origin, "a connection has ended: {e}");
+                }
+                return;
+            }
+            () = connection.seat.evicted() => return,
+            () = connection.changed.notified() => {}
+            () = due => match told {
+                Some(_) => return,
+                // Something has begun meanwhile.
+                None if connection.ends(began).is_none_or(|at| at > Instant::now()) => {}
+                None => {
+                    tracing::debug!(%origin, "a connection is ended: it did nothing for too long, or proved nothing");
+                    served.as_mut().graceful_shutdown();
+                    told = Some(Instant::now());
+                }
+            },
+            () = closing.wait(), if told.is_none() => {
+                served.as_mut().graceful_shutdown();
+                // The daemon's end waits for its connections, and has a bound of its own.
+                return served_to_the_end(served).await;
+            }
+        }
+    }
+}
+
+async fn served_to_the_end<E: std::fmt::Display>(served: impl Future<Output = Result<(), E>>) {
+    if let Err(e) = served.await {
+        tracing::debug!("a connection has ended: {e}");
+    }
+}

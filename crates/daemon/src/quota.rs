@@ -1,0 +1,637 @@
+//! What each user may have at a time, and the table of what each has: connections, calls, bytes of requests, measurements, definitions.
+//!
+//! Every quota has a holder: the user at the other end of a Unix socket, whoever has the token, one certificate, or, as long as a
+//! client on TCP has proven nothing, its address. Some connections are reserved: root, the daemon's own user and clients that have
+//! proven who they are find room when everybody else has used up theirs.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ingraft_engine::MeasurementId;
+use ingraft_wire::{Failure, FailureKind};
+use tokio::sync::{Notify, Semaphore};
+
+/// The quotas, as they are configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quotas {
+    /// Connections in all. A quarter of the descriptors that the daemon may open is the most.
+    pub connections: usize,
+    /// Connections of one user.
+    pub user_connections: usize,
+    /// Calls in progress of one user, streams included.
+    pub user_calls: usize,
+    /// Measurements of one user.
+    pub user_measurements: usize,
+    /// Metric-focus pairs of one user's measurements.
+    pub user_pairs: usize,
+    /// Histories of one user's measurements: one of each pair, and one of each pair in each phase.
+    pub user_histories: usize,
+    /// Bytes of MDL that the daemon keeps by `Metrics.Define`.
+    pub definitions: usize,
+}
+
+impl Default for Quotas {
+    fn default() -> Self {
+        Quotas {
+            connections: 256,
+            user_connections: 64,
+            user_calls: 1000,
+            user_measurements: 1024,
+            user_pairs: 250_000,
+            user_histories: 4096,
+            definitions: 4 << 20,
+        }
+    }
+}
+
+/// Connections that only root, the daemon's user and clients that have proven who they are may take, as a part of all.
+const RESERVED: usize = 8;
+/// Most connections of clients that have proven nothing yet, as a part of all. One more ends the oldest of them.
+const STRANGERS: usize = 4;
+/// Connections beyond a quota that are served with nothing but the error that says so: of one holder, and in all.
+const TURNED_AWAY: (usize, usize) = (4, 16);
+/// Calls in progress of a client that has proven nothing: questions about services and health.
+const STRANGERS_CALLS: usize = 100;
+/// Calls of the engine that run at a time on behalf of one holder; the next one waits. There are 512 threads for them.
+const TURNS: usize = 32;
+/// Bytes of requests that one holder may have in the daemon at a time.
+pub const REQUEST_BYTES: usize = 16 << 20;
+/// The same of a client that has proven nothing: what it may ask are names of services.
+const STRANGERS_REQUEST_BYTES: usize = 256 << 10;
+/// Bytes of all requests at a time.
+const ALL_REQUEST_BYTES: usize = 64 << 20;
+/// After this time a place that connections or calls take may be free.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Who uses up a quota.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Holder {
+    /// The user at the other end of a Unix socket.
+    User(u32),
+    /// Whoever has the token.
+    Token,
+    /// Whoever has this certificate: the SHA-256 of its encoding.
+    Certificate([u8; 32]),
+    /// A client on TCP that has proven nothing: its address, and its user if it is on this machine.
+    Stranger(IpAddr, Option<u32>),
+    /// The other end of a Unix socket when the kernel does not name its user.
+    Nobody,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Holder::User(uid) => write!(f, "user {uid}"),
+            Holder::Token => write!(f, "the holder of the token"),
+            Holder::Certificate(digest) => {
+                write!(f, "the certificate SHA256:")?;
+                digest.iter().take(8).try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+            Holder::Stranger(address, None) => write!(f, "{address}"),
+            Holder::Stranger(address, Some(uid)) => write!(f, "user {uid} at {address}"),
+            Holder::Nobody => write!(f, "an unknown user"),
+        }
+    }
+}
+
+/// What a holder has, besides its measurements.
+#[derive(Debug, Default)]
+struct Account {
+    connections: usize,
+    turned_away: usize,
+    calls: usize,
+    request_bytes: usize,
+    /// Insertions that are in progress.
+    begun: usize,
+    measurements: BTreeMap<MeasurementId, usize>,
+    turns: Option<Arc<Semaphore>>,
+}
+
+impl Account {
+    fn is_empty(&self) -> bool {
+        (self.connections, self.turned_away, self.calls, self.request_bytes, self.begun) == (0, 0, 0, 0, 0)
+            && self.measurements.is_empty()
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    connections: usize,
+    turned_away: usize,
+    request_bytes: usize,
+    accounts: HashMap<Holder, Account>,
+    /// Connections that have proven nothing, the oldest first; those that were told to make room are not among them.
+    strangers: VecDeque<(Holder, Arc<Notify>)>,
+    /// Those that were told to make room and have not gone yet.
+    leaving: usize,
+}
+
+impl State {
+    fn account(&mut self, holder: Holder) -> &mut Account {
+        self.accounts.entry(holder).or_default()
+    }
+
+    /// Changes an account, and forgets it if nothing is left in it.
+    fn settle<T>(&mut self, holder: Holder, change: impl FnOnce(&mut Account) -> T) -> T {
+        let account = self.account(holder);
+        let out = change(account);
+        if account.is_empty() {
+            self.accounts.remove(&holder);
+        }
+        out
+    }
+}
+
+/// The table of all holders.
+#[derive(Debug)]
+pub struct Table {
+    quotas: Quotas,
+    own: u32,
+    state: Mutex<State>,
+}
+
+/// What becomes of a new connection.
+#[derive(Debug)]
+pub enum Admission {
+    /// It is served.
+    Seat(Seat),
+    /// It is served for a moment, with this error for whatever it asks.
+    TurnedAway(Seat, Failure),
+    /// It is closed at once.
+    Closed(Failure),
+}
+
+impl Table {
+    /// An empty table. The daemon may open so many files; connections take a quarter of them at most.
+    pub fn new(quotas: Quotas, files: usize) -> Arc<Table> {
+        let connections = quotas.connections.min(files / 4).max(RESERVED);
+        let own = nix::unistd::geteuid().as_raw();
+        Arc::new(Table { quotas: Quotas { connections, ..quotas }, own, state: Mutex::default() })
+    }
+
+    /// The quotas in force.
+    pub fn quotas(&self) -> &Quotas {
+        &self.quotas
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change is one call, so a panic between two leaves the table whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn may_use_reserved(&self, holder: Holder) -> bool {
+        match holder {
+            Holder::User(uid) => uid == 0 || uid == self.own,
+            Holder::Token | Holder::Certificate(_) => true,
+            Holder::Stranger(..) | Holder::Nobody => false,
+        }
+    }
+
+    /// Decides about a new connection.
+    pub fn admit(self: &Arc<Self>, holder: Holder) -> Admission {
+        let mut state = self.state();
+        let refusal = self.refuse_connection(&mut state, holder);
+        let seat = |kind| Seat { table: Arc::clone(self), holder: Mutex::new((holder, kind)), evicted: Arc::default() };
+        let Err(failure) = refusal else {
+            state.connections += 1;
+            state.account(holder).connections += 1;
+            let seat = seat(SeatKind::Served);
+            if let Holder::Stranger(..) = holder {
+                state.strangers.push_back((holder, Arc::clone(&seat.evicted)));
+            }
+            return Admission::Seat(seat);
+        };
+        if state.turned_away < TURNED_AWAY.1 && state.account(holder).turned_away < TURNED_AWAY.0 {
+            state.turned_away += 1;
+            state.account(holder).turned_away += 1;
+            return Admission::TurnedAway(seat(SeatKind::TurnedAway), failure);
+        }
+        state.settle(holder, |_| ());
+        Admission::Closed(failure)
+    }
+
+    /// Whether there is no room for a connection. A stranger makes room by ending the oldest one.
+    fn refuse_connection(&self, state: &mut State, holder: Holder) -> Result<(), Failure> {
+        let all = self.quotas.connections;
+        if let Holder::Stranger(..) = holder {
+            let most = (all / STRANGERS).max(1);
+            if state.connections >= all - all / RESERVED {
+                return Err(daemon_full(state.connections, all));
+            }
+            if state.strangers.len() < most {
+                return Ok(());
+            }
+            // Who has the most makes room: a crowd from one place does not drive out those from another.
+            let mut count: HashMap<Holder, usize> = HashMap::new();
+            state.strangers.iter().for_each(|(other, _)| *count.entry(*other).or_default() += 1);
+            let crowd = count.iter().max_by_key(|(_, n)| **n).map(|(other, _)| *other);
+            // Whoever was told to make room has its place until it has gone: a crowd comes no faster than it goes.
+            if state.leaving >= most && crowd == Some(holder) {
+                return Err(daemon_full(state.connections, all));
+            }
+            if let Some(at) = state.strangers.iter().position(|(other, _)| crowd == Some(*other))
+                && let Some((_, oldest)) = state.strangers.remove(at)
+            {
+                oldest.notify_one();
+                state.leaving += 1;
+            }
+            return Ok(());
+        }
+        let own = state.account(holder).connections;
+        let open = if self.may_use_reserved(holder) { all } else { all - all / RESERVED };
+        // Root and the daemon's user are bounded by all connections alone.
+        if !self.may_use_reserved(holder) && own >= self.quotas.user_connections {
+            return Err(used_up(holder, "connections", "max-user-connections", own, self.quotas.user_connections, 1)
+                .retry_after(SOON));
+        }
+        if state.connections >= open { Err(daemon_full(state.connections, all)) } else { Ok(()) }
+    }
+
+    /// Counts a call.
+    pub fn call(self: &Arc<Self>, holder: Holder) -> Result<Call, Failure> {
+        let mut state = self.state();
+        let calls = state.account(holder).calls;
+        let most = match holder {
+            Holder::Stranger(..) | Holder::Nobody => self.quotas.user_calls.min(STRANGERS_CALLS),
+            Holder::User(_) | Holder::Token | Holder::Certificate(_) => self.quotas.user_calls,
+        };
+        if calls >= most {
+            state.settle(holder, |_| ());
+            return Err(used_up(holder, "calls in progress", "max-user-calls", calls, most, 1).retry_after(SOON));
+        }
+        let account = state.account(holder);
+        account.calls += 1;
+        account.turns.get_or_insert_with(|| Arc::new(Semaphore::new(TURNS)));
+        Ok(Call { table: Arc::clone(self), holder, bytes: 0 })
+    }
+
+    /// Counts a measurement that is about to be inserted with at least so many pairs. `alive` says how many pairs a measurement has by
+    /// now, and `None` when it has gone.
+    pub fn begin(
+        self: &Arc<Self>,
+        holder: Holder,
+        pairs: usize,
+        alive: impl Fn(MeasurementId) -> Option<usize>,
+    ) -> Result<Begun, Failure> {
+        self.refresh(holder, alive);
+        let mut state = self.state();
+        let account = state.account(holder);
+        let have = account.measurements.len() + account.begun;
+        let (all, known) = (self.quotas.user_measurements, account.measurements.values().sum());
+        let room = match () {
+            () if have >= all => Err(used_up(holder, "measurements", "max-user-measurements", have, all, 1)),
+            () => self.refuse_pairs(holder, known, pairs),
+        };
+        if let Err(failure) = room {
+            state.settle(holder, |_| ());
+            return Err(failure);
+        }
+        account.begun += 1;
+        Ok(Begun { table: Arc::clone(self), holder, done: false })
+    }
+
+    fn refuse_pairs(&self, holder: Holder, have: usize, more: usize) -> Result<(), Failure> {
+        let all = self.quotas.user_pairs;
+        if have.saturating_add(more) > all {
+            return Err(used_up(holder, "metric-focus pairs", "max-user-pairs", have, all, more));
+        }
+        Ok(())
+    }
+
+    /// Brings what a holder's measurements are to what the engine says of them.
+    pub fn refresh(&self, holder: Holder, alive: impl Fn(MeasurementId) -> Option<usize>) {
+        // The engine is not asked under the lock.
+        let ids: Vec<_> = self.state().account(holder).measurements.keys().copied().collect();
+        let known: Vec<_> = ids.into_iter().map(|id| (id, alive(id))).collect();
+        self.state().settle(holder, |account| {
+            for (id, pairs) in known {
+                match pairs {
+                    Some(pairs) => _ = account.measurements.entry(id).and_modify(|known| *known = pairs),
+                    None => _ = account.measurements.remove(&id),
+                }
+            }
+        });
+    }
+
+    /// The holder's measurements.
+    pub fn measurements(&self, holder: Holder) -> Vec<MeasurementId> {
+        self.state().accounts.get(&holder).map_or_else(Vec::new, |a| a.measurements.keys().copied().collect())
+    }
+
+    /// Refuses histories beyond the quota, of which the holder has so many.
+    pub fn refuse_histories(&self, holder: Holder, have: usize, more: usize) -> Result<(), Failure> {
+        let all = self.quotas.user_histories;
+        if have.saturating_add(more) > all {
+            return Err(used_up(holder, "histories", "max-user-histories", have, all, more));
+        }
+        Ok(())
+    }
+
+    /// Refuses definitions beyond the quota, of which the daemon keeps so many bytes.
+    pub fn refuse_definitions(&self, have: usize, more: usize) -> Result<(), Failure> {
+        let all = self.quotas.definitions;
+        if have.saturating_add(more) > all {
+            let what = format!("the daemon keeps {have} of {all} bytes of definitions; {more} more do not fit");
+            let hint = "send them with the requests that need them, or have max-definitions of ingraftd raised";
+            return Err(Failure::new(FailureKind::Exhausted, "quota_exceeded", what, hint));
+        }
+        Ok(())
+    }
+
+    /// What a holder has of each quota, as (key of the configuration, quota, used).
+    pub fn used(&self, holder: Holder) -> Vec<(&'static str, usize, usize)> {
+        let state = self.state();
+        let none = Account::default();
+        let account = state.accounts.get(&holder).unwrap_or(&none);
+        let quotas = &self.quotas;
+        let user_connections = if self.may_use_reserved(holder) { quotas.connections } else { quotas.user_connections };
+        vec![
+            ("max-connections", quotas.connections, state.connections),
+            ("max-user-connections", user_connections, account.connections),
+            ("max-user-calls", quotas.user_calls, account.calls),
+            ("max-user-measurements", quotas.user_measurements, account.measurements.len()),
+            ("max-user-pairs", quotas.user_pairs, account.measurements.values().sum()),
+        ]
+    }
+}
+
+fn daemon_full(have: usize, all: usize) -> Failure {
+    Failure::new(
+        FailureKind::Exhausted,
+        "quota_exceeded",
+        format!("the daemon serves {have} of {all} connections (max-connections); the rest is reserved"),
+        "try again later, or have max-connections of ingraftd raised",
+    )
+    .retry_after(SOON)
+}
+
+fn used_up(holder: Holder, things: &str, key: &str, have: usize, all: usize, more: usize) -> Failure {
+    let hint = match things {
+        "connections" => format!("close some, or have {key} of ingraftd raised"),
+        "calls in progress" => format!("end some, or have {key} of ingraftd raised"),
+        _ => format!("remove measurements (`ingraft status` lists them), or have {key} of ingraftd raised"),
+    };
+    let more = if more == 1 { "one more does".to_owned() } else { format!("{more} more do") };
+    let what = format!("{holder} has {have} of {all} {things} ({key}); {more} not fit");
+    Failure::new(FailureKind::Exhausted, "quota_exceeded", what, hint)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SeatKind {
+    Served,
+    TurnedAway,
+}
+
+/// The place of a connection; given back when it goes.
+#[derive(Debug)]
+pub struct Seat {
+    table: Arc<Table>,
+    holder: Mutex<(Holder, SeatKind)>,
+    evicted: Arc<Notify>,
+}
+
+impl Seat {
+    /// Who has it now.
+    pub fn holder(&self) -> Holder {
+        self.holder.lock().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Returns when the connection has to make room.
+    pub async fn evicted(&self) {
+        self.evicted.notified().await;
+    }
+
+    /// A stranger has proven who it is: from now on it is no stranger.
+    pub fn proven(&self, holder: Holder) {
+        let mut mine = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
+        if mine.0 == holder || mine.1 == SeatKind::TurnedAway {
+            return;
+        }
+        let mut state = self.table.state();
+        state.settle(mine.0, |account| account.connections -= 1);
+        state.account(holder).connections += 1;
+        self.leave_strangers(&mut state, mine.0);
+        mine.0 = holder;
+    }
+
+    fn leave_strangers(&self, state: &mut State, holder: Holder) {
+        let Holder::Stranger(..) = holder else { return };
+        let before = state.strangers.len();
+        state.strangers.retain(|(_, other)| !Arc::ptr_eq(other, &self.evicted));
+        if state.strangers.len() == before {
+            state.leaving -= 1;
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let (holder, kind) = *self.holder.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let table = Arc::clone(&self.table);
+        let mut state = table.state();
+        match kind {
+            SeatKind::Served => {
+                state.connections -= 1;
+                state.settle(holder, |account| account.connections -= 1);
+                self.leave_strangers(&mut state, holder);
+            }
+            SeatKind::TurnedAway => {
+                state.turned_away -= 1;
+                state.settle(holder, |account| account.turned_away -= 1);
+            }
+        }
+    }
+}
+
+/// A call in progress and the bytes of its request; given back when it goes.
+#[derive(Debug)]
+pub struct Call {
+    table: Arc<Table>,
+    holder: Holder,
+    bytes: usize,
+}
+
+impl Call {
+    /// The turns at the engine that its user has, for all of its calls together.
+    pub fn turns(&self) -> Arc<Semaphore> {
+        let turns = self.table.state().account(self.holder).turns.clone();
+        turns.unwrap_or_else(|| Arc::new(Semaphore::new(TURNS)))
+    }
+
+    /// Counts bytes of its request.
+    pub fn receive(&mut self, bytes: usize) -> Result<(), Failure> {
+        let all = match self.holder {
+            Holder::Stranger(..) | Holder::Nobody => STRANGERS_REQUEST_BYTES,
+            Holder::User(_) | Holder::Token | Holder::Certificate(_) => REQUEST_BYTES,
+        };
+        let mut state = self.table.state();
+        let have = state.account(self.holder).request_bytes;
+        if have + bytes > all || state.request_bytes + bytes > ALL_REQUEST_BYTES {
+            let what = format!("{} has {have} of {all} bytes in requests that are in progress", self.holder);
+            let hint = "send fewer requests at a time";
+            return Err(Failure::new(FailureKind::Exhausted, "quota_exceeded", what, hint).retry_after(SOON));
+        }
+        state.request_bytes += bytes;
+        state.account(self.holder).request_bytes += bytes;
+        self.bytes += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let mut state = self.table.state();
+        state.request_bytes -= self.bytes;
+        state.settle(self.holder, |account| {
+            account.calls -= 1;
+            account.request_bytes -= self.bytes;
+        });
+    }
+}
+
+/// A measurement that is being inserted.
+#[derive(Debug)]
+pub struct Begun {
+    table: Arc<Table>,
+    holder: Holder,
+    done: bool,
+}
+
+impl Begun {
+    /// It is in, with so many pairs; fails if these are too many.
+    pub fn inserted(mut self, id: MeasurementId, pairs: usize) -> Result<(), Failure> {
+        let table = Arc::clone(&self.table);
+        let mut state = table.state();
+        self.done = true;
+        let account = state.account(self.holder);
+        account.begun -= 1;
+        let have = account.measurements.values().sum();
+        let permitted = table.refuse_pairs(self.holder, have, pairs);
+        if permitted.is_ok() {
+            account.measurements.insert(id, pairs);
+        }
+        state.settle(self.holder, |_| ());
+        permitted
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.done {
+            self.table.state().settle(self.holder, |account| account.begun -= 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUOTAS: Quotas = Quotas {
+        connections: 16,
+        user_connections: 3,
+        user_calls: 2,
+        user_measurements: 2,
+        user_pairs: 10,
+        user_histories: 4,
+        definitions: 100,
+    };
+    const ALICE: Holder = Holder::User(4_000_001);
+
+    fn table() -> Arc<Table> {
+        Table::new(QUOTAS, 1 << 20)
+    }
+
+    fn seat(table: &Arc<Table>, holder: Holder) -> Option<Seat> {
+        match table.admit(holder) {
+            Admission::Seat(seat) => Some(seat),
+            Admission::TurnedAway(..) | Admission::Closed(_) => None,
+        }
+    }
+
+    #[test]
+    fn a_user_at_the_limit_leaves_room_for_others_and_for_root() {
+        let table = table();
+        let seats: Vec<_> = (0..20).filter_map(|_| seat(&table, ALICE)).collect();
+        assert_eq!(seats.len(), QUOTAS.user_connections);
+        let others: Vec<_> = (0..20).filter_map(|n| seat(&table, Holder::User(5_000_000 + n))).collect();
+        assert_eq!(others.len(), 16 - 16 / RESERVED - seats.len(), "others fill all but the reserve");
+        let root: Vec<_> = (0..20).filter_map(|_| seat(&table, Holder::User(0))).collect();
+        assert_eq!(root.len(), 16 / RESERVED);
+        drop(seats);
+        assert!(seat(&table, ALICE).is_some());
+        drop((others, root));
+        assert!(table.state().accounts.is_empty(), "nothing is kept of those who have gone");
+    }
+
+    #[test]
+    fn those_beyond_the_limit_are_told_why_as_long_as_they_are_few() {
+        let table = table();
+        let _seats: Vec<_> = (0..3).filter_map(|_| seat(&table, ALICE)).collect();
+        let told: Vec<_> = (0..10)
+            .filter_map(|_| match table.admit(ALICE) {
+                Admission::TurnedAway(seat, failure) => Some((seat, failure)),
+                Admission::Seat(_) | Admission::Closed(_) => None,
+            })
+            .collect();
+        assert_eq!(told.len(), TURNED_AWAY.0);
+        let failure = &told[0].1;
+        assert_eq!((failure.kind, failure.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+        assert!(failure.what.contains("3 of 3 connections (max-user-connections)"), "{failure}");
+        drop(told);
+        assert!(matches!(table.admit(ALICE), Admission::TurnedAway(..)));
+    }
+
+    #[test]
+    fn strangers_make_room_for_the_newest_and_are_none_once_proven() {
+        let table = table();
+        let stranger = Holder::Stranger([127, 0, 0, 1].into(), Some(7));
+        let proven = seat(&table, stranger).unwrap();
+        proven.proven(Holder::Token);
+        let seats: Vec<_> = (0..4).map(|_| seat(&table, stranger).unwrap()).collect();
+        let newest = seat(&table, stranger).unwrap();
+        let other = seat(&table, Holder::Stranger([127, 0, 0, 1].into(), Some(8))).unwrap();
+        let more: Vec<_> = (0..1).map(|_| seat(&table, stranger).unwrap()).collect();
+        let told = |seat: &Seat| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            runtime.block_on(async { tokio::time::timeout(Duration::from_millis(5), seat.evicted()).await.is_ok() })
+        };
+        assert!((0..3).all(|n| told(&seats[n])) && !told(&seats[3]) && !told(&newest) && !told(&more[0]));
+        assert!(!told(&proven) && !told(&other), "those of others are left alone");
+        assert_eq!(proven.holder(), Holder::Token);
+    }
+
+    #[test]
+    fn calls_and_their_bytes_are_counted() {
+        let table = table();
+        let mut first = table.call(ALICE).unwrap();
+        let mut second = table.call(ALICE).unwrap();
+        assert!(table.call(ALICE).unwrap_err().what.contains("2 of 2 calls in progress (max-user-calls)"));
+        assert!(table.call(Holder::Token).is_ok());
+        first.receive(REQUEST_BYTES - 1).unwrap();
+        assert!(second.receive(2).is_err());
+        drop(first);
+        assert!(second.receive(2).is_ok());
+        drop(second);
+        assert!(table.state().accounts.is_empty() && table.state().request_bytes == 0);
+    }
+
+    #[test]
+    fn measurements_and_pairs_are_counted_as_the_engine_knows_them() {
+        let table = table();
+        let all = |_| Some(4);
+        table.begin(ALICE, 1, all).unwrap().inserted(MeasurementId(1), 4).unwrap();
+        drop(table.begin(ALICE, 1, all).unwrap());
+        assert!(table.begin(ALICE, 7, all).unwrap_err().what.contains("4 of 10 metric-focus pairs"));
+        assert!(table.begin(ALICE, 1, all).unwrap().inserted(MeasurementId(2), 7).is_err(), "counted when it is in");
+        table.begin(ALICE, 1, all).unwrap().inserted(MeasurementId(2), 6).unwrap();
+        let full = table.begin(ALICE, 0, all).unwrap_err();
+        assert!(full.what.contains("2 of 2 measurements (max-user-measurements)"), "{full}");
+        assert!(table.begin(ALICE, 0, |id| (id.0 == 1).then_some(4)).is_ok(), "one has gone");
+        assert_eq!(table.measurements(ALICE), [MeasurementId(1)]);
+        assert!(table.used(ALICE).contains(&("max-user-pairs", 10, 4)));
+    }
+}

@@ -1,0 +1,97 @@
+//! Where connections of one listener arrive: who finds room, TLS if there is any, and then HTTP/2.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ingraft_wire::Failure;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio_rustls::TlsAcceptor;
+
+use crate::auth::Origin;
+use crate::call::Serving;
+use crate::connection::{self, Connection};
+use crate::quota::{Admission, Seat};
+use crate::seldom::Seldom;
+use crate::tls;
+
+/// How long a handshake of TLS may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// How long a client whose handshake has failed may take to hear why.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What all connections of a listener share.
+pub struct Reception {
+    serving: Serving,
+    tls: Option<TlsAcceptor>,
+    full: Seldom,
+    failed: Seldom,
+}
+
+/// A connection that is let in, or that is told why it is not.
+pub struct Admitted {
+    seat: Seat,
+    turned_away: Option<Failure>,
+}
+
+impl Reception {
+    /// For a listener.
+    pub fn new(serving: Serving, tls: Option<TlsAcceptor>) -> Reception {
+        Reception { serving, tls, full: Seldom::default(), failed: Seldom::default() }
+    }
+
+    /// Decides about a new connection; `None`: it is closed at once.
+    pub fn admit(&self, origin: Origin) -> Option<Admitted> {
+        let (admitted, failure) = match self.serving.table.admit(origin.holder()) {
+            Admission::Seat(seat) => return Some(Admitted { seat, turned_away: None }),
+            Admission::TurnedAway(seat, failure) => {
+                (Some(Admitted { seat, turned_away: Some(failure.clone()) }), failure)
+            }
+            Admission::Closed(failure) => (None, failure),
+        };
+        self.full.log(|left_out| {
+            tracing::warn!(%origin, left_out, "a connection is turned away: {failure}");
+        });
+        admitted
+    }
+
+    /// Serves a connection to its end.
+    pub async fn serve<Io>(self: Arc<Self>, io: Io, origin: Origin, Admitted { seat, turned_away }: Admitted)
+    where
+        Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let Some(acceptor) = &self.tls else {
+            let connection = Connection::new(seat, turned_away);
+            return connection::serve(io, connection, origin, self.serving.clone()).await;
+        };
+        let mut closing = self.serving.closing.clone();
+        let shaken = tokio::select! {
+            shaken = tokio::time::timeout(HANDSHAKE, acceptor.accept(io).into_fallible()) => shaken,
+            () = seat.evicted() => return,
+            () = closing.wait() => return,
+        };
+        let why = match shaken {
+            Ok(Ok(io)) => {
+                if let Some(holder) = tls::holder(io.get_ref().1) {
+                    seat.proven(holder);
+                }
+                let connection = Connection::new(seat, turned_away);
+                return connection::serve(io, connection, origin, self.serving.clone()).await;
+            }
+            Ok(Err((e, mut io))) => {
+                // The alert says to the client what is wrong. A close with something unread would overtake it.
+                let linger = async {
+                    let mut rest = [0; 1024];
+                    let _ = io.shutdown().await;
+                    while io.read(&mut rest).await.is_ok_and(|n| n > 0) {}
+                };
+                drop(tokio::time::timeout(LINGER, linger).await);
+                e.to_string()
+            }
+            Err(_) => format!("it took longer than {} s", HANDSHAKE.as_secs()),
+        };
+        self.failed.log(|left_out| {
+            tracing::warn!(%origin, left_out, "a TLS handshake has failed: {why}");
+        });
+    }
+}

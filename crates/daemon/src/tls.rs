@@ -1,0 +1,65 @@
+//! TLS on both sides: the daemon's certificate, and clients whose certificates somebody that it trusts has signed.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
+use tokio_rustls::rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
+use tokio_rustls::rustls::{self, RootCertStore, ServerConfig, ServerConnection};
+
+use crate::config::TlsFiles;
+use crate::quota::Holder;
+
+/// Why TLS cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read the TLS file {0}: {1}")]
+    File(PathBuf, io::Error),
+    /// A file is no PEM, or has not in it what it should.
+    #[error("cannot use the TLS file {0}: {1}")]
+    Pem(PathBuf, pem::Error),
+    /// The signers of client certificates are unusable.
+    #[error("cannot use the certificates in {0}: {1}")]
+    Signers(PathBuf, VerifierBuilderError),
+    /// Certificate and key are unusable.
+    #[error("cannot serve TLS: {0}")]
+    Identity(#[from] rustls::Error),
+}
+
+/// What accepts connections: clients without a certificate that `client-ca` has signed are turned away in the handshake.
+pub fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
+    let read = |path: &PathBuf| std::fs::read(path).map_err(|e| TlsError::File(path.clone(), e));
+    let certificates = |path: &PathBuf| -> Result<Vec<CertificateDer<'static>>, TlsError> {
+        let bytes = read(path)?;
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+        match found {
+            Ok(found) if found.is_empty() => Err(TlsError::Pem(path.clone(), pem::Error::NoItemsFound)),
+            Ok(found) => Ok(found),
+            Err(e) => Err(TlsError::Pem(path.clone(), e)),
+        }
+    };
+    let key = PrivateKeyDer::from_pem_slice(&read(&files.key)?).map_err(|e| TlsError::Pem(files.key.clone(), e))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut signers = RootCertStore::empty();
+    signers.add_parsable_certificates(certificates(&files.client_ca)?);
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(signers), Arc::clone(&provider))
+        .build()
+        .map_err(|e| TlsError::Signers(files.client_ca.clone(), e))?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(certificates(&files.cert)?, key)?;
+    config.alpn_protocols.push(b"h2".to_vec());
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Whose certificate it was.
+pub fn holder(connection: &ServerConnection) -> Option<Holder> {
+    let certificate = connection.peer_certificates()?.first()?;
+    let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
+    Some(Holder::Certificate(digest.as_ref().try_into().ok()?))
+}

@@ -1,0 +1,152 @@
+//! What a user may have at a time, and that every error says why: over the wire, from a daemon of its own.
+
+#![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
+
+use std::path::Path;
+use std::process::Command;
+
+use ingraft_testing::{Daemon, have, open_directory, skip, wait_until};
+use ingraft_wire::v1::daemon_client::DaemonClient;
+use ingraft_wire::v1::metrics_client::MetricsClient;
+use ingraft_wire::{Failure, FailureKind, v1};
+use nix::sys::signal::{Signal, kill};
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_prost::ProstCodec;
+
+fn start(directory: &Path, arguments: &[&str]) -> Daemon {
+    Daemon::start(Path::new(env!("CARGO_BIN_EXE_ingraftd")), directory, arguments)
+}
+
+async fn connect(daemon: &Daemon) -> Channel {
+    Endpoint::try_from(daemon.uri().replacen("unix:", "unix://", 1)).unwrap().connect().await.unwrap()
+}
+
+fn failure(status: &Status) -> Failure {
+    assert!(!status.details().is_empty(), "no ErrorInfo: {status:?}");
+    let failure = Failure::from_status(status);
+    assert!(!failure.what.is_empty() && !failure.hint.is_empty(), "{failure:?}");
+    failure
+}
+
+#[tokio::test]
+async fn quotas_are_told_and_kept() {
+    let directory = open_directory();
+    let daemon = start(directory.path(), &["--max-user-calls", "3", "--max-definitions", "10"]);
+    let channel = connect(&daemon).await;
+    let mut client = DaemonClient::new(channel.clone());
+    let mut health = HealthClient::new(channel.clone());
+    let _first = health.watch(HealthCheckRequest::default()).await.unwrap();
+    let _second = health.watch(HealthCheckRequest::default()).await.unwrap();
+    let quotas = client.limits(v1::LimitsRequest {}).await.unwrap().into_inner().quotas;
+    let quota = |name: &str| quotas.iter().find(|q| q.name == name).map(|q| (q.limit, q.used)).unwrap();
+    assert_eq!(quota("max-user-calls"), (3, 3), "two that watch and this one");
+    assert_eq!(quota("max-connections"), (256, 1));
+    assert_eq!((quota("max-user-pairs"), quota("max-user-measurements")), ((250_000, 0), (1024, 0)));
+    assert_eq!((quota("max-user-histories"), quota("max-definitions")), ((4096, 0), (10, 0)));
+
+    let source = v1::Source { name: "m.mdl".into(), text: "metric x { name \"x\"; }".into() };
+    let define = v1::DefineRequest { definitions: vec![source] };
+    let refused = failure(&MetricsClient::new(channel.clone()).define(define).await.unwrap_err());
+    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+    assert!(refused.what.contains("0 of 10 bytes"), "{refused}");
+
+    let third = health.watch(HealthCheckRequest::default()).await.unwrap();
+    let refused = failure(&client.version(v1::VersionRequest::default()).await.unwrap_err());
+    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+    assert!(refused.what.contains("has 3 of 3 calls in progress (max-user-calls)"), "{refused}");
+    assert!(refused.hint.contains("max-user-calls") && refused.retry_ms.is_some(), "{refused:?}");
+    drop(third);
+    let start = std::time::Instant::now();
+    while let Err(status) = client.version(v1::VersionRequest::default()).await {
+        assert!(start.elapsed() < ingraft_testing::BOUND, "{status:?}");
+    }
+}
+
+#[tokio::test]
+async fn every_error_says_why() {
+    let directory = open_directory();
+    let daemon = start(directory.path(), &[]);
+    let channel = connect(&daemon).await;
+    let ask = async |path: &'static str, message: v1::StreamRequest| {
+        let mut raw = tonic::client::Grpc::new(channel.clone());
+        raw.ready().await.unwrap();
+        let codec = ProstCodec::<v1::StreamRequest, v1::VersionResponse>::default();
+        let path = http::uri::PathAndQuery::from_static(path);
+        failure(&raw.unary(tonic::Request::new(message), path, codec).await.unwrap_err())
+    };
+    let message = v1::StreamRequest { measurement: 5, ..Default::default() };
+    for path in ["/no.such.Service/Call", "/ingraft.v1.Daemon/NoSuchCall"] {
+        let unknown = ask(path, message).await;
+        assert_eq!((unknown.kind, unknown.reason.as_str()), (FailureKind::Version, "unimplemented"), "{path}");
+    }
+    // Another message than the call takes.
+    let malformed = ask("/ingraft.v1.Daemon/Version", message).await;
+    assert_eq!((malformed.kind, malformed.reason.as_str()), (FailureKind::Usage, "malformed_message"), "{malformed}");
+
+    let source = v1::Source { name: "m.mdl".into(), text: " ".repeat(5 << 20) };
+    let large = v1::CheckRequest { definitions: vec![source] };
+    let large = failure(&MetricsClient::new(channel.clone()).check(large).await.unwrap_err());
+    assert_eq!(large.reason, "message_too_large", "{large:?}");
+
+    let none = HealthCheckRequest { service: "no.such.Service".into() };
+    let none = failure(&HealthClient::new(channel).check(none).await.unwrap_err());
+    assert_eq!((none.kind, none.reason.as_str()), (FailureKind::NotFound, "unexplained"));
+}
+
+#[tokio::test]
+async fn whoever_watches_its_health_hears_of_the_end() {
+    let directory = open_directory();
+    let daemon = start(directory.path(), &[]);
+    let mut health = HealthClient::new(connect(&daemon).await);
+    for service in ["", "ingraft.v1.Metrics"] {
+        let request = HealthCheckRequest { service: service.into() };
+        assert_eq!(health.check(request).await.unwrap().into_inner().status, 1, "serving");
+    }
+    let mut watch = health.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert_eq!(watch.message().await.unwrap().unwrap().status, 1, "serving");
+    kill(nix::unistd::Pid::from_raw(daemon.pid()), Signal::SIGTERM).unwrap();
+    assert_eq!(watch.message().await.unwrap().unwrap().status, 2, "not serving");
+    let end = failure(&watch.message().await.unwrap_err());
+    assert_eq!((end.kind, end.reason.as_str()), (FailureKind::Unavailable, "shutting_down"));
+    assert!(end.retry_ms.is_some(), "{end:?}");
+    assert!(daemon.terminate().success());
+}
+
+/// A daemon that may open no more files says so, does not spin, serves root by its reserve, and recovers.
+#[tokio::test]
+async fn a_lack_of_descriptors_is_called_by_its_name() {
+    if !have("prlimit") {
+        skip!("there is no prlimit");
+    }
+    let directory = open_directory();
+    let daemon = start(directory.path(), &[]);
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    let limit = |files: usize| {
+        let mut prlimit = Command::new("prlimit");
+        prlimit.args(["--pid", &daemon.pid().to_string(), &format!("--nofile={files}:")]);
+        assert!(prlimit.status().unwrap().success());
+    };
+    let idle = open();
+    limit(idle + 2);
+    let crowd: Vec<_> = (0..20).map(|_| std::os::unix::net::UnixStream::connect(daemon.socket()).unwrap()).collect();
+    let lines = daemon.logged(&["cannot accept", "EMFILE"]);
+    assert!(lines.len() < 5, "{lines:?}");
+    let busy = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
+        let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    let before = busy();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    assert!(busy() - before < 50, "half a processor for nothing");
+    drop(crowd);
+    wait_until("the crowd has gone", || open() <= idle + 1);
+    let mut client = DaemonClient::new(connect(&daemon).await);
+    assert!(client.version(v1::VersionRequest::default()).await.is_ok());
+    limit(1024);
+    assert!(client.version(v1::VersionRequest::default()).await.is_ok());
+    assert!(daemon.terminate().success());
+}
