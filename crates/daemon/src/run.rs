@@ -121,7 +121,8 @@ fn field(writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn std
             c => writer.write_char(c)?,
         }
     }
-    Ok(())
+    // What comes behind it is another field.
+    writer.write_char(' ')
 }
 
 fn filter(settings: &Settings) -> Result<EnvFilter, StartError> {

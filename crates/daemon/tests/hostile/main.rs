@@ -62,7 +62,15 @@ fn stand_by(address: String, token: bool, over: &AtomicBool) -> Bystander {
     while !over.load(Ordering::Relaxed) {
         let start = Instant::now();
         let answer = runtime.block_on(async {
-            let channel = Endpoint::try_from(address.clone()).unwrap().connect().await.map_err(|e| format!("{e:?}"))?;
+            let endpoint = Endpoint::try_from(address.clone()).unwrap();
+            let channel = loop {
+                match endpoint.connect().await.map_err(|e| format!("{e:?}")) {
+                    Ok(channel) => break channel,
+                    // A socket whose queue is full says so to clients that do not want to block; the wait counts.
+                    Err(e) if e.contains("WouldBlock") => tokio::time::sleep(Duration::from_millis(5)).await,
+                    Err(e) => return Err(e),
+                }
+            };
             let mut request = tonic::Request::new(v1::VersionRequest::default());
             if token {
                 request.metadata_mut().insert("authorization", format!("Bearer {SECRET}").parse().unwrap());
@@ -174,13 +182,21 @@ fn unfinished_streams(address: &str) {
 }
 
 fn unfinished_heads(address: &str) {
-    let Ok(mut raw) = Raw::begin(address, &[]) else { return };
-    let mut stream = 1;
-    let head = request(REFLECTION);
-    while raw.send(&frame(HEADERS, END_HEADERS, stream, &head)).is_ok() && stream < 100_000 {
-        stream += 2;
+    // As large as heads may be, on connections that stay open.
+    let filler = (0..20).flat_map(|n| header(0, &format!("x-{n}"), &[b'y'; 110]));
+    let head: Vec<u8> = request(REFLECTION).into_iter().chain(filler).collect();
+    let mut open = Vec::new();
+    for _ in 0..12 {
+        let Ok(mut raw) = Raw::begin(address, &[]) else { continue };
+        for stream in (1..8000).step_by(2) {
+            let both = [frame(HEADERS, END_HEADERS, stream, &head), frame(DATA, 0, stream, &[0, 0, 0x3f, 0xff, 0xff])];
+            if raw.send(&both.concat()).is_err() {
+                break;
+            }
+        }
+        open.push(raw);
     }
-    raw.drain();
+    open.iter_mut().for_each(|raw| _ = raw.drain());
 }
 
 /// A small block that becomes a large list of headers (RFC 7541, section 7.3).
