@@ -44,7 +44,7 @@ pub use clock::{ClockChoice, ClockProblem, TickClock, UnknownClock};
 pub use error::{ApplyError, Denial, Error};
 pub use files::read_named;
 pub use limits::{MemoryLimit, MemoryNeed, MemoryRoom, Shortage};
-pub use module::{FileSource, MappedFile};
+pub use module::{FileSource, MappedFile, loads};
 pub use perf::{
     CountedEvents, Event, EventAttributes, EventError, EventProblem, EventReading, KernelRefusal, ListedEvent,
     event_list, paranoid,

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ingraft_model::Avma;
+use ingraft_model::{Avma, AvmaRange};
 
 use crate::error::Error;
 use crate::files::{open_named, open_regular, read_elf};
@@ -26,8 +26,26 @@ pub struct MappedFile {
     pub inode: u64,
     /// Start of the lowest mapping of the file's first byte: where its first segment was loaded.
     pub base: Avma,
-    /// Its mappings, in order of their addresses; at least one is executable.
+    /// Its mappings, in order of their addresses.
     pub mappings: Vec<Mapping>,
+    /// Private memory of others, or of no file, in the places of its segments: the program has moved its text there, or is about to (huge pages).
+    pub moved: Vec<Mapping>,
+    /// Code of the file that is mapped a second time, elsewhere. It is not a part of the load: nothing there is at the load's distance from
+    /// anything else.
+    pub again: Vec<Mapping>,
+}
+
+impl MappedFile {
+    /// The mappings of its code, those that the program has moved to memory without a file included.
+    pub fn code(&self) -> impl Iterator<Item = &Mapping> {
+        self.mappings.iter().chain(&self.moved).filter(|m| m.exec)
+    }
+
+    /// From its first mapping to its last.
+    pub fn span(&self) -> AvmaRange {
+        let start = self.mappings.first().map(|m| m.range.start).unwrap_or_default();
+        start..self.mappings.last().map_or(start, |m| m.range.end)
+    }
 }
 
 /// Where the bytes of a file came from.
@@ -44,7 +62,9 @@ pub enum FileSource {
 impl Target {
     /// The files with executable mappings. One that was loaded several times counts as often.
     pub fn files(&self) -> Result<Vec<MappedFile>, Error> {
-        Ok(group(&self.maps()?))
+        let mut files = loads(&self.maps()?);
+        files.retain(|f| f.code().next().is_some());
+        Ok(files)
     }
 
     /// The bytes of a mapped file. An error if no way leads to the very file: its loaded segments can still be read from memory.
@@ -83,12 +103,14 @@ fn read_same(file: File, mapping: &Mapping) -> std::io::Result<Option<Arc<[u8]>>
     read_elf(file).map(Some)
 }
 
-fn group(maps: &[Mapping]) -> Vec<MappedFile> {
+/// The files that are mapped, with code or without.
+pub fn loads(maps: &[Mapping]) -> Vec<MappedFile> {
     let mut files: Vec<MappedFile> = Vec::new();
     // code that is mapped shared has to be seen to be refused by name
     for m in maps.iter().filter(|m| m.is_file() && (!m.shared || m.exec)) {
         let known = files.iter_mut().rev().find(|f| f.inode == m.inode && f.device == m.device);
         match known {
+            Some(file) if file.mappings.iter().any(|k| is_again(k, m)) && m.offset != 0 => file.again.push(m.clone()),
             // a second mapping of the first byte that is not part of the same load begins another one
             Some(file) if m.offset != 0 || file.mappings.iter().all(|k| k.offset == 0) => file.mappings.push(m.clone()),
             _ => files.push(MappedFile {
@@ -98,11 +120,64 @@ fn group(maps: &[Mapping]) -> Vec<MappedFile> {
                 inode: m.inode,
                 base: m.range.start,
                 mappings: vec![m.clone()],
+                moved: Vec::new(),
+                again: Vec::new(),
             }),
         }
     }
-    files.retain(|f| f.mappings.iter().any(|m| m.exec));
+    gather_copies(&mut files);
+    for file in &mut files {
+        file.moved = moved(maps, &file.mappings);
+    }
     files
+}
+
+/// Whether both are mappings of the same bytes of a file as code.
+fn is_again(a: &Mapping, b: &Mapping) -> bool {
+    a.exec && b.exec && a.offset < b.offset.saturating_add(b.len()) && b.offset < a.offset.saturating_add(a.len())
+}
+
+/// A second mapping of code may lie below the load as well: then it has begun a group of its own.
+fn gather_copies(files: &mut Vec<MappedFile>) {
+    let is_part = |f: &MappedFile| f.mappings.iter().all(|m| m.offset != 0);
+    let mut at = 0;
+    while let Some(file) = files.get(at) {
+        let whole = files.iter().position(|f| {
+            let same = (f.inode, f.device) == (file.inode, file.device) && !is_part(f);
+            same && f.mappings.iter().any(|k| file.mappings.iter().any(|m| is_again(k, m)))
+        });
+        match whole.filter(|whole| is_part(file) && *whole != at) {
+            Some(whole) => {
+                let copies = std::mem::take(&mut files[at].mappings);
+                files[whole].again.extend(copies);
+                files.remove(at);
+            }
+            None => at += 1,
+        }
+    }
+}
+
+/// Memory that is not the file's between the mappings of one load, where the file has bytes for it: between two mappings that are as far apart
+/// in the file. What is mapped into a hole that the segments leave is something else.
+fn moved(maps: &[Mapping], load: &[Mapping]) -> Vec<Mapping> {
+    /// Two segments may have a page of the file in common.
+    const SHARED: u64 = 4096;
+    let mut found = Vec::new();
+    for pair in load.windows(2) {
+        let (low, high) = (&pair[0], &pair[1]);
+        let from = maps.partition_point(|m| m.range.start < low.range.end);
+        let between = maps.get(from..).unwrap_or_default().iter().take_while(|m| m.range.start < high.range.start);
+        let is_put_there = |m: &Mapping| {
+            let path = m.path.as_os_str().as_encoded_bytes();
+            !m.shared && (m.is_file() || path.is_empty() || path.starts_with(b"[anon:"))
+        };
+        let fits = |m: &&Mapping| {
+            let in_file = (low.offset + low.len()).checked_add(m.range.end.0 - low.range.end.0);
+            is_put_there(m) && in_file.is_some_and(|end| end <= high.offset.saturating_add(SHARED))
+        };
+        found.extend(between.filter(fits).cloned());
+    }
+    found
 }
 
 #[cfg(test)]
@@ -116,8 +191,42 @@ mod tests {
             b"1000-2000 r--p 00000000 fe:01 7 /a\n2000-3000 r-xp 00001000 fe:01 7 /a\n3000-4000 r--p 00000000 fe:01 8 /data\n\
             5000-6000 r--p 00000000 fe:01 7 /a\n6000-7000 r-xp 00001000 fe:01 7 /a\n7000-8000 rw-p 00000000 00:00 0 \n",
         );
-        let files = group(&maps);
+        let files = loads(&maps);
         assert_eq!(files.iter().map(|f| f.base.0).collect::<Vec<_>>(), [0x1000, 0x5000]);
         assert!(files.iter().all(|f| f.mappings.len() == 2));
+    }
+
+    #[test]
+    fn text_that_the_program_has_moved() {
+        let maps = parse_maps(
+            b"1000-2000 r--p 00000000 fe:01 7 /a\n2000-3000 r-xp 00001000 fe:01 7 /a\n3000-6000 r-xp 00000000 00:00 0 \n\
+            6000-7000 r-xp 00005000 fe:01 7 /a\n7000-8000 rw-p 00005000 fe:01 7 /a\n8000-9000 rwxp 00000000 00:00 0 \n",
+        );
+        let [file] = loads(&maps).try_into().expect("one");
+        assert_eq!(file.moved.iter().map(|m| m.range.start.0).collect::<Vec<_>>(), [0x3000]);
+        assert_eq!(file.code().count(), 3);
+        // all of it, and no code of the file is left
+        let maps = parse_maps(
+            b"1000-2000 r--p 00000000 fe:01 7 /a\n2000-7000 r-xp 00000000 00:00 0 \n7000-8000 r--p 00006000 fe:01 7 /a\n",
+        );
+        let [file] = loads(&maps).try_into().expect("one");
+        assert_eq!(file.moved.len(), 1);
+        // in a hole between segments there is nothing of the file
+        let maps = parse_maps(
+            b"400000-401000 r-xp 00000000 fe:01 7 /a\n500000-510000 r-xp 00000000 00:00 0 \n600000-601000 rw-p 00000000 fe:01 7 /a\n",
+        );
+        let [file] = loads(&maps).try_into().expect("one");
+        assert!(file.moved.is_empty());
+    }
+
+    #[test]
+    fn code_that_is_mapped_twice() {
+        let low = b"1000-2000 r-xp 00004000 fe:01 7 /a\n";
+        let load = b"500000-501000 r--p 00000000 fe:01 7 /a\n501000-507000 r-xp 00001000 fe:01 7 /a\n";
+        let high = b"9000000-9001000 r-xp 00004000 fe:01 7 /a\n";
+        let maps = parse_maps(&[low.as_slice(), load, high].concat());
+        let [file] = loads(&maps).try_into().expect("one");
+        assert_eq!(file.span(), Avma(0x50_0000)..Avma(0x50_7000));
+        assert_eq!((file.mappings.len(), file.again.len()), (2, 2));
     }
 }

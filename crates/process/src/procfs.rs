@@ -367,6 +367,21 @@ pub(crate) fn exe(pid: Pid) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
+/// Which pages of a range are in memory or in swap, one by one; none if the kernel does not tell.
+pub(crate) fn touched_pages(pid: Pid, range: &AvmaRange) -> Option<Vec<bool>> {
+    use std::os::unix::fs::FileExt;
+    const PAGE: u64 = 4096;
+    const ENTRY: u64 = 8;
+    /// Present, or swapped (Documentation/admin-guide/mm/pagemap.rst).
+    const TOUCHED: u64 = 0b11 << 62;
+    let count = usize::try_from(range.end.0.checked_sub(range.start.0)? / PAGE).ok()?;
+    let mut entries = vec![0; count.checked_mul(ENTRY as usize)?];
+    let pagemap = fs::File::open(format!("/proc/{pid}/pagemap")).ok()?;
+    pagemap.read_exact_at(&mut entries, range.start.0 / PAGE * ENTRY).ok()?;
+    let word = |entry: &[u8; 8]| u64::from_le_bytes(*entry) & TOUCHED != 0;
+    Some(entries.as_chunks().0.iter().map(word).collect())
+}
+
 /// The id of this boot: 16 bytes, or zeros where the kernel does not tell.
 pub fn boot_id() -> [u8; 16] {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

@@ -12,6 +12,7 @@ use ingraft_model::{Avma, Tid};
 
 use crate::error::Error;
 use crate::frame;
+use crate::module;
 use crate::procfs::{self, InKernel, Mapping};
 use crate::sys::{self, Regs, Status};
 use crate::target::Target;
@@ -49,11 +50,14 @@ pub struct Gadgets {
 }
 
 impl Gadgets {
-    /// Looks through all code that comes from files, and the vDSO.
+    /// Looks through all code that comes from files, wherever the program has moved it, and the vDSO.
     pub(crate) fn find(target: &Target) -> Result<Self, Error> {
         let mut gadgets = Gadgets { syscall: None, sigreturn: Vec::new() };
         let mut bytes = Vec::new();
-        for m in target.maps()?.iter().filter(|m| m.exec && (m.is_file() || m.path.as_os_str() == "[vdso]")) {
+        let maps = target.maps()?;
+        let moved = module::loads(&maps).into_iter().flat_map(|file| file.moved);
+        let whole = maps.iter().filter(|m| m.is_file() || m.path.as_os_str() == "[vdso]").cloned();
+        for m in whole.chain(moved).filter(|m| m.exec) {
             bytes.resize(usize::try_from(m.len()).unwrap_or(0), 0);
             let n = target.read_some(m.range.start, &mut bytes).unwrap_or(0);
             gadgets.scan(m.range.start, &bytes[..n]);

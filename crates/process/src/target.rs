@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ingraft_model::{Avma, Pid, Tid};
+use ingraft_model::{Avma, AvmaRange, Pid, Tid};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
@@ -309,6 +309,11 @@ impl Target {
             }
         }
         Ok(done)
+    }
+
+    /// Which pages of a range are in memory or in swap, one by one; none if the kernel does not tell.
+    pub fn touched_pages(&self, range: &AvmaRange) -> Option<Vec<bool>> {
+        procfs::touched_pages(self.pid(), range)
     }
 
     /// Reads a u64.
