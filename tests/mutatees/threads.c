@@ -3,6 +3,7 @@
  * threads COUNT     starts COUNT workers, which wait
  * spin              workers call `noise` until further notice (load while somebody attaches)
  * rest              workers wait again
+ * where             prints where functions are
  * beat              prints how often `noise` was called so far
  * go N              each worker calls `work_0` N times and `work_1` … `work_7` N/8 times each; others come and go
  * solo N            the main thread calls `work_0` N times
@@ -14,6 +15,10 @@
 WORK(0) WORK(1) WORK(2) WORK(3) WORK(4) WORK(5) WORK(6) WORK(7)
 COUNTED long noise(long x) { return x * 7 + 1; }
 COUNTED long never(long x) { return x * 11; }
+
+#ifdef MOVES
+long move_text(const char *how);
+#endif
 
 static long (*const all[8])(long) = {work_0, work_1, work_2, work_3, work_4, work_5, work_6, work_7};
 
@@ -136,6 +141,9 @@ int main(int argc, char **argv) {
             wait_resting();
         } else if (!strcmp(line, "beat")) {
             say("beats %ld", atomic_load(&beats));
+        } else if (!strcmp(line, "where")) {
+            say("at work_0 %lu", (unsigned long)work_0);
+            say("at never %lu", (unsigned long)never);
         } else if (!strncmp(line, "solo ", 5)) {
             long n = atol(line + 5);
             for (long i = 0; i < n; i++)
@@ -161,6 +169,10 @@ int main(int argc, char **argv) {
             atomic_store(&churn_on, 0);
             for (int i = 0; i < 2; i++) pthread_join(churners[i], NULL);
             report();
+#ifdef MOVES
+        } else if (!strncmp(line, "move ", 5)) {
+            say("failed %ld", move_text(line + 5));
+#endif
         } else {
             say("unknown command %s", line);
         }

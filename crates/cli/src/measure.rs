@@ -613,6 +613,7 @@ impl Site {
         if !removed.children_left.is_empty() {
             output::warn(&words::children_left(pid, &removed.children_left), format);
         }
+        removed.warnings.iter().for_each(|what| output::warn(&words::disturbed(pid, &removed.host, what), format));
         Ok(Object::Removed(removed))
     }
 }

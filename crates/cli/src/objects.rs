@@ -513,6 +513,9 @@ pub(crate) struct Inserted {
     pub(crate) measurements: Vec<u64>,
     /// How many of them stay without a client.
     pub(crate) kept: u32,
+    /// What others have done to woven code.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) warnings: Vec<String>,
 }
 
 /// A target ended.
@@ -538,6 +541,9 @@ pub(crate) struct Removed {
     pub(crate) text_restored: bool,
     pub(crate) children_left: Vec<i32>,
     pub(crate) corrections: Corrections,
+    /// What others have done to the code.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Activations in progress at insertion and removal that corrections account for.

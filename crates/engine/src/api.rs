@@ -546,6 +546,8 @@ pub struct Removed {
     pub grown: Option<Arc<Vec<PairInfo>>>,
     /// The last values, read in the stop of the removal.
     pub last: Option<Reading>,
+    /// What others have done to the code: why it is not as it was, or what was put right.
+    pub warnings: Vec<String>,
 }
 
 /// What is inserted in one target.
@@ -571,4 +573,6 @@ pub struct Inserted {
     pub measurements: Vec<MeasurementId>,
     /// Measurements that are to stay without a client.
     pub kept: u32,
+    /// What others have done to woven code.
+    pub warnings: Vec<String>,
 }

@@ -37,6 +37,8 @@ const COSTS_EVERY: u32 = 4;
 
 /// After so many looks, libraries that were loaded meanwhile are noticed.
 const MODULES_EVERY: u32 = 10;
+/// The same for looks whether others have changed woven code.
+const CODE_EVERY: u32 = 100;
 
 /// The engine: cheap to clone, shared by all callers.
 #[derive(Clone)]
@@ -407,6 +409,9 @@ impl Engine {
             }
             if round.is_multiple_of(MODULES_EVERY) {
                 session.notice_modules();
+            }
+            if round.is_multiple_of(CODE_EVERY) {
+                session.notice_disturbances();
             }
             true
         };

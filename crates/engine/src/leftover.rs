@@ -10,8 +10,9 @@ use ingraft_process::{Mapping, SharedArea, Target};
 use crate::api::{Inserted, Removed};
 use crate::background::each;
 use crate::error::{Error, ErrorKind};
+use crate::ground::Left;
 use crate::journal::{self, Contents, PointRecord};
-use crate::restore::{Restored, restore, withdraw};
+use crate::restore::{Restored, disturbed, restore, withdraw};
 use crate::session::describe;
 use crate::state_dir::StateDir;
 use crate::weaving::SIGNATURE;
@@ -52,12 +53,12 @@ pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -
     let (points, arenas) = found.journal.map_or_else(Default::default, |j| (j.points, j.arenas));
     let restored = restore(target, &points, &mapped(target, &arenas)?, Some(layout))?;
     let children_left = restore_children(target, &points, &arenas, layout, file);
-    if restored.text_restored && restored.unmapped {
+    if restored.unmapped {
         let identity = target.identity();
         // It may lie in another engine's directory, or be gone with its own.
         let _ = fs::remove_file(state.journal_path(identity.pid, identity.start_time));
     }
-    Ok(removed(target.pid(), &restored, children_left))
+    Ok(removed(target, &restored, children_left))
 }
 
 /// A removal that found nothing to do.
@@ -70,11 +71,19 @@ pub fn untouched(pid: Pid) -> Removed {
         corrections: (0, 0),
         grown: None,
         last: None,
+        warnings: Vec::new(),
     }
 }
 
-fn removed(pid: Pid, restored: &Restored, children_left: Vec<Pid>) -> Removed {
-    Removed { stopped: restored.stopped, text_restored: restored.text_restored, children_left, ..untouched(pid) }
+fn removed(target: &Target, restored: &Restored, children_left: Vec<Pid>) -> Removed {
+    let warnings = Left::warnings(&restored.left, target, &|_| None);
+    Removed {
+        stopped: restored.stopped,
+        text_restored: restored.text_restored,
+        children_left,
+        warnings,
+        ..untouched(target.pid())
+    }
 }
 
 /// The arenas that are really there and ours: a kill may have come before a mapping was made, or after it was gone. One that
@@ -110,7 +119,9 @@ pub fn restore_children(
 ) -> Vec<Pid> {
     in_children(parent, area, file, &|child| {
         let arenas = mapped(child, arenas)?;
-        Ok(restore(child, records, &arenas, Some(area))?.text_restored)
+        let restored = restore(child, records, &arenas, Some(area))?;
+        // others' breakpoints are not ours to take out
+        Ok(restored.text_restored || restored.unmapped)
     })
 }
 
@@ -210,6 +221,8 @@ pub fn inserted_by_others(state: &StateDir, target: &Arc<Target>) -> Result<Opti
         let code = j.points.iter().map(|p| p.removal.code.end.0.saturating_sub(p.removal.code.start.0)).sum();
         (j.points.len() as u32, code, j.head.since_ns, j.kept.len() as u32)
     });
+    let points_there = found.journal.as_ref().map_or(&[] as &[_], |j| &j.points);
+    let left = disturbed(&target, points_there).unwrap_or_default();
     Ok(Some(Inserted {
         pid,
         holder: format!("{name}{state}"),
@@ -221,6 +234,7 @@ pub fn inserted_by_others(state: &StateDir, target: &Arc<Target>) -> Result<Opti
         costs: None,
         measurements: Vec::new(),
         kept,
+        warnings: Left::warnings(&left, &target, &|_| None),
     }))
 }
 

@@ -11,6 +11,7 @@ mod cost;
 mod engine;
 pub mod error;
 mod event_places;
+mod ground;
 mod gs_search;
 mod images;
 mod internal;

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
 use ingraft_mdl::{Access, FunctionRef, Global, ModuleRef, Parameter, Program, Unresolved};
 use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma, ThreadIdentity};
-use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Target};
+use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
@@ -94,14 +94,13 @@ impl ModuleFile {
 
     /// The hull of its executable mappings.
     pub fn text(&self) -> AvmaRange {
-        let code = self.file.mappings.iter().filter(|m| m.exec);
-        let start = code.clone().map(|m| m.range.start).min().unwrap_or_default();
-        start..code.map(|m| m.range.end).max().unwrap_or(start)
+        let start = self.file.code().map(|m| m.range.start).min().unwrap_or_default();
+        start..self.file.code().map(|m| m.range.end).max().unwrap_or(start)
     }
 
     /// Whether its code is mapped shared, so that a write would reach others.
     pub fn is_shared(&self) -> bool {
-        self.file.mappings.iter().any(|m| m.exec && m.shared)
+        self.file.code().any(|m| m.shared)
     }
 }
 
@@ -154,22 +153,28 @@ impl Modules {
             wanting: AtomicBool::new(false),
             waiting: Vec::new(),
         };
-        modules.refresh(target)?;
+        modules.refresh(target, &|_| false)?;
         Ok(modules)
     }
 
     /// Compares with what is mapped now. A module that was unloaded keeps its number, and has it again when its file is mapped
-    /// again, wherever.
-    pub fn refresh(&mut self, target: &Target) -> Result<News, Error> {
+    /// again, wherever. `is_woven` says of one whose file is not mapped any more at its place that its code is there all the same: the program
+    /// has moved it to memory without a file.
+    pub fn refresh(&mut self, target: &Target, is_woven: &dyn Fn(ModuleRef) -> bool) -> Result<News, Error> {
         let entry = target.aux(AT_ENTRY).map(Avma);
         let files = target.files().map_err(|e| Error::process(target.pid(), e))?;
         let same = |k: &ModuleFile, file: &MappedFile| {
             (k.file.base, k.file.inode, k.file.device) == (file.base, file.inode, file.device)
         };
         let mut news = News::default();
+        let mut kept = Vec::new();
         for number in 0..self.files.len() {
             let known = &self.files[number];
             if known.is_mapped && !files.iter().any(|file| same(known, file)) {
+                if is_woven(ModuleRef(number as u32)) {
+                    kept.push((known.file.inode, known.file.device));
+                    continue;
+                }
                 news.gone.push(ModuleRef(number as u32));
                 self.files[number].is_mapped = false;
                 self.renew(ModuleRef(number as u32));
@@ -184,10 +189,14 @@ impl Modules {
                 if matches!(known.loaded.get(), Some(None)) && known.file.mappings != file.mappings {
                     known.loaded = OnceLock::new();
                     known.sets_gs = OnceLock::new();
-                    known.file = file;
                     news.more = true;
                 }
+                // parts of it may have moved to memory without a file
+                known.file = file;
                 continue;
+            }
+            if kept.contains(&(file.inode, file.device)) {
+                continue; // what is left of it
             }
             news.more = true;
             let back = |k: &ModuleFile| !k.is_mapped && (k.file.inode, k.file.device) == (file.inode, file.device);
@@ -198,7 +207,7 @@ impl Modules {
                 known.file = file;
                 continue;
             }
-            let is_program = entry.is_some_and(|e| file.mappings.iter().any(|m| m.range.contains(&e)));
+            let is_program = entry.is_some_and(|e| file.code().any(|m| m.range.contains(&e)));
             let names = names_of(target, &file, is_program);
             self.files.push(ModuleFile {
                 name: names[0].clone(),
@@ -244,8 +253,9 @@ impl Modules {
         self.mapped().find(|file| match file.loaded.get() {
             Some(Some(module)) => module.image.uses_gs(),
             _ => *file.sets_gs.get_or_init(|| {
-                let mut code = file.file.mappings.iter().filter(|m| m.exec);
-                code.any(|m| sets_gs(m.range.start, m.len(), |at, bytes| target.read_some(at, bytes).unwrap_or(0)))
+                file.file
+                    .code()
+                    .any(|m| sets_gs(m.range.start, m.len(), |at, bytes| target.read_some(at, bytes).unwrap_or(0)))
             }),
         })
     }
@@ -256,7 +266,7 @@ impl Modules {
         let loader = self.loader(target).and_then(|module| self.file(module));
         let file = loader.or_else(|| self.mapped().find(|f| f.is_program))?;
         let mut area = ThreadArea::default();
-        for mapping in file.file.mappings.iter().filter(|m| m.exec) {
+        for mapping in file.file.code() {
             let mut code = vec![0; usize::try_from(mapping.len()).ok()?];
             let n = target.read_some(mapping.range.start, &mut code).ok()?;
             let found = ThreadArea::of(code.get(..n)?);
@@ -274,21 +284,52 @@ impl Modules {
         }
     }
 
-    /// Whether the pages around these places of the target's text are, byte for byte, those of the files.
-    pub fn agree_with_memory(&self, target: &Target, places: impl Iterator<Item = (ModuleRef, Avma)>) -> bool {
+    /// The first byte of the pages around these places of the target's text that is not that of its file. Breakpoints at other places are
+    /// somebody else's.
+    pub fn differs_from_memory(
+        &self,
+        target: &Target,
+        places: impl Iterator<Item = (ModuleRef, Avma)>,
+    ) -> Option<Avma> {
+        /// `int3`
+        const BREAKPOINT: u8 = 0xcc;
         let mut pages: Vec<(ModuleRef, u64)> = places.map(|(module, at)| (module, at.0 & !(PAGE - 1))).collect();
         pages.sort_unstable();
         pages.dedup();
-        pages.into_iter().all(|(module, page)| {
-            let Some((_, loaded)) = self.module(module) else { return true };
+        pages.into_iter().find_map(|(module, page)| {
+            let (_, loaded) = self.module(module)?;
             // The first and last page of a segment are shared with what the file has no code for.
-            let Some(original) = loaded.image.bytes_at(Avma(page).to_svma(loaded.bias), PAGE as usize) else {
-                return true;
-            };
+            let original = loaded.image.bytes_at(Avma(page).to_svma(loaded.bias), PAGE as usize)?;
             let mut now = [0; PAGE as usize];
             // A module that was unloaded took its text along.
-            target.read(Avma(page), &mut now).is_err() || now == *original
+            target.read(Avma(page), &mut now).ok()?;
+            let differs = now.iter().zip(original.iter()).position(|(now, file)| now != file && *now != BREAKPOINT);
+            differs.map(|at| Avma(page + at as u64))
         })
+    }
+
+    /// Where code of a file is mapped a second time, elsewhere, of which something is at one of these places of the first.
+    pub fn again(&self, module: ModuleRef, places: impl Iterator<Item = Avma>) -> Option<Avma> {
+        let file = &self.file(module)?.file;
+        if file.again.is_empty() {
+            return None;
+        }
+        let mut places = places.filter_map(|at| {
+            let mapping = file.mappings.iter().find(|m| m.range.contains(&at))?;
+            let offset = at.0 - mapping.range.start.0 + mapping.offset;
+            file.again.iter().find(|m| offset.checked_sub(m.offset).is_some_and(|behind| behind < m.len()))
+        });
+        places.next().map(|m| m.range.start)
+    }
+
+    /// Module and function at an address, with how far it is behind the function's first byte.
+    pub fn name_at(&self, at: Avma) -> Option<String> {
+        let (_, file, loaded) = self.loaded().find(|(_, file, _)| file.text().contains(&at))?;
+        let svma = at.to_svma(loaded.bias);
+        let function = loaded.image.function_containing(svma)?;
+        let behind = svma.0 - function.start().0;
+        let behind = if behind == 0 { String::new() } else { format!("+{behind:#x}") };
+        Some(format!("{}:{}{behind}", file.name, function.display_name()))
     }
 
     /// The files that are mapped.
@@ -527,16 +568,21 @@ impl ModuleFile {
 
 /// What the loader added: an executable mapping shows it, whatever the first segment looks like, and also if somebody mapped the
 /// whole file by hand.
+///
+/// Where the program has moved all its code to memory without a file, another segment's mapping shows it: the first one, as a page that two
+/// segments share is the later one's in the mappings that follow.
 fn bias_of(file: &MappedFile, segments: &[Segment]) -> Option<Bias> {
-    file.mappings.iter().filter(|m| m.exec).find_map(|mapping| {
-        segments.iter().filter(|s| s.flags.execute).find_map(|segment| {
-            let first = (segment.file_offset & !(PAGE - 1)).max(mapping.offset);
-            let in_both = first < segment.file_offset + segment.file_size && first - mapping.offset < mapping.len();
-            let svma = segment.svma.0.wrapping_sub(segment.file_offset).wrapping_add(first);
-            let avma = mapping.range.start.0.wrapping_add(first - mapping.offset);
-            in_both.then(|| Bias(avma.wrapping_sub(svma)))
-        })
-    })
+    let bias = |mapping: &Mapping, segment: &Segment| {
+        let first = (segment.file_offset & !(PAGE - 1)).max(mapping.offset);
+        let end = segment.file_offset.checked_add(segment.file_size)?;
+        let in_both = first < end && first - mapping.offset < mapping.len();
+        let svma = segment.svma.0.wrapping_sub(segment.file_offset).wrapping_add(first);
+        let avma = mapping.range.start.0.wrapping_add(first - mapping.offset);
+        in_both.then(|| Bias(avma.wrapping_sub(svma)))
+    };
+    let code = segments.iter().filter(|s| s.flags.execute);
+    let by_code = file.mappings.iter().filter(|m| m.exec).find_map(|m| code.clone().find_map(|s| bias(m, s)));
+    by_code.or_else(|| file.mappings.iter().find_map(|m| segments.iter().find_map(|s| bias(m, s))))
 }
 
 /// Where a pointer to a module's own data leads: before the module has relocated itself the pointer is what the linker has left.

@@ -8,6 +8,7 @@ use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, PcMove, TextWrite};
 use ingraft_process::{Applied, ApplyError, Options as ApplyOptions, Target, ThreadBase, contains};
 
 use crate::error::Error;
+use crate::ground::{Ground, Left, Place, State, Why, classify, copy_of};
 use crate::journal::PointRecord;
 
 /// What a removal found and did.
@@ -21,15 +22,21 @@ pub struct Restored {
     pub unmapped: bool,
     /// The threads, as seen in the stop.
     pub threads: Vec<ThreadBase>,
+    /// What is not the original text again, and what was put right that others had broken.
+    pub left: Vec<Left>,
 }
 
-/// How one overwritten place looks now.
-enum Place {
-    Woven,
-    Original,
-    Unmapped,
-    /// Somebody else has patched over it.
-    Foreign,
+/// What a removal has to do still, and what it cannot do.
+struct Rest {
+    plan: PatchPlan,
+    left: Vec<Left>,
+}
+
+impl Rest {
+    /// Whether something may still lead to our code.
+    fn leads(&self) -> bool {
+        !self.plan.text.is_empty() || self.left.iter().any(|left| left.state.may_lead())
+    }
 }
 
 /// How often is looked whether every thread has left the arenas before they are unmapped.
@@ -51,14 +58,18 @@ pub fn restore(
     area: Option<DataArea>,
 ) -> Result<Restored, Error> {
     let failed = |e| Error::process(target.pid(), e);
-    let (plan, first) = cut_off(target, points)?;
+    let (Rest { plan, left: found }, first) = cut_off(target, points)?;
     let (mut stopped, mut threads) = (first.held, first.bases);
-    let text_restored = is_restored(target, points)?;
+    let mut rest = restorable(target, points)?;
+    if !rest.leads() {
+        rest.left.extend(copy_of(target, points, arenas).map(|at| Left { at, state: Why::Copied }));
+    }
     let mut unmapped = false;
-    if text_restored {
+    // Memory goes only after everything that leads there was seen gone.
+    if !rest.leads() {
         // A thread whose saved context leads into the arenas (in a handler, say), or that is in a function which our code has called, leaves
         // when it returns, and then has its shard again.
-        let rest = PatchPlan { moves: plan.moves, step_out: plan.step_out, ..PatchPlan::default() };
+        let leave = PatchPlan { moves: plan.moves, step_out: plan.step_out, ..PatchPlan::default() };
         let options = ApplyOptions {
             reset_gs: area,
             clear_slots: area,
@@ -68,7 +79,7 @@ pub fn restore(
             ..ApplyOptions::default()
         };
         for _ in 0..TRIES {
-            let applied = match target.apply(&rest, &options) {
+            let applied = match target.apply(&leave, &options) {
                 Ok(applied) => applied,
                 // it stays until somebody tries again
                 Err(ApplyError::Busy { .. }) => break,
@@ -86,33 +97,45 @@ pub fn restore(
             std::thread::sleep(PAUSE);
         }
     }
-    Ok(Restored { stopped, text_restored, unmapped, threads })
+    let text_restored = rest.plan.text.is_empty() && rest.left.is_empty();
+    let mut left = rest.left;
+    left.extend(found.into_iter().filter(|left| left.state == Why::Broken));
+    Left::sort(&mut left);
+    Ok(Restored { stopped, text_restored, unmapped, threads, left })
 }
 
 /// Restores the text alone, without waiting for threads to leave the code, which stays. Whether it is the original one again.
 pub fn withdraw(target: &Target, points: &[PointRecord]) -> Result<bool, Error> {
     cut_off(target, points)?;
-    is_restored(target, points)
+    Ok(!restorable(target, points)?.leads())
+}
+
+/// What is in the text beside what these points have written there, or in its place.
+pub fn disturbed(target: &Target, points: &[PointRecord]) -> Result<Vec<Left>, Error> {
+    let ground = Ground::of(target)?;
+    let mut found = Vec::new();
+    for point in points {
+        for (write, place) in point.removal.text.iter().zip(ground.look(target, point)) {
+            found.extend(place.left(write.at));
+        }
+    }
+    Left::sort(&mut found);
+    Ok(found)
 }
 
 /// From here on nothing leads to the points. Returns what was planned and done.
-fn cut_off(target: &Target, points: &[PointRecord]) -> Result<(PatchPlan, Applied), Error> {
+fn cut_off(target: &Target, points: &[PointRecord]) -> Result<(Rest, Applied), Error> {
     let mut look = 0;
     loop {
         look += 1;
-        let (plan, _) = restorable(target, points)?;
-        let text = PatchPlan { step_out: Vec::new(), ..plan.clone() };
+        let rest = restorable(target, points)?;
+        let text = PatchPlan { step_out: Vec::new(), ..rest.plan.clone() };
         match target.apply(&text, &ApplyOptions::default()) {
-            Ok(applied) => return Ok((plan, applied)),
+            Ok(applied) => return Ok((rest, applied)),
             Err(ApplyError::Changed { .. } | ApplyError::NotMapped { .. }) if look < LOOKS => {}
             Err(e) => return Err(Error::apply(target.pid(), e)),
         }
     }
-}
-
-fn is_restored(target: &Target, points: &[PointRecord]) -> Result<bool, Error> {
-    let (left, foreign) = restorable(target, points)?;
-    Ok(!foreign && left.text.is_empty())
 }
 
 fn sorted(ranges: &[AvmaRange]) -> Vec<AvmaRange> {
@@ -121,49 +144,73 @@ fn sorted(ranges: &[AvmaRange]) -> Vec<AvmaRange> {
     ranges
 }
 
-/// The points whose text is mapped still: their file is there, as code.
-fn there<'a>(target: &Target, points: &'a [PointRecord]) -> Result<Vec<&'a RemovalRecord>, Error> {
-    let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
-    let is_there = |point: &&PointRecord| {
-        point.removal.text.iter().all(|w| {
-            let at = maps.partition_point(|m| m.range.end <= w.at);
-            maps.get(at).is_some_and(|m| {
-                m.range.contains(&w.at) && m.exec && (m.device, m.inode) == (point.file.device, point.file.inode)
-            })
-        })
-    };
-    Ok(points.iter().filter(is_there).map(|point| &point.removal).collect())
-}
-
 /// Whether text is as nobody ever changed it: all of it, so that it is fresh, not patched by others.
 pub fn is_fresh<'a>(target: &Target, mut text: impl Iterator<Item = &'a TextWrite>) -> bool {
-    text.all(|write| matches!(look(target, write), Place::Original | Place::Unmapped))
+    text.all(|write| {
+        let state = read(target, write).map(|now| classify(write, &now));
+        matches!(state, None | Some(State::Original | State::Breakpoint))
+    })
 }
 
-/// The part of a removal that is still to be done, and whether somebody else stands in its way. For the sake of fork children there may be records of
+/// Whether something of this is in the text. What is shorter than a displacement may be there by chance.
+pub fn is_woven<'a>(target: &Target, mut text: impl Iterator<Item = &'a TextWrite>) -> bool {
+    text.any(|write| write.len >= 4 && read(target, write).is_some_and(|now| now == write.old_bytes()))
+}
+
+fn read(target: &Target, write: &TextWrite) -> Option<Vec<u8>> {
+    let mut now = vec![0; write.old_bytes().len()];
+    target.read(write.at, &mut now).ok().map(|()| now)
+}
+
+/// The part of a removal that is still to be done, and what stands in its way. For the sake of fork children there may be records of
 /// points that have gone before others came to the same text, or whose code has made room for others': those that are in the text count.
-fn restorable(target: &Target, points: &[PointRecord]) -> Result<(PatchPlan, bool), Error> {
+fn restorable(target: &Target, points: &[PointRecord]) -> Result<Rest, Error> {
+    let ground = Ground::of(target)?;
     let (mut present, mut absent) = (Vec::new(), Vec::new());
-    let (mut woven, mut foreign): (Vec<&TextWrite>, Vec<&TextWrite>) = (Vec::new(), Vec::new());
-    for point in there(target, points)? {
-        let before = woven.len();
-        for write in &point.text {
-            match look(target, write) {
-                Place::Woven => woven.push(write),
-                Place::Foreign => foreign.push(write),
-                Place::Original | Place::Unmapped => {}
+    let mut woven: Vec<TextWrite> = Vec::new();
+    let mut left: Vec<(Left, &TextWrite)> = Vec::new();
+    // their bytes may be another record's
+    let mut mixed: Vec<(Vec<TextWrite>, &TextWrite, &RemovalRecord)> = Vec::new();
+    for point in points {
+        let (before, mixed_before) = (woven.len(), mixed.len());
+        let places = ground.look(target, point);
+        for (write, place) in point.removal.text.iter().zip(places) {
+            left.extend(place.left(write.at).map(|left| (left, write)));
+            match place {
+                Place::Text(State::Woven) => woven.push(*write),
+                Place::Text(State::Mixed { ours, .. }) => mixed.push((ours, write, &point.removal)),
+                _ => {}
             }
         }
-        if woven.len() > before { present.push(point) } else { absent.push(point) }
+        let is_present = woven.len() > before;
+        // with a part of it
+        if is_present {
+            present.push(&point.removal);
+        } else if mixed.len() == mixed_before {
+            absent.push(&point.removal);
+        }
     }
     woven.sort_unstable_by_key(|w| w.at);
     woven.dedup();
+    let whole = woven.clone();
     let end = |w: &TextWrite| w.at.0 + u64::from(w.len);
-    let is_ours = |w: &&TextWrite| {
-        let next = woven.partition_point(|ours| end(ours) <= w.at.0);
-        woven.get(next).is_some_and(|ours| ours.at.0 < end(w))
+    let is_anothers = |w: &TextWrite| {
+        let next = whole.partition_point(|ours| end(ours) <= w.at.0);
+        whole.get(next).is_some_and(|ours| ours.at.0 < end(w))
     };
-    let is_foreign = !foreign.iter().all(is_ours);
+    left.retain(|(_, w)| !is_anothers(w));
+    for (ours, write, record) in mixed {
+        let is_here = !is_anothers(write);
+        if is_here {
+            woven.extend(ours);
+        }
+        if present.iter().any(|known| std::ptr::eq(*known, record)) {
+            continue;
+        }
+        if is_here { present.push(record) } else { absent.push(record) }
+    }
+    woven.sort_unstable_by_key(|w| w.at);
+    woven.dedup();
 
     let mut plan = certain(RemovalRecord::combine(present));
     let mut rest = certain(RemovalRecord::combine(absent));
@@ -176,8 +223,10 @@ fn restorable(target: &Target, points: &[PointRecord]) -> Result<(PatchPlan, boo
     plan.step_out.append(&mut rest.step_out);
     plan.step_out.sort_unstable_by_key(|r| (r.start, r.end));
     plan.step_out.dedup();
-    plan.text = woven.into_iter().copied().collect();
-    Ok((plan, is_foreign))
+    plan.text = woven;
+    let mut left: Vec<Left> = left.into_iter().map(|(left, _)| left).collect();
+    Left::sort(&mut left);
+    Ok(Rest { plan, left })
 }
 
 /// Code that served one text and then another: where a thread in it belongs is not known, so it leaves by itself.
@@ -186,19 +235,4 @@ fn certain(mut plan: PatchPlan) -> PatchPlan {
     let steps = &plan.step_out;
     plan.moves.retain(|m| doubtful.binary_search(&m.from).is_err() && !contains(steps, m.from));
     plan
-}
-
-fn look(target: &Target, write: &TextWrite) -> Place {
-    let mut now = [0; 8];
-    let now = &mut now[..usize::from(write.len.min(8))];
-    if target.read(write.at, now).is_err() {
-        return Place::Unmapped;
-    }
-    if now == write.old_bytes() {
-        Place::Woven
-    } else if now == write.new_bytes() {
-        Place::Original
-    } else {
-        Place::Foreign
-    }
 }

@@ -106,7 +106,9 @@ pub enum Refusal {
     #[error("a restartable sequence of the kernel (rseq) lies there")]
     RestartableSequence,
     /// Memory and file differ: something else patched the code.
-    #[error("the bytes in memory differ from the file at +{offset:#x}: something else has patched them")]
+    #[error(
+        "the bytes in memory differ from the file at +{offset:#x}: something else has patched them, such as a uprobe, a breakpoint or another tool"
+    )]
     BytesDiffer {
         /// Offset from the function's first byte.
         offset: u32,

@@ -26,6 +26,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("mariadbd", "mariadb-server-core"),
     ("mariadb", "mariadb-client-core"),
     ("setpriv", "util-linux"),
+    ("node", "nodejs"),
     ("/usr/bin/python3.11", "python3"),
     ("/usr/include/zlib.h", "zlib1g-dev"),
     ("/usr/include/sqlite3.h", "libsqlite3-dev"),

@@ -28,6 +28,7 @@ mod limits;
 mod longruns;
 mod messages;
 mod metrics;
+mod moved;
 mod objects;
 mod oracle;
 mod output;
@@ -39,6 +40,7 @@ mod speech;
 mod stacks;
 mod started;
 mod times;
+mod uprobes;
 mod waits;
 
 use ingraft_testing::Tool;

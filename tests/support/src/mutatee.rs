@@ -49,6 +49,15 @@ fn recipe(name: &str) -> Recipe {
         "threads-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["threads.c"], false),
         "threads-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["threads.c"], false),
         "threads-cet" => ("gcc", &["-O2", "-g", "-pthread", "-fcf-protection=full"] as &[_], &["threads.c"], false),
+        "moves" => {
+            let flags = &["-O2", "-g", "-pthread", "-DMOVES", "-Wall", "-Wextra", "-Werror"];
+            ("gcc", flags as &[_], &["threads.c", "moves.c"], false)
+        }
+        "moves-static" => {
+            let flags = &["-O2", "-g", "-pthread", "-static", "-DMOVES"];
+            ("gcc", flags as &[_], &["threads.c", "moves.c"], false)
+        }
+        "probes" => ("gcc", C, &["probes.c"], false),
         "spin" => ("gcc", C, &["spin.c"], false),
         "sharer" => ("gcc", C, &["sharer.c"], false),
         "attacks" => ("gcc", C, &["attacks.c"], false),

@@ -148,7 +148,9 @@ pub fn signed_arenas(pid: i32) -> usize {
 }
 
 fn is_arena(mapping: &Mapping) -> bool {
-    mapping.permissions.contains('x') && !mapping.name.starts_with('/') && !mapping.name.starts_with("[v")
+    // the kernel has its own: the vDSO, and where it executes what uprobes have replaced
+    let is_the_kernels = mapping.name.starts_with("[v") || mapping.name == "[uprobes]";
+    mapping.permissions.contains('x') && !mapping.name.starts_with('/') && !is_the_kernels
 }
 
 /// Mappings that are writable and executable at once.

@@ -49,6 +49,9 @@ async fn detach(client: &Client, target: &Target, common: &Common, out: &mut Out
     if !removed.children_left.is_empty() {
         output::warn(&words::children_left(removed.pid, &removed.children_left), common.format);
     }
+    for what in &removed.warnings {
+        output::warn(&words::disturbed(removed.pid, &removed.host, what), common.format);
+    }
     let differs = (!removed.text_restored).then(|| words::not_restored(&removed));
     out.object(&Object::Removed(removed))?;
     differs.map_or(Ok(true), |failure| Err(failure.into()))

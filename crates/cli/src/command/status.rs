@@ -9,7 +9,7 @@ use crate::objects::{Inserted, Object, PairCost};
 use crate::output::number::{ago, bytes, grouped_u64, percent, short};
 use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
-use crate::output::{DIM, Output};
+use crate::output::{self, DIM, Output, words};
 
 /// Pairs of a target that people see; scripts get more.
 const PAIRS: usize = 5;
@@ -24,6 +24,9 @@ pub(crate) async fn run(engines: &Engines, common: &Common, out: &mut Output) ->
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let text = render(&inserted, now, out.width());
     out.text(&text)?;
+    for i in &inserted {
+        i.warnings.iter().for_each(|what| output::warn(&words::disturbed(i.pid, &i.host, what), common.format));
+    }
     inserted.into_iter().try_for_each(|i| out.object(&Object::Inserted(i)))
 }
 
@@ -128,6 +131,7 @@ mod tests {
             }],
             measurements: vec![1, 2],
             kept: 1,
+            warnings: Vec::new(),
         };
         expect![[r#"
              PID  HELD BY       POINTS       CODE    FOR   COST                   SO FAR  KEPT    THREADS BY

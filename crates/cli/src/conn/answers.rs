@@ -454,6 +454,7 @@ pub(super) fn removed(r: v1::Removed, host: Host) -> objects::Removed {
         text_restored: r.text_restored,
         children_left: r.children_left,
         corrections: Corrections { late_start: r.late_start, early_end: r.early_end },
+        warnings: r.warnings,
     }
 }
 
@@ -473,6 +474,7 @@ pub(super) fn inserted(i: v1::Inserted, host: Host) -> objects::Inserted {
         pairs: i.pairs.into_iter().map(pair_cost).collect(),
         measurements: i.measurements,
         kept: i.kept,
+        warnings: i.warnings,
     }
 }
 

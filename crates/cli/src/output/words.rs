@@ -221,10 +221,18 @@ pub(crate) fn removed(r: &Removed) -> String {
     }
 }
 
+/// What others have done to the code of a process.
+pub(crate) fn disturbed(pid: i32, host: &Host, what: &str) -> String {
+    format!("{}: {what}", at(pid, host))
+}
+
 /// The worst that can be said after a removal.
 pub(crate) fn not_restored(r: &Removed) -> Failure {
     let what = format!("the code of process {} differs from the original after the removal", r.pid);
-    let hint = format!("run `ingraft detach -p {}`; if that does not help, restart the process when you can", r.pid);
+    let hint = format!(
+        "end what else patches it (uprobes, debuggers), then run `ingraft detach -p {}`; if that does not help, restart the process when you can",
+        r.pid
+    );
     Failure { host: r.host.clone(), pid: Some(r.pid), ..Failure::failed(what, hint) }
 }
 

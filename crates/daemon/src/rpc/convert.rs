@@ -207,6 +207,7 @@ pub fn removed(removed: &Removed) -> v1::Removed {
         children_left: removed.children_left.iter().map(|Pid(pid)| *pid).collect(),
         late_start: removed.corrections.0,
         early_end: removed.corrections.1,
+        warnings: removed.warnings.clone(),
     }
 }
 
@@ -229,6 +230,7 @@ pub fn inserted(inserted: Inserted) -> v1::Inserted {
         pairs: costs.map(|c| c.pairs.into_iter().map(pair_cost).collect()).unwrap_or_default(),
         measurements: inserted.measurements.iter().map(|id| id.0).collect(),
         kept: inserted.kept,
+        warnings: inserted.warnings,
     }
 }
 

@@ -377,6 +377,7 @@ mod tests {
             children_left: vec![Pid(8)],
             corrections: (0, 0),
             grown: None,
+            warnings: Vec::new(),
             last: Some(Reading { time_ns: 1, values: vec![value], ended: Some(ended) }),
         };
         let messages = removal(5, &removed);

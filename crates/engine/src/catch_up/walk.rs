@@ -106,7 +106,7 @@ impl Walker {
             let same = |k: &ingraft_process::Mapping| {
                 k.exec && (k.range.start, k.inode, k.device) == (m.range.start, m.inode, m.device)
             };
-            files.into_iter().find(|f| f.file.mappings.iter().any(same))
+            files.into_iter().find(|f| f.file.code().any(same))
         };
         let parts: Vec<_> = code.map(|m| (m, file_of(m))).collect();
         let tables = in_background(|| {

@@ -9,7 +9,9 @@ impl Session {
     /// Compares what is known of the modules with what is mapped. Points of text that is gone are forgotten: its addresses may be another
     /// file's already. Returns whether there is text that was not measured yet.
     pub(super) fn look_at_modules(&self, control: &mut Control) -> Result<bool, Error> {
-        let news = control.modules.refresh(&self.target)?;
+        let woven = control.attached.as_ref().map(|attached| &attached.woven);
+        let is_woven = |module| woven.is_some_and(|w| restore::is_woven(&self.target, w.text_of(module)));
+        let news = control.modules.refresh(&self.target, &is_woven)?;
         let mut more = news.more;
         let mut gone = news.gone;
         if let Some(attached) = &control.attached {

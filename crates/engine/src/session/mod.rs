@@ -244,6 +244,8 @@ pub struct Session {
     rates: Mutex<cost::Rates>,
     /// How long threads were held, in nanoseconds.
     paused_ns: AtomicU64,
+    /// What others had done to woven code when that was looked at last.
+    disturbed: Mutex<Vec<String>>,
 }
 
 /// What is said when there is no better clock.
@@ -310,6 +312,7 @@ impl Session {
             cpu_seen: Mutex::default(),
             rates: Mutex::default(),
             paused_ns: AtomicU64::new(0),
+            disturbed: Mutex::default(),
         })
     }
 
@@ -398,6 +401,7 @@ impl Session {
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let (keys, stopped) = self.insert_wanted(control, wanted, own.is_empty())?;
         warnings.extend(keys.iter().filter_map(|(key, _)| control.pairs.get(key)?.why_barren(key)));
+        warnings.extend(self.mapped_again(control));
         if reads_wall {
             warnings.extend(control.attached.as_ref().and_then(|a| self.other_clock(a.env.wall)));
         }
@@ -427,6 +431,20 @@ impl Session {
             self.keep_locked(control, id, true)?;
         }
         Ok(enabled)
+    }
+
+    /// What is said of code that the program has mapped a second time, elsewhere.
+    fn mapped_again(&self, control: &Control) -> Vec<String> {
+        let Some(attached) = &control.attached else { return Vec::new() };
+        let warning = |module| {
+            let at = control.modules.again(module, attached.woven.text_of(module).map(|w| w.at))?;
+            let name = &control.modules.file(module)?.name;
+            Some(format!(
+                "code of {name} is mapped a second time, at {:#x}: calls that are made there are not counted",
+                at.0
+            ))
+        };
+        attached.woven.modules().into_iter().filter_map(warning).collect()
     }
 
     /// What is said of another clock than the time stamp counter.
@@ -597,6 +615,7 @@ impl Session {
             costs: attached.woven.knows_all().then(|| self.costs(&control, attached)),
             measurements: control.measurements.keys().copied().collect(),
             kept: control.measurements.values().filter(|m| m.keep).count() as u32,
+            warnings: self.disturbances(&control),
         })
     }
 

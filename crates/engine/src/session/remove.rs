@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::*;
+use crate::ground::{self, Left, Why};
 
 impl Session {
     /// Removes a measurement; with the last one everything goes. Returns whether the session is over.
@@ -198,10 +199,16 @@ impl Session {
         };
         self.note_hold(restored.stopped);
         self.shared_mut().remember(&restored.threads, attached.env.identity);
-        let text_restored =
-            restored.text_restored && control.modules.agree_with_memory(&self.target, attached.woven.text_at());
+        let differs = control.modules.differs_from_memory(&self.target, attached.woven.text_at());
+        let text_restored = restored.text_restored && differs.is_none();
+        let mut left = restored.left;
+        if restored.text_restored {
+            left.extend(differs.map(|at| Left { at, state: Why::Foreign }));
+        }
+        let warnings = self.warnings(control, &left);
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
-        if text_restored && restored.unmapped {
+        // what is left is not ours
+        if restored.unmapped {
             self.discard(control);
         } else {
             // Whoever comes next, ourselves included, finds the journal and finishes: from here on nobody holds the target.
@@ -212,7 +219,30 @@ impl Session {
             control.attached = None;
             control.lock = None;
         }
-        Ok(Removed { stopped: restored.stopped, text_restored, children_left, ..leftover::untouched(self.pid()) })
+        let stopped = restored.stopped;
+        Ok(Removed { stopped, text_restored, children_left, warnings, ..leftover::untouched(self.pid()) })
+    }
+
+    fn warnings(&self, control: &Control, left: &[Left]) -> Vec<String> {
+        Left::warnings(left, &self.target, &|at| control.modules.name_at(at))
+    }
+
+    /// What others have done to the code that is woven here.
+    pub(super) fn disturbances(&self, control: &Control) -> Vec<String> {
+        let Some(attached) = &control.attached else { return Vec::new() };
+        let text = attached.woven.points().flat_map(|(_, point)| &point.removal.text);
+        let left = ground::disturbed(&self.target, text);
+        if left.is_empty() { Vec::new() } else { self.warnings(control, &left) }
+    }
+
+    /// Looks at the woven code, and says once what others have done to it.
+    pub fn notice_disturbances(&self) {
+        let found = self.disturbances(&self.control());
+        let mut told = self.disturbed.lock().unwrap_or_else(PoisonError::into_inner);
+        for what in found.iter().filter(|what| !told.contains(what)) {
+            tracing::warn!(pid = self.pid().0, "{what}");
+        }
+        *told = found;
     }
 
     /// Nothing of ours is in the target any more: the journal and the lock go.

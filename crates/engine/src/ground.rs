@@ -1,0 +1,410 @@
+//! What stands now where code was overwritten: our bytes, the original ones, or what others have put there since. The bytes in memory decide,
+//! whatever maps them: a program may have moved its text to memory without a file, and a breakpoint is one byte among ours.
+
+use std::fmt;
+
+use ingraft_model::{Avma, AvmaRange, TextWrite};
+use ingraft_process::{MappedFile, Mapping, Target, loads};
+use rustc_hash::FxHashSet;
+
+use crate::error::Error;
+use crate::journal::{FileId, PointRecord};
+
+/// `int3`: what debuggers and the kernel's uprobes write over the first byte of an instruction.
+const BREAKPOINT: u8 = 0xcc;
+/// `jmp rel32`.
+const JUMP: u8 = 0xe9;
+/// Bytes of a displacement.
+const DISPLACEMENT: usize = 4;
+
+/// How the bytes of one write look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// As we wrote them.
+    Woven,
+    /// As they were before.
+    Original,
+    /// Some as we wrote them, others as they were or under a breakpoint: a uprobe, which puts back the file's byte when it goes.
+    Mixed {
+        /// What puts back the bytes that are ours.
+        ours: Vec<TextWrite>,
+        /// Whether a breakpoint is among the others.
+        breakpoint: bool,
+    },
+    /// As they were, but for breakpoints.
+    Breakpoint,
+    /// Others'.
+    Foreign,
+}
+
+/// One overwritten place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// There is text, or a copy of ours.
+    Text(State),
+    /// The text is not mapped any more; others may have its address.
+    Gone,
+    /// It is mapped, and cannot be read.
+    Unreadable,
+}
+
+/// Why a place is not known to be as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Why {
+    /// A breakpoint is over a byte of ours or of the original.
+    Breakpoint,
+    /// What put a breakpoint there has taken it away, and with it a byte of ours.
+    Broken,
+    /// Others have written over it.
+    Foreign,
+    /// It cannot be read.
+    Unreadable,
+    /// The program keeps a copy of the woven code there.
+    Copied,
+}
+
+impl Why {
+    /// Whether what stands there may still lead to our code once all that is ours was put back.
+    pub fn may_lead(self) -> bool {
+        matches!(self, Why::Foreign | Why::Unreadable | Why::Copied)
+    }
+}
+
+/// A place that is not as it was, or not as we left it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Its address.
+    pub at: Avma,
+    /// Why.
+    pub state: Why,
+}
+
+impl Left {
+    /// The same for people: each cause with the first places that it concerns. `name` names the function at an address.
+    pub fn warnings(all: &[Left], target: &Target, name: &dyn Fn(Avma) -> Option<String>) -> Vec<String> {
+        /// More places of one cause are a number.
+        const NAMED: usize = 3;
+        let maps = target.maps().unwrap_or_default();
+        let in_file = |at: Avma| {
+            let mapping = maps.iter().find(|m| m.range.contains(&at) && m.is_file())?;
+            let offset = at.0 - mapping.range.start.0 + mapping.offset;
+            Some(format!("{:#x} of {}", offset, mapping.file_path().display()))
+        };
+        let place = |at| name(at).or_else(|| in_file(at)).unwrap_or_else(|| format!("{:#x}", at.0));
+        let mut causes: Vec<Why> = all.iter().map(|left| left.state).collect();
+        causes.sort_unstable();
+        causes.dedup();
+        let warning = |why: Why| {
+            let mut places: Vec<String> =
+                all.iter().filter(|left| left.state == why).map(|left| place(left.at)).collect();
+            places.dedup();
+            let more = places.len().saturating_sub(NAMED);
+            places.truncate(NAMED);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("{why}: {}{more}", places.join(", "))
+        };
+        causes.into_iter().map(warning).collect()
+    }
+
+    /// In order, each once.
+    pub fn sort(all: &mut Vec<Left>) {
+        all.sort_unstable_by_key(|left| (left.at, left.state));
+        all.dedup();
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Why::Breakpoint => "somebody else has set a breakpoint (a uprobe of perf or bpftrace, or a debugger's)",
+            Why::Broken => "a breakpoint of somebody else (a uprobe of perf or bpftrace) came and went and took a byte of ours along",
+            Why::Foreign => "somebody else has written over the code",
+            Why::Unreadable => "the code cannot be read",
+            Why::Copied => {
+                "the program has set a copy of woven code aside, as if to move its text: what was woven stays mapped until the next removal"
+            }
+        })
+    }
+}
+
+impl Place {
+    /// What is to be told of it.
+    pub fn left(&self, at: Avma) -> Option<Left> {
+        let state = match self {
+            Place::Text(State::Mixed { breakpoint: false, .. }) => Why::Broken,
+            Place::Text(State::Mixed { .. }) => Why::Breakpoint,
+            Place::Text(State::Breakpoint) => Why::Breakpoint,
+            Place::Text(State::Foreign) => Why::Foreign,
+            Place::Unreadable => Why::Unreadable,
+            Place::Text(State::Woven | State::Original) | Place::Gone => return None,
+        };
+        Some(Left { at, state })
+    }
+}
+
+/// How the bytes that a removal's write would change look.
+pub fn classify(write: &TextWrite, now: &[u8]) -> State {
+    let (ours, original) = (write.old_bytes(), write.new_bytes());
+    if now == ours {
+        return State::Woven;
+    }
+    if now == original {
+        return State::Original;
+    }
+    let bytes = || now.iter().zip(ours).zip(original).map(|((now, ours), original)| (*now, *ours, *original));
+    if !bytes().all(|(now, ours, original)| now == ours || now == original || now == BREAKPOINT) {
+        return State::Foreign;
+    }
+    let is_ours = |(now, ours, original): (u8, u8, u8)| now == ours && now != original;
+    if !bytes().any(is_ours) {
+        return State::Breakpoint;
+    }
+    let mut parts: Vec<TextWrite> = Vec::new();
+    for (i, (at, byte)) in (write.at.0..).zip(bytes()).enumerate().filter(|(_, (_, byte))| is_ours(*byte)) {
+        let (_, old, new) = byte;
+        match parts.last_mut().filter(|part| part.at.0 + u64::from(part.len) == at) {
+            Some(part) => {
+                let end = usize::from(part.len);
+                (part.old[end], part.new[end]) = (old, new);
+                part.len += 1;
+            }
+            None => {
+                let mut part = TextWrite { at: write.at.offset(i as i64), len: 1, old: [0; 8], new: [0; 8] };
+                (part.old[0], part.new[0]) = (old, new);
+                parts.push(part);
+            }
+        }
+    }
+    let breakpoint = bytes().any(|(now, ours, original)| now != ours && now != original);
+    State::Mixed { ours: parts, breakpoint }
+}
+
+/// What others have done to text that is woven here: each page is read once.
+pub fn disturbed<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>) -> Vec<Left> {
+    const PAGE: usize = 4096;
+    let mut writes: Vec<&TextWrite> = text.collect();
+    writes.sort_unstable_by_key(|w| w.at);
+    let (mut page, mut start, mut len) = ([0; PAGE], None, 0);
+    let mut found = Vec::new();
+    for write in writes {
+        let (at, behind) = (write.at.0 & !(PAGE as u64 - 1), (write.at.0 as usize) % PAGE);
+        if start != Some(at) {
+            start = Some(at);
+            len = target.read_some(Avma(at), &mut page).unwrap_or(0);
+        }
+        let bytes = page.get(..len).and_then(|page| page.get(behind..behind + write.old_bytes().len()));
+        let state = bytes.map(|now| classify(write, now)).filter(|state| *state != State::Original);
+        found.extend(state.and_then(|state| Place::Text(state).left(write.at)));
+    }
+    Left::sort(&mut found);
+    found
+}
+
+/// Looks for a page that the program has copied out of the woven text into memory of its own: to put it back over its text, perhaps, when
+/// that is in huge pages. Only memory that was touched is read, and not more of it than takes a moment.
+pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) -> Option<Avma> {
+    const PAGE: u64 = 4096;
+    /// Bytes that are read at most, the smallest mappings first: a copy of text is not larger than text.
+    const MOST: u64 = 256 << 20;
+    /// Pages that are read together.
+    const AT_ONCE: usize = 64;
+    let jump = |w: &TextWrite| match w.old_bytes() {
+        [JUMP, rest @ ..] => Some((w.at.0 % PAGE, <[u8; DISPLACEMENT]>::try_from(rest).ok()?)),
+        _ => None,
+    };
+    let jumps: FxHashSet<_> = points.iter().flat_map(|p| &p.removal.text).filter_map(jump).collect();
+    if jumps.is_empty() {
+        return None;
+    }
+    let maps = target.maps().ok()?;
+    let is_own = |m: &Mapping| arenas.iter().any(|a| a.start < m.range.end && m.range.start < a.end);
+    let mut memory: Vec<&Mapping> = maps.iter().filter(|m| !m.shared && !m.is_file() && !is_own(m)).collect();
+    memory.sort_by_key(|m| m.len());
+    let mut offsets: Vec<u64> = jumps.iter().map(|(offset, _)| *offset).collect();
+    offsets.sort_unstable();
+    offsets.dedup();
+    let in_page = |page: &[u8]| {
+        let is_ours = |offset: &u64| {
+            let [JUMP, rest @ ..] = page.get(*offset as usize..)? else { return None };
+            let rest = *rest.first_chunk::<DISPLACEMENT>()?;
+            jumps.contains(&(*offset, rest)).then_some(*offset)
+        };
+        offsets.iter().find_map(is_ours)
+    };
+    let mut bytes = vec![0; AT_ONCE * PAGE as usize];
+    let mut left = MOST;
+    for mapping in memory {
+        let Some(touched) = target.touched_pages(&mapping.range) else { continue };
+        let mut from = 0;
+        while let Some(skipped) = touched.get(from..).and_then(|rest| rest.iter().position(|touched| *touched)) {
+            from += skipped;
+            let run =
+                touched.get(from..).unwrap_or_default().iter().take(AT_ONCE).take_while(|touched| **touched).count();
+            let len = run * PAGE as usize;
+            left = left.checked_sub(len as u64)?;
+            let start = mapping.range.start.0 + from as u64 * PAGE;
+            let read = target.read_some(Avma(start), bytes.get_mut(..len)?).unwrap_or(0);
+            let pages = bytes.get(..read)?.chunks(PAGE as usize);
+            let found = (start..).step_by(PAGE as usize).zip(pages).find_map(|(at, page)| Some(at + in_page(page)?));
+            if let Some(at) = found {
+                return Some(Avma(at));
+            }
+            from += run;
+        }
+    }
+    None
+}
+
+/// What is mapped in a target.
+pub struct Ground {
+    maps: Vec<Mapping>,
+    /// From the first mapping of a load to its last.
+    spans: Vec<(FileId, AvmaRange)>,
+}
+
+impl Ground {
+    /// As it is now.
+    pub fn of(target: &Target) -> Result<Self, Error> {
+        let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
+        let id = |file: &MappedFile| FileId { device: file.device, inode: file.inode };
+        let spans = loads(&maps).iter().map(|file| (id(file), file.span())).collect();
+        Ok(Ground { maps, spans })
+    }
+
+    /// How the places look that a point has overwritten.
+    pub fn look(&self, target: &Target, point: &PointRecord) -> Vec<Place> {
+        let looks: Vec<(Place, bool)> = point.removal.text.iter().map(|w| self.look_at(target, point, w)).collect();
+        // Two bytes may be like ours by chance, unless they stand beside more.
+        let is_here = looks.iter().any(|(place, certain)| *certain && *place == Place::Text(State::Woven));
+        looks.into_iter().map(|(place, certain)| if certain || is_here { place } else { Place::Gone }).collect()
+    }
+
+    /// How one place looks, and whether that is certain by itself.
+    fn look_at(&self, target: &Target, point: &PointRecord, write: &TextWrite) -> (Place, bool) {
+        let mapping = self.mapping(write.at);
+        let own = self.is_own(point.file, write.at, mapping);
+        let exec = mapping.is_some_and(|m| m.exec);
+        let mut now = [0; 8];
+        let now = &mut now[..write.old_bytes().len()];
+        if mapping.is_none() || target.read(write.at, now).is_err() {
+            let hides = own || mapping.is_some() && exec;
+            return (if hides && target.is_alive() { Place::Unreadable } else { Place::Gone }, true);
+        }
+        let state = match classify(write, now) {
+            State::Mixed { .. } if self.is_anothers_jump(write.at, now) => State::Foreign,
+            state => state,
+        };
+        if own {
+            return (Place::Text(state), true);
+        }
+        // Others have the address now, or the program has put a copy of its text there: the bytes alone tell.
+        let to_us = leads_to(write, &point.removal.code);
+        match state {
+            State::Woven => (Place::Text(State::Woven), to_us),
+            // our displacement behind another's first byte
+            State::Mixed { .. } | State::Foreign if to_us && exec && now.ends_with(displacement(write)) => {
+                (Place::Text(State::Foreign), true)
+            }
+            _ => (Place::Gone, true),
+        }
+    }
+
+    fn mapping(&self, at: Avma) -> Option<&Mapping> {
+        let after = self.maps.partition_point(|m| m.range.end <= at);
+        self.maps.get(after).filter(|m| m.range.contains(&at))
+    }
+
+    /// Whether an address belongs to a load of a file: its code is mapped there, or nothing else between its mappings.
+    fn is_own(&self, file: FileId, at: Avma, mapping: Option<&Mapping>) -> bool {
+        let within = || self.spans.iter().any(|(id, span)| *id == file && span.contains(&at));
+        match mapping {
+            Some(m) if FileId { device: m.device, inode: m.inode } == file => m.exec,
+            Some(m) => !m.shared && within(),
+            None => within(),
+        }
+    }
+
+    /// Whether this is a jump into code: others' that is like ours in some bytes.
+    fn is_anothers_jump(&self, at: Avma, now: &[u8]) -> bool {
+        let [JUMP, displacement @ ..] = now else { return false };
+        let Ok(displacement) = displacement.try_into().map(i32::from_le_bytes) else { return false };
+        self.mapping(at.offset(5 + i64::from(displacement))).is_some_and(|m| m.exec)
+    }
+}
+
+/// The last bytes that we wrote, if they may be a displacement.
+fn displacement(write: &TextWrite) -> &[u8] {
+    write.old_bytes().last_chunk::<DISPLACEMENT>().map_or(&[], |bytes| bytes)
+}
+
+/// Whether what we wrote leads to this code.
+fn leads_to(write: &TextWrite, code: &AvmaRange) -> bool {
+    let Some(bytes) = write.old_bytes().last_chunk::<DISPLACEMENT>() else { return false };
+    let next = write.at.offset(i64::from(write.len));
+    code.contains(&next.offset(i64::from(i32::from_le_bytes(*bytes))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: [u8; 5] = [0xe9, 0x11, 0x22, 0x33, 0x44];
+    const ORIGINAL: [u8; 5] = [0x55, 0x48, 0x89, 0xe5, 0x90];
+
+    fn write() -> TextWrite {
+        let mut write = TextWrite { at: Avma(0x1000), len: 5, old: [0; 8], new: [0; 8] };
+        write.old[..5].copy_from_slice(&OURS);
+        write.new[..5].copy_from_slice(&ORIGINAL);
+        write
+    }
+
+    /// The state, and what memory is once its writes were made.
+    fn after(mut now: [u8; 5]) -> (State, [u8; 5]) {
+        let state = classify(&write(), &now);
+        if let State::Mixed { ours, .. } = &state {
+            for part in ours {
+                let from = (part.at.0 - 0x1000) as usize;
+                let place = &mut now[from..from + usize::from(part.len)];
+                assert_eq!(place, part.old_bytes());
+                place.copy_from_slice(part.new_bytes());
+            }
+        }
+        (state, now)
+    }
+
+    #[test]
+    fn whole_states() {
+        assert_eq!(classify(&write(), &OURS), State::Woven);
+        assert_eq!(classify(&write(), &ORIGINAL), State::Original);
+        assert_eq!(classify(&write(), &[0xe9, 9, 8, 7, 6]), State::Foreign);
+        assert_eq!(classify(&write(), &[0; 5]), State::Foreign);
+        assert_eq!(classify(&write(), &[0xcc, 0x48, 0x89, 0xe5, 0x90]), State::Breakpoint);
+    }
+
+    #[test]
+    fn a_uprobe_that_is_there_or_was() {
+        let with = |i: usize, byte| {
+            let mut now = OURS;
+            now[i] = byte;
+            now
+        };
+        for i in 0..5 {
+            let (state, now) = after(with(i, BREAKPOINT));
+            assert!(matches!(state, State::Mixed { .. }), "{i}");
+            let mut expected = ORIGINAL;
+            expected[i] = BREAKPOINT;
+            assert_eq!(now, expected, "{i}");
+            let (state, now) = after(with(i, ORIGINAL[i]));
+            assert!(matches!(state, State::Mixed { .. }), "{i}");
+            assert_eq!(now, ORIGINAL, "{i}");
+        }
+    }
+
+    #[test]
+    fn what_leads_to_our_code() {
+        let to = 0x1005 + 0x4433_2211;
+        assert!(leads_to(&write(), &(Avma(to)..Avma(to + 1))));
+        assert!(!leads_to(&write(), &(Avma(to + 1)..Avma(to + 2))));
+        assert!(!leads_to(&TextWrite { len: 2, ..write() }, &(Avma(0)..Avma(u64::MAX))));
+    }
+}

@@ -1,0 +1,161 @@
+//! Uprobes of others (perf, bpftrace) on woven functions: the kernel writes one byte over the text, and puts the file's byte back.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, Outcome, skip};
+
+use crate::tool;
+
+const BREAKPOINT: u8 = 0xcc;
+
+/// A process that sets uprobes in another one.
+struct Probes {
+    setter: Mutatee,
+    path: String,
+    at: u64,
+    offset: u64,
+}
+
+impl Probes {
+    /// For a function of a target; why not where the machine does not allow that.
+    fn on(target: &mut Mutatee, function: &str) -> Result<Probes, String> {
+        let at = target.ask("where").number(&format!("at {function}"));
+        let mapping = target::maps(target.pid()).into_iter().find(|m| (m.start..m.end).contains(&at)).expect("mapped");
+        let offset = at - mapping.start + mapping.offset;
+        let mut setter = Mutatee::start("probes", &[&target.pid_text()]);
+        let failed = setter.ask(&format!("set {} {offset}", mapping.name)).number("failed");
+        setter.ask("drop");
+        if failed != 0 {
+            return Err(format!("uprobes cannot be set here: error {failed}"));
+        }
+        Ok(Probes { setter, path: mapping.name, at, offset })
+    }
+
+    fn set(&mut self) {
+        assert_eq!(self.setter.ask(&format!("set {} {}", self.path, self.offset)).number("failed"), 0);
+    }
+
+    fn drop(&mut self) {
+        self.setter.ask("drop");
+    }
+
+    fn bytes(&self, pid: i32) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        File::open(format!("/proc/{pid}/mem")).expect("memory").read_exact_at(&mut bytes, self.at).expect("text");
+        bytes
+    }
+}
+
+fn warns(outcome: &Outcome, words: &str) -> bool {
+    outcome.one("removed")["warnings"].as_array().is_some_and(|all| {
+        all.iter().any(|warning| warning.as_str().is_some_and(|w| w.contains(words) && w.contains("never")))
+    })
+}
+
+#[test]
+fn one_that_came_and_went_leaves_no_byte_of_ours() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let mut probes = match Probes::on(&mut target, "never") {
+        Ok(probes) => probes,
+        Err(why) => skip!("{why}"),
+    };
+    target.ask("spin");
+    let tool = tool();
+    let session = tool.count(target.pid(), &["work_*", "noise", "never"]);
+    let woven = probes.bytes(target.pid());
+    probes.set();
+    assert_eq!(probes.bytes(target.pid())[0], BREAKPOINT);
+    let there = tool.inserted(target.pid());
+    assert!(there[0]["warnings"].to_string().contains("breakpoint"), "{there:?}");
+    probes.drop();
+    let now = probes.bytes(target.pid());
+    assert!(now[0] != woven[0] && now[1..5] == woven[1..5], "the kernel puts back the file's byte alone");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(warns(&outcome, "breakpoint"), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+    target.ask("rest");
+    target.ask("go 100").assert_right();
+}
+
+#[test]
+fn one_that_stays_keeps_its_byte_and_nothing_of_ours() {
+    for killed in [false, true] {
+        let mut target = Mutatee::start("threads", &["4"]);
+        let before = Text::of(target.pid());
+        let mut probes = match Probes::on(&mut target, "never") {
+            Ok(probes) => probes,
+            Err(why) => skip!("{why}"),
+        };
+        let original = probes.bytes(target.pid());
+        target.ask("spin");
+        let tool = tool();
+        let session = tool.count(target.pid(), &["work_*", "noise", "never"]);
+        probes.set();
+        let outcome = if killed {
+            session.kill();
+            tool.run(["detach", "-p", &target.pid_text()])
+        } else {
+            session.interrupt()
+        };
+        let outcome = outcome.assert_code(1);
+        assert_eq!(outcome.one("removed")["text_restored"], false);
+        assert!(outcome.stderr.contains("breakpoint"), "{outcome:#?}");
+        let now = probes.bytes(target.pid());
+        assert!(now[0] == BREAKPOINT && now[1..] == original[1..], "{now:x?} instead of {original:x?}");
+        assert_eq!(target::arenas(target.pid()), 0, "nothing leads there");
+        probes.drop();
+        target::assert_clean(target.pid(), &before);
+        assert!(tool.inserted(target.pid()).is_empty());
+        target.ask("rest");
+        target.ask("go 100").assert_right();
+    }
+}
+
+#[test]
+fn where_one_is_nothing_is_woven() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let mut probes = match Probes::on(&mut target, "work_0") {
+        Ok(probes) => probes,
+        Err(why) => skip!("{why}"),
+    };
+    probes.set();
+    let with_probe = Text::of(target.pid());
+    let session = tool().count(target.pid(), &["work_*"]);
+    target.ask("go 100").assert_right();
+    let outcome = session.interrupt().assert_code(0);
+    let refused = outcome.all("refused");
+    assert!(refused.iter().any(|r| r["function"] == "work_0" && r.to_string().contains("uprobe")), "{outcome:#?}");
+    assert!(outcome.calls("work_1") > 0);
+    with_probe.assert_in(target.pid());
+    probes.drop();
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 100").assert_right();
+}
+
+/// The springboard lies behind the instruction that the uprobe replaces.
+#[test]
+fn one_on_an_endbr64_does_no_harm() {
+    let mut target = Mutatee::start("threads-cet", &["4"]);
+    let before = Text::of(target.pid());
+    let mut probes = match Probes::on(&mut target, "work_0") {
+        Ok(probes) => probes,
+        Err(why) => skip!("{why}"),
+    };
+    if probes.bytes(target.pid())[..4] != [0xf3, 0x0f, 0x1e, 0xfa] {
+        skip!("the compiler puts no endbr64 at entries");
+    }
+    let session = tool().count(target.pid(), &["work_*"]);
+    probes.set();
+    target.ask("go 50").assert_right();
+    probes.drop();
+    let truth = target.ask("go 50");
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("work_0"), truth.tally("work_0"));
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 50").assert_right();
+}
