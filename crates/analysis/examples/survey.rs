@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess, Register};
 use ingraft_analysis::{Elf, Function, FunctionKind, Image};
 use ingraft_model::{Refusal, Site};
 use rayon::prelude::*;
@@ -79,10 +80,78 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
     );
     println!("  cache of {} kB, loaded in {loaded:.1?}", cache.len() / 1000);
     print_reasons(&reasons, verbose);
+    let woven: Vec<&Site> = sites.iter().flatten().map(|site| &**site).collect();
+    behind_the_first(&woven);
     for after in [false, true] {
         calls(&image, &counted, after, verbose);
     }
     Ok(())
+}
+
+/// How many entries could have their springboard behind the first instruction, which then stays in place: a uprobe at the entry, for which the
+/// kernel executes the file's first instruction elsewhere and goes on behind it, would be harmless there.
+fn behind_the_first(sites: &[&Site]) {
+    let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
+    for site in sites {
+        *counts.entry(first_instruction(site)).or_default() += 1;
+    }
+    let share = |n: u32| 100.0 * f64::from(n) / sites.len().max(1) as f64;
+    let counts: Vec<String> = counts.iter().map(|(what, n)| format!("{what} {n} ({:.1} %)", share(*n))).collect();
+    println!("  springboard behind the first instruction: {}", counts.join(", "));
+}
+
+fn first_instruction(site: &Site) -> &'static str {
+    if site.at != site.function {
+        return "endbr64 already";
+    }
+    let own = site.bytes.get(..usize::from(site.own)).unwrap_or_default();
+    let first = Decoder::with_ip(64, own, site.at.0, DecoderOptions::NONE).decode();
+    if first.is_invalid() || first.flow_control() != FlowControl::Next {
+        return "no: a branch, a return or a call";
+    }
+    let len = first.len() as u64;
+    let at = site.at.0 + len;
+    let free = site.landings.first().map_or(site.bytes.len() as u64, |l| l.0 - site.at.0);
+    let rest = own.get(first.len()..).unwrap_or_default();
+    let mut covered = 0;
+    // what is displaced runs on to what follows, but for the last
+    for i in Decoder::with_ip(64, rest, at, DecoderOptions::NONE).iter() {
+        covered += i.len() as u64;
+        if covered >= 5 || i.flow_control() != FlowControl::Next {
+            break;
+        }
+    }
+    let room = (site.bytes.len() as u64).saturating_sub(len);
+    let padded = covered + len >= u64::from(site.own) && room >= 5;
+    if !site.back_branches.is_empty() {
+        "a branch back arrives"
+    } else if free <= len {
+        "no: an arrival behind it"
+    } else if free < len + 2 || covered.max(if padded { 5 } else { 0 }) < 2 {
+        "no: no room"
+    } else if !(free >= len + 5 && (covered >= 5 || padded) && at / 4096 == (at + 4) / 4096) {
+        "by an island only"
+    } else {
+        changes(&first)
+    }
+}
+
+/// What an instruction that runs before the snippets changes of what they read.
+fn changes(first: &Instruction) -> &'static str {
+    let mut factory = InstructionInfoFactory::new();
+    let written = factory.info(first).used_registers().iter().filter(|used| {
+        !matches!(used.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::None | OpAccess::NoMemAccess)
+    });
+    let written: Vec<Register> = written.map(|used| used.register().full_register()).collect();
+    let arguments = [Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8, Register::R9];
+    let is_argument = |r: &Register| arguments.contains(r) || (Register::ZMM0..=Register::ZMM7).contains(r);
+    if written.contains(&Register::RSP) {
+        "near, but the stack pointer has moved"
+    } else if written.iter().any(is_argument) {
+        "near, but an argument is gone"
+    } else {
+        "near, and nothing that snippets read has changed"
+    }
 }
 
 /// How many calls, and how many functions all of whose calls, can be reached before (or behind) them without an island, each alone.
