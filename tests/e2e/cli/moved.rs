@@ -147,8 +147,8 @@ fn removed_in_the_middle_of_the_move() {
 #[test]
 fn text_that_is_mapped_again_far_away() {
     let mut target = Mutatee::start("moves", &["2"]);
-    let before = text(target.pid());
     moved(&mut target, "twice");
+    let before = text(target.pid());
     let earlier = target.ask("go 0").tallies();
     let mut session = tool().start(["count", "-p", &target.pid_text(), "--max-overhead", "10000", "work_*"]);
     let attached = session.wait_for("attached");
