@@ -6,6 +6,7 @@ use std::ops::Range;
 use iced_x86::{Code, Instruction, OpKind};
 
 use crate::function::Function;
+use crate::go::Suspensions;
 use crate::image::Image;
 use crate::jump_table::{Resolved, Resolver, Targets, constant_address};
 use crate::sweep;
@@ -20,6 +21,8 @@ pub(crate) struct Body<'a> {
     pub inside: Vec<Range<u64>>,
     /// Whether the address of a place inside the function is taken; not known before somebody asks.
     takes_labels: OnceCell<bool>,
+    /// For each range of `inside`; empty where no runtime suspends calls.
+    suspensions: Vec<Suspensions>,
 }
 
 /// Where an indirect jump leads.
@@ -46,7 +49,17 @@ impl<'a> Body<'a> {
             code.sort_by_key(|i| i.ip());
             code.dedup_by_key(|i| i.ip());
         }
-        Body { image, function, code, inside, takes_labels: OnceCell::new() }
+        let mut suspensions: Vec<_> = inside.iter().map(|range| image.suspensions(range)).collect();
+        if suspensions.iter().all(|of| *of == Suspensions::NOWHERE) {
+            suspensions.clear();
+        }
+        Body { image, function, code, inside, takes_labels: OnceCell::new(), suspensions }
+    }
+
+    /// Whether the language's runtime may continue at an address because it has suspended a call there.
+    pub fn is_resumed(&self, at: u64) -> bool {
+        let inside = self.inside.iter().zip(&self.suspensions).find(|(range, _)| range.contains(&at));
+        inside.is_some_and(|(_, suspensions)| suspensions.at(at)) && self.index_of(at).is_some()
     }
 
     /// Whether an address lies in the function.

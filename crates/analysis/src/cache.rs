@@ -14,7 +14,7 @@ use crate::name::{Binding, Name, Version};
 use crate::sweep::Facts;
 
 /// Changes with the format and with every change of what the pass finds.
-const FORMAT: &[u8; 8] = b"ingrA\0\0\x02";
+const FORMAT: &[u8; 8] = b"ingrA\0\0\x03";
 
 /// What is stored.
 pub(crate) struct Stored {

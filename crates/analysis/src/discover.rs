@@ -14,6 +14,7 @@ use crate::decode;
 use crate::elf::{Elf, u64_at};
 use crate::explore;
 use crate::function::{Function, FunctionKind};
+use crate::go::Go;
 use crate::name::Name;
 use crate::relocs::Pointers;
 use crate::sweep::{Facts, PartJump, Scratch, Sweep, Swept, Unit};
@@ -60,11 +61,12 @@ const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x49, 0x3b, 0x66, 0x
 type Drafts = BTreeMap<u64, Draft>;
 
 /// Runs the whole pass, parallel in the caller's pool.
-pub(crate) fn discover(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -> Discovered {
+pub(crate) fn discover(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers, go: &Go) -> Discovered {
     let arch_prctl = symbols.functions.iter().find(|s| s.name.mangled() == "arch_prctl").map(|s| s.svma);
     let mut uses_gs = symbols.imports_arch_prctl;
     let (arrivals, addressed) = (TextBits::new(image), TextBits::new(image));
     symbols.labels.iter().chain(&unwind.landing_pads).for_each(|at| arrivals.set(*at));
+    go.top_frames(image).into_iter().for_each(|at| arrivals.set(at));
     for (_, target) in &pointers.entries {
         arrivals.set(*target);
         addressed.set(*target);

@@ -1,6 +1,6 @@
 //! The entry of a function as a site for a springboard.
 
-use iced_x86::{Code, FlowControl, Instruction};
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use ingraft_model::{BackBranch, PointKind, Refusal, Site, Svma};
 
 use crate::clearing;
@@ -9,6 +9,7 @@ use crate::explore;
 use crate::function::{Function, FunctionKind};
 use crate::image::Image;
 use crate::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
+use crate::stretch::SHORT;
 
 /// Bytes that a site describes.
 pub(crate) const SITE_MAX: u64 = 64;
@@ -51,9 +52,29 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     }
     let bytes = elf.data_at(at, len).unwrap_or_default().to_vec();
     let window = image.arrivals().window(at);
-    let landings: Vec<Svma> = (1..len).filter(|i| window >> i & 1 != 0).map(|i| Svma(at + i)).collect();
+    let suspensions = image.suspensions(&(start..at + len));
+    let resumed = |i: u64| suspensions.at(at + i);
+    let mut landing: u64 = (1..len).filter(|i| window >> i & 1 != 0).fold(0, |all, i| all | 1 << i);
+    let mut cursor = Cursor::new(&bytes[..own as usize], at);
+    let mut moved = false;
+    while let Some(i) = cursor.next() {
+        let offset = i.ip() - at;
+        // Go takes the word at the stack pointer for the return address of a fault outside of its code (runtime/panic.go,
+        // `shouldPushSigpanic`), so what may fault stays in place where that word is another one.
+        if offset > 0 && (resumed(offset) || elf.is_go() && moved && may_fault(&i)) {
+            landing |= 1 << offset;
+        }
+        moved |= i.stack_pointer_increment() != 0 || i.op0_register() == Register::RSP;
+    }
+    let landings: Vec<Svma> = (1..len).filter(|i| landing >> i & 1 != 0).map(|i| Svma(at + i)).collect();
 
     let free = landings.first().map_or(len, |landing| landing.0 - at);
+    if free < SHORT && image.is_returned_into(function) {
+        return Err(Refusal::EnteredInside { offset: offset_of(at + free) });
+    }
+    if free < SHORT && resumed(free) && window >> free & 1 == 0 {
+        return Err(Refusal::PreemptionPoint { offset: offset_of(at + free) });
+    }
     let short = free < SPRINGBOARD || at / PAGE != (at + SPRINGBOARD - 1) / PAGE;
 
     let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
@@ -86,6 +107,7 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
 pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
     let entry = first_byte(image, function);
     let own = (function.start + function.size).saturating_sub(entry).min(SITE_MAX);
+    let suspensions = image.suspensions(&(function.start..entry + own));
     let mut cursor = Cursor::new(image.elf().data_at(entry, own).unwrap_or_default(), entry);
     let mut at = entry;
     let mut home = None;
@@ -94,7 +116,7 @@ pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
             home = home.or(Some(at));
         }
         let stop = home.unwrap_or(at);
-        let landed = at > entry && image.arrivals().get(at);
+        let landed = at > entry && (image.arrivals().get(at) || suspensions.at(at));
         let Some(i) = cursor.next().filter(|_| !landed) else { return stop };
         let end = i.next_ip();
         if end > entry + own || image.arrivals().first(at + 1, end).is_some() {
@@ -117,6 +139,12 @@ pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
 /// `endbr64`.
 pub(crate) fn runs_on(i: &Instruction) -> bool {
     i.flow_control() == FlowControl::Next && !matches!(i.code(), Code::Hlt | Code::Endbr64)
+}
+
+/// Whether an instruction touches memory that is not on the stack.
+fn may_fault(i: &Instruction) -> bool {
+    let touches = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory) && i.mnemonic() != Mnemonic::Lea;
+    touches && i.memory_base() != Register::RSP && !i.is_ip_rel_memory_operand() && !decode::is_nop(i)
 }
 
 /// Refuses what callers do not reach.
@@ -159,8 +187,10 @@ pub(crate) fn back_branch(image: &Image, function: &Function, entry: u64, branch
     let mut from = branch;
     if until - from < SPRINGBOARD {
         let boundaries = boundaries_before(image, function, branch);
+        let suspensions = image.suspensions(&(from.saturating_sub(SITE_MAX)..until));
         for &at in boundaries.iter().rev() {
-            if until - from >= SPRINGBOARD || (at..until).contains(&entry) || image.arrivals().get(from) {
+            let landed = image.arrivals().get(from) || suspensions.at(from);
+            if until - from >= SPRINGBOARD || (at..until).contains(&entry) || landed {
                 break;
             }
             from = at;

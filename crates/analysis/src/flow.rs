@@ -95,7 +95,7 @@ impl Flow {
 
     /// Whether control can arrive at an address other than by running on.
     pub fn lands(&self, body: &Body<'_>, at: u64) -> bool {
-        body.image.arrivals().get(at) || self.joins.binary_search(&at).is_ok()
+        body.image.arrivals().get(at) || self.joins.binary_search(&at).is_ok() || body.is_resumed(at)
     }
 }
 

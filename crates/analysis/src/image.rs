@@ -18,10 +18,11 @@ use crate::entry;
 use crate::error::ImageError;
 use crate::exit;
 use crate::function::Function;
+use crate::go::{Go, Suspensions};
 use crate::leap;
 use crate::memo::Memo;
 use crate::relocs::{self, Pointers};
-use crate::{symbols, unwind};
+use crate::{sweep, symbols, unwind};
 
 /// Shortest stretch of padding that an island fits into.
 const ISLAND: u32 = 5;
@@ -32,6 +33,7 @@ pub struct Image {
     elf: Elf,
     found: Discovered,
     pointers: Pointers,
+    go: Go,
     landing_pads: Vec<u64>,
     restartable: Vec<(Svma, Svma, Svma)>,
     padding: Vec<Padding>,
@@ -64,9 +66,12 @@ impl Image {
     /// Analyses an image whose outline was read before, e.g. to find its debug file ([`Elf::parse_debug`]).
     pub fn from_elf(elf: Elf, debug: Option<&Elf>) -> Self {
         let pointers = relocs::read(&elf);
-        let (symbols, unwind) = rayon::join(|| symbols::read(&elf, debug), || unwind::read(&elf));
-        let found = discover::discover(&elf, symbols, &unwind, &pointers);
-        Self::assemble(elf, found, pointers, unwind.landing_pads)
+        let go = Go::read(&elf, &pointers);
+        let (symbols, mut unwind) = rayon::join(|| symbols::read(&elf, debug, &go), || unwind::read(&elf));
+        // A recovered panic lands like a caught exception.
+        unwind.landing_pads.extend(go.recoveries(&elf));
+        let found = discover::discover(&elf, symbols, &unwind, &pointers, &go);
+        Self::assemble(elf, found, pointers, go, unwind.landing_pads)
     }
 
     /// The results of the pass as bytes for [`Image::from_cache`]. The caller adds a checksum.
@@ -79,10 +84,11 @@ impl Image {
     pub fn from_cache(elf: Elf, cache: &[u8]) -> Option<Self> {
         let stored = cache::load(&elf, cache)?;
         let pointers = relocs::read(&elf);
-        Some(Self::assemble(elf, stored.found, pointers, stored.landing_pads))
+        let go = Go::read(&elf, &pointers);
+        Some(Self::assemble(elf, stored.found, pointers, go, stored.landing_pads))
     }
 
-    fn assemble(elf: Elf, found: Discovered, pointers: Pointers, mut landing_pads: Vec<u64>) -> Self {
+    fn assemble(elf: Elf, found: Discovered, pointers: Pointers, go: Go, mut landing_pads: Vec<u64>) -> Self {
         landing_pads.sort_unstable();
         landing_pads.dedup();
         let restartable = relocs::restartable_sequences(&elf, &pointers);
@@ -99,6 +105,7 @@ impl Image {
             elf,
             found,
             pointers,
+            go,
             landing_pads,
             restartable,
             padding,
@@ -283,6 +290,16 @@ impl Image {
 
     pub(crate) fn arrivals(&self) -> &TextBits {
         &self.found.arrivals
+    }
+
+    /// Where goroutines may be suspended in a range of addresses.
+    pub(crate) fn suspensions(&self, range: &Range<u64>) -> Suspensions {
+        self.go.suspensions(&self.elf, range)
+    }
+
+    /// Whether control enters a function behind its first instruction only, by a return address that no call made.
+    pub(crate) fn is_returned_into(&self, function: &Function) -> bool {
+        sweep::is_returned_into(&self.elf, function.start) || self.go.is_top_frame(&self.elf, function.start)
     }
 
     /// Whether a jump to an address calls a function: its first byte, the one behind its `endbr64`, or other images.

@@ -19,6 +19,8 @@ const SYS_ARCH_PRCTL: u32 = 158;
 const ARCH_SET_GS: u32 = 0x1001;
 /// How many instructions after its argument a system call may come.
 const GS_DISTANCE: usize = 8;
+/// How many instructions after an address of code a number may be added to it.
+const SUM_DISTANCE: usize = 4;
 
 /// What is known before the pass, and the sets that it fills.
 pub(crate) struct Sweep<'a> {
@@ -145,6 +147,10 @@ impl Sweep<'_> {
                         arch_prctl_at = Some(index);
                     }
                     self.address(i, fixed, index, &mut set_gs_at, &mut out);
+                    self.sum(i, fixed, &code[index.saturating_sub(SUM_DISTANCE)..index]);
+                    if i.len() == 1 && i.ip() == unit.functions[function].0 && is_returned_into(self.image, i.ip()) {
+                        self.arrivals.set(i.next_ip());
+                    }
                 }
                 FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch | FlowControl::XbeginXabortXend => {
                     self.branch(i, unit, is_part, facts, &mut out.back_branches, &mut out.to_parts, &mut out.from_part);
@@ -278,6 +284,25 @@ impl Sweep<'_> {
         }
     }
 
+    /// Notes the sum of an address of code and a small number, as hand-made return addresses are: `lea f(%rip), %rcx; inc %rcx`. `before`
+    /// are the instructions in front.
+    fn sum(&self, i: &Instruction, fixed: bool, before: &[Instruction]) {
+        let number = match i.code() {
+            Code::Inc_rm64 => 1,
+            Code::Add_rm64_imm8 => i.immediate(1),
+            _ => return,
+        };
+        let register = i.op0_register();
+        let made = before.iter().rev().find(|made| made.op0_register().full_register() == register);
+        let address = match made.map(|made| (made, made.code())) {
+            Some((made, Code::Lea_r64_m)) => constant_address(made),
+            Some((made, Code::Mov_r32_imm32)) if fixed => Some(u64::from(made.immediate32())),
+            Some((made, Code::Mov_rm64_imm32)) if fixed => Some(made.immediate(1)),
+            _ => None,
+        };
+        address.into_iter().for_each(|at| self.arrivals.set(at.wrapping_add(number)));
+    }
+
     fn address_taken(&self, svma: u64) {
         self.arrivals.set(svma);
         self.addressed.set(svma);
@@ -318,6 +343,12 @@ impl Sweep<'_> {
             facts.unresolved = first_unresolved;
         }
     }
+}
+
+/// Whether code at an address has a form that only a hand-made return address needs: a one-byte `nop`, a call, and a `nop`, so that the byte
+/// before the return address and the call itself lie in one function (Go's `goexit`).
+pub(crate) fn is_returned_into(image: &Elf, start: u64) -> bool {
+    image.data_at(start, 7).is_some_and(|b| b[..2] == [0x90, 0xe8] && b[6] == 0x90)
 }
 
 /// Whether control can go on behind an instruction. Behind calls it can; their return points are noted already.

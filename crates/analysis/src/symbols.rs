@@ -4,7 +4,7 @@ use object::elf;
 use rustc_hash::FxHashMap;
 
 use crate::elf::{Elf, c_string, u16_at, u32_at, u64_at};
-use crate::go;
+use crate::go::Go;
 use crate::name::{Binding, Name, Version};
 
 /// Longest name that is read.
@@ -41,13 +41,14 @@ struct Versions<'a> {
 }
 
 /// Reads all tables of an image and of its debug file. Symbols outside of text are left out.
-pub(crate) fn read(image: &Elf, debug: Option<&Elf>) -> Symbols {
+pub(crate) fn read(image: &Elf, debug: Option<&Elf>, go: &Go) -> Symbols {
     let mut out = Symbols::default();
     // Names may share bytes of a string table; hostile ones share all of it.
     let mut budget = (4 * (image.bytes().len() + debug.map_or(0, |d| d.bytes().len()))).max(1 << 20);
     if let Some(table) = dynamic_table(image) {
         read_table(image, &table, &mut budget, &mut out);
     }
+    let dynamic = out.functions.len();
     for file in [Some(image), debug].into_iter().flatten() {
         for section in file.sections.iter().filter(|s| s.kind == elf::SHT_SYMTAB.0) {
             let strings = file.sections.get(section.link as usize).map_or(0..0, |s| s.file.clone());
@@ -56,9 +57,9 @@ pub(crate) fn read(image: &Elf, debug: Option<&Elf>) -> Symbols {
             read_table(image, &table, &mut budget, &mut out);
         }
     }
-    // Where there are symbols, they are the same.
-    if image.is_go() && out.functions.is_empty() {
-        out.functions = go::functions(image);
+    // Where there are symbols, they are the same. The dynamic ones of a stripped program are few: those that C code needs.
+    if out.functions.len() == dynamic {
+        out.functions.extend(go.functions(image));
     }
     out
 }

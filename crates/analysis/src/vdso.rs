@@ -7,6 +7,7 @@ use rustc_hash::FxHashSet;
 
 use crate::decode;
 use crate::elf::Elf;
+use crate::go::Go;
 use crate::symbols;
 
 /// More instructions than any such function has.
@@ -16,7 +17,7 @@ const LENGTH_MAX: u64 = 15;
 
 /// Where a function begins that, with all that it calls, is known whole and uses neither vector nor x87 registers.
 pub fn plain_function(library: &Elf, name: &str) -> Option<Svma> {
-    let functions = symbols::read(library, None).functions;
+    let functions = symbols::read(library, None, &Go::Absent).functions;
     let begin = functions.iter().find(|f| !f.ifunc && f.name.mangled() == name)?.svma;
     is_plain(library, begin).then_some(Svma(begin))
 }

@@ -327,7 +327,7 @@ fn refusals_say_why() {
         (short(3), "too short: 3 bytes before the end of the function, and no padding or island within reach"),
         (
             Site { landings: vec![Svma(0x401003)], ..site(&PLAIN) },
-            "a branch lands at +0x3, inside the bytes that a springboard needs",
+            "control can arrive at +0x3, inside the bytes that a springboard needs",
         ),
         (straddling, "the springboard would straddle two pages"),
         (
@@ -363,7 +363,7 @@ fn refusals_say_why() {
         ),
         (
             with(&[0x90, 0x90, 0x90, 0x75, 0xfc, 0xc3]),
-            "a branch lands at +0x1, inside the bytes that a springboard needs",
+            "control can arrive at +0x1, inside the bytes that a springboard needs",
         ),
         (shadow, "its own branch at +0x30 back to the entry cannot be told from a call"),
         (

@@ -43,9 +43,21 @@ pub enum Refusal {
         next: &'static str,
     },
     /// Control can arrive in the middle of the springboard.
-    #[error("a branch lands at +{offset:#x}, inside the bytes that a springboard needs")]
+    #[error("control can arrive at +{offset:#x}, inside the bytes that a springboard needs")]
     BranchIntoSpringboard {
         /// Offset of the landing place from the function's first byte.
+        offset: u32,
+    },
+    /// Control enters the function behind its first instruction, by a return address that no call made.
+    #[error("control enters it at +{offset:#x} by a return address that no call made, and not at its first byte")]
+    EnteredInside {
+        /// Offset of the place from the function's first byte.
+        offset: u32,
+    },
+    /// The language's runtime may suspend a call inside of every springboard, and continue it there (Go's asynchronous preemption).
+    #[error("a goroutine may be suspended at +{offset:#x}, inside the bytes that a springboard needs")]
+    PreemptionPoint {
+        /// Offset of the place from the function's first byte.
         offset: u32,
     },
     /// Every springboard that fits would lie on two pages.
@@ -184,7 +196,7 @@ pub struct Site {
     /// How many of `bytes` are the function's own; the rest is padding.
     pub own: u8,
     /// Addresses in `at+1 .. at+bytes.len()` where control can arrive other than by falling through: branch targets,
-    /// return points of calls, landing pads, jump-table targets, other symbols. Sorted.
+    /// return points of calls, landing pads, jump-table targets, other symbols, instructions at which a goroutine may be suspended. Sorted.
     pub landings: Vec<Svma>,
     /// Registers that are dead at `at` and that the function itself overwrites: free for a snippet. (A register that
     /// is merely dead may hold a value of a caller compiled with -fipa-ra.)

@@ -5,9 +5,11 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All words that [`reason`] answers, in the order of docs/protocol.md.
-pub const REASONS: [&str; 21] = [
+pub const REASONS: [&str; 23] = [
     "too_short",
     "branch_into_springboard",
+    "entered_inside",
+    "preemption_point",
     "straddles_pages",
     "unknown_instruction",
     "not_displaceable",
@@ -34,6 +36,8 @@ pub fn reason(refusal: &Refusal) -> &'static str {
     match refusal {
         Refusal::TooShort { .. } => "too_short",
         Refusal::BranchIntoSpringboard { .. } => "branch_into_springboard",
+        Refusal::EnteredInside { .. } => "entered_inside",
+        Refusal::PreemptionPoint { .. } => "preemption_point",
         Refusal::StraddlesPages => "straddles_pages",
         Refusal::UnknownInstruction { .. } => "unknown_instruction",
         Refusal::NotDisplaceable { .. } => "not_displaceable",

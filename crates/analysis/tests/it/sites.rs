@@ -350,3 +350,35 @@ fn cold_parts_belong_to_their_function() {
     assert_eq!(code.blocks.len(), 3);
     assert!(code.edges.iter().all(|e| e.kind != EdgeKind::TailJump));
 }
+
+#[test]
+fn hand_made_return_addresses_are_landings() {
+    // the form of Go's `goexit`, in any program
+    let bottom = TestElf::new().function("bottom", &[0x90, 0xe8, 0, 0, 0, 0, 0x90]);
+    assert_eq!(site(&bottom, "bottom"), Err(Refusal::EnteredInside { offset: 1 }));
+    // an address of code and a small number
+    let sums: [fn(&mut CodeAssembler); 3] = [
+        |a| a.inc(rcx).unwrap(),
+        |a| a.add(rcx, 1).unwrap(),
+        |a| {
+            a.mov(rdx, rdi).unwrap();
+            a.add(rcx, 1).unwrap();
+        },
+    ];
+    for sum in sums {
+        let elf = TestElf::new().function("f", &[0x50, 0x48, 0x83, 0xc0, 0x08, 0x58, 0xc3]).assemble("g", |a| {
+            a.lea(rcx, qword_ptr(TEXT)).unwrap();
+            sum(a);
+            a.push(rcx).unwrap();
+            a.ret().unwrap();
+        });
+        assert_eq!(offsets(&site(&elf, "f").unwrap()).first(), Some(&1));
+    }
+    // another register is not meant
+    let elf = TestElf::new().function("f", &[0x50, 0x48, 0x83, 0xc0, 0x08, 0x58, 0xc3]).assemble("g", |a| {
+        a.lea(rcx, qword_ptr(TEXT)).unwrap();
+        a.inc(rdx).unwrap();
+        a.ret().unwrap();
+    });
+    assert!(site(&elf, "f").unwrap().landings.is_empty());
+}
