@@ -20,6 +20,7 @@ mod data;
 mod events;
 mod families;
 mod field;
+mod go;
 mod jumps;
 mod launches;
 mod libraries;

@@ -115,6 +115,9 @@ fn recipe(name: &str) -> Recipe {
         "twin" => ("rustc", &["--edition=2024", "-O", "-g"] as &[_], &["twin.rs"], false),
         "gopher" => ("go", &["build"] as &[_], &["gopher.go"], false),
         "web" => ("go", &["build"] as &[_], &["web.go"], false),
+        "parked" => ("go", &["build"] as &[_], &["parked.go"], false),
+        "parked-stripped" => ("go", &["build", "-ldflags", "-s -w"] as &[_], &["parked.go"], false),
+        "parked-pie" => ("go", &["build", "-buildmode=pie"] as &[_], &["parked.go"], false),
         _ => panic!("no target program {name}"),
     };
     Recipe { compiler, flags, sources, strip }

@@ -43,6 +43,7 @@ fn target_programs_are_right_without_us() {
         ("corner", &[], &["work 3", "argument 1 2", "gs", "gs?", "zombie", "limit", "filter", "work 3"]),
         ("twin", &[], &["work 3", "panic 3"]),
         ("gopher", &[], &["go 1000"]),
+        ("parked", &[], &["go 1"]),
         ("bench", &[], &["measure 1000 1 2"]),
     ] {
         if let Err(why) = program(name) {
