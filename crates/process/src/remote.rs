@@ -240,6 +240,7 @@ impl<'a> Remote<'a> {
         }
         if let Some(stack) = usable_stack(maps, regs.rsp)
             && regs.rsp - stack.start >= STACK_NEED
+            && is_own_stack(target, tid, maps, &stack, &regs)
         {
             return Ok(Ok(regs.rsp - frame::RED_ZONE));
         }
@@ -471,6 +472,20 @@ fn usable_stack(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
             .is_some_and(|g| g.range.end == m.range.start && !g.read && !g.write && !g.exec)
     };
     (m.path.as_os_str() == "[stack]" || (!m.is_file() && guard())).then_some(m.range.start.0..m.range.end.0)
+}
+
+/// Whether a mapping is one stack, that of the thread: for the first thread the main stack, for others one at whose upper end a libc keeps
+/// the thread's control block, which begins with its own address (System V ABI for x86-64, variant II of thread-local storage). Memory with a
+/// guard below it may also be a heap in which many small stacks lie side by side, as Go's: a frame would overwrite the neighbours of the
+/// stack. The control block of the first thread is no evidence, as it may lie right above such memory.
+fn is_own_stack(target: &Target, tid: Tid, maps: &[Mapping], stack: &Range<u64>, regs: &Regs) -> bool {
+    let is_main = |m: &Mapping| m.path.as_os_str() == "[stack]" && m.range.start.0 == stack.start;
+    let has_block = || {
+        tid != Tid(target.pid().0)
+            && (regs.rsp..stack.end).contains(&regs.fs_base)
+            && target.read_u64(Avma(regs.fs_base)).is_ok_and(|first| first == regs.fs_base)
+    };
+    maps.iter().any(is_main) || has_block()
 }
 
 /// Whether a thread is in a restartable sequence: the kernel would forget it while the thread is elsewhere.

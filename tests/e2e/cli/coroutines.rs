@@ -36,6 +36,25 @@ fn coroutines_that_move_between_threads() {
     target::assert_clean(target.pid(), &before);
 }
 
+/// The signal frame of a borrowed thread is larger than what is left of the stack on which that thread waits.
+#[test]
+fn a_coroutine_at_the_end_of_its_stack() {
+    let mut target = Mutatee::start("pooled", &[]);
+    let before = Text::of(target.pid());
+    let mut calls = target.ask("go 10").tally("work");
+    for _ in 0..3 {
+        let session = tool().count(target.pid(), &["work"]);
+        let truth = target.ask("go 1000");
+        truth.assert_right();
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        assert_eq!(outcome.calls("work"), truth.tally("work") - calls);
+        target::assert_clean(target.pid(), &before);
+        let after = target.ask("go 1");
+        after.assert_right();
+        calls = after.tally("work");
+    }
+}
+
 /// Futures are polled again and again, each time by whichever worker is free; a poll itself is a call like any other. All of them are timed.
 #[test]
 fn a_server_whose_tasks_move_between_threads() {

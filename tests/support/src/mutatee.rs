@@ -91,6 +91,7 @@ fn recipe(name: &str) -> Recipe {
             false,
         ),
         "coroutines" => ("gcc", C, &["coroutines.c"], false),
+        "pooled" => ("gcc", C, &["pooled.c"], false),
         "corner" => ("gcc", C, &["corner.c"], false),
         "determ" => ("gcc", C, &["determ.c"], false),
         "bench" => ("gcc", C, &["bench.c"], false),
