@@ -116,7 +116,7 @@ fn goexit_is_refused_with_its_reason() {
     let outcome = tool().run(["functions", "-p", &target.pid_text(), "*"]).assert_code(0);
     let all = outcome.all("function");
     let is_goexit = |name: &str| matches!(name, "runtime.goexit" | "runtime.goexit.abi0");
-    let goexit = all.iter().find(|f| f["name"].as_str().is_some_and(is_goexit)).expect("goexit");
+    let goexit = all.iter().find(|f| f["function"].as_str().is_some_and(is_goexit)).expect("goexit");
     assert_eq!(goexit["how"]["entry"], "refused", "{goexit}");
     let why = goexit["why_not"]["entry"].as_str().expect("a reason");
     assert!(why.contains("+0x1 by a return address that no call made"), "{why}");
