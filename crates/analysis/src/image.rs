@@ -96,7 +96,10 @@ impl Image {
             let bytes = elf.data_at(start, u64::from(len)).filter(|_| len >= ISLAND)?.to_vec();
             Some(Padding { range: Svma(start)..Svma(start + u64::from(len)), bytes })
         };
-        let padding = found.padding.iter().filter_map(island).collect();
+        // Go's runtime ends the program if a signal finds a program counter between two functions of its table, where no entry of the
+        // table of program counters describes it (runtime/symtab.go, `pcvalue`): nothing may be executed there.
+        let islands = if elf.is_go() { &[] } else { &found.padding[..] };
+        let padding = islands.iter().filter_map(island).collect();
         let numbered = found.functions.iter().enumerate();
         let mut parts: Vec<_> =
             numbered.flat_map(|(i, f)| f.parts().iter().map(move |p| (p.start.0..p.end.0, i))).collect();
@@ -251,7 +254,7 @@ impl Image {
         cfg::analyse(self, function)
     }
 
-    /// Stretches between functions that nothing reaches, at least five bytes each, sorted.
+    /// Stretches between functions that nothing reaches and where code may lie, at least five bytes each, sorted. None in Go programs.
     pub fn padding(&self) -> &[Padding] {
         &self.padding
     }
