@@ -13,7 +13,12 @@ import (
 )
 
 //go:noinline
-func work(x int64) int64 { return x*3 + x>>1 }
+func step(x int64) int64 { return x*3 + x>>1 }
+
+// A call makes it check its stack: a signal suspends no goroutine within its first five bytes.
+//
+//go:noinline
+func work(x int64) int64 { return step(x) }
 
 //go:noinline
 func deep(n int, pad [64]int64) int64 {
