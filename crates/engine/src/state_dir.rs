@@ -154,7 +154,7 @@ mod tests {
         (first..first + 3).for_each(|id| state.use_id(id).expect("writable"));
         assert!(state.first_id(now + 1) > first + 2, "at once after it");
         assert!(state.first_id(0) > first + 2, "the clock was set back");
-        std::fs::write(dir.path().join(ID_MARK), "99999999999999999999").expect("writable");
+        fs::write(dir.path().join(ID_MARK), "99999999999999999999").expect("writable");
         assert_eq!(state.first_id(now), now, "a mark that is none");
         assert!(state.first_id(u64::MAX) + ID_BLOCK < 1 << 53);
     }
