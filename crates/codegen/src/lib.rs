@@ -33,6 +33,7 @@ mod block;
 mod branches;
 mod build;
 mod calling;
+mod chain;
 mod change;
 mod choose;
 mod cost;
@@ -63,6 +64,7 @@ mod wall;
 mod weave;
 
 pub use arena::Arena;
+pub use chain::{Chain, Linked};
 pub use change::{add_mini, remove_mini, remove_points, remove_within};
 pub use cost::{Cost, SLOTS_PER_CYCLE};
 pub use environment::{CodegenError, Environment, Readable};
