@@ -108,6 +108,9 @@ pub mod header {
     /// How generated code reads the time, u64: 0 the time stamp counter, 1 a system call, otherwise the address of a function
     /// ([`super::WallClock`]).
     pub const WALL_CLOCK: u32 = LISTENING + 32;
+    /// When the area was made, u64 in clock ticks since boot (field 22 of /proc/PID/stat counts the same): a thread that is older and has no
+    /// claim never had a gs base of ours. 0 in areas of earlier engines: not known.
+    pub const MADE: u32 = LISTENING + 40;
 }
 
 /// Most events of the processor that threads read themselves in one target, a power of two.
@@ -264,6 +267,13 @@ impl DataArea {
     /// Whether a gs base says that its thread is in a function that generated code has called.
     pub fn is_calling(&self, gs_base: u64) -> bool {
         gs_base & self.stride.wrapping_sub(1) == u64::from(CALLING) && gs_base < self.stride * u64::from(self.shards)
+    }
+
+    /// Whether a gs base is one that code of this area has set: that of a shard, perhaps with [`CALLING`].
+    pub fn is_base(&self, gs_base: u64) -> bool {
+        let shard = gs_base.checked_div(self.stride).unwrap_or(0);
+        let is_shard = gs_base.is_multiple_of(self.stride) || self.is_calling(gs_base);
+        is_shard && shard != 0 && shard < u64::from(self.shards)
     }
 
     /// Absolute address of the `alive` word.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ingraft_model::layout::header;
 use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid, WallClock};
 
+use crate::bases;
 use crate::error::{ApplyError, Error};
 use crate::frame;
 use crate::procfs::Mapping;
@@ -32,6 +33,8 @@ pub struct Options {
     /// How long to try again and again while threads stand inside of what changes, or do not stop. Each attempt holds the target for some
     /// milliseconds only.
     pub patience: Duration,
+    /// How long to try while a thread that stands inside of what changes sleeps uninterruptibly: it may do so for days.
+    pub sleepers: Duration,
     /// Ranges of which [`Applied::quiet`] is to tell whether anybody is in them or may return there. Sorted.
     pub check_quiet: Vec<AvmaRange>,
     /// The area whose calls of functions of the target (`model::layout`) must be over for [`Applied::quiet`].
@@ -48,6 +51,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             patience: Duration::from_secs(15),
+            sleepers: Duration::from_secs(15),
             check_quiet: Vec::new(),
             calls: None,
             readings: None,
@@ -70,6 +74,9 @@ pub struct Applied {
     pub moved: usize,
     /// Nobody is in `check_quiet`, no saved program counter on any stack points there, and no call that leads back there is open. True if nothing was asked.
     pub quiet: bool,
+    /// Threads that sleep uninterruptibly and may have a gs base that [`Options::reset_gs`] was to set back. As long as there are any, nothing is
+    /// `quiet`.
+    pub asleep: Vec<Tid>,
     /// The threads as they were released.
     pub bases: Vec<ThreadBase>,
 }
@@ -149,12 +156,20 @@ impl Target {
             self.note_hold(time);
             match outcome {
                 Ok(applied) => return Ok(Applied { held, attempts: attempt, ..applied }),
-                Err(e) if e.may_pass() && begin.elapsed() < options.patience => {
+                Err(e) if e.may_pass() && begin.elapsed() < self.patience_with(&e, options) => {
                     thread::sleep((REST * attempt).min(REST_MAX));
                     attempt += 1;
                 }
                 Err(e) => return Err(e),
             }
+        }
+    }
+
+    /// How long what has failed is tried again.
+    fn patience_with(&self, e: &ApplyError, options: &Options) -> Duration {
+        match e.sleeper().is_some_and(|tid| self.is_asleep(tid)) {
+            true => options.patience.min(options.sleepers),
+            false => options.patience,
         }
     }
 
@@ -238,8 +253,10 @@ impl Target {
         }
         // From here on the plan is in: what is left is good for threads that may have been killed, and harmless to lack.
         self.move_pcs(tracer, moves.iter().filter(|m| !m.first))?;
+        let asleep = options.reset_gs.map_or_else(Vec::new, |area| self.unreachable_bases(tracer, &area));
+        let quiet = quiet && asleep.is_empty();
         if let Some(area) = &options.reset_gs {
-            reset_bases(tracer, area, quiet)?;
+            bases::reset(tracer, area, quiet)?;
         }
         if let Some(area) = &options.clear_slots {
             self.clear_slots(tracer, area)?;
@@ -252,7 +269,8 @@ impl Target {
             Some(ThreadBase { tid: t.tid, fs_base: regs.fs_base, gs_base: regs.gs_base })
         });
         let threads = tracer.threads.iter().filter(|t| t.state != State::Gone).count();
-        Ok(Applied { held: Duration::ZERO, attempts: 0, threads, moved: moves.len(), quiet, bases: bases.collect() })
+        let (bases, moved) = (bases.collect(), moves.len());
+        Ok(Applied { held: Duration::ZERO, attempts: 0, threads, moved, quiet, asleep, bases })
     }
 
     /// Writes one byte of each page back unchanged, so that the copy is made before the stop.
@@ -475,24 +493,6 @@ enum Look {
 /// Whether our stop ended a system call that will be repeated.
 fn ended_early(regs: &Regs) -> bool {
     frame::repair_interrupted(&mut { *regs })
-}
-
-/// Takes the area's gs bases back. The thread pointer that is lent only if `quiet`: code in the arenas reads memory by it.
-fn reset_bases(tracer: &mut Tracer, area: &DataArea, quiet: bool) -> Result<(), Error> {
-    for i in 0..tracer.threads.len() {
-        let Some(regs) = tracer.regs(i)? else { continue };
-        let mut own = regs;
-        if regs.gs_base.is_multiple_of(area.stride) && regs.gs_base / area.stride < u64::from(area.shards) {
-            own.gs_base = 0;
-        }
-        if quiet && regs.fs_base == area.lent().0 {
-            own.fs_base = 0;
-        }
-        if (own.gs_base, own.fs_base) != (regs.gs_base, regs.fs_base) {
-            tracer.set_regs(i, &own)?;
-        }
-    }
-    Ok(())
 }
 
 fn write_before(text: &[TextWrite], at: Avma) -> Option<&TextWrite> {

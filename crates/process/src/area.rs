@@ -16,6 +16,7 @@ use rustix::fs::FlockOperation;
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
+use crate::bases;
 use crate::error::Error;
 use crate::fault::Guarded;
 use crate::perf::EventAttributes;
@@ -293,6 +294,7 @@ impl SharedArea {
             self.write_u32(header::CPU_SLOT.into(), slot.cast_unsigned())?;
         }
         self.write_u64(header::WALL_CLOCK.into(), request.wall.word())?;
+        self.write_u64(header::MADE.into(), bases::now_ticks())?;
         self.write_u64(header::STRIDE.into(), self.layout.stride)?;
         self.write_u64(header::JOURNAL_OFFSET.into(), self.layout.journal_offset())?;
         self.set_holder(holder)?;
@@ -584,6 +586,16 @@ impl SharedArea {
                 self.write_u32(at + u64::from(record::RESTORE), 0)?;
                 self.write_u32(at + u64::from(record::NAME), 0)?;
             }
+        }
+        Ok(())
+    }
+
+    /// The same for the records in all shards that have other names.
+    pub fn forget_other_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
+        for claim in self.claims()? {
+            let open = self.open_records(claim.shard)?;
+            let others = open.into_iter().map(|(_, name)| name).filter(|name| *name != 0 && !names.contains(name));
+            self.forget_records(claim.shard, &others.collect::<HashSet<u32>>())?;
         }
         Ok(())
     }

@@ -313,6 +313,14 @@ impl ApplyError {
         matches!(self, ApplyError::Busy { .. } | ApplyError::Process(Error::Unstoppable { .. }))
     }
 
+    /// The thread that did not stop, if that is why.
+    pub fn sleeper(&self) -> Option<Tid> {
+        match self {
+            ApplyError::Process(Error::Unstoppable { tid, .. }) => Some(*tid),
+            _ => None,
+        }
+    }
+
     /// What would help: one line for a person.
     pub fn hint(&self) -> String {
         match self {

@@ -10,6 +10,7 @@
 mod access;
 mod apply;
 mod area;
+mod bases;
 mod clock;
 mod error;
 mod fault;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ingraft_model::{Avma, CpuClock, DataArea, Pid, ThreadIdentity, Tid};
 
+use crate::bases;
 use crate::error::Error;
 use crate::procfs;
 use crate::switches;
@@ -58,6 +59,8 @@ pub struct Survey {
     pub unseen: Vec<Tid>,
     /// A system call filter (seccomp) is active in some thread.
     pub filtered: bool,
+    /// An earlier engine has left gs bases behind that lead nowhere ([`Target::reset_residue`]); they do not count as the program's own.
+    pub residue: bool,
     /// The longest time that a thread was held.
     pub longest_hold: Duration,
 }
@@ -85,7 +88,15 @@ impl Target {
                 other => break (other?, held),
             }
         };
-        (survey.identity, survey.why_locked) = identify(&survey.threads, has_fsgsbase, ours);
+        let is_left = |gs: u64| gs != 0 && ours.is_none_or(|area| !area.is_base(gs));
+        // mostly no thread has any
+        let maps = match survey.threads.iter().any(|t| is_left(t.gs_base)) {
+            true => self.maps()?,
+            false => Vec::new(),
+        };
+        let is_residue = |gs| is_left(gs) && bases::is_residue(gs, &maps);
+        survey.residue = survey.threads.iter().any(|t| is_residue(t.gs_base));
+        (survey.identity, survey.why_locked) = identify(&survey.threads, has_fsgsbase, ours, is_residue);
         survey.is_fresh =
             survey.why_locked == Some(NO_POINTER) && survey.threads.len() == 1 && survey.unseen.is_empty();
         survey.cpu = cpu_clock(&survey);
@@ -102,6 +113,7 @@ impl Target {
             threads: Vec::new(),
             unseen: Vec::new(),
             filtered: false,
+            residue: false,
             longest_hold: Duration::ZERO,
         };
         let mut running = Vec::new();
@@ -182,10 +194,10 @@ fn identify(
     threads: &[ThreadFacts],
     has_fsgsbase: bool,
     ours: Option<DataArea>,
+    is_residue: impl Fn(u64) -> bool,
 ) -> (ThreadIdentity, Option<&'static str>) {
     let locked = |why| (ThreadIdentity::Locked, Some(why));
-    let is_shard = |a: DataArea, gs: u64| gs.is_multiple_of(a.stride) && gs / a.stride < u64::from(a.shards);
-    let our_base = |gs: u64| ours.is_some_and(|a| is_shard(a, gs) || a.is_calling(gs));
+    let our_base = |gs: u64| ours.is_some_and(|a| a.is_base(gs)) || is_residue(gs);
     if !has_fsgsbase {
         return locked("the processor or the kernel does not offer WRGSBASE");
     }
@@ -253,18 +265,20 @@ mod tests {
     #[test]
     fn identities() {
         let area = DataArea { base: Avma(0x7000_0000), stride: 1 << 20, shards: 64, journal_bytes: 0 };
+        let none = |_| false;
         let glibc = [thread(1, 0, [true, false]), thread(2, 5 << 20, [true, false])];
-        assert_eq!(identify(&glibc, true, Some(area)), (ThreadIdentity::FsOffset(0x2d0), None));
-        assert_eq!(identify(&glibc, true, None).0, ThreadIdentity::Locked);
-        assert_eq!(identify(&glibc, false, Some(area)).0, ThreadIdentity::Locked);
+        assert_eq!(identify(&glibc, true, Some(area), none), (ThreadIdentity::FsOffset(0x2d0), None));
+        assert_eq!(identify(&glibc, true, None, none).0, ThreadIdentity::Locked);
+        assert_eq!(identify(&glibc, false, Some(area), none).0, ThreadIdentity::Locked);
+        assert_eq!(identify(&glibc, true, None, |gs| gs == 5 << 20), (ThreadIdentity::FsOffset(0x2d0), None));
         let musl = [thread(1, 0, [true, true]), thread(2, 0, [false, true])];
-        assert_eq!(identify(&musl, true, None), (ThreadIdentity::FsOffset(0x30), None));
+        assert_eq!(identify(&musl, true, None, none), (ThreadIdentity::FsOffset(0x30), None));
         let go = [thread(1, 0, [false, false]), thread(2, 0, [true, false])];
-        assert_eq!(identify(&go, true, None), (ThreadIdentity::FsBase, None));
+        assert_eq!(identify(&go, true, None, none), (ThreadIdentity::FsBase, None));
         let twins = [thread(1, 0, [false, false]), thread(1, 0, [true, false])];
-        assert_eq!(identify(&twins, true, None).0, ThreadIdentity::Locked);
-        assert_eq!(identify(&[thread(0, 0, [false, false])], true, None).0, ThreadIdentity::Locked);
-        assert_eq!(identify(&[], true, None).0, ThreadIdentity::Locked);
+        assert_eq!(identify(&twins, true, None, none).0, ThreadIdentity::Locked);
+        assert_eq!(identify(&[thread(0, 0, [false, false])], true, None, none).0, ThreadIdentity::Locked);
+        assert_eq!(identify(&[], true, None, none).0, ThreadIdentity::Locked);
     }
 
     #[test]
@@ -281,6 +295,7 @@ mod tests {
                 .collect(),
             unseen,
             filtered,
+            residue: false,
             longest_hold: Duration::ZERO,
         };
         let seen =

@@ -1,0 +1,176 @@
+//! The gs bases that generated code has given to threads: setting them back, threads in which that has to wait, and those that an engine
+//! without this care has left behind.
+
+use std::time::{Duration, Instant};
+
+use ingraft_model::layout::{CALLING, CLAIMS, DEFAULT_STRIDE, FIRST_SHARD, SHARDS_MAX, header};
+use ingraft_model::{Avma, DataArea, Pid, Tid};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::error::Error;
+use crate::procfs::{self, Mapping};
+use crate::sys::{self, Regs};
+use crate::target::Target;
+use crate::tracer::{State, Tracer, with_tracer};
+
+/// [`header::IDENTITY`]: all threads count in shard 0, and none has a gs base of ours.
+const LOCKED: u32 = 0;
+/// [`header::IDENTITY`]: claims hold the ids of threads.
+const BY_ID: u32 = 1;
+/// Between two looks at a thread that sleeps.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Takes the area's gs bases back. The thread pointer that is lent only if `quiet`: code in the arenas reads memory by it.
+pub(crate) fn reset(tracer: &mut Tracer, area: &DataArea, quiet: bool) -> Result<(), Error> {
+    for i in 0..tracer.threads.len() {
+        let Some(regs) = tracer.regs(i)? else { continue };
+        let mut own = regs;
+        if area.is_base(regs.gs_base) && !area.is_calling(regs.gs_base) {
+            own.gs_base = 0;
+        }
+        if quiet && regs.fs_base == area.lent().0 {
+            own.fs_base = 0;
+        }
+        if (own.gs_base, own.fs_base) != (regs.gs_base, regs.fs_base) {
+            tracer.set_regs(i, &own)?;
+        }
+    }
+    Ok(())
+}
+
+/// The time in clock ticks since boot, for [`header::MADE`].
+pub(crate) fn now_ticks() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let since = Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0));
+    u64::try_from(since.as_nanos() / procfs::TICK.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Whether a gs base is what an engine leaves behind that unmaps its area while a thread sleeps: it looks like that of a shard, and nothing that
+/// can be written is there. A program's own leads to memory of its own, or is what it keeps there in place of a pointer: hardly a shard's.
+pub(crate) fn is_residue(gs_base: u64, maps: &[Mapping]) -> bool {
+    let offset = gs_base % DEFAULT_STRIDE;
+    let shard = gs_base / DEFAULT_STRIDE;
+    let is_shard = offset == 0 || offset == u64::from(CALLING);
+    is_shard
+        && (u64::from(FIRST_SHARD)..u64::from(SHARDS_MAX)).contains(&shard)
+        && !maps.iter().any(|m| m.write && m.range.contains(&Avma(gs_base)))
+}
+
+impl Target {
+    /// The threads that did not stop and may have a gs base of the area.
+    pub(crate) fn unreachable_bases(&self, tracer: &Tracer, area: &DataArea) -> Vec<Tid> {
+        let asleep: Vec<Tid> =
+            tracer.threads.iter().filter(|t| matches!(t.state, State::Asleep { .. })).map(|t| t.tid).collect();
+        if asleep.is_empty() {
+            return asleep;
+        }
+        let facts = AreaFacts::read(self, area);
+        asleep.into_iter().filter(|tid| facts.as_ref().is_none_or(|facts| facts.may_have_base(self, *tid))).collect()
+    }
+
+    /// Whether another process runs in this one's memory: a child of vfork(2) does until it executes another program. What is unmapped or written there is
+    /// this one's own.
+    pub fn shares_memory_with(&self, other: Pid) -> bool {
+        sys::same_memory(self.pid(), Tid(other.0))
+    }
+
+    /// Whether a thread sleeps in the kernel so that nothing but what it waits for wakes it.
+    pub fn is_asleep(&self, tid: Tid) -> bool {
+        procfs::thread_stat(tid).is_some_and(|s| s.state == b'D')
+    }
+
+    /// Waits until none of these threads sleeps so any more, at most so long. Nobody is stopped for that.
+    pub fn wait_awake(&self, threads: &[Tid], at_most: Duration) -> bool {
+        let begin = Instant::now();
+        while threads.iter().any(|tid| self.is_asleep(*tid)) {
+            if begin.elapsed() >= at_most || self.ends_within(LOOK) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Sets the gs bases back to 0 that an earlier engine has left in threads and that lead nowhere. The caller has seen that the program does not
+    /// use the gs base itself, and nothing is woven.
+    pub fn reset_residue(&self) -> Result<(), Error> {
+        let (reset, held) = with_tracer(self.pid(), |tracer| {
+            tracer.seize_all()?;
+            tracer.stop_all()?;
+            let maps = self.maps()?;
+            for i in 0..tracer.threads.len() {
+                if let Some(regs) = tracer.regs(i)?.filter(|regs| is_residue(regs.gs_base, &maps)) {
+                    tracer.set_regs(i, &Regs { gs_base: 0, ..regs })?;
+                }
+            }
+            tracer.repair_all()
+        })?;
+        self.note_hold(held);
+        reset
+    }
+}
+
+/// What tells whether a thread can have a gs base of an area.
+struct AreaFacts {
+    identity: u32,
+    /// In clock ticks since boot; 0 if that is not known.
+    made: u64,
+    claims: Vec<u64>,
+    /// The process has inherited the area by fork, with a gs base that is claimed for a thread of its parent.
+    inherited: bool,
+}
+
+impl AreaFacts {
+    /// None if the area cannot be read: then anything may be.
+    fn read(target: &Target, area: &DataArea) -> Option<Self> {
+        let at = |offset: u32| Avma(area.base.0 + u64::from(offset));
+        let word = |offset| {
+            let mut bytes = [0; 4];
+            target.read(at(offset), &mut bytes).ok().map(|()| u32::from_le_bytes(bytes))
+        };
+        let mut claims = vec![0; 8 * area.shards.min(SHARDS_MAX) as usize];
+        target.read(at(CLAIMS), &mut claims).ok()?;
+        let own_id = target.status().ok()?.own_id;
+        Some(AreaFacts {
+            identity: word(header::IDENTITY)?,
+            made: target.read_u64(at(header::MADE)).ok()?,
+            claims: claims.chunks_exact(8).filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?))).collect(),
+            inherited: word(header::TARGET_PID)? != own_id as u32,
+        })
+    }
+
+    fn may_have_base(&self, target: &Target, tid: Tid) -> bool {
+        match self.identity {
+            LOCKED => return false,
+            // the gs base of a child (vfork) is that of the thread that made it
+            BY_ID if !self.inherited && procfs::is_thread_of(target.pid(), tid) => {}
+            _ => return true,
+        }
+        let Ok(status) = procfs::thread_status(target.pid(), tid) else { return true };
+        // a thread begins with the gs base of the one that made it
+        let is_older = procfs::thread_stat(tid).is_some_and(|s| s.start_time < self.made);
+        !is_older || u64::try_from(status.own_id).map_or(true, |id| id == 0 || self.claims.contains(&id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(range: std::ops::Range<u64>, write: bool) -> Mapping {
+        let permissions = if write { "rw-p" } else { "r--p" };
+        let line = format!("{:x}-{:x} {permissions} 00000000 00:00 0", range.start, range.end);
+        procfs::parse_maps(line.as_bytes()).remove(0)
+    }
+
+    #[test]
+    fn residue_is_told_from_pointers() {
+        let maps = [mapping(0x40_0000..0x50_0000, false), mapping(0x60_0000..0x70_0000, true)];
+        for gs in [2 << 20, 5 << 20, (8191 << 20) + 0x38, 4 << 20] {
+            assert!(is_residue(gs, &maps), "{gs:#x}");
+        }
+        // none, the header, shards that no thread has, no shard at all, memory of the program
+        for gs in [0, 1 << 20, 8192 << 20, (5 << 20) + 8, 0x7fff_1234_5678, 6 << 20, (6 << 20) + 0x38] {
+            assert!(!is_residue(gs, &maps), "{gs:#x}");
+        }
+    }
+}
