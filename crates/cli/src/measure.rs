@@ -614,6 +614,9 @@ impl Site {
             output::warn(&words::children_left(pid, &removed.children_left), format);
         }
         removed.warnings.iter().for_each(|what| output::warn(&words::disturbed(pid, &removed.host, what), format));
+        if let Some(left) = words::memory_left(&removed) {
+            output::warn(&left, format);
+        }
         Ok(Object::Removed(removed))
     }
 }

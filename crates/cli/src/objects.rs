@@ -544,6 +544,12 @@ pub(crate) struct Removed {
     /// What others have done to the code.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) warnings: Vec<String>,
+    /// Memory of the engine is still mapped.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) memory_left: bool,
+    /// Threads that sleep in the kernel, for which that waits.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) asleep: Vec<i32>,
 }
 
 /// Activations in progress at insertion and removal that corrections account for.

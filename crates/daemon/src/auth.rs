@@ -305,8 +305,14 @@ mod tests {
             |access: Access, origin| access.identify(&origin, Holder::Nobody, &with(None)).map_err(|f| f.reason);
         assert_eq!(reason(Access::Peer, HERE), Err("no_peer".into()));
         assert_eq!(reason(Access::Peer, Origin::Address(([127, 0, 0, 1], 1).into(), Some(0))), Err("no_peer".into()));
-        assert_eq!(reason(Access::Peer, Origin::Socket(Some(Peer { uid: 0, gid: 0, pid: None }))), Ok((Caller::Engine, Holder::User(0))));
-        assert_eq!(reason(Access::Peer, Origin::Socket(Some(Peer { uid: 7, gid: 8, pid: None }))), Ok((Caller::User { uid: 7, gid: 8 }, Holder::User(7))));
+        assert_eq!(
+            reason(Access::Peer, Origin::Socket(Some(Peer { uid: 0, gid: 0, pid: None }))),
+            Ok((Caller::Engine, Holder::User(0)))
+        );
+        assert_eq!(
+            reason(Access::Peer, Origin::Socket(Some(Peer { uid: 7, gid: 8, pid: None }))),
+            Ok((Caller::User { uid: 7, gid: 8 }, Holder::User(7)))
+        );
         assert!(caller(&Request::new(())).is_err());
         assert!(Gate { embedded: false, any_version: true }.call(Request::new(())).is_err());
     }

@@ -540,6 +540,11 @@ pub struct Removed {
     pub text_restored: bool,
     /// Fork children that could not be restored.
     pub children_left: Vec<Pid>,
+    /// Arenas and data area are still mapped, and nothing leads there: something may return to them or keeps a gs base. The holder unmaps them as soon
+    /// as that is over, or whoever comes next.
+    pub memory_left: bool,
+    /// The threads on which that waits, as far as it waits on threads that sleep in the kernel.
+    pub asleep: Vec<Tid>,
     /// Activations in progress at insertion and at removal that corrections account for (0 for plain counts).
     pub corrections: (u64, u64),
     /// What was measured, if that is not what the insertion said: libraries were loaded since.

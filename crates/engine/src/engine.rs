@@ -22,7 +22,7 @@ use crate::lower;
 use crate::modules::Modules;
 use crate::pattern::glob_match;
 use crate::request::{Missing, resolve_patterns};
-use crate::session::{AtEnd, Context, Session};
+use crate::session::{AtEnd, Context, OVER, Session};
 use crate::state_dir::StateDir;
 use crate::weaving::refusals;
 
@@ -107,9 +107,15 @@ impl Engine {
     }
 
     fn recover_one(&self, target: Arc<Target>) -> Result<Option<Inserted>, Error> {
+        Ok(self.adopt(&target)?.and_then(|session| session.inserted()))
+    }
+
+    /// Goes on with what a dead engine was asked to keep in a target; the rest of it is removed.
+    fn adopt(&self, target: &Arc<Target>) -> Result<Option<Arc<Session>>, Error> {
         let pid = target.pid();
         let library = self.library_with(&[])?;
-        let Some(session) = Session::adopt(self.inner.context.clone(), target, &library)? else { return Ok(None) };
+        let adopted = Session::adopt(self.inner.context.clone(), Arc::clone(target), &library)?;
+        let Some(session) = adopted else { return Ok(None) };
         let session = Arc::new(session);
         for id in session.measurements() {
             lock(&self.inner.measurements).insert(id, pid);
@@ -117,7 +123,7 @@ impl Engine {
         }
         lock(&self.inner.sessions).insert(pid, Arc::clone(&session));
         self.watch(&session);
-        Ok(session.inserted())
+        Ok(Some(session))
     }
 
     /// The processes of this machine whose name matches the glob (all without one), and whether each can be attached to.
@@ -311,9 +317,15 @@ impl Engine {
         let pid = resolve(&request.target, caller)?;
         let alive = Identity::of(pid).ok().filter(Identity::is_alive);
         let (library, rights) = (&library, caller.rights());
-        let enabled = self.session(pid, caller).and_then(|(session, is_new)| {
+        let enable = || {
+            let (session, is_new) = self.session(pid, caller)?;
             self.enable_in(&session, is_new, (library, rights), request, begin, progress)
-        });
+        };
+        let enabled = match enable() {
+            // its removal was finished just then
+            Err(e) if e.reason == OVER => enable(),
+            other => other,
+        };
         let enabled = enabled.map(|mut enabled| {
             enabled.warnings.extend(left_out);
             enabled
@@ -363,7 +375,10 @@ impl Engine {
                     self.watch(session);
                 }
             }
+            // what another engine has left in there is ours to remove now
+            Err(_) if is_new && session.is_unfinished() => self.watch(session),
             Err(_) if is_new => self.forget(session),
+            Err(e) if e.reason == OVER => self.forget(session),
             Err(_) => {}
         }
         enabled
@@ -384,6 +399,11 @@ impl Engine {
         let target = Arc::new(open(pid, caller)?);
         let session = {
             let _rights = target.act_for(caller.rights());
+            if !target.find_areas().map_err(|e| Error::process(pid, e))?.is_empty()
+                && let Some(session) = self.adopt(&target)?
+            {
+                return Ok((session, false));
+            }
             Arc::new(Session::open(self.inner.context.clone(), Arc::clone(&target))?)
         };
         lock(&self.inner.sessions).insert(pid, Arc::clone(&session));
@@ -400,8 +420,19 @@ impl Engine {
 
     /// Looks after a session until it or its target is gone.
     fn watch(&self, session: &Arc<Session>) {
-        let looks = |round: u32, session: &Session| {
-            if !session.watch(WATCH) {
+        let engine = Arc::downgrade(&self.inner);
+        let forget = move |session: &Session| {
+            if let Some(inner) = engine.upgrade() {
+                lock(&inner.sessions).retain(|_, s| !std::ptr::eq(Arc::as_ptr(s), session));
+            }
+        };
+        let looks = move |round: u32, session: &Session| {
+            let lives = session.watch(WATCH);
+            let is_over = if lives { session.finish_removal() } else { session.end_unfinished() };
+            if is_over {
+                forget(session);
+            }
+            if is_over || !lives {
                 return false;
             }
             if round.is_multiple_of(COSTS_EVERY) {
@@ -544,7 +575,9 @@ impl Engine {
         if let Some(session) = session {
             let removed = session.detach()?;
             lock(&self.inner.measurements).retain(|_, p| *p != pid);
-            self.forget(&session);
+            if !session.is_unfinished() {
+                self.forget(&session);
+            }
             return Ok(Some(removed));
         }
         let _rights = target.act_for(caller.rights());

@@ -10,19 +10,28 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use ingraft_codegen::RemovalRecord;
+use ingraft_codegen::{Chain, Linked, RemovalRecord};
 use ingraft_model::vector::GRANULES_MAX;
 use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, PcMove, Pid, Shape, TextWrite};
 use rustc_hash::FxHashMap;
 
 use crate::values::Slots;
 
-const MAGIC: [u8; 8] = *b"INGJRNL\x03";
+const MAGIC: [u8; 8] = *b"INGJRNL\x04";
+/// Without [`Record::Chain`]: the successor of such an engine cannot tell whose a point is.
+const MAGIC_BEFORE: [u8; 8] = *b"INGJRNL\x03";
 
 /// Bytes before a record's payload: kind and length.
 const FRAME_HEAD: usize = 5;
 /// The kind of [`Record::Point`].
 const POINT: u8 = 2;
+/// The kind of [`Record::Chain`].
+const CHAIN: u8 = 7;
+
+/// Whose a snippet is that belongs to all pairs that follow calls: it stands where exceptions and longjmp land.
+pub const SHARED: u32 = u32::MAX;
+/// Whose a snippet is that belongs to nobody: it serves others at its point, or the engine.
+pub const NOBODY: u32 = u32::MAX - 1;
 
 /// Whose journal it is, and where the data area lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +100,15 @@ pub struct PointRecord {
     pub removal: RemovalRecord,
 }
 
+/// The snippets at a point, and whose they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PointChain {
+    /// Key of the point ([`RemovalRecord::key`]).
+    pub key: Avma,
+    /// The snippets. Each is called by the first counter of the pair that it belongs to, or [`SHARED`] or [`NOBODY`].
+    pub chain: Chain,
+}
+
 /// One step in the life of a target's instrumentation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
@@ -106,6 +124,8 @@ pub enum Record {
     KeptGone(u64),
     /// Counters below this index may have been counted into.
     Counters(u32),
+    /// These snippets are, or are about to be, at a point.
+    Chain(PointChain),
 }
 
 /// Records as they stand in a journal.
@@ -116,6 +136,11 @@ impl Entries {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Adds a record.
+    pub fn add(&mut self, record: &Record) {
+        encode_record(record, &mut self.0);
     }
 
     /// Adds a point that is about to be woven, by all records that together take it out again, its own first.
@@ -153,6 +178,8 @@ pub struct Contents {
     pub kept: Vec<Kept>,
     /// Counters below this index may have been counted into.
     pub counters: u32,
+    /// The snippets at points, by the points' keys. Journals of earlier engines have none.
+    pub chains: BTreeMap<Avma, PointChain>,
 }
 
 /// A journal that is being written.
@@ -212,7 +239,14 @@ impl Journal {
 pub fn decode(bytes: &[u8]) -> Option<Contents> {
     let mut r = Reader { bytes };
     let head = decode_head(&mut r)?;
-    let mut contents = Contents { head, arenas: Vec::new(), points: Vec::new(), kept: Vec::new(), counters: 0 };
+    let mut contents = Contents {
+        head,
+        arenas: Vec::new(),
+        points: Vec::new(),
+        kept: Vec::new(),
+        counters: 0,
+        chains: BTreeMap::new(),
+    };
     // A copy may come from a hostile target: the time must not grow with points times removals.
     let mut points: Vec<Option<PointRecord>> = Vec::new();
     let mut kept: BTreeMap<u64, Kept> = BTreeMap::new();
@@ -227,7 +261,9 @@ pub fn decode(bytes: &[u8]) -> Option<Contents> {
             Record::PointGone(at) => {
                 let gone = by_key.remove(&at).unwrap_or_default();
                 gone.into_iter().for_each(|i| points[i] = None);
+                contents.chains.remove(&at);
             }
+            Record::Chain(chain) => drop(contents.chains.insert(chain.key, chain)),
             Record::Kept(one) => _ = kept.insert(one.id, one),
             Record::KeptGone(id) => _ = kept.remove(&id),
             Record::Counters(used) => contents.counters = contents.counters.max(used),
@@ -250,6 +286,9 @@ pub fn encode(contents: &Contents) -> Vec<u8> {
     }
     for kept in &contents.kept {
         encode_record(&Record::Kept(kept.clone()), &mut out);
+    }
+    for chain in contents.chains.values() {
+        encode_record(&Record::Chain(chain.clone()), &mut out);
     }
     out
 }
@@ -279,9 +318,10 @@ fn encode_head(head: &Head) -> Vec<u8> {
 }
 
 fn decode_head(r: &mut Reader<'_>) -> Option<Head> {
-    if r.take(8)? != MAGIC {
+    if ![MAGIC, MAGIC_BEFORE].iter().any(|magic| r.bytes.starts_with(magic)) {
         return None;
     }
+    r.take(MAGIC.len())?;
     let (0, payload) = r.frame()? else { return None };
     let mut p = Reader { bytes: payload };
     let boot_id = p.take(16)?.try_into().ok()?;
@@ -371,6 +411,21 @@ fn encode_record(record: &Record, p: &mut Vec<u8>) {
             put(p, u64::from(*used));
             6
         }
+        Record::Chain(PointChain { key, chain }) => {
+            for at in [*key, chain.function, chain.slot, chain.leave] {
+                put(p, at.0);
+            }
+            put(p, chain.snippets.len() as u64);
+            for (owner, code) in &chain.snippets {
+                p.extend_from_slice(&(*owner as u32).to_le_bytes());
+                p.push(u8::from(code.is_some()));
+                if let Some(code) = code {
+                    put(p, code.start.0);
+                    put(p, code.link.0);
+                }
+            }
+            CHAIN
+        }
     };
     end_frame(kind, start, p);
 }
@@ -433,6 +488,18 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
         }
         5 => Some(Record::KeptGone(p.u64()?)),
         6 => Some(Record::Counters(u32::try_from(p.u64()?).ok()?)),
+        CHAIN => {
+            let [key, function, slot, leave] = [p.u64()?, p.u64()?, p.u64()?, p.u64()?].map(Avma);
+            let snippets = p.list(|p| {
+                let owner = u32::from_le_bytes(p.take(4)?.try_into().ok()?);
+                let code = match p.take(1)?[0] {
+                    0 => None,
+                    _ => Some(Linked { start: Avma(p.u64()?), link: Avma(p.u64()?) }),
+                };
+                Some((u64::from(owner), code))
+            })?;
+            Some(Record::Chain(PointChain { key, chain: Chain { function, slot, leave, snippets } }))
+        }
         _ => None,
     }
 }
@@ -561,6 +628,24 @@ mod tests {
         PointRecord { file: FileId { device: (254, 1), inode: at }, removal }
     }
 
+    fn chain(at: u64) -> PointChain {
+        let code = Linked { start: Avma(at + 0x1010), link: Avma(at + 0x1020) };
+        let snippets = vec![(3, Some(code)), (SHARED.into(), None)];
+        let chain = Chain { function: Avma(at), slot: Avma(at + 0x1004), leave: Avma(at + 0x1030), snippets };
+        PointChain { key: point(at).removal.key(), chain }
+    }
+
+    #[test]
+    fn journals_of_earlier_engines_are_read() {
+        let mut bytes = encode_head(&head());
+        bytes[..8].copy_from_slice(&MAGIC_BEFORE);
+        encode_record(&Record::Point(point(0x400000)), &mut bytes);
+        let contents = decode(&bytes).expect("a journal");
+        assert_eq!((contents.points, contents.chains.len()), (vec![point(0x400000)], 0));
+        bytes[7] = 2;
+        assert_eq!(decode(&bytes), None);
+    }
+
     #[test]
     fn what_is_written_is_read() {
         let dir = tempfile::tempdir().expect("a temporary directory");
@@ -582,6 +667,8 @@ mod tests {
                 Record::Point(point(0x400000)),
                 Record::Point(point(0x400100)),
                 Record::Point(point(0x400200)),
+                Record::Chain(chain(0x400100)),
+                Record::Chain(chain(0x400200)),
             ],
             vec![
                 Record::PointGone(point(0x400000).removal.key()),
@@ -598,6 +685,8 @@ mod tests {
         assert_eq!(contents.head, head());
         assert_eq!(contents.points, [point(0x400100)]);
         assert_eq!(contents.kept.len(), 1);
+        assert_eq!(contents.chains.into_values().collect::<Vec<_>>(), [chain(0x400100)]);
+        let contents = decode(&bytes).expect("a journal");
         assert_eq!(decode(&encode(&contents)), Some(contents));
         journal.discard().expect("removed");
         assert!(!path.exists());

@@ -42,7 +42,7 @@ pub fn open_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> R
 pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -> Result<Removed, Error> {
     let found = match target.adopt_area(range) {
         // Its maker died before the header was written: nothing leads there.
-        Err(ingraft_process::Error::NoArea { .. }) => {
+        Err(ingraft_process::Error::NoArea { .. }) if is_unmade(target, range) => {
             target.unmap(std::slice::from_ref(range)).map_err(|e| Error::process(target.pid(), e))?;
             return Ok(untouched(target.pid()));
         }
@@ -50,6 +50,10 @@ pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -
     };
     let layout = found.area.layout();
     let file = area_file(target, layout);
+    // a journal of which nothing was written yet is no other version's
+    if found.journal.is_none() && found.area.read_journal().is_ok_and(|copy| !copy.is_empty()) {
+        return Err(other_version(target.pid()));
+    }
     let (points, arenas) = found.journal.map_or_else(Default::default, |j| (j.points, j.arenas));
     let restored = restore(target, &points, &mapped(target, &arenas)?, Some(layout))?;
     let children_left = restore_children(target, &points, &arenas, layout, file);
@@ -58,7 +62,20 @@ pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -
         // It may lie in another engine's directory, or be gone with its own.
         let _ = fs::remove_file(state.journal_path(identity.pid, identity.start_time));
     }
-    Ok(removed(target, &restored, children_left))
+    Ok(removed(target, restored, children_left))
+}
+
+/// Whether the maker of an area died before it wrote the header, whose first word comes last.
+fn is_unmade(target: &Target, range: &AvmaRange) -> bool {
+    target.read_u64(range.start).is_ok_and(|magic| magic == 0)
+}
+
+/// Springboards may lead to memory that another version has made; without its records nobody can tell.
+fn other_version(pid: Pid) -> Error {
+    let what =
+        format!("another version of ingraft has inserted something in process {pid}, which this one cannot read");
+    let hint = format!("run `ingraft detach -p {pid}` of that version");
+    Error::new(ErrorKind::Failed, "other_version", what, hint).about(pid)
 }
 
 /// A removal that found nothing to do.
@@ -68,6 +85,8 @@ pub fn untouched(pid: Pid) -> Removed {
         stopped: Duration::ZERO,
         text_restored: true,
         children_left: Vec::new(),
+        memory_left: false,
+        asleep: Vec::new(),
         corrections: (0, 0),
         grown: None,
         last: None,
@@ -75,13 +94,16 @@ pub fn untouched(pid: Pid) -> Removed {
     }
 }
 
-fn removed(target: &Target, restored: &Restored, children_left: Vec<Pid>) -> Removed {
+fn removed(target: &Target, restored: Restored, children_left: Vec<Pid>) -> Removed {
     let warnings = Left::warnings(&restored.left, target, &|_| None);
+    let Restored { stopped, text_restored, unmapped, asleep, .. } = restored;
     Removed {
-        stopped: restored.stopped,
-        text_restored: restored.text_restored,
+        stopped,
+        text_restored,
         children_left,
         warnings,
+        memory_left: !unmapped,
+        asleep,
         ..untouched(target.pid())
     }
 }
@@ -142,7 +164,8 @@ fn in_children(
     let mut done = vec![parent.pid()];
     // A child may fork while its siblings are looked after.
     loop {
-        let new: Vec<Pid> = heirs(area, file).into_iter().filter(|pid| !done.contains(pid)).collect();
+        let is_new = |pid: &Pid| !done.contains(pid) && !parent.shares_memory_with(*pid);
+        let new: Vec<Pid> = heirs(area, file).into_iter().filter(is_new).collect();
         if new.is_empty() {
             return left;
         }
@@ -164,7 +187,8 @@ fn in_children(
 
 /// Whether anybody else has inherited a target's code.
 pub fn has_heirs(target: &Target, area: DataArea) -> bool {
-    area_file(target, area).is_none_or(|file| heirs(area, file).into_iter().any(|pid| pid != target.pid()))
+    let is_other = |pid: Pid| pid != target.pid() && !target.shares_memory_with(pid);
+    area_file(target, area).is_none_or(|file| heirs(area, file).into_iter().any(is_other))
 }
 
 /// Processes that map this data area at its place. (The engine maps it too, elsewhere.)
@@ -244,7 +268,8 @@ pub fn refuse_held(target: &Arc<Target>, range: &AvmaRange) -> Result<(), Error>
     let area = match target.adopt_area(range) {
         Ok(area) => area,
         // Its maker died before the header was written: nothing leads there.
-        Err(ingraft_process::Error::NoArea { .. }) => return Ok(()),
+        Err(ingraft_process::Error::NoArea { .. }) if is_unmade(target, range) => return Ok(()),
+        Err(ingraft_process::Error::NoArea { .. }) => return Err(other_version(target.pid())),
         Err(e) => return Err(failed(e)),
     };
     let holder = area.holder().map_err(failed)?;

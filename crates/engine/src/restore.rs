@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use ingraft_codegen::RemovalRecord;
-use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, PcMove, TextWrite};
+use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, PcMove, TextWrite, Tid};
 use ingraft_process::{Applied, ApplyError, Options as ApplyOptions, Target, ThreadBase, contains};
 
 use crate::error::Error;
@@ -24,6 +24,8 @@ pub struct Restored {
     pub threads: Vec<ThreadBase>,
     /// What is not the original text again, and what was put right that others had broken.
     pub left: Vec<Left>,
+    /// Threads that sleep in the kernel, on which the memory has to wait that was not unmapped.
+    pub asleep: Vec<Tid>,
 }
 
 /// What a removal has to do still, and what it cannot do.
@@ -38,6 +40,9 @@ impl Rest {
         !self.plan.text.is_empty() || self.left.iter().any(|left| left.state.may_lead())
     }
 }
+
+/// How long threads that sleep uninterruptibly are waited for, so that their gs bases can be set back: most do so for milliseconds, some for days.
+const SLEEPERS: Duration = Duration::from_millis(500);
 
 /// How often is looked whether every thread has left the arenas before they are unmapped.
 const TRIES: u32 = 50;
@@ -65,6 +70,7 @@ pub fn restore(
         rest.left.extend(copy_of(target, points, arenas).map(|at| Left { at, state: Why::Copied }));
     }
     let mut unmapped = false;
+    let mut asleep = Vec::new();
     // Memory goes only after everything that leads there was seen gone.
     if !rest.leads() {
         // A thread whose saved context leads into the arenas (in a handler, say), or that is in a function which our code has called, leaves
@@ -76,6 +82,7 @@ pub fn restore(
             calls: area,
             readings: area,
             check_quiet: sorted(arenas),
+            sleepers: SLEEPERS,
             ..ApplyOptions::default()
         };
         for _ in 0..TRIES {
@@ -83,10 +90,17 @@ pub fn restore(
                 Ok(applied) => applied,
                 // it stays until somebody tries again
                 Err(ApplyError::Busy { .. }) => break,
-                Err(e) => return Err(Error::apply(target.pid(), e)),
+                Err(e) => match e.sleeper().filter(|tid| target.is_asleep(*tid)) {
+                    Some(tid) => {
+                        asleep = vec![tid];
+                        break;
+                    }
+                    None => return Err(Error::apply(target.pid(), e)),
+                },
             };
             stopped = stopped.max(applied.held);
             threads = applied.bases;
+            asleep = applied.asleep;
             if applied.quiet {
                 let mut ours = arenas.to_vec();
                 ours.extend(area.map(|a| a.range()));
@@ -94,14 +108,18 @@ pub fn restore(
                 unmapped = true;
                 break;
             }
-            std::thread::sleep(PAUSE);
+            if asleep.is_empty() {
+                std::thread::sleep(PAUSE);
+            } else if !target.wait_awake(&asleep, SLEEPERS) {
+                break;
+            }
         }
     }
     let text_restored = rest.plan.text.is_empty() && rest.left.is_empty();
     let mut left = rest.left;
     left.extend(found.into_iter().filter(|left| left.state == Why::Broken));
     Left::sort(&mut left);
-    Ok(Restored { stopped, text_restored, unmapped, threads, left })
+    Ok(Restored { stopped, text_restored, unmapped, threads, left, asleep })
 }
 
 /// Restores the text alone, without waiting for threads to leave the code, which stays. Whether it is the original one again.

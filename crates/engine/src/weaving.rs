@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
 use ingraft_codegen::{
-    Arena, Cost, Environment, Inner, MiniRequest, PointRequest, Readable, RemovalRecord, TextSpace, WovenPoint,
+    Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, Readable, RemovalRecord, TextSpace, WovenPoint,
     add_mini, remove_mini, remove_within, weave_points,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, AvmaRange, Bias, CpuClock, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Svma, TextWrite,
+    Avma, AvmaRange, Bias, CpuClock, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Stmt, Svma, TextWrite,
     ThreadIdentity, VariableId, WallClock,
 };
 use ingraft_process::Target;
@@ -22,7 +22,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::background::{each, in_background};
 use crate::cost;
 use crate::error::{Error, ErrorKind};
-use crate::journal::{FileId, PointRecord};
+use crate::journal::{FileId, NOBODY, PointChain, PointRecord, SHARED};
 use crate::modules::{ModuleFile, Modules};
 use crate::sites::{Found, Spot, Text, are_known, entry_site, sites};
 
@@ -105,8 +105,10 @@ pub struct Woven {
     pub hook: Option<u64>,
     /// Points that are gone from the target, with their text or without, and that fork children may have.
     inherited: Vec<PointRecord>,
-    /// What a dead engine wove; it can only go as a whole.
+    /// What a dead engine wove; the points of a function can only go as a whole.
     adopted: Vec<PointRecord>,
+    /// The snippets at those points, by the points' keys, as far as it has said.
+    adopted_chains: BTreeMap<Avma, PointChain>,
     /// Its arenas: what in them is free is not known.
     adopted_arenas: Vec<AvmaRange>,
 }
@@ -125,6 +127,17 @@ struct Mini {
     role: Option<Role>,
     /// How often it runs, if that is counted.
     meter: Option<Meter>,
+    /// Whose it is, for the journal.
+    owner: u32,
+}
+
+/// Code of a dead engine that nobody needs.
+#[derive(Debug)]
+pub struct Spare {
+    /// Points that can go.
+    pub points: Vec<PointRecord>,
+    /// What is left at other points, and the writes that make it so.
+    pub chains: Vec<(PointChain, Vec<TextWrite>)>,
 }
 
 /// What weaving a request gives.
@@ -136,6 +149,8 @@ pub struct Change {
     pub new_points: Vec<WovenAnew>,
     /// Functions that cannot be woven for a pair of the request.
     pub refused: FxHashMap<(FunctionRef, usize), Refusal>,
+    /// Points that have other snippets afterwards, in the order of the changes.
+    pub chains: Vec<PointChain>,
 }
 
 /// A point that is new.
@@ -150,6 +165,11 @@ impl WovenAnew {
     /// Its name in the journal.
     pub fn key(&self) -> Avma {
         self.point.woven.removal.key()
+    }
+
+    /// Its snippets, for the journal.
+    pub fn chain(&self) -> PointChain {
+        self.point.chain()
     }
 
     /// What undoes it: all of them together.
@@ -211,8 +231,63 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
 
 impl Woven {
     /// Takes over what a dead engine wove.
-    pub fn adopt(adopted: Vec<PointRecord>, adopted_arenas: Vec<AvmaRange>) -> Self {
-        Woven { adopted, adopted_arenas, ..Woven::default() }
+    pub fn adopt(
+        adopted: Vec<PointRecord>,
+        adopted_chains: BTreeMap<Avma, PointChain>,
+        adopted_arenas: Vec<AvmaRange>,
+    ) -> Self {
+        Woven { adopted, adopted_chains, adopted_arenas, ..Woven::default() }
+    }
+
+    /// What of a dead engine's code nobody needs: all points of functions in which no snippet is of a pair in `owners` (the first counters of their
+    /// values), and at the points that stay the writes that lead past the snippets of others. `follow`: pairs of these follow calls, so that
+    /// what they share stays. Points of which the dead engine has not said whose they are stay.
+    pub fn spare(&self, owners: &FxHashSet<u32>, follow: bool) -> Spare {
+        let stays = |owner: u64| match u32::try_from(owner) {
+            Ok(SHARED) => follow,
+            Ok(NOBODY) | Err(_) => false,
+            Ok(owner) => owners.contains(&owner),
+        };
+        let chain = |point: &PointRecord| self.adopted_chains.get(&point.removal.key());
+        let needed: FxHashSet<Avma> = self
+            .adopted
+            .iter()
+            .filter_map(chain)
+            .filter(|c| c.chain.snippets.iter().any(|(owner, _)| stays(*owner)))
+            .map(|c| c.chain.function)
+            .collect();
+        let goes = |point: &&PointRecord| chain(point).is_some_and(|c| !needed.contains(&c.chain.function));
+        let points = self.adopted.iter().filter(goes).cloned().collect();
+        let left = self.adopted.iter().filter_map(chain).filter(|c| needed.contains(&c.chain.function));
+        let past = |known: &PointChain| {
+            let is_used = known.chain.snippets.iter().any(|(owner, _)| stays(*owner));
+            let serves = |owner: u64| is_used && owner == u64::from(NOBODY);
+            let (chain, writes) = known.chain.keeping(|owner| stays(owner) || serves(owner));
+            (!writes.is_empty()).then_some((PointChain { key: known.key, chain }, writes))
+        };
+        Spare { points, chains: left.filter_map(past).collect() }
+    }
+
+    /// Points of a dead engine are gone.
+    pub fn forget_adopted(&mut self, points: &[PointRecord]) {
+        let gone: FxHashSet<Avma> = points.iter().map(|p| p.removal.key()).collect();
+        self.adopted.retain(|p| !gone.contains(&p.removal.key()));
+        self.adopted_chains.retain(|key, _| !gone.contains(key));
+    }
+
+    /// Other snippets are at a point of a dead engine.
+    pub fn change_adopted(&mut self, chain: PointChain) {
+        self.adopted_chains.insert(chain.key, chain);
+    }
+
+    /// The first counters of the pairs of a dead engine that have code in a range of text. None if it has none there.
+    pub fn adopted_within(&self, text: &AvmaRange) -> Option<FxHashSet<u32>> {
+        let lies = |w: &TextWrite| w.at < text.end && text.start < w.at.offset(w.len.into());
+        let mut its = self.adopted.iter().filter(|point| point.removal.text.iter().any(lies)).peekable();
+        its.peek()?;
+        let chains = its.filter_map(|point| self.adopted_chains.get(&point.removal.key()));
+        let owners = chains.flat_map(|c| &c.chain.snippets).filter_map(|(owner, _)| u32::try_from(*owner).ok());
+        Some(owners.collect())
     }
 
     /// Arenas that are mapped.
@@ -417,6 +492,7 @@ impl Woven {
                     for mini in &found.minis {
                         Arc::make_mut(point).add(env, arena, found.place.spot, mini, &mut change.plan)?;
                     }
+                    change.chains.push(point.chain());
                 }
                 None => new.entry(found.place.function.module).or_default().push(found),
             }
@@ -496,14 +572,14 @@ impl Woven {
         Ok(())
     }
 
-    /// Takes snippets out of points; points without snippets go altogether. Returns the plan and the points that go.
+    /// Takes snippets out of points; points without snippets go altogether. Returns the plan, the points that go, and what is left at others.
     pub fn unweave(
         &mut self,
         modules: &Modules,
         minis: &[(FunctionRef, u64)],
-    ) -> Result<(PatchPlan, Vec<PointRecord>), Error> {
+    ) -> Result<(PatchPlan, Vec<PointRecord>, Vec<PointChain>), Error> {
         let mut plan = PatchPlan::default();
-        let mut gone = Vec::new();
+        let (mut gone, mut chains) = (Vec::new(), Vec::new());
         let mut left: FxHashMap<FunctionRef, Vec<u64>> = FxHashMap::default();
         for (function, id) in minis {
             left.entry(*function).or_default().push(*id);
@@ -548,11 +624,12 @@ impl Woven {
                     verify_removed(arena, &removed, &before.woven, &point.woven).map_err(|e| defect(&e))?;
                     point.minis.remove(index);
                     append(&mut plan, removed);
+                    chains.push(point.chain());
                 }
             }
         }
         sort(&mut plan);
-        Ok((plan, gone))
+        Ok((plan, gone, chains))
     }
 
     /// The shared routines of all arenas: a thread in one may be about to read what a change writes.
@@ -800,7 +877,13 @@ impl NewMini<'_> {
     }
 
     fn known(&self) -> Mini {
-        Mini { role: self.role, meter: self.meter() }
+        Mini { role: self.role, meter: self.meter(), owner: self.owner() }
+    }
+
+    /// The first counter of its pair: that of the pair's value.
+    fn owner(&self) -> u32 {
+        let serves = self.id == SETTLE || self.snippet.stmts.contains(&Stmt::Await);
+        self.counters.first().copied().unwrap_or(if serves { NOBODY } else { SHARED })
     }
 
     fn request(&self) -> MiniRequest<'_> {
@@ -809,6 +892,15 @@ impl NewMini<'_> {
 }
 
 impl Point {
+    /// Its snippets, for the journal.
+    fn chain(&self) -> PointChain {
+        let mut chain = Chain::of(&self.woven);
+        for ((name, _), mini) in chain.snippets.iter_mut().zip(&self.minis) {
+            *name = mini.owner.into();
+        }
+        PointChain { key: self.woven.removal.key(), chain }
+    }
+
     /// Adds a snippet among those of its role: in front of them where something begins, behind them elsewhere, so that what begins first ends
     /// last.
     fn add(

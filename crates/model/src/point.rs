@@ -125,6 +125,14 @@ pub enum Refusal {
         /// Offset from the function's first byte.
         offset: u32,
     },
+    /// A measurement that was asked to stay has code there that a dead engine wove: it is known well enough to be removed, not to be added to.
+    #[error(
+        "measurement {measurement}, which was to stay and whose engine has died, has code there: remove that measurement first"
+    )]
+    Kept {
+        /// Its number.
+        measurement: u64,
+    },
     /// The text is mapped shared; a write would reach other processes.
     #[error("its text is mapped shared")]
     SharedText,

@@ -5,7 +5,7 @@ use ingraft_model::Refusal;
 use crate::v1;
 
 /// All words that [`reason`] answers, in the order of docs/protocol.md.
-pub const REASONS: [&str; 23] = [
+pub const REASONS: [&str; 24] = [
     "too_short",
     "branch_into_springboard",
     "entered_inside",
@@ -22,6 +22,7 @@ pub const REASONS: [&str; 23] = [
     "not_a_function",
     "restartable_sequence",
     "bytes_differ",
+    "kept",
     "shared_text",
     "text_relocations",
     "vdso",
@@ -50,6 +51,7 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::NotAFunction { .. } => "not_a_function",
         Refusal::RestartableSequence => "restartable_sequence",
         Refusal::BytesDiffer { .. } => "bytes_differ",
+        Refusal::Kept { .. } => "kept",
         Refusal::SharedText => "shared_text",
         Refusal::TextRelocations => "text_relocations",
         Refusal::Vdso => "vdso",

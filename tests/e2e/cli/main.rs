@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod asleep;
 mod backends;
 mod bad_input;
 mod calling;

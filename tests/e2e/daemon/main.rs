@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod asleep;
 mod audit;
 mod costs;
 mod files;
@@ -9,6 +10,7 @@ mod generic;
 mod hostile;
 mod life;
 mod shared_points;
+mod successors;
 
 use std::path::Path;
 

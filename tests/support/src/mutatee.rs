@@ -74,6 +74,7 @@ fn recipe(name: &str) -> Recipe {
         "guest" => ("gcc", C, &["guest.c"], false),
         "blocked" => ("gcc", C, &["blocked.c"], false),
         "partial" => ("gcc", C, &["partial.c"], false),
+        "asleep" => ("gcc", C, &["asleep.c"], false),
         "signals" => ("gcc", C, &["signals.c"], false),
         "loads" => ("gcc", C, &["loads.c"], false),
         "libplugin.so" => ("gcc", &["-O2", "-g", "-shared", "-fPIC"] as &[_], &["plugin.c"], false),

@@ -52,6 +52,9 @@ async fn detach(client: &Client, target: &Target, common: &Common, out: &mut Out
     for what in &removed.warnings {
         output::warn(&words::disturbed(removed.pid, &removed.host, what), common.format);
     }
+    if let Some(left) = words::memory_left(&removed) {
+        output::warn(&left, common.format);
+    }
     let differs = (!removed.text_restored).then(|| words::not_restored(&removed));
     out.object(&Object::Removed(removed))?;
     differs.map_or(Ok(true), |failure| Err(failure.into()))

@@ -455,6 +455,8 @@ pub(super) fn removed(r: v1::Removed, host: Host) -> objects::Removed {
         children_left: r.children_left,
         corrections: Corrections { late_start: r.late_start, early_end: r.early_end },
         warnings: r.warnings,
+        memory_left: r.memory_left,
+        asleep: r.asleep,
     }
 }
 

@@ -226,6 +226,26 @@ pub(crate) fn disturbed(pid: i32, host: &Host, what: &str) -> String {
     format!("{}: {what}", at(pid, host))
 }
 
+/// What is said of memory that could not be unmapped yet; none if all is gone.
+pub(crate) fn memory_left(r: &Removed) -> Option<String> {
+    if !r.memory_left || !r.text_restored {
+        return None;
+    }
+    let why = match r.asleep.as_slice() {
+        [] => "a thread may still return to it".to_owned(),
+        [one] => format!("thread {one} sleeps in the kernel and cannot be stopped"),
+        several => {
+            let tids: Vec<String> = several.iter().map(ToString::to_string).collect();
+            format!("threads {} sleep in the kernel and cannot be stopped", tids.join(", "))
+        }
+    };
+    Some(format!(
+        "process {} keeps ingraft's memory, to which nothing leads any more, because {why}; a daemon removes it when that is over, \
+         otherwise the next `ingraft` command there or `ingraft detach -p {}` does",
+        r.pid, r.pid
+    ))
+}
+
 /// The worst that can be said after a removal.
 pub(crate) fn not_restored(r: &Removed) -> Failure {
     let what = format!("the code of process {} differs from the original after the removal", r.pid);

@@ -9,7 +9,7 @@ use ingraft_engine::{
     LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary,
     ProcessEntry, RefusedFunction, Removed, TargetSpec,
 };
-use ingraft_model::Pid;
+use ingraft_model::{Pid, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
 use ingraft_wire::{Failure, FailureKind, v1};
 
@@ -208,6 +208,8 @@ pub fn removed(removed: &Removed) -> v1::Removed {
         late_start: removed.corrections.0,
         early_end: removed.corrections.1,
         warnings: removed.warnings.clone(),
+        memory_left: removed.memory_left,
+        asleep: removed.asleep.iter().map(|Tid(tid)| *tid).collect(),
     }
 }
 

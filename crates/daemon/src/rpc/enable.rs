@@ -284,7 +284,7 @@ mod tests {
     use std::sync::Arc;
 
     use ingraft_engine::{FunctionRef, MeasurementId, MetricFocus, Reading, Removed, Value};
-    use ingraft_model::{Focus, MetricInfo, Refusal, Svma};
+    use ingraft_model::{Focus, MetricInfo, Refusal, Svma, Tid};
     use prost::Message;
 
     use super::*;
@@ -375,6 +375,8 @@ mod tests {
             stopped: Duration::ZERO,
             text_restored: true,
             children_left: vec![Pid(8)],
+            memory_left: true,
+            asleep: vec![Tid(9)],
             corrections: (0, 0),
             grown: None,
             warnings: Vec::new(),

@@ -1,10 +1,11 @@
 //! A dead engine's measurements that were to stay go on in a new one.
 
-use ingraft_model::WallClock;
 use ingraft_model::layout::header;
+use ingraft_model::{TextWrite, WallClock};
+use ingraft_process::contains;
 
 use super::*;
-use crate::journal::Contents;
+use crate::journal::{Contents, PointChain};
 
 impl Session {
     /// Goes on with the measurements that a dead engine was to keep; `None` if there were none and the rest was removed.
@@ -14,20 +15,157 @@ impl Session {
         let areas = target.find_areas().map_err(failed)?;
         areas.iter().try_for_each(|range| leftover::refuse_held(&target, range))?;
         let lock = lock_target(&context, pid)?;
-        let path = context.state.journal_path(pid, target.identity().start_time);
         let Some(range) = areas.into_iter().next() else {
             // It died between the journal's beginning and the target, or after it had removed everything.
-            let _ = std::fs::remove_file(path);
+            let _ = std::fs::remove_file(context.state.journal_path(pid, target.identity().start_time));
             context.state.forget_lock(pid, lock);
             return Ok(None);
         };
         let found = leftover::open_area(&context.state, &target, &range)?;
         let Some(contents) = found.journal.filter(|j| !j.kept.is_empty()) else {
-            leftover::restore_area(&context.state, &target, &range)?;
+            let removed = leftover::restore_area(&context.state, &target, &range)?;
+            if removed.memory_left && removed.text_restored {
+                return Session::with_memory(context, target, lock, &range, removed).map(Some);
+            }
             context.state.forget_lock(pid, lock);
             return Ok(None);
         };
-        let area = Arc::new(found.area);
+        let kept = contents.kept.clone();
+        let session = Session::with_area(context, target, lock, found.area, contents)?;
+        let measurements =
+            kept.into_iter().map(|k| (MeasurementId(k.id), adopted(pid, library, k.definitions, k.pairs)));
+        {
+            let mut control = session.control();
+            control.measurements.extend(measurements);
+            control.has_spare = true;
+            session.release_spare(&mut control);
+        }
+        Ok(Some(session))
+    }
+
+    /// Takes out what a dead engine wove and no measurement needs any more: what was leased to its clients, and what was removed since. What cannot be
+    /// taken out just now is tried again by the watch.
+    pub(super) fn release_spare(&self, control: &mut Control) {
+        if !std::mem::take(&mut control.has_spare) {
+            return;
+        }
+        if let Err(error) = self.try_release_spare(control) {
+            tracing::warn!(pid = self.pid().0, %error, "code of a dead engine that nobody needs stays for now");
+            control.has_spare = true;
+        }
+    }
+
+    fn try_release_spare(&self, control: &mut Control) -> Result<(), Error> {
+        let Some(attached) = control.attached.as_mut().filter(|a| !a.woven.knows_all()) else { return Ok(()) };
+        let views = || control.measurements.values().flat_map(|m| m.views.iter()).filter(|view| view.own.is_none());
+        let owners: FxHashSet<u32> = views().map(|view| view.value.first).collect();
+        let follow = views().any(|view| !view.activations.is_empty());
+        let spare = attached.woven.spare(&owners, follow);
+        if spare.points.is_empty() && spare.chains.is_empty() {
+            return Ok(());
+        }
+        if control.family {
+            let left = leftover::withdraw_from_children(&self.target, &spare.points, attached.area.layout());
+            if !left.is_empty() {
+                tracing::warn!(?left, "children go on with code that was taken out");
+            }
+        }
+        let restored = restore::withdraw(&self.target, &spare.points)?;
+        let chains = self.lead_past(&attached.woven, spare.chains)?;
+        // open calls of what is gone would count and restore nothing; only a dead engine's are left to tell by name
+        if control.pairs.is_empty() {
+            let kept = views().flat_map(|view| &view.activations).map(|first| COUNTERS + 8 * (first & !RECORDS_ONLY));
+            attached.area.forget_other_records(&kept.collect::<FxHashSet<u32>>()).map_err(|e| self.failed(e))?;
+        }
+        let records: Entries = chains.iter().cloned().map(Record::Chain).collect();
+        chains.into_iter().for_each(|chain| attached.woven.change_adopted(chain));
+        self.write_journal(&mut attached.journal, &attached.area, records)?;
+        if !restored {
+            let what = format!("something else has patched code of process {} that was to be restored", self.pid());
+            let hint = "end the other tool; it is restored with the rest when everything is removed";
+            return Err(Error::new(ErrorKind::Failed, "bytes_differ", what, hint).about(self.pid()));
+        }
+        attached.woven.forget_adopted(&spare.points);
+        self.forget_points(attached, spare.points)
+    }
+
+    /// Leads threads past snippets that nobody needs. Returns what is at the points afterwards.
+    fn lead_past(&self, woven: &Woven, chains: Vec<(PointChain, Vec<TextWrite>)>) -> Result<Vec<PointChain>, Error> {
+        let mut arenas = woven.arenas();
+        arenas.sort_unstable_by_key(|arena| arena.start);
+        let is = |write: &TextWrite, bytes: &[u8]| {
+            let mut now = vec![0; bytes.len()];
+            contains(&arenas, write.at) && self.target.read(write.at, &mut now).is_ok() && now == bytes
+        };
+        let (mut text, mut done) = (Vec::new(), Vec::new());
+        for (chain, writes) in chains {
+            // the dead engine may have been killed between its journal and the target, before or after
+            if writes.iter().all(|w| is(w, w.old_bytes()) || is(w, w.new_bytes())) {
+                text.extend(writes.into_iter().filter(|w| is(w, w.old_bytes())));
+                done.push(chain);
+            }
+        }
+        text.sort_unstable_by_key(|w| w.at);
+        if !text.is_empty() {
+            let plan = PatchPlan { text, ..PatchPlan::default() };
+            let applied =
+                self.target.apply(&plan, &ApplyOptions::default()).map_err(|e| Error::apply(self.pid(), e))?;
+            self.note_hold(applied.held);
+        }
+        Ok(done)
+    }
+
+    /// Which measurement of a dead engine has code in a function, if one has.
+    pub(super) fn kept_in(&self, control: &Control, function: MdlFunction) -> Option<u64> {
+        let attached = control.attached.as_ref().filter(|a| !a.woven.knows_all())?;
+        let (_, module, f) = control.modules.resolve(function)?;
+        let start = f.start().to_avma(module.bias);
+        let owners = attached.woven.adopted_within(&(start..start.offset(f.size().cast_signed())))?;
+        let has = |m: &Measurement| m.views.iter().any(|v| v.own.is_none() && owners.contains(&v.value.first));
+        let adopted = || control.measurements.iter().filter(|(_, m)| m.keep);
+        adopted().find(|(_, m)| has(m)).or_else(|| adopted().next()).map(|(id, _)| id.0)
+    }
+
+    /// Goes on with the memory of a removal that cannot be finished yet: nothing is woven.
+    pub(super) fn with_memory(
+        context: Context,
+        target: Arc<Target>,
+        lock: File,
+        range: &AvmaRange,
+        removed: Removed,
+    ) -> Result<Self, Error> {
+        let found = leftover::open_area(&context.state, &target, range)?;
+        let Some(mut contents) = found.journal else { return Session::with_modules(context, target, lock) };
+        contents.kept.clear();
+        // the text is restored: records of points are of use to fork children alone
+        if !leftover::has_heirs(&target, found.area.layout()) {
+            contents.points.clear();
+        }
+        let gone = contents.points.clone();
+        let session = Session::with_area(context, target, lock, found.area, contents)?;
+        let mut control = session.control();
+        control.unfinished = Some(Unfinished::new(removed.asleep, None));
+        control.unsettled = true;
+        if let Some(attached) = control.attached.as_mut() {
+            attached.woven.forget_adopted(&gone);
+            attached.woven.keep_inherited(gone);
+        }
+        drop(control);
+        Ok(session)
+    }
+
+    /// Goes on in an area that a dead engine has left, with what its journal says.
+    fn with_area(
+        context: Context,
+        target: Arc<Target>,
+        lock: File,
+        area: SharedArea,
+        contents: Contents,
+    ) -> Result<Self, Error> {
+        let pid = target.pid();
+        let failed = |e| Error::process(pid, e);
+        let path = context.state.journal_path(pid, target.identity().start_time);
+        let area = Arc::new(area);
         // The journal's copy was the target's to change: no more counters than a shard has room for.
         let contents = Contents { counters: contents.counters.min(area.layout().counters()), ..contents };
         if area.try_lock() == Some(false) {
@@ -45,8 +183,9 @@ impl Session {
         let rate = area.read_u64(header::CPU_RATE.into()).map_err(failed)?;
         let shadow_stack = target.status().map_err(failed)?.shadow_stack;
         let wall = area.wall_clock().map_err(failed)?;
-        let mut session = Session::with_modules(context, target, lock)?;
-        session.clock = Ok(if wall == WallClock::Tsc { TickClock::counter() } else { TickClock::monotonic(None) });
+        let session = Session::with_modules(context, target, lock)?;
+        let clock = if wall == WallClock::Tsc { TickClock::counter() } else { TickClock::monotonic(None) };
+        let session = Session { clock: Ok(clock), ..session };
         if rate != 0 {
             session.cpu_rate.get_or_init(|| rate);
         }
@@ -66,11 +205,6 @@ impl Session {
                 shapes.insert(pair.value.first, pair.value.shape);
                 pair.activations.iter().for_each(|first| shapes.insert(*first & !RECORDS_ONLY, Shape::Activations));
             }
-            for kept in contents.kept {
-                control
-                    .measurements
-                    .insert(MeasurementId(kept.id), adopted(pid, library, kept.definitions, kept.pairs));
-            }
             control.attached = Some(Attached {
                 env: Environment {
                     data: area.layout(),
@@ -85,13 +219,13 @@ impl Session {
                 },
                 area,
                 journal,
-                woven: Woven::adopt(contents.points, contents.arenas),
+                woven: Woven::adopt(contents.points, contents.chains, contents.arenas),
                 why_locked: None,
                 since_ns: contents.head.since_ns,
                 cpu_before: Duration::ZERO,
             });
         }
-        Ok(Some(session))
+        Ok(session)
     }
 }
 

@@ -9,6 +9,7 @@ use super::*;
 use crate::symbols::Symbols;
 use crate::variables::data_of;
 use crate::wall;
+use crate::weaving::WovenAnew;
 
 /// The clock of processor time where the time stamp counter is no clock.
 fn without_counter(cpu: CpuClock) -> CpuClock {
@@ -259,7 +260,10 @@ impl Session {
             reasons.map_or(Ok((woven, stopped)), Err)
         });
         let (woven_refused, mut stopped) = match outcome {
-            Ok(done) => done,
+            Ok((mut woven, stopped)) => {
+                self.name_kept(control, &mut woven);
+                (woven, stopped)
+            }
             // what else is asked for goes on; the functions of a library are told as refused
             Err(e) if e.is_shortage() && !first && !whole => {
                 tracing::warn!(error = %e, "a library is left alone");
@@ -384,6 +388,17 @@ impl Session {
         Err(Error::new(ErrorKind::Failed, "no_calls", what, hint).about(self.pid()))
     }
 
+    /// Functions whose bytes differ from the file because a measurement of a dead engine is there are told so.
+    fn name_kept(&self, control: &Control, refused: &mut Refused) {
+        for ((function, _), refusal) in refused.iter_mut() {
+            if let Refusal::BytesDiffer { .. } = refusal
+                && let Some(measurement) = self.kept_in(control, *function)
+            {
+                *refusal = Refusal::Kept { measurement };
+            }
+        }
+    }
+
     fn refuse_hopeless(
         &self,
         control: &Control,
@@ -401,6 +416,7 @@ impl Session {
             let pairs = || of_function.iter().flat_map(|w| w.minis.iter().map(|m| (w.function, m.pair)));
             for w in of_function {
                 reasons.extend(w.refused(&sites(&text, modules, w.function, w.spot)));
+                self.name_kept(control, &mut reasons);
             }
             let places: FxHashSet<_> = pairs().filter(|p| !reasons.contains_key(p)).collect();
             for (function, pair) in places {
@@ -452,6 +468,7 @@ impl Session {
         }
         let own_gs =
             control.modules.user_of_gs(&self.target).map(|file| format!("{} uses the gs base itself", file.name));
+        let own_gs_is_free = own_gs.is_none();
         let (identity, cpu) = match own_gs {
             Some(_) => (ThreadIdentity::Locked, CpuClock::None),
             None => (survey.identity, survey.cpu),
@@ -465,6 +482,9 @@ impl Session {
             (Ok(clock), cpu) if !clock.is_counter() => (wall::of_kernel(&self.target), without_counter(cpu)),
             (_, cpu) => (WallClock::Tsc, cpu),
         };
+        if survey.residue && own_gs_is_free {
+            self.target.reset_residue().map_err(failed)?;
+        }
         let request = DataAreaRequest { identity, cpu, wall, family, ..DataAreaRequest::default() };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         let since_ns = now_ns();
@@ -576,6 +596,8 @@ impl Session {
             let written = scope.spawn(|| {
                 let mut entries = Entries::from(Record::Counters(used));
                 change.new_points.iter().for_each(|point| entries.add_point(point.file, point.records()));
+                let chains = change.new_points.iter().map(WovenAnew::chain).chain(change.chains.iter().cloned());
+                chains.for_each(|chain| entries.add(&Record::Chain(chain)));
                 self.write_journal(&mut attached.journal, &attached.area, entries)
             });
             let catch_up = match control.unrun {

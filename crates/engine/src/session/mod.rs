@@ -57,6 +57,7 @@ use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 use self::insert::Stop;
 use self::internals::OwnValue;
 use self::numbering::Numbering;
+use self::unfinished::Unfinished;
 use self::view::{Plain, View, Views};
 
 mod adopt;
@@ -72,6 +73,7 @@ mod numbering;
 mod read;
 mod remove;
 mod rights;
+mod unfinished;
 mod view;
 
 /// What is done when a target has ended.
@@ -182,6 +184,10 @@ struct Control {
     unsettled: bool,
     /// Fork children count like threads of the target; before anything is woven: they are to.
     family: bool,
+    /// Everything was taken out but the memory, which has to stay for a while.
+    unfinished: Option<Unfinished>,
+    /// A dead engine has woven what no measurement needs.
+    has_spare: bool,
     /// The engine ends: nothing new begins.
     closed: bool,
     /// The longest hold by anything else than a change.
@@ -264,14 +270,18 @@ pub fn now_ns() -> u64 {
 }
 
 impl Session {
-    /// Opens a session; the target is not touched yet, unless a dead engine left something in it: that is removed.
+    /// Opens a session; the target is not touched yet, unless a dead engine left something in it: that is removed. What cannot be removed yet, because
+    /// a thread sleeps in the kernel, the session goes on with.
     pub fn open(context: Context, target: Arc<Target>) -> Result<Self, Error> {
         let failed = |e| Error::process(target.pid(), e);
         let areas = target.find_areas().map_err(failed)?;
         areas.iter().try_for_each(|range| leftover::refuse_held(&target, range))?;
         let lock = lock_target(&context, target.pid())?;
         for range in areas {
-            leftover::restore_area(&context.state, &target, &range)?;
+            let removed = leftover::restore_area(&context.state, &target, &range)?;
+            if removed.memory_left && removed.text_restored {
+                return Session::with_memory(context, target, lock, &range, removed);
+            }
         }
         Session::with_modules(context, target, lock)
     }
@@ -294,6 +304,8 @@ impl Session {
             events: EventPlaces::default(),
             unsettled: false,
             family: false,
+            unfinished: None,
+            has_spare: false,
             closed: false,
             held: Duration::ZERO,
         };
@@ -373,8 +385,13 @@ impl Session {
             return Err(ending(self.pid()));
         }
         let _acting = self.target.act_for(rights);
-        let attached_before = control.attached.is_some();
+        if control.lock.is_none() && self.ended.get().is_none() {
+            return Err(over(self.pid()));
+        }
+        self.release_spare(control);
+        let attached_before = control.attached.is_some() && !control.measurements.is_empty();
         self.look_at_modules(control)?;
+        self.refuse_changed(control)?;
         let own = internals::of_request(library, request, &control.modules)?;
         let before = self.internal_views(&own)?;
         let (errors, wanted) = self.evaluate_rest(control, library, request, &own, missing, progress);
@@ -724,6 +741,14 @@ pub fn describe(identity: ThreadIdentity) -> String {
         ThreadIdentity::FsBase => "by fs base".to_owned(),
         ThreadIdentity::Locked => "not at all: locked counters".to_owned(),
     }
+}
+
+/// The reason of [`over`].
+pub const OVER: &str = "session_over";
+
+/// The session has ended between its being found and its being asked: another one is to be opened.
+fn over(pid: Pid) -> Error {
+    Error::new(ErrorKind::Failed, OVER, "a removal has just ended", "try again").about(pid)
 }
 
 /// The engine is on its way out.

@@ -32,8 +32,14 @@ impl Session {
             self.write_journal(&mut attached.journal, &attached.area, Record::KeptGone(id.0).into())?;
         }
         control.measurements.remove(&id);
+        if !last {
+            // its code may be a dead engine's
+            control.has_spare = true;
+            self.release_spare(control);
+        }
         self.drop_users(control, &views);
-        Ok((Removed { grown, last: Some(reading), ..removed }, last))
+        let over = last && control.unfinished.is_none();
+        Ok((Removed { grown, last: Some(reading), ..removed }, over))
     }
 
     /// Takes out the code of pairs that only this measurement uses.
@@ -56,7 +62,7 @@ impl Session {
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<Duration, Error> {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(Duration::ZERO) };
         let before = attached.woven.clone();
-        let taken = attached.woven.unweave(&control.modules, minis).and_then(|(plan, gone)| {
+        let taken = attached.woven.unweave(&control.modules, minis).and_then(|(plan, gone, chains)| {
             attached.woven.leave_idle(&plan.retired);
             let options = ApplyOptions {
                 check_quiet: attached.woven.idle(),
@@ -71,9 +77,9 @@ impl Session {
             let first = PatchPlan { step_out: reads, moves: plan.moves.clone(), ..plan };
             let applied = self.target.apply(&first, &options).map_err(|e| Error::apply(self.pid(), e))?;
             let rest = PatchPlan { step_out: leaves, moves: plan.moves, ..PatchPlan::default() };
-            Ok((applied, rest, options, gone))
+            Ok((applied, rest, options, (gone, chains)))
         });
-        let (applied, rest, options, gone) = match taken {
+        let (applied, rest, options, (gone, chains)) = match taken {
             Ok(taken) => taken,
             Err(e) => {
                 // what is in the target is what it was
@@ -102,6 +108,8 @@ impl Session {
                 tracing::warn!(?left, "children go on with code that was taken out");
             }
         }
+        let chains = chains.into_iter().map(Record::Chain).collect();
+        self.write_journal(&mut attached.journal, &attached.area, chains)?;
         self.forget_points(attached, gone)?;
         Ok(held)
     }
@@ -207,9 +215,12 @@ impl Session {
         }
         let warnings = self.warnings(control, &left);
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
-        // what is left is not ours
+        let memory_left = !restored.unmapped;
+        // what is left in the text is not ours
         if restored.unmapped {
             self.discard(control);
+        } else if text_restored {
+            self.leave_memory(control, records, arenas, restored.asleep.clone())?;
         } else {
             // Whoever comes next, ourselves included, finds the journal and finishes: from here on nobody holds the target.
             let nobody = Identity { pid: Pid(0), start_time: 0, boot_id: self.target.identity().boot_id };
@@ -219,8 +230,9 @@ impl Session {
             control.attached = None;
             control.lock = None;
         }
-        let stopped = restored.stopped;
-        Ok(Removed { stopped, text_restored, children_left, warnings, ..leftover::untouched(self.pid()) })
+        let (stopped, asleep) = (restored.stopped, restored.asleep);
+        let rest = leftover::untouched(self.pid());
+        Ok(Removed { stopped, text_restored, children_left, warnings, memory_left, asleep, ..rest })
     }
 
     fn warnings(&self, control: &Control, left: &[Left]) -> Vec<String> {
@@ -247,6 +259,7 @@ impl Session {
 
     /// Nothing of ours is in the target any more: the journal and the lock go.
     pub(super) fn discard(&self, control: &mut Control) {
+        control.unfinished = None;
         control.events = EventPlaces::default();
         if let Some(attached) = control.attached.take()
             && let Err(error) = attached.journal.discard()
@@ -281,7 +294,12 @@ impl Session {
         for id in ids {
             removed = Some(self.remove(id)?.0);
         }
-        Ok(if self.control().measurements.is_empty() {
+        let mut control = self.control();
+        if removed.is_none() && control.measurements.is_empty() && control.unfinished.is_some() {
+            removed = Some(self.take_down(&mut control)?);
+        }
+        self.let_go(&mut control);
+        Ok(if control.measurements.is_empty() {
             removed.or_else(|| Some(leftover::untouched(self.pid())))
         } else {
             None
