@@ -64,6 +64,8 @@ static void *sleeper(void *unused) {
             pid_t pid = vfork();
             if (pid == 0) {
                 char byte;
+                /* its own signal, not its parent's: it must not outlive a test that failed */
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
                 if (read(gate[0], &byte, 1) != 1) _exit(1);
                 _exit(0);
             }
