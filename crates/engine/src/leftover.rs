@@ -246,7 +246,7 @@ pub fn inserted_by_others(state: &StateDir, target: &Arc<Target>) -> Result<Opti
         (j.points.len() as u32, code, j.head.since_ns, j.kept.len() as u32)
     });
     let points_there = found.journal.as_ref().map_or(&[] as &[_], |j| &j.points);
-    let left = disturbed(&target, points_there).unwrap_or_default();
+    let left = disturbed(target, points_there).unwrap_or_default();
     Ok(Some(Inserted {
         pid,
         holder: format!("{name}{state}"),
@@ -258,7 +258,7 @@ pub fn inserted_by_others(state: &StateDir, target: &Arc<Target>) -> Result<Opti
         costs: None,
         measurements: Vec::new(),
         kept,
-        warnings: Left::warnings(&left, &target, &|_| None),
+        warnings: Left::warnings(&left, target, &|_| None),
     }))
 }
 
