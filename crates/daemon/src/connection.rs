@@ -37,6 +37,8 @@ const FRAME_BYTES: u32 = 16 << 10;
 const HEAD_BYTES: u32 = 8 << 10;
 /// Open streams of a connection. A command that measures many processes opens one for each.
 const STREAMS: u32 = 1000;
+/// The same of a user who is not root: heads of requests that never end are all that a stream may take before it is a call.
+const USERS_STREAMS: u32 = 250;
 /// The same where a connection begins before anything is proven.
 const STRANGERS_STREAMS: u32 = 100;
 /// What of an answer waits for a slow reader, besides one message.
@@ -147,7 +149,11 @@ where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut closing = serving.closing.clone();
-    let stranger = matches!(connection.holder(), Holder::Stranger(..) | Holder::Nobody);
+    let streams = match connection.holder() {
+        Holder::Stranger(..) | Holder::Nobody => STRANGERS_STREAMS,
+        Holder::User(0) | Holder::Token | Holder::Certificate(_) => STREAMS,
+        Holder::User(_) => USERS_STREAMS,
+    };
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -155,7 +161,7 @@ where
         .initial_stream_window_size(STREAM_WINDOW)
         .max_frame_size(FRAME_BYTES)
         .max_header_list_size(HEAD_BYTES)
-        .max_concurrent_streams(if stranger { STRANGERS_STREAMS } else { STREAMS })
+        .max_concurrent_streams(streams)
         .max_send_buf_size(SEND_BYTES)
         .max_pending_accept_reset_streams(RESETS)
         .max_local_error_reset_streams(ERRORS)
