@@ -19,7 +19,7 @@ use tower::Service;
 
 use crate::auth::{Access, Client, Origin};
 use crate::connection::{Connection, Streaming};
-use crate::core::{Closing, in_turns, shutting_down};
+use crate::core::{Behalf, Closing, on_behalf, shutting_down};
 use crate::quota::{Call, Table};
 
 /// From the head of a request to its end. Clients send a request in one go.
@@ -62,7 +62,7 @@ pub async fn answer(
     match begin(serving, &connection, origin, request) {
         Ok(Taken { routing, deadline, call, until }) => {
             let turns = call.lock().unwrap_or_else(PoisonError::into_inner).turns();
-            let routing = in_turns(turns, routing);
+            let routing = on_behalf(Behalf { turns, call: Arc::clone(&call) }, routing);
             let answered = match deadline {
                 Some(deadline) => tokio::time::timeout(deadline, routing).await,
                 None => Ok(routing.await),

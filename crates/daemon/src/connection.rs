@@ -112,11 +112,12 @@ impl Connection {
         if self.turned_away.is_some() {
             return Some(began + FAREWELL);
         }
-        if self.refusals.load(Ordering::Relaxed) >= REFUSALS {
+        let unproven = matches!(self.holder(), Holder::Stranger(..) | Holder::Nobody);
+        if unproven && self.refusals.load(Ordering::Relaxed) >= REFUSALS {
             return Some(began);
         }
         let activity = self.activity();
-        let stranger = matches!(self.holder(), Holder::Stranger(..) | Holder::Nobody).then(|| began + STRANGER);
+        let stranger = unproven.then(|| began + STRANGER);
         let idle = match *activity {
             Activity { greeted: false, .. } => Some(began + GREETING),
             Activity { streams: 0, since, .. } => Some(since + IDLE),

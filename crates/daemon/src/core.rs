@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ingraft_engine::{Engine, Error, Removed};
+use ingraft_engine::{Engine, Error, ErrorKind, Removed};
 use ingraft_wire::{Failure, FailureKind};
 use tokio::sync::{RwLock, Semaphore, watch};
 
 use crate::audit::Audit;
 use crate::keeper::{self, Keeper};
+use crate::quota::Call;
 use crate::recorder::Recorder;
 use crate::rpc::convert;
 
@@ -182,9 +183,10 @@ impl Core {
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
     ) -> Result<T, Failure> {
-        let turn = match turns() {
+        let behalf = behalf();
+        let turn = match &behalf {
             // It is never closed.
-            Some(turns) => turns.acquire_owned().await.ok(),
+            Some(behalf) => Arc::clone(&behalf.turns).acquire_owned().await.ok(),
             None => None,
         };
         let changes = self.shared.changes.clone();
@@ -195,7 +197,7 @@ impl Core {
         let shared = self.shared.clone();
         let noted = shared.calls.note(caller_of(&call));
         tokio::task::spawn_blocking(move || {
-            let _held = (guard, turn, noted);
+            let _held = (guard, turn, noted, behalf);
             call(&shared.engine)
         })
         .await
@@ -225,43 +227,50 @@ impl Core {
             }
         }
         let shared = self.shared.clone();
-        let removed = tokio::task::spawn_blocking(move || {
+        let (tell, removed) = tokio::sync::oneshot::channel();
+        // a thread of its own: calls that hang may have taken all others
+        let spawned = std::thread::Builder::new().name("end".into()).spawn(move || {
             let _guard = guard;
-            shared.engine.shutdown(removal)
+            drop(tell.send(shared.engine.shutdown(removal)));
         });
         // the engine bounds itself: this is for its locks
-        match tokio::time::timeout(removal + GOODBYE, removed).await {
-            Ok(Ok(removed)) => removed,
-            Ok(Err(e)) => {
-                tracing::error!("the engine's end failed in an unforeseen way: {e}");
-                Vec::new()
-            }
-            Err(_) => {
-                tracing::error!("the engine does not end; what it has inserted is left to the journal");
-                Vec::new()
-            }
-        }
+        let why = match (spawned, tokio::time::timeout(removal + GOODBYE, removed).await) {
+            (Err(e), _) => format!("no thread can be started to end the engine: {e}"),
+            (_, Ok(Ok(removed))) => return removed,
+            (_, Ok(Err(_))) => "the engine's end failed in an unforeseen way".to_owned(),
+            (_, Err(_)) => "the engine does not end".to_owned(),
+        };
+        let hint = "what it has inserted is in the journal: the next start, or `ingraft detach --all`, restores it";
+        vec![Err(Error::new(ErrorKind::Failed, "shutdown_timeout", why, hint))]
     }
 }
 
+/// On whose behalf a task runs.
+#[derive(Clone)]
+pub struct Behalf {
+    /// The turns of the user at the engine.
+    pub turns: Arc<Semaphore>,
+    /// The call, which counts as long as anything is done or kept for it, also when its client has gone.
+    pub call: Arc<Mutex<Call>>,
+}
+
 tokio::task_local! {
-    /// The turns of the user on whose behalf a task runs.
-    static TURNS: Arc<Semaphore>;
+    static BEHALF: Behalf;
 }
 
-fn turns() -> Option<Arc<Semaphore>> {
-    TURNS.try_with(Arc::clone).ok()
+fn behalf() -> Option<Behalf> {
+    BEHALF.try_with(Behalf::clone).ok()
 }
 
-/// Runs something on behalf of a user, who has these turns at the engine.
-pub fn in_turns<T>(turns: Arc<Semaphore>, task: impl Future<Output = T>) -> impl Future<Output = T> {
-    TURNS.scope(turns, task)
+/// Runs something on behalf of a user.
+pub fn on_behalf<T>(behalf: Behalf, task: impl Future<Output = T>) -> impl Future<Output = T> {
+    BEHALF.scope(behalf, task)
 }
 
 /// Spawns a task that goes on behalf of the same user.
 pub fn spawn(task: impl Future<Output = ()> + Send + 'static) {
-    match turns() {
-        Some(turns) => drop(tokio::spawn(in_turns(turns, task))),
+    match behalf() {
+        Some(behalf) => drop(tokio::spawn(on_behalf(behalf, task))),
         None => drop(tokio::spawn(task)),
     }
 }

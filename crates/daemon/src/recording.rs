@@ -80,6 +80,21 @@ impl Recording {
         self.courses.len() * (self.ended.len() + 2)
     }
 
+    /// How many histories more it keeps when one more phase begins: none if the oldest phase is forgotten for it.
+    pub fn phase_needs(&self) -> usize {
+        if self.ended.len() + 3 > self.room() { 0 } else { self.courses.len() }
+    }
+
+    /// Forgets the histories of the oldest phase that has ended. False if there is none.
+    pub fn forget_oldest(&mut self) -> bool {
+        self.ended.pop_front().is_some()
+    }
+
+    /// How many histories of each pair are kept, that of the whole time included.
+    fn room(&self) -> usize {
+        (HISTORIES_MAX / self.courses.len().max(1)).max(2)
+    }
+
     /// Further pairs, whose values were 0 until now.
     pub fn grow(&mut self, courses: &[Course]) {
         let now_ns = self.latest.0;
@@ -117,8 +132,7 @@ impl Recording {
         over.phase.end_ns = Some(now_ns);
         over.histories.iter_mut().for_each(History::close);
         self.ended.push_back(over);
-        let room = HISTORIES_MAX / self.courses.len().max(1);
-        while self.ended.len() + 2 > room.max(2) {
+        while self.ended.len() + 2 > self.room() {
             self.ended.pop_front();
         }
         phase

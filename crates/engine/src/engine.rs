@@ -107,23 +107,26 @@ impl Engine {
     }
 
     fn recover_one(&self, target: Arc<Target>) -> Result<Option<Inserted>, Error> {
-        Ok(self.adopt(&target)?.and_then(|session| session.inserted()))
+        Ok(self.adopt(&target)?.and_then(|session| self.take_up(session).inserted()))
     }
 
-    /// Goes on with what a dead engine was asked to keep in a target; the rest of it is removed.
+    /// Goes on with what a dead engine was asked to keep in a target; the rest of it is removed. Nobody knows of the session yet.
     fn adopt(&self, target: &Arc<Target>) -> Result<Option<Arc<Session>>, Error> {
-        let pid = target.pid();
         let library = self.library_with(&[])?;
         let adopted = Session::adopt(self.inner.context.clone(), Arc::clone(target), &library)?;
-        let Some(session) = adopted else { return Ok(None) };
-        let session = Arc::new(session);
+        Ok(adopted.map(Arc::new))
+    }
+
+    /// From here on all know of a session that goes on with what a dead engine left.
+    fn take_up(&self, session: Arc<Session>) -> Arc<Session> {
+        let pid = session.target().pid();
         for id in session.measurements() {
             lock(&self.inner.measurements).insert(id, pid);
             self.inner.next_id.fetch_max(id.0 + 1, Ordering::Relaxed);
         }
         lock(&self.inner.sessions).insert(pid, Arc::clone(&session));
         self.watch(&session);
-        Ok(Some(session))
+        session
     }
 
     /// The processes of this machine whose name matches the glob (all without one), and whether each can be attached to.
@@ -397,15 +400,15 @@ impl Engine {
             return Ok((Arc::clone(session), false));
         }
         let target = Arc::new(open(pid, caller)?);
-        let session = {
-            let _rights = target.act_for(caller.rights());
-            if !target.find_areas().map_err(|e| Error::process(pid, e))?.is_empty()
-                && let Some(session) = self.adopt(&target)?
-            {
-                return Ok((session, false));
-            }
-            Arc::new(Session::open(self.inner.context.clone(), Arc::clone(&target))?)
-        };
+        // Over before other threads know of the session: they act for themselves.
+        let acting = target.act_for(caller.rights());
+        let has_area = !target.find_areas().map_err(|e| Error::process(pid, e))?.is_empty();
+        if has_area && let Some(session) = self.adopt(&target)? {
+            drop(acting);
+            return Ok((self.take_up(session), false));
+        }
+        let session = Arc::new(Session::open(self.inner.context.clone(), Arc::clone(&target))?);
+        drop(acting);
         lock(&self.inner.sessions).insert(pid, Arc::clone(&session));
         Ok((session, true))
     }

@@ -54,9 +54,13 @@ pub fn restore_area(state: &StateDir, target: &Arc<Target>, range: &AvmaRange) -
     if found.journal.is_none() && found.area.read_journal().is_ok_and(|copy| !copy.is_empty()) {
         return Err(other_version(target.pid()));
     }
+    // A fork child has its parent's area. The parent and its other children are not the child's to restore: they may be measured still.
+    let own_id = target.status().map_err(|e| Error::process(target.pid(), e))?.own_id;
+    let made_for = found.area.read_u32(u64::from(ingraft_model::layout::header::TARGET_PID));
+    let inherited = made_for.is_ok_and(|pid| pid != own_id as u32);
     let (points, arenas) = found.journal.map_or_else(Default::default, |j| (j.points, j.arenas));
     let restored = restore(target, &points, &mapped(target, &arenas)?, Some(layout))?;
-    let children_left = restore_children(target, &points, &arenas, layout, file);
+    let children_left = if inherited { Vec::new() } else { restore_children(target, &points, &arenas, layout, file) };
     if restored.unmapped {
         let identity = target.identity();
         // It may lie in another engine's directory, or be gone with its own.
@@ -110,7 +114,7 @@ fn removed(target: &Target, restored: Restored, children_left: Vec<Pid>) -> Remo
 
 /// The arenas that are really there and ours: a kill may have come before a mapping was made, or after it was gone. One that
 /// was mapped and not yet signed is still empty, and nobody else maps executable zeros at a place that we had chosen.
-fn mapped(target: &Target, arenas: &[AvmaRange]) -> Result<Vec<AvmaRange>, Error> {
+pub fn mapped(target: &Target, arenas: &[AvmaRange]) -> Result<Vec<AvmaRange>, Error> {
     let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
     let there = |range: &AvmaRange| {
         let covers = |m: &Mapping| {

@@ -16,6 +16,8 @@ const NEW_MAX: i32 = 256;
 pub(crate) struct Sharers {
     /// The last id that the kernel had given away when the processes were looked through.
     last: Option<i32>,
+    /// A living thread of the target: one that has ended has no memory, like all others that have ended, and the kernel's threads.
+    thread: Option<Tid>,
     found: BTreeSet<Tid>,
 }
 
@@ -32,16 +34,31 @@ impl Sharers {
             _ => procfs::processes(),
         };
         self.last = last;
-        let shares = |tid: &Tid| tid.0 != pid.0 && sys::same_memory(pid, *tid) && !procfs::is_thread_of(pid, *tid);
+        let lives = |tid: &Tid| procfs::thread_stat(*tid).is_some_and(|s| !s.is_dead());
+        let main = Some(Tid(pid.0)).filter(lives);
+        self.thread = main.or_else(|| procfs::threads(pid).unwrap_or_default().into_iter().find(lives));
+        let thread = self.thread;
+        let shares = |tid: &Tid| share(thread, *tid) && !procfs::is_thread_of(pid, *tid);
+        // some have ended or run a program of their own by now
+        self.found.retain(shares);
         self.found.extend(candidates.into_iter().filter(shares));
         // their threads may have grown in number
         self.found.iter().flat_map(|tid| procfs::threads(Pid(tid.0)).unwrap_or_default()).collect()
+    }
+
+    /// Whether a thread runs in the target's memory.
+    pub(crate) fn has(&self, tid: Tid) -> bool {
+        share(self.thread, tid)
     }
 
     /// Whether there is any.
     pub(crate) fn any(&self) -> bool {
         !self.found.is_empty()
     }
+}
+
+fn share(thread: Option<Tid>, other: Tid) -> bool {
+    thread.is_some_and(|thread| sys::same_memory(Pid(thread.0), other))
 }
 
 #[cfg(test)]

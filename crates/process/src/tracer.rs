@@ -233,11 +233,21 @@ impl Tracer {
             }
         }
         for tid in self.sharers.look(self.pid) {
-            if self.began.is_some() && !self.known.contains(&tid) && self.seize(tid, false)?.is_some() {
+            if self.began.is_some() && !self.known.contains(&tid) && self.seize_sharer(tid)? {
                 new += 1;
             }
         }
         Ok(new)
+    }
+
+    /// Starts tracing a thread of a process that shares the target's memory. False if it does so no more: it may run a program by now that nobody
+    /// here may trace.
+    fn seize_sharer(&mut self, tid: Tid) -> Result<bool, Error> {
+        match self.seize(tid, false) {
+            Ok(place) => Ok(place.is_some()),
+            Err(_) if !self.sharers.has(tid) => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     /// Whether other processes run in the target's memory, as far as was seen.
@@ -257,7 +267,7 @@ impl Tracer {
             procfs::threads(self.pid)?.into_iter().filter(waits).flat_map(procfs::children).collect();
         tasks.retain(|tid| !awaited.contains(tid));
         for &tid in &tasks {
-            self.seize(tid, false)?;
+            self.seize_sharer(tid)?;
         }
         self.stop_traced()?;
         self.release_strangers()?;
@@ -270,7 +280,7 @@ impl Tracer {
         while i < self.threads.len() {
             let thread = &self.threads[i];
             let held = matches!(thread.state, State::Stopped(_));
-            if held && !procfs::is_thread_of(self.pid, thread.tid) && !sys::same_memory(self.pid, thread.tid) {
+            if held && !procfs::is_thread_of(self.pid, thread.tid) && !self.sharers.has(thread.tid) {
                 self.release(i)?;
             } else {
                 i += 1;
@@ -363,7 +373,12 @@ impl Tracer {
                 self.resume(i, sig)?;
                 Ok(false)
             }
-            Ok(Some(Status::Event(_))) => Err(self.leave_to_exec(i)),
+            Ok(Some(Status::Event(_))) => {
+                let own = tid.0 == self.pid.0 || procfs::is_thread_of(self.pid, tid);
+                let replaced = self.leave_to_exec(i);
+                // a process that shared the memory has its own now
+                if own { Err(replaced) } else { Ok(true) }
+            }
             Ok(Some(Status::Syscall)) => {
                 self.interrupt(i)?;
                 self.resume(i, 0)?;

@@ -29,8 +29,8 @@ fn lives(server: Result<Field, String>, can_be_timed: bool) {
         for _ in 0..CLIENTS {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    server.request(5);
-                    answered.fetch_add(5, Ordering::Relaxed);
+                    server.request(2);
+                    answered.fetch_add(2, Ordering::Relaxed);
                 }
             });
         }
@@ -38,10 +38,10 @@ fn lives(server: Result<Field, String>, can_be_timed: bool) {
             let earlier = answered.load(Ordering::Relaxed);
             wait_until("requests are answered", || answered.load(Ordering::Relaxed) >= earlier + more);
         };
-        serves(10);
+        serves(4);
         let before = Text::of(pid);
         let ends = |session: Session| -> Outcome {
-            serves(30);
+            serves(8);
             assert_eq!(target::tracer(pid), 0, "untraced while it measures");
             let outcome = session.interrupt().assert_code(0).assert_removed();
             before.assert_in(pid);
@@ -65,18 +65,18 @@ fn lives(server: Result<Field, String>, can_be_timed: bool) {
             let mut session = tool.start(["count", "-p", &pid.to_string()]);
             if round % 2 == 0 {
                 session.wait_for("attached");
-                serves(10);
+                serves(4);
             } else {
                 // somewhere between its start and the moment in which all is in
                 std::thread::sleep(Duration::from_millis(97 * round));
             }
             session.kill();
-            serves(10);
+            serves(4);
             let outcome = tool.detach(pid);
             assert!(outcome.all("removed").iter().all(|removed| removed["text_restored"] == true), "{outcome:#?}");
             before.assert_in(pid);
             assert_eq!(target::signed_arenas(pid), 0, "no arena stays");
-            serves(10);
+            serves(4);
         }
     });
 }

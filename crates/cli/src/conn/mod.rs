@@ -11,6 +11,7 @@ pub(crate) use answers::{
 };
 pub(crate) use history::Chapter;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_wire::{Snapshot, v1};
@@ -42,6 +43,33 @@ pub(crate) struct Engines {
 pub(crate) struct Client {
     service: Service,
     host: Option<String>,
+    streams: Option<Arc<Streams>>,
+}
+
+/// Streams of samples on one connection. A daemon allows a hundred or more on each; a call beyond that would wait until a stream ends.
+const STREAMS: usize = 64;
+
+/// Connections of a command to one daemon for its streams of samples, apart from the one on which it makes its calls.
+struct Streams {
+    uri: String,
+    common: Common,
+    /// The latest, and how many streams it has had.
+    latest: tokio::sync::Mutex<Option<(Service, usize)>>,
+}
+
+impl Streams {
+    /// A connection for one more stream.
+    async fn next(&self) -> Result<Service, Failure> {
+        let mut latest = self.latest.lock().await;
+        if let Some((service, streams)) = latest.as_mut().filter(|(_, streams)| *streams < STREAMS) {
+            *streams += 1;
+            return Ok(service.clone());
+        }
+        let (channel, headers) = endpoint::connect(&self.uri, &self.common).await?;
+        let service = InterceptedService::new(channel, headers);
+        *latest = Some((service.clone(), 1));
+        Ok(service)
+    }
 }
 
 impl Engines {
@@ -49,7 +77,8 @@ impl Engines {
     pub(crate) async fn connect(common: &Common) -> Result<Self, Failure> {
         if common.daemons.is_empty() {
             let (channel, embedded) = endpoint::embedded(common).await?;
-            let client = Client { service: InterceptedService::new(channel, Headers::default()), host: None };
+            let client =
+                Client { service: InterceptedService::new(channel, Headers::default()), host: None, streams: None };
             return Ok(Engines { clients: vec![client], embedded: Some(embedded) });
         }
         let several = common.daemons.len() > 1;
@@ -57,7 +86,9 @@ impl Engines {
         for uri in &common.daemons {
             let (channel, headers) = endpoint::connect(uri, common).await?;
             let host = several.then(|| uri.clone());
-            clients.push(Client { service: InterceptedService::new(channel, headers), host });
+            let streams = Streams { uri: uri.clone(), common: common.clone(), latest: tokio::sync::Mutex::default() };
+            let service = InterceptedService::new(channel, headers);
+            clients.push(Client { service, host, streams: Some(Arc::new(streams)) });
         }
         Ok(Engines { clients, embedded: None })
     }
@@ -66,7 +97,7 @@ impl Engines {
     #[cfg(test)]
     pub(crate) fn of_test(channel: Channel) -> Self {
         let service = InterceptedService::new(channel, Headers::default());
-        Engines { clients: vec![Client { service, host: None }], embedded: None }
+        Engines { clients: vec![Client { service, host: None, streams: None }], embedded: None }
     }
 
     /// Each engine.
@@ -278,7 +309,11 @@ impl Client {
     ) -> Result<(), Failure> {
         use v1::stream_response::Event as Wire;
         let interval_ns = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
-        let mut client = MetricsClient::new(self.service.clone());
+        let service = match &self.streams {
+            Some(streams) => streams.next().await?,
+            None => self.service.clone(),
+        };
+        let mut client = MetricsClient::new(service);
         let request = v1::StreamRequest { measurement, interval_ns, threads: false };
         let answer = client.stream(request).await;
         let mut stream = answer.map_err(|s| self.failure(&s))?.into_inner();

@@ -152,7 +152,12 @@ impl v1::metrics_server::Metrics for Service {
         let recording = recorder::look(&self.0, MeasurementId(measurement), caller).await?;
         if let Some(auth::Client { holder, table, .. }) = client {
             let have = self.0.recorder().histories(&table.measurements(holder));
-            table.refuse_histories(holder, have, recorder::open(&recording).pairs())?;
+            let needs = recorder::open(&recording).phase_needs();
+            let refused = table.refuse_histories(holder, have, needs);
+            // the oldest phase makes room for the new one
+            if refused.is_err() && !recorder::open(&recording).forget_oldest() {
+                refused?;
+            }
         }
         let phase = recorder::open(&recording).start_phase(name);
         Ok(Response::new(v1::StartPhaseResponse { phase: Some(phase.into()) }))

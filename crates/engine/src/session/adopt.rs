@@ -7,6 +7,9 @@ use ingraft_process::contains;
 use super::*;
 use crate::journal::{Contents, PointChain};
 
+/// Time between two tries to take out what a dead engine wove: each holds the target.
+const SPARE_PAUSE: Duration = Duration::from_secs(60);
+
 impl Session {
     /// Goes on with the measurements that a dead engine was to keep; `None` if there were none and the rest was removed.
     pub fn adopt(context: Context, target: Arc<Target>, library: &Arc<Library>) -> Result<Option<Self>, Error> {
@@ -22,7 +25,10 @@ impl Session {
             return Ok(None);
         };
         let found = leftover::open_area(&context.state, &target, &range)?;
-        let Some(contents) = found.journal.filter(|j| !j.kept.is_empty()) else {
+        // A fork child has its parent's journal, which says nothing of the child's own.
+        let start_time = target.identity().start_time;
+        let is_own = |head: &Head| (head.pid, head.start_time) == (pid, start_time);
+        let Some(contents) = found.journal.filter(|j| !j.kept.is_empty() && is_own(&j.head)) else {
             let removed = leftover::restore_area(&context.state, &target, &range)?;
             if removed.memory_left && removed.text_restored {
                 return Session::with_memory(context, target, lock, &range, removed).map(Some);
@@ -46,12 +52,13 @@ impl Session {
     /// Takes out what a dead engine wove and no measurement needs any more: what was leased to its clients, and what was removed since. What cannot be
     /// taken out just now is tried again by the watch.
     pub(super) fn release_spare(&self, control: &mut Control) {
-        if !std::mem::take(&mut control.has_spare) {
+        if control.spare_after.is_some_and(|at| Instant::now() < at) || !std::mem::take(&mut control.has_spare) {
             return;
         }
         if let Err(error) = self.try_release_spare(control) {
             tracing::warn!(pid = self.pid().0, %error, "code of a dead engine that nobody needs stays for now");
             control.has_spare = true;
+            control.spare_after = Some(Instant::now() + SPARE_PAUSE);
         }
     }
 
@@ -167,7 +174,10 @@ impl Session {
         let path = context.state.journal_path(pid, target.identity().start_time);
         let area = Arc::new(area);
         // The journal's copy was the target's to change: no more counters than a shard has room for.
-        let contents = Contents { counters: contents.counters.min(area.layout().counters()), ..contents };
+        // An arena may be recorded that was never mapped; others may have the place by now.
+        let arenas = leftover::mapped(&target, &contents.arenas)?;
+        let counters = contents.counters.min(area.layout().counters());
+        let contents = Contents { arenas, counters, ..contents };
         if area.try_lock() == Some(false) {
             return Err(leftover::held(pid, "another ingraft"));
         }

@@ -188,6 +188,8 @@ struct Control {
     unfinished: Option<Unfinished>,
     /// A dead engine has woven what no measurement needs.
     has_spare: bool,
+    /// Not tried again before.
+    spare_after: Option<Instant>,
     /// The engine ends: nothing new begins.
     closed: bool,
     /// The longest hold by anything else than a change.
@@ -306,6 +308,7 @@ impl Session {
             family: false,
             unfinished: None,
             has_spare: false,
+            spare_after: None,
             closed: false,
             held: Duration::ZERO,
         };
@@ -341,7 +344,7 @@ impl Session {
     /// Whether nothing of this session is in the target any more, and nothing will come.
     pub fn is_over(&self) -> bool {
         let control = self.control();
-        control.lock.is_none() && control.attached.is_none()
+        control.lock.is_none() && control.attached.is_none() && control.measurements.is_empty()
     }
 
     /// The target.
@@ -386,7 +389,12 @@ impl Session {
         }
         let _acting = self.target.act_for(rights);
         if control.lock.is_none() && self.ended.get().is_none() {
-            return Err(over(self.pid()));
+            // measurements without code outlive an insertion that was taken back
+            let is_clean = self.target.find_areas().is_ok_and(|areas| areas.is_empty());
+            if control.measurements.is_empty() || !is_clean {
+                return Err(over(self.pid()));
+            }
+            control.lock = Some(lock_target(&self.context, self.pid())?);
         }
         self.release_spare(control);
         let attached_before = control.attached.is_some() && !control.measurements.is_empty();

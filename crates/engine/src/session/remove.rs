@@ -34,7 +34,7 @@ impl Session {
         control.measurements.remove(&id);
         if !last {
             // its code may be a dead engine's
-            control.has_spare = true;
+            (control.has_spare, control.spare_after) = (true, None);
             self.release_spare(control);
         }
         self.drop_users(control, &views);
@@ -199,7 +199,8 @@ impl Session {
         let file = leftover::area_file(&self.target, layout);
         let restored = match restore::restore(&self.target, &records, &arenas, Some(layout)) {
             Ok(restored) => restored,
-            Err(e) if e.kind == ErrorKind::Gone => {
+            // with its memory everything of ours has gone
+            Err(e) if e.kind == ErrorKind::Gone && self.target.find_areas().map_or(true, |areas| areas.is_empty()) => {
                 self.discard(control);
                 return Ok(leftover::untouched(self.pid()));
             }
@@ -227,7 +228,16 @@ impl Session {
             if let Err(error) = attached.area.set_holder(&nobody) {
                 tracing::warn!(%error, "the target stays marked as held");
             }
+            // whoever finishes is not to take measurements for living that have gone
+            let gone =
+                control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| Record::KeptGone(id.0)).collect();
+            if let Some(attached) = control.attached.as_mut()
+                && let Err(error) = self.write_journal(&mut attached.journal, &attached.area, gone)
+            {
+                tracing::warn!(%error, "the journal still names measurements that have gone");
+            }
             control.attached = None;
+            control.unfinished = None;
             control.lock = None;
         }
         let (stopped, asleep) = (restored.stopped, restored.asleep);

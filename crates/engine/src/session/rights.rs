@@ -41,7 +41,9 @@ impl Session {
             measurement.revoked = true;
         }
         if let Err(error) = self.take_out_revoked(&mut control) {
-            tracing::warn!(pid, %error, "not everything could be taken out");
+            tracing::warn!(pid, %error, "not everything could be taken out; the next look tries again");
+            let lost = control.measurements.values_mut().filter(|m| lost.contains(&m.rights));
+            lost.for_each(|measurement| measurement.revoked = false);
         }
     }
 
