@@ -22,6 +22,7 @@ static void call(struct side *side) {
 
 static int run(void *unused) {
     (void)unused;
+    syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     while (!atomic_load(&leaves)) {
         if (atomic_load(&budget) > 0) {
             call(&sides[1]);

@@ -73,6 +73,28 @@ fn a_child_that_never_called_anything_is_harmless() {
     target.ask("drop").assert_right();
 }
 
+#[test]
+fn a_child_that_lives_on_is_measured_without_its_parent() {
+    let mut target = Mutatee::start("family", &[]);
+    let before = Text::of(target.pid());
+    let session = tool().count(target.pid(), COUNTED);
+    let kept: i32 = target.ask("keep").after("child").parse().expect("a process id");
+    // the child has its parent's code, which is taken out of the child, and of nobody else
+    let own = tool().count(kept, &["parent_work"]);
+    before.assert_not_in(target.pid());
+    target.ask("poke 5000").assert_right();
+    let truth = target.ask("fork 10 10");
+    let outcome = own.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("parent_work"), 5000);
+    before.assert_in(kept);
+    before.assert_not_in(target.pid());
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("parent_work"), truth.tally("parent_work"), "the parent was counted all the time");
+    target::assert_clean(target.pid(), &before);
+    target.ask("poke 5000").assert_right();
+    target.ask("drop").assert_right();
+}
+
 /// The calls of a function in one of several processes, and since when they are exact.
 fn calls_in(outcome: &Outcome, pid: i32, function: &str) -> (u64, Option<u64>) {
     let counts = outcome.all("count");
