@@ -206,6 +206,8 @@ pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) ->
     const PAGE: u64 = 4096;
     /// Bytes that are read at most, the smallest mappings first: a copy of text is not larger than text.
     const MOST: u64 = 256 << 20;
+    /// Mappings longer than this are reserved for data, often by the terabyte: the list of their pages alone would take seconds.
+    const LONGEST: u64 = 1 << 30;
     /// Pages that are read together.
     const AT_ONCE: usize = 64;
     let jump = |w: &TextWrite| match w.old_bytes() {
@@ -218,7 +220,8 @@ pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) ->
     }
     let maps = target.maps().ok()?;
     let is_own = |m: &Mapping| arenas.iter().any(|a| a.start < m.range.end && m.range.start < a.end);
-    let mut memory: Vec<&Mapping> = maps.iter().filter(|m| !m.shared && !m.is_file() && !is_own(m)).collect();
+    let may_hold = |m: &&Mapping| m.read && m.len() <= LONGEST && !m.shared && !m.is_file() && !is_own(m);
+    let mut memory: Vec<&Mapping> = maps.iter().filter(may_hold).collect();
     memory.sort_by_key(|m| m.len());
     let mut offsets: Vec<u64> = jumps.iter().map(|(offset, _)| *offset).collect();
     offsets.sort_unstable();
