@@ -40,7 +40,7 @@ const ENTRIES_MAX: usize = 64;
 /// So are more changes of a value in one function.
 const STEPS_MAX: usize = 1 << 16;
 
-/// What is known of an image's Go functions.
+/// Facts about the Go functions of an image, from the runtime's own table.
 #[derive(Clone, Debug)]
 pub(crate) enum Go {
     /// The Go tool chain did not make the image.

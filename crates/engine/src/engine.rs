@@ -400,7 +400,7 @@ impl Engine {
             return Ok((Arc::clone(session), false));
         }
         let target = Arc::new(open(pid, caller)?);
-        // Over before other threads know of the session: they act for themselves.
+        // These rights end before other threads see the session, because each thread sets its own.
         let acting = target.act_for(caller.rights());
         let has_area = !target.find_areas().map_err(|e| Error::process(pid, e))?.is_empty();
         if has_area && let Some(session) = self.adopt(&target)? {

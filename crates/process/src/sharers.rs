@@ -39,7 +39,7 @@ impl Sharers {
         self.thread = main.or_else(|| procfs::threads(pid).unwrap_or_default().into_iter().find(lives));
         let thread = self.thread;
         let shares = |tid: &Tid| share(thread, *tid) && !procfs::is_thread_of(pid, *tid);
-        // some have ended or run a program of their own by now
+        // A process that has ended, or runs a program of its own by now, shares the memory no longer.
         self.found.retain(shares);
         self.found.extend(candidates.into_iter().filter(shares));
         // their threads may have grown in number

@@ -188,7 +188,7 @@ struct Control {
     unfinished: Option<Unfinished>,
     /// A dead engine has woven what no measurement needs.
     has_spare: bool,
-    /// Not tried again before.
+    /// Earliest time of the next try to take that out; `None`: at once.
     spare_after: Option<Instant>,
     /// The engine ends: nothing new begins.
     closed: bool,
