@@ -1,6 +1,6 @@
 /* A program that executes another one, with more privileges, at a moment that the test chooses.
- * proc_execs main|worker|shared GUEST: says "ready PID counted ADDRESS thread TID"; the main thread or another one waits for a line and
- * executes GUEST. With "shared" another process has the same memory, which stays when this one leaves it.
+ * proc_execs main|busy|worker|shared GUEST: says "ready PID counted ADDRESS thread TID"; the main thread or another one waits for a line and
+ * executes GUEST. With "busy" the other one never rests. With "shared" another process has the same memory, which stays when this one leaves it.
  * proc_execs guest: says "guest UID EUID"; at each line whether anybody has changed anything in it. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -66,6 +66,14 @@ static void work(void) {
     }
 }
 
+static void *spins(void *unused) {
+    (void)unused;
+    for (uint64_t i = 0;; i++) {
+        if (counted(i) != (i + 0x11) * 3) _exit(2);
+    }
+    return NULL;
+}
+
 static void *waits(void *unused) {
     (void)unused;
     wait_and_exec();
@@ -96,8 +104,8 @@ int main(int argc, char **argv) {
         char *stack = malloc(1 << 16);
         if (clone(sibling, stack + (1 << 16), CLONE_VM, NULL) < 0) return 4;
     }
-    int main_execs = strcmp(argv[1], "main") == 0;
-    pthread_create(&thread, NULL, main_execs ? works : waits, NULL);
+    int busy = strcmp(argv[1], "busy") == 0, main_execs = busy || strcmp(argv[1], "main") == 0;
+    pthread_create(&thread, NULL, busy ? spins : main_execs ? works : waits, NULL);
     if (main_execs) atomic_store(&waiting, getpid());
     while (!atomic_load(&waiting)) usleep(100);
     printf("ready %d counted %p thread %d\n", getpid(), (void *)counted, atomic_load(&waiting));

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use hyper_util::rt::TokioIo;
-use ingraft_model::{Activations, Distribution, Scale, Shape, histogram};
+use ingraft_model::{Activations, Distribution, Resolution, Scale, Shape};
 use ingraft_wire::v1;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -43,14 +43,14 @@ pub(crate) struct Script {
 
 /// What a histogram makes of these values.
 pub(crate) fn distribution(values: impl IntoIterator<Item = u64>) -> Distribution {
-    let mut slots = vec![0; Shape::Histogram.slots() as usize];
+    let mut slots = vec![0; Shape::Histogram(Resolution::Fine).slots() as usize];
     for value in values {
         slots[0] += value;
         slots[1] = slots[1].max(value);
         slots[2] = slots[2].max(!value);
-        slots[3 + histogram::bucket_of(value) as usize] += 1;
+        slots[3 + Resolution::Fine.bucket_of(value) as usize] += 1;
     }
-    Distribution::from_slots(&slots, Scale::ONE)
+    Distribution::from_slots(Resolution::Fine, &slots, Scale::ONE)
 }
 
 /// Serves a script.

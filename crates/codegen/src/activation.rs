@@ -5,7 +5,7 @@
 //! either no record of this call or one with the right stack pointer, and what it puts above it is gone when it returns.
 
 use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
-use ingraft_model::histogram::{PER_OCTAVE, SUB_BITS, VALUE_BITS};
+use ingraft_model::histogram::{Resolution, VALUE_BITS};
 use ingraft_model::layout::{COUNTERS, record};
 use ingraft_model::{BinaryOp, Clock, Expr, Kept, Record, Restore, Stmt, TimeUnit, VariableId};
 
@@ -26,7 +26,9 @@ const SMALLEST: u32 = 2;
 const BUCKETS: u32 = 3;
 
 /// Covers every bucket number, so that the address is in the shard whatever the value.
-const BUCKET_MASK: i32 = (ingraft_model::histogram::BUCKETS.next_power_of_two() - 1) as i32;
+fn bucket_mask(resolution: Resolution) -> i32 {
+    (resolution.buckets().next_power_of_two() - 1) as i32
+}
 
 /// Where a record has the n-th of what it keeps.
 fn kept_at(n: u32) -> u32 {
@@ -259,7 +261,7 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    pub(crate) fn observe(&mut self, histogram: VariableId, e: &Expr) -> Result<(), Assembly> {
+    pub(crate) fn observe(&mut self, histogram: VariableId, resolution: Resolution, e: &Expr) -> Result<(), Assembly> {
         if self.access == Access::Shared {
             return Ok(());
         }
@@ -283,20 +285,20 @@ impl Generator<'_> {
         self.a.jae(larger)?;
         self.a.mov(self.slot(histogram, SMALLEST), rdx)?;
         self.place(&mut larger)?;
-        // the bucket, as `histogram::bucket_of` says
+        // the bucket, as `Resolution::bucket_of` says
         self.a.mov(rdx, rax)?;
         self.a.shr(rdx, VALUE_BITS)?;
         self.a.je(fits)?;
         self.a.mov(rax, (1i64 << VALUE_BITS) - 1)?;
         self.place(&mut fits)?;
         self.a.mov(rcx, rax)?;
-        self.a.or(rcx, PER_OCTAVE as i32)?;
+        self.a.or(rcx, resolution.per_octave() as i32)?;
         self.a.bsr(rcx, rcx)?;
-        self.a.sub(ecx, SUB_BITS as i32)?;
+        self.a.sub(ecx, resolution.sub_bits() as i32)?;
         self.a.shr(rax, cl)?;
-        self.a.shl(ecx, SUB_BITS)?;
+        self.a.shl(ecx, resolution.sub_bits())?;
         self.a.add(eax, ecx)?;
-        self.a.and(eax, BUCKET_MASK)?;
+        self.a.and(eax, bucket_mask(resolution))?;
         let first = u64::from(self.env.data.counter(self.index(histogram) + BUCKETS));
         Ok(self.a.inc(qword_ptr(rax * 8 + first).gs())?)
     }

@@ -61,7 +61,9 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
             check_stmts(body, bound, deeper(depth)?)
         }
         Stmt::Start(v, clock) | Stmt::Stop(v, clock) => bound(*v, Shape::Timer(*clock)),
-        Stmt::Observe(v, e) => bound(*v, Shape::Histogram).and_then(|()| check_expr(e, bound, depth)),
+        Stmt::Observe(v, resolution, e) => {
+            bound(*v, Shape::Histogram(*resolution)).and_then(|()| check_expr(e, bound, depth))
+        }
         Stmt::AddAt(v, key, e) => {
             bound(*v, Shape::Table(Fold::Sum))?;
             check_expr(key, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
@@ -410,7 +412,7 @@ impl Generator<'_> {
             Stmt::Close(record, body) => self.close(record, body)?,
             Stmt::Start(v, clock) => self.start(*v, *clock)?,
             Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
-            Stmt::Observe(v, e) => self.observe(*v, &fold(e))?,
+            Stmt::Observe(v, resolution, e) => self.observe(*v, *resolution, &fold(e))?,
             Stmt::AddAt(v, key, e) => self.add_at(*v, &fold(key), &fold(e))?,
             Stmt::AddIn(v, ranges, number, e) => self.add_in(*v, *ranges, &fold(number), &fold(e))?,
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,

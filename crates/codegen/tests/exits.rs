@@ -6,10 +6,9 @@ use ingraft_codegen::verify::{verify_added, verify_removal, verify_removed, veri
 use ingraft_codegen::{
     Environment, MiniRequest, PointRequest, TextSpace, add_mini, remove_mini, remove_points, weave_points,
 };
-use ingraft_model::histogram;
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Clock, CpuClock, Expr, Float, FloatFormat, Fold, Kept, PatchPlan, PointKind, Record, Restore,
+    Resolution, Avma, Bias, BinaryOp, Clock, CpuClock, Expr, Float, FloatFormat, Fold, Kept, PatchPlan, PointKind, Record, Restore,
     Shape, Site, Snippet, Stmt, Svma, ThreadIdentity, TimeUnit, VariableId, WallClock,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
@@ -231,7 +230,7 @@ impl Nest {
             panic!("{e}\n{}", list(&weave.plan, &weave.woven));
         }
         assert!(weave.woven.iter().all(Result::is_ok), "{:?}", weave.woven);
-        let counters = 20 + Shape::Table(Fold::Sum).slots().max(Shape::Histogram.slots()) as usize;
+        let counters = 20 + Shape::Table(Fold::Sum).slots().max(Shape::Histogram(Resolution::Fine).slots()) as usize;
         let program = |plans| Program { env, text: self.text.clone(), plans, steps: steps.clone(), counters };
         let (plain, out) = (program(vec![]).run(), program(vec![&weave.plan]).run());
         assert_eq!(plain.calls, out.calls);
@@ -259,7 +258,7 @@ fn times_are_exact(env: &Environment) {
     let timed = |n| Record { kept: vec![Kept::Time(Clock::Wall)], ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
     let close = |n| {
-        snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Expr::Elapsed(Clock::Wall, TimeUnit::Ticks))])])
+        snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Elapsed(Clock::Wall, TimeUnit::Ticks))])])
     };
     let out = nest.run_in(env, [&open(0), &close(0)], [&open(1), &close(1)], vec![nest.call(0); 50]);
     let own = &out.shards[2];
@@ -268,8 +267,8 @@ fn times_are_exact(env: &Environment) {
     assert_eq!((&own[4..7], &own[8..11]), (&[0; 3][..], &[0; 3][..]));
     let (sum, max, min) = (histogram[0] as u64, histogram[1] as u64, !(histogram[2] as u64));
     assert!(min > 0 && min <= max && sum >= 50 * min && sum <= 100 * max, "{sum} {min} {max}");
-    let used: Vec<u32> = (0..histogram::BUCKETS).filter(|b| histogram[3 + *b as usize] != 0).collect();
-    assert_eq!((used.first(), used.last()), (Some(&histogram::bucket_of(min)), Some(&histogram::bucket_of(max))));
+    let used: Vec<u32> = (0..Resolution::Fine.buckets()).filter(|b| histogram[3 + *b as usize] != 0).collect();
+    assert_eq!((used.first(), used.last()), (Some(&Resolution::Fine.bucket_of(min)), Some(&Resolution::Fine.bucket_of(max))));
 }
 
 /// The words in [`Outcome::cpu`].
@@ -285,7 +284,7 @@ fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
     let timed = |n| Record { kept: vec![Kept::Time(Clock::Cpu)], ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
     let close =
-        |n| snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Expr::Elapsed(Clock::Cpu, TimeUnit::Ticks))])]);
+        |n| snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Elapsed(Clock::Cpu, TimeUnit::Ticks))])]);
     let rseq = CpuClock::Rseq { slot: image::SLOT, signature: 0 };
     let run = |cpu, steps| {
         let env = Environment { cpu, ..environment(GLIBC) };
@@ -323,13 +322,13 @@ fn values_fall_into_their_buckets() {
     let nest = nest();
     let nothing = snippet(vec![]);
     for value in [0, 1, 31, 32, 33, 1000, 12345678, (1 << 44) - 1, 1 << 44, i64::MAX, -5] {
-        let observe = snippet(vec![Stmt::Observe(v(3), Expr::Const(value))]);
+        let observe = snippet(vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Const(value))]);
         let out = nest.run(GLIBC, [&nothing, &nothing], [&observe, &nothing], &[0, 0]);
         let histogram = &out.shards[2][20..];
         let value = value.max(0) as u64;
         assert_eq!(histogram[0] as u64, value.wrapping_mul(2));
         assert_eq!((histogram[1] as u64, !histogram[2] as u64), (value, value));
-        let bucket = histogram::bucket_of(value) as usize;
+        let bucket = Resolution::Fine.bucket_of(value) as usize;
         assert!(histogram[3..].iter().enumerate().all(|(i, n)| *n == if i == bucket { 2 } else { 0 }), "{value}");
     }
 }

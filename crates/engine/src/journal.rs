@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use ingraft_codegen::{Chain, Linked, RemovalRecord};
 use ingraft_model::vector::GRANULES_MAX;
-use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, PcMove, Pid, Shape, TextWrite};
+use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, PcMove, Pid, Resolution, Shape, TextWrite};
 use rustc_hash::FxHashMap;
 
 use crate::values::Slots;
@@ -435,7 +435,9 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
     out.push(match shape {
         Shape::Counter => 0,
         Shape::Timer(Clock::Wall) => 1,
-        Shape::Histogram => 2,
+        Shape::Histogram(Resolution::Fine) => 2,
+        Shape::Histogram(Resolution::Medium) => 9,
+        Shape::Histogram(Resolution::Coarse) => 10,
         Shape::Activations => 3,
         Shape::Timer(Clock::Cpu) => 4,
         Shape::Table(Fold::Sum) => 5,
@@ -509,13 +511,15 @@ impl Reader<'_> {
         Some(match self.take(1)?[0] {
             0 => Shape::Counter,
             1 => Shape::Timer(Clock::Wall),
-            2 => Shape::Histogram,
+            2 => Shape::Histogram(Resolution::Fine),
             3 => Shape::Activations,
             4 => Shape::Timer(Clock::Cpu),
             5 => Shape::Table(Fold::Sum),
             6 => Shape::Table(Fold::Last),
             7 => Shape::Vector(u32::try_from(self.u64()?).ok().filter(|n| (1..=GRANULES_MAX).contains(n))?),
             8 => Shape::Event,
+            9 => Shape::Histogram(Resolution::Medium),
+            10 => Shape::Histogram(Resolution::Coarse),
             _ => return None,
         })
     }
@@ -654,7 +658,7 @@ mod tests {
         let kept = KeptPair {
             metric: "calls".into(),
             focus: "/Code/m/f".into(),
-            value: Slots { first: 3, shape: Shape::Histogram },
+            value: Slots { first: 3, shape: Shape::Histogram(Resolution::Fine) },
             ticks: true,
             activations: vec![9, 12],
             function: Some(("m".into(), "f".into(), 1)),

@@ -23,6 +23,7 @@ mod lower;
 mod modules;
 mod pattern;
 mod request;
+mod resolution;
 mod restore;
 mod session;
 mod sites;

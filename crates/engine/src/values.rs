@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ingraft_model::{Activations, Clock, Distribution, Fold, Scale, Shape, Table, Tid, vector};
-use ingraft_process::SharedArea;
+use ingraft_process::{SharedArea, Touched};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The shards of a data area.
@@ -16,8 +16,10 @@ pub trait Shards {
     fn load(&self, shard: u32, counter: u32) -> i64;
     /// The last reading of processor time of the thread that has a shard, in ticks.
     fn cpu_last(&self, shard: u32) -> u64;
-    /// Frees the shard of a thread that has ended; its first `counters` values.
-    fn free(&self, shard: u32, counters: u32) -> Vec<i64>;
+    /// Which of the first `counters` of a shard have memory: the others are 0, and to read them would make it.
+    fn touched(&self, shard: u32, counters: u32) -> Touched;
+    /// Frees the shard of a thread that has ended: those of its first `counters` that are not 0, in order.
+    fn free(&self, shard: u32, counters: u32) -> Vec<(u32, i64)>;
     /// Sets counters to 0 in every shard. Nothing may count into them.
     fn clear(&self, counters: Range<u32>);
     /// Makes the open records of these names nobody's.
@@ -40,8 +42,13 @@ impl Shards for SharedArea {
         SharedArea::cpu_last(self, shard).unwrap_or(0)
     }
 
-    fn free(&self, shard: u32, counters: u32) -> Vec<i64> {
-        self.free_shard(shard, counters).map_or_else(|_| Vec::new(), |v| v.into_iter().map(u64::cast_signed).collect())
+    fn touched(&self, shard: u32, counters: u32) -> Touched {
+        SharedArea::touched(self, shard, counters)
+    }
+
+    fn free(&self, shard: u32, counters: u32) -> Vec<(u32, i64)> {
+        let values = self.free_shard(shard, counters).unwrap_or_default();
+        values.into_iter().map(|(counter, value)| (counter, value.cast_signed())).collect()
     }
 
     fn clear(&self, counters: Range<u32>) {
@@ -99,10 +106,12 @@ impl EndedThreads {
         let tid = if self.threads.len() < ENDED_MAX || self.threads.contains_key(&tid) { tid } else { None };
         let record = self.threads.entry(tid).or_default();
         let mut values = shards.free(shard, counters);
+        let place = |values: &[(u32, i64)], counter: u32| values.binary_search_by_key(&counter, |(c, _)| *c).ok();
         for (clock, end) in [(Clock::Wall, last.wall), (Clock::Cpu, last.cpu)] {
             for first in shapes.timers(clock) {
                 // one that ran has its last start, but no stop
-                if let Some(sum) = values.get_mut(first as usize + 1).filter(|sum| **sum < 0) {
+                let sum = place(&values, first + 1).and_then(|at| values.get_mut(at)).map(|(_, sum)| sum);
+                if let Some(sum) = sum.filter(|sum| **sum < 0) {
                     *sum = sum.saturating_add_unsigned(end).max(0);
                 }
             }
@@ -111,14 +120,15 @@ impl EndedThreads {
             if first.saturating_add(Shape::Table(fold).slots()) > counters {
                 continue;
             }
-            let table = Table::from_slots(fold, |n| values.get((first + n) as usize).copied().unwrap_or(0));
+            let value = |n| place(&values, first + n).and_then(|at| values.get(at)).map_or(0, |(_, value)| *value);
+            let table = Table::from_slots(fold, value);
             if !table.is_empty() {
                 let empty = || Table { fold, ..Table::default() };
                 self.tables.entry(tid).or_default().entry(first).or_insert_with(empty).merge(&table);
             }
         }
         let own = |&(counter, value): &(u32, i64)| value != 0 && !matches!(shapes.of(counter).1, Shape::Table(_));
-        for (counter, value) in (0..).zip(values).filter(own) {
+        for (counter, value) in values.into_iter().filter(own) {
             for sum in [record.entry(counter).or_default(), self.together.entry(counter).or_default()] {
                 *sum = shapes.combine(counter, *sum, value);
             }
@@ -183,7 +193,7 @@ impl Shapes {
     fn combine(&self, counter: u32, a: i64, b: i64) -> i64 {
         match self.of(counter) {
             // the largest, and the complement of the smallest
-            (1 | 2, Shape::Histogram) => a.cast_unsigned().max(b.cast_unsigned()).cast_signed(),
+            (1 | 2, Shape::Histogram(_)) => a.cast_unsigned().max(b.cast_unsigned()).cast_signed(),
             // no timer of an ended thread runs
             (0, Shape::Timer(_)) => 0,
             (1, Shape::Timer(_)) => a.max(0).saturating_add(b.max(0)),
@@ -238,10 +248,10 @@ impl Raw {
         match slots.shape {
             Shape::Counter | Shape::Timer(_) => raw.value = number(slots, ruler, load, cpu),
             // Without a value there is no smallest one, and its pages are left alone: to look at them would make them.
-            Shape::Histogram if at(2) == 0 => raw.distribution = Some(Box::default()),
-            Shape::Histogram => {
+            Shape::Histogram(_) if at(2) == 0 => raw.distribution = Some(Box::default()),
+            Shape::Histogram(resolution) => {
                 let recorded: Vec<u64> = (0..slots.shape.slots()).map(|n| at(n).cast_unsigned()).collect();
-                let distribution = Distribution::from_slots(&recorded, ruler.scale);
+                let distribution = Distribution::from_slots(resolution, &recorded, ruler.scale);
                 raw.value = i64::try_from(distribution.count).unwrap_or(i64::MAX);
                 raw.distribution = Some(Box::new(distribution));
             }
@@ -354,15 +364,28 @@ pub const RECORDS_ONLY: u32 = 1 << 31;
 pub struct Columns<'a, S = SharedArea> {
     shards: &'a S,
     ended: &'a EndedThreads,
-    held: Vec<(u32, Option<Tid>)>,
+    held: Vec<Held>,
+}
+
+/// A shard that counts, or has counted.
+struct Held {
+    shard: u32,
+    tid: Option<Tid>,
+    touched: Touched,
 }
 
 impl<'a, S: Shards> Columns<'a, S> {
-    /// Looks up who holds which shard; `tid` turns an identity into a thread id.
-    pub fn new(shards: &'a S, ended: &'a EndedThreads, tid: &dyn Fn(u64) -> Option<Tid>) -> Self {
-        let mut held = vec![(0, None)];
-        held.extend(shards.claims().into_iter().map(|(shard, identity)| (shard, tid(identity))));
-        Columns { shards, ended, held }
+    /// Looks up who holds which shard; `tid` turns an identity into a thread id. Only the first `used` counters are read.
+    pub fn new(shards: &'a S, ended: &'a EndedThreads, used: u32, tid: &dyn Fn(u64) -> Option<Tid>) -> Self {
+        let held = |shard, tid| Held { shard, tid, touched: shards.touched(shard, used) };
+        let claimed = shards.claims().into_iter().map(|(shard, identity)| held(shard, tid(identity)));
+        Columns { shards, ended, held: std::iter::once(held(0, None)).chain(claimed).collect() }
+    }
+
+    /// A counter of one shard.
+    #[inline]
+    fn load(&self, held: &Held, counter: u32) -> i64 {
+        if held.touched.has(counter) { self.shards.load(held.shard, counter) } else { 0 }
     }
 
     /// What a variable, and the activations of its calls, have in every thread that has recorded something: sorted by thread, each once.
@@ -372,10 +395,8 @@ impl<'a, S: Shards> Columns<'a, S> {
             raw.activations = raw.activations.plus(calls(activations, load));
             raw
         };
-        let live = self
-            .held
-            .iter()
-            .map(|&(shard, tid)| (tid, read(&|n| self.shards.load(shard, n), &|| self.cpu(shard, tid, ruler))));
+        let live = self.held.iter();
+        let live = live.map(|held| (held.tid, read(&|n| self.load(held, n), &|| self.cpu(held, ruler))));
         let ended = self
             .ended
             .threads
@@ -394,16 +415,16 @@ impl<'a, S: Shards> Columns<'a, S> {
     }
 
     /// A thread's processor time, in ticks. The kernel's own figure of one that runs is as old as the last tick, and its last reading may be later.
-    fn cpu(&self, shard: u32, tid: Option<Tid>, ruler: Ruler<'_>) -> u64 {
-        self.shards.cpu_last(shard).max(tid.map_or(0, ruler.cpu))
+    fn cpu(&self, held: &Held, ruler: Ruler<'_>) -> u64 {
+        self.shards.cpu_last(held.shard).max(held.tid.map_or(0, ruler.cpu))
     }
 
     /// What all threads have together in a counter or a timer, and the activations of its calls.
     pub fn together(&self, slots: Slots, activations: &[u32], ruler: Ruler<'_>) -> (i64, Activations) {
         let plus = |a: (i64, Activations), b: (i64, Activations)| (a.0.wrapping_add(b.0), a.1.plus(b.1));
-        let live = self.held.iter().map(|&(shard, tid)| {
-            let load = |n| self.shards.load(shard, n);
-            (number(slots, ruler, load, || self.cpu(shard, tid, ruler)), calls(activations, load))
+        let live = self.held.iter().map(|held| {
+            let load = |n| self.load(held, n);
+            (number(slots, ruler, load, || self.cpu(held, ruler)), calls(activations, load))
         });
         let ended = self.ended.threads.values().map(|record| {
             let load = |n| record.get(&n).copied().unwrap_or(0);
@@ -414,7 +435,7 @@ impl<'a, S: Shards> Columns<'a, S> {
 
     /// A counter's sum over all threads.
     pub fn sum(&self, counter: u32) -> i64 {
-        let live = self.held.iter().map(|&(shard, _)| self.shards.load(shard, counter));
+        let live = self.held.iter().map(|held| self.load(held, counter));
         live.fold(self.ended.together.get(&counter).copied().unwrap_or(0), i64::wrapping_add)
     }
 }
@@ -475,6 +496,7 @@ impl CounterAllocator {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ingraft_model::Resolution;
     use std::cell::RefCell;
 
     #[derive(Default)]
@@ -493,9 +515,12 @@ mod tests {
         fn cpu_last(&self, shard: u32) -> u64 {
             if shard == 3 { 950 } else { 0 }
         }
-        fn free(&self, shard: u32, counters: u32) -> Vec<i64> {
+        fn touched(&self, _: u32, _: u32) -> Touched {
+            Touched::ALL
+        }
+        fn free(&self, shard: u32, counters: u32) -> Vec<(u32, i64)> {
             self.claims.borrow_mut().retain(|c| c.0 != shard);
-            (0..counters).map(|c| self.values.borrow_mut().remove(&(shard, c)).unwrap_or(0)).collect()
+            (0..counters).filter_map(|c| Some((c, self.values.borrow_mut().remove(&(shard, c))?))).collect()
         }
         fn clear(&self, counters: Range<u32>) {
             self.values.borrow_mut().retain(|k, _| !counters.contains(&k.1));
@@ -518,15 +543,15 @@ mod tests {
             let slots = Slots { first: 1, shape: Shape::Counter };
             columns.threads(slots, &[], RULER).into_iter().map(|(tid, raw)| (tid, raw.value)).collect()
         };
-        assert_eq!(values(Columns::new(&shards, &ended, &tid)), expected);
+        assert_eq!(values(Columns::new(&shards, &ended, u32::MAX, &tid)), expected);
         ended.bury(&shards, &Shapes::default(), 2, Some(Tid(70)), 4, LAST);
         ended.bury(&shards, &Shapes::default(), 4, Some(Tid(70)), 4, LAST);
-        assert_eq!(values(Columns::new(&shards, &ended, &tid)), expected);
-        let columns = Columns::new(&shards, &ended, &tid);
+        assert_eq!(values(Columns::new(&shards, &ended, u32::MAX, &tid)), expected);
+        let columns = Columns::new(&shards, &ended, u32::MAX, &tid);
         assert_eq!(columns.sum(1), 15);
         assert_eq!(shards.claims(), [(3, 71)]);
         ended.clear(&shards, 1..2);
-        assert_eq!(Columns::new(&shards, &ended, &tid).sum(1), 0);
+        assert_eq!(Columns::new(&shards, &ended, u32::MAX, &tid).sum(1), 0);
     }
 
     const RULER: Ruler<'static> = Ruler { scale: Scale { mult: 1, shift: 1 }, now: &|| 1000, cpu: &|_| 900 };
@@ -549,7 +574,7 @@ mod tests {
         put(&shards, 2, 5, &[0, 300]);
         put(&shards, 3, 5, &[2, -400]);
         let read = |ended: &EndedThreads| {
-            let columns = Columns::new(&shards, ended, &|id| Some(Tid(id as i32)));
+            let columns = Columns::new(&shards, ended, u32::MAX, &|id| Some(Tid(id as i32)));
             columns.threads(timer, &[], RULER).into_iter().map(|(_, raw)| raw.value).collect::<Vec<_>>()
         };
         assert_eq!(read(&ended), [150, 300]);
@@ -583,7 +608,7 @@ mod tests {
         put(&shards, 3, 5, &[1, -400]);
         put(&shards, 4, 5, &[0, 30]);
         let ended = EndedThreads::default();
-        let columns = Columns::new(&shards, &ended, &|id| Some(Tid(id as i32)));
+        let columns = Columns::new(&shards, &ended, u32::MAX, &|id| Some(Tid(id as i32)));
         let values: Vec<_> = columns.threads(timer, &[], RULER).into_iter().map(|(_, raw)| raw.value).collect();
         assert_eq!(values, [250, 275, 15]);
     }
@@ -591,18 +616,18 @@ mod tests {
     #[test]
     fn histograms_of_ended_threads_keep_their_extremes() {
         let (shards, mut ended) = (Fake::default(), EndedThreads::default());
-        let histogram = Slots { first: 0, shape: Shape::Histogram };
+        let histogram = Slots { first: 0, shape: Shape::Histogram(Resolution::Fine) };
         let mut shapes = Shapes::default();
-        shapes.insert(0, Shape::Histogram);
+        shapes.insert(0, Shape::Histogram(Resolution::Fine));
         for (shard, value) in [(2, 10), (3, 30), (4, 20)] {
             shards.claims.borrow_mut().push((shard, 70));
             put(&shards, shard, 0, &[value, value, !value]);
             put(&shards, shard, 3 + value as u32, &[1]);
         }
         for shard in [2, 3, 4] {
-            ended.bury(&shards, &shapes, shard, Some(Tid(70)), Shape::Histogram.slots(), LAST);
+            ended.bury(&shards, &shapes, shard, Some(Tid(70)), Shape::Histogram(Resolution::Fine).slots(), LAST);
         }
-        let columns = Columns::new(&shards, &ended, &|id| Some(Tid(id as i32)));
+        let columns = Columns::new(&shards, &ended, u32::MAX, &|id| Some(Tid(id as i32)));
         let [(tid, raw)] = columns.threads(histogram, &[], Ruler::PLAIN).try_into().expect("one");
         let d = raw.distribution.expect("a histogram");
         assert_eq!((tid, d.count, d.sum, d.min, d.max), (Some(Tid(70)), 3, 60, 10, 30));
@@ -622,7 +647,7 @@ mod tests {
             words.iter().for_each(|(at, value)| put(&shards, shard, table.first + at, &[*value]));
         }
         let read = |ended: &EndedThreads| {
-            let columns = Columns::new(&shards, ended, &|id| Some(Tid(id as i32)));
+            let columns = Columns::new(&shards, ended, u32::MAX, &|id| Some(Tid(id as i32)));
             let all = columns.threads(table, &[], Ruler::PLAIN);
             all.into_iter().map(|(tid, raw)| (tid, raw.value, raw.table.expect("a table").values)).collect::<Vec<_>>()
         };
@@ -660,7 +685,7 @@ mod tests {
         }
         for (shard, tid) in [(5, Some(Tid(72))), (6, None), (2, Some(Tid(71)))] {
             ended.bury(&shards, &shapes, shard, tid, 14, LAST);
-            let columns = Columns::new(&shards, &ended, &|id| Some(Tid(id as i32)));
+            let columns = Columns::new(&shards, &ended, u32::MAX, &|id| Some(Tid(id as i32)));
             for (slots, calls) in all.iter().flat_map(|slots| calls.iter().map(move |calls| (*slots, calls))) {
                 let each = columns.threads(slots, calls, RULER).into_iter().map(|(_, raw)| raw);
                 let each = each.fold(Raw::default(), Raw::plus);

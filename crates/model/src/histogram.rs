@@ -1,28 +1,59 @@
-//! Log-linear buckets: every power of two is divided into equally wide ones, so that a value is known to within
-//! 1/[`PER_OCTAVE`] whatever its size, and counts are exact. Code in the target counts into them in the units that it records, such as
-//! ticks of a clock; a [`Distribution`] is what was counted, in the metric's unit.
+//! Log-linear buckets: every power of two is divided into equally wide ones, as many as the [`Resolution`] says, so that a value is known to
+//! within one part of so many whatever its size, and counts are exact. Code in the target counts into them in the units that it records,
+//! such as ticks of a clock; a [`Distribution`] is what was counted, in the metric's unit.
 
-/// Bits that tell the buckets of one power of two apart.
-pub const SUB_BITS: u32 = 5;
-/// Buckets of one power of two.
-pub const PER_OCTAVE: u32 = 1 << SUB_BITS;
 /// Values of so many bits or more are in the last bucket: as ticks of 3 GHz an hour and a half.
 pub const VALUE_BITS: u32 = 44;
-/// Number of buckets.
-pub const BUCKETS: u32 = (VALUE_BITS - SUB_BITS + 1) * PER_OCTAVE;
 
-/// The bucket of a value.
-pub fn bucket_of(value: u64) -> u32 {
-    let value = value.min((1 << VALUE_BITS) - 1);
-    let octave = (value | u64::from(PER_OCTAVE)).ilog2() - SUB_BITS;
-    octave * PER_OCTAVE + (value >> octave) as u32
+/// How finely a histogram tells values apart. Coarser ones take less memory in every thread of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Resolution {
+    /// 4 buckets for each power of two: 1.4 KB a thread.
+    Coarse,
+    /// 8 of them: 2.6 KB.
+    Medium,
+    /// 32 of them: 10 KB.
+    Fine,
 }
 
-/// The values of a bucket: the first, and the first behind it (of the last bucket: of values that are not cut).
-pub fn bounds(bucket: u32) -> (u64, u64) {
-    let octave = (bucket / PER_OCTAVE).saturating_sub(1);
-    let first = u64::from(bucket - octave * PER_OCTAVE) << octave;
-    (first, first + (1 << octave))
+impl Resolution {
+    /// Bits that tell the buckets of one power of two apart.
+    pub const fn sub_bits(self) -> u32 {
+        match self {
+            Resolution::Coarse => 2,
+            Resolution::Medium => 3,
+            Resolution::Fine => 5,
+        }
+    }
+
+    /// The resolution with so many of these bits, if there is one.
+    pub fn of_sub_bits(bits: u32) -> Option<Resolution> {
+        [Resolution::Coarse, Resolution::Medium, Resolution::Fine].into_iter().find(|r| r.sub_bits() == bits)
+    }
+
+    /// Buckets of one power of two.
+    pub const fn per_octave(self) -> u32 {
+        1 << self.sub_bits()
+    }
+
+    /// Number of buckets.
+    pub const fn buckets(self) -> u32 {
+        (VALUE_BITS - self.sub_bits() + 1) * self.per_octave()
+    }
+
+    /// The bucket of a value.
+    pub fn bucket_of(self, value: u64) -> u32 {
+        let value = value.min((1 << VALUE_BITS) - 1);
+        let octave = (value | u64::from(self.per_octave())).ilog2() - self.sub_bits();
+        octave * self.per_octave() + (value >> octave) as u32
+    }
+
+    /// The values of a bucket: the first, and the first behind it (of the last bucket: of values that are not cut).
+    pub fn bounds(self, bucket: u32) -> (u64, u64) {
+        let octave = (bucket / self.per_octave()).saturating_sub(1);
+        let first = u64::from(bucket - octave * self.per_octave()) << octave;
+        (first, first + (1 << octave))
+    }
 }
 
 /// From recorded units to the metric's unit: `value * mult >> shift`, rounded down; what does not fit is the largest number. Order is kept.
@@ -106,14 +137,15 @@ impl Distribution {
     ///
     /// Values, the smallest and the largest and the bounds of buckets are rounded down one by one, the sum as a whole. A bucket has all values
     /// that a recorded one of it may become; buckets of equal bounds are one.
-    pub fn from_slots(slots: &[u64], scale: Scale) -> Self {
+    pub fn from_slots(resolution: Resolution, slots: &[u64], scale: Scale) -> Self {
+        let (buckets, bounds) = (resolution.buckets(), |bucket| resolution.bounds(bucket));
         let (head, counts) = slots.split_at(slots.len().min(3));
         let head = |slot: usize| head.get(slot).copied().unwrap_or(0);
-        let held = || (0..BUCKETS).zip(counts.iter().copied()).filter(|&(_, count)| count != 0);
+        let held = || (0..buckets).zip(counts.iter().copied()).filter(|&(_, count)| count != 0);
         let (Some((lowest, _)), Some((highest, _))) = (held().next(), held().next_back()) else {
             return Distribution::default();
         };
-        let last_value = |bucket| if bucket == BUCKETS - 1 { u64::MAX } else { bounds(bucket).1 - 1 };
+        let last_value = |bucket| if bucket == buckets - 1 { u64::MAX } else { bounds(bucket).1 - 1 };
         let min = (!head(2)).clamp(bounds(lowest).0, last_value(lowest));
         let max = head(1).clamp(bounds(highest).0.max(min), last_value(highest));
         let mut out =
@@ -228,34 +260,41 @@ mod tests {
     use super::*;
     use crate::Shape;
 
+    const ALL: [Resolution; 3] = [Resolution::Coarse, Resolution::Medium, Resolution::Fine];
+
     #[test]
     fn buckets_tile_the_values() {
-        let mut next = 0;
-        for bucket in 0..BUCKETS {
-            let (first, end) = bounds(bucket);
-            assert_eq!(first, next);
-            assert_eq!((bucket_of(first), bucket_of(end - 1)), (bucket, bucket));
-            assert!((end - first) * u64::from(PER_OCTAVE) <= first.max(u64::from(PER_OCTAVE)));
-            next = end;
+        for resolution in ALL {
+            let (parts, mut next) = (u64::from(resolution.per_octave()), 0);
+            for bucket in 0..resolution.buckets() {
+                let (first, end) = resolution.bounds(bucket);
+                assert_eq!(first, next);
+                assert_eq!((resolution.bucket_of(first), resolution.bucket_of(end - 1)), (bucket, bucket));
+                assert!((end - first) * parts <= first.max(parts));
+                next = end;
+            }
+            assert_eq!(next, 1 << VALUE_BITS);
+            assert_eq!(resolution.bucket_of(u64::MAX), resolution.buckets() - 1);
+            assert_eq!(Resolution::of_sub_bits(resolution.sub_bits()), Some(resolution));
         }
-        assert_eq!(next, 1 << VALUE_BITS);
-        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+        assert!(ALL.is_sorted() && ALL.is_sorted_by_key(|r| r.buckets()));
+        assert_eq!(Resolution::of_sub_bits(1), None);
     }
 
     /// What the code in the target does for each value.
-    fn record(values: &[u64]) -> Vec<u64> {
-        let mut slots = vec![0; Shape::Histogram.slots() as usize];
+    fn record(resolution: Resolution, values: &[u64]) -> Vec<u64> {
+        let mut slots = vec![0; Shape::Histogram(resolution).slots() as usize];
         for &value in values {
             slots[0] += value;
             slots[1] = slots[1].max(value);
             slots[2] = slots[2].max(!value);
-            slots[3 + bucket_of(value) as usize] += 1;
+            slots[3 + resolution.bucket_of(value) as usize] += 1;
         }
         slots
     }
 
     fn distribution(values: &[u64], scale: Scale) -> Distribution {
-        Distribution::from_slots(&record(values), scale)
+        Distribution::from_slots(Resolution::Fine, &record(Resolution::Fine, values), scale)
     }
 
     /// Values of every size that is not cut.
@@ -307,12 +346,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn quantiles_are_close(values in values()) {
-            let d = distribution(&values, Scale::ONE);
+        fn quantiles_are_close(values in values(), resolution in prop::sample::select(ALL.to_vec())) {
+            let d = Distribution::from_slots(resolution, &record(resolution, &values), Scale::ONE);
             check(&d)?;
             let sum: u64 = values.iter().sum();
             prop_assert_eq!(d.mean(), (!values.is_empty()).then(|| sum as f64 / values.len() as f64));
-            check_quantiles(&d, values, |truth| truth / u64::from(PER_OCTAVE))?;
+            check_quantiles(&d, values, |truth| truth / u64::from(resolution.per_octave()))?;
         }
 
         #[test]
@@ -321,7 +360,7 @@ mod tests {
             check(&d)?;
             // Bounds are rounded, too.
             let scaled = values.iter().map(|&v| scale.apply(v)).collect();
-            check_quantiles(&d, scaled, |truth| truth / u64::from(PER_OCTAVE) + 1)?;
+            check_quantiles(&d, scaled, |truth| truth / u64::from(Resolution::Fine.per_octave()) + 1)?;
         }
 
         #[test]
@@ -335,7 +374,7 @@ mod tests {
             merged.merge(&distribution(&b, other));
             check(&merged)?;
             let both = a.iter().map(|&v| one.apply(v)).chain(b.iter().map(|&v| other.apply(v))).collect();
-            check_quantiles(&merged, both, |truth| truth / (u64::from(PER_OCTAVE) / 2) + 2)?;
+            check_quantiles(&merged, both, |truth| truth / (u64::from(Resolution::Fine.per_octave()) / 2) + 2)?;
         }
 
         #[test]
@@ -364,7 +403,7 @@ mod tests {
 
         #[test]
         fn any_slots_are_read(slots in proptest::collection::vec(any::<u64>(), 0..40), mult in any::<u32>(), shift in any::<u32>(), q in any::<f64>()) {
-            let mut d = Distribution::from_slots(&slots, Scale { mult, shift });
+            let mut d = Distribution::from_slots(Resolution::Medium, &slots, Scale { mult, shift });
             let _ = (d.quantile(q), d.mean(), d.count_below(7), d.minus(&d));
             d.merge(&d.clone());
         }
@@ -372,9 +411,9 @@ mod tests {
 
     #[test]
     fn a_reading_in_the_middle_of_a_record_makes_sense() {
-        let mut slots = record(&[100, 200]);
+        let mut slots = record(Resolution::Fine, &[100, 200]);
         (slots[1], slots[2]) = (0, 0);
-        let d = Distribution::from_slots(&slots, Scale::ONE);
+        let d = Distribution::from_slots(Resolution::Fine, &slots, Scale::ONE);
         assert_eq!((d.min, d.max, d.count), (101, 200, 2));
     }
 

@@ -17,7 +17,7 @@
 //! reads shard 0, whose owner is 0: a thread that was never prepared falls into the slow path and harms nothing.
 
 use crate::addr::{Avma, AvmaRange};
-use crate::histogram::BUCKETS;
+use crate::histogram::Resolution;
 
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
@@ -173,6 +173,10 @@ pub const CHILD_SHARD: u32 = 1;
 pub const FIRST_SHARD: u32 = 2;
 /// Distance between shards that gives room for 104,688 counters; only touched pages take memory.
 pub const DEFAULT_STRIDE: u64 = 1 << 20;
+/// The largest distance: a shard's own memory is addressed by displacements below 2 GiB, and there must be room for a base below them.
+pub const STRIDE_MAX: u64 = 1 << 28;
+/// Address space that all shards take at most.
+pub const SHARDS_SPACE: u64 = 64 << 30;
 /// Bytes of address space for the journal's copy.
 pub const DEFAULT_JOURNAL: u64 = 64 << 20;
 
@@ -239,7 +243,9 @@ impl DataArea {
     pub fn counters(&self) -> u32 {
         let used = COUNTERS + record::ROOM + record::SIZE;
         let all = u32::try_from(self.stride.saturating_sub(used.into()) / 8).unwrap_or(u32::MAX);
-        all.saturating_sub(BUCKETS.next_power_of_two() - BUCKETS)
+        // the finest has most
+        let buckets = Resolution::Fine.buckets();
+        all.saturating_sub(buckets.next_power_of_two() - buckets)
     }
 
     /// Offset of the activation records in a shard.

@@ -21,7 +21,7 @@ pub mod vector;
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
 pub use call::{Call, Called, VectorState};
-pub use histogram::{Bucket, Distribution, Scale};
+pub use histogram::{Bucket, Distribution, Resolution, Scale};
 pub use history::{Bin, Course, History};
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};

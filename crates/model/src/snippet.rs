@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::Avma;
 use crate::call::{Call, Called};
+use crate::histogram::Resolution;
 use crate::object::ObjectState;
 use crate::table::Fold;
 use crate::vector::Ranges;
@@ -25,7 +26,7 @@ pub enum Shape {
     /// that it can be read while the timer runs: negative then, and less than the time by the clock now.
     Timer(Clock),
     /// The sum, the largest and the complement of the smallest value; then one count per bucket (see [`crate::histogram`]).
-    Histogram,
+    Histogram(Resolution),
     /// What became of the activations of one [`Record`]: ended without passing their exit (exceptions, longjmp, the end of a thread), exits
     /// whose entry was not seen, entries that could not be recorded.
     Activations,
@@ -45,7 +46,7 @@ impl Shape {
             Shape::Counter => 1,
             Shape::Timer(_) => 2,
             Shape::Activations => 3,
-            Shape::Histogram => 3 + crate::histogram::BUCKETS,
+            Shape::Histogram(resolution) => 3 + resolution.buckets(),
             Shape::Table(_) => crate::table::SLOTS,
             Shape::Vector(count) => crate::vector::slots(count),
             Shape::Event => 0,
@@ -400,8 +401,8 @@ pub enum Stmt {
     Start(VariableId, Clock),
     /// Undo one start of a timer; nothing if it does not run.
     Stop(VariableId, Clock),
-    /// Enter a value into a histogram; negative ones as 0.
-    Observe(VariableId, Expr),
+    /// Enter a value into a histogram, of the resolution that is its shape's; negative ones as 0.
+    Observe(VariableId, Resolution, Expr),
     /// Add to the value of a key in a table: the key, then what is added.
     AddAt(VariableId, Expr, Expr),
     /// Add to the value of the granule in which a number lies, or to that of what lies outside: the number, then what is added.
@@ -453,6 +454,34 @@ impl Snippet {
             })
         }
         any(&self.stmts, clock)
+    }
+
+    /// The same with histograms of another resolution.
+    #[must_use]
+    pub fn with_resolution(&self, resolution: Resolution) -> Snippet {
+        fn set(stmts: &mut [Stmt], to: Resolution) {
+            for stmt in stmts {
+                match stmt {
+                    Stmt::Observe(_, resolution, _) => *resolution = to,
+                    Stmt::If(_, body) | Stmt::Open(_, body) | Stmt::Close(_, body) => set(body, to),
+                    Stmt::Add(..)
+                    | Stmt::Set(..)
+                    | Stmt::Settle
+                    | Stmt::Await
+                    | Stmt::Start(..)
+                    | Stmt::Stop(..)
+                    | Stmt::AddAt(..)
+                    | Stmt::AddIn(..)
+                    | Stmt::Mark(..)
+                    | Stmt::Call(_)
+                    | Stmt::Store(..)
+                    | Stmt::Write(..) => {}
+                }
+            }
+        }
+        let mut other = self.clone();
+        set(&mut other.stmts, resolution);
+        other
     }
 
     /// Every call that it makes, outer ones before those in their arguments.
@@ -524,7 +553,7 @@ impl Snippet {
                 match stmt {
                     Stmt::Add(_, e)
                     | Stmt::Set(_, e)
-                    | Stmt::Observe(_, e)
+                    | Stmt::Observe(_, _, e)
                     | Stmt::Store(_, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
                     Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
@@ -556,7 +585,7 @@ impl Snippet {
 fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
     for stmt in stmts {
         match stmt {
-            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
+            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, _, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 e.calls_in(calls)
             }
             Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
@@ -580,7 +609,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
 fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
     for stmt in stmts {
         match stmt {
-            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
+            Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, _, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 e.place_callees(place)?
             }
             Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
@@ -829,7 +858,7 @@ impl fmt::Display for Stmt {
             Stmt::Close(record, body) => write_block(f, &format_args!("close {record}"), body),
             Stmt::Start(v, clock) => write!(f, "{clock}start v{};", v.0),
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
-            Stmt::Observe(v, e) => write!(f, "observe v{}, {e};", v.0),
+            Stmt::Observe(v, _, e) => write!(f, "observe v{}, {e};", v.0),
             Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
             Stmt::AddIn(v, ranges, n, e) => write!(f, "v{}[{}] += {e};", v.0, granule(ranges, n)),
             Stmt::Mark(v, key, ObjectState { kind, retired: false }) => {

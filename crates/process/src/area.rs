@@ -19,6 +19,7 @@ use rustix::time::Timespec;
 use crate::bases;
 use crate::error::Error;
 use crate::fault::Guarded;
+use crate::pages::Touched;
 use crate::perf::EventAttributes;
 use crate::room::DataAreaRequest;
 use crate::target::{Identity, Target};
@@ -516,31 +517,59 @@ impl SharedArea {
         self.read_words(self.counter_at(shard, 0), values)
     }
 
+    /// Which of the first `counters` of a shard have memory. Of an area of the usual size all are taken to have: there to ask takes longer than
+    /// to read, and wastes little.
+    pub fn touched(&self, shard: u32, counters: u32) -> Touched {
+        match &self.access {
+            Access::Mapped { map, .. } if self.layout.stride > layout::DEFAULT_STRIDE => {
+                Touched::of(map, self.shard_start(shard), counters.min(self.layout.counters()))
+            }
+            Access::Mapped { .. } | Access::Through(_) => Touched::ALL,
+        }
+    }
+
+    /// The first `counters` of a shard that are not 0, in order, each with its number.
+    fn values(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, Error> {
+        let mut found = Vec::new();
+        let mut words = Vec::new();
+        for stretch in self.touched(shard, counters).stretches(counters) {
+            words.resize(stretch.len(), 0);
+            self.read_words(self.counter_at(shard, stretch.start), &mut words)?;
+            found.extend(stretch.zip(words.iter().copied()).filter(|(_, value)| *value != 0));
+        }
+        Ok(found)
+    }
+
     /// Sets counters to 0 in shard 0 and in every claimed shard. Only while nothing counts into them.
     pub fn zero_counters(&self, counters: Range<u32>) -> Result<(), Error> {
         let shards = self.claims()?.into_iter().map(|claim| claim.shard);
         for shard in std::iter::once(0).chain(shards) {
-            counters.clone().try_for_each(|index| self.write_u64(self.counter_at(shard, index), 0))?;
+            let touched = self.touched(shard, counters.end);
+            let mut there = counters.clone().filter(|index| touched.has(*index));
+            there.try_for_each(|index| self.write_u64(self.counter_at(shard, index), 0))?;
         }
         Ok(())
     }
 
-    /// Takes back the shard of a thread that has ended: its first `counters` values, which are set to 0; then it is free. Calls that were open
-    /// have ended without passing an exit, and are counted among these values.
-    pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<u64>, Error> {
+    /// Takes back the shard of a thread that has ended: those of its first `counters` that are not 0, in order, each with its number. They are
+    /// set to 0; then the shard is free. Calls that were open have ended without passing an exit, and are counted among these values.
+    pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, Error> {
         if shard < layout::FIRST_SHARD || shard >= self.layout.shards {
             return Err(Error::Outside(self.shard_start(shard)));
         }
         // how many there are was once read from the target
-        let mut values = vec![0; counters.min(self.layout.counters()) as usize];
-        self.counters(shard, &mut values)?;
+        let counters = counters.min(self.layout.counters());
+        let mut values = self.values(shard, counters)?;
         let open = self.open_records(shard)?;
-        for (i, _) in values.iter().enumerate().filter(|&(_, &v)| v != 0) {
-            self.write_u64(self.counter_at(shard, i as u32), 0)?;
+        for (counter, _) in &values {
+            self.write_u64(self.counter_at(shard, *counter), 0)?;
         }
         for (_, name) in open {
-            if let Some(left) = name.checked_sub(layout::COUNTERS).and_then(|at| values.get_mut(at as usize / 8)) {
-                *left += 1;
+            let left = name.checked_sub(layout::COUNTERS).map(|at| at / 8).filter(|left| *left < counters);
+            let Some(left) = left else { continue };
+            match values.binary_search_by_key(&left, |(counter, _)| *counter) {
+                Ok(known) => values[known].1 = values[known].1.wrapping_add(1),
+                Err(place) => values.insert(place, (left, 1)),
             }
         }
         let start = self.shard_start(shard);

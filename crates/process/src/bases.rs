@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use ingraft_model::layout::{CALLING, CLAIMS, DEFAULT_STRIDE, FIRST_SHARD, SHARDS_MAX, header};
+use ingraft_model::layout::{CALLING, CLAIMS, DEFAULT_STRIDE, FIRST_SHARD, SHARDS_MAX, SHARDS_SPACE, header};
 use ingraft_model::{Avma, DataArea, Pid, Tid};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -52,7 +52,7 @@ pub(crate) fn is_residue(gs_base: u64, maps: &[Mapping]) -> bool {
     let shard = gs_base / DEFAULT_STRIDE;
     let is_shard = offset == 0 || offset == u64::from(CALLING);
     is_shard
-        && (u64::from(FIRST_SHARD)..u64::from(SHARDS_MAX)).contains(&shard)
+        && (u64::from(FIRST_SHARD)..SHARDS_SPACE / DEFAULT_STRIDE).contains(&shard)
         && !maps.iter().any(|m| m.write && m.range.contains(&Avma(gs_base)))
 }
 

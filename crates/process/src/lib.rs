@@ -20,6 +20,7 @@ mod gap;
 mod lend;
 mod limits;
 mod module;
+mod pages;
 mod perf;
 mod procfs;
 mod remote;
@@ -37,6 +38,7 @@ mod target;
 mod tracer;
 mod vectors;
 mod visit;
+mod wards;
 
 pub use access::{ProcessInfo, attachable, children, find_by_name, processes};
 pub use apply::{Applied, Options, ThreadBase};
@@ -46,6 +48,7 @@ pub use error::{ApplyError, Denial, Error};
 pub use files::read_named;
 pub use limits::{MemoryLimit, MemoryNeed, MemoryRoom, Shortage};
 pub use module::{FileSource, MappedFile, loads};
+pub use pages::Touched;
 pub use perf::{
     CountedEvents, Event, EventAttributes, EventError, EventProblem, EventReading, KernelRefusal, ListedEvent,
     event_list, paranoid,

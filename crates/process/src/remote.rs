@@ -122,8 +122,12 @@ impl Target {
     /// been; also a system call in which it waited.
     pub fn remote<R: Send>(&self, work: impl FnOnce(&mut Remote<'_>) -> Result<R, Error> + Send) -> Result<R, Error> {
         let gadgets = self.gadgets()?;
-        let syscall_at = gadgets.syscall.ok_or(Error::NoGadget("`syscall; ret`"))?.0;
-        let sigreturn = gadgets.sigreturn.first().ok_or(Error::NoGadget("rt_sigreturn"))?.0;
+        let (Some(Avma(syscall_at)), Some(&Avma(sigreturn))) = (gadgets.syscall, gadgets.sigreturn.first()) else {
+            // a program that another one is about to replace has nothing, too
+            self.check(self.acting())?;
+            let what = if gadgets.syscall.is_none() { "`syscall; ret`" } else { "rt_sigreturn" };
+            return Err(Error::NoGadget(what));
+        };
         if self.status()?.shadow_stack {
             return Err(Error::ShadowStack);
         }

@@ -74,6 +74,15 @@ impl Default for DataAreaRequest {
     }
 }
 
+impl DataAreaRequest {
+    /// One with such a distance between shards, which are fewer the larger they are.
+    pub fn of_stride(stride: u64) -> Self {
+        let shards = u32::try_from(layout::SHARDS_SPACE / stride.max(1)).unwrap_or(u32::MAX);
+        let usual = DataAreaRequest::default();
+        DataAreaRequest { stride, shards: usual.shards.min(shards), ..usual }
+    }
+}
+
 impl Target {
     /// Makes the data area in the target and maps it here. On an error nothing is left behind.
     pub fn create_area(&self, request: &DataAreaRequest) -> Result<SharedArea, Error> {

@@ -243,6 +243,13 @@ pub(crate) fn try_wait(tid: Tid) -> io::Result<Option<Status>> {
     Ok(Some(Status::decode(unsafe { info.si_status() })))
 }
 
+/// Takes in the end of a thread that this process traces, whichever of our threads does, if it has ended.
+pub(crate) fn take_end(tid: Tid) {
+    let options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
+    // SAFETY: without a siginfo_t the kernel writes nothing.
+    let _ = unsafe { libc::waitid(libc::P_PID, tid.0 as libc::id_t, std::ptr::null_mut(), options) };
+}
+
 /// Moves the calling thread before all ordinary ones, where that is permitted; elsewhere before those of them whose turn comes at the same time,
 /// by asking for short slices (sched_setattr(2), Linux 6.12). It ends soon, and with it the priority.
 pub(crate) fn raise_priority() {

@@ -4,6 +4,8 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,7 @@ use crate::error::{Denial, Error};
 use crate::procfs::{self, InKernel};
 use crate::sharers::Sharers;
 use crate::sys::{self, Regs, Status};
+use crate::wards::{self, Wards};
 
 /// How long a stop waits without any thread coming in. Later attempts wait longer: on a loaded machine a thread that is ready to run may not
 /// get a processor in time.
@@ -62,6 +65,7 @@ pub(crate) struct Tracer {
     pub(crate) pid: Pid,
     pub(crate) threads: Vec<Tracee>,
     known: HashSet<Tid>,
+    wards: Arc<Wards>,
     sharers: Sharers,
     patience: Duration,
     /// When the first of the threads that are held now was interrupted, or, of one alone, was last seen to run.
@@ -120,7 +124,19 @@ pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<
     let own = |source| Error::Own { what: "start a thread", source };
     thread::scope(|scope| {
         let builder = thread::Builder::new().name(THREAD_NAME.into());
-        let handle = builder.spawn_scoped(scope, || (sys::own_tid(), work())).map_err(own)?;
+        let wards = Arc::new(Wards::default());
+        let (its_wards, (end, ended)) = (Arc::clone(&wards), sync_channel::<()>(0));
+        let run = move || {
+            its_wards.adopt();
+            let result = (sys::own_tid(), work());
+            drop(end);
+            result
+        };
+        let handle = builder.spawn_scoped(scope, run).map_err(own)?;
+        let mut last = 0;
+        while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(wards::TICK) {
+            wards.look(&mut last);
+        }
         match handle.join() {
             Ok((tid, result)) => {
                 sys::wait_thread_gone(tid);
@@ -153,6 +169,7 @@ impl Tracer {
             pid,
             threads: Vec::new(),
             known: HashSet::new(),
+            wards: Wards::own(),
             sharers: Sharers::default(),
             patience: STOP_WAIT,
             began: None,
@@ -186,7 +203,7 @@ impl Tracer {
         let options = OPTIONS | if unfiltered { sys::SUSPEND_SECCOMP } else { 0 };
         let begin = Instant::now();
         loop {
-            match sys::seize(tid, options) {
+            match self.wards.during(|| sys::seize(tid, options)) {
                 Ok(()) => return Ok(Some(self.add(tid, State::Running))),
                 Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
                 Err(e) if e.raw_os_error() == Some(libc::EPERM) => {}
@@ -197,7 +214,7 @@ impl Tracer {
                 return Ok(None);
             }
             let tracer = procfs::thread_status(self.pid, tid).map_or(0, |s| s.tracer);
-            if tracer == 0 && unfiltered && sys::seize(tid, OPTIONS).is_ok() {
+            if tracer == 0 && unfiltered && self.wards.during(|| sys::seize(tid, OPTIONS)).is_ok() {
                 self.add(tid, State::Running);
                 return Err(Error::Seccomp);
             }
@@ -218,6 +235,7 @@ impl Tracer {
     /// Takes in a thread that is being traced.
     pub(crate) fn add(&mut self, tid: Tid, state: State) -> usize {
         self.known.insert(tid);
+        self.wards.add(self.pid, tid);
         self.threads.push(Tracee { tid, state, regs: None, interrupted: false });
         self.threads.len() - 1
     }

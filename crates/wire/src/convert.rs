@@ -217,7 +217,7 @@ pub fn history(history: v1::PairHistory, course: Course, path: &str) -> Result<H
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::{ResourcePath, Scale};
+    use ingraft_model::{Resolution, ResourcePath, Scale};
     use proptest::prelude::*;
 
     use super::*;
@@ -284,7 +284,7 @@ mod tests {
     proptest! {
         #[test]
         fn distributions_come_back(slots in proptest::collection::vec(0..u64::from(u32::MAX), 0..400), mult in any::<u32>()) {
-            let d = Distribution::from_slots(&slots, Scale { mult, shift: 24 });
+            let d = Distribution::from_slots(Resolution::Fine, &slots, Scale { mult, shift: 24 });
             prop_assert_eq!(Distribution::try_from(v1::Distribution::from(&d)), Ok(d));
         }
 

@@ -201,7 +201,7 @@ impl Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_model::{Scale, Shape};
+    use ingraft_model::{Resolution, Scale, Shape};
     use proptest::prelude::*;
     use prost::Message;
 
@@ -215,7 +215,7 @@ mod tests {
 
     fn histogram() -> impl Strategy<Value = Rest> {
         let slots = proptest::collection::vec(any::<u32>().prop_map(u64::from), 0..9);
-        let distribution = slots.prop_map(|slots| Box::new(Distribution::from_slots(&slots, Scale::ONE)));
+        let distribution = slots.prop_map(|slots| Box::new(Distribution::from_slots(Resolution::Fine, &slots, Scale::ONE)));
         let activations = (any::<u64>(), 0_u64..2, any::<u64>());
         let activations = activations.prop_map(|(left, unseen, unrecorded)| Activations { left, unseen, unrecorded });
         (distribution.prop_map(Some), activations)
@@ -322,8 +322,8 @@ mod tests {
 
     #[test]
     fn a_full_histogram_of_every_thread_is_split() {
-        let slots = vec![u64::from(u32::MAX); Shape::Histogram.slots() as usize];
-        let distribution = Some(Box::new(Distribution::from_slots(&slots, Scale::ONE)));
+        let slots = vec![u64::from(u32::MAX); Shape::Histogram(Resolution::Fine).slots() as usize];
+        let distribution = Some(Box::new(Distribution::from_slots(Resolution::Fine, &slots, Scale::ONE)));
         let thread = ThreadValue { distribution: distribution.clone(), ..ThreadValue::default() };
         let value = Value { distribution, threads: vec![thread; 200], ..Value::default() };
         let parts = split(Sample { values: vec![to_wire((0, &value))], ..Sample::default() });

@@ -1,10 +1,11 @@
 //! Times of calls: against the program's own clock, against servers' own statistics, and past calls that end in other ways.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, Tool, scaled, skip, wait_until};
+use ingraft_testing::{Latency, Mutatee, Outcome, Tool, scaled, skip, wait_until};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -249,4 +250,29 @@ fn threads_on_the_first_instruction_of_a_loop_are_caught_up() {
         assert_eq!(outcome.all("sample").into_iter().find(amiss), None);
         target::assert_clean(target.pid(), &before);
     }
+}
+
+#[test]
+fn thousands_of_functions_at_once() {
+    let mut target = Mutatee::start("crowd", &[]);
+    let (pid, before) = (target.pid(), Text::of(target.pid()));
+    let pages = target.ask("calls 1").number("resident");
+    let session = tool().measure("latency", pid, &["f_*"]);
+    let most = target.ask("calls 5").number("resident") - pages;
+    target.ask("all 3");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(outcome.stderr.contains("percentiles are known to 1/4"), "{}", outcome.stderr);
+    let found: BTreeMap<String, Latency> = outcome.latencies().into_iter().collect();
+    for n in 0..4096 {
+        let name = format!("f_{:x}_{:x}_{:x}", n >> 8, n >> 4 & 15, n & 15);
+        let seen = &found[&name];
+        assert_eq!((seen.calls, seen.left, seen.unseen, seen.unrecorded), (8, 0, 0, 0), "{name}");
+        assert!(n % 2 == 0 || seen.min_ns >= 1990, "{name}: {seen:?}");
+        assert!(seen.min_ns <= seen.p50_ns && seen.p50_ns <= seen.p99_ns && seen.p99_ns <= seen.max_ns, "{name}: {seen:?}");
+        assert!(8 * seen.min_ns <= seen.sum_ns && seen.sum_ns <= 8 * seen.max_ns, "{name}: {seen:?}");
+    }
+    // each of 8 threads has called every eighth function: a page for each call, not all pages for each thread
+    assert!(most < 7000, "{most} pages");
+    target::assert_clean(pid, &before);
+    target.ask("all 1");
 }

@@ -8,7 +8,7 @@ use ingraft_analysis::Image;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, Fold, Kept, ObjectKind,
+    Resolution, Avma, Bias, BinaryOp, Call, Called, Clock, CpuClock, DataArea, Expr, Float, FloatFormat, Fold, Kept, ObjectKind,
     ObjectState, PointKind, Ranges, Record, Restore, Scalar, Scale, Shape, Site, Snippet, Stmt, ThreadIdentity,
     TimeUnit, Usage, VariableId, VectorState, WallClock, Width,
 };
@@ -210,7 +210,7 @@ fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[P
     let memory = add(add(read, load), add(floats, Expr::Usage(Usage::PageFaults)));
     let elapsed = [Clock::Wall, Clock::Cpu].map(|clock| Expr::Elapsed(clock, TimeUnit::Nanoseconds));
     let value = elapsed.into_iter().fold(memory, add);
-    let observe = Stmt::Observe(histogram, value.clone());
+    let observe = Stmt::Observe(histogram, Resolution::Fine, value.clone());
     let key = Expr::Saved(arguments[1]);
     let ranges = Ranges::new(-8, 100, 7).expect("granules");
     let add_at = Stmt::AddAt(table, key.clone(), add(value, Expr::ValueAt(table, Box::new(key.clone()))));
@@ -229,7 +229,7 @@ fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[P
     let shapes = [
         Shape::Activations,
         Shape::Timer(Clock::Cpu),
-        Shape::Histogram,
+        Shape::Histogram(Resolution::Fine),
         Shape::Table(Fold::Sum),
         Shape::Vector(ranges.count()),
         Shape::Table(Fold::Last),

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 pub use daemon::Daemon;
 pub use mutatee::{Mutatee, Reply, program};
-pub use tool::{Outcome, Session, Tool};
+pub use tool::{Latency, Outcome, Session, Tool};
 
 /// The user and group that unprivileged programs run as when the tests run as root.
 pub const NOBODY: u32 = 65534;

@@ -107,6 +107,7 @@ fn recipe(name: &str) -> Recipe {
             ("gcc", &["-O2", "-g", "-pthread", "-fno-builtin", "-Wall", "-Wextra", "-Werror"], &["tally.c"], false)
         }
         "times" => ("gcc", C, &["times.c"], false),
+        "crowd" => ("gcc", C, &["crowd.c"], false),
         "ticks" => ("gcc", C, &["ticks.c"], false),
         "steps" => ("gcc", STEPS, &["steps.c"], false),
         "events" => ("gcc", C, &["events.c"], false),

@@ -148,6 +148,23 @@ pub struct Latency {
     pub unrecorded: u64,
 }
 
+impl Latency {
+    fn read(object: &Value) -> Latency {
+        let number = |key: &str| object[key].as_u64().unwrap_or(0);
+        Latency {
+            calls: number("calls"),
+            sum_ns: number("sum_ns"),
+            min_ns: number("min_ns"),
+            p50_ns: number("p50_ns"),
+            p99_ns: number("p99_ns"),
+            max_ns: number("max_ns"),
+            left: number("left"),
+            unseen: number("unseen"),
+            unrecorded: number("unrecorded"),
+        }
+    }
+}
+
 /// A running `ingraft`.
 pub struct Session {
     child: Child,
@@ -360,18 +377,13 @@ impl Outcome {
         let Some(object) = all.into_iter().find(|object| object["function"] == function) else {
             panic!("no latency of {function}: {self:#?}")
         };
-        let number = |key: &str| object[key].as_u64().unwrap_or(0);
-        Latency {
-            calls: number("calls"),
-            sum_ns: number("sum_ns"),
-            min_ns: number("min_ns"),
-            p50_ns: number("p50_ns"),
-            p99_ns: number("p99_ns"),
-            max_ns: number("max_ns"),
-            left: number("left"),
-            unseen: number("unseen"),
-            unrecorded: number("unrecorded"),
-        }
+        Latency::read(object)
+    }
+
+    /// The times of all functions, each with its name.
+    pub fn latencies(&self) -> Vec<(String, Latency)> {
+        let name = |object: &Value| object["function"].as_str().expect("function is text").to_owned();
+        self.all("latency").into_iter().map(|object| (name(object), Latency::read(object))).collect()
     }
 
     /// The calls of every function by name; the same names are added up.

@@ -6,6 +6,7 @@ use ingraft_process::{Event, EventError, MemoryNeed};
 
 use super::landing::restores;
 use super::*;
+use crate::resolution;
 use crate::symbols::Symbols;
 use crate::variables::data_of;
 use crate::wall;
@@ -485,7 +486,7 @@ impl Session {
         if survey.residue && own_gs_is_free {
             self.target.reset_residue().map_err(failed)?;
         }
-        let request = DataAreaRequest { identity, cpu, wall, family, ..DataAreaRequest::default() };
+        let request = DataAreaRequest { identity, cpu, wall, family, ..DataAreaRequest::of_stride(control.stride) };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         let since_ns = now_ns();
         let known = self.target.identity();
@@ -705,17 +706,14 @@ impl Attached {
 
 /// Counters that a shard of the target has or will have.
 pub(super) fn counters_max(control: &Control) -> u32 {
-    control.attached.as_ref().map_or(default_counters(), |a| a.area.layout().counters())
+    let to_be = || resolution::counters_in(control.stride);
+    control.attached.as_ref().map_or_else(to_be, |a| a.area.layout().counters())
 }
 
 pub(super) fn too_many(limit: u32) -> Error {
     let what = format!("more than {limit} counters would be needed in one process");
-    Error::new(ErrorKind::Failed, "too_many_counters", what, "measure fewer functions at a time")
-}
-
-fn default_counters() -> u32 {
-    let request = DataAreaRequest::default();
-    DataArea { base: Avma(0), stride: request.stride, shards: request.shards, journal_bytes: 0 }.counters()
+    let hint = "measure fewer functions at a time, or end the other measurements of the process first: the first one sets the room";
+    Error::new(ErrorKind::Failed, "too_many_counters", what, hint)
 }
 
 /// Bytes that a point takes in the journal's copy, as far as one can tell before it is written.

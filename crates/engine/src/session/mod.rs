@@ -21,10 +21,10 @@ use ingraft_mdl::{
     FunctionRef as MdlFunction, IndexNames, Insertion, Instrumentation, Library, ModuleRef, Order, ValueUnit, Variable,
     VariableKind,
 };
-use ingraft_model::layout::COUNTERS;
+use ingraft_model::layout::{COUNTERS, DEFAULT_STRIDE};
 use ingraft_model::{
-    Activations, Aggregate, Avma, AvmaRange, Clock, CpuClock, DataArea, Focus, Fold, MetricInfo, ObjectState,
-    PatchPlan, Pid, PointKind, Refusal, Scale, Shape, Snippet, Stmt, Style, Svma, Table, ThreadIdentity, Tid,
+    Activations, Aggregate, AvmaRange, Clock, CpuClock, DataArea, Focus, Fold, MetricInfo, ObjectState,
+    PatchPlan, Pid, PointKind, Refusal, Resolution, Scale, Shape, Snippet, Stmt, Style, Svma, Table, ThreadIdentity, Tid,
     UnitsType, WallClock,
 };
 use ingraft_process::{
@@ -45,6 +45,7 @@ use crate::journal::{self, Entries, Head, Journal, Kept, KeptPair, PointRecord, 
 use crate::leftover;
 use crate::modules::Modules;
 use crate::request::{self, Missing, Wanted};
+use crate::resolution::{self, Coarsening};
 use crate::restore;
 use crate::sites::{Spot, Text, sites};
 use crate::state_dir::StateDir;
@@ -169,6 +170,8 @@ struct Control {
     modules: Modules,
     attached: Option<Attached>,
     counters: CounterAllocator,
+    /// Before the first code is woven: the distance between shards that what is asked for needs.
+    stride: u64,
     events: EventPlaces,
     pairs: FxHashMap<PairKey, Pair>,
     /// Pairs whose code was taken out because it cost too much; measurements still have their values.
@@ -296,6 +299,7 @@ impl Session {
             modules,
             attached: None,
             counters: CounterAllocator::default(),
+            stride: DEFAULT_STRIDE,
             pairs: FxHashMap::default(),
             retired: Vec::new(),
             measurements: BTreeMap::new(),
@@ -426,6 +430,8 @@ impl Session {
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let (keys, stopped) = self.insert_wanted(control, wanted, own.is_empty())?;
         warnings.extend(keys.iter().filter_map(|(key, _)| control.pairs.get(key)?.why_barren(key)));
+        let resolutions = keys.iter().filter_map(|(key, _)| resolution::of_variables(&control.pairs.get(key)?.variables));
+        warnings.extend(resolutions.min().and_then(resolution::warning));
         warnings.extend(self.mapped_again(control));
         if reads_wall {
             warnings.extend(control.attached.as_ref().and_then(|a| self.other_clock(a.env.wall)));
@@ -530,6 +536,8 @@ impl Session {
         let mut more = Vec::new();
         let mut meters = Vec::new();
         let mut seen = FxHashSet::default();
+        let mut wanted = wanted;
+        self.fit_histograms(control, &mut wanted, &keys);
         let limit = insert::counters_max(control);
         let mut made = Metered::default();
         for (w, (key, _)) in wanted.into_iter().zip(&keys) {
@@ -568,6 +576,42 @@ impl Session {
             }
         }
         Ok((keys, stopped.and(self.extend(control, more)?)))
+    }
+
+    /// Chooses how finely histograms tell values apart, and before anything is woven how far the shards lie from each other.
+    fn fit_histograms(&self, control: &mut Control, wanted: &mut [Wanted], keys: &[(PairKey, Option<MdlFunction>)]) {
+        let is_new = |key: &PairKey| !control.pairs.contains_key(key);
+        let histograms = |variables: &[Variable]| variables.iter().filter(|v| matches!(v.shape, Shape::Histogram(_))).count();
+        let there: usize = control.pairs.values().map(|pair| histograms(&pair.variables)).sum();
+        let new = || wanted.iter().zip(keys).filter(|(_, (key, _))| is_new(key)).map(|(w, _)| &w.instrumentation);
+        let count = there + new().map(|i| histograms(&i.variables)).sum::<usize>();
+        let slots_at = |resolution: Resolution| -> u64 {
+            let saved = Shape::Histogram(Resolution::Fine).slots() - Shape::Histogram(resolution).slots();
+            let of = |variables: &[Variable]| {
+                // one hidden counter for each snippet, of which there are two for most pairs
+                resolution::slots(variables) + 2 - u64::from(saved) * histograms(variables) as u64
+            };
+            u64::from(control.counters.used()) + new().map(|i| of(&i.variables)).sum::<u64>()
+        };
+        let mut resolution = resolution::of(count);
+        match &control.attached {
+            None => control.stride = resolution::stride_for(slots_at(resolution)),
+            Some(attached) => {
+                let room = u64::from(attached.area.layout().counters());
+                let coarser = [Resolution::Medium, Resolution::Coarse];
+                let fitting = coarser.into_iter().find(|r| *r < resolution && slots_at(*r) <= room);
+                if slots_at(resolution) > room {
+                    resolution = fitting.unwrap_or(Resolution::Coarse);
+                }
+            }
+        }
+        let mut to: FxHashMap<Resolution, Coarsening> = FxHashMap::default();
+        for (w, (key, _)) in wanted.iter_mut().zip(keys) {
+            // one that is there stays as it is
+            let known = control.pairs.get(key).and_then(|pair| resolution::of_variables(&pair.variables));
+            let to_what = known.unwrap_or(resolution);
+            to.entry(to_what).or_insert_with(|| Coarsening::to(to_what)).apply(&mut w.instrumentation);
+        }
     }
 
     /// Evaluates what of a request the engine does not know by itself. The errors are of modules that cannot be looked into.

@@ -342,7 +342,7 @@ impl Shared {
         let area = self.area.as_deref()?;
         let by_id = matches!(self.identity, Some(ThreadIdentity::FsOffset(_)));
         let tid = |identity: u64| self.tids.get(&identity).copied().or(by_id.then_some(Tid(identity as i32)));
-        Some(Columns::new(area, &self.ended, &tid))
+        Some(Columns::new(area, &self.ended, self.used_counters, &tid))
     }
 
     /// What is known of synchronisation objects, by address, if a list of them is being kept.

@@ -2,7 +2,7 @@
 //! until the code of both ends is joined.
 
 use ingraft_model::{
-    BinaryOp, Call, Called, Clock, Expr as Out, Fold, ObjectKind, ObjectState, PointKind, Shape, Stmt, TimeUnit,
+    Resolution, BinaryOp, Call, Called, Clock, Expr as Out, Fold, ObjectKind, ObjectState, PointKind, Shape, Stmt, TimeUnit,
     UnaryOp, VariableId,
 };
 
@@ -118,10 +118,10 @@ impl<'a> Evaluation<'a> {
                 ("stopHwTimer", [timer]) => self.stop_events(timer, out),
                 ("sampleHwCounter", [counter]) => self.sample_events(counter, out),
                 ("observe", [histogram, value]) => {
-                    let histogram = self.accumulator(histogram, Shape::Histogram, "a histogram");
+                    let histogram = self.accumulator(histogram, Shape::Histogram(Resolution::Fine), "a histogram");
                     let value = self.observed(value);
                     if let (Some(histogram), Some(value)) = (histogram, value) {
-                        out.push(Stmt::Observe(histogram, value));
+                        out.push(Stmt::Observe(histogram, Resolution::Fine, value));
                     }
                 }
                 ("discover" | "retire", [list, address, kind]) if self.object_list(list).is_some() => {

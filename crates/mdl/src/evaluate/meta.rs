@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use ingraft_model::{Clock, Focus, PointKind, ResourcePath, Shape, Snippet, Stmt, VariableId};
+use ingraft_model::{Clock, Focus, PointKind, Resolution, ResourcePath, Shape, Snippet, Stmt, VariableId};
 
 use super::events::{EventTimer, Metered};
 use super::frame::KnownRecord;
@@ -253,7 +253,7 @@ impl<'a> Evaluation<'a> {
         let written =
             flags.iter().filter_map(|f| if let FlagCode::Written(b) = &f.code { Some(b.statements) } else { None });
         self.observes_times = observes_times_alone(std::iter::once(body.statements).chain(written));
-        if shape == Shape::Histogram && self.observes_times {
+        if matches!(shape, Shape::Histogram(_)) && self.observes_times {
             self.variables[0].unit = ValueUnit::Ticks;
         }
         self.body(body);
@@ -330,7 +330,7 @@ impl<'a> Evaluation<'a> {
             Accumulator::WallTimer => Shape::Timer(Clock::Wall),
             Accumulator::HwTimer if self.metered != Some(Metered::ProcessorTime) => Shape::Counter,
             Accumulator::ProcessTimer | Accumulator::HwTimer => Shape::Timer(Clock::Cpu),
-            Accumulator::Histogram => Shape::Histogram,
+            Accumulator::Histogram => Shape::Histogram(Resolution::Fine),
         }
     }
 

@@ -95,8 +95,8 @@ impl Check<'_> {
                     assert_eq!(self.shape(*v), Shape::Table(Fold::Last));
                     self.expr(key, at, closed);
                 }
-                Stmt::Observe(v, e) => {
-                    assert_eq!(self.shape(*v), Shape::Histogram);
+                Stmt::Observe(v, resolution, e) => {
+                    assert_eq!(self.shape(*v), Shape::Histogram(*resolution));
                     self.expr(e, at, closed);
                 }
                 Stmt::Start(v, clock) | Stmt::Stop(v, clock) => assert_eq!(self.shape(*v), Shape::Timer(*clock)),

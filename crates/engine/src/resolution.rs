@@ -1,0 +1,126 @@
+//! How finely histograms tell values apart. A fine one takes 10 KB in every thread that records something in it, so many of them are coarser;
+//! how the counters of all of them fit into the shards of the data area.
+
+use std::sync::Arc;
+
+use ingraft_mdl::{Instrumentation, Variable};
+use ingraft_model::layout::{DEFAULT_STRIDE, STRIDE_MAX};
+use ingraft_model::{Avma, DataArea, Resolution, Shape, Snippet};
+use rustc_hash::FxHashMap;
+
+/// So many histograms in one process are fine ones.
+const FINE: usize = 64;
+/// So many are not coarse.
+const MEDIUM: usize = 1000;
+/// Counters that later requests find besides those of the first one.
+const SPARE: u64 = 100_000;
+
+/// The resolution of new histograms where there are so many with them.
+pub fn of(histograms: usize) -> Resolution {
+    match histograms {
+        ..=FINE => Resolution::Fine,
+        ..=MEDIUM => Resolution::Medium,
+        _ => Resolution::Coarse,
+    }
+}
+
+/// The resolution of a pair's histograms, if it has one.
+pub fn of_variables(variables: &[Variable]) -> Option<Resolution> {
+    variables.iter().find_map(|v| if let Shape::Histogram(resolution) = v.shape { Some(resolution) } else { None })
+}
+
+/// What is said of coarser histograms than fine ones.
+pub fn warning(resolution: Resolution) -> Option<String> {
+    let parts = resolution.per_octave();
+    let many = match resolution {
+        Resolution::Fine => return None,
+        Resolution::Medium => FINE,
+        Resolution::Coarse => MEDIUM,
+    };
+    Some(format!(
+        "percentiles are known to 1/{parts} of themselves, because there are more than {many} histograms; counts, sums, the smallest and the \
+         largest value are exact"
+    ))
+}
+
+/// Counters that variables take.
+pub fn slots(variables: &[Variable]) -> u64 {
+    variables.iter().map(|v| u64::from(v.shape.slots())).sum()
+}
+
+/// The distance between shards that have room for so many counters, and some more.
+pub fn stride_for(counters: u64) -> u64 {
+    let counters = counters.saturating_add(SPARE.min(counters));
+    let mut stride = DEFAULT_STRIDE;
+    while stride < STRIDE_MAX && u64::from(counters_in(stride)) < counters {
+        stride *= 2;
+    }
+    stride
+}
+
+/// The counters of shards at such a distance.
+pub fn counters_in(stride: u64) -> u32 {
+    DataArea { base: Avma(0), stride, shards: 0, journal_bytes: 0 }.counters()
+}
+
+/// Gives the histograms of instrumentations another resolution. What they share stays shared.
+pub struct Coarsening {
+    to: Resolution,
+    // the first of each keeps the address taken
+    variables: FxHashMap<usize, (Arc<[Variable]>, Arc<[Variable]>)>,
+    snippets: FxHashMap<usize, (Arc<Snippet>, Arc<Snippet>)>,
+}
+
+impl Coarsening {
+    /// To this resolution.
+    pub fn to(resolution: Resolution) -> Self {
+        Coarsening { to: resolution, variables: FxHashMap::default(), snippets: FxHashMap::default() }
+    }
+
+    /// Changes one; those without histograms stay as they are.
+    pub fn apply(&mut self, instrumentation: &mut Instrumentation) {
+        if of_variables(&instrumentation.variables).is_none_or(|resolution| resolution == self.to) {
+            return;
+        }
+        let before = Arc::clone(&instrumentation.variables);
+        let coarser = || {
+            let change = |v: &Variable| match v.shape {
+                Shape::Histogram(_) => Variable { shape: Shape::Histogram(self.to), ..v.clone() },
+                _ => v.clone(),
+            };
+            before.iter().map(change).collect()
+        };
+        let key = Arc::as_ptr(&before).cast::<u8>() as usize;
+        let known = self.variables.entry(key).or_insert_with(|| (Arc::clone(&before), coarser()));
+        instrumentation.variables = Arc::clone(&known.1);
+        for insertion in &mut instrumentation.insertions {
+            let before = Arc::clone(&insertion.snippet);
+            let coarser = || Arc::new(before.with_resolution(self.to));
+            let known = self.snippets.entry(Arc::as_ptr(&before) as usize);
+            insertion.snippet = Arc::clone(&known.or_insert_with(|| (Arc::clone(&before), coarser())).1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_have_room_for_what_is_asked_and_more() {
+        assert_eq!(stride_for(0), DEFAULT_STRIDE);
+        assert_eq!(stride_for(u64::from(counters_in(DEFAULT_STRIDE)) / 2), DEFAULT_STRIDE);
+        let many = 13_760 * u64::from(Shape::Histogram(Resolution::Coarse).slots() + 4);
+        let stride = stride_for(many);
+        assert!(u64::from(counters_in(stride)) >= many + SPARE && stride <= 64 << 20, "{stride}");
+        assert_eq!(stride_for(u64::MAX), STRIDE_MAX);
+    }
+
+    #[test]
+    fn more_histograms_are_coarser() {
+        let all: Vec<_> = [1, FINE, FINE + 1, MEDIUM, MEDIUM + 1, 1 << 20].map(of).into();
+        assert!(all.is_sorted_by(|a, b| a >= b), "{all:?}");
+        assert_eq!((all[1], all[2], all[4]), (Resolution::Fine, Resolution::Medium, Resolution::Coarse));
+        assert_eq!(warning(Resolution::Fine), None);
+    }
+}

@@ -1,0 +1,95 @@
+//! Which pages of a shard hold anything. Shards of large areas are mostly holes in their file, and to read a hole of shared memory would fill it
+//! with a page of zeroes, which nobody gives back.
+
+use ingraft_model::layout::COUNTERS;
+use memmap2::MmapRaw;
+
+const PAGE: u64 = 4096;
+
+/// The pages of one shard's counters that hold anything.
+#[derive(Clone, Debug, Default)]
+pub struct Touched {
+    /// By page of the shard, whether it is there; `None` if nothing is known: then all are taken to be.
+    pages: Option<Vec<u8>>,
+}
+
+impl Touched {
+    /// Takes every page to be there.
+    pub const ALL: Touched = Touched { pages: None };
+
+    /// Whether the page of a counter is there; a counter whose page is not is 0.
+    #[inline]
+    pub fn has(&self, counter: u32) -> bool {
+        match &self.pages {
+            None => true,
+            Some(pages) => pages.get((offset(counter) / PAGE) as usize).is_some_and(|page| page & 1 != 0),
+        }
+    }
+
+    /// The stretches of counters that have pages, below `end`.
+    pub(crate) fn stretches(&self, end: u32) -> Vec<std::ops::Range<u32>> {
+        let Some(pages) = &self.pages else { return Vec::from([0..end]) };
+        let mut out: Vec<std::ops::Range<u32>> = Vec::new();
+        for (page, _) in (0..).zip(pages).filter(|(_, page)| *page & 1 != 0) {
+            let counter = |at: u64| u32::try_from(at.saturating_sub(COUNTERS.into()) / 8).unwrap_or(end).min(end);
+            let (first, behind) = (counter(page * PAGE), counter((page + 1) * PAGE));
+            match out.last_mut() {
+                Some(last) if last.end == first => last.end = behind,
+                _ if first < behind => out.push(first..behind),
+                _ => {}
+            }
+        }
+        out
+    }
+
+    /// Asks the kernel about the pages from the beginning of a shard, at `start` in the mapping, to its counter `end`.
+    pub(crate) fn of(map: &MmapRaw, start: u64, end: u32) -> Touched {
+        let pages = offset(end).div_ceil(PAGE);
+        let inside = start.is_multiple_of(PAGE)
+            && start.checked_add(pages * PAGE).is_some_and(|behind| behind <= map.len() as u64);
+        if !inside {
+            return Touched::ALL;
+        }
+        let mut there = vec![0u8; pages as usize];
+        let at = map.as_mut_ptr().wrapping_add(start as usize).cast();
+        // SAFETY: the kernel reads nothing of the mapping and writes one byte for each of its pages, as many as `there` has.
+        let asked = unsafe { libc::mincore(at, (pages * PAGE) as usize, there.as_mut_ptr()) };
+        Touched { pages: (asked == 0).then_some(there) }
+    }
+}
+
+/// Where a counter lies in its shard.
+fn offset(counter: u32) -> u64 {
+    u64::from(COUNTERS) + 8 * u64::from(counter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_were_written_are_there() {
+        let memfd = rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let end = 100_000;
+        let len = offset(end).next_multiple_of(PAGE);
+        rustix::fs::ftruncate(&memfd, 2 * len).unwrap();
+        let map = memmap2::MmapOptions::new().len(2 * len as usize).map_raw(&memfd).unwrap();
+        // by another way than the mapping, as the target does
+        for counter in [0, 70_000] {
+            rustix::io::pwrite(&memfd, &[1], len + offset(counter)).unwrap();
+        }
+        let second = Touched::of(&map, len, end);
+        assert!(second.has(0) && second.has(70_000) && second.has(70_001));
+        assert!(!second.has(30_000) && !second.has(99_999));
+        let stretches = second.stretches(end);
+        assert!(stretches.len() == 2 && stretches[0].start == 0 && stretches[1].contains(&70_000), "{stretches:?}");
+        assert!(stretches.iter().all(|s| s.len() <= 512));
+        let first = Touched::of(&map, 0, end);
+        assert!(!first.has(0) && first.stretches(end).is_empty());
+        assert!(Touched::of(&map, 2 * len, end).has(5), "nothing is known of what is outside");
+        // to ask does not make pages
+        let blocks = rustix::fs::fstat(&memfd).unwrap().st_blocks;
+        assert!(blocks * 512 <= 3 * PAGE as i64, "{blocks}");
+        assert_eq!(Touched::ALL.stretches(7), [0..7]);
+    }
+}
