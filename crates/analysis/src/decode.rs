@@ -1,6 +1,6 @@
 //! The only place that turns bytes into instructions.
 
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use crate::elf::Elf;
 
@@ -93,6 +93,20 @@ pub(crate) fn is_nop(instruction: &Instruction) -> bool {
     }
 }
 
+/// Whether an instruction reads or writes the first page of the address space, which no program has: what compilers and programs put where they mean
+/// to crash.
+pub(crate) fn crashes(instruction: &Instruction) -> bool {
+    const PAGE: u64 = 4096;
+    let accesses = (0..instruction.op_count()).any(|op| instruction.op_kind(op) == OpKind::Memory);
+    accesses
+        && instruction.memory_base() == Register::None
+        && instruction.memory_index() == Register::None
+        && matches!(instruction.memory_segment(), Register::DS | Register::SS | Register::CS | Register::ES)
+        && instruction.memory_displacement64() < PAGE
+        && !is_nop(instruction)
+        && instruction.mnemonic() != Mnemonic::Lea
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,6 +124,28 @@ mod tests {
             (&[], true, 0),
         ] {
             assert_eq!(padding(bytes, zeros), len, "{bytes:x?}");
+        }
+    }
+
+    #[test]
+    fn accesses_to_the_first_page_crash() {
+        for (bytes, crashes_there) in [
+            // movl $0, 1 and movl $0, 0
+            (&[0xc7, 0x04, 0x25, 1, 0, 0, 0, 0, 0, 0, 0][..], true),
+            (&[0xc7, 0x04, 0x25, 0, 0, 0, 0, 0, 0, 0, 0], true),
+            // mov 0, eax
+            (&[0x8b, 0x04, 0x25, 0, 0, 0, 0], true),
+            // of the thread: mov fs:0x28, rax
+            (&[0x64, 0x48, 0x8b, 0x04, 0x25, 0x28, 0, 0, 0], false),
+            // elsewhere: movl $0, 0x2000; by a register: mov (rax), eax; lea 1, eax; nopl 0
+            (&[0xc7, 0x04, 0x25, 0, 0x20, 0, 0, 0, 0, 0, 0], false),
+            (&[0x8b, 0x00], false),
+            (&[0x8d, 0x04, 0x25, 1, 0, 0, 0], false),
+            (&[0x0f, 0x1f, 0x04, 0x25, 0, 0, 0, 0], false),
+            (&[0x90], false),
+        ] {
+            let i = one(bytes, 0x1000).expect("an instruction");
+            assert_eq!(crashes(&i), crashes_there, "{i}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use ingraft_model::{Svma, SvmaRange};
+use ingraft_model::{Offset, Svma, SvmaRange};
 
 use crate::name::{Binding, Name};
 use crate::sweep::Facts;
@@ -56,8 +56,8 @@ impl Function {
     }
 
     /// How far an address lies behind its first byte, as refusals state it.
-    pub(crate) fn offset_of(&self, at: u64) -> u32 {
-        u32::try_from(at.wrapping_sub(self.start)).unwrap_or(u32::MAX)
+    pub(crate) fn offset_of(&self, at: u64) -> Offset {
+        Offset::between(self.start, at)
     }
 
     /// All its names, aliases and versions included; the first is the one to show. Empty if it has none.

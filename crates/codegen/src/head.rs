@@ -1,6 +1,6 @@
 //! Springboards: what of a function's head is overwritten, and which instructions that displaces.
 
-use ingraft_model::{Clearing, PointKind, Refusal, Site};
+use ingraft_model::{Clearing, Offset, PointKind, Refusal, Site};
 use rustc_hash::FxHashSet;
 
 use crate::block::{USER_END, displacement, jmp_bytes, straddles};
@@ -164,7 +164,7 @@ impl<'a> Place<'a> {
     /// The point begins an instruction. Nothing is displaced behind a conditional jump out of the function: who does not take it goes on in
     /// the text.
     fn agreeing(&self, displaced: Vec<Displaced>) -> Result<Vec<Displaced>, Refusal> {
-        let no = |at: u64, why| Err(Refusal::NotDisplaceable { offset: at.wrapping_sub(self.function) as u32, why });
+        let no = |at: u64, why| Err(Refusal::NotDisplaceable { offset: Offset::between(self.function, at), why });
         let behind = displaced.iter().position(|d| d.at >= self.point()).unwrap_or(displaced.len());
         let before = behind.checked_sub(1).and_then(|last| displaced.get(last)).map_or(self.at, Displaced::next);
         if before != self.point() {
@@ -209,7 +209,7 @@ impl<'a> Place<'a> {
             return Err(if offset >= own as u64 {
                 Refusal::TooShort { available: offset as u32, next: "the end of the function" }
             } else {
-                Refusal::BranchIntoSpringboard { offset: (self.at + offset).wrapping_sub(self.function) as u32 }
+                Refusal::BranchIntoSpringboard { offset: Offset::between(self.function, self.at + offset) }
             });
         }
         let mut displaced = Vec::with_capacity(4);
@@ -230,7 +230,7 @@ impl<'a> Place<'a> {
         }
         let inside = |d: &Displaced| d.branch_target().is_some_and(|t| t > self.at && t < self.at + covered as u64);
         if let Some(d) = displaced.iter().find(|d| inside(d)) {
-            let offset = d.branch_target().unwrap_or_default().wrapping_sub(self.function) as u32;
+            let offset = Offset::between(self.function, d.branch_target().unwrap_or_default());
             return Err(Refusal::BranchIntoSpringboard { offset });
         }
         Ok(displaced)
@@ -247,7 +247,7 @@ pub(crate) fn within(
     let point = place.point();
     let inner = host.filter(|host| place.function == host.function.0);
     let Some(inner) = inner.and_then(|host| host.inner.iter().find(|inner| inner.original.0 == point)) else {
-        let offset = point.wrapping_sub(place.function) as u32;
+        let offset = Offset::between(place.function, point);
         return Err(Refusal::NotDisplaceable { offset, why: "no other point of the function takes it along" });
     };
     let own = request.site.bytes.get(usize::from(request.site.point)..).unwrap_or_default();

@@ -2,7 +2,7 @@
 //! past a call has not made it.
 
 use ingraft_model::point::BackBranch;
-use ingraft_model::{Avma, AvmaRange, PointKind, Refusal};
+use ingraft_model::{Avma, AvmaRange, Offset, PointKind, Refusal};
 
 use crate::block::{USER_END, straddles};
 use crate::choose::Carried;
@@ -90,7 +90,7 @@ pub(crate) fn detours(
 
 /// Why a point cannot be woven to which the branch at an address leads.
 pub(crate) fn cannot_tell(head: &Head, request: &PointRequest<'_>, branch: u64) -> Refusal {
-    let offset = branch.wrapping_sub(head.function) as u32;
+    let offset = Offset::between(head.function, branch);
     match request.site.kind {
         PointKind::Entry => Refusal::OwnBranchToEntry { offset },
         _ => Refusal::OwnBranchToReturn { offset },

@@ -4,7 +4,7 @@
 //! it turns far calls into calls whose return address lies in the arena, and it loses the map of addresses.
 
 use iced_x86::{Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Register};
-use ingraft_model::Refusal;
+use ingraft_model::{Offset, Refusal};
 
 use crate::block::{Back, Block, OutOfReach, displacement};
 
@@ -92,7 +92,7 @@ impl Displaced {
 
 /// Decodes the instruction at the beginning of `bytes`, which lies at `at`. `function` is only for the offset in a refusal.
 pub(crate) fn decode(bytes: &[u8], at: u64, function: u64, shadow_stack: bool) -> Result<Displaced, Refusal> {
-    let offset = at.wrapping_sub(function) as u32;
+    let offset = Offset::between(function, at);
     let mut decoder = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE);
     let instruction = decoder.decode();
     if instruction.is_invalid() {
@@ -162,7 +162,7 @@ fn classify(i: &Instruction, bytes: &[u8], shadow_stack: bool) -> Result<(Kind, 
 /// Decodes the call at the beginning of `bytes` in order to replace it where it stands; neither kind needs its return address pushed.
 pub(crate) fn decode_call(bytes: &[u8], at: u64, function: u64) -> Result<Displaced, Refusal> {
     let call = decode(bytes, at, function, false)?;
-    let offset = at.wrapping_sub(function) as u32;
+    let offset = Offset::between(function, at);
     match call.kind {
         Kind::Call(_) | Kind::IndirectCall => Ok(call),
         _ => Err(Refusal::NotDisplaceable { offset, why: "not a call" }),

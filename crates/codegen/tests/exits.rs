@@ -8,8 +8,8 @@ use ingraft_codegen::{
 };
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
-    Resolution, Avma, Bias, BinaryOp, Clock, CpuClock, Expr, Float, FloatFormat, Fold, Kept, PatchPlan, PointKind, Record, Restore,
-    Shape, Site, Snippet, Stmt, Svma, ThreadIdentity, TimeUnit, VariableId, WallClock,
+    Avma, Bias, BinaryOp, Clock, CpuClock, Expr, Float, FloatFormat, Fold, Kept, PatchPlan, PointKind, Record,
+    Resolution, Restore, Shape, Site, Snippet, Stmt, Svma, ThreadIdentity, TimeUnit, VariableId, WallClock,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -258,7 +258,10 @@ fn times_are_exact(env: &Environment) {
     let timed = |n| Record { kept: vec![Kept::Time(Clock::Wall)], ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
     let close = |n| {
-        snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Elapsed(Clock::Wall, TimeUnit::Ticks))])])
+        snippet(vec![Stmt::Close(
+            timed(n),
+            vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Elapsed(Clock::Wall, TimeUnit::Ticks))],
+        )])
     };
     let out = nest.run_in(env, [&open(0), &close(0)], [&open(1), &close(1)], vec![nest.call(0); 50]);
     let own = &out.shards[2];
@@ -268,7 +271,10 @@ fn times_are_exact(env: &Environment) {
     let (sum, max, min) = (histogram[0] as u64, histogram[1] as u64, !(histogram[2] as u64));
     assert!(min > 0 && min <= max && sum >= 50 * min && sum <= 100 * max, "{sum} {min} {max}");
     let used: Vec<u32> = (0..Resolution::Fine.buckets()).filter(|b| histogram[3 + *b as usize] != 0).collect();
-    assert_eq!((used.first(), used.last()), (Some(&Resolution::Fine.bucket_of(min)), Some(&Resolution::Fine.bucket_of(max))));
+    assert_eq!(
+        (used.first(), used.last()),
+        (Some(&Resolution::Fine.bucket_of(min)), Some(&Resolution::Fine.bucket_of(max)))
+    );
 }
 
 /// The words in [`Outcome::cpu`].
@@ -283,8 +289,12 @@ fn processor_time_is_renewed_when_the_kernel_has_switched_the_thread() {
     let nest = nest();
     let timed = |n| Record { kept: vec![Kept::Time(Clock::Cpu)], ..record(n) };
     let open = |n| snippet(vec![Stmt::Open(timed(n), vec![])]);
-    let close =
-        |n| snippet(vec![Stmt::Close(timed(n), vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Elapsed(Clock::Cpu, TimeUnit::Ticks))])]);
+    let close = |n| {
+        snippet(vec![Stmt::Close(
+            timed(n),
+            vec![Stmt::Observe(v(3), Resolution::Fine, Expr::Elapsed(Clock::Cpu, TimeUnit::Ticks))],
+        )])
+    };
     let rseq = CpuClock::Rseq { slot: image::SLOT, signature: 0 };
     let run = |cpu, steps| {
         let env = Environment { cpu, ..environment(GLIBC) };

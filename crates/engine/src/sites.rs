@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ingraft_analysis::{Function, FunctionKind};
 use ingraft_mdl::FunctionRef;
-use ingraft_model::{Avma, CallSite, Callee, Clearing, PointKind, Refusal, Site, Svma};
+use ingraft_model::{Avma, CallSite, Callee, Clearing, Offset, PointKind, Refusal, Site, Svma};
 use ingraft_process::Target;
 use rustc_hash::FxHashMap;
 
@@ -196,8 +196,8 @@ fn agrees(text: &Text<'_>, module: &Module, mut site: Arc<Site>) -> Result<Arc<S
     match now.iter().zip(&site.bytes).position(|(a, b)| a != b) {
         None => Ok(site),
         Some(i) => {
-            let offset = site.at.0.wrapping_sub(site.function.0).wrapping_add(i as u64);
-            Err(Refusal::BytesDiffer { offset: u32::try_from(offset).unwrap_or(u32::MAX) })
+            let differs = site.at.0.wrapping_add(i as u64);
+            Err(Refusal::BytesDiffer { offset: Offset::between(site.function.0, differs) })
         }
     }
 }

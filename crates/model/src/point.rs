@@ -1,5 +1,7 @@
 //! Points: the places of a program where a snippet can be woven in, and why some cannot.
 
+use std::fmt;
+
 use crate::addr::{Svma, SvmaRange};
 
 /// The kinds of point that ingraft knows.
@@ -30,6 +32,25 @@ pub enum How {
     Refused,
 }
 
+/// How far an address lies behind the first byte of its function; negative for parts of a function that lie before it. Shown with its sign, in
+/// hexadecimal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Offset(pub i64);
+
+impl Offset {
+    /// From one address to another, both as in the file or both as in the process.
+    pub fn between(first: u64, at: u64) -> Offset {
+        Offset(at.wrapping_sub(first).cast_signed())
+    }
+}
+
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.0 < 0 { '-' } else { '+' };
+        write!(f, "{sign}{:#x}", self.0.unsigned_abs())
+    }
+}
+
 /// Why a point is not woven. What cannot be proven safe is refused by one of these.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
@@ -43,63 +64,63 @@ pub enum Refusal {
         next: &'static str,
     },
     /// Control can arrive in the middle of the springboard.
-    #[error("control can arrive at +{offset:#x}, inside the bytes that a springboard needs")]
+    #[error("control can arrive at {offset}, inside the bytes that a springboard needs")]
     BranchIntoSpringboard {
         /// Offset of the landing place from the function's first byte.
-        offset: u32,
+        offset: Offset,
     },
     /// Control enters the function behind its first instruction, by a return address that no call made.
-    #[error("control enters it at +{offset:#x} by a return address that no call made, and not at its first byte")]
+    #[error("control enters it at {offset} by a return address that no call made, and not at its first byte")]
     EnteredInside {
         /// Offset of the place from the function's first byte.
-        offset: u32,
+        offset: Offset,
     },
     /// The language's runtime may suspend a call inside of every springboard, and continue it there (Go's asynchronous preemption).
-    #[error("a goroutine may be suspended at +{offset:#x}, inside the bytes that a springboard needs")]
+    #[error("a goroutine may be suspended at {offset}, inside the bytes that a springboard needs")]
     PreemptionPoint {
         /// Offset of the place from the function's first byte.
-        offset: u32,
+        offset: Offset,
     },
     /// Every springboard that fits would lie on two pages.
     #[error("the springboard would straddle two pages")]
     StraddlesPages,
     /// An instruction that the decoder does not know.
-    #[error("an unknown instruction at +{offset:#x}")]
+    #[error("an unknown instruction at {offset}")]
     UnknownInstruction {
         /// Offset from the function's first byte.
-        offset: u32,
+        offset: Offset,
     },
     /// An instruction that does not survive being displaced.
-    #[error("the instruction at +{offset:#x} cannot be displaced: {why}")]
+    #[error("the instruction at {offset} cannot be displaced: {why}")]
     NotDisplaceable {
         /// Offset from the function's first byte.
-        offset: u32,
+        offset: Offset,
         /// The reason in words.
         why: &'static str,
     },
     /// The function's own branch back to its first instruction cannot be told from a call.
-    #[error("its own branch at +{offset:#x} back to the entry cannot be told from a call")]
+    #[error("its own branch at {offset} back to the entry cannot be told from a call")]
     OwnBranchToEntry {
         /// Offset of the branch from the function's first byte.
-        offset: u32,
+        offset: Offset,
     },
     /// A jump of the function to a return address cannot be told from a return.
-    #[error("its own branch at +{offset:#x} to a return address cannot be told from a return")]
+    #[error("its own branch at {offset} to a return address cannot be told from a return")]
     OwnBranchToReturn {
         /// Offset of the branch from the function's first byte.
-        offset: u32,
+        offset: Offset,
     },
     /// Where the function's jumps lead could not be found out, so a landing place inside the springboard cannot be excluded.
-    #[error("an indirect jump at +{offset:#x} whose targets are not known")]
+    #[error("an indirect jump at {offset} whose targets are not known")]
     UnresolvedJump {
         /// Offset of the jump from the function's first byte.
-        offset: u32,
+        offset: Offset,
     },
     /// Control runs off the end of the function into what lies behind, so not all its exits are instructions of its own.
-    #[error("it runs on into the code behind it at +{offset:#x}")]
+    #[error("it runs on into the code behind it at {offset}")]
     RunsOn {
         /// Offset of the first byte behind it from the function's first byte.
-        offset: u32,
+        offset: Offset,
     },
     /// Its language moves calls in progress between threads, and their stacks in memory (Go), so an exit cannot be told to belong to an
     /// entry.
@@ -119,11 +140,11 @@ pub enum Refusal {
     RestartableSequence,
     /// Memory and file differ: something else patched the code.
     #[error(
-        "the bytes in memory differ from the file at +{offset:#x}: something else has patched them, such as a uprobe, a breakpoint or another tool"
+        "the bytes in memory differ from the file at {offset}: something else has patched them, such as a uprobe, a breakpoint or another tool"
     )]
     BytesDiffer {
         /// Offset from the function's first byte.
-        offset: u32,
+        offset: Offset,
     },
     /// A measurement that was asked to stay has code there that a dead engine wove: it is known well enough to be removed, not to be added to.
     #[error(

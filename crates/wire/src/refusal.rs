@@ -70,11 +70,13 @@ impl From<&Refusal> for v1::Refusal {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_model::Offset;
+
     use super::*;
 
     #[test]
     fn a_refusal_carries_word_and_sentence() {
-        let wire = v1::Refusal::from(&Refusal::UnknownInstruction { offset: 0x1a });
+        let wire = v1::Refusal::from(&Refusal::UnknownInstruction { offset: Offset(0x1a) });
         assert_eq!(
             wire,
             v1::Refusal { reason: "unknown_instruction".into(), text: "an unknown instruction at +0x1a".into() }

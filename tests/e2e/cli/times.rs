@@ -268,7 +268,10 @@ fn thousands_of_functions_at_once() {
         let seen = &found[&name];
         assert_eq!((seen.calls, seen.left, seen.unseen, seen.unrecorded), (8, 0, 0, 0), "{name}");
         assert!(n % 2 == 0 || seen.min_ns >= 1990, "{name}: {seen:?}");
-        assert!(seen.min_ns <= seen.p50_ns && seen.p50_ns <= seen.p99_ns && seen.p99_ns <= seen.max_ns, "{name}: {seen:?}");
+        assert!(
+            seen.min_ns <= seen.p50_ns && seen.p50_ns <= seen.p99_ns && seen.p99_ns <= seen.max_ns,
+            "{name}: {seen:?}"
+        );
         assert!(8 * seen.min_ns <= seen.sum_ns && seen.sum_ns <= 8 * seen.max_ns, "{name}: {seen:?}");
     }
     // each of 8 threads has called every eighth function: a page for each call, not all pages for each thread

@@ -136,6 +136,7 @@ impl Tool {
 
 /// What `latency` says of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named as in the protocol")]
 pub struct Latency {
     pub calls: u64,
     pub sum_ns: u64,

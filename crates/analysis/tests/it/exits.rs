@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::support::{FUNC, IFUNC, RODATA, TEXT, TestElf, find};
 use iced_x86::code_asm::*;
-use ingraft_model::{CallSite, Callee, PointKind, Refusal, Site, Svma};
+use ingraft_model::{CallSite, Callee, Offset, PointKind, Refusal, Site, Svma};
 
 type Exits = Result<Vec<Result<Arc<Site>, Refusal>>, Refusal>;
 
@@ -202,7 +202,7 @@ fn cases_of_a_table_are_followed() {
     };
     assert_eq!(stretches(&elf(first + 12), "f"), [(14, 5, 6, 6), (20, 5, 6, 6), (26, 5, 6, 6), (34, 0, 1, 14)]);
     // One case elsewhere, which may come back.
-    assert_eq!(exits(&elf(TEXT + 0x30), "f"), Err(Refusal::UnresolvedJump { offset: 7 }));
+    assert_eq!(exits(&elf(TEXT + 0x30), "f"), Err(Refusal::UnresolvedJump { offset: Offset(7) }));
 }
 
 #[test]
@@ -218,14 +218,14 @@ fn tables_without_a_bound_are_not_trusted() {
         })
         .function("g", &[0xc3])
         .rodata(&table);
-    assert_eq!(exits(&elf, "f"), Err(Refusal::UnresolvedJump { offset: 0 }));
+    assert_eq!(exits(&elf, "f"), Err(Refusal::UnresolvedJump { offset: Offset(0) }));
 }
 
 #[test]
 fn jumps_through_pointers_leave_only_where_nothing_is_left() {
     let elf = |behind: &[u8]| TestElf::new().function("f", &[&[0x48, 0x8b, 0x07, 0xff, 0xe0], behind].concat());
     assert_eq!(exits(&elf(&[0x90, 0xcc]), "f").unwrap().len(), 1);
-    assert_eq!(exits(&elf(&[0x31, 0xc0, 0xc3]), "f"), Err(Refusal::UnresolvedJump { offset: 3 }));
+    assert_eq!(exits(&elf(&[0x31, 0xc0, 0xc3]), "f"), Err(Refusal::UnresolvedJump { offset: Offset(3) }));
 }
 
 #[test]
@@ -247,14 +247,18 @@ fn functions_whose_exits_are_not_known_are_refused() {
         a.add(rax, rsi).unwrap();
         a.jmp(rax).unwrap();
     });
-    assert_eq!(exits(&computed, "f"), Err(Refusal::UnresolvedJump { offset: 7 }));
+    assert_eq!(exits(&computed, "f"), Err(Refusal::UnresolvedJump { offset: Offset(7) }));
     let runs_on = TestElf::new().function("f", &[0x31, 0xc0]).function("g", &[0xc3]);
     let runs_off = exits(&runs_on, "f").unwrap().remove(0).unwrap();
     assert_eq!((runs_off.at.0 - TEXT, runs_off.point, &runs_off.bytes[..]), (2, 0, &[0x90; 5][..]));
     let runs_on = TestElf::new().function("f", &[0x31, 0xc0]).raw(&[0xf4; 14]).function("g", &[0xc3]);
-    assert_eq!(exits(&runs_on, "f"), Err(Refusal::RunsOn { offset: 2 }));
+    assert_eq!(exits(&runs_on, "f"), Err(Refusal::RunsOn { offset: Offset(2) }));
+    // a store to address 1, which is meant to crash: nothing follows
+    let crash = [0x31, 0xc0, 0xc7, 0x04, 0x25, 1, 0, 0, 0, 0, 0, 0, 0];
+    let crashes = TestElf::new().function("f", &crash).raw(&[0xf4; 3]).function("g", &[0xc3]);
+    assert_eq!(exits(&crashes, "f"), Ok(vec![]));
     let unknown = TestElf::new().function("f", &[0x31, 0xc0, 0x06, 0x06, 0xc3]);
-    assert_eq!(exits(&unknown, "f"), Err(Refusal::UnknownInstruction { offset: 2 }));
+    assert_eq!(exits(&unknown, "f"), Err(Refusal::UnknownInstruction { offset: Offset(2) }));
     let chosen =
         TestElf::new().function("f", &[0xc3]).raw(&[0xcc; 15]).raw(&[0xc3]).symbol("chosen", TEXT + 16, 1, IFUNC);
     assert_eq!(exits(&chosen, "chosen"), Err(Refusal::IfuncResolver));
@@ -279,7 +283,7 @@ fn jumps_into_the_middle_of_a_function_must_not_come_back() {
     };
     // g ends by itself, or goes to the middle of f.
     assert_eq!(stretches(&elf(&[0xc3]), "f").len(), 2);
-    assert_eq!(exits(&elf(&[0xeb, 0xef]), "f"), Err(Refusal::UnresolvedJump { offset: 7 }));
+    assert_eq!(exits(&elf(&[0xeb, 0xef]), "f"), Err(Refusal::UnresolvedJump { offset: Offset(7) }));
 }
 
 #[test]

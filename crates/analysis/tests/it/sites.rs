@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::support::{FUNC, IFUNC, RODATA, TEXT, TestElf, find};
 use iced_x86::code_asm::*;
 use ingraft_analysis::{EdgeKind, FunctionKind};
-use ingraft_model::{Gpr, PointKind, Refusal, Site, Svma};
+use ingraft_model::{Gpr, Offset, PointKind, Refusal, Site, Svma};
 
 const RAX: Gpr = Gpr(0);
 const RCX: Gpr = Gpr(1);
@@ -197,7 +197,7 @@ fn what_is_no_function_is_refused() {
         .function("apx", &[0x31, 0xc0, 0x06, 0x06, 0xc3]);
     assert_eq!(site(&elf, "chosen"), Err(Refusal::IfuncResolver));
     assert!(site(&elf, "both").is_ok());
-    assert_eq!(site(&elf, "apx"), Err(Refusal::UnknownInstruction { offset: 2 }));
+    assert_eq!(site(&elf, "apx"), Err(Refusal::UnknownInstruction { offset: Offset(2) }));
     let image = elf.image();
     let names: Vec<_> = find(&image, "both").names().iter().map(|n| (n.mangled(), n.is_ifunc())).collect();
     assert_eq!(names, [("both", false), ("both_chosen", true)]);
@@ -211,7 +211,7 @@ fn computed_jumps_without_a_table_are_refused() {
         a.add(rax, rsi).unwrap();
         a.jmp(rax).unwrap();
     });
-    assert_eq!(site(&elf, "f"), Err(Refusal::UnresolvedJump { offset: 7 }));
+    assert_eq!(site(&elf, "f"), Err(Refusal::UnresolvedJump { offset: Offset(7) }));
     // A tail call through a pointer is no puzzle.
     let tail = TestElf::new().assemble("f", |a| {
         a.mov(rax, qword_ptr(rdi)).unwrap();
@@ -355,7 +355,7 @@ fn cold_parts_belong_to_their_function() {
 fn hand_made_return_addresses_are_landings() {
     // the form of Go's `goexit`, in any program
     let bottom = TestElf::new().function("bottom", &[0x90, 0xe8, 0, 0, 0, 0, 0x90]);
-    assert_eq!(site(&bottom, "bottom"), Err(Refusal::EnteredInside { offset: 1 }));
+    assert_eq!(site(&bottom, "bottom"), Err(Refusal::EnteredInside { offset: Offset(1) }));
     // an address of code and a small number
     let sums: [fn(&mut CodeAssembler); 3] = [
         |a| a.inc(rcx).unwrap(),

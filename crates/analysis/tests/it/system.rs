@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic};
 use ingraft_analysis::{EdgeKind, Elf, Function, FunctionKind, Image, ImageError, ImageKind};
-use ingraft_model::{Callee, PointKind, Refusal, Svma};
+use ingraft_model::{Callee, Offset, PointKind, Refusal, Svma};
 
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 const PYTHON: &str = "/usr/bin/python3.11";
@@ -391,7 +391,7 @@ fn springboards_leave_out_where_goroutines_continue() {
         let goexit = ["runtime.goexit", "runtime.goexit.abi0"]
             .iter()
             .find_map(|name| image.functions().iter().find(|f| f.spellings().any(|s| s == *name)));
-        assert_eq!(image.entry_site(goexit.unwrap()), Err(Refusal::EnteredInside { offset: 1 }), "{name}");
+        assert_eq!(image.entry_site(goexit.unwrap()), Err(Refusal::EnteredInside { offset: Offset(1) }), "{name}");
         // `lea (%rax,%rax,4),%rcx` is four bytes long; a signal may suspend a goroutine behind it
         let site = image.entry_site(find(&image, "main.mix")).unwrap();
         assert_eq!(site.landings.first().map(|l| l.0 - site.at.0), Some(4), "{name}: {site:?}");

@@ -23,9 +23,9 @@ use ingraft_mdl::{
 };
 use ingraft_model::layout::{COUNTERS, DEFAULT_STRIDE};
 use ingraft_model::{
-    Activations, Aggregate, AvmaRange, Clock, CpuClock, DataArea, Focus, Fold, MetricInfo, ObjectState,
-    PatchPlan, Pid, PointKind, Refusal, Resolution, Scale, Shape, Snippet, Stmt, Style, Svma, Table, ThreadIdentity, Tid,
-    UnitsType, WallClock,
+    Activations, Aggregate, AvmaRange, Clock, CpuClock, DataArea, Focus, Fold, MetricInfo, ObjectState, PatchPlan, Pid,
+    PointKind, Refusal, Resolution, Scale, Shape, Snippet, Stmt, Style, Svma, Table, ThreadIdentity, Tid, UnitsType,
+    WallClock,
 };
 use ingraft_process::{
     ClockChoice, ClockProblem, DataAreaRequest, ExitStatus, Identity, Options as ApplyOptions, Rights, SharedArea,
@@ -430,7 +430,8 @@ impl Session {
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let (keys, stopped) = self.insert_wanted(control, wanted, own.is_empty())?;
         warnings.extend(keys.iter().filter_map(|(key, _)| control.pairs.get(key)?.why_barren(key)));
-        let resolutions = keys.iter().filter_map(|(key, _)| resolution::of_variables(&control.pairs.get(key)?.variables));
+        let resolutions =
+            keys.iter().filter_map(|(key, _)| resolution::of_variables(&control.pairs.get(key)?.variables));
         warnings.extend(resolutions.min().and_then(resolution::warning));
         warnings.extend(self.mapped_again(control));
         if reads_wall {
@@ -581,7 +582,8 @@ impl Session {
     /// Chooses how finely histograms tell values apart, and before anything is woven how far the shards lie from each other.
     fn fit_histograms(&self, control: &mut Control, wanted: &mut [Wanted], keys: &[(PairKey, Option<MdlFunction>)]) {
         let is_new = |key: &PairKey| !control.pairs.contains_key(key);
-        let histograms = |variables: &[Variable]| variables.iter().filter(|v| matches!(v.shape, Shape::Histogram(_))).count();
+        let histograms =
+            |variables: &[Variable]| variables.iter().filter(|v| matches!(v.shape, Shape::Histogram(_))).count();
         let there: usize = control.pairs.values().map(|pair| histograms(&pair.variables)).sum();
         let new = || wanted.iter().zip(keys).filter(|(_, (key, _))| is_new(key)).map(|(w, _)| &w.instrumentation);
         let count = there + new().map(|i| histograms(&i.variables)).sum::<usize>();

@@ -2,8 +2,8 @@
 //! until the code of both ends is joined.
 
 use ingraft_model::{
-    Resolution, BinaryOp, Call, Called, Clock, Expr as Out, Fold, ObjectKind, ObjectState, PointKind, Shape, Stmt, TimeUnit,
-    UnaryOp, VariableId,
+    BinaryOp, Call, Called, Clock, Expr as Out, Fold, ObjectKind, ObjectState, PointKind, Resolution, Shape, Stmt,
+    TimeUnit, UnaryOp, VariableId,
 };
 
 use super::insert::Place;
