@@ -1,8 +1,10 @@
 /* 4,096 functions, f_0_0_0 to f_f_f, that many threads call, each its own share.
  * `calls N`: 8 threads, of which the n-th calls every function whose number leaves n divided by 8, N times; those with an odd
- * number take some 2 us more. `all N`: one thread calls all of them N times, and ends. `resident`: pages of shared memory. */
+ * number take some 2 us more. `all N`: one thread calls all of them N times, and ends. `map N`: has as many mappings as the kernel allows but N.
+ * Each answer says how many pages of shared memory there are. */
 #include "mutatee.h"
 #include <stdint.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #define FUNCTIONS 4096
@@ -64,9 +66,35 @@ static long resident(void) {
     return shared;
 }
 
+static long number_in(const char *file) {
+    long number = -1;
+    FILE *in = fopen(file, "r");
+    if (!in || fscanf(in, "%ld", &number) != 1) abort();
+    fclose(in);
+    return number;
+}
+
+static long mappings(void) {
+    long lines = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    for (int c; maps && (c = fgetc(maps)) != EOF;) lines += c == '\n';
+    if (maps) fclose(maps);
+    return lines;
+}
+
+/* Every other page gets another protection, so that each is a mapping of its own. */
+static void map(long left) {
+    long more = number_in("/proc/sys/vm/max_map_count") - left - mappings();
+    if (more < 2) return;
+    char *pages = mmap(NULL, (size_t)more * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) abort();
+    for (long i = 1; i < more; i += 2) mprotect(pages + i * 4096, 4096, PROT_READ);
+}
+
 int main(void) {
     say_ready();
     pthread_t threads[THREADS];
+    long left;
     for (char *line; (line = next_command());) {
         if (sscanf(line, "calls %ld", &times) == 1) {
             for (uintptr_t n = 0; n < THREADS; n++) pthread_create(&threads[n], NULL, calls, (void *)n);
@@ -74,6 +102,8 @@ int main(void) {
         } else if (sscanf(line, "all %ld", &times) == 1) {
             pthread_create(&threads[0], NULL, calls_all, NULL);
             pthread_join(threads[0], NULL);
+        } else if (sscanf(line, "map %ld", &left) == 1) {
+            map(left);
         }
         say("resident %ld", resident());
         say("done");

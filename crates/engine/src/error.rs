@@ -90,6 +90,8 @@ impl Error {
                 (ErrorKind::Failed, "target_memory_limit")
             }
             P::Shortage(_) => (ErrorKind::Failed, "target_memory_limit"),
+            P::Mappings { .. } => (ErrorKind::Failed, "target_mapping_limit"),
+            e if e.is_out_of_files() => (ErrorKind::Failed, "target_file_limit"),
             e if e.is_locked_out() => (ErrorKind::Failed, "target_memory_limit"),
             P::NoCarrier(_) | P::NoGadget(_) => (ErrorKind::Failed, "no_carrier"),
             _ => (ErrorKind::Failed, "process"),
@@ -114,9 +116,9 @@ impl Error {
         Error::new(ErrorKind::Failed, reason, e.to_string(), hint).about(pid)
     }
 
-    /// Whether a limit on the target's memory leaves too little room.
+    /// Whether a limit on the target's memory or mappings leaves too little room.
     pub fn is_shortage(&self) -> bool {
-        self.reason == "target_memory_limit"
+        matches!(self.reason, "target_memory_limit" | "target_mapping_limit")
     }
 
     /// Why a process cannot be attached to.

@@ -194,6 +194,14 @@ pub enum Error {
     /// A limit on the target's memory leaves too little room.
     #[error("{0}")]
     Shortage(Box<Shortage>),
+    /// The target has about as many mappings as the kernel allows it.
+    #[error("the target has {have} mappings, and the kernel allows {most} (vm.max_map_count)")]
+    Mappings {
+        /// How many it has.
+        have: usize,
+        /// How many it may have.
+        most: usize,
+    },
     /// No data area of ours is there, or one that this version cannot read.
     #[error("no usable data area at {:#x}: {why}", range.start.0)]
     NoArea {
@@ -237,10 +245,19 @@ impl Error {
         matches!(self, Error::Call { call, source } if call.starts_with("mmap") && source.raw_os_error() == Some(libc::EAGAIN))
     }
 
+    /// Whether the target has as many files open as it may: for a moment it needs one more.
+    pub fn is_out_of_files(&self) -> bool {
+        matches!(self, Error::Call { source, .. } if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
+    }
+
     /// What would help: one line for a person.
     pub fn hint(&self) -> String {
         match self {
             Error::Denied(d) => d.hint(),
+            Error::Mappings { .. } => "nothing was changed; raise vm.max_map_count (sysctl)".into(),
+            Error::Call { .. } if self.is_out_of_files() => {
+                "nothing was changed; raise the target's limit of open files (prlimit --nofile)".into()
+            }
             Error::Gone(_) | Error::Replaced(_) => "start again on a process that runs".into(),
             Error::Unstoppable { .. } => {
                 "it sleeps uninterruptibly (disk, network file system, vfork); try again later".into()

@@ -14,7 +14,7 @@ use ingraft_model::{AvmaRange, PatchPlan, Pid};
 
 use crate::area::SharedArea;
 use crate::error::Error;
-use crate::procfs;
+use crate::procfs::{self, Mapping};
 use crate::room::DataAreaRequest;
 use crate::target::{Target, lock};
 
@@ -26,6 +26,8 @@ const MIB: u64 = 1 << 20;
 const TABLE_SPAN: u64 = HUGE_PAGE;
 /// Memory that stays free for the target besides a quarter of what a change takes: it goes on allocating meanwhile.
 const RESERVE: u64 = 256 * KIB;
+/// Mappings that stay free for the target besides those of ours: the data area's three and some arenas.
+const SPARE_MAPPINGS: usize = 64;
 /// Pages for the remote system calls of an attach: signal frames, stacks, mapping structures of the kernel, upper page tables.
 const ATTACH: u64 = 32 * PAGE;
 /// In version 1 of control groups a larger limit means that there is none.
@@ -195,6 +197,15 @@ impl Target {
         match rooms.min_by_key(|room| room.left).filter(|room| too_little(room, need.charged, reserve)) {
             Some(room) => refuse(room, need.charged, reserve),
             None => Ok(()),
+        }
+    }
+
+    /// Refuses where the target has so many mappings that it might fail to make its own, with those that a change makes. `maps`: what it has.
+    pub(crate) fn refuse_with_many_mappings(&self, maps: &[Mapping]) -> Result<(), Error> {
+        let most = fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
+        match most {
+            Some(most) if maps.len() + SPARE_MAPPINGS > most => Err(Error::Mappings { have: maps.len(), most }),
+            _ => Ok(()),
         }
     }
 

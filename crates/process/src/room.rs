@@ -148,7 +148,9 @@ impl Target {
         let len = stride * u64::from(shards) + journal_bytes;
         // as high as possible: a program at a fixed address has its heap below, and it grows upwards
         let bases = lowest_address()..=TWO_GIB - 2 * stride - PAGE;
-        let used = gap::used_ranges(&self.maps()?, 0);
+        let maps = self.maps()?;
+        self.refuse_with_many_mappings(&maps)?;
+        let used = gap::used_ranges(&maps, 0);
         let base = gap::find(&used, len, stride.max(PAGE), bases, TWO_GIB)
             .ok_or(Error::NoRoom { len, place: "that begins below 2 GiB" })?;
         let layout = DataArea { base: Avma(base), stride, shards, journal_bytes };
@@ -253,6 +255,7 @@ impl Target {
         self.refuse_without_room(MemoryNeed { charged: 0, address_space: len })?;
         let text = near.start.0..near.end.0;
         let maps = self.maps()?;
+        self.refuse_with_many_mappings(&maps)?;
         let bases = gap::bases_near(&text, len);
         let low = (*bases.start()).max(lowest_address());
         let find = |heap_room| {

@@ -64,7 +64,7 @@ const RETRIES: [(&str, Duration); 7] = [
 ];
 
 /// Reasons of an engine's failure that waiting does not remove: the target, its limits or the machine would have to change.
-const LASTING: [&str; 17] = [
+const LASTING: [&str; 19] = [
     "bad_image",
     "event_not_at_points",
     "family",
@@ -76,6 +76,8 @@ const LASTING: [&str; 17] = [
     "no_room",
     "shared_text",
     "state_dir_unwritable",
+    "target_file_limit",
+    "target_mapping_limit",
     "target_memory_limit",
     "text_changed",
     "too_many_counters",

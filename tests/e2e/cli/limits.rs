@@ -179,3 +179,25 @@ fn half_of_the_address_space_stays_the_targets() {
     assert_eq!(session.interrupt().assert_code(0).assert_removed().calls("work_0"), 50);
     target::assert_clean(target.pid(), &before);
 }
+
+#[test]
+fn a_target_with_no_more_mappings_or_files_is_left_alone() {
+    let mut target = Mutatee::start("crowd", &[]);
+    let before = Text::of(target.pid());
+    let files = fs::read_dir(format!("/proc/{}/fd", target.pid())).expect("its files").count();
+    let limit = |files: usize| {
+        let limit = format!("--nofile={files}:");
+        let done = Command::new("prlimit").args(["--pid", &target.pid_text(), &limit]).status();
+        assert!(done.expect("prlimit").success());
+    };
+    limit(files);
+    let outcome = tool().run(["count", "-p", &target.pid_text(), "f_*"]).assert_error(1, &["open files"]);
+    assert!(outcome.stderr.contains("\"reason\":\"target_file_limit\""), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+    limit(1024);
+    target.ask("map 30");
+    let outcome = tool().run(["count", "-p", &target.pid_text(), "f_*"]).assert_error(1, &["vm.max_map_count"]);
+    assert!(outcome.stderr.contains("\"reason\":\"target_mapping_limit\""), "{outcome:#?}");
+    target::assert_clean(target.pid(), &before);
+    target.ask("all 1");
+}
