@@ -539,7 +539,7 @@ impl Engine {
     /// Removes a measurement; the last one of a target takes everything out of it.
     pub fn remove(&self, id: MeasurementId, caller: Caller) -> Result<Removed, Error> {
         let session = self.of_measurement(id, caller)?;
-        let (removed, over) = session.remove(id)?;
+        let (removed, over) = session.remove(id).map_err(Error::at_removal)?;
         lock(&self.inner.measurements).remove(&id);
         if over {
             self.forget(&session);
@@ -576,7 +576,7 @@ impl Engine {
         let target = Arc::new(open(pid, caller)?);
         let session = lock(&self.inner.sessions).get(&pid).cloned();
         if let Some(session) = session {
-            let removed = session.detach()?;
+            let removed = session.detach().map_err(Error::at_removal)?;
             lock(&self.inner.measurements).retain(|_, p| *p != pid);
             if !session.is_unfinished() {
                 self.forget(&session);
@@ -587,7 +587,7 @@ impl Engine {
         if target.find_areas().map_err(failed)?.is_empty() {
             return Ok(None);
         }
-        leftover::take_over(&self.inner.context.state, &target).map(Some)
+        leftover::take_over(&self.inner.context.state, &target).map(Some).map_err(Error::at_removal)
     }
 
     /// Ends: removes every measurement that is not to be kept; kept ones stay in their targets. Targets of which that takes longer than `at_most` are

@@ -121,6 +121,18 @@ impl Error {
         matches!(self.reason, "target_memory_limit" | "target_mapping_limit")
     }
 
+    /// The same of a removal: what was not taken out is still there, and what takes it out later.
+    #[must_use]
+    pub fn at_removal(mut self) -> Self {
+        const UNCHANGED: &str = "nothing was changed";
+        if let (Some(pid), false) = (self.pid, self.kind == ErrorKind::Gone || self.reason == "no_such_measurement") {
+            let first = self.hint.split(UNCHANGED).next().unwrap_or_default().trim_end_matches([';', ' ']);
+            let first = if first.is_empty() { "try again" } else { first };
+            self.hint = format!("{first}; until then the code stays in, and works: `ingraft detach -p {pid}` takes it out");
+        }
+        self
+    }
+
     /// Why a process cannot be attached to.
     pub fn denied(pid: Pid, d: &Denial) -> Self {
         let (kind, reason) = denial_class(d);
@@ -137,5 +149,21 @@ fn denial_class(d: &Denial) -> (ErrorKind, &'static str) {
         Denial::Traced { .. } => (ErrorKind::Denied, "already_traced"),
         Denial::NotX86_64 { .. } => (ErrorKind::Denied, "foreign_code"),
         _ => (ErrorKind::Denied, "not_permitted"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_removal_that_fails_does_not_say_that_nothing_is_there() {
+        let hint = |hint: &str| Error::new(ErrorKind::Failed, "busy", "", hint).about(Pid(7)).at_removal().hint;
+        let rest = "until then the code stays in, and works: `ingraft detach -p 7` takes it out";
+        assert_eq!(hint("try again; nothing was changed"), format!("try again; {rest}"));
+        assert_eq!(hint("nothing was changed in the target"), format!("try again; {rest}"));
+        assert_eq!(hint("end strace (process 3) or let it detach"), format!("end strace (process 3) or let it detach; {rest}"));
+        let gone = Error::new(ErrorKind::Gone, "target_ended", "", "start again").about(Pid(7)).at_removal();
+        assert_eq!(gone.hint, "start again");
     }
 }

@@ -119,9 +119,11 @@ fn why_forbidden(pid: Pid, status: &procfs::Status) -> Denial {
     }
     let us = procfs::status(sys::own_pid()).unwrap_or_default();
     let namespace = |p: Pid| fs::read_link(format!("/proc/{p}/ns/user")).ok();
-    let same_user = status.uid == us.euid && status.euid == us.euid;
-    if !same_user && us.euid != 0 {
+    if status.uid != us.euid && us.euid != 0 {
         return Denial::OtherUser { pid, uid: status.uid };
+    }
+    if status.euid != us.euid && us.euid != 0 {
+        return Denial::Privileged { pid };
     }
     if let (Some(ours), theirs) = (namespace(sys::own_pid()), namespace(pid))
         && theirs.is_none_or(|t| t != ours)

@@ -31,6 +31,12 @@ pub enum Denial {
         /// Whose it is (real user id).
         uid: u32,
     },
+    /// It belongs to the caller, and has more rights than its user: a setuid program.
+    #[error("process {pid} has more rights than its user (its program is setuid, or has capabilities)")]
+    Privileged {
+        /// The process.
+        pid: Pid,
+    },
     /// The Yama security module restricts tracing.
     #[error("process {pid} may not be traced: kernel.yama.ptrace_scope is {scope}")]
     Yama {
@@ -85,6 +91,7 @@ impl Denial {
             Denial::KernelThread(_) => "only programs can be measured; use perf or ftrace for the kernel".into(),
             Denial::Ourselves(_) => "choose another process".into(),
             Denial::OtherUser { uid, .. } => format!("run as user {uid} or as root"),
+            Denial::Privileged { .. } => "run as root (CAP_SYS_PTRACE)".into(),
             Denial::Yama { scope: 1, .. } => {
                 "run as root, or `sysctl kernel.yama.ptrace_scope=0`, or start the program with `ingraft … -- COMMAND`"
                     .into()
