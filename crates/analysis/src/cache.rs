@@ -12,9 +12,10 @@ use crate::elf::Elf;
 use crate::function::{Function, FunctionKind};
 use crate::name::{Binding, Name, Version};
 use crate::sweep::Facts;
+use crate::symbols::Label;
 
 /// Changes with the format and with every change of what the pass finds.
-const FORMAT: &[u8; 8] = b"ingrA\0\0\x03";
+const FORMAT: &[u8; 8] = b"ingrA\0\0\x04";
 
 /// What is stored.
 pub(crate) struct Stored {
@@ -33,6 +34,12 @@ pub(crate) fn store(elf: &Elf, found: &Discovered, landing_pads: &[u64]) -> Vec<
         w.ascending(f.start, &mut last);
         w.number(f.size);
         w.function(f);
+    }
+    w.number(found.labels.len() as u64);
+    let mut last = 0;
+    for label in &found.labels {
+        w.ascending(label.at.0, &mut last);
+        w.name(&label.name);
     }
     w.number(found.padding.len() as u64);
     let mut last = 0;
@@ -68,6 +75,11 @@ pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
         r.function(elf, start, size)
     })?;
     let mut last = 0;
+    let labels = r.list(|r| {
+        let at = in_text(elf, r.ascending(&mut last)?, 0)?;
+        Some(Label { at: Svma(at), name: r.name()? })
+    })?;
+    let mut last = 0;
     let padding = r.list(|r| {
         let start = r.ascending(&mut last)?;
         let len = u32::try_from(r.number()?).ok()?;
@@ -83,7 +95,7 @@ pub(crate) fn load(elf: &Elf, cache: &[u8]) -> Option<Stored> {
     if !rest.is_empty() || !sorted || !arrivals.load(words.iter().map(|w| u64::from_le_bytes(*w))) {
         return None;
     }
-    let found = Discovered { functions, arrivals, padding, back_branches, uses_gs };
+    let found = Discovered { functions, labels, arrivals, padding, back_branches, uses_gs };
     Some(Stored { found, landing_pads })
 }
 
@@ -132,19 +144,21 @@ impl Writer {
             self.number(part.end.0 - part.start.0);
         }
         self.number(f.names.len() as u64);
-        for name in &f.names {
-            let binding = match name.binding() {
-                Binding::Global => 0,
-                Binding::Weak => 1,
-                Binding::Local => 2,
-            };
-            let flags =
-                [name.hidden(), name.is_ifunc(), name.version().is_some(), name.version().is_some_and(|v| v.default)];
-            self.number(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u64::from(*flag)) << 2 | binding);
-            self.bytes(name.mangled().as_bytes());
-            if let Some(version) = name.version() {
-                self.bytes(version.name.as_bytes());
-            }
+        f.names.iter().for_each(|name| self.name(name));
+    }
+
+    fn name(&mut self, name: &Name) {
+        let binding = match name.binding() {
+            Binding::Global => 0,
+            Binding::Weak => 1,
+            Binding::Local => 2,
+        };
+        let flags =
+            [name.hidden(), name.is_ifunc(), name.version().is_some(), name.version().is_some_and(|v| v.default)];
+        self.number(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u64::from(*flag)) << 2 | binding);
+        self.bytes(name.mangled().as_bytes());
+        if let Some(version) = name.version() {
+            self.bytes(version.name.as_bytes());
         }
     }
 }

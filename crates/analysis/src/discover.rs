@@ -15,16 +15,18 @@ use crate::elf::{Elf, u64_at};
 use crate::explore;
 use crate::function::{Function, FunctionKind};
 use crate::go::Go;
-use crate::name::Name;
+use crate::name::{Binding, Name};
 use crate::relocs::Pointers;
 use crate::sweep::{Facts, PartJump, Scratch, Sweep, Swept, Unit};
-use crate::symbols::Symbols;
+use crate::symbols::{Label, Symbols};
 use crate::unwind::Unwind;
 
 /// What the expensive pass over an image yields.
 #[derive(Debug, Default)]
 pub(crate) struct Discovered {
     pub functions: Vec<Function>,
+    /// Symbols without a type that name none of the functions, sorted by address and name.
+    pub labels: Vec<Label>,
     pub arrivals: TextBits,
     /// Proven padding behind functions: (first byte, length), sorted.
     pub padding: Vec<(u64, u32)>,
@@ -61,17 +63,19 @@ const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x49, 0x3b, 0x66, 0x
 type Drafts = BTreeMap<u64, Draft>;
 
 /// Runs the whole pass, parallel in the caller's pool.
-pub(crate) fn discover(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers, go: &Go) -> Discovered {
+pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, pointers: &Pointers, go: &Go) -> Discovered {
     let arch_prctl = symbols.functions.iter().find(|s| s.name.mangled() == "arch_prctl").map(|s| s.svma);
     let mut uses_gs = symbols.imports_arch_prctl;
     let (arrivals, addressed) = (TextBits::new(image), TextBits::new(image));
-    symbols.labels.iter().chain(&unwind.landing_pads).for_each(|at| arrivals.set(*at));
+    symbols.labelled.iter().chain(&unwind.landing_pads).for_each(|at| arrivals.set(*at));
     go.top_frames(image).into_iter().for_each(|at| arrivals.set(at));
     for (_, target) in &pointers.entries {
         arrivals.set(*target);
         addressed.set(*target);
     }
+    let labels = distinct(std::mem::take(&mut symbols.labels));
     let mut drafts = drafts(image, symbols, unwind, pointers);
+    name_by_labels(&mut drafts, &labels);
     drafts.keys().for_each(|start| arrivals.set(*start));
     let mut units = units(image, &mut drafts);
     let parts =
@@ -85,6 +89,7 @@ pub(crate) fn discover(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers:
     for (start, end) in &found {
         drafts.entry(*start).or_default().size = end - start;
     }
+    name_by_labels(&mut drafts, &labels);
     let more: Vec<Unit> =
         found.into_iter().map(|(start, end)| Unit { start, end, functions: vec![(start, end)] }).collect();
     swept.extend(sweep_all(&sweep, &more));
@@ -108,7 +113,37 @@ pub(crate) fn discover(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers:
 
     uses_gs |= gap_sweeps.contains(&true) || swept.iter().any(|s| s.sets_gs || s.uses_gs);
     let (functions, back_branches) = assemble(&sweep, drafts, &units, &swept);
-    Discovered { functions, arrivals: sweep.arrivals, padding, back_branches, uses_gs }
+    let labels = labels.into_iter().filter(|label| !names_a_function(&functions, label)).collect();
+    Discovered { functions, labels, arrivals: sweep.arrivals, padding, back_branches, uses_gs }
+}
+
+/// Labels by address and name, each once: the dynamic table repeats those of the other one.
+fn distinct(mut labels: Vec<Label>) -> Vec<Label> {
+    labels.sort_by(|a, b| (a.at, a.name.mangled()).cmp(&(b.at, b.name.mangled())));
+    labels.dedup_by(|b, a| (b.at, b.name.mangled()) == (a.at, a.name.mangled()));
+    labels
+}
+
+/// Names functions after the symbols without a type at their starts. Such a symbol alone is no proof of a function: the start must be known
+/// from an unwind table, a call, the header or a pointer to what looks like a function. A function that has a typed symbol keeps its names.
+fn name_by_labels(drafts: &mut Drafts, labels: &[Label]) {
+    for labels in labels.chunk_by(|a, b| a.at == b.at) {
+        let Some(draft) = labels.first().and_then(|l| drafts.get_mut(&l.at.0)).filter(|d| d.names.is_empty()) else {
+            continue;
+        };
+        draft.names = labels.iter().map(|label| label.name.clone()).collect();
+        draft.names.sort_by(|a, b| a.rank().cmp(&b.rank()));
+        draft.ordinary = true;
+        // Other files may call it, so it is no part of the function that jumps to it.
+        if labels.iter().any(|label| label.name.binding() != Binding::Local) {
+            draft.part = MaybePart::No;
+        }
+    }
+}
+
+fn names_a_function(functions: &[Function], label: &Label) -> bool {
+    let found = functions.binary_search_by_key(&label.at.0, |f| f.start).ok().and_then(|i| functions.get(i));
+    found.is_some_and(|f| f.names.iter().any(|name| name.mangled() == label.name.mangled()))
 }
 
 /// Merges the tables.

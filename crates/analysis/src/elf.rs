@@ -523,6 +523,11 @@ impl Elf {
         self.interpreter.as_deref()
     }
 
+    /// Whether it has a symbol table besides the dynamic one: `strip` removes it, and with it the names of static functions.
+    pub fn has_symbol_table(&self) -> bool {
+        self.sections.iter().any(|section| section.kind == elf::SHT_SYMTAB.0)
+    }
+
     /// Whether the Go tool chain made it, whose calling convention differs from System V.
     pub fn is_go(&self) -> bool {
         self.go

@@ -22,6 +22,7 @@ use crate::go::{Go, Suspensions};
 use crate::leap;
 use crate::memo::Memo;
 use crate::relocs::{self, Pointers};
+use crate::symbols::Label;
 use crate::{sweep, symbols, unwind};
 
 /// Shortest stretch of padding that an island fits into.
@@ -179,6 +180,12 @@ impl Image {
     /// All functions, sorted by address.
     pub fn functions(&self) -> &[Function] {
         &self.found.functions
+    }
+
+    /// Symbols in text that have no type and name none of [`Image::functions`]: places inside of functions, data, and code of which nothing
+    /// shows that a function begins there. Sorted by address.
+    pub fn labels(&self) -> &[Label] {
+        &self.found.labels
     }
 
     /// The function whose first byte is at an address.

@@ -49,5 +49,6 @@ pub use frames::{FrameRules, FrameTable, Registers, UnwindError, Unwound};
 pub use function::{Function, FunctionKind};
 pub use image::Image;
 pub use name::{Binding, Name, Version};
+pub use symbols::Label;
 pub use types::{Reach, TypeError};
 pub use vdso::plain_function;

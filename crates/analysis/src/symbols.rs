@@ -1,5 +1,6 @@
 //! Symbols of functions from `.symtab`, the dynamic symbol table, and a separate debug file.
 
+use ingraft_model::Svma;
 use object::elf;
 use rustc_hash::FxHashMap;
 
@@ -19,12 +20,23 @@ pub(crate) struct Symbol {
     pub name: Name,
 }
 
+/// A symbol in text that has no type, so that it may name a function, a place inside of one, or data.
+#[derive(Clone, Debug)]
+pub struct Label {
+    /// The address that it names.
+    pub at: Svma,
+    /// Its name.
+    pub name: Name,
+}
+
 /// What the symbol tables say.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Symbols {
     pub functions: Vec<Symbol>,
-    /// Untyped symbols in text: labels of assembly.
-    pub labels: Vec<u64>,
+    /// Symbols in text that have no type (`STT_NOTYPE`): labels of assembly, functions among them.
+    pub labels: Vec<Label>,
+    /// The addresses of all of them, those whose names cannot be read included.
+    pub labelled: Vec<u64>,
     /// Whether `arch_prctl` is imported.
     pub imports_arch_prctl: bool,
 }
@@ -84,8 +96,7 @@ fn read_table(image: &Elf, table: &Table<'_>, budget: &mut usize, out: &mut Symb
             continue;
         }
         if kind == elf::STT_NOTYPE {
-            out.labels.push(svma);
-            continue;
+            out.labelled.push(svma);
         }
         let Some(name) = c_string(table.strings, name_at, NAME_MAX.min(*budget)) else {
             *budget = budget.saturating_sub(NAME_MAX.min(table.strings.len()));
@@ -103,6 +114,10 @@ fn read_table(image: &Elf, table: &Table<'_>, budget: &mut usize, out: &mut Symb
         let hidden = !matches!(other & 3, 0 | 3);
         let version = table.versions.as_ref().and_then(|v| v.of(index));
         let name = Name::new(&String::from_utf8_lossy(name), version, binding, hidden);
+        if kind == elf::STT_NOTYPE {
+            out.labels.push(Label { at: Svma(svma), name });
+            continue;
+        }
         let size = u64_at(entry, 16).unwrap_or_default();
         out.functions.push(Symbol { svma, size, ifunc: kind == elf::STT_GNU_IFUNC, name });
     }
