@@ -25,7 +25,7 @@ use crate::exit::Failure;
   ingraft ps 'redis*'                                  what can be measured, and if not, why
   ingraft functions -n redis-server 'process*'         functions of a running program
   ingraft count -n redis-server processCommand --for 10s
-  ingraft count --until-exit 'python3:_PyEval_*' -- python3 script.py
+  ingraft count --until-exit '*python3*:_PyEval_*' -- python3 script.py
   ingraft latency -n redis-server processCommand --for 10s
   ingraft watch -p 4711 calls@/Code/redis-server/call --interval 100ms
   ingraft detach --all                                 take everything out, everywhere
@@ -296,6 +296,23 @@ pub(crate) struct CountArgs {
     pub(crate) target: Target,
 }
 
+/// A column of `ingraft latency`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LatencySort {
+    // Number of calls. (No documentation comments here: they would make a page of the --help.)
+    Calls,
+    // Sum of the times; the same order as by share.
+    Total,
+    Mean,
+    P50,
+    P90,
+    P99,
+    #[value(name = "p99.9")]
+    P999,
+    Max,
+    Name,
+}
+
 /// `ingraft latency`.
 #[derive(Debug, Args)]
 #[command(
@@ -305,10 +322,14 @@ pub(crate) struct CountArgs {
   ingraft latency -n redis-server processCommand 'redis-server:zset*' --for 10s
   ingraft latency -p 4711 'libc:fsync' 'libc:fdatasync' --histogram
   ingraft latency -p 4711 ExecutorRun --cpu
+  ingraft latency -p 4711 'postgres:Exec*' --sort total --for 10s   where the time goes
   ingraft latency -p 4711 call --for 10s --format json | jq 'select(.type == \"latency\") | .p99_ns'
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. The time of a call is what passes from
 its entry to its exit, with all that it calls and waits for. Percentiles are within 4 % of the true ones.
+TOTAL is the sum of these times. SHARE is of the sum of TOTAL over all functions of the table: the time of
+a call is also in the TOTAL of the functions that were in progress, so functions that call each other share more
+than 100 % of what passed.
 Ctrl-C ends the measurement, removes it, and prints the final values."
 )]
 pub(crate) struct LatencyArgs {
@@ -322,6 +343,10 @@ pub(crate) struct LatencyArgs {
     /// Measure the processor time of the calling thread instead, without what it waits for
     #[arg(long)]
     pub(crate) cpu: bool,
+
+    /// Sort by this column: numbers from the largest to the smallest, names by letter
+    #[arg(long, value_enum, value_name = "COLUMN")]
+    pub(crate) sort: Option<LatencySort>,
 
     /// Functions to measure
     #[arg(value_name = "FUNCTION", required = true)]
@@ -343,7 +368,9 @@ pub(crate) struct LatencyArgs {
   ingraft watch -p 4711 my_metric@/Code/postgres -I my.mdl --format json
 
 A FOCUS is a comma-separated list of resources: /Code/MODULE/FUNCTION, /Process/PID/TID, /Machine/NAME.
-Without one the metric covers the whole program. `ingraft metrics` lists what can be watched."
+MODULE and FUNCTION may be patterns with * and ?: each function that matches is watched by itself.
+A histogram has percentiles of all its values so far, and below them those of the latest interval.
+Without a focus the metric covers the whole program. `ingraft metrics` lists what can be watched."
 )]
 pub(crate) struct WatchArgs {
     #[command(flatten)]
@@ -377,6 +404,7 @@ pub(crate) struct WatchArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   ingraft metrics
+  ingraft metrics -p 4711                              those that measure something in this program
   ingraft metrics -I my.mdl --format json
   ingraft metrics --events                             page faults, switches, cycles ...: what is counted here
   ingraft metrics --cost                               what each costs at worst, on this machine

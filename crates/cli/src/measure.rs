@@ -4,8 +4,10 @@
 //! pipe), every measurement that was inserted is removed before the command ends, unless it was asked to stay.
 
 mod kin;
+mod lately;
 mod together;
 
+pub(crate) use lately::Lately;
 pub(crate) use together::{Combined, Together, last as together};
 
 use std::collections::BTreeSet;
@@ -17,8 +19,8 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::args::{self, Common, Format};
 use crate::conn::{
-    Chapter, Client, Enabled, Ended, Engines, Event, Farewell, Grown, Reading, RefusedFunction, Request, Source,
-    Target, Value,
+    Chapter, Client, Enabled, Ended, Engines, Event, Farewell, Grown, PairInfo, Reading, RefusedFunction, Request,
+    Source, Target, Value,
 };
 use crate::exit::{Failure, Kind, Stop};
 use crate::objects::{self, Cost, Object, hex, millis};
@@ -306,13 +308,19 @@ impl Session<'_> {
         let new = self.sites.get_mut(at).map(Site::taken_out).unwrap_or_default();
         let nothing_left = self.sites.iter().all(Site::is_all_out);
         let mut last = None;
-        for object in new {
+        // people are named some of many; scripts get an object for each
+        let named = if out.json() { usize::MAX } else { words::NAMED };
+        let more = new.len().saturating_sub(named);
+        for (number, object) in new.into_iter().enumerate() {
             if nothing_left {
                 last = Some(words::all_taken_out(&object));
-            } else {
+            } else if number < named {
                 output::warn(&words::taken_out(&object), self.format());
             }
             out.object(&Object::TakenOut(object))?;
+        }
+        if more > 0 && !nothing_left {
+            output::warn(&words::more_taken_out(more), self.format());
         }
         last.map_or(Ok(()), |failure| Err(failure.into()))
     }
@@ -340,7 +348,9 @@ impl Session<'_> {
         let started = |request: &&Request| matches!(request.target, Target::Command(_));
         let asked = self.plan.requests.iter().filter(started).flat_map(|request| &request.pairs);
         let pairs = || self.sites.iter().flat_map(|site| &site.enabled.pairs);
-        let absent: Vec<_> = asked.filter(|(m, f)| pairs().all(|p| (&p.metric, &p.focus) != (m, f))).collect();
+        // a focus with a pattern stands for those of the functions that match
+        let measures = |p: &PairInfo, m: &str, f: &str| p.metric == m && (p.focus == f || f.contains(['*', '?']));
+        let absent: Vec<_> = asked.filter(|(m, f)| !pairs().any(|p| measures(p, m, f))).collect();
         if absent.is_empty() {
             return Ok(());
         }

@@ -1,9 +1,13 @@
 //! What commands say, as values: each is one line of JSON (docs: interface, "JSON") and one row of a table. Keys are a
 //! contract with scripts: add, never rename.
 
+mod histograms;
+
+pub(crate) use histograms::{Interval, Quantiles, Times};
+
 use std::collections::BTreeMap;
 
-use ingraft_model::{Activations, Bin, Distribution};
+use ingraft_model::{Activations, Bin};
 use serde::Serialize;
 
 use crate::conn::PairInfo;
@@ -16,6 +20,7 @@ pub(crate) enum Object {
     Attached(Attached),
     Changed(Changed),
     Function(Function),
+    Untyped(Untyped),
     Metric(Metric),
     Event(Event),
     Diagnostic(Diagnostic),
@@ -108,6 +113,20 @@ pub(crate) struct Function {
     pub(crate) why_not: Option<BTreeMap<&'static str, String>>,
 }
 
+/// A symbol without a type of which nothing shows that a function begins there; `functions` does not list it as one.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Untyped {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) host: Host,
+    pub(crate) pid: i32,
+    pub(crate) module: String,
+    pub(crate) symbol: String,
+    /// As `nm` prints it, with 0x.
+    pub(crate) offset: String,
+    /// The function that it lies inside of; null if that is none.
+    pub(crate) inside: Option<String>,
+}
+
 /// A metric of `metrics`.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Metric {
@@ -123,6 +142,9 @@ pub(crate) struct Metric {
     pub(crate) doc: String,
     /// The definition.
     pub(crate) text: String,
+    /// Whether it measures something in the target; left out if none was named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) applies: Option<bool>,
 }
 
 /// An event of `metrics --events`.
@@ -171,6 +193,9 @@ pub(crate) struct Sample {
     pub(crate) unit: String,
     #[serde(flatten)]
     pub(crate) quantiles: Option<Quantiles>,
+    /// The values of a histogram since the reading before; left out if there is none before, or if it is no histogram.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) interval: Option<Interval>,
     #[serde(flatten)]
     pub(crate) keys: Option<Keys>,
     /// What is known of the object that the focus names; left out if that is nothing.
@@ -273,6 +298,9 @@ pub(crate) struct Combined {
     pub(crate) unit: String,
     #[serde(flatten)]
     pub(crate) quantiles: Option<Quantiles>,
+    /// The values of a histogram since the reading before; left out if there is none before, or if it is no histogram.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) interval: Option<Interval>,
     #[serde(flatten)]
     pub(crate) keys: Option<Keys>,
     #[serde(flatten)]
@@ -281,32 +309,6 @@ pub(crate) struct Combined {
     pub(crate) targets: usize,
     /// How many of them are up to date in it; of the others their last value is in it.
     pub(crate) heard: usize,
-}
-
-/// The values of a histogram in the metric's unit; null if there is none.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Quantiles {
-    pub(crate) sum: Option<u64>,
-    pub(crate) min: Option<u64>,
-    pub(crate) p50: Option<u64>,
-    pub(crate) p90: Option<u64>,
-    pub(crate) p99: Option<u64>,
-    pub(crate) p999: Option<u64>,
-    pub(crate) max: Option<u64>,
-}
-
-impl From<&Distribution> for Quantiles {
-    fn from(d: &Distribution) -> Self {
-        Quantiles {
-            sum: (d.count > 0).then_some(d.sum),
-            min: d.quantile(0.0),
-            p50: d.quantile(0.5),
-            p90: d.quantile(0.9),
-            p99: d.quantile(0.99),
-            p999: d.quantile(0.999),
-            max: d.quantile(1.0),
-        }
-    }
 }
 
 /// The values by key of a vector over keys, the largest first.
@@ -424,6 +426,10 @@ pub(crate) struct Latency {
     pub(crate) clock: &'static str,
     #[serde(flatten)]
     pub(crate) times: Times,
+    /// Nanoseconds; null if no call has ended.
+    pub(crate) mean_ns: Option<f64>,
+    /// `sum_ns` as a share, 0 to 1, of the sum of `sum_ns` of all functions of the command; null if that sum is 0.
+    pub(crate) share: Option<f64>,
     pub(crate) threads: Vec<ThreadLatency>,
     #[serde(flatten)]
     pub(crate) missing: Missing,
@@ -447,27 +453,6 @@ pub(crate) struct ThreadLatency {
     pub(crate) times: Times,
     #[serde(flatten)]
     pub(crate) missing: Missing,
-}
-
-/// Times of calls that have ended; null if there was none.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Times {
-    pub(crate) calls: i64,
-    pub(crate) sum_ns: Option<u64>,
-    pub(crate) min_ns: Option<u64>,
-    pub(crate) p50_ns: Option<u64>,
-    pub(crate) p90_ns: Option<u64>,
-    pub(crate) p99_ns: Option<u64>,
-    pub(crate) p999_ns: Option<u64>,
-    pub(crate) max_ns: Option<u64>,
-}
-
-impl Times {
-    /// Of so many calls.
-    pub(crate) fn of(calls: i64, ns: Option<&Distribution>) -> Self {
-        let Quantiles { sum, min, p50, p90, p99, p999, max } = ns.unwrap_or(&Distribution::default()).into();
-        Times { calls, sum_ns: sum, min_ns: min, p50_ns: p50, p90_ns: p90, p99_ns: p99, p999_ns: p999, max_ns: max }
-    }
 }
 
 /// A function that was asked for and is not measured.
@@ -626,6 +611,8 @@ pub(crate) struct Lowered {
     pub(crate) pieces: Vec<Piece>,
     /// Why there are none.
     pub(crate) problem: Option<String>,
+    /// Whether it measures something in the program, at this focus or at one of its functions.
+    pub(crate) applies: bool,
 }
 
 /// A snippet, and what it becomes at a point.

@@ -95,7 +95,7 @@ impl Churn {
             .engine
             .functions(&TargetSpec::Pid(self.pid), &["redis-server:*".to_owned()], Caller::Engine, &|_| ())
             .unwrap()
-            .1;
+            .functions;
         let whole = |how: &How| matches!(how, How::InPlace);
         let mut names: Vec<String> = all
             .into_iter()

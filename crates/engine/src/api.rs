@@ -98,6 +98,30 @@ pub struct FunctionEntry {
     pub points: Vec<PointSummary>,
 }
 
+/// The functions of a target.
+#[derive(Clone, Debug)]
+pub struct FunctionList {
+    /// The process.
+    pub pid: Pid,
+    /// The functions, in the order of the patterns.
+    pub functions: Vec<FunctionEntry>,
+    /// Symbols that the patterns match and that are not listed as functions.
+    pub untyped: Vec<UntypedSymbol>,
+}
+
+/// A symbol in text without a type (`STT_NOTYPE`), of which nothing shows that a function begins there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UntypedSymbol {
+    /// Base name of the mapped file.
+    pub module: String,
+    /// Its name (demangled).
+    pub name: String,
+    /// Its address in the file.
+    pub offset: Svma,
+    /// The function that it lies inside of; `None` if that is none.
+    pub inside: Option<String>,
+}
+
 /// The points of one kind of one function.
 #[derive(Clone, Debug)]
 pub struct PointSummary {
@@ -454,6 +478,8 @@ pub struct LoweredMetric {
     pub pieces: Vec<LoweredPiece>,
     /// Why it cannot be used there.
     pub problem: Option<String>,
+    /// Whether it measures something in the program: at the focus or, if it has code for a part of the program only, at one of its functions.
+    pub applies: bool,
 }
 
 /// A snippet, and what it becomes at a point.

@@ -17,6 +17,7 @@ use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
 use crate::images::ImageStore;
 use crate::internal::Internal;
+use crate::labels;
 use crate::leftover;
 use crate::lower;
 use crate::modules::Modules;
@@ -181,7 +182,7 @@ impl Engine {
         patterns: &[String],
         caller: Caller,
         progress: &dyn Fn(&str),
-    ) -> Result<(Pid, Vec<FunctionEntry>), Error> {
+    ) -> Result<FunctionList, Error> {
         let pid = resolve(target, caller)?;
         let target = open(pid, caller)?;
         let modules = Modules::of(&target)?;
@@ -215,10 +216,11 @@ impl Engine {
                 points,
             })
         };
-        let entries = in_background(|| found.par_iter().filter_map(describe).collect());
+        let functions = in_background(|| found.par_iter().filter_map(describe).collect());
+        let untyped = labels::untyped(&modules, &parsed);
         // What was read may be of a program that the caller may not look into: it has been started meanwhile.
         target.check(caller.rights()).map_err(|e| Error::process(pid, e))?;
-        Ok((pid, entries))
+        Ok(FunctionList { pid, functions, untyped })
     }
 
     /// The metrics that are known: shipped, defined in this engine, and in these additional sources.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
 use ingraft_mdl::{
     Access, FunctionRef, Global, Insertion, Library, Location, ModuleRef, Parameter, Program, Unresolved, Variable,
-    evaluate,
+    codes, evaluate,
 };
 use ingraft_model::{
     Avma, Bias, Called, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet,
@@ -182,7 +182,13 @@ pub fn lower(
         let Some(info) = library.metric(&name) else {
             if Internal::named(&name).is_some() {
                 let problem = Some("the engine knows it by itself: there is no code".to_owned());
-                out.push(LoweredMetric { metric: name, focus: Focus::default(), pieces: Vec::new(), problem });
+                out.push(LoweredMetric {
+                    metric: name,
+                    focus: Focus::default(),
+                    pieces: Vec::new(),
+                    problem,
+                    applies: true,
+                });
                 continue;
             }
             let what = format!("no metric `{name}`");
@@ -242,13 +248,15 @@ fn lower_one(
         Ok(instrumentation) => instrumentation,
         Err(errors) => {
             let problem = errors.into_iter().next().map(|d| d.message);
-            return LoweredMetric { metric, focus, pieces: Vec::new(), problem };
+            return LoweredMetric { metric, focus, pieces: Vec::new(), problem, applies: false };
         }
     };
     if library.event(&metric).is_some() && instrumentation.insertions.is_empty() {
         let problem = Some("the kernel counts it: there is no code".to_owned());
-        return LoweredMetric { metric, focus, pieces: Vec::new(), problem };
+        return LoweredMetric { metric, focus, pieces: Vec::new(), problem, applies: true };
     }
+    // what has code at a focus only can be restricted to any function that the program has
+    let needs_focus = instrumentation.warnings.iter().any(|warning| warning.code == codes::NO_CONSTRAINT);
     Meters::default().apply(&mut instrumentation, &mut Metered::default());
     let mut pieces: Vec<LoweredPiece> = Vec::new();
     let mut known: FxHashMap<(Arc<Snippet>, PointKind, bool), usize> = FxHashMap::default();
@@ -262,7 +270,8 @@ fn lower_one(
         pieces.push(piece(insertion, &instrumentation.variables, program, place, wall, code));
     }
     let problem = pieces.is_empty().then(|| "nothing is woven at this focus".to_owned());
-    LoweredMetric { metric, focus, pieces, problem }
+    let woven = pieces.iter().any(|piece| piece.refused.is_none());
+    LoweredMetric { metric, focus, applies: woven || pieces.is_empty() && needs_focus, pieces, problem }
 }
 
 fn piece(

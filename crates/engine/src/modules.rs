@@ -12,11 +12,13 @@ use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
+use crate::foci;
 use crate::gs_search::sets_gs;
 use crate::images::{ImageStore, bytes_of, debug_elf};
 use crate::journal::FileId;
 use crate::libc_search::ThreadArea;
-use crate::pattern::{Pattern, glob_match};
+use crate::packages;
+use crate::pattern::{Pattern, glob_match, has_wildcard};
 use crate::variables;
 
 const PAGE: u64 = 4096;
@@ -460,7 +462,7 @@ impl Modules {
                 Pattern::Offset { offset, .. } => {
                     found.extend(loaded.number_containing(*offset).map(|function| FunctionRef { module, function }));
                 }
-                Pattern::Names { function: glob, .. } if !crate::pattern::has_wildcard(glob) => {
+                Pattern::Names { function: glob, .. } if !has_wildcard(glob) => {
                     found.extend(loaded.named(glob).iter().map(|&function| FunctionRef { module, function }));
                 }
                 Pattern::Names { function: glob, .. } => {
@@ -490,14 +492,33 @@ impl Modules {
         for (_, file, module) in self.loaded() {
             for function in module.image.functions() {
                 let shown = function.display_name();
-                if let Some(d) = crate::pattern::edit_distance(name, &shown, limit)
+                let whole = function.names().first().and_then(|name| name.without_parameters()).unwrap_or(&shown);
+                // A name without its namespace is compared with the last part of the whole one, and answered with the whole one.
+                let last = if name.contains("::") { whole } else { whole.rsplit("::").next().unwrap_or(whole) };
+                if let Some(d) = crate::pattern::edit_distance(name, last, limit)
                     && best.as_ref().is_none_or(|(b, _)| d < *b)
                 {
-                    best = Some((d, format!("{}:{shown}", file.name)));
+                    best = Some((d, format!("{}:{whole}", file.name)));
                 }
             }
         }
         best.map(|(_, name)| name)
+    }
+
+    /// What to do when a pattern names a function of a file whose local symbols were stripped: static functions have no names then. `None`
+    /// if no analysed module that the pattern may mean is stripped, or nothing is known of where its symbols are.
+    pub fn symbols_hint(&self, pattern: &Pattern) -> Option<String> {
+        let meant = |file: &ModuleFile| match pattern {
+            Pattern::Names { module: None, .. } => file.is_program,
+            _ => pattern.may_match_module(file.names.iter().map(String::as_str)),
+        };
+        let (_, file, _) = self.loaded().find(|(_, file, module)| {
+            let elf = module.image.elf();
+            let debug = || file.debug(self.pid, elf).is_some_and(Elf::has_symbol_table);
+            meant(file) && !elf.has_symbol_table() && !elf.is_go() && !debug()
+        })?;
+        let package = packages::owner(self.pid, &file.file.path)?;
+        Some(format!("the symbols of {} are stripped: install {package}-dbgsym", file.name))
     }
 }
 
@@ -674,9 +695,11 @@ impl Program for Modules {
 
     fn functions_named(&self, name: &str) -> Vec<FunctionRef> {
         self.look_into(|_| true);
-        self.loaded()
-            .flat_map(|(module, _, m)| m.named(name).iter().map(move |&function| FunctionRef { module, function }))
-            .collect()
+        let of = |(module, _, m): (ModuleRef, _, &'_ Module)| -> Vec<FunctionRef> {
+            m.named(name).iter().map(|&function| FunctionRef { module, function }).collect()
+        };
+        let found: Vec<FunctionRef> = self.loaded().flat_map(of).collect();
+        if found.is_empty() && has_wildcard(name) { foci::matching(self, None, name) } else { found }
     }
 
     fn function(&self, module: &str, function: &str) -> Vec<FunctionRef> {
@@ -696,6 +719,15 @@ impl Program for Modules {
             found.extend(m.named(name).iter().filter(|&&i| fits(i)).map(|&function| FunctionRef { module, function }));
         }
         found
+    }
+
+    fn functions_matching(&self, module: &str, function: &str) -> Vec<FunctionRef> {
+        let found = self.function(module, function);
+        if !found.is_empty() || !(has_wildcard(module) || has_wildcard(function)) {
+            return found;
+        }
+        self.look_into(|file| file.names.iter().any(|name| glob_match(module, name)));
+        foci::matching(self, Some(module), function)
     }
 
     fn module_name(&self, module: ModuleRef) -> &str {

@@ -13,7 +13,9 @@ use crate::api::{EnableRequest, MetricFocus};
 use crate::background::each;
 use crate::calls;
 use crate::error::{Error, ErrorKind};
+use crate::foci;
 use crate::images::ImageStore;
+use crate::labels;
 use crate::modules::Modules;
 use crate::pattern::Pattern;
 
@@ -96,6 +98,9 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
             format!("the target maps {}", known.join(", ")),
         );
     }
+    if let Some((what, hint)) = labels::no_match(modules, text, pattern) {
+        return Error::new(ErrorKind::NotFound, "no_such_function", what, hint);
+    }
     let near = match pattern {
         Pattern::Names { function, .. } if !crate::pattern::has_wildcard(function) => modules.nearest(function),
         _ => None,
@@ -104,7 +109,9 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
         ErrorKind::NotFound,
         "no_such_function",
         format!("no function matches `{text}`"),
-        near.map_or_else(|| "`ingraft functions` lists them".to_owned(), |name| format!("did you mean `{name}`?")),
+        near.map(|name| format!("did you mean `{name}`?"))
+            .or_else(|| modules.symbols_hint(pattern))
+            .unwrap_or_else(|| "`ingraft functions` lists them".to_owned()),
     )
 }
 
@@ -149,8 +156,13 @@ fn evaluate_request(
         let focus = Focus::new([ResourcePath::new("Code", [module, name])]).ok()?;
         Some((Arc::new(MetricFocus { metric: request.function_metric.clone(), focus }), Some(f)))
     });
-    let pairs: Vec<_> = request.pairs.iter().cloned().map(|p| (p, None)).chain(named).collect();
-    if pairs.is_empty() && request.functions.is_empty() {
+    let mut pairs = Vec::with_capacity(request.pairs.len());
+    for pair in &request.pairs {
+        pairs.extend(foci::expand(modules, Arc::clone(pair), missing)?);
+    }
+    let nothing_asked = request.pairs.is_empty() && request.functions.is_empty();
+    pairs.extend(named);
+    if nothing_asked {
         return Err(Error::new(
             ErrorKind::Usage,
             "nothing_asked",
@@ -234,6 +246,10 @@ pub fn refuse_absent(modules: &Modules, request: &EnableRequest) -> Result<(), E
     for pair in &request.pairs {
         let Some(part) = pair.focus.part("Code") else { continue };
         let [module, function, ..] = part.names.as_slice() else { continue };
+        if foci::has_pattern(modules, module, function) {
+            resolve_patterns(modules, &[format!("{module}:{function}")], Missing::Fails)?;
+            continue;
+        }
         if modules.modules_named(module).is_empty() || !modules.function(module, function).is_empty() {
             continue;
         }

@@ -95,10 +95,15 @@ pub trait Program {
     fn modules_named(&self, name: &str) -> Vec<ModuleRef>;
     /// All functions of a module.
     fn functions_of(&self, module: ModuleRef) -> Vec<FunctionRef>;
-    /// All functions of a name in any module; for lists, `$start` and `$exit`.
+    /// All functions of a name, or of a pattern with `*` and `?`, in any module; for lists, `$start` and `$exit`.
     fn functions_named(&self, name: &str) -> Vec<FunctionRef>;
     /// The functions that a focus means; `name{0xOFFSET}` tells equal names apart.
     fn function(&self, module: &str, function: &str) -> Vec<FunctionRef>;
+    /// The functions that an item of a list means by module and function. Both may be patterns with `*` and `?` where the program
+    /// supports that.
+    fn functions_matching(&self, module: &str, function: &str) -> Vec<FunctionRef> {
+        self.function(module, function)
+    }
     /// The name of a module.
     fn module_name(&self, module: ModuleRef) -> &str;
     /// The name of a function.

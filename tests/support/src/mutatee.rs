@@ -65,6 +65,7 @@ fn recipe(name: &str) -> Recipe {
         "family-gs" => ("gcc", &["-O2", "-g", "-pthread", "-DOWN_GS"] as &[_], &["family.c"], false),
         "family-musl" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["family.c"], false),
         "shapes" => ("gcc", C, &["shapes.c", "shapes.s"], false),
+        "labels" => ("gcc", &["-O2", "-pthread", "-Wall", "-Wextra", "-Werror"], &["labels.c", "labels.s"], false),
         "throws" => ("g++", &["-O2", "-g", "-pthread", "-rdynamic", "-Wall"] as &[_], &["throws.cpp"], false),
         "jumps" => ("gcc", C, &["jumps.c"], false),
         "jumps-static" => ("gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["jumps.c"], false),

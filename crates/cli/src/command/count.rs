@@ -20,6 +20,14 @@ pub(crate) async fn run(args: CountArgs, context: Context<'_>, out: &mut Output)
 struct Calls;
 
 impl Presentation for Calls {
+    type Whole = ();
+
+    fn whole(&self, _: &[Row<'_>]) {}
+
+    fn optional(&self) -> &'static [&'static str] {
+        &["THREADS", "MODULE", "HOST"]
+    }
+
     fn titles(&self, stage: Stage) -> &'static [&'static str] {
         match stage {
             Stage::Live => &["CALLS/S"],
@@ -27,7 +35,7 @@ impl Presentation for Calls {
         }
     }
 
-    fn cells(&self, row: Row<'_>, stage: Stage) -> Vec<Cell> {
+    fn cells(&self, row: Row<'_>, stage: Stage, (): &()) -> Vec<Cell> {
         let rate = |rate: Option<f64>| rate.map(short).unwrap_or_default().into();
         match stage {
             Stage::Live => vec![rate(row.site.rate(row.pair))],
@@ -38,7 +46,7 @@ impl Presentation for Calls {
         }
     }
 
-    fn object(&self, row: Row<'_>) -> Object {
+    fn object(&self, row: Row<'_>, (): &()) -> Object {
         let threads = row.value().map(|v| v.threads.as_slice()).unwrap_or_default();
         Object::Count(Count {
             id: row.id(),

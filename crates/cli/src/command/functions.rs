@@ -4,24 +4,47 @@ use crate::args::{Common, FunctionsArgs};
 use crate::conn::Engines;
 use crate::exit::Stop;
 use crate::measure;
-use crate::objects::{Function, Object};
+use crate::objects::{Function, Object, Untyped};
 use crate::output::number::{grouped_u64, percent, plural};
 use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
 use crate::output::{BAD, DIM, Output, WARN};
 
+/// Symbols that are named before the rest is counted.
+const NAMED: usize = 8;
+
 /// Runs the command.
 pub(crate) async fn run(args: FunctionsArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
-    let mut functions = Vec::new();
+    let (mut functions, mut untyped) = (Vec::new(), Vec::new());
     for client in engines.clients() {
         for target in measure::running(&args.target) {
             let mut progress = Progress::new("reading the program", common.format);
-            functions.extend(client.functions(&target, &args.globs, &mut progress).await?);
+            let (listed, other) = client.functions(&target, &args.globs, &mut progress).await?;
+            functions.extend(listed);
+            untyped.extend(other);
         }
     }
-    let text = render(&functions, args.target.pids.len() > 1, out.width());
+    let text = render(&functions, args.target.pids.len() > 1, out.width()) + &left_out(&untyped);
     out.text(&text)?;
-    functions.into_iter().try_for_each(|f| out.object(&Object::Function(f)))
+    functions.into_iter().try_for_each(|f| out.object(&Object::Function(f)))?;
+    untyped.into_iter().try_for_each(|symbol| out.object(&Object::Untyped(symbol)))
+}
+
+/// Symbols that the list leaves out, for people; empty if there is none.
+fn left_out(untyped: &[Untyped]) -> String {
+    let Some(first) = untyped.first() else { return String::new() };
+    let names: Vec<&str> = untyped.iter().take(NAMED).map(|symbol| symbol.symbol.as_str()).collect();
+    let more = match untyped.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        n => format!(" and {} more", grouped_u64(n as u64)),
+    };
+    let names = names.join(", ") + &more;
+    let symbols = plural(untyped.len() as u64, "symbol without a type is", "symbols without a type are");
+    let why = match &first.inside {
+        Some(function) if untyped.len() == 1 => format!("it lies inside of {function}"),
+        _ => "nothing shows that a function begins there".to_owned(),
+    };
+    format!("{DIM}{symbols} not listed, as {why}: {names}{DIM:#}\n")
 }
 
 fn render(functions: &[Function], several: bool, width: Option<usize>) -> String {

@@ -1,23 +1,23 @@
 //! `ingraft latency`: the metric `latency` at each function, or `cpu_latency`.
 
+use std::cmp::Ordering;
+
 use ingraft_model::{Activations, Distribution};
 
 use super::rows::{self, Asked, Presentation, Row, Stage};
-use crate::args::LatencyArgs;
+use crate::args::{LatencyArgs, LatencySort};
 use crate::exit::Stop;
 use crate::measure::Context;
 use crate::objects::{FunctionId, Latency, Object, ThreadLatency, Times};
+use crate::output::histogram::{self, HANDFUL};
 use crate::output::number::{plural, time};
 use crate::output::table::Cell;
-use crate::output::{HEADING, Output, histogram, words};
-
-/// As many functions as get a histogram each without being asked.
-const HANDFUL: usize = 5;
+use crate::output::{DIM, HEADING, Output, words};
 
 /// Runs the command.
 pub(crate) async fn run(args: LatencyArgs, context: Context<'_>, out: &mut Output) -> Result<(), Stop> {
     let (clock, metric) = if args.cpu { ("cpu", "cpu_latency") } else { ("wall", "latency") };
-    let presentation = Latencies { histograms: args.histogram, clock };
+    let presentation = Latencies { histograms: args.histogram, clock, sort: args.sort };
     let asked = Asked { measure: args.measure, target: args.target, functions: args.functions, metric };
     rows::run(asked, presentation, context, out).await
 }
@@ -27,22 +27,46 @@ struct Latencies {
     histograms: bool,
     /// `wall` or `cpu`.
     clock: &'static str,
+    sort: Option<LatencySort>,
 }
 
+/// Sum of the times of the calls of all functions, in nanoseconds: what shares are of.
+struct Sum(u64);
+
 impl Presentation for Latencies {
+    type Whole = Sum;
+
+    fn whole(&self, rows: &[Row<'_>]) -> Sum {
+        Sum(rows.iter().map(total).fold(0, u64::saturating_add))
+    }
+
     fn titles(&self, _: Stage) -> &'static [&'static str] {
-        &["MEAN", "P50", "P90", "P99", "P99.9", "MAX"]
+        &["TOTAL", "SHARE", "MEAN", "P50", "P90", "P99", "P99.9", "MAX"]
     }
 
-    fn cells(&self, row: Row<'_>, _: Stage) -> Vec<Cell> {
-        let distribution = distribution(&row);
-        let mean = distribution.and_then(Distribution::mean);
-        let quantile = |(_, q)| distribution.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
+    fn optional(&self) -> &'static [&'static str] {
+        &["P99.9", "P90", "MODULE", "P50", "HOST", "MEAN", "P99", "MAX"]
+    }
+
+    fn cells(&self, row: Row<'_>, _: Stage, whole: &Sum) -> Vec<Cell> {
+        let called = distribution(&row).filter(|d| d.count > 0);
+        let mean = called.and_then(Distribution::mean);
+        let quantile = |(_, q)| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
         let times = std::iter::once(mean).chain(histogram::QUANTILES.map(quantile));
-        times.map(|ns| ns.map(time).unwrap_or_default().into()).collect()
+        let total = called.map(|d| time(d.sum as f64)).unwrap_or_default();
+        let share = called.map(|d| histogram::share(d.sum, whole.0)).unwrap_or_default();
+        let times = times.map(|ns| ns.map(time).unwrap_or_default());
+        [total, share].into_iter().chain(times).map(Cell::from).collect()
     }
 
-    fn object(&self, row: Row<'_>) -> Object {
+    fn sort(&self, rows: &mut [Row<'_>]) -> bool {
+        if let Some(by) = self.sort {
+            rows.sort_by_cached_key(|row| Key::of(row, by));
+        }
+        self.sort.is_some()
+    }
+
+    fn object(&self, row: Row<'_>, whole: &Sum) -> Object {
         let value = row.value();
         let thread = |t: &crate::conn::ThreadValue| ThreadLatency {
             tid: t.tid,
@@ -54,6 +78,8 @@ impl Presentation for Latencies {
             id: row.id(),
             clock: self.clock,
             times: Times::of(row.calls(), distribution(&row)),
+            mean_ns: distribution(&row).and_then(Distribution::mean),
+            share: (whole.0 > 0).then(|| total(&row) as f64 / whole.0 as f64),
             threads: value.map(|v| v.threads.iter().map(thread).collect()).unwrap_or_default(),
             missing: value.map(|v| v.activations).unwrap_or_default().into(),
             taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
@@ -63,9 +89,10 @@ impl Presentation for Latencies {
 
     fn below(&self, rows: &[Row<'_>], width: Option<usize>) -> String {
         let missing = rows.iter().filter_map(Row::value).fold(Activations::default(), |sum, v| sum.plus(v.activations));
-        let mut text = words::missing(missing);
         let called: Vec<_> =
             rows.iter().filter_map(|row| Some((row, distribution(row).filter(|d| d.count > 0)?))).collect();
+        let mut text = if called.len() > 1 { shares(self.whole(rows).0) } else { String::new() };
+        text += &words::missing(missing);
         if !called.is_empty() && (self.histograms || called.len() <= HANDFUL) {
             for (row, distribution) in called {
                 let FunctionId { function, .. } = row.id();
@@ -76,6 +103,70 @@ impl Presentation for Latencies {
             text += "\n";
         }
         text
+    }
+}
+
+/// Explains the columns TOTAL and SHARE. `sum` is in nanoseconds.
+fn shares(sum: u64) -> String {
+    let sum = time(sum as f64);
+    format!(
+        "{DIM}SHARE is of the sum of TOTAL, {sum}; the time of a call is also in the TOTAL of the functions that were in progress{DIM:#}\n"
+    )
+}
+
+/// Sum of the times of the calls of a function, in nanoseconds.
+fn total(row: &Row<'_>) -> u64 {
+    distribution(row).map_or(0, |d| d.sum)
+}
+
+/// By what a row is sorted: numbers from the largest to the smallest, then names; a row without a number is last.
+struct Key {
+    number: Option<f64>,
+    name: String,
+    offset: String,
+}
+
+impl Key {
+    fn of(row: &Row<'_>, by: LatencySort) -> Self {
+        let FunctionId { function, offset, .. } = row.id();
+        let called = distribution(row).filter(|d| d.count > 0);
+        let quantile = |q| called.and_then(|d| d.quantile(q)).map(|ns| ns as f64);
+        let number = match by {
+            LatencySort::Calls => Some(row.calls() as f64),
+            LatencySort::Total => called.map(|d| d.sum as f64),
+            LatencySort::Mean => called.and_then(Distribution::mean),
+            LatencySort::P50 => quantile(0.5),
+            LatencySort::P90 => quantile(0.9),
+            LatencySort::P99 => quantile(0.99),
+            LatencySort::P999 => quantile(0.999),
+            LatencySort::Max => quantile(1.0),
+            LatencySort::Name => None,
+        };
+        Key { number, name: function, offset }
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Key {}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let numbers = match (self.number, other.number) {
+            (Some(a), Some(b)) => b.total_cmp(&a),
+            (a, b) => b.is_some().cmp(&a.is_some()),
+        };
+        numbers.then_with(|| self.name.cmp(&other.name)).then_with(|| self.offset.cmp(&other.offset))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::args::{CheckArgs, Common, RunningTarget};
 use crate::conn::{Engines, Lower, Source, Target};
 use crate::exit::{Failure, Kind, Stop};
 use crate::measure;
-use crate::objects::{Lowered, Object, Piece};
+use crate::objects::{Host, Lowered, Object, Piece};
 use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, HEADING, Output};
@@ -57,6 +57,18 @@ fn one(target: &RunningTarget) -> Result<Option<Target>, Stop> {
         (first, None) => Ok(first),
         (_, Some(_)) => Err(Failure::usage("more than one process", "name one with -p PID").into()),
     }
+}
+
+/// Names of the metrics that measure nothing in a program.
+pub(super) async fn without_meaning(
+    definitions: &[Source],
+    target: &RunningTarget,
+    engines: &Engines,
+    common: &Common,
+) -> Result<Vec<(Host, String)>, Stop> {
+    let ask = Lower { target: one(target)?, definitions: definitions.to_vec(), ..Lower::default() };
+    let lowered = lowered(&ask, engines, common).await?;
+    Ok(lowered.into_iter().filter(|m| !m.applies).map(|m| (m.host, m.metric)).collect())
 }
 
 async fn lowered(ask: &Lower, engines: &Engines, common: &Common) -> Result<Vec<Lowered>, Stop> {
@@ -175,6 +187,7 @@ mod tests {
             metric: "calls".to_owned(),
             focus: "/Code/program/function".to_owned(),
             pieces: vec![piece(None), piece(Some("not yet"))],
+            applies: true,
             problem: None,
         }
     }

@@ -5,6 +5,7 @@ use crate::conn::Engines;
 use crate::exit::Stop;
 use crate::measure;
 use crate::objects::{Metric, Object};
+use crate::output::number::plural;
 use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, Output};
@@ -24,7 +25,19 @@ pub(crate) async fn run(args: MetricsArgs, engines: &Engines, common: &Common, o
         let mut progress = Progress::new("reading definitions", common.format);
         metrics.extend(client.metrics(&definitions, &mut progress).await?);
     }
-    let text = render(&metrics, out.width());
+    let mut left_out = 0;
+    if !measure::running(&args.target).is_empty() {
+        let without = super::lower::without_meaning(&definitions, &args.target, engines, common).await?;
+        for m in &mut metrics {
+            m.applies = Some(!without.iter().any(|(host, name)| (host, name) == (&m.host, &m.name)));
+        }
+        left_out = metrics.iter().filter(|m| !m.developer && m.applies == Some(false)).count();
+    }
+    let mut text = render(&metrics, out.width());
+    if left_out > 0 {
+        let others = plural(left_out as u64, "other metric measures", "other metrics measure");
+        text += &format!("{DIM}{others} nothing in this program{DIM:#}\n");
+    }
     out.text(&text)?;
     metrics.into_iter().try_for_each(|m| out.object(&Object::Metric(m)))
 }
@@ -62,7 +75,7 @@ fn render(metrics: &[Metric], width: Option<usize>) -> String {
         .left("COMBINES BY")
         .shrinking("CONSTRAINTS")
         .shrinking("");
-    for m in metrics.iter().filter(|m| !m.developer) {
+    for m in metrics.iter().filter(|m| !m.developer && m.applies != Some(false)) {
         table.row(vec![
             m.host.clone().unwrap_or_default().into(),
             m.name.as_str().into(),

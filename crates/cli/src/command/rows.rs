@@ -41,12 +41,22 @@ pub(super) enum Stage {
 
 /// What a command shows of each function.
 pub(super) trait Presentation {
+    /// What is computed from all functions together, such as the sum that shares are of.
+    type Whole;
+    /// Computes it from all functions, those that are not shown included.
+    fn whole(&self, rows: &[Row<'_>]) -> Self::Whole;
     /// Titles of the columns behind the number of calls, all of numbers.
     fn titles(&self, stage: Stage) -> &'static [&'static str];
-    /// As many cells.
-    fn cells(&self, row: Row<'_>, stage: Stage) -> Vec<Cell>;
+    /// Titles of the columns that a narrow screen leaves out, the least important first.
+    fn optional(&self) -> &'static [&'static str];
+    /// As many cells as there are titles.
+    fn cells(&self, row: Row<'_>, stage: Stage, whole: &Self::Whole) -> Vec<Cell>;
     /// The final values for scripts.
-    fn object(&self, row: Row<'_>) -> Object;
+    fn object(&self, row: Row<'_>, whole: &Self::Whole) -> Object;
+    /// Puts rows in the order that the user asked for; false, and nothing is done, if the user asked for none.
+    fn sort(&self, _rows: &mut [Row<'_>]) -> bool {
+        false
+    }
     /// What people read below the final table.
     fn below(&self, _rows: &[Row<'_>], _width: Option<usize>) -> String {
         String::new()
@@ -101,9 +111,11 @@ impl<P: Presentation> View for RowsView<P> {
     }
 
     fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
-        let rows = rows(sites);
+        let mut rows = rows(sites);
+        self.presentation.sort(&mut rows);
         if out.json() {
-            rows.into_iter().try_for_each(|row| out.object(&self.presentation.object(row)))?;
+            let whole = self.presentation.whole(&rows);
+            rows.into_iter().try_for_each(|row| out.object(&self.presentation.object(row, &whole)))?;
             let together = measure::together(sites);
             return together.iter().try_for_each(|combined| out.object(&super::watch::combined_object(combined)));
         }
@@ -117,35 +129,46 @@ impl<P: Presentation> RowsView<P> {
     /// What changes while it counts: the busiest functions that fit on the screen.
     fn live(&self, sites: &[Site], width: Option<usize>, height: usize) -> String {
         let mut rows = rows(sites);
+        let whole = self.presentation.whole(&rows);
         let room = height.saturating_sub(3).max(1);
         let all = rows.len();
+        let sorted = self.presentation.sort(&mut rows);
         if all > room {
             rows.retain(|row| row.calls() != 0);
-            rows.sort_by(|a, b| {
-                let key = |row: &Row<'_>| (row.site.rate(row.pair).unwrap_or(0.0), row.calls());
-                let ((rate_a, calls_a), (rate_b, calls_b)) = (key(a), key(b));
-                rate_b.total_cmp(&rate_a).then(calls_b.cmp(&calls_a))
-            });
+            if !sorted {
+                rows.sort_by(|a, b| {
+                    let key = |row: &Row<'_>| (row.site.rate(row.pair).unwrap_or(0.0), row.calls());
+                    let ((rate_a, calls_a), (rate_b, calls_b)) = (key(a), key(b));
+                    rate_b.total_cmp(&rate_a).then(calls_b.cmp(&calls_a))
+                });
+            }
             rows.truncate(room);
         }
-        let quieter = all - rows.len();
-        let mut text = self.table(&rows, Stage::Live, sites.len() > 1, width);
-        if quieter > 0 {
-            text += &format!("{DIM}and {}{DIM:#}\n", plural(quieter as u64, "quieter function", "quieter functions"));
+        let hidden = (all - rows.len()) as u64;
+        let mut text = self.table(&rows, &whole, Stage::Live, sites.len() > 1, width);
+        if hidden > 0 {
+            let what = match sorted {
+                true => plural(hidden, "more function", "more functions"),
+                false => plural(hidden, "quieter function", "quieter functions"),
+            };
+            text += &format!("{DIM}and {what}{DIM:#}\n");
         }
         text
     }
 
-    /// The final table, most calls first when there are many.
+    /// The final table, in the order that the user asked for; without one, most calls first when there are many rows.
     fn summary(&self, mut rows: Vec<Row<'_>>, several: bool, width: Option<usize>) -> String {
         let all = rows.len();
+        let whole = self.presentation.whole(&rows);
         if all > FOLD {
             rows.retain(|row| row.calls() != 0);
-            rows.sort_by_key(|row| Reverse(row.calls()));
+            if !self.presentation.sort(&mut rows) {
+                rows.sort_by_key(|row| Reverse(row.calls()));
+            }
         }
         let silent = all - rows.len();
         let total: i64 = rows.iter().map(Row::calls).sum();
-        let mut text = self.table(&rows, Stage::Last, several, width);
+        let mut text = self.table(&rows, &whole, Stage::Last, several, width);
         if silent > 0 {
             text += &format!("{DIM}{} without a call{DIM:#}\n", plural(silent as u64, "function", "functions"));
         }
@@ -156,16 +179,17 @@ impl<P: Presentation> RowsView<P> {
     }
 
     /// With the ids of targets if there are several.
-    fn table(&self, rows: &[Row<'_>], stage: Stage, several: bool, width: Option<usize>) -> String {
+    fn table(&self, rows: &[Row<'_>], whole: &P::Whole, stage: Stage, several: bool, width: Option<usize>) -> String {
         let calls = Table::new().shrinking("HOST").right("PID").shrinking("FUNCTION").left("MODULE").right("CALLS");
-        let mut table = self.presentation.titles(stage).iter().fold(calls, |table, title| table.right(title));
+        let titles = self.presentation.titles(stage).iter();
+        let mut table = titles.fold(calls, |table, title| table.right(title)).optional(self.presentation.optional());
         for row in rows {
             let FunctionId { host, pid, module, function, .. } = row.id();
             let pid = if several { pid.to_string() } else { String::new() };
             let mut cells =
                 vec![host.unwrap_or_default().into(), pid.into(), function.into(), Cell::styled(module, DIM)];
             cells.push(grouped(row.calls()).into());
-            cells.extend(self.presentation.cells(*row, stage));
+            cells.extend(self.presentation.cells(*row, stage, whole));
             table.row(cells);
         }
         table.render(width)

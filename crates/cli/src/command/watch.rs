@@ -1,12 +1,14 @@
 //! `ingraft watch`: streams the values of metrics.
 
+use ingraft_model::Distribution;
+
 use crate::args::{Follow, WatchArgs};
 use crate::conn::{Chapter, PairInfo, Request, Value};
 use crate::exit::Stop;
-use crate::measure::{self, Combined, Context, Plan, Site, Together, View};
-use crate::objects::{self, Keys, Object, Sample};
-use crate::output::histogram::QUANTILES;
-use crate::output::number::{grouped, quantity, short, time};
+use crate::measure::{self, Combined, Context, Lately, Plan, Site, Together, View};
+use crate::objects::{self, Interval, Keys, Object, Sample};
+use crate::output::histogram::{self, HANDFUL, QUANTILES};
+use crate::output::number::{grouped, grouped_u64, plural, quantity, short, time};
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, HEADING, Output};
 use crate::output::{history, keys};
@@ -48,7 +50,7 @@ impl View for WatchView {
         let Some(site) = sites.get(at) else { return Ok(()) };
         self.note(sites, at);
         if out.live() {
-            let frame = frame(sites, out.width());
+            let frame = frame(sites, out.width(), out.height());
             return out.frame(&frame);
         }
         let start = *self.start_ns.get_or_insert(site.reading.time_ns);
@@ -73,7 +75,7 @@ impl View for WatchView {
 
     fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop> {
         if out.live() {
-            let text = frame(sites, out.width());
+            let text = frame(sites, out.width(), usize::MAX);
             out.text(&text)?;
         } else {
             for at in 0..sites.len() {
@@ -82,6 +84,9 @@ impl View for WatchView {
                     self.reading(sites, at, out)?;
                 }
             }
+            let together = measure::together(sites);
+            let bars = histograms(&curves(sites, &together), out.width());
+            out.text(&bars.concat())?;
         }
         sites.iter().try_for_each(|site| site.chapters.iter().try_for_each(|chapter| tell(site, chapter, out)))
     }
@@ -127,6 +132,7 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
         rate: if info.level { None } else { site.rate(pair) },
         unit: info.unit.clone(),
         quantiles: value.and_then(|v| v.distribution.as_deref()).map(Into::into),
+        interval: site.lately(pair).as_ref().map(interval),
         keys: value.and_then(|v| v.keys.as_ref()).map(|keys| Keys::new(keys, false)),
         object: value.and_then(|v| v.object.as_ref()).map(Into::into),
         missing: value.map(|v| v.activations).unwrap_or_default().into(),
@@ -141,7 +147,7 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
 
 /// What several targets have together as an object.
 pub(super) fn combined_object(combined: &Combined<'_>) -> Object {
-    let Combined { info, time_ns, ref value, rate, targets, heard } = *combined;
+    let Combined { info, time_ns, ref value, rate, ref lately, targets, heard } = *combined;
     Object::Combined(objects::Combined {
         time_ns,
         metric: info.metric.clone(),
@@ -150,11 +156,17 @@ pub(super) fn combined_object(combined: &Combined<'_>) -> Object {
         rate,
         unit: info.unit.clone(),
         quantiles: value.distribution.as_deref().map(Into::into),
+        interval: lately.as_ref().map(interval),
         keys: value.keys.as_ref().map(|keys| Keys::new(keys, true)),
         missing: value.activations.into(),
         targets,
         heard,
     })
+}
+
+/// What a histogram got in the latest interval, for scripts.
+fn interval(Lately { ns, distribution }: &Lately) -> Interval {
+    Interval { ns: *ns, count: distribution.count, quantiles: distribution.into() }
 }
 
 /// One line or row for people: a pair in one target, or what several have together.
@@ -168,6 +180,8 @@ struct Curve<'a> {
     time_ns: u64,
     value: Option<&'a Value>,
     rate: Option<f64>,
+    /// What a histogram got in the latest interval.
+    lately: Option<Lately>,
 }
 
 impl<'a> Curve<'a> {
@@ -181,6 +195,7 @@ impl<'a> Curve<'a> {
             time_ns: site.reading.time_ns,
             value: site.reading.values.get(pair),
             rate: site.rate(pair).filter(|_| !info.level),
+            lately: site.lately(pair),
         }
     }
 
@@ -197,11 +212,34 @@ impl<'a> Curve<'a> {
         if self.info.time { time(value as f64) } else { grouped(value) }
     }
 
+    /// All values of a histogram by size; none if it is no histogram.
+    fn distribution(&self) -> Option<&'a Distribution> {
+        self.value?.distribution.as_deref()
+    }
+
     /// The quantiles of a histogram, as people are shown them; empty ones if there is no value, none if it is no histogram.
-    fn quantiles(&self) -> Vec<String> {
-        let Some(distribution) = self.value.and_then(|v| v.distribution.as_deref()) else { return Vec::new() };
+    fn quantiles(&self, distribution: Option<&Distribution>) -> Vec<String> {
+        let Some(distribution) = distribution else { return Vec::new() };
         let text = |(_, q)| distribution.quantile(q).map(|v| quantity(v, &self.info.unit)).unwrap_or_default();
         QUANTILES.map(text).to_vec()
+    }
+
+    /// The same with their names, for a line.
+    fn named_quantiles(&self, distribution: Option<&Distribution>) -> String {
+        let named = QUANTILES.iter().zip(self.quantiles(distribution)).filter(|(_, text)| !text.is_empty());
+        named.map(|((name, _), text)| format!("  {name} {text}")).collect()
+    }
+
+    /// A histogram as bars under a heading; empty if there is no value, or it is no histogram.
+    fn bars(&self, width: Option<usize>) -> String {
+        let Some(distribution) = self.distribution().filter(|d| d.count > 0) else { return String::new() };
+        let column = |text: &str| if text.is_empty() { String::new() } else { format!("  {text}") };
+        let (host, who) = (column(&self.host), column(&self.who));
+        let focus = if self.info.focus.is_empty() { String::new() } else { format!("@{}", self.info.focus) };
+        let count = plural(distribution.count, "value", "values");
+        let quantity = |value| quantity(value, &self.info.unit);
+        let bars = histogram::render(distribution, "VALUES", quantity, width);
+        format!("\n{HEADING}{}{focus}{host}{who}{HEADING:#}: {count}\n{bars}", self.info.metric)
     }
 
     /// The latest value as a line of its own.
@@ -217,11 +255,14 @@ impl<'a> Curve<'a> {
             None => String::new(),
         };
         let unit = if info.time { String::new() } else { format!(" {}", self.unit()) };
-        let named = QUANTILES.iter().zip(self.quantiles()).filter(|(_, text)| !text.is_empty());
-        let quantiles: String = named.map(|((name, _), text)| format!("  {name} {text}")).collect();
+        let quantiles = self.named_quantiles(self.distribution());
+        let lately = self.lately.as_ref().map_or_else(String::new, |Lately { ns, distribution }| {
+            let (count, quantiles) = (grouped_u64(distribution.count), self.named_quantiles(Some(distribution)));
+            format!("  last {}: {count}{quantiles}", time(*ns as f64))
+        });
         let retired = if self.is_retired() { "  retired" } else { "" };
         format!(
-            "{seconds:>9.3} s  {host}{who}{}{focus}  {}{unit}{change}{quantiles}{retired}\n",
+            "{seconds:>9.3} s  {host}{who}{}{focus}  {}{unit}{change}{quantiles}{lately}{retired}\n",
             info.metric,
             self.number()
         )
@@ -252,26 +293,32 @@ impl<'a> Curve<'a> {
                 DIM,
             ),
         ];
-        cells.extend(self.quantiles().into_iter().map(Cell::from));
+        cells.extend(self.quantiles(self.distribution()).into_iter().map(Cell::from));
         cells
+    }
+
+    /// What a histogram got in the latest interval, as a row of its own; none if that is not known.
+    fn cells_lately(&self) -> Option<Vec<Cell>> {
+        let Lately { ns, distribution } = self.lately.as_ref()?;
+        let (what, count) = (format!("  last {}", time(*ns as f64)), grouped_u64(distribution.count));
+        let first = [String::new(), String::new(), what, String::new(), count, String::new(), String::new()];
+        Some(first.into_iter().chain(self.quantiles(Some(distribution))).map(Cell::from).collect())
     }
 }
 
 impl<'a> From<&'a Combined<'a>> for Curve<'a> {
     fn from(combined: &'a Combined<'a>) -> Self {
-        let Combined { info, time_ns, ref value, rate, targets, heard } = *combined;
+        let Combined { info, time_ns, ref value, rate, ref lately, targets, heard } = *combined;
         let who = if heard == targets { format!("all {targets}") } else { format!("{heard} of {targets}") };
-        Curve { host: String::new(), who, together: true, info, time_ns, value: Some(value), rate }
+        let lately = lately.clone();
+        Curve { host: String::new(), who, together: true, info, time_ns, value: Some(value), rate, lately }
     }
 }
 
-/// All latest values as a table.
-fn frame(sites: &[Site], width: Option<usize>) -> String {
-    let several = sites.len() > 1;
-    let pairs = sites.iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| (site, pair)));
+/// All latest values as a table, values by key and histograms below it. Only as many histograms as fit on a screen of `height` lines.
+fn frame(sites: &[Site], width: Option<usize>, height: usize) -> String {
     let together = measure::together(sites);
-    let own: Vec<Curve<'_>> = pairs.map(|(site, pair)| Curve::of(site, pair, several)).collect();
-    let all: Vec<Curve<'_>> = own.into_iter().chain(together.iter().map(Curve::from)).collect();
+    let all = curves(sites, &together);
     let by_key: String = all
         .iter()
         .filter_map(|curve| Some((curve, Some(curve.keys(width)).filter(|text| !text.is_empty())?)))
@@ -280,25 +327,56 @@ fn frame(sites: &[Site], width: Option<usize>) -> String {
             format!("\n{HEADING}{}{who}{HEADING:#}\n{text}", curve.info.metric)
         })
         .collect();
-    table(all.into_iter(), width) + &by_key
+    let mut text = table(&all, width) + &by_key;
+    let mut lines = text.lines().count();
+    for bars in histograms(&all, width) {
+        lines = lines.saturating_add(bars.lines().count());
+        if lines >= height {
+            break;
+        }
+        text += &bars;
+    }
+    text
+}
+
+/// Everything that is shown of sites: each pair of each, then what several have together.
+fn curves<'a>(sites: &'a [Site], together: &'a [Combined<'a>]) -> Vec<Curve<'a>> {
+    let several = sites.len() > 1;
+    let pairs = sites.iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| (site, pair)));
+    let own = pairs.map(|(site, pair)| Curve::of(site, pair, several));
+    own.chain(together.iter().map(Curve::from)).collect()
+}
+
+/// The histograms that have values, as bars; none if there are more than a handful.
+fn histograms(curves: &[Curve<'_>], width: Option<usize>) -> Vec<String> {
+    let bars: Vec<String> = curves.iter().map(|curve| curve.bars(width)).filter(|bars| !bars.is_empty()).collect();
+    if bars.len() > HANDFUL { Vec::new() } else { bars }
 }
 
 /// What several targets have together as a table; empty if there is nothing.
 pub(super) fn together(sites: &[Site], width: Option<usize>) -> String {
     let together = measure::together(sites);
-    if together.is_empty() { String::new() } else { table(together.iter().map(Curve::from), width) }
+    if together.is_empty() {
+        String::new()
+    } else {
+        table(&together.iter().map(Curve::from).collect::<Vec<_>>(), width)
+    }
 }
 
-fn table<'a>(curves: impl Iterator<Item = Curve<'a>>, width: Option<usize>) -> String {
+fn table(curves: &[Curve<'_>], width: Option<usize>) -> String {
     let mut table = Table::new()
         .shrinking("HOST")
         .right("PID")
-        .left("METRIC")
+        .shrinking("METRIC")
         .shrinking("FOCUS")
         .right("VALUE")
         .right("RATE")
-        .left("UNIT");
+        .left("UNIT")
+        .optional(&["P99.9", "P90", "UNIT", "P50", "RATE", "P99", "MAX", "HOST"]);
     table = QUANTILES.iter().fold(table, |table, (name, _)| table.right(&name.to_uppercase()));
-    curves.for_each(|curve| table.row(curve.cells()));
+    for curve in curves {
+        table.row(curve.cells());
+        curve.cells_lately().into_iter().for_each(|cells| table.row(cells));
+    }
     table.render(width)
 }

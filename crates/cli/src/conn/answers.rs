@@ -437,6 +437,7 @@ pub(super) fn metric(m: v1::Metric, host: Host) -> objects::Metric {
         developer: m.developer,
         doc: m.doc,
         text: m.text,
+        applies: None,
     }
 }
 
@@ -523,6 +524,7 @@ pub(super) fn lowered(m: v1::LoweredMetric, host: Host) -> objects::Lowered {
         focus: m.focus,
         pieces: m.pieces.into_iter().map(piece).collect(),
         problem: Some(m.problem).filter(|p| !p.is_empty()),
+        applies: m.applies,
     }
 }
 

@@ -182,18 +182,18 @@ impl Client {
         Ok(children.into_iter().map(|child| child.pid).collect())
     }
 
-    /// Functions of a target that match any of the patterns.
+    /// Functions of a target that match any of the patterns, and the symbols that do and are not known to be functions.
     pub(crate) async fn functions(
         &self,
         target: &Target,
         patterns: &[String],
         progress: &mut Progress,
-    ) -> Result<Vec<objects::Function>, Failure> {
+    ) -> Result<(Vec<objects::Function>, Vec<objects::Untyped>), Failure> {
         use v1::functions_response::Event;
         let mut client = CodeClient::new(self.service.clone());
         let request = v1::FunctionsRequest { target: Some(target.to_wire()), patterns: patterns.to_vec() };
         let mut stream = self.answer(client.functions(request), progress).await?;
-        let mut out = Vec::new();
+        let (mut out, mut untyped) = (Vec::new(), Vec::new());
         while let Some(part) = self.next(&mut stream, progress).await? {
             match part.event {
                 Some(Event::Progress(p)) => progress.say(&p.text),
@@ -201,10 +201,21 @@ impl Client {
                     let pid = chunk.pid;
                     out.extend(chunk.functions.into_iter().map(|f| answers::function(f, pid, self.host())));
                 }
+                Some(Event::Untyped(chunk)) => {
+                    let pid = chunk.pid;
+                    untyped.extend(chunk.symbols.into_iter().map(|s| objects::Untyped {
+                        host: self.host(),
+                        pid,
+                        module: s.module,
+                        symbol: s.name,
+                        offset: objects::hex(s.offset),
+                        inside: s.inside,
+                    }));
+                }
                 None => {}
             }
         }
-        Ok(out)
+        Ok((out, untyped))
     }
 
     /// The metrics that are known, also by these sources.

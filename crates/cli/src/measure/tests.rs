@@ -198,6 +198,26 @@ async fn latency_for_people() {
 }
 
 #[tokio::test]
+async fn latencies_are_sorted_by_any_column() {
+    let script = || Script {
+        functions: vec!["b", "a", "c"],
+        readings: vec![vec![50, 900, 0]],
+        last: vec![50, 900, 0],
+        ..latencies()
+    };
+    for (sort, expected) in
+        [("calls", "a b c"), ("total", "a b c"), ("p50", "a b c"), ("p99.9", "a b c"), ("name", "a b c")]
+    {
+        let words = format!("ingraft latency -p 7 ? --sort {sort}");
+        let (text, result) = run_command(&words, script(), Paper::default()).await;
+        assert!(result.is_ok());
+        let rows = text.lines().filter(|line| line.contains("server"));
+        let names: Vec<&str> = rows.filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(names.join(" "), expected, "{sort}: {text}");
+    }
+}
+
+#[tokio::test]
 async fn histograms_of_many_functions_have_to_be_asked_for() {
     let values = vec![10; 8];
     let script = || Script {
@@ -228,6 +248,7 @@ async fn histograms_are_watched() {
     .assert_eq(&samples.join("\n"));
     let (text, result) = run_command(words, script, Paper::default()).await;
     assert!(result.is_ok());
+    assert_eq!(text.lines().filter(|line| line.contains('█')).count(), 7, "{text}");
     let lines: Vec<&str> = text.lines().filter(|line| line.contains(" s  ")).map(str::trim_start).collect();
     expect![[r#"
         0.000 s  latency@/Code/server/call  0 values
@@ -246,8 +267,8 @@ async fn tables_redraw_themselves() {
     assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS CALLS/S");
     assert_eq!(words(&text, 5), "processCommand server 600 1,200");
     let text = run_on_screen("ingraft latency -p 7 call", latencies()).await;
-    assert_eq!(words(&text, 4), "FUNCTION MODULE CALLS MEAN P50 P90 P99 P99.9 MAX");
-    assert_eq!(words(&text, 5), "processCommand server 600 31.3 µs 1.3 µs 1.54 µs 1.6 µs 3 ms 3 ms");
+    assert_eq!(words(&text, 4), "FUNCTION CALLS TOTAL SHARE MEAN P50 P99 MAX");
+    assert_eq!(words(&text, 5), "processCommand 600 18.8 ms 100.0 % 31.3 µs 1.3 µs 1.6 µs 3 ms");
     let text = run_on_screen("ingraft watch -p 7 latency@/Code/server", latencies()).await;
     assert_eq!(words(&text, 4), "METRIC FOCUS VALUE RATE UNIT P50 P90 P99 P99.9 MAX");
     let row = words(&text, 5);

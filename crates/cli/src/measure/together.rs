@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use ingraft_model::{Activations, Aggregate};
 use ingraft_wire::v1;
 
-use super::Site;
+use super::{Lately, Site};
 use crate::conn::{PairInfo, Value};
 
 /// One metric and focus over several targets.
@@ -26,6 +26,8 @@ pub(crate) struct Combined<'a> {
     pub(crate) value: Value,
     /// Combined change per second; none before all have two readings, and of levels.
     pub(crate) rate: Option<f64>,
+    /// What a histogram got in the latest intervals of all; none before all have two readings, and for other metrics.
+    pub(crate) lately: Option<Lately>,
     /// How many targets measure it.
     pub(crate) targets: usize,
     /// How many of them have sent their value since it was shown before.
@@ -114,6 +116,8 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
         Aggregate::Max => rates.iter().copied().reduce(f64::max),
         Aggregate::Avg => Some(mean(rates.iter().sum())),
     });
+    let lately: Option<Vec<Lately>> = members.iter().map(|&(at, pair)| sites[at].lately(pair)).collect();
+    let lately = lately.and_then(|all| all.into_iter().reduce(|sum, one| sum.merge(&one)));
     let keys = combine_keys(values.iter().filter_map(|v| v.keys.as_ref()));
     let activations = values.iter().fold(Activations::default(), |sum, v| sum.plus(v.activations));
     let taken_out = values.iter().filter_map(|v| v.taken_out).min_by_key(|why| why.time_ns);
@@ -126,6 +130,7 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
         time_ns: members.iter().map(|&(at, _)| sites[at].reading.time_ns).max()?,
         value: Value { value, distribution, keys, activations, taken_out, counted, ..Value::default() },
         rate,
+        lately,
         targets: members.len(),
         heard: members.iter().filter(|(at, _)| heard(*at)).count(),
     })

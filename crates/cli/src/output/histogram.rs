@@ -9,6 +9,9 @@ use super::table::Table;
 pub(crate) const QUANTILES: [(&str, f64); 5] =
     [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
 
+/// Number of histograms that are drawn without being asked for.
+pub(crate) const HANDFUL: usize = 5;
+
 /// Lines that a histogram has at most, unless its values are of all sizes.
 const LINES: usize = 20;
 /// Columns of the longest bar, if there is room.
@@ -52,8 +55,8 @@ pub(crate) fn render(d: &Distribution, what: &str, quantity: impl Fn(u64) -> Str
     table.render(width)
 }
 
-/// A share of all values, short enough for a column; nothing for none.
-fn share(count: u64, all: u64) -> String {
+/// A part as a share of the whole, short enough for a column; nothing for a part of 0.
+pub(crate) fn share(count: u64, all: u64) -> String {
     match 100.0 * count as f64 / all as f64 {
         _ if count == 0 => String::new(),
         percent if percent < 0.05 => "< 0.1 %".to_owned(),

@@ -5,6 +5,7 @@ pub(crate) mod history;
 pub(crate) mod keys;
 pub(crate) mod number;
 pub(crate) mod progress;
+mod screen;
 pub(crate) mod table;
 pub(crate) mod words;
 
@@ -16,6 +17,7 @@ use anstyle::{AnsiColor, Style};
 use crate::args::{Common, Format};
 use crate::exit::{Failure, Stop};
 use crate::objects::{self, Object};
+use screen::Frame;
 
 /// Headings.
 pub(crate) const HEADING: Style = Style::new().bold();
@@ -35,8 +37,8 @@ pub(crate) struct Output {
     name: String,
     /// Whether people watch it, so that it may be drawn over.
     terminal: bool,
-    /// Lines on the screen that the next frame replaces.
-    drawn: usize,
+    /// What is on the screen and is replaced by what is written next.
+    shown: Frame,
     /// What is written together, if it is.
     gathered: Option<String>,
 }
@@ -51,13 +53,20 @@ impl Output {
                 let file = File::create(path)
                     .map_err(|e| Failure::failed(format!("cannot write {name}: {e}"), "choose another file with -o"))?;
                 let sink = Box::new(anstream::StripStream::new(file));
-                Output { format, sink, name, terminal: false, drawn: 0, gathered: None }
+                Output { format, sink, name, terminal: false, shown: Frame::default(), gathered: None }
             }
             None => {
                 let stdout = io::stdout();
                 let terminal = format == Format::Table && stdout.is_terminal();
                 let sink = Box::new(anstream::AutoStream::auto(stdout));
-                Output { format, sink, name: "the standard output".to_owned(), terminal, drawn: 0, gathered: None }
+                Output {
+                    format,
+                    sink,
+                    name: "the standard output".to_owned(),
+                    terminal,
+                    shown: Frame::of_stdout(),
+                    gathered: None,
+                }
             }
         })
     }
@@ -66,7 +75,7 @@ impl Output {
     #[cfg(test)]
     pub(crate) fn to_sink(format: Format, sink: Box<dyn Write + Send>) -> Self {
         let sink = Box::new(anstream::StripStream::new(sink));
-        Output { format, sink, name: "a test".to_owned(), terminal: false, drawn: 0, gathered: None }
+        Output { format, sink, name: "a test".to_owned(), terminal: false, shown: Frame::default(), gathered: None }
     }
 
     /// The same as if it were a terminal.
@@ -92,12 +101,12 @@ impl Output {
 
     /// Columns that a line may have; none if it is not for a screen.
     pub(crate) fn width(&self) -> Option<usize> {
-        self.terminal.then(|| screen().0)
+        self.terminal.then(|| screen_size().0)
     }
 
     /// Lines that a frame may have.
     pub(crate) fn height(&self) -> usize {
-        screen().1
+        screen_size().1
     }
 
     /// Writes an object as a line of JSON; nothing in a table.
@@ -110,7 +119,7 @@ impl Output {
         if self.json() {
             return Ok(());
         }
-        let clear = self.clear_frame();
+        let clear = self.shown.take();
         self.write(&(clear + text))
     }
 
@@ -120,19 +129,14 @@ impl Output {
         written.map_err(|e| Stop::from_output(&e, &self.name))
     }
 
-    /// Draws a frame over the one before.
+    /// Draws a frame over the one before; what does not fit on the screen is left out.
     pub(crate) fn frame(&mut self, text: &str) -> Result<(), Stop> {
-        let clear = self.clear_frame();
-        self.drawn = text.lines().count();
-        self.write(&(clear + text))
-    }
-
-    /// Ends drawing: what is written next replaces the last frame.
-    fn clear_frame(&mut self) -> String {
-        match std::mem::take(&mut self.drawn) {
-            0 => String::new(),
-            n => format!("\r\x1b[{n}A\x1b[J"),
-        }
+        let (width, height) = screen_size();
+        let text = screen::clip(text, width, height);
+        let clear = self.shown.take();
+        self.write(&(clear + &text))?;
+        self.shown.put(text.lines().count());
+        Ok(())
     }
 
     /// Writes at once what `lines` writes in many pieces.
@@ -163,7 +167,7 @@ impl Output {
 }
 
 /// Width and height of the terminal; 80 by 24 if it does not say.
-fn screen() -> (usize, usize) {
+fn screen_size() -> (usize, usize) {
     terminal_size::terminal_size().map_or((80, 24), |(w, h)| (usize::from(w.0.max(20)), usize::from(h.0.max(6))))
 }
 
@@ -212,6 +216,7 @@ fn one_line(text: &str) -> String {
 
 /// Writes to standard error; a closed one is no reason to stop.
 pub(crate) fn to_stderr(text: &str) {
+    screen::make_way();
     let mut stderr = anstream::AutoStream::auto(io::stderr());
     let _closed = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }

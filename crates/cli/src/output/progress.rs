@@ -81,7 +81,7 @@ impl Progress {
         match self.how {
             How::Terminal => {
                 // One line: what does not fit would stay on the screen.
-                let room = super::screen().0.saturating_sub(2);
+                let room = super::screen_size().0.saturating_sub(2);
                 let text: String = self.latest.chars().filter(|c| !c.is_control()).take(room).collect();
                 to_stderr(&format!("\r\x1b[K{DIM}{text}…{DIM:#}"));
                 self.on_screen = true;

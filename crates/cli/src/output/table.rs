@@ -1,5 +1,5 @@
-//! Aligned columns. Columns without a text in any row are left out (a host, when there is only one); columns that may
-//! shrink do so when the screen is too narrow.
+//! Aligned columns. A column without a text in any row is left out (a host, when there is only one). When the screen is too narrow, columns
+//! that may shrink do so, and then optional columns are left out.
 
 use anstyle::Style;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
@@ -10,6 +10,8 @@ use super::HEADING;
 const GAP: usize = 2;
 /// A column does not shrink below this.
 const LEAST: usize = 8;
+/// Where no screen limits the width, a column of words is not padded beyond this; a longer text moves the rest of its own line only.
+const PADDED: usize = 60;
 
 /// On which side a column is flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +54,8 @@ impl<S: Into<String>> From<S> for Cell {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     columns: Vec<Column>,
+    /// Titles of the optional columns; the first one is left out first.
+    optional: Vec<&'static str>,
     rows: Vec<Vec<Cell>>,
 }
 
@@ -76,6 +80,11 @@ impl Table {
         self.column(title, Flush::Left, true)
     }
 
+    /// Names the columns that may be left out on a narrow screen, the least important first.
+    pub(crate) fn optional(self, titles: &[&'static str]) -> Self {
+        Table { optional: titles.to_vec(), ..self }
+    }
+
     fn column(mut self, title: &str, flush: Flush, shrinks: bool) -> Self {
         self.columns.push(Column { title: title.to_owned(), flush, shrinks });
         self
@@ -91,34 +100,45 @@ impl Table {
         if self.rows.is_empty() {
             return String::new();
         }
-        let shown: Vec<usize> = (0..self.columns.len())
+        let mut shown: Vec<usize> = (0..self.columns.len())
             .filter(|&c| self.rows.iter().any(|r| r.get(c).is_some_and(|cell| !cell.text.is_empty())))
             .collect();
-        let widths = self.widths(&shown, width);
+        let widths = self.widths(&mut shown, width);
         let titles: Vec<Cell> = self.columns.iter().map(|c| Cell::styled(c.title.as_str(), HEADING)).collect();
-        std::iter::once(&titles).chain(&self.rows).map(|row| self.line(row, &shown, &widths)).collect()
+        let lines = std::iter::once(&titles).chain(&self.rows);
+        lines.map(|row| self.line(row, &shown, &widths, width.is_some())).collect()
     }
 
-    /// Width of each shown column; the widest shrinking ones give way first.
-    fn widths(&self, shown: &[usize], width: Option<usize>) -> Vec<usize> {
-        let mut widths: Vec<usize> = shown
-            .iter()
-            .map(|&c| {
-                let cells = self.rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.text.width());
-                cells.max().unwrap_or(0).max(self.columns[c].title.width())
-            })
-            .collect();
-        let Some(limit) = width else { return widths };
-        let gaps = GAP * shown.len().saturating_sub(1);
-        while widths.iter().sum::<usize>() + gaps > limit {
-            let candidates = shown.iter().enumerate().filter(|&(i, &c)| self.columns[c].shrinks && widths[i] > LEAST);
+    /// Width of each shown column. Leaves optional columns out of `shown` if shrinking is not enough; the widest shrinking ones give way
+    /// first.
+    fn widths(&self, shown: &mut Vec<usize>, width: Option<usize>) -> Vec<usize> {
+        let natural = |c: usize| {
+            let cells = self.rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.text.width());
+            cells.max().unwrap_or(0).max(self.columns[c].title.width())
+        };
+        let natural: Vec<usize> = (0..self.columns.len()).map(natural).collect();
+        let shrinks = |c: usize| self.columns[c].shrinks;
+        let Some(limit) = width else {
+            return shown.iter().map(|&c| if shrinks(c) { natural[c].min(PADDED) } else { natural[c] }).collect();
+        };
+        let gaps = |columns: usize| GAP * columns.saturating_sub(1);
+        let least = |c: usize| if shrinks(c) { natural[c].min(LEAST) } else { natural[c] };
+        for title in &self.optional {
+            if shown.iter().map(|&c| least(c)).sum::<usize>() + gaps(shown.len()) <= limit {
+                break;
+            }
+            shown.retain(|&c| self.columns[c].title != *title);
+        }
+        let mut widths: Vec<usize> = shown.iter().map(|&c| natural[c]).collect();
+        while widths.iter().sum::<usize>() + gaps(shown.len()) > limit {
+            let candidates = shown.iter().enumerate().filter(|&(i, &c)| shrinks(c) && widths[i] > LEAST);
             let Some((widest, _)) = candidates.max_by_key(|&(i, _)| widths[i]) else { break };
             widths[widest] -= 1;
         }
         widths
     }
 
-    fn line(&self, row: &[Cell], shown: &[usize], widths: &[usize]) -> String {
+    fn line(&self, row: &[Cell], shown: &[usize], widths: &[usize], cuts: bool) -> String {
         let mut line = String::new();
         let mut blanks = 0;
         for (i, (&c, &width)) in shown.iter().zip(widths).enumerate() {
@@ -126,7 +146,7 @@ impl Table {
                 blanks += GAP;
             }
             let Some(cell) = row.get(c) else { continue };
-            let text = cut(&cell.text, width);
+            let text = if cuts { cut(&cell.text, width) } else { cell.text.clone() };
             let room = width.saturating_sub(text.width());
             let before = if self.columns[c].flush == Flush::Right { room } else { 0 };
             // Blanks are written only before the next text, so that no line ends in them.
@@ -209,6 +229,31 @@ mod tests {
     #[test]
     fn an_impossible_width_is_exceeded_rather_than_cut_to_nothing() {
         assert!(example().render(Some(3)).lines().count() == 3);
+    }
+
+    #[test]
+    fn a_very_long_name_moves_only_its_own_line() {
+        let mut t = Table::new().shrinking("FUNCTION").left("MODULE");
+        t.row(vec!["call".into(), "server".into()]);
+        t.row(vec!["x".repeat(815).into(), "server".into()]);
+        let text = anstream::adapter::strip_str(&t.render(None)).to_string();
+        let widths: Vec<usize> = text.lines().map(str::len).collect();
+        assert_eq!(widths, [PADDED + 2 + 6, PADDED + 2 + 6, 815 + 2 + 6]);
+    }
+
+    #[test]
+    fn optional_columns_are_left_out_in_their_order() {
+        let mut t =
+            Table::new().shrinking("FUNCTION").left("MODULE").right("P90").right("MAX").optional(&["P90", "MODULE"]);
+        t.row(vec!["processCommand".into(), "redis-server".into(), "1.25 ms".into(), "1.5 ms".into()]);
+        let titles = |width| {
+            let text = anstream::adapter::strip_str(&t.render(Some(width))).to_string();
+            assert!(text.lines().all(|line| line.width() <= width), "{text}");
+            text.lines().next().unwrap_or_default().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(titles(80), ["FUNCTION", "MODULE", "P90", "MAX"]);
+        assert_eq!(titles(32), ["FUNCTION", "MODULE", "MAX"]);
+        assert_eq!(titles(20), ["FUNCTION", "MAX"]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::exit::{Failure, Kind};
 use crate::objects::{Cost, Ended, Host, Object, Removed, TakenOut};
 
 /// Functions that a warning for people names before it counts the rest; scripts get all names.
-const NAMED: usize = 8;
+pub(crate) const NAMED: usize = 8;
 
 /// A measurement is in.
 pub(crate) fn attached(e: &Enabled, host: Host, attach_ms: f64) -> String {
@@ -178,6 +178,11 @@ pub(crate) fn taken_out(t: &TakenOut) -> String {
         percent(t.percent),
         grouped_u64(t.hits_per_s),
     )
+}
+
+/// The pairs that were taken out with those that were named, for a warning.
+pub(crate) fn more_taken_out(more: usize) -> String {
+    format!("and {} taken out for the same reason", plural(more as u64, "more was", "more were"))
 }
 
 /// An event that shares the processor's counters, for a warning.

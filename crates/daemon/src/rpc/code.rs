@@ -1,5 +1,6 @@
 //! `ingraft.v1.Code`.
 
+use ingraft_engine::FunctionList;
 use ingraft_wire::{Failure, Parts, v1};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -35,12 +36,18 @@ impl v1::code_server::Code for Service {
             let found = core
                 .engine_call(move |engine| engine.functions(&target, &patterns, caller, &|text| progress.say(text)));
             match found.await {
-                Ok((pid, functions)) => {
+                Ok(FunctionList { pid, functions, untyped }) => {
                     let mut parts = Parts::new(functions.into_iter().map(convert::function)).peekable();
                     let none = parts.peek().is_none().then(Vec::new);
                     for functions in parts.chain(none) {
                         let chunk = v1::FunctionChunk { pid: pid.0, functions };
                         if send.send(Ok(response(Event::Functions(chunk)))).await.is_err() {
+                            return;
+                        }
+                    }
+                    for symbols in Parts::new(untyped.into_iter().map(convert::untyped_symbol)) {
+                        let chunk = v1::UntypedChunk { pid: pid.0, symbols };
+                        if send.send(Ok(response(Event::Untyped(chunk)))).await.is_err() {
                             return;
                         }
                     }

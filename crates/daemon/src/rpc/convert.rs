@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ingraft_engine::{
     EnableRequest, Ended, Error, ErrorKind, EventEntry, FunctionEntry, FunctionRef, Inserted, LaunchRequest,
     LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary,
-    ProcessEntry, RefusedFunction, Removed, TargetSpec,
+    ProcessEntry, RefusedFunction, Removed, TargetSpec, UntypedSymbol,
 };
 use ingraft_model::{Pid, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
@@ -160,6 +160,12 @@ pub fn function(function: FunctionEntry) -> v1::Function {
     }
 }
 
+/// A symbol that is not listed as a function.
+pub fn untyped_symbol(symbol: UntypedSymbol) -> v1::UntypedSymbol {
+    let UntypedSymbol { module, name, offset, inside } = symbol;
+    v1::UntypedSymbol { module, name, offset: offset.0, inside }
+}
+
 fn points(points: &PointSummary) -> v1::PointSummary {
     v1::PointSummary {
         kind: v1::PointKind::from(points.kind).into(),
@@ -266,6 +272,7 @@ pub fn lowered(metric: LoweredMetric) -> v1::LoweredMetric {
         focus: metric.focus.to_string(),
         pieces: metric.pieces.into_iter().map(piece).collect(),
         problem: metric.problem.unwrap_or_default(),
+        applies: metric.applies,
     }
 }
 

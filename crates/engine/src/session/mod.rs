@@ -42,6 +42,7 @@ use crate::event_places::EventPlaces;
 use crate::images::ImageStore;
 use crate::internal::{self, Internal};
 use crate::journal::{self, Entries, Head, Journal, Kept, KeptPair, PointRecord, Record};
+use crate::labels;
 use crate::leftover;
 use crate::modules::Modules;
 use crate::request::{self, Missing, Wanted};
@@ -413,6 +414,7 @@ impl Session {
             from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
         );
         let wanted = wanted?;
+        warnings.extend(labels::warning(&control.modules, &request.functions));
         request::refuse_empty(&self.target, &wanted)?;
         warnings.extend(before.iter().filter_map(|v| v.own.as_ref()?.events()?.warning()));
         for w in &wanted {

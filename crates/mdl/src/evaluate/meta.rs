@@ -442,7 +442,7 @@ impl<'a> Evaluation<'a> {
                 Element::Procedure => {
                     let mut functions = match ResourcePath::parse(&item.value).ok().as_ref().map(|p| p.names.as_slice())
                     {
-                        Some([module, function]) => self.beyond().function(module, function),
+                        Some([module, function]) => self.beyond().functions_matching(module, function),
                         _ => self.beyond().functions_named(&item.value),
                     };
                     functions.retain(|f| !seen.contains(f));

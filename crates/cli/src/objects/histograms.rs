@@ -1,0 +1,78 @@
+//! Histograms as scripts get them: quantiles, and the values by size.
+
+use ingraft_model::{Bucket, Distribution};
+use serde::Serialize;
+
+/// The values of a histogram in the metric's unit; null if there is none.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Quantiles {
+    pub(crate) sum: Option<u64>,
+    pub(crate) min: Option<u64>,
+    pub(crate) p50: Option<u64>,
+    pub(crate) p90: Option<u64>,
+    pub(crate) p99: Option<u64>,
+    pub(crate) p999: Option<u64>,
+    pub(crate) max: Option<u64>,
+    /// From (inclusive), to (exclusive), and the number of values there; empty ones are left out.
+    pub(crate) buckets: Vec<[u64; 3]>,
+}
+
+impl From<&Distribution> for Quantiles {
+    fn from(d: &Distribution) -> Self {
+        Quantiles {
+            sum: (d.count > 0).then_some(d.sum),
+            min: d.quantile(0.0),
+            p50: d.quantile(0.5),
+            p90: d.quantile(0.9),
+            p99: d.quantile(0.99),
+            p999: d.quantile(0.999),
+            max: d.quantile(1.0),
+            buckets: d.buckets.iter().map(|&Bucket { first, end, count }| [first, end, count]).collect(),
+        }
+    }
+}
+
+/// The values that a histogram got since the reading before.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Interval {
+    /// Nanoseconds between the two readings.
+    pub(crate) ns: u64,
+    /// Number of values.
+    pub(crate) count: u64,
+    /// Of these values. `min` and `max` are bounds that no value exceeds; each is off by less than the width of its bucket.
+    #[serde(flatten)]
+    pub(crate) quantiles: Quantiles,
+}
+
+/// Times of calls that have ended, in nanoseconds; null if there was none.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Times {
+    pub(crate) calls: i64,
+    pub(crate) sum_ns: Option<u64>,
+    pub(crate) min_ns: Option<u64>,
+    pub(crate) p50_ns: Option<u64>,
+    pub(crate) p90_ns: Option<u64>,
+    pub(crate) p99_ns: Option<u64>,
+    pub(crate) p999_ns: Option<u64>,
+    pub(crate) max_ns: Option<u64>,
+    /// As in [`Quantiles`].
+    pub(crate) buckets: Vec<[u64; 3]>,
+}
+
+impl Times {
+    /// Of so many calls.
+    pub(crate) fn of(calls: i64, ns: Option<&Distribution>) -> Self {
+        let Quantiles { sum, min, p50, p90, p99, p999, max, buckets } = ns.unwrap_or(&Distribution::default()).into();
+        Times {
+            calls,
+            sum_ns: sum,
+            min_ns: min,
+            p50_ns: p50,
+            p90_ns: p90,
+            p99_ns: p99,
+            p999_ns: p999,
+            max_ns: max,
+            buckets,
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Foci with patterns: `/Code/MODULE/FUNCTION` with `*` or `?` stands for one focus for each module or function that matches.
+
+use std::sync::Arc;
+
+use ingraft_mdl::{FunctionRef, Program};
+use ingraft_model::{Focus, ResourcePath};
+
+use crate::api::MetricFocus;
+use crate::error::Error;
+use crate::modules::Modules;
+use crate::pattern::{Pattern, glob_match, has_wildcard};
+use crate::request::{Missing, resolve_patterns};
+
+/// The pairs that a pair stands for: itself, unless its focus has a pattern. A name that a module or a function really has is no pattern.
+pub fn expand(
+    modules: &Modules,
+    pair: Arc<MetricFocus>,
+    missing: Missing,
+) -> Result<Vec<(Arc<MetricFocus>, Option<FunctionRef>)>, Error> {
+    let names = pair.focus.part("Code").map(|part| part.names.as_slice()).unwrap_or_default();
+    let of = |names: Vec<String>, function| {
+        let focus = narrowed(&pair.focus, names)?;
+        Some((Arc::new(MetricFocus { metric: pair.metric.clone(), focus }), function))
+    };
+    match names {
+        [module] if has_wildcard(module) && modules.modules_named(module).is_empty() => {
+            let matches = |name: &String| glob_match(module, name);
+            let files = modules.loaded().filter(|(_, file, _)| file.names.iter().any(matches));
+            let found: Vec<_> = files.filter_map(|(_, file, _)| of(vec![file.name.clone()], None)).collect();
+            Ok(if found.is_empty() { vec![(pair, None)] } else { found })
+        }
+        [module, function] if has_pattern(modules, module, function) => {
+            let pattern = [format!("{module}:{function}")];
+            let found = resolve_patterns(modules, &pattern, missing)?;
+            let named = found.into_iter().filter_map(|f| {
+                let (module, function) = modules.focus_name(f)?;
+                of(vec![module, function], Some(f))
+            });
+            Ok(named.collect())
+        }
+        _ => Ok(vec![(pair, None)]),
+    }
+}
+
+/// Whether a module and a function have wildcards and are no names themselves: `operator*` is one.
+pub fn has_pattern(modules: &Modules, module: &str, function: &str) -> bool {
+    (has_wildcard(module) || has_wildcard(function)) && modules.function(module, function).is_empty()
+}
+
+/// A focus with another resource below `/Code`.
+fn narrowed(focus: &Focus, code: Vec<String>) -> Option<Focus> {
+    let others = focus.parts().iter().filter(|part| part.root != "Code").cloned();
+    Focus::new(others.chain([ResourcePath::new("Code", code)])).ok()
+}
+
+/// The functions that a pattern of an MDL item names, in all modules or in those of a name.
+pub fn matching(modules: &Modules, module: Option<&str>, function: &str) -> Vec<FunctionRef> {
+    let pattern = Pattern::Names { module: module.map(str::to_owned), function: function.to_owned() };
+    let mut found = modules.matching(&pattern);
+    found.retain(|f| modules.resolve(*f).is_some_and(|(_, _, f)| f.kind() == ingraft_analysis::FunctionKind::Normal));
+    found
+}

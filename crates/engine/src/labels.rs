@@ -1,0 +1,86 @@
+//! Symbols without a type that patterns name and that are not listed as functions: assembly without `.type` leaves it open whether a symbol
+//! names a function, a place inside of one, or data.
+
+use ingraft_analysis::{Binding, Image, Label};
+
+use crate::api::UntypedSymbol;
+use crate::modules::Modules;
+use crate::pattern::{Pattern, glob_match, has_wildcard};
+
+/// Names that a warning has before it counts the rest.
+const NAMED: usize = 5;
+
+/// The untyped symbols that patterns name. A glob means those that other files can see and that lie in no function; a name means any.
+pub fn untyped(modules: &Modules, patterns: &[Pattern]) -> Vec<UntypedSymbol> {
+    let mut out = Vec::new();
+    for (_, file, module) in modules.loaded() {
+        let names = || file.names.iter().map(String::as_str);
+        let patterns: Vec<&Pattern> = patterns.iter().filter(|p| p.may_match_module(names())).collect();
+        let labels = module.image.labels().iter();
+        let named = labels.filter(|label| patterns.iter().any(|pattern| names_label(pattern, &module.image, label)));
+        out.extend(named.map(|label| UntypedSymbol {
+            module: file.name.clone(),
+            name: label.name.display().to_owned(),
+            offset: label.at,
+            inside: module.image.function_containing(label.at).map(|f| f.display_name().into_owned()),
+        }));
+    }
+    out
+}
+
+fn names_label(pattern: &Pattern, image: &Image, label: &Label) -> bool {
+    let Pattern::Names { function, .. } = pattern else { return false };
+    let spellings = || [label.name.mangled(), label.name.display()].into_iter();
+    if !has_wildcard(function) {
+        return spellings().any(|name| name == function);
+    }
+    let visible = label.name.binding() != Binding::Local && image.function_containing(label.at).is_none();
+    visible && spellings().any(|name| glob_match(function, name))
+}
+
+/// Says of the globs of a request which symbols they leave out; none if there is no such symbol.
+pub fn warning(modules: &Modules, patterns: &[String]) -> Option<String> {
+    let patterns: Vec<Pattern> = patterns.iter().map(|text| Pattern::parse(text)).collect();
+    let left_out = untyped(modules, &patterns);
+    // A name that a function has means that function.
+    let open: Vec<&UntypedSymbol> = left_out.iter().filter(|symbol| symbol.inside.is_none()).collect();
+    (!open.is_empty()).then(|| {
+        format!(
+            "symbols without a type are left out, as nothing shows that functions begin there: {}",
+            list(open.iter().map(|symbol| symbol.name.as_str()))
+        )
+    })
+}
+
+/// What is to be said of a pattern that matches no function but untyped symbols: what, and what to do; none if it matches none of them.
+pub fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Option<(String, String)> {
+    let found = untyped(modules, std::slice::from_ref(pattern));
+    let first = found.first()?;
+    let names = list(found.iter().map(|symbol| symbol.name.as_str()));
+    Some(match &first.inside {
+        Some(function) => (
+            format!(
+                "no function matches `{text}`: {names} in {} has no type, and lies inside of `{function}`",
+                first.module
+            ),
+            format!("measure `{function}`"),
+        ),
+        None => (
+            format!(
+                "no function matches `{text}`: {names} in {} has no type, and nothing shows that a function begins there",
+                first.module
+            ),
+            "in assembly, `.type NAME, @function` and `.size`, or `.cfi_startproc`, make it a function".to_owned(),
+        ),
+    })
+}
+
+/// A few names, and the number of the others.
+fn list<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let all = names.len();
+    let mut shown: Vec<String> = names.take(NAMED).map(|name| format!("`{name}`")).collect();
+    if all > NAMED {
+        shown.push(format!("and {} more", all - NAMED));
+    }
+    shown.join(", ")
+}
