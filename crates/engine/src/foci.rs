@@ -11,12 +11,11 @@ use crate::modules::Modules;
 use crate::pattern::{Pattern, glob_match, has_wildcard};
 use crate::request::{Missing, resolve_patterns};
 
+/// A pair, and the function that its focus names if it came from a pattern.
+pub type Expanded = (Arc<MetricFocus>, Option<FunctionRef>);
+
 /// The pairs that a pair stands for: itself, unless its focus has a pattern. A name that a module or a function really has is no pattern.
-pub fn expand(
-    modules: &Modules,
-    pair: Arc<MetricFocus>,
-    missing: Missing,
-) -> Result<Vec<(Arc<MetricFocus>, Option<FunctionRef>)>, Error> {
+pub fn expand(modules: &Modules, pair: Arc<MetricFocus>, missing: Missing) -> Result<Vec<Expanded>, Error> {
     let names = pair.focus.part("Code").map(|part| part.names.as_slice()).unwrap_or_default();
     let of = |names: Vec<String>, function| {
         let focus = narrowed(&pair.focus, names)?;

@@ -40,10 +40,10 @@ fn names_label(pattern: &Pattern, image: &Image, label: &Label) -> bool {
 
 /// Says of the globs of a request which symbols they leave out; none if there is no such symbol.
 pub fn warning(modules: &Modules, patterns: &[String]) -> Option<String> {
-    let patterns: Vec<Pattern> = patterns.iter().map(|text| Pattern::parse(text)).collect();
-    let left_out = untyped(modules, &patterns);
-    // A name that a function has means that function.
-    let open: Vec<&UntypedSymbol> = left_out.iter().filter(|symbol| symbol.inside.is_none()).collect();
+    // A name that no function has is an error, and one that a function has means that function.
+    let globs: Vec<Pattern> =
+        patterns.iter().filter(|text| has_wildcard(text)).map(|text| Pattern::parse(text)).collect();
+    let open = untyped(modules, &globs);
     (!open.is_empty()).then(|| {
         format!(
             "symbols without a type are left out, as nothing shows that functions begin there: {}",

@@ -87,6 +87,16 @@ fn prefer_program(modules: &Modules, text: &str, found: Vec<FunctionRef>) -> Res
     ))
 }
 
+/// Names in a text: some of them, and the number of the others.
+fn some_of(names: &[&str]) -> String {
+    const NAMED: usize = 12;
+    let shown = names.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(NAMED) {
+        0 => shown,
+        n => format!("{shown} and {n} more"),
+    }
+}
+
 fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
     let module_known = modules.mapped().any(|f| pattern.may_match_module(f.names.iter().map(String::as_str)));
     if !module_known {
@@ -95,7 +105,7 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
             ErrorKind::NotFound,
             "no_such_module",
             format!("no module matches `{text}`"),
-            format!("the target maps {}", known.join(", ")),
+            format!("the target maps {}", some_of(&known)),
         );
     }
     if let Some((what, hint)) = labels::no_match(modules, text, pattern) {
