@@ -327,9 +327,8 @@ pub(crate) enum LatencySort {
 
 A FUNCTION is a name, a glob, MODULE:GLOB, or MODULE+0xOFFSET. The time of a call is what passes from
 its entry to its exit, with all that it calls and waits for. Percentiles are within 4 % of the true ones.
-TOTAL is the sum of these times. SHARE is of the sum of TOTAL over all functions of the table: the time of
-a call is also in the TOTAL of the functions that were in progress, so functions that call each other share more
-than 100 % of what passed.
+TOTAL is the sum of these times. SHARE is of the sum of TOTAL over all functions of the table.
+The time of a call counts for the function and for the functions of the table that wait for it.
 Ctrl-C ends the measurement, removes it, and prints the final values."
 )]
 pub(crate) struct LatencyArgs {

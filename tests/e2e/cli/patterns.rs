@@ -133,3 +133,21 @@ fn names_are_suggested_with_their_namespace() {
     let hint = format!("did you mean `twin:{name}`?");
     drop(tool.run(["count", "-p", &target.pid_text(), &wrong, "--for", "1s"]).assert_error(3, &[&hint]));
 }
+
+#[test]
+fn a_stripped_program_of_a_package_says_which_package_has_its_symbols() {
+    let lists = std::path::Path::new("/var/lib/dpkg/info");
+    let program = "/usr/bin/sleep";
+    if !lists.join("coreutils.list").exists() || lists.join("coreutils-dbgsym.list").exists() {
+        skip!("no coreutils of Debian without its symbols");
+    }
+    let mut target = Command::new(program).arg("1000").spawn().expect("run sleep");
+    let pid = target.id().to_string();
+    ingraft_testing::wait_until("it has started", || {
+        std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == std::path::Path::new(program))
+    });
+    let outcome = tool().run(["count", "-p", &pid, "usage_of_nothing", "--for", "1s"]);
+    target.kill().expect("end sleep");
+    target.wait().expect("sleep ends");
+    drop(outcome.assert_error(3, &["the symbols of sleep are stripped: install coreutils-dbgsym"]));
+}

@@ -110,7 +110,7 @@ impl Presentation for Latencies {
 fn shares(sum: u64) -> String {
     let sum = time(sum as f64);
     format!(
-        "{DIM}SHARE is of the sum of TOTAL, {sum}; the time of a call is also in the TOTAL of the functions that were in progress{DIM:#}\n"
+        "{DIM}SHARE is of the sum of TOTAL, {sum}; the time of a call is also in the TOTAL of the functions that wait for it{DIM:#}\n"
     )
 }
 
