@@ -77,6 +77,7 @@ impl Churn {
             max_overhead: Some(percent),
             allow_calls: false,
             family,
+            max_pairs: None,
         };
         self.engine.enable(&request, Caller::Engine, &|_| ()).map(|enabled| enabled.id)
     }

@@ -166,6 +166,9 @@ pub struct EnableRequest {
     /// Measure fork children of the target with it, from their birth on, as if they were threads of it. Where that cannot be the target alone
     /// is measured.
     pub family: bool,
+    /// The most pairs that the request may have once its patterns are resolved; `None`: any number. The request is refused before
+    /// the target is touched. A measurement may grow beyond it when libraries are loaded.
+    pub max_pairs: Option<usize>,
 }
 
 /// What to start and measure from its first instruction on.

@@ -35,12 +35,14 @@ pub struct Error {
     pub pid: Option<Pid>,
     /// Diagnostics of MDL, if that is what is wrong.
     pub diagnostics: Vec<Diagnostic>,
+    /// Metric-focus pairs of the request, if these are too many.
+    pub pairs: Option<usize>,
 }
 
 impl Error {
     /// An error without target and diagnostics.
     pub fn new(kind: ErrorKind, reason: &'static str, what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Error { kind, reason, what: what.into(), hint: hint.into(), pid: None, diagnostics: Vec::new() }
+        Error { kind, reason, what: what.into(), hint: hint.into(), pid: None, diagnostics: Vec::new(), pairs: None }
     }
 
     /// The same about a target.

@@ -225,6 +225,7 @@ fn asked(metric: &str, focus: &Focus) -> EnableRequest {
         max_overhead: None,
         allow_calls: true,
         family: false,
+        max_pairs: None,
     }
 }
 

@@ -180,6 +180,12 @@ fn evaluate_request(
             "name functions, or metrics as METRIC@FOCUS",
         ));
     }
+    if let Some(max) = request.max_pairs.filter(|max| pairs.len() > *max) {
+        let what = format!("the request is for {} metric-focus pairs, and {max} are allowed", pairs.len());
+        let mut error = Error::new(ErrorKind::Usage, "too_many_pairs", what, "ask for fewer functions");
+        error.pairs = Some(pairs.len());
+        return Err(error);
+    }
     let evaluator = Evaluator::new(library, modules);
     let evaluated = each(&pairs, |(pair, _): &(Arc<MetricFocus>, _)| evaluator.evaluate(&pair.metric, &pair.focus));
     let mut wanted = Vec::with_capacity(pairs.len());

@@ -116,6 +116,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         max_overhead,
         allow_calls: measure.allow_calls,
         family: measure.family,
+        max_pairs: None,
     })
 }
 

@@ -297,6 +297,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         max_overhead: None,
         allow_calls: false,
         family: false,
+        max_pairs: None,
     };
     // its code is not known well enough to be taken out piece by piece
     let limit = f64::INFINITY;

@@ -450,7 +450,7 @@ impl Session {
             views: Arc::new(views.into()),
             pairs: Arc::new(pairs),
             grown: false,
-            request: request.clone(),
+            request: EnableRequest { max_pairs: None, ..request.clone() },
             library: Arc::clone(library),
             keep: false,
             rights,
