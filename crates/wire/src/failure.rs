@@ -187,7 +187,9 @@ impl Failure {
         let (reason, hint) = unexplained(status.code());
         let mut failure = Failure::new(kind, reason, with_causes(status), hint);
         failure.retry_ms = None;
-        if ["transport error", "connection closed"].iter().any(|words| failure.what.contains(words)) {
+        let breaks = ["transport error", "connection closed"];
+        // What the other side explains is no matter of the connection, whatever words are in it.
+        if status.details().is_empty() && breaks.iter().any(|words| failure.what.contains(words)) {
             // The connection was refused or has broken. In a handshake of TLS 1.3 the client hears that its certificate is not
             // accepted only after it has sent its first request, if at all.
             failure.kind = FailureKind::Unavailable;
@@ -426,6 +428,15 @@ mod tests {
         assert_eq!((failure.kind, failure.reason.as_str()), (FailureKind::Version, "unimplemented"));
         assert!(!failure.what.is_empty() && !failure.hint.is_empty());
         assert_eq!(Failure::from_status(&Status::unavailable("tcp connect error")).reason, "unavailable");
+    }
+
+    #[test]
+    fn details_go_before_the_words_of_a_message() {
+        let what = "no function matches `transport error`";
+        let failure = Failure::new(FailureKind::NotFound, "no_such_function", what, "`ingraft functions` lists them");
+        assert_eq!(Failure::from_status(&failure.clone().into_status()), failure);
+        let broken = Failure::from_status(&Status::unknown("transport error"));
+        assert_eq!((broken.kind, broken.reason.as_str()), (FailureKind::Unavailable, "unavailable"));
     }
 
     #[test]
