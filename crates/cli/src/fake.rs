@@ -34,6 +34,8 @@ pub(crate) struct Script {
     pub(crate) distribution: Option<fn(i64) -> Distribution>,
     /// Calls whose values are missing, of every function.
     pub(crate) missing: Activations,
+    /// Insertions never end.
+    pub(crate) hangs: bool,
     /// What insertions fail with, by target.
     pub(crate) failure: Option<(i32, ingraft_wire::Failure)>,
     pub(crate) text_differs: bool,
@@ -134,6 +136,9 @@ impl Instrumentation for Script {
         let v1::Measure { function_metric, pairs, .. } = measure.unwrap_or_default();
         let metric = pairs.into_iter().next().map_or(function_metric, |pair| pair.metric);
         let Some(v1::target::Which::Pid(pid)) = target else { return Err(Status::invalid_argument("a pid")) };
+        if self.hangs {
+            std::future::pending::<()>().await;
+        }
         if let Some((bad, failure)) = &self.failure
             && *bad == pid
         {

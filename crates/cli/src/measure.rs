@@ -176,8 +176,8 @@ impl Session<'_> {
                 let mut progress = Progress::new("reading the program", self.format());
                 let enabled = tokio::select! {
                     enabled = client.enable(&request, &mut progress) => enabled,
-                    // What may take long is given up; else the insertion is over in a moment.
-                    () = signals.asked(), if !request.wait.is_zero() => Err(given_up()),
+                    // The engine removes what it inserts for a call that was given up.
+                    () = signals.asked() => Err(given_up()),
                 };
                 let enabled = match enabled {
                     Ok(enabled) => enabled,

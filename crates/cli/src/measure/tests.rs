@@ -344,6 +344,26 @@ async fn a_signal_ends_a_measurement_like_its_time() {
 }
 
 #[tokio::test]
+async fn a_signal_ends_an_insertion_that_takes_long() {
+    let _alone = QUIET.write().await;
+    let _ours = Signals::take().unwrap();
+    // Sent again and again: the command takes signals over at a moment that cannot be seen from here.
+    let kill = tokio::spawn(async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let me = rustix::process::getpid();
+            rustix::process::kill_process(me, rustix::process::Signal::HUP).unwrap();
+        }
+    });
+    let script = Script { hangs: true, ..script() };
+    let (_, result) =
+        run_loud("ingraft count -p 7 call --format json", script, Paper::default(), Output::to_sink).await;
+    kill.abort();
+    let Err(Stop::Failure(failure)) = result else { panic!("{result:?}") };
+    assert!(failure.to_string().contains("given up"), "{failure}");
+}
+
+#[tokio::test]
 async fn nothing_stays_in_without_a_daemon() {
     let cli = <Cli as clap::Parser>::try_parse_from(["ingraft", "count", "-p", "7", "x", "--no-remove"]).unwrap();
     assert!(cli.check().is_err_and(|failure| failure.kind == Kind::Usage));
