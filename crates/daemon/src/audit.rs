@@ -109,20 +109,38 @@ pub fn target(target: Option<&v1::Target>) -> String {
     }
 }
 
-#[derive(Debug)]
 struct Open {
     asked: Asked,
     pid: Pid,
     name: String,
     since: Instant,
+    /// What the engine calls when the target ends, as long as it is kept.
+    tell: Option<Arc<AtEnd>>,
+}
+
+/// What is known of a target's code when a measurement has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// It is what it was before the measurement.
+    Restored,
+    /// It is not.
+    NotRestored,
+    /// The target has ended.
+    Gone,
+    /// Somebody else removed the measurement, and was told.
+    Unknown,
+}
+
+impl From<&Removed> for Code {
+    fn from(removed: &Removed) -> Code {
+        if removed.text_restored { Code::Restored } else { Code::NotRestored }
+    }
 }
 
 /// The measurements whose end has not been told.
 #[derive(Default)]
 pub struct Audit {
     open: Mutex<HashMap<MeasurementId, Open>>,
-    /// What is told when targets end, kept as long as somebody wants to know.
-    ends: Mutex<HashMap<MeasurementId, Arc<AtEnd>>>,
 }
 
 impl Audit {
@@ -139,38 +157,45 @@ impl Audit {
             target: "ingraftd::audit",
             measurement, ?who, pid, ?name, ?what, pairs, points, refused, calls_allowed, keep, "inserted"
         );
-        let open = Open { asked: asked.clone(), pid: enabled.pid, name, since: Instant::now() };
+        let open = Open { asked: asked.clone(), pid: enabled.pid, name, since: Instant::now(), tell: None };
         self.open().insert(enabled.id, open);
         let (audit, id) = (Arc::downgrade(self), enabled.id);
         let tell: Arc<AtEnd> = Arc::new(move || {
             if let Some(audit) = audit.upgrade() {
-                audit.ended(id, "its target ended", None);
+                audit.ended(id, "its target ended", Code::Gone);
             }
         });
-        if engine.at_end(id, Caller::Engine, &tell).is_ok() {
-            self.ends.lock().unwrap_or_else(PoisonError::into_inner).insert(id, tell);
+        // From its insertion to here nobody could tell its end, because it was not open.
+        let lives = engine.at_end(id, Caller::Engine, &tell).is_ok() && engine.pairs(id, Caller::Engine).is_ok();
+        if !lives {
+            return self.ended(id, "removed while it was inserted", Code::Unknown);
+        }
+        if let Some(open) = self.open().get_mut(&id) {
+            open.tell = Some(tell);
         }
     }
 
-    /// A measurement has ended; whether the target's code is what it was, if that is known. Only the first end is told.
-    pub fn ended(&self, id: MeasurementId, why: &str, restored: Option<bool>) {
-        let Some(Open { asked, pid, name, since }) = self.open().remove(&id) else { return };
+    /// A measurement has ended. Only the first end is told.
+    pub fn ended(&self, id: MeasurementId, why: &str, code: Code) {
+        let Some(Open { asked, pid, name, since, tell }) = self.open().remove(&id) else { return };
         let (measurement, pid, seconds, who) = (id.0, pid.0, since.elapsed().as_secs_f64(), asked.who);
-        let restored = match restored {
-            Some(true) => "yes",
-            Some(false) => "no",
-            None => "nothing to restore",
+        let restored = match code {
+            Code::Restored => "yes",
+            Code::NotRestored => "no",
+            Code::Gone => "nothing to restore",
+            Code::Unknown => "unknown",
         };
         tracing::info!(target: "ingraftd::audit", measurement, ?who, pid, ?name, seconds, restored, "ended: {why}");
-        // Never under the lock of the engine's own list, hence last: a notice that is being given is not given away here.
-        let gone = self.ends.lock().map(|mut ends| ends.remove(&id));
-        drop(gone);
+        // Not under the lock: it may be the last one that keeps it.
+        drop(tell);
     }
 
-    /// Everything was removed from a target.
-    pub fn detached(&self, pid: Pid, why: &str, removed: &Removed) {
-        let ids: Vec<_> = self.open().iter().filter(|(_, open)| open.pid == pid).map(|(id, _)| *id).collect();
-        ids.into_iter().for_each(|id| self.ended(id, why, Some(removed.text_restored)));
+    /// Everything was removed from a target; what the engine still knows was inserted later.
+    pub fn detached(&self, engine: &Engine, why: &str, removed: &Removed) {
+        let here = |(_, open): &(&MeasurementId, &Open)| open.pid == removed.pid;
+        let ids: Vec<_> = self.open().iter().filter(here).map(|(id, _)| *id).collect();
+        let gone = ids.into_iter().filter(|id| engine.pairs(*id, Caller::Engine).is_err());
+        gone.for_each(|id| self.ended(id, why, removed.into()));
     }
 
     /// The daemon has ended: what is left was to be kept.
@@ -184,18 +209,57 @@ impl Audit {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::auth::{Origin, Peer};
     use crate::quota::{Quotas, Table};
 
-    #[test]
-    fn what_was_asked_for_is_short() {
-        let client = Client {
+    fn root() -> Client {
+        Client {
             caller: Caller::User { uid: 0, gid: 0 },
             holder: Holder::User(0),
             origin: Origin::Socket(Some(Peer { uid: 0, gid: 0, pid: Some(7) })),
             table: Table::new(Quotas::default(), 1024),
+        }
+    }
+
+    /// `ingraft detach` may come between the insertion and the line that tells it.
+    #[test]
+    fn what_is_removed_while_it_is_inserted_has_an_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = ingraft_engine::Config {
+            state_dir: directory.path().to_owned(),
+            program: "ingraftd".into(),
+            max_overhead: 1.0,
+            clock: ingraft_engine::ClockChoice::Auto,
         };
+        let engine = Engine::start(config).unwrap();
+        let asked = Asked::of(Some(&root()), "7", None).unwrap();
+        let enabled = Enabled {
+            id: MeasurementId(5),
+            pid: Pid(7),
+            attached: true,
+            threads: 1,
+            modules: 1,
+            functions: 1,
+            points: 1,
+            since_ns: 0,
+            attach_time: Duration::ZERO,
+            stopped: Duration::ZERO,
+            pairs: Arc::default(),
+            refused: Vec::new(),
+            caught_up: Default::default(),
+            warnings: Vec::new(),
+        };
+        let audit = Arc::new(Audit::default());
+        audit.inserted(&engine, &asked, &enabled);
+        assert!(audit.open().is_empty(), "the engine does not know it any more");
+    }
+
+    #[test]
+    fn what_was_asked_for_is_short() {
+        let client = root();
         let pair = |n| v1::MetricFocus { metric: format!("metric{n}"), focus: "/Code/x".to_owned() };
         let measure = v1::Measure { pairs: (0..1000).map(pair).collect(), allow_calls: true, ..v1::Measure::default() };
         let asked = Asked::of(Some(&client), "7", Some(&measure)).unwrap();

@@ -14,7 +14,7 @@ use ingraft_wire::{Failure, FailureKind, PROTOCOL_HEADER, version};
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
-use crate::quota::{Holder, Table};
+use crate::quota::{self, Holder, Table};
 
 /// How the callers of one listener are known.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ impl Origin {
         match self {
             Origin::Socket(Some(peer)) => Holder::User(peer.uid),
             Origin::Socket(None) => Holder::Nobody,
-            Origin::Address(address, uid) => Holder::Stranger(address.ip(), *uid),
+            Origin::Address(address, uid) => Holder::Stranger(quota::place(address.ip()), *uid),
         }
     }
 }

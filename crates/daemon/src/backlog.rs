@@ -1,10 +1,14 @@
 //! Readings that wait for a slow reader, and what of a reading is new to a client.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use ingraft_engine::{Counted, KeyValue, Keys, Reading, TakenOut, ThreadValue, Value};
-use ingraft_model::{Activations, ObjectState};
-use ingraft_wire::v1;
+use ingraft_engine::{Counted, Details, KeyValue, Keys, Reading, TakenOut, ThreadValue, Value};
+use ingraft_model::{Activations, Distribution, ObjectState};
+use ingraft_wire::{Failure, PART_BYTES, sample, v1};
+use prost::Message;
+
+use crate::quota::{Held, Payer};
 
 /// At most so many readings wait; one more drops the oldest.
 #[derive(Debug)]
@@ -49,62 +53,175 @@ impl<T> Backlog<T> {
         Some(Taken { sequence, dropped, item })
     }
 
+    /// Drops the oldest reading that waits; false if none does.
+    pub fn drop_oldest(&mut self) -> bool {
+        self.waiting.pop_front().is_some()
+    }
+
     /// Whether none waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 }
 
+/// A reading whose bytes count for the client's user as long as it is kept.
+#[derive(Debug)]
+pub struct Kept {
+    reading: Reading,
+    bytes: usize,
+    _held: Option<Held>,
+}
+
+impl Kept {
+    /// Counts a reading with bytes that are held already, more or fewer of them. Fails if the user has too many that wait.
+    pub fn new(reading: Reading, mut held: Option<Held>) -> Result<Kept, Failure> {
+        let bytes = weight(&reading);
+        if let Some(held) = &mut held {
+            held.resize(bytes)?;
+        }
+        Ok(Kept { reading, bytes, _held: held })
+    }
+
+    /// Counts a reading that cannot be had again, as far as there is room.
+    pub fn last(reading: Reading, payer: Option<&Payer>) -> Kept {
+        let bytes = weight(&reading);
+        let held = payer.and_then(|payer| payer.hold(bytes).ok());
+        Kept { reading, bytes, _held: held }
+    }
+
+    /// The reading.
+    pub fn reading(&self) -> &Reading {
+        &self.reading
+    }
+
+    /// What it takes in memory.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// What a reading takes in memory, in bytes.
+fn weight(reading: &Reading) -> usize {
+    let plain = Value::default();
+    let more: usize = reading
+        .values
+        .iter()
+        .map(Value::details)
+        // Mere numbers share theirs.
+        .filter(|details| !std::ptr::eq(*details, plain.details()))
+        .map(weight_of_details)
+        .sum();
+    size_of::<Reading>() + reading.values.len() * size_of::<Value>() + more
+}
+
+fn weight_of_details(details: &Details) -> usize {
+    let distribution = |d: &Option<Box<Distribution>>| {
+        d.as_ref().map_or(0, |d| size_of::<Distribution>() + size_of_val(d.buckets.as_slice()))
+    };
+    let threads =
+        details.threads.iter().map(|t| size_of::<ThreadValue>() + distribution(&t.distribution)).sum::<usize>();
+    let key = |v: &KeyValue| size_of::<KeyValue>() + v.name.as_ref().map_or(0, String::len);
+    let keys = details.keys.iter().flat_map(|keys| &keys.values).map(key).sum::<usize>();
+    size_of::<Details>() + distribution(&details.distribution) + threads + keys
+}
+
 /// Turns readings into samples that hold only what changed since the sample before; the first holds everything.
 #[derive(Debug, Default)]
 pub struct Delta {
-    last: Option<Vec<Value>>,
+    last: Option<Arc<Kept>>,
 }
 
 impl Delta {
-    /// The sample of a reading.
-    pub fn sample(&mut self, taken: Taken<Reading>) -> v1::Sample {
-        let Taken { sequence, dropped, item: Reading { time_ns, values, .. } } = taken;
-        let changed = match &self.last {
-            Some(last) => pair_values(values.iter().enumerate().filter(|(i, value)| last.get(*i) != Some(*value))),
-            None => pair_values(values.iter().enumerate()),
-        };
-        self.last = Some(values);
-        v1::Sample { sequence, time_ns, dropped, values: changed, more: false }
+    /// The sample of a reading, in parts.
+    pub fn changes(&mut self, taken: Taken<Kept>) -> Changes {
+        let Taken { sequence, dropped, item } = taken;
+        let now = Arc::new(item);
+        let last = self.last.replace(Arc::clone(&now));
+        Changes { now, last, sequence, dropped, next: 0, parts: VecDeque::new(), is_over: false }
     }
 }
 
-/// A sample with all values of a reading.
-pub fn whole(reading: &Reading) -> v1::Sample {
-    v1::Sample {
-        sequence: 0,
-        time_ns: reading.time_ns,
-        dropped: 0,
-        values: pair_values(reading.values.iter().enumerate()),
-        more: false,
-    }
+/// The parts of a sample, each made when the client is ready for it.
+#[derive(Debug)]
+pub struct Changes {
+    now: Arc<Kept>,
+    last: Option<Arc<Kept>>,
+    sequence: u64,
+    dropped: u64,
+    /// The first value that has not been looked at.
+    next: usize,
+    parts: VecDeque<v1::Sample>,
+    is_over: bool,
 }
 
-fn pair_values<'a>(values: impl Iterator<Item = (usize, &'a Value)>) -> Vec<v1::PairValue> {
-    values
-        .map(|(i, value)| {
-            let details = value.details();
-            v1::PairValue {
-                pair: u32::try_from(i).unwrap_or(u32::MAX),
-                value: value.value,
-                threads: details.threads.iter().map(thread_value).collect(),
-                distribution: details.distribution.as_deref().map(Into::into),
-                keys: details.keys.as_ref().map(keys),
-                object: details.object.map(object),
-                activations: activations(details.activations),
-                taken_out: details.taken_out.map(taken_out),
-                counted: details
-                    .counted
-                    .map(|Counted { enabled_ns, running_ns }| v1::Counted { enabled_ns, running_ns }),
-                slept_ns: details.slept_ns,
+/// Most values in a part: as messages they take many times the memory that they take on the wire.
+const PART_VALUES: usize = 16 << 10;
+/// What a value takes in a sample besides itself, and what a sample takes besides its values, at most.
+const FRAME_BYTES: (usize, usize) = (12, 64);
+
+impl Changes {
+    /// The sample of a reading that is the only one.
+    pub fn whole(reading: Kept) -> Changes {
+        Delta::default().changes(Taken { sequence: 0, dropped: 0, item: reading })
+    }
+
+    /// The first value that has not been looked at and differs from what it was.
+    fn next_changed(&self) -> Option<(usize, &Value)> {
+        let last = self.last.as_ref().map(|last| &last.reading.values);
+        let values = self.now.reading.values.iter().enumerate().skip(self.next);
+        values.into_iter().find(|(i, value)| last.is_none_or(|last| last.get(*i) != Some(*value)))
+    }
+
+    /// Values for a part; at least one if any is left.
+    fn gather(&mut self) -> Vec<v1::PairValue> {
+        let (mut values, mut room) = (Vec::new(), PART_BYTES - FRAME_BYTES.1);
+        while values.len() < PART_VALUES
+            && let Some((index, value)) = self.next_changed()
+        {
+            let value = pair_value(index, value);
+            let bytes = value.encoded_len() + FRAME_BYTES.0;
+            if bytes > room && !values.is_empty() {
+                break;
             }
-        })
-        .collect()
+            room = room.saturating_sub(bytes);
+            self.next = index + 1;
+            values.push(value);
+        }
+        values
+    }
+}
+
+impl Iterator for Changes {
+    type Item = v1::Sample;
+
+    fn next(&mut self) -> Option<v1::Sample> {
+        if self.parts.is_empty() && !self.is_over {
+            let values = self.gather();
+            self.is_over = self.next_changed().is_none();
+            let (sequence, dropped, time_ns) = (self.sequence, self.dropped, self.now.reading.time_ns);
+            self.parts.extend(sample::split(v1::Sample { sequence, time_ns, dropped, values, more: false }));
+            if let (Some(last), false) = (self.parts.back_mut(), self.is_over) {
+                last.more = true;
+            }
+        }
+        self.parts.pop_front()
+    }
+}
+
+fn pair_value(index: usize, value: &Value) -> v1::PairValue {
+    let details = value.details();
+    v1::PairValue {
+        pair: u32::try_from(index).unwrap_or(u32::MAX),
+        value: value.value,
+        threads: details.threads.iter().map(thread_value).collect(),
+        distribution: details.distribution.as_deref().map(Into::into),
+        keys: details.keys.as_ref().map(keys),
+        object: details.object.map(object),
+        activations: activations(details.activations),
+        taken_out: details.taken_out.map(taken_out),
+        counted: details.counted.map(|Counted { enabled_ns, running_ns }| v1::Counted { enabled_ns, running_ns }),
+        slept_ns: details.slept_ns,
+    }
 }
 
 fn taken_out(why: TakenOut) -> v1::TakenOut {
@@ -142,11 +259,22 @@ fn activations(activations: Activations) -> Option<v1::Activations> {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_engine::Details;
-    use ingraft_model::Distribution;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::quota::{Holder, Quotas, Table};
+
+    fn free(reading: Reading) -> Kept {
+        Kept::new(reading, None).unwrap()
+    }
+
+    /// The sample of a reading that fits in one part.
+    fn sample(delta: &mut Delta, reading: Reading) -> v1::Sample {
+        let mut parts = delta.changes(Taken { sequence: 0, dropped: 0, item: free(reading) });
+        let first = parts.next().unwrap();
+        assert!(!first.more && parts.next().is_none());
+        first
+    }
 
     #[test]
     fn the_oldest_is_dropped_and_counted() {
@@ -178,8 +306,9 @@ mod tests {
             for (i, values) in readings.iter().enumerate() {
                 backlog.push((values.clone(), reading(values)));
                 if i % slow == 0 && let Some(Taken { sequence, dropped, item: (expected, item) }) = backlog.take() {
-                    let sample = delta.sample(Taken { sequence, dropped, item });
-                    prop_assert_eq!(client.apply(sample), Ok(true));
+                    let mut parts = delta.changes(Taken { sequence, dropped, item: free(item) });
+                    prop_assert_eq!(client.apply(parts.next().unwrap()), Ok(true));
+                    prop_assert!(parts.next().is_none());
                     let got: Vec<_> = client.values.iter().map(|v| v.value).collect();
                     prop_assert_eq!(got, expected);
                 }
@@ -195,26 +324,69 @@ mod tests {
             let values = vec![Value::new(5, Details { threads, ..Details::NONE }), Value::from(1)];
             Reading { time_ns: 1, values, ended: None }
         };
-        let taken = |item| Taken { sequence: 0, dropped: 0, item };
-        assert_eq!(delta.sample(taken(with(None))).values.len(), 2);
-        let second = delta.sample(taken(with(Some(ingraft_model::Tid(9)))));
+        assert_eq!(sample(&mut delta, with(None)).values.len(), 2);
+        let second = sample(&mut delta, with(Some(ingraft_model::Tid(9))));
         assert_eq!(second.values.len(), 1);
         assert_eq!(second.values[0].threads, [v1::ThreadValue { tid: Some(9), value: 5, ..Default::default() }]);
-        assert_eq!(whole(&with(None)).values.len(), 2);
+        assert_eq!(Changes::whole(free(with(None))).next().unwrap().values.len(), 2);
     }
 
     #[test]
     fn a_distribution_that_changed_brings_its_pair() {
         let mut delta = Delta::default();
-        let mut sample = |max, left| {
+        let mut with = |max, left| {
             let distribution = Some(Box::new(Distribution { max, ..Distribution::default() }));
             let activations = Activations { left, ..Activations::default() };
             let values = vec![Value::new(5, Details { distribution, activations, ..Details::NONE })];
-            delta.sample(Taken { sequence: 0, dropped: 0, item: Reading { time_ns: 1, values, ended: None } })
+            sample(&mut delta, Reading { time_ns: 1, values, ended: None })
         };
-        assert_eq!(sample(7, 0).values[0].activations, None);
-        assert_eq!(sample(7, 0).values.len(), 0);
-        assert_eq!(sample(8, 0).values[0].distribution.as_ref().map(|d| d.max), Some(8));
-        assert_eq!(sample(8, 1).values[0].activations.map(|a| a.left), Some(1));
+        assert_eq!(with(7, 0).values[0].activations, None);
+        assert_eq!(with(7, 0).values.len(), 0);
+        assert_eq!(with(8, 0).values[0].distribution.as_ref().map(|d| d.max), Some(8));
+        assert_eq!(with(8, 1).values[0].activations.map(|a| a.left), Some(1));
+    }
+
+    #[test]
+    fn a_large_sample_comes_in_parts_that_are_made_one_by_one() {
+        let mut delta = Delta::default();
+        let count = 3 * PART_VALUES;
+        let parts: Vec<_> = {
+            let item = free(reading(&vec![5; count]));
+            delta.changes(Taken { sequence: 3, dropped: 2, item }).collect()
+        };
+        assert_eq!(parts.iter().map(|part| part.more).collect::<Vec<_>>(), [true, true, false]);
+        let mut client = ingraft_wire::Snapshot::new(count);
+        for part in parts {
+            assert_eq!((part.sequence, part.dropped, part.time_ns), (3, 2, 7));
+            let more = part.more;
+            assert_eq!(client.apply(part), Ok(!more));
+        }
+        assert!(client.values.iter().all(|v| v.value == 5));
+        let mut values = vec![5; count];
+        values[count - 1] = 6;
+        let last = sample(&mut delta, reading(&values));
+        assert_eq!(last.values.iter().map(|v| (v.pair as usize, v.value)).collect::<Vec<_>>(), [(count - 1, 6)]);
+        assert!(sample(&mut delta, reading(&values)).values.is_empty(), "nothing has changed");
+    }
+
+    #[test]
+    fn readings_count_as_long_as_anything_needs_them() {
+        let table = Table::new(Quotas::default(), 1 << 20);
+        let payer = table.call(Holder::User(4_000_001)).unwrap().payer();
+        let keep = |values: &[i64]| Kept::new(reading(values), Some(payer.hold(0).unwrap())).unwrap();
+        let (mut backlog, mut delta) = (Backlog::new(2), Delta::default());
+        let one = keep(&[1; 1000]).bytes();
+        assert!(one >= 16_000 && payer.held() == 0, "{one}");
+        (0..3).for_each(|_| backlog.push(keep(&[1; 1000])));
+        assert_eq!(payer.held(), 2 * one, "two wait");
+        let changes = delta.changes(backlog.take().unwrap());
+        assert!(backlog.drop_oldest() && !backlog.drop_oldest());
+        assert_eq!(payer.held(), one);
+        drop(changes);
+        assert_eq!(payer.held(), one, "the next sample is compared with it");
+        drop(delta);
+        assert_eq!(payer.held(), 0);
+        let refused = Kept::new(reading(&vec![1; 4 << 20]), Some(payer.hold(0).unwrap())).map(|_| ()).unwrap_err();
+        assert_eq!((refused.reason.as_str(), payer.held()), ("quota_exceeded", 0));
     }
 }

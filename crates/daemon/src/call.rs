@@ -20,7 +20,8 @@ use tower::Service;
 use crate::auth::{Access, Client, Origin};
 use crate::connection::{Connection, Streaming};
 use crate::core::{Behalf, Closing, on_behalf, shutting_down};
-use crate::quota::{Call, Table};
+use crate::quota::{Call, Payer, Table};
+use crate::waiting::Unread;
 
 /// From the head of a request to its end. Clients send a request in one go.
 const REQUEST_TIME: Duration = Duration::from_secs(20);
@@ -55,14 +56,18 @@ fn is_open(path: &str) -> bool {
 pub async fn answer(
     serving: Serving,
     connection: Arc<Connection>,
+    stream: Streaming,
     origin: Origin,
     request: Request<Incoming>,
 ) -> Response<Answer> {
-    let stream = Connection::stream(&connection);
     match begin(serving, &connection, origin, request) {
         Ok(Taken { routing, deadline, call, until }) => {
-            let turns = call.lock().unwrap_or_else(PoisonError::into_inner).turns();
-            let routing = on_behalf(Behalf { turns, call: Arc::clone(&call) }, routing);
+            let (turns, payer) = {
+                let call = call.lock().unwrap_or_else(PoisonError::into_inner);
+                (call.turns(), call.payer())
+            };
+            let behalf = Behalf { turns, payer: payer.clone(), call: Arc::clone(&call) };
+            let routing = on_behalf(behalf, routing);
             let answered = match deadline {
                 Some(deadline) => tokio::time::timeout(deadline, routing).await,
                 None => Ok(routing.await),
@@ -73,14 +78,21 @@ pub async fn answer(
                 Err(_) => late().into_status().into_http(),
             };
             explain(response.headers_mut());
-            response.map(|body| Answer { body, until, over: false, _call: Some(call), _stream: stream })
+            response.map(|body| Answer {
+                body,
+                until,
+                over: false,
+                payer: Some(payer),
+                _call: Some(call),
+                _stream: stream,
+            })
         }
         Err(failure) => {
             if failure.kind == FailureKind::Unauthenticated {
                 connection.refused();
             }
             let response: Response<Body> = failure.into_status().into_http();
-            response.map(|body| Answer { body, until: None, over: false, _call: None, _stream: stream })
+            response.map(|body| Answer { body, until: None, over: false, payer: None, _call: None, _stream: stream })
         }
     }
 }
@@ -233,34 +245,55 @@ pub struct Answer {
     /// When it ends in any case; for answers that the daemon's end does not end by itself.
     until: Option<Until>,
     over: bool,
+    /// Who pays for its bytes until they are sent.
+    payer: Option<Payer>,
     _call: Option<Arc<Mutex<Call>>>,
     _stream: Streaming,
 }
 
+impl Answer {
+    /// Ends it with an error; what it has not sent yet is dropped.
+    fn end(&mut self, failure: Failure) -> Frame<Unread> {
+        self.over = true;
+        self.body = Body::empty();
+        let mut trailers = HeaderMap::new();
+        // A failure is made to fit.
+        drop(failure.into_status().add_header(&mut trailers));
+        Frame::trailers(trailers)
+    }
+}
+
 impl http_body::Body for Answer {
-    type Data = Bytes;
+    type Data = Unread;
     type Error = Status;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Unread>, Status>>> {
         let this = &mut *self;
         if this.over {
             return Poll::Ready(None);
         }
         // What is ready goes out before the end.
         match Pin::new(&mut this.body).poll_frame(cx) {
-            Poll::Ready(Some(Ok(mut frame))) => {
-                if let Some(trailers) = frame.trailers_mut() {
-                    explain(trailers);
-                }
+            Poll::Ready(Some(Ok(frame))) => {
+                let frame = match frame.into_data() {
+                    Ok(bytes) => match Unread::new(bytes, this.payer.as_ref()) {
+                        Ok(unread) => Frame::data(unread),
+                        Err(failure) => this.end(failure),
+                    },
+                    Err(other) => {
+                        let mut trailers = other.into_trailers().unwrap_or_default();
+                        explain(&mut trailers);
+                        Frame::trailers(trailers)
+                    }
+                };
                 Poll::Ready(Some(Ok(frame)))
             }
+            Poll::Ready(Some(Err(status))) => Poll::Ready(Some(Err(status))),
+            Poll::Ready(None) => Poll::Ready(None),
             Poll::Pending if this.until.as_mut().is_some_and(|until| until.as_mut().poll(cx).is_ready()) => {
-                this.over = true;
-                let mut trailers = HeaderMap::new();
-                drop(shutting_down().into_status().add_header(&mut trailers));
-                Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+                Poll::Ready(Some(Ok(this.end(shutting_down()))))
             }
-            other => other,
+            Poll::Pending => Poll::Pending,
         }
     }
 

@@ -23,7 +23,7 @@ const GREETING: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(300);
 /// How long a client on TCP that proves nothing may stay.
 const STRANGER: Duration = Duration::from_secs(60);
-/// From the announcement of the end to the end.
+/// From the announcement of the end, or from the end of the last call that was accepted, to the end.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Requests without a valid token after which a connection ends.
 const REFUSALS: usize = 16;
@@ -56,6 +56,8 @@ pub struct Connection {
     refusals: AtomicUsize,
     activity: Mutex<Activity>,
     changed: Notify,
+    /// From the connection to its first request.
+    greeting: Duration,
 }
 
 #[derive(Debug)]
@@ -70,7 +72,14 @@ impl Connection {
     /// A connection that has just been admitted, or that is to be told why it was not.
     pub fn new(seat: Seat, turned_away: Option<Failure>) -> Arc<Connection> {
         let activity = Mutex::new(Activity { streams: 0, greeted: false, since: Instant::now() });
-        Arc::new(Connection { seat, turned_away, refusals: AtomicUsize::new(0), activity, changed: Notify::new() })
+        Arc::new(Connection {
+            seat,
+            turned_away,
+            refusals: AtomicUsize::new(0),
+            activity,
+            changed: Notify::new(),
+            greeting: GREETING,
+        })
     }
 
     /// Who pays for it.
@@ -107,19 +116,41 @@ impl Connection {
         Streaming(Arc::clone(self))
     }
 
+    /// Whether its streams may stay open after it was told to end: calls that were accepted run to their end.
+    fn finishes_streams(&self) -> bool {
+        !self.is_unproven() && self.turned_away.is_none()
+    }
+
+    /// Whether nobody knows who is at its other end.
+    fn is_unproven(&self) -> bool {
+        matches!(self.holder(), Holder::Stranger(..) | Holder::Nobody)
+    }
+
+    /// When it is cut after it was told to end; `None`: not as long as its streams are open.
+    fn is_cut(&self, told: Instant) -> Option<Instant> {
+        let activity = self.activity();
+        let (open, since) = (activity.streams > 0, activity.since);
+        drop(activity);
+        match self.finishes_streams() {
+            true if open => None,
+            true => Some(told.max(since) + FAREWELL),
+            false => Some(told + FAREWELL),
+        }
+    }
+
     /// When it ends if nothing happens; `None`: not as long as its streams are open.
     fn ends(&self, began: Instant) -> Option<Instant> {
         if self.turned_away.is_some() {
             return Some(began + FAREWELL);
         }
-        let unproven = matches!(self.holder(), Holder::Stranger(..) | Holder::Nobody);
+        let unproven = self.is_unproven();
         if unproven && self.refusals.load(Ordering::Relaxed) >= REFUSALS {
             return Some(began);
         }
         let activity = self.activity();
         let stranger = unproven.then(|| began + STRANGER);
         let idle = match *activity {
-            Activity { greeted: false, .. } => Some(began + GREETING),
+            Activity { greeted: false, .. } => Some(began + self.greeting),
             Activity { streams: 0, since, .. } => Some(since + IDLE),
             Activity { .. } => None,
         };
@@ -171,7 +202,9 @@ where
     let service = {
         let connection = Arc::clone(&connection);
         service_fn(move |request| {
-            let answered = answer(serving.clone(), Arc::clone(&connection), origin, request);
+            // Counted before the task of the request runs: a connection with it is not idle.
+            let stream = Connection::stream(&connection);
+            let answered = answer(serving.clone(), Arc::clone(&connection), stream, origin, request);
             async move { Ok::<_, std::convert::Infallible>(answered.await) }
         })
     };
@@ -181,7 +214,7 @@ where
     let mut told: Option<Instant> = None;
     loop {
         let ends = match told {
-            Some(told) => Some(told + FAREWELL),
+            Some(told) => connection.is_cut(told),
             None => connection.ends(began),
         };
         let due = async {
@@ -197,10 +230,14 @@ where
                 }
                 return;
             }
-            () = connection.seat.evicted() => return,
+            // It may have proven itself since it was told to make room.
+            () = connection.seat.evicted() => if connection.is_unproven() {
+                return;
+            },
             () = connection.changed.notified() => {}
             () = due => match told {
-                Some(_) => return,
+                Some(told) if connection.is_cut(told).is_some_and(|at| at <= Instant::now()) => return,
+                Some(_) => {}
                 // Something has begun meanwhile.
                 None if connection.ends(began).is_none_or(|at| at > Instant::now()) => {}
                 None => {
@@ -221,5 +258,101 @@ where
 async fn served_to_the_end<E: std::fmt::Display>(served: impl Future<Output = Result<(), E>>) {
     if let Err(e) = served.await {
         tracing::debug!("a connection has ended: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::task::{Context, Poll};
+
+    use http::{Request, Response};
+    use ingraft_engine::{ClockChoice, Config, Engine};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+    use tonic::Status;
+    use tonic::body::Body;
+    use tonic::server::NamedService;
+    use tonic::service::Routes;
+
+    use super::*;
+    use crate::auth::{Access, Peer};
+    use crate::core::{Core, Host};
+    use crate::quota::{Admission, Quotas, Table};
+
+    const HEADERS: u8 = 1;
+    const SETTINGS: u8 = 4;
+    const PING: u8 = 6;
+    const GO_AWAY: u8 = 7;
+
+    /// A service whose calls take longer than a connection that is told to end may stay without one.
+    #[derive(Clone)]
+    struct Slow;
+
+    impl NamedService for Slow {
+        const NAME: &'static str = "test.Slow";
+    }
+
+    impl tower::Service<Request<Body>> for Slow {
+        type Response = Response<Body>;
+        type Error = Infallible;
+        type Future = std::pin::Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<Body>) -> Self::Future {
+            Box::pin(async {
+                tokio::time::sleep(FAREWELL + Duration::from_secs(1)).await;
+                Ok(Status::ok("").into_http())
+            })
+        }
+    }
+
+    fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+        let length = u8::try_from(payload.len()).unwrap();
+        [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+    }
+
+    /// Reads frames until one of this kind; `None` if the connection ends before.
+    async fn until(kind: u8, io: &mut DuplexStream) -> Option<Vec<u8>> {
+        loop {
+            let mut head = [0; 9];
+            io.read_exact(&mut head).await.ok()?;
+            let mut payload = vec![0; usize::from(head[1]) << 8 | usize::from(head[2])];
+            io.read_exact(&mut payload).await.ok()?;
+            if head[3] == kind {
+                return Some(payload);
+            }
+        }
+    }
+
+    /// A client may send a request before it reads that the connection is about to end.
+    #[tokio::test]
+    async fn a_call_that_was_accepted_runs_to_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let state_dir = directory.path().to_owned();
+        let config = Config { state_dir, program: "ingraftd".into(), max_overhead: 1.0, clock: ClockChoice::Auto };
+        let core = Core::new(Engine::start(config).unwrap(), Host::Daemon);
+        let table = Table::new(Quotas::default(), 1 << 20);
+        let peer = Peer { uid: 4_000_001, gid: 4_000_001, pid: None };
+        let Admission::Seat(seat) = table.admit(Holder::User(peer.uid)) else { panic!("there is room") };
+        let mut connection = Arc::into_inner(Connection::new(seat, None)).unwrap();
+        connection.greeting = Duration::from_millis(10);
+        let serving = Serving { routes: Routes::new(Slow), access: Access::Peer, table, closing: core.closing() };
+        let (mut ours, theirs) = tokio::io::duplex(1 << 16);
+        let served = tokio::spawn(serve(theirs, Arc::new(connection), Origin::Socket(Some(peer)), serving));
+
+        ours.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        ours.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+        until(GO_AWAY, &mut ours).await.expect("it is told to end");
+        // POST, http, the path and an authority as literals that are not indexed (RFC 7541, section 6.2.2).
+        let head = [b"\x83\x86\x04\x0f".as_slice(), b"/test.Slow/Call", b"\x01\x01x"].concat();
+        ours.write_all(&frame(HEADERS, 5, 1, &head)).await.unwrap();
+        let ping = until(PING, &mut ours).await.expect("it asks what was sent before");
+        ours.write_all(&frame(PING, 1, 0, &ping)).await.unwrap();
+        assert!(until(HEADERS, &mut ours).await.is_some(), "the call is answered");
+        served.await.unwrap();
+        assert!(until(HEADERS, &mut ours).await.is_none(), "then the connection ends");
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::{RwLock, Semaphore, watch};
 
 use crate::audit::Audit;
 use crate::keeper::{self, Keeper};
-use crate::quota::Call;
+use crate::quota::{Call, Payer, TURNS};
 use crate::recorder::Recorder;
 use crate::rpc::convert;
 
@@ -27,6 +27,9 @@ const REMOVAL_GRACE: Duration = Duration::from_secs(20);
 
 /// How much longer than that the engine's end may take before it is given up.
 const GOODBYE: Duration = Duration::from_secs(2);
+
+/// Calls of one user that make long lists and run at a time.
+const LISTS: u32 = 4;
 
 /// Who serves the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,6 +137,11 @@ impl Core {
         Core { shared: Arc::new(shared) }
     }
 
+    /// The engine, for calls that do not block.
+    pub fn engine(&self) -> &Engine {
+        &self.shared.engine
+    }
+
     /// Who serves it.
     pub fn host(&self) -> Host {
         self.shared.host
@@ -183,10 +191,26 @@ impl Core {
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
     ) -> Result<T, Failure> {
+        self.engine_turns(1, call).await
+    }
+
+    /// The same for a call that needs much memory before it is known how much: few of one user run at a time.
+    pub async fn engine_list<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Engine) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        self.engine_turns(TURNS / LISTS, call).await
+    }
+
+    async fn engine_turns<T: Send + 'static>(
+        &self,
+        turns: u32,
+        call: impl FnOnce(&Engine) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
         let behalf = behalf();
         let turn = match &behalf {
             // It is never closed.
-            Some(behalf) => Arc::clone(&behalf.turns).acquire_owned().await.ok(),
+            Some(behalf) => Arc::clone(&behalf.turns).acquire_many_owned(turns).await.ok(),
             None => None,
         };
         let changes = self.shared.changes.clone();
@@ -250,12 +274,19 @@ impl Core {
 pub struct Behalf {
     /// The turns of the user at the engine.
     pub turns: Arc<Semaphore>,
+    /// Who pays for what is kept for the call.
+    pub payer: Payer,
     /// The call, which counts as long as anything is done or kept for it, also when its client has gone.
     pub call: Arc<Mutex<Call>>,
 }
 
 tokio::task_local! {
     static BEHALF: Behalf;
+}
+
+/// Who pays for what the current task keeps; `None` if the program itself asks.
+pub fn payer() -> Option<Payer> {
+    BEHALF.try_with(|behalf| behalf.payer.clone()).ok()
 }
 
 fn behalf() -> Option<Behalf> {
@@ -288,17 +319,62 @@ pub fn shutting_down() -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quota::{Holder, Quotas, Table};
+
+    fn engine(directory: &std::path::Path) -> Engine {
+        let config = ingraft_engine::Config {
+            state_dir: directory.to_owned(),
+            program: "ingraftd".into(),
+            max_overhead: 1.0,
+            clock: ingraft_engine::ClockChoice::Auto,
+        };
+        Engine::start(config).unwrap()
+    }
+
+    /// A user who cancels calls again and again would otherwise have any number of them at work.
+    #[test]
+    fn a_call_that_was_cancelled_counts_until_its_work_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let core = Core::new(engine(directory.path()), Host::Daemon);
+        let table = Table::new(Quotas::default(), 1 << 20);
+        let alice = Holder::User(4_000_001);
+        let calls = || table.used(alice).iter().find(|(key, ..)| *key == "max-user-calls").map(|(_, _, used)| *used);
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let (release, hanging) = std::sync::mpsc::channel::<()>();
+        runtime.block_on(async {
+            let call = table.call(alice).unwrap();
+            let behalf = Behalf { turns: call.turns(), payer: call.payer(), call: Arc::new(Mutex::new(call)) };
+            let (begun, ended) = (Arc::new(tokio::sync::Notify::new()), Arc::new(tokio::sync::Notify::new()));
+            let (tell_begun, tell_ended) = (Arc::clone(&begun), Arc::clone(&ended));
+            let work = async move {
+                let work = core.engine_value(move |_| {
+                    tell_begun.notify_one();
+                    // An error means that it was released.
+                    let _ = hanging.recv();
+                });
+                drop(work.await);
+                tell_ended.notify_one();
+            };
+            let asking = tokio::spawn(on_behalf(behalf, async move {
+                spawn(work);
+                std::future::pending::<()>().await;
+            }));
+            begun.notified().await;
+            asking.abort();
+            assert!(asking.await.unwrap_err().is_cancelled());
+            assert_eq!(calls(), Some(1), "it is still at work");
+            drop(release);
+            ended.notified().await;
+            while calls() != Some(0) {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
 
     #[test]
     fn a_call_that_hangs_does_not_keep_it_from_ending() {
         let directory = tempfile::tempdir().unwrap();
-        let engine = Engine::start(ingraft_engine::Config {
-            state_dir: directory.path().to_owned(),
-            program: "ingraftd".into(),
-            max_overhead: 1.0,
-            clock: ingraft_engine::ClockChoice::Auto,
-        })
-        .unwrap();
+        let engine = engine(directory.path());
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let (release, hanging) = std::sync::mpsc::channel::<()>();
         runtime.block_on(async {

@@ -101,7 +101,7 @@ pub async fn remove(core: &Core, id: MeasurementId) {
     core.keeper().removed(id);
     match core.engine_call(move |engine| engine.remove(id, Caller::Engine)).await {
         Ok(removed) => {
-            core.audit().ended(id, "its client went away", Some(removed.text_restored));
+            core.audit().ended(id, "its client went away", (&removed).into());
             tracing::debug!(measurement = id.0, pid = removed.pid.0, "removed: its client went away");
         }
         Err(failure) => tracing::warn!(measurement = id.0, reason = failure.reason, "not removed: {failure}"),

@@ -27,6 +27,7 @@ pub mod run;
 pub mod seldom;
 pub mod state;
 pub mod tls;
+pub mod waiting;
 
 pub use embedded::{Embedded, embedded};
 pub use ingraft_engine::{ClockChoice, Config, Engine, Error, MAX_OVERHEAD};

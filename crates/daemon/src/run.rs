@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Parser;
 use ingraft_engine::{Engine, Error};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -99,10 +100,17 @@ fn start(flags: &Flags) -> Result<ExitCode, StartError> {
         Ok(filter) => drop(log.reload(filter)),
         Err(e) => tracing::error!("{e}"),
     };
-    let status = runtime.block_on(serve(flags, settings, follow));
-    // A call of the engine may hang in its thread: it ends with the process.
-    runtime.shutdown_timeout(GOODBYE);
+    let mut lock = None;
+    let status = runtime.block_on(serve(flags, settings, follow, &mut lock));
+    end_runtime(runtime, lock);
     status
+}
+
+/// Ends the runtime, then unlocks the state directory: until then a call of the engine may still change a target, and a successor must
+/// not take it over. A call that hangs in its thread ends with the process.
+fn end_runtime(runtime: Runtime, lock: Option<StateLock>) {
+    runtime.shutdown_timeout(GOODBYE);
+    drop(lock);
 }
 
 /// Writes a field of a line of the log. Whatever text is in it, the line stays one line, and a terminal gets no commands by it.
@@ -129,10 +137,17 @@ fn filter(settings: &Settings) -> Result<EnvFilter, StartError> {
     settings.log.parse().map_err(|e| StartError::Filter(settings.log.clone(), e))
 }
 
-async fn serve(flags: &Flags, settings: Settings, follow: impl Fn(&Settings)) -> Result<ExitCode, StartError> {
+/// Serves until a signal ends the daemon. The lock of the state directory is left in `held`.
+async fn serve(
+    flags: &Flags,
+    settings: Settings,
+    follow: impl Fn(&Settings),
+    held: &mut Option<StateLock>,
+) -> Result<ExitCode, StartError> {
     // Before anything else: a signal must not find us with something in a target and no way to hear it.
     let mut signals = Signals::new()?;
-    let (engine, _lock) = engine(&settings).await?;
+    let (engine, lock) = engine(&settings).await?;
+    *held = Some(lock);
     let core = Core::new(engine, Host::Daemon);
     core.start_keeper();
     let token = settings.token.clone().map(TokenCell::new);
@@ -225,7 +240,7 @@ async fn end(core: &Core, tasks: &mut JoinSet<()>) -> ExitCode {
     for removed in core.close().await {
         match removed {
             Ok(removed) => {
-                core.audit().detached(removed.pid, "ingraftd ends", &removed);
+                core.audit().detached(core.engine(), "ingraftd ends", &removed);
                 tracing::info!(pid = removed.pid.0, restored = removed.text_restored, "removed");
             }
             Err(e) => {
@@ -335,5 +350,33 @@ impl Signals {
             _ = self.terminate.recv() => Event::End,
             _ = self.interrupt.recv() => Event::End,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn the_state_directory_is_locked_as_long_as_anything_runs() {
+        let directory = tempfile::tempdir().unwrap();
+        let lock = StateLock::take(directory.path()).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
+        let (begun, begins) = std::sync::mpsc::channel();
+        let path = directory.path().to_owned();
+        let call = runtime.spawn_blocking(move || {
+            begun.send(()).unwrap();
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_millis(300) {
+                assert!(StateLock::take(&path).is_err(), "a successor could start");
+            }
+        });
+        begins.recv().unwrap();
+        end_runtime(runtime, Some(lock));
+        let ended = tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(call);
+        assert!(ended.is_ok(), "{ended:?}");
+        assert!(StateLock::take(directory.path()).is_ok());
     }
 }

@@ -5,8 +5,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use ingraft_testing::{Daemon, have, open_directory, skip, wait_until};
+use ingraft_testing::{Daemon, Mutatee, have, open_directory, skip, target, wait_until};
 use ingraft_wire::v1::daemon_client::DaemonClient;
+use ingraft_wire::v1::instrumentation_client::InstrumentationClient;
 use ingraft_wire::v1::metrics_client::MetricsClient;
 use ingraft_wire::{Failure, FailureKind, v1};
 use nix::sys::signal::{Signal, kill};
@@ -148,5 +149,123 @@ async fn a_lack_of_descriptors_is_called_by_its_name() {
     assert!(client.version(v1::VersionRequest::default()).await.is_ok());
     limit(1024);
     assert!(client.version(v1::VersionRequest::default()).await.is_ok());
+    assert!(daemon.terminate().success());
+}
+
+/// Inserts a measurement; what the daemon calls it, or why it does not.
+async fn enable(channel: &Channel, pid: i32, functions: &[&str], history: bool) -> Result<v1::Enabled, Failure> {
+    let functions = functions.iter().map(|f| (*f).to_owned()).collect();
+    let measure = v1::Measure { functions, history, ..v1::Measure::default() };
+    let target = v1::Target { which: Some(v1::target::Which::Pid(pid)) };
+    let request = v1::EnableRequest { target: Some(target), measure: Some(measure) };
+    let mut answers = InstrumentationClient::new(channel.clone()).enable(request).await.unwrap().into_inner();
+    loop {
+        let event = answers.message().await.map_err(|status| failure(&status))?.expect("an answer").event;
+        if let Some(v1::enable_response::Event::Enabled(enabled)) = event {
+            return Ok(enabled);
+        }
+    }
+}
+
+/// How many pairs a pattern means is known before the target is touched.
+#[tokio::test]
+async fn patterns_beyond_a_quota_touch_nothing() {
+    let directory = open_directory();
+    let daemon = start(directory.path(), &["--max-user-pairs", "3", "--max-user-histories", "5"]);
+    let channel = connect(&daemon).await;
+    let mutatee = Mutatee::start("threads", &["1"]);
+    let threads = target::threads(mutatee.pid());
+    // Who is stopped goes off the processor.
+    let switches = || {
+        let status = |tid: &i32| std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", mutatee.pid())).unwrap();
+        let counts = |text: String| text.lines().filter(|l| l.contains("ctxt_switches")).map(str::to_owned).collect();
+        threads.iter().map(status).map(counts).collect::<Vec<Vec<String>>>()
+    };
+    wait_until("it waits for commands", || threads.iter().all(|tid| target::state(*tid) == 'S'));
+    let before = switches();
+    let refused = enable(&channel, mutatee.pid(), &["threads:work_*"], false).await.unwrap_err();
+    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+    assert!(refused.what.contains("0 of 3 metric-focus pairs (max-user-pairs); 8 more do not fit"), "{refused}");
+    let refused = enable(&channel, mutatee.pid(), &["threads:work_[012]"], true).await.unwrap_err();
+    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+    assert!(refused.what.contains("0 of 5 histories (max-user-histories); 6 more do not fit"), "{refused}");
+    assert_eq!(switches(), before, "no thread was stopped");
+    let enabled = enable(&channel, mutatee.pid(), &["threads:work_[012]"], false).await.unwrap();
+    assert_eq!(enabled.pair_count, 3);
+    let refused = enable(&channel, mutatee.pid(), &["work_5"], false).await.unwrap_err();
+    assert!(refused.what.contains("3 of 3 metric-focus pairs"), "{refused}");
+    assert!(daemon.terminate().success());
+}
+
+/// Each phase has histories of its own: the oldest phase makes room, and without one that has ended the next is refused.
+#[tokio::test]
+async fn phases_stay_within_the_quota_of_histories() {
+    let directory = open_directory();
+    let daemon = start(directory.path(), &["--max-user-histories", "4"]);
+    let channel = connect(&daemon).await;
+    let mutatee = Mutatee::start("threads", &["1"]);
+    let first = enable(&channel, mutatee.pid(), &["work_0"], true).await.unwrap().measurement;
+    let mut metrics = MetricsClient::new(channel.clone());
+    let mut phase = async |measurement: u64| {
+        let request = v1::StartPhaseRequest { measurement, name: "next".into() };
+        let answer = metrics.start_phase(request).await.map_err(|status| failure(&status))?;
+        Ok::<_, Failure>(answer.into_inner().phase.unwrap().number)
+    };
+    assert_eq!(phase(first).await.unwrap(), 1);
+    let used = async || {
+        let quotas = DaemonClient::new(channel.clone()).limits(v1::LimitsRequest {}).await.unwrap().into_inner().quotas;
+        quotas.iter().find(|q| q.name == "max-user-histories").unwrap().used
+    };
+    assert_eq!(used().await, 3, "the whole, one phase that has ended, the current one");
+    assert_eq!(phase(first).await.unwrap(), 2);
+    assert_eq!(phase(first).await.unwrap(), 3);
+    assert_eq!(used().await, 4, "the oldest has made room");
+    let refused = enable(&channel, mutatee.pid(), &["work_1"], true).await.unwrap_err();
+    assert!(refused.what.contains("4 of 4 histories"), "{refused}");
+    assert!(daemon.terminate().success());
+
+    let daemon = start(directory.path(), &["--max-user-histories", "2"]);
+    let channel = connect(&daemon).await;
+    let only = enable(&channel, mutatee.pid(), &["work_0"], true).await.unwrap().measurement;
+    let request = v1::StartPhaseRequest { measurement: only, name: String::new() };
+    let refused = failure(&MetricsClient::new(channel).start_phase(request).await.unwrap_err());
+    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"), "{refused}");
+    assert!(daemon.terminate().success());
+}
+
+/// Answers that are not read are bounded by what they take, and whoever reads goes on.
+#[tokio::test]
+async fn answers_that_nobody_reads_are_bounded() {
+    let directory = open_directory();
+    let daemon = start(directory.path(), &[]);
+    let mut unread = Vec::new();
+    let refused = 'refused: loop {
+        let mut client = MetricsClient::new(connect(&daemon).await);
+        for _ in 0..100 {
+            match client.list(v1::ListMetricsRequest { definitions: Vec::new(), events: false }).await {
+                Ok(answer) => unread.push(answer),
+                Err(status) => break 'refused failure(&status),
+            }
+        }
+        assert!(unread.len() < 900, "any number of answers is kept");
+    };
+    assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
+    assert!(refused.what.contains("bytes of answers to read"), "{refused}");
+    assert!(refused.hint.contains("read answers") && refused.retry_ms.is_some(), "{refused:?}");
+    drop(unread);
+    let mut client = MetricsClient::new(connect(&daemon).await);
+    let start = std::time::Instant::now();
+    let mut answer = loop {
+        assert!(start.elapsed() < ingraft_testing::BOUND, "nothing is given back");
+        match client.list(v1::ListMetricsRequest { definitions: Vec::new(), events: false }).await {
+            Ok(answer) => break answer.into_inner(),
+            Err(status) => assert_eq!(failure(&status).reason, "quota_exceeded"),
+        }
+    };
+    let mut metrics = 0;
+    while let Some(part) = answer.message().await.unwrap() {
+        metrics += part.metrics.len();
+    }
+    assert!(metrics > 20, "{metrics}");
     assert!(daemon.terminate().success());
 }

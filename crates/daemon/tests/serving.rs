@@ -357,3 +357,40 @@ fn a_state_directory_that_cannot_be_written_stops_the_start() {
     assert!(text.contains("state directory") && text.lines().count() == 2, "{text}");
     assert!(!socket.exists());
 }
+
+/// Refused requests end a connection that has proven nothing, not one on which the token was shown.
+#[tokio::test(flavor = "multi_thread")]
+async fn refusals_end_only_connections_that_have_proven_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let token = secret(dir.path(), SECRET);
+    let daemon =
+        Daemon::start(dir.path(), &["--listen=http://127.0.0.1:0", &format!("--token-file={}", token.display())]);
+    let refuse = async |client: &mut DaemonClient<Channel>| {
+        let refused = client.version(bearing(v1::VersionRequest::default(), "another-secret-16")).await.unwrap_err();
+        Failure::from_status(&refused).reason
+    };
+    // A channel that may connect once: another connection would prove itself anew.
+    let once = async || {
+        let address: std::net::SocketAddr = daemon.addresses[0].strip_prefix("http://").unwrap().parse().unwrap();
+        let mut stream = Some(tokio::net::TcpStream::connect(address).await.unwrap());
+        let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+            let stream = stream.take().ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotConnected));
+            std::future::ready(stream.map(hyper_util::rt::TokioIo::new))
+        });
+        let endpoint = Endpoint::try_from(daemon.addresses[0].clone()).unwrap();
+        DaemonClient::new(endpoint.connect_with_connector(connector).await.unwrap())
+    };
+    let mut proven = once().await;
+    proven.version(bearing(v1::VersionRequest::default(), SECRET)).await.unwrap();
+    for _ in 0..40 {
+        assert_eq!(refuse(&mut proven).await, "token_wrong");
+    }
+    proven.version(bearing(v1::VersionRequest::default(), SECRET)).await.unwrap();
+
+    let mut stranger = once().await;
+    let start = Instant::now();
+    while refuse(&mut stranger).await == "token_wrong" {
+        assert!(start.elapsed() < PATIENCE, "it is never ended");
+    }
+    proven.version(bearing(v1::VersionRequest::default(), SECRET)).await.unwrap();
+}

@@ -2,14 +2,13 @@
 
 use ingraft_engine::FunctionList;
 use ingraft_wire::{Failure, Parts, v1};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use v1::functions_response::Event;
 
 use crate::auth;
-use crate::core::{Core, spawn};
+use crate::core::{Core, payer, spawn};
 use crate::rpc::{Answers, Progress, convert};
+use crate::waiting::{self, Part, Waiting};
 
 /// Reads code.
 pub struct Service(pub Core);
@@ -29,33 +28,25 @@ impl v1::code_server::Code for Service {
         let caller = auth::caller(&request)?;
         let v1::FunctionsRequest { target, patterns } = request.into_inner();
         let target = convert::target(target).map_err(Failure::from)?;
-        let (send, receive) = mpsc::channel(8);
+        let (send, told) = waiting::channel(8);
         let core = self.0.clone();
         spawn(async move {
             let progress = Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text })));
-            let found = core
-                .engine_call(move |engine| engine.functions(&target, &patterns, caller, &|text| progress.say(text)));
-            match found.await {
-                Ok(FunctionList { pid, functions, untyped }) => {
-                    let mut parts = Parts::new(functions.into_iter().map(convert::function)).peekable();
-                    let none = parts.peek().is_none().then(Vec::new);
-                    for functions in parts.chain(none) {
-                        let chunk = v1::FunctionChunk { pid: pid.0, functions };
-                        if send.send(Ok(response(Event::Functions(chunk)))).await.is_err() {
-                            return;
-                        }
-                    }
-                    for symbols in Parts::new(untyped.into_iter().map(convert::untyped_symbol)) {
-                        let chunk = v1::UntypedChunk { pid: pid.0, symbols };
-                        if send.send(Ok(response(Event::Untyped(chunk)))).await.is_err() {
-                            return;
-                        }
-                    }
-                }
-                // When the client has gone, nobody needs to know.
-                Err(failure) => drop(send.send(Err(failure.into_status())).await),
-            }
+            let payer = payer();
+            let found = core.engine_list(move |engine| {
+                let found = engine.functions(&target, &patterns, caller, &|text| progress.say(text));
+                let FunctionList { pid, functions, untyped } = found.map_err(convert::failure)?;
+                let mut parts = Parts::new(functions.into_iter().map(convert::function)).peekable();
+                let none = parts.peek().is_none().then(Vec::new);
+                let chunk = move |functions| response(Event::Functions(v1::FunctionChunk { pid: pid.0, functions }));
+                let untyped = Parts::new(untyped.into_iter().map(convert::untyped_symbol));
+                let symbols = untyped.map(move |symbols| response(Event::Untyped(v1::UntypedChunk { pid: pid.0, symbols })));
+                Waiting::packed(payer.as_ref(), parts.chain(none).map(chunk).chain(symbols))
+            });
+            let found = found.await.and_then(|found| found).map_err(Failure::into_status);
+            // When the client has gone, nobody needs to know.
+            drop(send.send(found.map(Part::Many)).await);
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
+        Ok(Response::new(Box::pin(told)))
     }
 }

@@ -1,24 +1,26 @@
 //! Insertions: progress while they run, then what they did, in parts.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ingraft_engine::{Caller, Enabled, Engine, Error, PairInfo, RefusedFunction};
 use ingraft_model::Pid;
 use ingraft_wire::failure::may_pass;
 use ingraft_wire::{Failure, Parts, v1};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status};
 
 use crate::audit::Asked;
 use crate::auth::Client;
-use crate::core::{Core, spawn};
+use crate::backlog::{Changes, Kept};
+use crate::core::{Core, payer, spawn};
 use crate::keeper;
-use crate::quota::Begun;
+use crate::quota::{Begun, Payer};
 use crate::recorder;
+use crate::recording::PAIRS_MAX;
 use crate::rpc::convert::{self, count, nanoseconds};
 use crate::rpc::{Answers, Progress};
+use crate::waiting::{self, Part, Teller, Waiting};
 
 use v1::enable_response::Event;
 
@@ -86,26 +88,51 @@ impl Order {
     }
 
     /// Counts the measurement for who asks. Called on a blocking thread.
-    fn begin(&self, core: &Core, engine: &Engine) -> Result<Option<Begun>, Failure> {
+    fn begin(&self, engine: &Engine) -> Result<Option<Begun>, Failure> {
         let Some(Client { holder, table, .. }) = &self.client else { return Ok(None) };
         let alive = |id| engine.pairs(id, Caller::Engine).ok().map(|(_, pairs)| pairs.len());
-        let begun = table.begin(*holder, self.pairs, alive)?;
-        if self.afterwards.history {
+        table.begin(*holder, self.pairs, alive).map(Some)
+    }
+
+    /// The most pairs that the quotas on pairs and histories leave room for; `None`: any number.
+    fn room(&self, core: &Core) -> Option<usize> {
+        let recorded = self.afterwards.history.then_some(PAIRS_MAX);
+        let quotas = self.client.as_ref().map(|Client { holder, table, .. }| {
             let have = core.recorder().histories(&table.measurements(*holder));
-            table.refuse_histories(*holder, have, 2 * self.pairs)?;
+            let (pairs, histories) = table.room(*holder, have);
+            if self.afterwards.history { pairs.min(histories / 2) } else { pairs }
+        });
+        recorded.into_iter().chain(quotas).min()
+    }
+
+    /// Refuses more pairs than the quotas on pairs and histories leave room for.
+    fn refuse_pairs(&self, core: &Core, pairs: usize) -> Result<(), Failure> {
+        if let Some(Client { holder, table, .. }) = &self.client {
+            table.refuse_pairs(*holder, pairs)?;
         }
-        Ok(Some(begun))
+        self.refuse_histories(core, pairs)
+    }
+
+    /// Refuses histories of so many pairs if they are wanted and there is no room for them.
+    fn refuse_histories(&self, core: &Core, pairs: usize) -> Result<(), Failure> {
+        if !self.afterwards.history {
+            return Ok(());
+        }
+        recorder::permit(pairs)?;
+        let Some(Client { holder, table, .. }) = &self.client else { return Ok(()) };
+        let have = core.recorder().histories(&table.measurements(*holder));
+        table.refuse_histories(*holder, have, 2 * pairs)
     }
 }
 
-/// Runs an insertion, again and again while what keeps it from being made may pass. It is leased as soon as it is done, and removed at
-/// once when the client has gone meanwhile.
+/// Runs an insertion, which `call` makes with at most so many pairs, again and again while what keeps it from being made may pass. It
+/// is leased as soon as it is done, and removed at once when the client has gone meanwhile.
 pub fn insert(
     core: &Core,
     order: Order,
-    call: impl Fn(&Engine, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Clone + Send + 'static,
+    call: impl Fn(&Engine, Option<usize>, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Clone + Send + 'static,
 ) -> Response<Answers<v1::EnableResponse>> {
-    let (send, receive) = mpsc::channel(8);
+    let (send, told) = waiting::channel(8);
     let core = core.clone();
     spawn(async move {
         let deadline = Instant::now() + order.wait;
@@ -117,7 +144,7 @@ pub fn insert(
                 }
                 Err(failure) if may_pass(&failure.reason) && Instant::now() + pause < deadline => {
                     let deferred = v1::Deferred { reason: failure.reason, what: failure.what, tries };
-                    drop(send.try_send(Ok(response(Event::Deferred(deferred)))));
+                    drop(send.try_send(Ok(Part::Message(response(Event::Deferred(deferred))))));
                 }
                 // When the client has gone, nobody needs to know.
                 Err(failure) => return drop(send.send(Err(order.refuse(failure))).await),
@@ -128,27 +155,32 @@ pub fn insert(
             }
         }
     });
-    Response::new(Box::pin(ReceiverStream::new(receive)))
+    Response::new(Box::pin(told))
 }
 
-type Messages = mpsc::Sender<Result<v1::EnableResponse, Status>>;
+type Messages = Teller<v1::EnableResponse>;
 
 /// One try; when the measurement is in, its lease and the time.
 async fn insert_once(
     core: &Core,
     order: &Order,
-    call: impl Fn(&Engine, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
+    call: impl Fn(&Engine, Option<usize>, &Progress<v1::EnableResponse>) -> Result<Enabled, Error> + Send + 'static,
     send: &Messages,
 ) -> Result<(Enabled, u64), Failure> {
     let progress = Progress::new(send.clone(), |text| response(Event::Progress(v1::Progress { text })));
     let (shared, order) = (core.clone(), order.clone());
     let inserted = core.engine_value(move |engine| {
-        let begun = order.begin(&shared, engine)?;
-        let enabled = call(engine, &progress).map_err(convert::failure)?;
+        let begun = order.begin(engine)?;
+        order.refuse_pairs(&shared, order.pairs)?;
+        // How many pairs patterns mean is known when the engine has resolved them, before it touches the target.
+        let enabled = call(engine, order.room(&shared), &progress).map_err(|error| {
+            let too_many = error.pairs.and_then(|pairs| order.refuse_pairs(&shared, pairs).err());
+            too_many.unwrap_or_else(|| convert::failure(error))
+        })?;
         if let Some(begun) = begun
             && let Err(failure) = begun.inserted(enabled.id, enabled.pairs.len())
         {
-            // How many functions match is known only now. Nothing stays of what is too much.
+            // Another request took the room meanwhile, or libraries brought more. Nothing stays of what is too much.
             engine.remove(enabled.id, Caller::Engine).map_err(convert::failure)?;
             return Err(failure);
         }
@@ -165,27 +197,26 @@ async fn insert_once(
 async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, send: &Messages) {
     let (id, afterwards) = (enabled.id, order.afterwards);
     if afterwards.history {
-        let pairs = enabled.pairs.len();
-        let permitted = recorder::permit(pairs).and_then(|()| match &order.client {
-            Some(Client { holder, table, .. }) => {
-                let have = core.recorder().histories(&table.measurements(*holder));
-                table.refuse_histories(*holder, have, 2 * pairs)
-            }
-            None => Ok(()),
-        });
+        let permitted = order.refuse_histories(core, enabled.pairs.len());
         if let Err(failure) = permitted {
             keeper::remove(core, id).await;
             return drop(send.send(Err(order.refuse(failure))).await);
         }
         recorder::begin(core, id, &enabled.pairs, now_ns);
     }
-    for event in events(enabled) {
-        if send.send(Ok(response(event))).await.is_err() {
-            if !afterwards.keep {
-                keeper::remove(core, id).await;
-            }
-            return;
+    let answer = match Waiting::packed(payer().as_ref(), events(enabled).map(response)) {
+        Ok(answer) => answer,
+        Err(failure) => {
+            // Nobody would know what is measured.
+            keeper::remove(core, id).await;
+            return drop(send.send(Err(order.refuse(failure))).await);
         }
+    };
+    let (answer, begun) = answer.with_receipt();
+    // Whoever has the number of the measurement answers for it, also without reading on.
+    let is_told = send.send(Ok(Part::Many(answer))).await.is_ok() && begun.await.is_ok();
+    if !is_told && !afterwards.keep {
+        keeper::remove(core, id).await;
     }
 }
 
@@ -194,7 +225,7 @@ fn response(event: Event) -> v1::EnableResponse {
 }
 
 /// The messages of an insertion: one Enabled, then the pairs and the refused functions.
-fn events(enabled: Enabled) -> Vec<Event> {
+fn events(enabled: Enabled) -> impl Iterator<Item = Event> + Send + 'static {
     let head = v1::Enabled {
         measurement: enabled.id.0,
         pid: enabled.pid.0,
@@ -213,46 +244,53 @@ fn events(enabled: Enabled) -> Vec<Event> {
         not_unwound: enabled.caught_up.not_unwound,
         since_ns: enabled.since_ns,
     };
-    let mut events = vec![Event::Enabled(head)];
-    events.extend(pair_chunks(&enabled.pairs).map(Event::Pairs));
-    events.extend(refused_chunks(&enabled.pairs, &enabled.refused).map(Event::Refused));
-    events
+    let Enabled { pairs, refused, .. } = enabled;
+    let first = std::iter::once(Event::Enabled(head));
+    let all = first.chain(pair_chunks(Arc::clone(&pairs)).map(Event::Pairs));
+    all.chain(refused_chunks(pairs, refused).map(Event::Refused))
 }
 
 /// The messages of a description: the same as far as it is still known.
-pub fn description(id: u64, pid: Pid, pairs: &[PairInfo]) -> Vec<v1::DescribeResponse> {
+pub fn description(
+    id: u64,
+    pid: Pid,
+    pairs: Arc<Vec<PairInfo>>,
+) -> impl Iterator<Item = v1::DescribeResponse> + Send + 'static {
     use v1::describe_response::Event;
     let head = v1::Enabled {
         measurement: id,
         pid: pid.0,
         points: pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.points)),
         pair_count: count(pairs.len()),
-        refused_count: refused_count(pairs, &[]),
-        metrics: metrics(pairs),
+        refused_count: refused_count(&pairs, &[]),
+        metrics: metrics(&pairs),
         ..v1::Enabled::default()
     };
-    let mut events = vec![Event::Enabled(head)];
-    events.extend(pair_chunks(pairs).map(Event::Pairs));
-    events.extend(refused_chunks(pairs, &[]).map(Event::Refused));
-    events.into_iter().map(|event| v1::DescribeResponse { event: Some(event) }).collect()
+    let first = std::iter::once(Event::Enabled(head));
+    let all = first.chain(pair_chunks(Arc::clone(&pairs)).map(Event::Pairs));
+    let all = all.chain(refused_chunks(pairs, Vec::new()).map(Event::Refused));
+    all.map(|event| v1::DescribeResponse { event: Some(event) })
 }
 
-fn pair_chunks(pairs: &[PairInfo]) -> impl Iterator<Item = v1::PairChunk> {
-    Parts::new(pairs.iter().map(convert::pair)).scan(0, |first, pairs| {
+fn pair_chunks(pairs: Arc<Vec<PairInfo>>) -> impl Iterator<Item = v1::PairChunk> + Send + 'static {
+    let each = (0..pairs.len()).filter_map(move |n| pairs.get(n).map(convert::pair));
+    Parts::new(each).scan(0, |first, pairs| {
         let chunk = v1::PairChunk { first: *first, pairs };
         *first += count(chunk.pairs.len());
         Some(chunk)
     })
 }
 
-fn refused_chunks<'a>(
-    pairs: &'a [PairInfo],
-    others: &'a [RefusedFunction],
-) -> impl Iterator<Item = v1::RefusedChunk> + use<'a> {
-    let of_pairs = pairs.iter().enumerate().flat_map(|(i, pair)| pair.refused.iter().map(move |r| (r, Some(i))));
-    let all = others.iter().map(|r| (r, None)).chain(of_pairs);
-    Parts::new(all.map(|(refused, pair)| convert::refused(refused, pair)))
-        .map(|functions| v1::RefusedChunk { functions })
+fn refused_chunks(
+    pairs: Arc<Vec<PairInfo>>,
+    others: Vec<RefusedFunction>,
+) -> impl Iterator<Item = v1::RefusedChunk> + Send + 'static {
+    let of_pairs = (0..pairs.len()).flat_map(move |n| {
+        let refused = pairs.get(n).map_or(&[][..], |pair| pair.refused.as_slice());
+        refused.iter().map(|refused| convert::refused(refused, Some(n))).collect::<Vec<_>>()
+    });
+    let all = others.into_iter().map(|refused| convert::refused(&refused, None)).chain(of_pairs);
+    Parts::new(all).map(|functions| v1::RefusedChunk { functions })
 }
 
 fn refused_count(pairs: &[PairInfo], others: &[RefusedFunction]) -> u32 {
@@ -266,23 +304,24 @@ fn metrics(pairs: &[PairInfo]) -> Vec<v1::Metric> {
 }
 
 /// The messages of a removal.
-pub fn removal(id: u64, removed: &ingraft_engine::Removed) -> Vec<v1::RemoveResponse> {
+pub fn removal(
+    id: u64,
+    removed: ingraft_engine::Removed,
+    payer: Option<&Payer>,
+) -> impl Iterator<Item = v1::RemoveResponse> + Send + use<> {
     use v1::remove_response::Event;
-    let mut events = vec![Event::Removed(convert::removed(removed))];
-    if let Some(pairs) = &removed.grown {
-        events.extend(description(id, removed.pid, pairs).into_iter().map(Event::Measured));
-    }
-    if let Some(last) = &removed.last {
-        events.extend(ingraft_wire::sample::split(crate::backlog::whole(last)).into_iter().map(Event::Last));
-        events.extend(last.ended.map(convert::ended).map(Event::Ended));
-    }
-    events.into_iter().map(|event| v1::RemoveResponse { event: Some(event) }).collect()
+    let head = Event::Removed(convert::removed(&removed));
+    let pid = removed.pid;
+    let measured = removed.grown.into_iter().flat_map(move |pairs| description(id, pid, pairs));
+    let ended = removed.last.as_ref().and_then(|last| last.ended).map(convert::ended);
+    let last = removed.last.map(|last| Changes::whole(Kept::last(last, payer)));
+    let last = last.into_iter().flatten();
+    let events = std::iter::once(head).chain(measured.map(Event::Measured)).chain(last.map(Event::Last));
+    events.chain(ended.map(Event::Ended)).map(|event| v1::RemoveResponse { event: Some(event) })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use ingraft_engine::{FunctionRef, MeasurementId, MetricFocus, Reading, Removed, Value};
     use ingraft_model::{Focus, MetricInfo, Refusal, Svma, Tid};
     use prost::Message;
@@ -362,8 +401,7 @@ mod tests {
     #[test]
     fn a_description_says_the_same_pairs() {
         let e = enabled(4);
-        let messages = description(5, e.pid, &e.pairs);
-        assert_eq!(messages.len(), 3);
+        assert_eq!(description(5, e.pid, e.pairs).count(), 3);
     }
 
     #[test]
@@ -382,11 +420,9 @@ mod tests {
             warnings: Vec::new(),
             last: Some(Reading { time_ns: 1, values: vec![value], ended: Some(ended) }),
         };
-        let messages = removal(5, &removed);
-        assert_eq!(messages.len(), 3);
-        let without = removal(5, &Removed { last: None, ..removed.clone() });
-        assert_eq!(without.len(), 1);
-        let grown = removal(5, &Removed { grown: Some(enabled(4).pairs), ..removed });
-        assert_eq!(grown.len(), 6, "an Enabled, pairs and refused functions before the values");
+        assert_eq!(removal(5, removed.clone(), None).count(), 3);
+        assert_eq!(removal(5, Removed { last: None, ..removed.clone() }, None).count(), 1);
+        let grown = removal(5, Removed { grown: Some(enabled(4).pairs), ..removed }, None);
+        assert_eq!(grown.count(), 6, "an Enabled, pairs and refused functions before the values");
     }
 }

@@ -1,13 +1,14 @@
 //! `ingraft.v1.Instrumentation`.
 
-use ingraft_engine::MeasurementId;
+use ingraft_engine::{EnableRequest, MeasurementId};
 use ingraft_wire::{Failure, Parts, v1};
 use tonic::{Request, Response, Status};
 
 use crate::audit;
 use crate::auth;
-use crate::core::Core;
-use crate::rpc::{Answers, answers, convert, enable};
+use crate::core::{Core, payer};
+use crate::rpc::{Answers, answers, convert, enable, list};
+use crate::waiting::Waiting;
 
 /// Inserts and removes.
 pub struct Service(pub Core);
@@ -23,7 +24,8 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let target = audit::target(request.target.as_ref());
         let order = enable::Order::of(client, &target, request.measure.as_ref());
         let request = convert::enable(request).map_err(|e| order.refuse(e))?;
-        Ok(enable::insert(&self.0, order, move |engine, progress| {
+        Ok(enable::insert(&self.0, order, move |engine, max_pairs, progress| {
+            let request = EnableRequest { max_pairs, ..request.clone() };
             engine.enable(&request, caller, &|text| progress.say(text))
         }))
     }
@@ -34,7 +36,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let caller = auth::caller(&request)?;
         let id = request.into_inner().measurement;
         let (pid, pairs) = self.0.engine_call(move |engine| engine.pairs(MeasurementId(id), caller)).await?;
-        answers(enable::description(id, pid, &pairs))
+        answers(enable::description(id, pid, pairs))
     }
 
     type RemoveStream = Answers<v1::RemoveResponse>;
@@ -47,10 +49,11 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let removed = self.0.engine_call(move |engine| {
             let removed = engine.remove(id, caller)?;
             core.keeper().removed(id);
-            core.audit().ended(id, &removed_by(by.as_deref()), Some(removed.text_restored));
+            core.audit().ended(id, &removed_by(by.as_deref()), (&removed).into());
             Ok(removed)
         });
-        answers(enable::removal(id.0, &removed.await?))
+        // It is told even if too much waits: it cannot be asked for again.
+        Ok(list(Waiting::lazy(enable::removal(id.0, removed.await?, payer().as_ref()))))
     }
 
     async fn keep(&self, request: Request<v1::KeepRequest>) -> Result<Response<v1::KeepResponse>, Status> {
@@ -80,10 +83,15 @@ impl v1::instrumentation_server::Instrumentation for Service {
         let caller = auth::caller(&request)?;
         let by = auth::client(&request).as_ref().map(audit::who);
         let target = convert::target(request.into_inner().target).map_err(Failure::from)?;
-        let removed = self.0.engine_call(move |engine| engine.detach(&target, caller)).await?;
-        if let Some(removed) = &removed {
-            self.0.audit().detached(removed.pid, &removed_by(by.as_deref()), removed);
-        }
+        let core = self.0.clone();
+        let removed = self.0.engine_call(move |engine| {
+            let removed = engine.detach(&target, caller)?;
+            if let Some(removed) = &removed {
+                core.audit().detached(engine, &removed_by(by.as_deref()), removed);
+            }
+            Ok(removed)
+        });
+        let removed = removed.await?;
         Ok(Response::new(v1::DetachResponse { removed: removed.as_ref().map(convert::removed) }))
     }
 }

@@ -1,22 +1,21 @@
 //! `ingraft.v1.Metrics`.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ingraft_engine::{AtEnd, Caller, MeasurementId, Reading};
-use ingraft_wire::{Failure, FailureKind, FieldError, PART_BYTES, Parts, failure, sample, v1};
-use tokio::sync::{Notify, mpsc};
+use ingraft_engine::{AtEnd, Caller, MeasurementId};
+use ingraft_wire::{Failure, FailureKind, FieldError, PART_BYTES, Parts, failure, v1};
+use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::auth;
-use crate::backlog::{Backlog, Delta, whole};
-use crate::core::{BACKLOG, Core, INTERVAL_MIN, shutting_down, spawn};
+use crate::backlog::{Backlog, Changes, Delta, Kept};
+use crate::core::{BACKLOG, Core, INTERVAL_MIN, payer, shutting_down, spawn};
 use crate::keeper::OpenStream;
 use crate::recorder;
-use crate::rpc::{Answers, answers, convert};
+use crate::rpc::{Answers, answers, convert, list};
+use crate::waiting::{self, Part, Teller, Waiting};
 
 /// Time between two samples when a request names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
@@ -46,9 +45,12 @@ impl v1::metrics_server::Metrics for Service {
 
     async fn check(&self, request: Request<v1::CheckRequest>) -> Result<Response<Self::CheckStream>, Status> {
         let definitions = convert::sources(request.into_inner().definitions);
-        let found = self.0.engine_value(move |engine| engine.check(&definitions)).await?;
-        let found: Vec<_> = found.iter().map(convert::diagnostic).collect();
-        answers(Parts::new(found).map(|diagnostics| v1::CheckResponse { diagnostics }))
+        let payer = payer();
+        let found = self.0.engine_list(move |engine| {
+            let found = engine.check(&definitions).into_iter().map(|found| convert::diagnostic(&found));
+            Waiting::packed(payer.as_ref(), Parts::new(found).map(|diagnostics| v1::CheckResponse { diagnostics }))
+        });
+        Ok(list(found.await??))
     }
 
     async fn define(&self, request: Request<v1::DefineRequest>) -> Result<Response<v1::DefineResponse>, Status> {
@@ -84,8 +86,12 @@ impl v1::metrics_server::Metrics for Service {
     async fn lower(&self, request: Request<v1::LowerRequest>) -> Result<Response<Self::LowerStream>, Status> {
         let caller = auth::caller(&request)?;
         let request = convert::lower(request.into_inner()).map_err(Failure::from)?;
-        let lowered = self.0.engine_call(move |engine| engine.lower(&request, caller)).await?;
-        answers(Parts::new(lowered.into_iter().map(convert::lowered)).map(|metrics| v1::LowerResponse { metrics }))
+        let payer = payer();
+        let lowered = self.0.engine_list(move |engine| {
+            let lowered = engine.lower(&request, caller).map_err(convert::failure)?.into_iter().map(convert::lowered);
+            Waiting::packed(payer.as_ref(), Parts::new(lowered).map(|metrics| v1::LowerResponse { metrics }))
+        });
+        Ok(list(lowered.await??))
     }
 
     type StreamStream = Answers<v1::StreamResponse>;
@@ -99,12 +105,12 @@ impl v1::metrics_server::Metrics for Service {
         };
         let reader = Reader { core: self.0.clone(), id: MeasurementId(measurement), threads, caller };
         // Read before answering: a measurement that does not exist is an error of the call.
-        let first = reader.read().await?;
+        let first = reader.read(0).await?;
         let ended = reader.end().await?;
         let open = self.0.keeper().open(reader.id);
-        let (send, receive) = mpsc::channel(1);
+        let (send, told) = waiting::channel(1);
         spawn(stream(reader, first, interval, (open, ended), send));
-        Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
+        Ok(Response::new(Box::pin(told)))
     }
 
     type ReadStream = Answers<v1::ReadResponse>;
@@ -114,11 +120,12 @@ impl v1::metrics_server::Metrics for Service {
         let caller = auth::caller(&request)?;
         let v1::ReadRequest { measurement, threads } = request.into_inner();
         let reader = Reader { core: self.0.clone(), id: MeasurementId(measurement), threads, caller };
-        let reading = reader.read().await?;
+        let reading = reader.read(0).await?;
         self.0.keeper().read(reader.id);
-        let mut events: Vec<_> = sample::split(whole(&reading)).into_iter().map(Event::Sample).collect();
-        events.extend(reading.ended.map(convert::ended).map(Event::Ended));
-        answers(events.into_iter().map(|event| v1::ReadResponse { event: Some(event) }))
+        let ended = reading.reading().ended.map(convert::ended).map(Event::Ended);
+        let events = Changes::whole(reading).map(Event::Sample).chain(ended);
+        // The reading counts until the last of it is sent.
+        Ok(list(Waiting::lazy(events.map(|event| v1::ReadResponse { event: Some(event) }))))
     }
 
     type HistoryStream = Answers<v1::HistoryResponse>;
@@ -132,10 +139,10 @@ impl v1::metrics_server::Metrics for Service {
         let number = phase.unwrap_or_default();
         let histories = recording.histories(phase).ok_or_else(|| recorder::no_phase(number))?;
         let phases = recording.phases().into_iter().map(v1::Phase::from).collect();
-        let mut events = vec![Event::Phases(v1::Phases { phases })];
         let chunks = Parts::new((0..).zip(histories).map(v1::PairHistory::from));
-        events.extend(chunks.map(|histories| Event::Histories(v1::HistoryChunk { histories })));
-        answers(events.into_iter().map(|event| v1::HistoryResponse { event: Some(event) }))
+        let chunks = chunks.map(|histories| Event::Histories(v1::HistoryChunk { histories }));
+        let events = std::iter::once(Event::Phases(v1::Phases { phases })).chain(chunks);
+        answers(events.map(|event| v1::HistoryResponse { event: Some(event) }))
     }
 
     async fn start_phase(
@@ -173,9 +180,15 @@ struct Reader {
 }
 
 impl Reader {
-    async fn read(&self) -> Result<Reading, Failure> {
+    /// Reads the values, of which `expected` bytes are counted before there are any.
+    async fn read(&self, expected: usize) -> Result<Kept, Failure> {
         let Reader { id, threads, caller, .. } = *self;
-        self.core.engine_call(move |engine| engine.read(id, threads, caller)).await
+        let payer = payer();
+        let reading = self.core.engine_value(move |engine| {
+            let held = payer.map(|payer| payer.hold(expected)).transpose()?;
+            Kept::new(engine.read(id, threads, caller).map_err(convert::failure)?, held)
+        });
+        reading.await?
     }
 
     /// What tells that the target has ended.
@@ -207,17 +220,17 @@ enum End {
 /// Feeds one stream until the target or the engine ends or the client goes away.
 async fn stream(
     reader: Reader,
-    first: Reading,
+    first: Kept,
     interval: Duration,
     (mut open, ended): (OpenStream, EndNotice),
-    send: mpsc::Sender<Result<v1::StreamResponse, Status>>,
+    send: Teller<v1::StreamResponse>,
 ) {
     use v1::stream_response::Event;
     let response = |event| v1::StreamResponse { event: Some(event) };
     let mut backlog = Backlog::new(BACKLOG);
     let mut delta = Delta::default();
-    let mut parts: VecDeque<v1::Sample> = VecDeque::new();
-    let mut end = first.ended.map(convert::ended).map(End::Target);
+    let mut expected = first.bytes();
+    let mut end = first.reading().ended.map(convert::ended).map(End::Target);
     backlog.push(first);
     let mut closing = reader.core.closing();
     let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + interval, interval);
@@ -225,12 +238,12 @@ async fn stream(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
 
     loop {
-        let waiting = !parts.is_empty() || !backlog.is_empty();
+        let waiting = !backlog.is_empty();
         if let (Some(end), false) = (&end, waiting) {
             let last = match end {
                 End::Target(ended) => {
                     open.target_ended();
-                    Ok(response(Event::Ended(*ended)))
+                    Ok(Part::Message(response(Event::Ended(*ended))))
                 }
                 End::Failure(failure) => Err(failure.clone().into_status()),
             };
@@ -243,19 +256,20 @@ async fn stream(
             () = send.closed() => return,
             permit = send.reserve(), if waiting => {
                 let Ok(permit) = permit else { return };
-                if parts.is_empty() {
-                    parts.extend(backlog.take().map(|taken| sample::split(delta.sample(taken))).into_iter().flatten());
-                }
-                if let Some(part) = parts.pop_front() {
-                    permit.send(Ok(response(Event::Sample(part))));
+                if let Some(taken) = backlog.take() {
+                    let samples = delta.changes(taken).map(move |sample| response(Event::Sample(sample)));
+                    permit.send(Ok(Part::Many(Waiting::lazy(samples))));
                 }
             }
             () = closing.wait(), if end.is_none() => end = Some(End::Failure(shutting_down())),
-            () = due(&mut ticks, &ended), if end.is_none() => match reader.read().await {
+            () = due(&mut ticks, &ended), if end.is_none() => match reader.read(expected).await {
                 Ok(reading) => {
-                    end = reading.ended.map(convert::ended).map(End::Target);
+                    expected = reading.bytes();
+                    end = reading.reading().ended.map(convert::ended).map(End::Target);
                     backlog.push(reading);
                 }
+                // A client that is slow loses resolution in time first, then the stream.
+                Err(failure) if failure.kind == FailureKind::Exhausted && backlog.drop_oldest() => ticks.reset_immediately(),
                 Err(failure) => end = Some(End::Failure(failure)),
             },
         }

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 
 use ingraft_wire::v1;
-use tokio::sync::mpsc;
+use prost::Message;
 use tokio_stream::Stream;
 use tonic::service::interceptor::InterceptedService;
 use tonic::service::{Routes, RoutesBuilder};
@@ -11,7 +11,8 @@ use tonic::{Response, Status};
 
 use crate::auth::Gate;
 use crate::call::OPEN_MESSAGE_BYTES;
-use crate::core::{Core, Host};
+use crate::core::{Core, Host, payer};
+use crate::waiting::{Part, Teller, Waiting};
 
 mod code;
 pub mod convert;
@@ -24,28 +25,33 @@ mod processes;
 /// The messages of an answer.
 pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// An answer whose messages are known.
-fn answers<T: Send + 'static>(
-    messages: impl IntoIterator<Item = T, IntoIter: Send + 'static>,
+/// An answer whose messages are known. Fails if too many bytes wait for the user already.
+fn answers<T: Message + Default + 'static>(
+    messages: impl IntoIterator<Item = T>,
 ) -> Result<Response<Answers<T>>, Status> {
-    Ok(Response::new(Box::pin(tokio_stream::iter(messages.into_iter().map(Ok)))))
+    Ok(list(Waiting::packed(payer().as_ref(), messages)?))
+}
+
+/// An answer whose messages wait.
+fn list<T: 'static>(messages: Waiting<T>) -> Response<Answers<T>> {
+    Response::new(Box::pin(tokio_stream::iter(messages)))
 }
 
 /// Lines of text about a long call, as messages of its answer. They are worth less than the call: when they come faster than the
 /// client reads, some are left out.
 pub struct Progress<T> {
-    send: mpsc::Sender<Result<T, Status>>,
+    send: Teller<T>,
     message: fn(String) -> T,
 }
 
 impl<T> Progress<T> {
-    fn new(send: mpsc::Sender<Result<T, Status>>, message: fn(String) -> T) -> Self {
+    fn new(send: Teller<T>, message: fn(String) -> T) -> Self {
         Progress { send, message }
     }
 
     /// Says a line.
     fn say(&self, text: &str) {
-        drop(self.send.try_send(Ok((self.message)(text.to_owned()))));
+        drop(self.send.try_send(Ok(Part::Message((self.message)(text.to_owned())))));
     }
 }
 

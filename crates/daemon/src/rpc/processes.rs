@@ -57,7 +57,9 @@ impl v1::processes_server::Processes for Service {
         .map_err(|failure| order.refuse(failure))?;
         let inherit_streams = self.0.host() == Host::CommandLine;
         let request = convert::launch(request, inherit_streams).map_err(|e| order.refuse(e))?;
-        Ok(enable::insert(&self.0, order, move |engine, progress| {
+        Ok(enable::insert(&self.0, order, move |engine, max_pairs, progress| {
+            let mut request = request.clone();
+            request.enable.max_pairs = max_pairs;
             engine.launch(&request, caller, &|text| progress.say(text))
         }))
     }

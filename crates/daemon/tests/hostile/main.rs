@@ -137,12 +137,13 @@ fn attacker() {
 }
 
 type Attack = fn(&str);
-const ATTACKS: [(&str, Attack); 8] = [
+const ATTACKS: [(&str, Attack); 9] = [
     ("unfinished streams", unfinished_streams),
     ("unfinished heads", unfinished_heads),
     ("header bombs", header_bombs),
     ("continuations", continuations),
     ("windows", windows),
+    ("unread answers", unread_answers),
     ("rapid reset", rapid_reset),
     ("settings and pings", settings_and_pings),
     ("idle", idle),
@@ -246,6 +247,28 @@ fn windows(address: &str) {
     std::thread::sleep(Duration::from_millis(50));
 }
 
+/// Large answers that nobody reads: kept for a window that stays shut, and on their way through one that is open by a byte.
+fn unread_answers(address: &str) {
+    let mut open = Vec::new();
+    for window in [0, 1] {
+        let Ok(mut raw) = Raw::begin(address, &[0, 4, 0, 0, 0, window]) else { continue };
+        for stream in (1..500).step_by(2) {
+            let both = [
+                frame(HEADERS, END_HEADERS, stream, &request("/ingraft.v1.Metrics/List")),
+                frame(DATA, END_STREAM, stream, &[0, 0, 0, 0, 0]),
+            ];
+            if raw.send(&both.concat()).is_err() {
+                break;
+            }
+        }
+        open.push(raw);
+    }
+    let end = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < end {
+        open.iter_mut().for_each(|raw| _ = raw.drain());
+    }
+}
+
 fn rapid_reset(address: &str) {
     let Ok(mut raw) = Raw::begin(address, &[]) else { return };
     let head = request(REFLECTION);
@@ -305,6 +328,11 @@ fn floods_of_continuations() {
 #[test]
 fn windows_that_open_and_shut() {
     attacked("windows");
+}
+
+#[test]
+fn answers_that_nobody_reads() {
+    attacked("unread answers");
 }
 
 #[test]

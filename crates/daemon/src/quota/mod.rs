@@ -1,18 +1,24 @@
 //! What each user may have at a time, and the table of what each has: connections, calls, bytes of requests, measurements, definitions.
 //!
 //! Every quota has a holder: the user at the other end of a Unix socket, whoever has the token, one certificate, or, as long as a
-//! client on TCP has proven nothing, its address. Some connections are reserved: root, the daemon's own user and clients that have
-//! proven who they are find room when everybody else has used up theirs.
+//! client on TCP has proven nothing, the place that it comes from. Some connections and some bytes are reserved: root, the daemon's
+//! own user and clients that have proven who they are find room when everybody else has used up theirs.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ingraft_engine::MeasurementId;
 use ingraft_wire::{Failure, FailureKind};
 use tokio::sync::{Notify, Semaphore};
+
+mod answers;
+mod pool;
+
+pub use answers::{Held, Payer};
+use pool::{Pool, Sizes, Standing};
 
 /// The quotas, as they are configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,13 +62,15 @@ const TURNED_AWAY: (usize, usize) = (4, 16);
 /// Calls in progress of a client that has proven nothing: questions about services and health.
 const STRANGERS_CALLS: usize = 100;
 /// Calls of the engine that run at a time on behalf of one holder; the next one waits. There are 512 threads for them.
-const TURNS: usize = 32;
+pub const TURNS: u32 = 32;
 /// Bytes of requests that one holder may have in the daemon at a time.
 pub const REQUEST_BYTES: usize = 16 << 20;
-/// The same of a client that has proven nothing: what it may ask are names of services.
-const STRANGERS_REQUEST_BYTES: usize = 256 << 10;
-/// Bytes of all requests at a time.
-const ALL_REQUEST_BYTES: usize = 64 << 20;
+/// Bytes of requests that are in progress. What strangers may ask are names of services.
+const REQUESTS: Sizes =
+    Sizes { all: 64 << 20, reserved: 16 << 20, strangers: 4 << 20, each: REQUEST_BYTES, each_stranger: 256 << 10 };
+/// Bytes of answers that wait to be read. Strangers are told of services.
+const ANSWERS: Sizes =
+    Sizes { all: 64 << 20, reserved: 16 << 20, strangers: 4 << 20, each: 64 << 20, each_stranger: 1 << 20 };
 /// After this time a place that connections or calls take may be free.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -75,10 +83,19 @@ pub enum Holder {
     Token,
     /// Whoever has this certificate: the SHA-256 of its encoding.
     Certificate([u8; 32]),
-    /// A client on TCP that has proven nothing: its address, and its user if it is on this machine.
+    /// A client on TCP that has proven nothing: where it comes from, as [`place`] has it, and its user if it is on this machine.
     Stranger(IpAddr, Option<u32>),
     /// The other end of a Unix socket when the kernel does not name its user.
     Nobody,
+}
+
+/// Where an address is, for counting: one client can have all addresses of the loopback, and all of an IPv6 network of 64 bits.
+pub fn place(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        address if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        address @ IpAddr::V4(_) => address,
+    }
 }
 
 impl fmt::Display for Holder {
@@ -103,7 +120,6 @@ struct Account {
     connections: usize,
     turned_away: usize,
     calls: usize,
-    request_bytes: usize,
     /// Insertions that are in progress.
     begun: usize,
     measurements: BTreeMap<MeasurementId, usize>,
@@ -112,8 +128,7 @@ struct Account {
 
 impl Account {
     fn is_empty(&self) -> bool {
-        (self.connections, self.turned_away, self.calls, self.request_bytes, self.begun) == (0, 0, 0, 0, 0)
-            && self.measurements.is_empty()
+        (self.connections, self.turned_away, self.calls, self.begun) == (0, 0, 0, 0) && self.measurements.is_empty()
     }
 }
 
@@ -121,7 +136,6 @@ impl Account {
 struct State {
     connections: usize,
     turned_away: usize,
-    request_bytes: usize,
     accounts: HashMap<Holder, Account>,
     /// Connections that have proven nothing, the oldest first; those that were told to make room are not among them.
     strangers: VecDeque<(Holder, Arc<Notify>)>,
@@ -132,6 +146,24 @@ struct State {
 impl State {
     fn account(&mut self, holder: Holder) -> &mut Account {
         self.accounts.entry(holder).or_default()
+    }
+
+    /// The stranger with the most connections.
+    fn crowd(&self) -> Option<Holder> {
+        let mut count: HashMap<Holder, usize> = HashMap::new();
+        self.strangers.iter().for_each(|(other, _)| *count.entry(*other).or_default() += 1);
+        count.into_iter().max_by_key(|(_, n)| *n).map(|(other, _)| other)
+    }
+
+    /// Tells the oldest connection of a stranger to go: of the one with the most, so that a crowd from one place does not drive out
+    /// those from another. Returns false if there is none.
+    fn make_room(&mut self) -> bool {
+        let crowd = self.crowd();
+        let at = self.strangers.iter().position(|(other, _)| crowd == Some(*other));
+        let Some((_, oldest)) = at.and_then(|at| self.strangers.remove(at)) else { return false };
+        oldest.notify_one();
+        self.leaving += 1;
+        true
     }
 
     /// Changes an account, and forgets it if nothing is left in it.
@@ -151,6 +183,8 @@ pub struct Table {
     quotas: Quotas,
     own: u32,
     state: Mutex<State>,
+    requests: Mutex<Pool>,
+    answers: Mutex<Pool>,
 }
 
 /// What becomes of a new connection.
@@ -169,7 +203,13 @@ impl Table {
     pub fn new(quotas: Quotas, files: usize) -> Arc<Table> {
         let connections = quotas.connections.min(files / 4).max(RESERVED);
         let own = nix::unistd::geteuid().as_raw();
-        Arc::new(Table { quotas: Quotas { connections, ..quotas }, own, state: Mutex::default() })
+        Arc::new(Table {
+            quotas: Quotas { connections, ..quotas },
+            own,
+            state: Mutex::default(),
+            requests: Mutex::new(Pool::new(REQUESTS)),
+            answers: Mutex::new(Pool::new(ANSWERS)),
+        })
     }
 
     /// The quotas in force.
@@ -182,12 +222,17 @@ impl Table {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn may_use_reserved(&self, holder: Holder) -> bool {
+    fn standing(&self, holder: Holder) -> Standing {
         match holder {
-            Holder::User(uid) => uid == 0 || uid == self.own,
-            Holder::Token | Holder::Certificate(_) => true,
-            Holder::Stranger(..) | Holder::Nobody => false,
+            Holder::User(uid) if uid == 0 || uid == self.own => Standing::Trusted,
+            Holder::Token | Holder::Certificate(_) => Standing::Trusted,
+            Holder::User(_) => Standing::User,
+            Holder::Stranger(..) | Holder::Nobody => Standing::Stranger,
         }
+    }
+
+    fn is_trusted(&self, holder: Holder) -> bool {
+        self.standing(holder) == Standing::Trusted
     }
 
     /// Decides about a new connection.
@@ -213,41 +258,33 @@ impl Table {
         Admission::Closed(failure)
     }
 
-    /// Whether there is no room for a connection. A stranger makes room by ending the oldest one.
+    /// Refuses a connection for which there is no room.
+    ///
+    /// A client on TCP begins as a stranger, also one that is about to show the token, so strangers may use the reserve. They lose it:
+    /// a stranger makes room for the next one, and for a client that is trusted already.
     fn refuse_connection(&self, state: &mut State, holder: Holder) -> Result<(), Failure> {
         let all = self.quotas.connections;
-        if let Holder::Stranger(..) = holder {
-            let most = (all / STRANGERS).max(1);
-            if state.connections >= all - all / RESERVED {
-                return Err(daemon_full(state.connections, all));
+        let unreserved = all - all / RESERVED;
+        match self.standing(holder) {
+            Standing::Trusted if state.connections < all || state.make_room() => Ok(()),
+            Standing::Trusted => Err(daemon_full(state.connections, all)),
+            Standing::Stranger if matches!(holder, Holder::Stranger(..)) => {
+                let most = (all / STRANGERS).max(1);
+                if state.connections < all && state.strangers.len() < most {
+                    return Ok(());
+                }
+                // A stranger that was told to make room has its place until it has gone: a crowd comes no faster than it goes.
+                let is_late = state.leaving >= 2 * most || state.leaving >= most && state.crowd() == Some(holder);
+                if is_late || !state.make_room() { Err(daemon_full(state.connections, all)) } else { Ok(()) }
             }
-            if state.strangers.len() < most {
-                return Ok(());
+            Standing::User | Standing::Stranger => {
+                let (own, most) = (state.account(holder).connections, self.quotas.user_connections);
+                if own >= most {
+                    return Err(used_up(holder, "connections", "max-user-connections", own, most, 1).retry_after(SOON));
+                }
+                if state.connections >= unreserved { Err(daemon_full(state.connections, all)) } else { Ok(()) }
             }
-            // Who has the most makes room: a crowd from one place does not drive out those from another.
-            let mut count: HashMap<Holder, usize> = HashMap::new();
-            state.strangers.iter().for_each(|(other, _)| *count.entry(*other).or_default() += 1);
-            let crowd = count.iter().max_by_key(|(_, n)| **n).map(|(other, _)| *other);
-            // Whoever was told to make room has its place until it has gone: a crowd comes no faster than it goes.
-            if state.leaving >= most && crowd == Some(holder) {
-                return Err(daemon_full(state.connections, all));
-            }
-            if let Some(at) = state.strangers.iter().position(|(other, _)| crowd == Some(*other))
-                && let Some((_, oldest)) = state.strangers.remove(at)
-            {
-                oldest.notify_one();
-                state.leaving += 1;
-            }
-            return Ok(());
         }
-        let own = state.account(holder).connections;
-        let open = if self.may_use_reserved(holder) { all } else { all - all / RESERVED };
-        // Root and the daemon's user are bounded by all connections alone.
-        if !self.may_use_reserved(holder) && own >= self.quotas.user_connections {
-            return Err(used_up(holder, "connections", "max-user-connections", own, self.quotas.user_connections, 1)
-                .retry_after(SOON));
-        }
-        if state.connections >= open { Err(daemon_full(state.connections, all)) } else { Ok(()) }
     }
 
     /// Counts a call.
@@ -264,7 +301,7 @@ impl Table {
         }
         let account = state.account(holder);
         account.calls += 1;
-        account.turns.get_or_insert_with(|| Arc::new(Semaphore::new(TURNS)));
+        account.turns.get_or_insert_with(|| Arc::new(Semaphore::new(TURNS as usize)));
         Ok(Call { table: Arc::clone(self), holder, bytes: 0 })
     }
 
@@ -283,7 +320,7 @@ impl Table {
         let (all, known) = (self.quotas.user_measurements, account.measurements.values().sum());
         let room = match () {
             () if have >= all => Err(used_up(holder, "measurements", "max-user-measurements", have, all, 1)),
-            () => self.refuse_pairs(holder, known, pairs),
+            () => self.refuse_more_pairs(holder, known, pairs),
         };
         if let Err(failure) = room {
             state.settle(holder, |_| ());
@@ -293,7 +330,23 @@ impl Table {
         Ok(Begun { table: Arc::clone(self), holder, done: false })
     }
 
-    fn refuse_pairs(&self, holder: Holder, have: usize, more: usize) -> Result<(), Failure> {
+    /// Refuses pairs beyond the quota.
+    pub fn refuse_pairs(&self, holder: Holder, more: usize) -> Result<(), Failure> {
+        self.refuse_more_pairs(holder, self.pairs(holder), more)
+    }
+
+    /// The pairs of a holder's measurements.
+    fn pairs(&self, holder: Holder) -> usize {
+        self.state().accounts.get(&holder).map_or(0, |account| account.measurements.values().sum())
+    }
+
+    /// How many pairs a holder may add, and how many histories if it has so many.
+    pub fn room(&self, holder: Holder, histories: usize) -> (usize, usize) {
+        let Quotas { user_pairs, user_histories, .. } = self.quotas;
+        (user_pairs.saturating_sub(self.pairs(holder)), user_histories.saturating_sub(histories))
+    }
+
+    fn refuse_more_pairs(&self, holder: Holder, have: usize, more: usize) -> Result<(), Failure> {
         let all = self.quotas.user_pairs;
         if have.saturating_add(more) > all {
             return Err(used_up(holder, "metric-focus pairs", "max-user-pairs", have, all, more));
@@ -347,7 +400,7 @@ impl Table {
         let none = Account::default();
         let account = state.accounts.get(&holder).unwrap_or(&none);
         let quotas = &self.quotas;
-        let user_connections = if self.may_use_reserved(holder) { quotas.connections } else { quotas.user_connections };
+        let user_connections = if self.is_trusted(holder) { quotas.connections } else { quotas.user_connections };
         vec![
             ("max-connections", quotas.connections, state.connections),
             ("max-user-connections", user_connections, account.connections),
@@ -458,24 +511,26 @@ impl Call {
     /// The turns at the engine that its user has, for all of its calls together.
     pub fn turns(&self) -> Arc<Semaphore> {
         let turns = self.table.state().account(self.holder).turns.clone();
-        turns.unwrap_or_else(|| Arc::new(Semaphore::new(TURNS)))
+        turns.unwrap_or_else(|| Arc::new(Semaphore::new(TURNS as usize)))
+    }
+
+    /// Who pays for it.
+    pub fn payer(&self) -> Payer {
+        Payer::new(&self.table, self.holder)
     }
 
     /// Counts bytes of its request.
     pub fn receive(&mut self, bytes: usize) -> Result<(), Failure> {
-        let all = match self.holder {
-            Holder::Stranger(..) | Holder::Nobody => STRANGERS_REQUEST_BYTES,
-            Holder::User(_) | Holder::Token | Holder::Certificate(_) => REQUEST_BYTES,
-        };
-        let mut state = self.table.state();
-        let have = state.account(self.holder).request_bytes;
-        if have + bytes > all || state.request_bytes + bytes > ALL_REQUEST_BYTES {
-            let what = format!("{} has {have} of {all} bytes in requests that are in progress", self.holder);
+        let Call { table, holder, .. } = self;
+        let mut pool = locked(&table.requests);
+        if !pool.take(*holder, table.standing(*holder), bytes) {
+            let what = format!(
+                "{holder} has {} bytes in requests that are in progress; {bytes} more do not fit",
+                pool.of(*holder)
+            );
             let hint = "send fewer requests at a time";
             return Err(Failure::new(FailureKind::Exhausted, "quota_exceeded", what, hint).retry_after(SOON));
         }
-        state.request_bytes += bytes;
-        state.account(self.holder).request_bytes += bytes;
         self.bytes += bytes;
         Ok(())
     }
@@ -483,13 +538,14 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let mut state = self.table.state();
-        state.request_bytes -= self.bytes;
-        state.settle(self.holder, |account| {
-            account.calls -= 1;
-            account.request_bytes -= self.bytes;
-        });
+        let Call { table, holder, bytes } = self;
+        locked(&table.requests).give_back(*holder, table.standing(*holder), *bytes);
+        table.state().settle(*holder, |account| account.calls -= 1);
     }
+}
+
+fn locked(pool: &Mutex<Pool>) -> MutexGuard<'_, Pool> {
+    pool.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A measurement that is being inserted.
@@ -509,7 +565,7 @@ impl Begun {
         let account = state.account(self.holder);
         account.begun -= 1;
         let have = account.measurements.values().sum();
-        let permitted = table.refuse_pairs(self.holder, have, pairs);
+        let permitted = table.refuse_more_pairs(self.holder, have, pairs);
         if permitted.is_ok() {
             account.measurements.insert(id, pairs);
         }
@@ -616,7 +672,7 @@ mod tests {
         drop(first);
         assert!(second.receive(2).is_ok());
         drop(second);
-        assert!(table.state().accounts.is_empty() && table.state().request_bytes == 0);
+        assert!(table.state().accounts.is_empty() && locked(&table.requests).is_empty());
     }
 
     #[test]
@@ -633,5 +689,52 @@ mod tests {
         assert!(table.begin(ALICE, 0, |id| (id.0 == 1).then_some(4)).is_ok(), "one has gone");
         assert_eq!(table.measurements(ALICE), [MeasurementId(1)]);
         assert!(table.used(ALICE).contains(&("max-user-pairs", 10, 4)));
+    }
+
+    #[test]
+    fn whoever_has_the_token_finds_room_when_users_have_used_up_theirs() {
+        let table = table();
+        let users: Vec<_> = (0..20).filter_map(|n| seat(&table, Holder::User(5_000_000 + n))).collect();
+        assert_eq!(users.len(), 14);
+        let stranger = |uid| Holder::Stranger(place([127, 0, 0, 1].into()), Some(uid));
+        let crowd: Vec<_> = (0..2).map(|_| seat(&table, stranger(7)).unwrap()).collect();
+        let late = seat(&table, stranger(8)).expect("a client that is about to show the token");
+        late.proven(Holder::Token);
+        let told = |seat: &Seat| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            runtime.block_on(async { tokio::time::timeout(Duration::from_millis(5), seat.evicted()).await.is_ok() })
+        };
+        assert!(told(&crowd[0]) && !told(&crowd[1]));
+        assert!(seat(&table, Holder::User(0)).is_some() && told(&crowd[1]), "strangers make room for root");
+        assert!(seat(&table, Holder::User(6_000_000)).is_none(), "but not for other users");
+        drop((users, crowd, late));
+        assert!(table.state().accounts.is_empty() && table.state().leaving == 0);
+    }
+
+    #[test]
+    fn one_client_is_at_one_place_whatever_its_address() {
+        let place = |text: &str| place(text.parse().unwrap()).to_string();
+        for address in ["127.0.0.1", "127.0.0.2", "127.255.1.2", "::1", "::ffff:127.0.0.3"] {
+            assert_eq!(place(address), "127.0.0.1", "{address}");
+        }
+        assert_eq!(place("192.0.2.1"), "192.0.2.1");
+        assert_eq!(place("::ffff:192.0.2.1"), "192.0.2.1");
+        assert_eq!(place("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+        assert_eq!(place("2001:db8:1:2::9"), "2001:db8:1:2::");
+    }
+
+    #[test]
+    fn bytes_of_requests_are_reserved_for_root() {
+        let table = table();
+        let mut calls: Vec<_> = (0..100).map(|n| table.call(Holder::User(5_000_000 + n)).unwrap()).collect();
+        for call in &mut calls {
+            while call.receive(64 << 10).is_ok() {}
+        }
+        let users: usize = calls.iter().map(|call| call.bytes).sum();
+        assert!(users <= REQUESTS.all - REQUESTS.reserved, "{users}");
+        assert!(calls[1].bytes > 0 && calls[4].bytes > 0, "those who come later find some");
+        for trusted in [Holder::User(0), Holder::Token] {
+            assert!(table.call(trusted).unwrap().receive(REQUEST_BYTES).is_ok(), "{trusted}");
+        }
     }
 }

@@ -1,0 +1,76 @@
+//! Bytes of answers that wait until clients read them.
+
+use std::sync::Arc;
+
+use ingraft_wire::{Failure, FailureKind};
+
+use super::{Holder, SOON, Table, locked};
+
+/// Who pays for what is kept until a client reads it.
+#[derive(Clone, Debug)]
+pub struct Payer {
+    table: Arc<Table>,
+    holder: Holder,
+}
+
+impl Payer {
+    /// A holder in a table.
+    pub(super) fn new(table: &Arc<Table>, holder: Holder) -> Payer {
+        Payer { table: Arc::clone(table), holder }
+    }
+
+    /// Counts bytes of an answer that waits to be read, as long as what is returned is there.
+    pub fn hold(&self, bytes: usize) -> Result<Held, Failure> {
+        let mut held = Held { payer: self.clone(), bytes: 0 };
+        held.grow(bytes)?;
+        Ok(held)
+    }
+}
+
+/// Bytes of an answer that waits to be read; given back when they go.
+#[derive(Debug)]
+pub struct Held {
+    payer: Payer,
+    bytes: usize,
+}
+
+impl Held {
+    fn grow(&mut self, bytes: usize) -> Result<(), Failure> {
+        let Payer { table, holder } = &self.payer;
+        let mut pool = locked(&table.answers);
+        if !pool.take(*holder, table.standing(*holder), bytes) {
+            let have = pool.of(*holder);
+            let what = format!("{holder} has {have} bytes of answers to read; {bytes} more do not fit");
+            let hint = "read answers as they come, and ask for less at a time";
+            return Err(Failure::new(FailureKind::Exhausted, "quota_exceeded", what, hint).retry_after(SOON));
+        }
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Counts another number of bytes instead. On an error the number is as before.
+    pub fn resize(&mut self, bytes: usize) -> Result<(), Failure> {
+        if bytes > self.bytes {
+            return self.grow(bytes - self.bytes);
+        }
+        let Payer { table, holder } = &self.payer;
+        locked(&table.answers).give_back(*holder, table.standing(*holder), self.bytes - bytes);
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Payer { table, holder } = &self.payer;
+        locked(&table.answers).give_back(*holder, table.standing(*holder), self.bytes);
+    }
+}
+
+#[cfg(test)]
+impl Payer {
+    /// The bytes that wait for all calls of the same user.
+    pub fn held(&self) -> usize {
+        locked(&self.table.answers).of(self.holder)
+    }
+}

@@ -1,0 +1,162 @@
+//! A fixed number of bytes that the daemon shares out to its clients, and how much of it each holder may have.
+//!
+//! A holder without standing may have as many bytes as it leaves free for others: alone half of what is not reserved, beside another
+//! such holder a third, and so on. So nobody has to know how many holders there are, the pool is never exceeded, and a holder that
+//! comes late still finds room.
+
+use std::collections::HashMap;
+
+use super::Holder;
+
+/// How far the daemon trusts a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Root, the daemon's own user, or a client with the token or a certificate. Each of them acts with the daemon's rights.
+    Trusted,
+    /// Another user, whom the kernel names.
+    User,
+    /// A client that has proven nothing yet.
+    Stranger,
+}
+
+/// The size of a pool and of its shares, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// The whole pool.
+    pub all: usize,
+    /// The part that only trusted holders may use.
+    pub reserved: usize,
+    /// The part that strangers may use together.
+    pub strangers: usize,
+    /// The most that one trusted holder or one user may have.
+    pub each: usize,
+    /// The most that one stranger may have.
+    pub each_stranger: usize,
+}
+
+/// How many bytes each holder has.
+#[derive(Debug)]
+pub struct Pool {
+    sizes: Sizes,
+    used: usize,
+    used_by_strangers: usize,
+    holders: HashMap<Holder, usize>,
+}
+
+impl Pool {
+    /// A pool of which nothing is used.
+    pub fn new(sizes: Sizes) -> Pool {
+        Pool { sizes, used: 0, used_by_strangers: 0, holders: HashMap::new() }
+    }
+
+    /// The bytes that a holder has.
+    pub fn of(&self, holder: Holder) -> usize {
+        self.holders.get(&holder).copied().unwrap_or(0)
+    }
+
+    /// Gives a holder bytes, or returns false and changes nothing if its share or the pool has too few.
+    pub fn take(&mut self, holder: Holder, standing: Standing, bytes: usize) -> bool {
+        let Sizes { all, reserved, strangers, each, each_stranger } = self.sizes;
+        let has = self.of(holder).saturating_add(bytes);
+        let used = self.used.saturating_add(bytes);
+        let shared = all - reserved;
+        let fits = match standing {
+            Standing::Trusted => has <= each && used <= all,
+            Standing::User => has <= each && has <= shared.saturating_sub(used),
+            Standing::Stranger => {
+                let theirs = self.used_by_strangers.saturating_add(bytes);
+                has <= each_stranger && has <= strangers.saturating_sub(theirs) && used <= shared
+            }
+        };
+        if fits && bytes > 0 {
+            self.used = used;
+            self.used_by_strangers += if standing == Standing::Stranger { bytes } else { 0 };
+            self.holders.insert(holder, has);
+        }
+        fits
+    }
+
+    /// Takes back bytes that a holder was given with the same standing.
+    pub fn give_back(&mut self, holder: Holder, standing: Standing, bytes: usize) {
+        self.used -= bytes;
+        self.used_by_strangers -= if standing == Standing::Stranger { bytes } else { 0 };
+        let left = self.of(holder) - bytes;
+        if left == 0 {
+            self.holders.remove(&holder);
+        } else {
+            self.holders.insert(holder, left);
+        }
+    }
+
+    /// Whether nobody has anything.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        (self.used, self.used_by_strangers, self.holders.len()) == (0, 0, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZES: Sizes = Sizes { all: 1000, reserved: 200, strangers: 100, each: 600, each_stranger: 30 };
+
+    /// Takes bytes one by one until there are no more; how many.
+    fn fill(pool: &mut Pool, holder: Holder, standing: Standing) -> usize {
+        (0..2000).take_while(|_| pool.take(holder, standing, 1)).count()
+    }
+
+    #[test]
+    fn users_leave_as_much_as_they_have_and_the_reserve() {
+        let mut pool = Pool::new(SIZES);
+        assert_eq!(fill(&mut pool, Holder::User(1), Standing::User), 400);
+        assert_eq!(fill(&mut pool, Holder::User(2), Standing::User), 200);
+        assert_eq!(fill(&mut pool, Holder::User(3), Standing::User), 100);
+        assert!(!pool.take(Holder::User(1), Standing::User, 1));
+        assert_eq!(
+            fill(&mut pool, Holder::User(0), Standing::Trusted),
+            300,
+            "the reserve, and what is left of the rest"
+        );
+        assert!(!pool.take(Holder::Token, Standing::Trusted, 1), "the pool is never exceeded");
+        pool.give_back(Holder::User(1), Standing::User, 400);
+        assert!(pool.take(Holder::Token, Standing::Trusted, 1));
+    }
+
+    #[test]
+    fn strangers_have_little_even_together() {
+        let mut pool = Pool::new(SIZES);
+        let stranger = |uid| Holder::Stranger(Ipv4Addr::LOCALHOST.into(), Some(uid));
+        let theirs: usize = (0..100).map(|uid| fill(&mut pool, stranger(uid), Standing::Stranger)).sum();
+        assert!((90..=100).contains(&theirs), "{theirs}");
+        assert_eq!(fill(&mut pool, stranger(0), Standing::Stranger), 0);
+        assert!(fill(&mut pool, Holder::User(1), Standing::User) >= 350, "users hardly notice");
+    }
+
+    proptest! {
+        /// Whatever is taken and given back, in whatever order: the pool is not exceeded, and empty at the end.
+        #[test]
+        fn the_pool_is_never_exceeded(takes in proptest::collection::vec((0_u32..4, 0_usize..500, any::<bool>()), 0..100)) {
+            let mut pool = Pool::new(SIZES);
+            let standing = |uid| if uid == 0 { Standing::Trusted } else { Standing::User };
+            let mut held = Vec::new();
+            for (uid, bytes, gives_back) in takes {
+                if gives_back && let Some((uid, bytes)) = held.pop() {
+                    pool.give_back(Holder::User(uid), standing(uid), bytes);
+                } else if pool.take(Holder::User(uid), standing(uid), bytes) {
+                    held.push((uid, bytes));
+                }
+                let users: usize = held.iter().filter(|(uid, _)| *uid != 0).map(|(_, bytes)| bytes).sum();
+                prop_assert!(users <= 800 && held.iter().map(|(_, bytes)| bytes).sum::<usize>() <= 1000);
+            }
+            for (uid, bytes) in held {
+                pool.give_back(Holder::User(uid), standing(uid), bytes);
+            }
+            prop_assert!(pool.is_empty());
+        }
+    }
+}

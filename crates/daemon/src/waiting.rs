@@ -1,0 +1,216 @@
+//! What of an answer waits until the client reads it. It is kept as it will be sent, or as readings that values are taken from, and its
+//! bytes count for the client's user as long as they wait.
+
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use ingraft_wire::Failure;
+use prost::Message;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::Stream;
+use tonic::Status;
+
+use crate::quota::{Held, Payer};
+
+/// Messages in their order, the next one made when the client is ready for it.
+pub struct Waiting<T> {
+    messages: Box<dyn Iterator<Item = Result<T, Status>> + Send>,
+    begun: Option<oneshot::Sender<()>>,
+}
+
+impl<T: Message + Default + 'static> Waiting<T> {
+    /// Messages that are encoded now and decoded when it is their turn: encoded they take a fraction of the memory. Fails if the user
+    /// has too many bytes that wait. Without a payer the messages are kept as they are.
+    pub fn packed(payer: Option<&Payer>, messages: impl IntoIterator<Item = T>) -> Result<Waiting<T>, Failure> {
+        let Some(payer) = payer else {
+            let messages: Vec<T> = messages.into_iter().collect();
+            return Ok(Waiting::lazy(messages));
+        };
+        let pack = |message: T| {
+            let held = payer.hold(message.encoded_len())?;
+            Ok(Packed { bytes: message.encode_to_vec(), held, kind: PhantomData })
+        };
+        let packed: Vec<Packed<T>> = messages.into_iter().map(pack).collect::<Result<_, Failure>>()?;
+        Ok(Waiting { messages: Box::new(packed.into_iter().map(Packed::unpack)), begun: None })
+    }
+}
+
+impl<T: 'static> Waiting<T> {
+    /// Messages that are made when it is their turn.
+    pub fn lazy(messages: impl IntoIterator<Item = T, IntoIter: Send + 'static>) -> Waiting<T> {
+        Waiting { messages: Box::new(messages.into_iter().map(Ok)), begun: None }
+    }
+
+    /// The same, and a receiver that hears when the first message was taken, or gets an error when the client goes away before.
+    pub fn with_receipt(mut self) -> (Waiting<T>, oneshot::Receiver<()>) {
+        let (tell, hear) = oneshot::channel();
+        self.begun = Some(tell);
+        (self, hear)
+    }
+}
+
+impl<T: 'static> Iterator for Waiting<T> {
+    type Item = Result<T, Status>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(begun) = self.begun.take() {
+            // Nobody needs to be waiting for it.
+            let _ = begun.send(());
+        }
+        self.messages.next()
+    }
+}
+
+/// An encoded message.
+struct Packed<T> {
+    bytes: Vec<u8>,
+    held: Held,
+    kind: PhantomData<fn() -> T>,
+}
+
+impl<T: Message + Default> Packed<T> {
+    fn unpack(self) -> Result<T, Status> {
+        let Packed { bytes, held, kind: _ } = self;
+        let message = T::decode(bytes.as_slice()).map_err(|e| Status::internal(e.to_string()));
+        drop((bytes, held));
+        message
+    }
+}
+
+/// What a task tells the client: messages one by one, or many at once.
+pub enum Part<T> {
+    /// One message, small.
+    Message(T),
+    /// Several, which are sent before anything that the task tells later.
+    Many(Waiting<T>),
+}
+
+/// The end of a channel at which a task tells its parts.
+pub type Teller<T> = mpsc::Sender<Result<Part<T>, Status>>;
+
+/// The messages of an answer, from the parts that a task tells.
+pub struct Told<T> {
+    parts: mpsc::Receiver<Result<Part<T>, Status>>,
+    many: Option<Waiting<T>>,
+}
+
+/// A channel for so many parts.
+pub fn channel<T>(parts: usize) -> (Teller<T>, Told<T>) {
+    let (tell, hear) = mpsc::channel(parts);
+    (tell, Told { parts: hear, many: None })
+}
+
+impl<T: 'static> Stream for Told<T> {
+    type Item = Result<T, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            if let Some(message) = self.many.as_mut().and_then(Iterator::next) {
+                return Poll::Ready(Some(message));
+            }
+            self.many = None;
+            match ready!(self.parts.poll_recv(cx)) {
+                Some(Ok(Part::Message(message))) => return Poll::Ready(Some(Ok(message))),
+                Some(Ok(Part::Many(many))) => self.many = Some(many),
+                Some(Err(status)) => return Poll::Ready(Some(Err(status))),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+/// Bytes of an answer that are on their way to the client. They count until the socket has taken them.
+#[derive(Debug)]
+pub struct Unread {
+    bytes: Bytes,
+    _held: Option<Held>,
+}
+
+impl Unread {
+    /// Counts the bytes for who pays, if anybody does.
+    pub fn new(bytes: Bytes, payer: Option<&Payer>) -> Result<Unread, Failure> {
+        let held = payer.map(|payer| payer.hold(bytes.len())).transpose()?;
+        Ok(Unread { bytes, _held: held })
+    }
+}
+
+impl Buf for Unread {
+    fn remaining(&self) -> usize {
+        self.bytes.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.bytes.chunk()
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_wire::v1;
+    use tokio_stream::StreamExt;
+
+    use super::*;
+    use crate::quota::{Holder, Quotas, Table};
+
+    fn payer() -> Payer {
+        let table = Table::new(Quotas::default(), 1 << 20);
+        table.call(Holder::User(4_000_001)).unwrap().payer()
+    }
+
+    fn lines(count: usize) -> impl Iterator<Item = v1::Progress> + Send + 'static {
+        (0..count).map(|n| v1::Progress { text: format!("{n:0>1000}") })
+    }
+
+    #[test]
+    fn messages_count_until_they_are_taken() {
+        let payer = payer();
+        let mut waiting = Waiting::packed(Some(&payer), lines(3)).unwrap();
+        let count = payer.held();
+        assert!((3000..3100).contains(&count), "{count}");
+        assert_eq!(waiting.next().unwrap().unwrap().text.len(), 1000);
+        assert_eq!(payer.held(), count * 2 / 3);
+        assert_eq!(waiting.by_ref().count(), 2);
+        assert_eq!(payer.held(), 0);
+        let refused = Waiting::packed(Some(&payer), lines(100_000)).map(|_| ()).unwrap_err();
+        assert_eq!(refused.reason, "quota_exceeded");
+        assert_eq!(payer.held(), 0, "nothing is kept of what is refused");
+        drop(Waiting::packed(Some(&payer), lines(3)).unwrap());
+        assert_eq!(payer.held(), 0, "nor of what nobody reads");
+        assert_eq!(Waiting::packed(None, lines(3)).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn bytes_count_until_they_are_sent() {
+        let payer = payer();
+        let mut unread = Unread::new(Bytes::from_static(&[7; 100]), Some(&payer)).unwrap();
+        unread.advance(60);
+        assert_eq!((unread.remaining(), payer.held()), (40, 100));
+        drop(unread);
+        assert_eq!(payer.held(), 0);
+        assert!(Unread::new(vec![0; 60 << 20].into(), Some(&payer)).is_err());
+    }
+
+    #[tokio::test]
+    async fn parts_come_in_order_and_their_beginning_is_acknowledged() {
+        let (tell, told) = channel(4);
+        let (many, mut begun) = Waiting::packed(None, lines(2)).unwrap().with_receipt();
+        let one = || v1::Progress { text: "one".into() };
+        for part in [Part::Message(one()), Part::Many(many), Part::Message(one())] {
+            assert!(tell.send(Ok(part)).await.is_ok());
+        }
+        drop(tell);
+        assert!(begun.try_recv().is_err(), "nobody has read anything");
+        let all: Vec<_> = told.map(|message| message.unwrap().text.len()).collect().await;
+        assert_eq!(all, [3, 1000, 1000, 3]);
+        assert!(begun.await.is_ok());
+        let (unread, begun) = Waiting::packed(None, lines(2)).unwrap().with_receipt();
+        drop(unread);
+        assert!(begun.await.is_err(), "the client has gone");
+    }
+}
