@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use ingraft_testing::target::Traced;
 use ingraft_testing::{
     Daemon, Mutatee, NOBODY, Tool, exposed, is_root, open_directory, program, scaled, sibling, skip, source_directory,
     wait_until,
@@ -83,6 +84,27 @@ fn a_setuid_program_is_never_measured_for_its_user() {
     }
     println!("{refused} of {tries} refused");
     serves_others(&daemon, &plain);
+    assert!(daemon.terminate().success());
+}
+
+/// Rights that were there at the first try may be gone at the next one.
+#[test]
+fn rights_that_end_while_an_insertion_waits_end_it() {
+    if !is_root() {
+        skip!("only root can start targets of another user");
+    }
+    let (directory, place) = (open_directory(), open_directory());
+    let plain = exposed(&program("corner").expect("gcc"), place.path());
+    let daemon = everybodys(directory.path());
+    let mut target = theirs(&plain, &[]);
+    let traced = Traced::new(target.pid());
+    let mut waiting = stranger(&daemon).start(["count", "-p", &target.pid_text(), "work", "--wait", "1h"]);
+    waiting.wait_for_word("deferred");
+    // A process that is not dumpable can be traced with privilege only.
+    let _ = target.ask("undumpable");
+    drop(traced);
+    let _ = waiting.finish().assert_error(4, &["not", "dumpable"]);
+    target.ask("work 5").assert_right();
     assert!(daemon.terminate().success());
 }
 

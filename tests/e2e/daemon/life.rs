@@ -1,7 +1,11 @@
 //! Measurements live as long as they should: with clients, without, over crashes and restarts.
 
+use std::collections::BTreeSet;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, open_directory, wait_until};
+use ingraft_testing::{Mutatee, NOBODY, Tool, is_root, open_directory, sibling, wait_until};
 
 use crate::{client, daemon};
 
@@ -19,6 +23,49 @@ fn a_client_counts_through_it() {
         assert_eq!(outcome.calls(&function), tally, "{function}");
     }
     target::assert_clean(target.pid(), &before);
+    assert!(daemon.terminate().success());
+}
+
+/// Processes that sleep until they are dropped.
+struct Crowd(Vec<Child>);
+
+impl Crowd {
+    fn new(count: usize) -> Crowd {
+        let mut sleep = Command::new("sleep");
+        sleep.arg("600");
+        if is_root() {
+            sleep.uid(NOBODY).gid(NOBODY);
+        }
+        Crowd((0..count).map(|_| sleep.spawn().expect("start a process")).collect())
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // It may have ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A user who is not root has 250 streams on a connection.
+#[test]
+fn a_command_measures_more_processes_than_a_connection_has_streams() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &["--socket-mode", "0666"]);
+    let crowd = Crowd::new(260);
+    let pids: BTreeSet<String> = crowd.0.iter().map(|child| child.id().to_string()).collect();
+    let mut arguments = vec!["watch", "pause_time", "--interval", "500ms"];
+    arguments.extend(pids.iter().flat_map(|pid| ["-p", pid]));
+    let mut session = Tool::unprivileged(sibling("ingraft")).with_daemon(&daemon.uri(), None).start(arguments);
+    let mut heard = BTreeSet::new();
+    while heard.len() < pids.len() {
+        heard.insert(session.wait_for("sample")["pid"].to_string());
+    }
+    assert_eq!(heard, pids);
+    let _ = session.interrupt().assert_code(0);
     assert!(daemon.terminate().success());
 }
 
@@ -131,7 +178,7 @@ fn detach_restores_after_its_crash_without_a_successor() {
     let session = client(&daemon).count(target.pid(), &["threads:work_*"]);
     daemon.kill();
     drop(session.finish());
-    let _ = ingraft_testing::Tool::new(ingraft_testing::sibling("ingraft")).detach(target.pid()).assert_removed();
+    let _ = Tool::new(sibling("ingraft")).detach(target.pid()).assert_removed();
     target::assert_clean(target.pid(), &before);
     target.ask("go 1000").assert_right();
 }
@@ -142,7 +189,7 @@ fn an_embedded_engine_does_not_rob_it() {
     let daemon = daemon(directory.path(), &[]);
     let target = Mutatee::start("threads", &["2"]);
     let session = client(&daemon).count(target.pid(), &["work_0"]);
-    let alone = ingraft_testing::Tool::new(ingraft_testing::sibling("ingraft"));
+    let alone = Tool::new(sibling("ingraft"));
     let outcome = alone.run(["count", "-p", &target.pid_text(), "work_0"]).assert_error(4, &["ingraftd"]);
     assert!(outcome.stderr.contains(&daemon.pid().to_string()), "{outcome:#?}");
     let _ = session.interrupt().assert_code(0).assert_removed();
