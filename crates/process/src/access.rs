@@ -56,6 +56,11 @@ pub fn children(parent: Pid) -> Option<Vec<Pid>> {
     Some(found)
 }
 
+/// Whether a process has memory: not while it ends, and not afterwards.
+pub fn has_memory(pid: Pid) -> bool {
+    procfs::has_memory(pid)
+}
+
 /// The processes of this name: that of the main thread, the base name of the first argument, or that of the program file.
 pub fn find_by_name(name: &str) -> Vec<Pid> {
     let base = |path: &str| path.rsplit('/').next().is_some_and(|b| b == name);

@@ -40,7 +40,7 @@ mod vectors;
 mod visit;
 mod wards;
 
-pub use access::{ProcessInfo, attachable, children, find_by_name, processes};
+pub use access::{ProcessInfo, attachable, children, find_by_name, has_memory, processes};
 pub use apply::{Applied, Options, ThreadBase};
 pub use area::{Children, Claim, SharedArea};
 pub use clock::{ClockChoice, ClockProblem, TickClock, UnknownClock};

@@ -394,6 +394,23 @@ pub fn boot_id() -> [u8; 16] {
 }
 
 /// The processor time of a thread in nanoseconds, as of the last time that the kernel charged it: of a thread that runs, at the last tick.
+/// How a process has ended that began at this time and that nobody has waited for yet, as wait(2) tells it. None: it has not, it is gone, or the
+/// kernel does not tell us.
+pub(crate) fn exit_status(pid: Pid, start_time: u64) -> Option<i32> {
+    let text = read(pid, "stat").ok()?;
+    Stat::parse(&text).filter(|stat| stat.is_dead() && stat.start_time == start_time)?;
+    // the last field; who may not trace the process reads 0 there, but who asks has measured it
+    let last = text.split(u8::is_ascii_whitespace).rfind(|field| !field.is_empty())?;
+    std::str::from_utf8(last).ok()?.parse().ok()
+}
+
+/// Whether a process has memory: not while it ends, and not afterwards.
+pub(crate) fn has_memory(pid: Pid) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    text.split_ascii_whitespace().next().is_some_and(|pages| pages != "0")
+}
+
+/// The processor time of a thread, in nanoseconds.
 pub(crate) fn cpu_ns(pid: Pid, tid: Tid) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
     text.split_ascii_whitespace().next()?.parse().ok()

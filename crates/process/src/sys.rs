@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{FromRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -497,6 +497,21 @@ pub(crate) fn has_own_memory(pid: Pid, other: Pid) -> bool {
     const KCMP_VM: libc::c_int = 1;
     // SAFETY: the request takes integers only.
     unsafe { libc::syscall(libc::SYS_kcmp, pid.0, other.0, KCMP_VM, 0, 0) > 0 }
+}
+
+/// How the process of a pidfd has ended, as wait(2) tells it, once somebody has waited for it: PIDFD_GET_INFO (linux/pidfd.h). None: the kernel is
+/// older than 6.15, or nobody has.
+pub(crate) fn exit_status(pidfd: BorrowedFd<'_>) -> Option<i32> {
+    /// _IOWR(0xff, 11, struct pidfd_info) with the first size of that structure, 64 bytes.
+    const GET_INFO: libc::c_ulong = 0xc040_ff0b;
+    const INFO_EXIT: u64 = 1 << 3;
+    /// Number of the word whose upper half is the status: before it are the mask, an id, and eleven ids of 32 bits.
+    const STATUS: usize = 7;
+    let mut info = [0u64; 8];
+    info[0] = INFO_EXIT;
+    // SAFETY: the request reads and writes 64 bytes, which `info` has, and the descriptor is open as long as it is borrowed.
+    let r = unsafe { libc::ioctl(pidfd.as_raw_fd(), GET_INFO, info.as_mut_ptr()) };
+    (r == 0 && info[0] & INFO_EXIT != 0).then(|| ((info[STATUS] >> 32) as u32).cast_signed())
 }
 
 /// The calling thread.

@@ -71,8 +71,18 @@ pub enum ExitStatus {
     Code(i32),
     /// By this signal.
     Signal(i32),
-    /// It was not our child: nobody tells.
+    /// It was not our child, and the kernel does not tell.
     Unknown,
+}
+
+impl ExitStatus {
+    /// From a status as wait(2) gives it.
+    fn decode(status: i32) -> Self {
+        match status & 0x7f {
+            0 => ExitStatus::Code(status >> 8 & 0xff),
+            signal => ExitStatus::Signal(signal),
+        }
+    }
 }
 
 /// A process that may be read and changed. Nothing is held between two calls.
@@ -207,7 +217,13 @@ impl Target {
                 (_, Some(signal)) => ExitStatus::Signal(signal),
                 _ => ExitStatus::Unknown,
             },
-            _ => ExitStatus::Unknown,
+            // Somebody else's child. As long as nobody has waited for it, /proc has its status; afterwards the descriptor does, since Linux 6.15.
+            _ => {
+                let unreaped = procfs::exit_status(self.pid(), self.identity.start_time);
+                unreaped
+                    .or_else(|| sys::exit_status(self.pidfd.as_fd()))
+                    .map_or(ExitStatus::Unknown, ExitStatus::decode)
+            }
         })
     }
 
@@ -252,6 +268,12 @@ impl Target {
     /// ended, or the kernel does not tell.
     pub fn thread_cpu_ns(&self, tid: Tid) -> Option<u64> {
         procfs::cpu_ns(self.pid(), tid)
+    }
+
+    /// The same of a thread of a fork child that is measured with this process, also when the child has ended and its parent has not asked for its
+    /// status yet.
+    pub fn child_cpu_ns(&self, tid: Tid) -> Option<u64> {
+        procfs::cpu_ns(Pid(tid.0), tid)
     }
 
     /// Name of its main thread.
