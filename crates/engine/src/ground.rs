@@ -57,6 +57,8 @@ pub enum Why {
     Broken,
     /// Others have written over it.
     Foreign,
+    /// Others have put the original code back while it was measured.
+    Lost,
     /// It cannot be read.
     Unreadable,
     /// The program keeps a copy of the woven code there.
@@ -119,6 +121,7 @@ impl fmt::Display for Why {
             Why::Breakpoint => "somebody else has set a breakpoint (a uprobe of perf or bpftrace, or a debugger's)",
             Why::Broken => "a breakpoint of somebody else (a uprobe of perf or bpftrace) came and went and took a byte of ours along",
             Why::Foreign => "somebody else has written over the code",
+            Why::Lost => "the program, or somebody else, has put its original code back: calls were not counted any more",
             Why::Unreadable => "the code cannot be read",
             Why::Copied => {
                 "the program has set a copy of woven code aside, as if to move its text: what was woven stays mapped until the next removal"
@@ -193,8 +196,10 @@ pub fn disturbed<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>)
             len = target.read_some(Avma(at), &mut page).unwrap_or(0);
         }
         let bytes = page.get(..len).and_then(|page| page.get(behind..behind + write.old_bytes().len()));
-        let state = bytes.map(|now| classify(write, now)).filter(|state| *state != State::Original);
-        found.extend(state.and_then(|state| Place::Text(state).left(write.at)));
+        found.extend(bytes.and_then(|now| match classify(write, now) {
+            State::Original => Some(Left { at: write.at, state: Why::Lost }),
+            state => Place::Text(state).left(write.at),
+        }));
     }
     Left::sort(&mut found);
     found

@@ -256,8 +256,8 @@ pub struct Session {
     rates: Mutex<cost::Rates>,
     /// How long threads were held, in nanoseconds.
     paused_ns: AtomicU64,
-    /// What others had done to woven code when that was looked at last.
-    disturbed: Mutex<Vec<String>>,
+    /// What others were seen to have done to woven code, and when that was seen first, in nanoseconds of Unix time.
+    disturbed: Mutex<Vec<(String, u64)>>,
 }
 
 /// What is said when there is no better clock.

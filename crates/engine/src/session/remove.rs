@@ -5,6 +5,9 @@ use std::ops::Range;
 use super::*;
 use crate::ground::{self, Left, Why};
 
+/// How many different findings about changed code are remembered until the end.
+const DISTURBANCES_MAX: usize = 64;
+
 impl Session {
     /// Removes a measurement; with the last one everything goes. Returns whether the session is over.
     pub fn remove(&self, id: MeasurementId) -> Result<(Removed, bool), Error> {
@@ -197,6 +200,7 @@ impl Session {
         let arenas = attached.woven.arenas();
         let layout = attached.area.layout();
         let file = leftover::area_file(&self.target, layout);
+        let disturbed = self.disturbed_places(control);
         let restored = match restore::restore(&self.target, &records, &arenas, Some(layout)) {
             Ok(restored) => restored,
             // with its memory everything of ours has gone
@@ -214,7 +218,8 @@ impl Session {
         if restored.text_restored {
             left.extend(differs.map(|at| Left { at, state: Why::Foreign }));
         }
-        let warnings = self.warnings(control, &left);
+        let mut warnings = self.warnings(control, &left);
+        warnings.extend(self.lost_calls(control, disturbed, &left));
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
         let memory_left = !restored.unmapped;
         // what is left in the text is not ours
@@ -251,20 +256,42 @@ impl Session {
 
     /// What others have done to the code that is woven here.
     pub(super) fn disturbances(&self, control: &Control) -> Vec<String> {
+        let left = self.disturbed_places(control);
+        if left.is_empty() { Vec::new() } else { self.warnings(control, &left) }
+    }
+
+    /// Where others have changed what is woven here.
+    fn disturbed_places(&self, control: &Control) -> Vec<Left> {
         let Some(attached) = &control.attached else { return Vec::new() };
         let text = attached.woven.points().flat_map(|(_, point)| &point.removal.text);
-        let left = ground::disturbed(&self.target, text);
-        if left.is_empty() { Vec::new() } else { self.warnings(control, &left) }
+        ground::disturbed(&self.target, text)
+    }
+
+    /// What is to be told at the end of code that others have changed while it was woven: places that have the original code again, of which the
+    /// removal itself sees nothing, and what a look has found that is not there any more. `left` are the places that the removal tells of.
+    fn lost_calls(&self, control: &Control, before: Vec<Left>, left: &[Left]) -> Vec<String> {
+        let lost: Vec<Left> =
+            before.into_iter().filter(|l| l.state == Why::Lost && !left.iter().any(|k| k.at == l.at)).collect();
+        let mut warnings = if lost.is_empty() { Vec::new() } else { self.warnings(control, &lost) };
+        let seen = self.disturbed.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = now_ns();
+        for (what, since) in seen.iter() {
+            let ago = now.saturating_sub(*since) / 1_000_000_000;
+            warnings.push(format!("{what} (seen first {ago} s before the end)"));
+        }
+        warnings
     }
 
     /// Looks at the woven code, and says once what others have done to it.
     pub fn notice_disturbances(&self) {
         let found = self.disturbances(&self.control());
         let mut told = self.disturbed.lock().unwrap_or_else(PoisonError::into_inner);
-        for what in found.iter().filter(|what| !told.contains(what)) {
-            tracing::warn!(pid = self.pid().0, "{what}");
+        for what in found {
+            if told.len() < DISTURBANCES_MAX && !told.iter().any(|(known, _)| *known == what) {
+                tracing::warn!(pid = self.pid().0, "{what}");
+                told.push((what, now_ns()));
+            }
         }
-        *told = found;
     }
 
     /// Nothing of ours is in the target any more: the journal and the lock go.
