@@ -29,6 +29,7 @@
 
 mod activation;
 mod arena;
+mod birth;
 mod block;
 mod branches;
 mod build;

@@ -42,10 +42,14 @@ pub(crate) enum Routine {
     Event,
     /// At the loader's hook: tells the engine that something was mapped, and waits for it. Keeps rcx.
     Await,
+    /// Before a fork, see `birth`. Keeps rcx.
+    Fork,
+    /// After a fork, in parent and child; edx is what fork has returned. Keeps rcx.
+    Forked,
 }
 
 impl Routine {
-    pub const ALL: [Routine; 10] = [
+    pub const ALL: [Routine; 12] = [
         Routine::Settle,
         Routine::Find,
         Routine::CpuTime,
@@ -56,6 +60,8 @@ impl Routine {
         Routine::Usage,
         Routine::Event,
         Routine::Time,
+        Routine::Fork,
+        Routine::Forked,
     ];
 }
 
@@ -84,6 +90,8 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
             Routine::Usage => w.usage()?,
             Routine::Event => w.event()?,
             Routine::Time => w.time()?,
+            Routine::Fork => w.fork()?,
+            Routine::Forked => w.forked()?,
         }
         Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
     };

@@ -8,9 +8,11 @@ use iced_x86::code_asm::{
 };
 use iced_x86::code_asm::{r10, r11, rsp};
 use iced_x86::{BlockEncoderOptions, IcedError, Register};
+use ingraft_model::layout::birth::UNBORN;
 use ingraft_model::layout::{CALL_SP, CALLING, CHILD_SHARD, CLAIMS, FIRST_SHARD, OWNER, header};
 use ingraft_model::{Gpr, ThreadIdentity};
 
+use crate::birth;
 use crate::block::LINK;
 use crate::environment::{Assembly, CodegenError, Environment};
 use crate::slot::{LEN, NOP, OPCODE};
@@ -99,6 +101,24 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.test(id.wide, id.wide)?;
     a.je(locked)?;
 
+    // a fork child whose parent has prepared a shard for it: its thread pointer is that of the thread that forked, whose gs base it has
+    let mut fresh = a.create_label();
+    let heirs = birth::heirs(env);
+    a.mov(n.wide, k.wide)?;
+    a.shr(n.wide, birth::heir_shift(env))?;
+    a.cmp(dword_ptr(n.wide + (heirs + 8)), 0)?;
+    a.je(fresh)?;
+    a.rdfsbase(k.wide)?;
+    a.cmp(k.wide, qword_ptr(n.wide + heirs))?;
+    a.jne(fresh)?;
+    a.mov(k.half, dword_ptr(n.wide + (heirs + 8)))?;
+    a.mov(qword_ptr(n.wide + (heirs + 8)), 0)?;
+    a.mov(n.wide, id.wide)?;
+    a.bts(n.wide, UNBORN)?;
+    a.mov(qword_ptr(k.wide * 8 + abs(CLAIMS)), n.wide)?;
+    a.jmp(won)?;
+
+    a.set_label(&mut fresh)?;
     a.mov(k.half, 1)?;
     a.lock().xadd(dword_ptr(abs(header::CLAIM_HINT)), k.half)?;
     a.cmp(k.half, data.shards as i32)?;

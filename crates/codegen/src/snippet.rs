@@ -50,7 +50,7 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
     stmts.iter().try_for_each(|stmt| match stmt {
         Stmt::Add(v, e) | Stmt::Set(v, e) => bound(*v, Shape::Counter).and_then(|()| check_expr(e, bound, depth)),
         Stmt::If(c, body) => check_expr(c, bound, depth).and_then(|()| check_stmts(body, bound, deeper(depth)?)),
-        Stmt::Settle | Stmt::Await => Ok(()),
+        Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked => Ok(()),
         Stmt::Open(record, body) | Stmt::Close(record, body) => {
             bound(record.activations, Shape::Activations)?;
             match record.restore {
@@ -408,6 +408,8 @@ impl Generator<'_> {
             },
             Stmt::Settle => self.settle()?,
             Stmt::Await => self.await_engine()?,
+            Stmt::Fork => self.fork()?,
+            Stmt::Forked => self.forked()?,
             Stmt::Open(record, body) => self.open(record, body)?,
             Stmt::Close(record, body) => self.close(record, body)?,
             Stmt::Start(v, clock) => self.start(*v, *clock)?,

@@ -882,7 +882,8 @@ impl NewMini<'_> {
 
     /// The first counter of its pair: that of the pair's value.
     fn owner(&self) -> u32 {
-        let serves = self.id == SETTLE || self.snippet.stmts.contains(&Stmt::Await);
+        let internal = |stmt: &Stmt| matches!(stmt, Stmt::Await | Stmt::Fork | Stmt::Forked);
+        let serves = self.id == SETTLE || self.snippet.stmts.iter().any(internal);
         self.counters.first().copied().unwrap_or(if serves { NOBODY } else { SHARED })
     }
 

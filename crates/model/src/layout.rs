@@ -9,7 +9,8 @@
 //!                                     their parent (`family`): there they are like threads of it, each with a shard. Where
 //!                                     shard 0 has the claims it has the thread pointer that is lent to a program which
 //!                                     has none yet (`LENT`)
-//! A + k * stride        shard k >= 2: one thread's own
+//! A + k * stride        shard k >= 2: one thread's own. With `family`, shard 2 is no thread's: it says what a fork child inherits
+//!                       ([`birth`])
 //! A + shards * stride   the journal's copy (`journal_bytes`)
 //! ```
 //!
@@ -22,7 +23,7 @@ use crate::histogram::Resolution;
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
 /// Version of everything that this module describes.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// Offsets in the header (shard 0). All integers little-endian.
 pub mod header {
@@ -108,6 +109,10 @@ pub mod header {
     /// How generated code reads the time, u64: 0 the time stamp counter, 1 a system call, otherwise the address of a function
     /// ([`super::WallClock`]).
     pub const WALL_CLOCK: u32 = LISTENING + 32;
+    /// 1 if the C library's fork is woven, so that a child inherits the state of the thread that forks, u32. See [`super::birth`].
+    pub const FORKS: u32 = LISTENING + 48;
+    /// How many forks found no free shard for their child, u32, atomic: the child begins without a state.
+    pub const BIRTHS_MISSED: u32 = LISTENING + 52;
     /// When the area was made, u64 in clock ticks since boot (field 22 of /proc/PID/stat counts the same): a thread that is older and has no
     /// claim never had a gs base of ours. 0 in areas of earlier engines: not known.
     pub const MADE: u32 = LISTENING + 40;
@@ -167,6 +172,12 @@ pub const ALIVE: u32 = 0x00;
 /// Offset in shard 1 of what the only thread of a program has for a thread pointer until the program's libc has set one: as much memory as
 /// the claims take in shard 0, all 0 but for the thread's id where [`ThreadIdentity::FsOffset`] looks for it.
 pub const LENT: u32 = CLAIMS;
+/// Offset in shard 1, where fork children are measured with their parent, of what a thread leaves to the child that it is about to fork: for each
+/// shard, while its thread is in fork(2), the thread's fs base, u64, and the number of the shard that was claimed for the child, u64, 0 at any other
+/// time. This memory is private: the child has it as it was at its birth.
+pub const HEIRS: u32 = 0x2_0000;
+/// Bytes of each.
+pub const HEIR_BYTES: u32 = 16;
 /// Index of the shard that fork children use.
 pub const CHILD_SHARD: u32 = 1;
 /// Index of the first shard that a thread can claim.
@@ -207,6 +218,40 @@ pub mod record {
     pub const KEPT: u32 = 0x18;
     /// How many of these fit.
     pub const KEPT_MAX: u32 = (SIZE - KEPT) / 8;
+}
+
+/// What a fork child inherits where children are measured with their parent. Before fork(2) the forking thread claims a shard for the child and
+/// copies its own counters and activation records there. In the child, the first code that runs finds that shard by [`HEIRS`], and the code at the
+/// end of fork makes of the copy what the child begins with. For each counter that is in use, the word at the counter's own offset in shard
+/// [`birth::RULES`] says what that is.
+pub mod birth {
+    /// Index of the shard with these words. Its [`super::TOP`] is the end of them, as an offset in the shard.
+    pub const RULES: u32 = super::FIRST_SHARD;
+    /// The child begins with 0: what is counted.
+    pub const NOTHING: u64 = 0;
+    /// The child begins with its parent's value: flags, what code remembers, how often a timer runs.
+    pub const KEEP: u64 = 1;
+    /// The sum of a wall timer, whose nesting is the word before: it runs on from the birth, or is 0.
+    pub const WALL: u64 = 2;
+    /// The sum of a timer of processor time, likewise: it runs on from the child's zero. -1 says that, as 0 would say that it does not run.
+    pub const CPU: u64 = 3;
+    /// At the first counter of activations, which begin with 0: bit 8 + n says that the n-th word that their records keep is a time of the wall clock.
+    pub const KEPT_WALL: u32 = 8;
+    /// Bit 16 + n: it is a processor time.
+    pub const KEPT_CPU: u32 = 16;
+    /// Bit 24: what their records restore is a time since the beginning of a call, which is 0 at the birth.
+    pub const SAVED_TIME: u32 = 24;
+    /// How many of the words that a record keeps can be times, which come first.
+    pub const KEPT_TIMES: u32 = 2;
+    /// In a claim: the shard of a child that was not born yet, or that has not come to the end of fork yet. With it stands the id of the forking
+    /// thread, and once the child has found the shard, the child's.
+    pub const UNBORN: u32 = 63;
+    /// In a claim: the fork has failed; the engine frees the shard.
+    pub const FAILED: u32 = 62;
+    /// In a claim: the shard [`RULES`].
+    pub const RESERVED: u32 = 61;
+    /// In the first record of a shard, which is no call's, u64: 1 if its thread began with the state of the thread that forked it.
+    pub const BORN: u32 = super::record::KEPT;
 }
 
 /// Where the data area of a target lies.

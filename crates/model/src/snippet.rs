@@ -392,6 +392,11 @@ pub enum Stmt {
     /// At the loader's hook, and only there: tell the engine that something was mapped or unmapped, and wait until it has looked at what was
     /// mapped, for at most [`crate::layout::LOADER_WAIT_NS`].
     Await,
+    /// At the entry of the C library's fork, and only there: claim a shard for the child and copy this thread's state there, see
+    /// [`crate::layout::birth`].
+    Fork,
+    /// At the exits of that function: in the parent, forget the child's shard; in the child, make of the copy what the child begins with.
+    Forked,
     /// Open an activation record and do the statements; nothing of it if no record can be had, which is counted. At an entry or before a call.
     Open(Record, Vec<Stmt>),
     /// If the record of this call is open: do the statements and close it. If not, count that. At an exit or behind a call; records that were
@@ -450,7 +455,9 @@ impl Snippet {
                 | Stmt::Call(_)
                 | Stmt::Store(..)
                 | Stmt::Write(..)
-                | Stmt::Await => false,
+                | Stmt::Await
+                | Stmt::Fork => false,
+                Stmt::Forked => clock == Clock::Wall,
             })
         }
         any(&self.stmts, clock)
@@ -566,7 +573,7 @@ impl Snippet {
                     }
                     Stmt::Open(_, body) | Stmt::Close(_, body) => all(body, visit),
                     Stmt::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
-                    Stmt::Settle | Stmt::Await | Stmt::Start(..) | Stmt::Stop(..) => {}
+                    Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
                 }
             }
         }
@@ -601,7 +608,7 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
                 calls.push(call);
                 call.args.iter().for_each(|e| e.calls_in(calls));
             }
-            Stmt::Settle | Stmt::Await | Stmt::Start(..) | Stmt::Stop(..) => {}
+            Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
         }
     }
 }
@@ -622,7 +629,7 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             }
             Stmt::Open(_, body) | Stmt::Close(_, body) => place_in(body, place)?,
             Stmt::Call(call) => place_call(call, place)?,
-            Stmt::Settle | Stmt::Await | Stmt::Start(..) | Stmt::Stop(..) => {}
+            Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
         }
     }
     Ok(())
@@ -854,6 +861,8 @@ impl fmt::Display for Stmt {
             Stmt::If(c, body) => write_block(f, &format_args!("if ({c})"), body),
             Stmt::Settle => f.write_str("settle;"),
             Stmt::Await => f.write_str("await;"),
+            Stmt::Fork => f.write_str("fork;"),
+            Stmt::Forked => f.write_str("forked;"),
             Stmt::Open(record, body) => write_block(f, &format_args!("open {record}"), body),
             Stmt::Close(record, body) => write_block(f, &format_args!("close {record}"), body),
             Stmt::Start(v, clock) => write!(f, "{clock}start v{};", v.0),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ingraft_model::layout::{self, header, record};
+use ingraft_model::layout::{self, birth, header, record};
 use ingraft_model::{Avma, AvmaRange, CpuClock, DataArea, Pid, ThreadIdentity, WallClock};
 use memmap2::MmapRaw;
 use rustix::fs::FlockOperation;
@@ -294,6 +294,9 @@ impl SharedArea {
             self.write_u32(header::SIGNATURE.into(), signature)?;
             self.write_u32(header::CPU_SLOT.into(), slot.cast_unsigned())?;
         }
+        if request.family {
+            self.write_u64(claim_at(birth::RULES), 1 << birth::RESERVED)?;
+        }
         self.write_u64(header::WALL_CLOCK.into(), request.wall.word())?;
         self.write_u64(header::MADE.into(), bases::now_ticks())?;
         self.write_u64(header::STRIDE.into(), self.layout.stride)?;
@@ -420,11 +423,44 @@ impl SharedArea {
         self.write_u64(words + 8, 0)
     }
 
-    /// The shards that threads hold.
+    /// Whether fork children begin with the state of the thread that forked.
+    pub fn follows_births(&self) -> Result<bool, Error> {
+        Ok(self.read_u32(header::FORKS.into())? != 0)
+    }
+
+    /// Says that they do.
+    pub fn follow_births(&self) -> Result<(), Error> {
+        self.write_u32(header::FORKS.into(), 1)
+    }
+
+    /// How many forks found no free shard for their child.
+    pub fn births_missed(&self) -> Result<u32, Error> {
+        self.read_u32(header::BIRTHS_MISSED.into())
+    }
+
+    /// Whether the thread that has a shard began with the state of the thread that forked it.
+    pub fn was_born(&self, shard: u32) -> Result<bool, Error> {
+        let at = self.shard_start(shard) + u64::from(self.layout.records() + birth::BORN);
+        Ok(self.read_u64(at)? != 0)
+    }
+
+    /// The shards of children that were not born because fork has failed; they can be freed.
+    pub fn unborn(&self) -> Result<Vec<u32>, Error> {
+        let failed = |claim: &Claim| claim.owner == 1 << birth::FAILED;
+        Ok(self.all_claims()?.into_iter().filter(failed).map(|claim| claim.shard).collect())
+    }
+
+    /// The shards that threads hold. That of a child that is being born is nobody's yet.
+    pub fn claims(&self) -> Result<Vec<Claim>, Error> {
+        let held = |claim: &Claim| claim.owner >> birth::RESERVED == 0;
+        Ok(self.all_claims()?.into_iter().filter(held).collect())
+    }
+
+    /// The shards that are not free.
     ///
     /// A thread raises the hint by one, and takes the first free shard from its old value on. So what is claimed from the highest hint on that
     /// there was lies side by side, and the many shards that were never claimed are not looked at.
-    pub fn claims(&self) -> Result<Vec<Claim>, Error> {
+    fn all_claims(&self) -> Result<Vec<Claim>, Error> {
         let shards = self.layout.shards.min(layout::SHARDS_MAX);
         let hint = self.read_u32(header::CLAIM_HINT.into())?;
         let sure = self.claimed_to.load(Ordering::Relaxed).max(hint).min(shards);
@@ -576,6 +612,9 @@ impl SharedArea {
         let words = [layout::TOP, layout::OWNER, layout::CPU_DESCRIPTOR, layout::CPU_OFFSET, layout::CPU_LAST];
         for word in words.into_iter().chain([layout::CPU_RENEWALS]) {
             self.write_u64(start + u64::from(word), 0)?;
+        }
+        if self.was_born(shard)? {
+            self.write_u64(start + u64::from(self.layout.records() + birth::BORN), 0)?;
         }
         if self.wall_clock()? != WallClock::Tsc {
             // a thread that ended in a signal handler may have been asking

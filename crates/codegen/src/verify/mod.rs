@@ -12,6 +12,7 @@
 //! - from every instruction of code that will be taken away a thread has a way home.
 
 mod alike;
+mod birth;
 mod calling;
 mod change;
 mod event;

@@ -3,7 +3,7 @@
 
 use iced_x86::Register;
 use ingraft_model::ThreadIdentity;
-use ingraft_model::layout::{CALL_SP, CALLING, CHILD_SHARD, CLAIMS, FIRST_SHARD, OWNER, header};
+use ingraft_model::layout::{CALL_SP, CALLING, CHILD_SHARD, CLAIMS, FIRST_SHARD, HEIRS, OWNER, header};
 
 use super::form::{self, Right, put};
 use super::walk::Walk;
@@ -101,6 +101,19 @@ fn claim(env: &Environment, own: &Own) -> Vec<Right> {
     f.push(Right::Jump("je", "child"));
     put(f, [format!("test {id},{id}")]);
     f.push(Right::Jump("je", "locked"));
+
+    // what the thread that forked has left to its child
+    let heirs = data.base.0 + u64::from(CHILD_SHARD) * data.stride + u64::from(HEIRS);
+    put(f, [format!("mov {n},{k}"), format!("shr {n},{:#x}", data.stride.trailing_zeros().saturating_sub(4))]);
+    put(f, [format!("cmp dword ptr [{n}+{:#x}],0x0", heirs + 8)]);
+    f.push(Right::Jump("je", "fresh"));
+    put(f, [format!("rdfsbase {k}"), format!("cmp {k},qword ptr [{n}+{heirs:#x}]")]);
+    f.push(Right::Jump("jne", "fresh"));
+    put(f, [format!("mov {k_half},dword ptr [{n}+{:#x}]", heirs + 8)]);
+    put(f, [format!("mov qword ptr [{n}+{:#x}],0x0", heirs + 8), format!("mov {n},{id}")]);
+    put(f, [format!("bts {n},0x3f"), format!("mov {claim},{n}")]);
+    f.push(Right::Jump("jmp", "won"));
+    f.push(Right::Label("fresh"));
 
     // the next claim, from the hint on, round about
     put(

@@ -58,7 +58,7 @@ fn bytes_before(env: &Environment, routine: Routine) -> u64 {
         (Routine::CpuTime | Routine::Settle | Routine::Find | Routine::Await | Routine::Usage | Routine::Time, _) => {
             CLOCK_CALL
         }
-        (Routine::Call | Routine::Event, _) => 0,
+        (Routine::Call | Routine::Event | Routine::Fork | Routine::Forked, _) => 0,
         (Routine::Read, identity) => READ_CALL + named(identity),
         (Routine::Write, identity) => WRITE_CALL + named(identity),
     }
@@ -80,7 +80,7 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
         Routine::Settle | Routine::Find => processor_time() || time(),
         Routine::Time => time(),
         Routine::Usage => env.readable.process.is_some() && asks_for(at, before, GETRUSAGE, THREAD),
-        Routine::Call | Routine::Event | Routine::Await => false,
+        Routine::Call | Routine::Event | Routine::Await | Routine::Fork | Routine::Forked => false,
         Routine::Read => is_memory(env, Access::Read, at, before),
         Routine::Write => is_memory(env, Access::Write, at, before),
     }

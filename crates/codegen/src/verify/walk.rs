@@ -12,6 +12,7 @@ use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity, Wa
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::alike::{Executed, Known, Part};
+use super::birth;
 use super::calling;
 use super::event;
 use super::memory::Memory;
@@ -503,6 +504,9 @@ impl<'a> Walk<'a> {
         if routine == Routine::Event {
             return event::prove(self, self.env, at);
         }
+        if matches!(routine, Routine::Fork | Routine::Forked) {
+            return birth::prove(self, self.env, routine, at);
+        }
         if let (Routine::Time, WallClock::Vdso(function)) = (routine, self.env.wall) {
             return time::prove(self, self.env, function, at);
         }
@@ -656,7 +660,7 @@ impl<'a> Walk<'a> {
             Routine::Write if !self.facts.writes => return fail(at, Flaw::ForeignWrite),
             Routine::Read | Routine::Write | Routine::Usage | Routine::Event => state.lose(1),
             Routine::Time => state.lose(2),
-            Routine::CpuTime | Routine::Await => {}
+            Routine::CpuTime | Routine::Await | Routine::Fork | Routine::Forked => {}
         }
         Ok(back)
     }

@@ -84,6 +84,8 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             }
             Stmt::Settle
             | Stmt::Await
+            | Stmt::Fork
+            | Stmt::Forked
             | Stmt::Close(..)
             | Stmt::Observe(..)
             | Stmt::AddAt(..)
@@ -200,6 +202,8 @@ impl<'a> Shard<'a> {
                 }
                 Stmt::Settle
                 | Stmt::Await
+                | Stmt::Fork
+                | Stmt::Forked
                 | Stmt::Close(..)
                 | Stmt::Observe(..)
                 | Stmt::AddAt(..)

@@ -195,6 +195,7 @@ impl Session {
         let mut wanted = wanted?;
         let stay = self.taken_out(control, id);
         wanted.retain(|w| !stay.contains_key(&PairKey::of(w)));
+        self.look_for_fork_again(control);
         control.unrun = exact();
         let inserted = self.insert_wanted(control, wanted, false);
         control.unrun = false;

@@ -255,6 +255,7 @@ impl Session {
         let ready = if timed { self.keep_time(control, cpu) } else { Ok(()) };
         let calling = bound.iter().any(|(_, i, _)| calls::has_calls(i));
         let ready = ready.and_then(|()| if calling { self.may_call(control) } else { Ok(()) });
+        let ready = ready.and_then(|()| self.prepare_births(control, bound));
         let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
         let outcome = outcome.and_then(|(woven, stopped)| {
             let reasons = if first { self.all_refused(&control.modules, bound, &woven) } else { None };
@@ -337,7 +338,7 @@ impl Session {
     }
 
     /// What follows calls needs shards of the threads' own and a clock; `cpu`: the clock of processor time as well.
-    fn keep_time(&self, control: &mut Control, cpu: bool) -> Result<(), Error> {
+    pub(super) fn keep_time(&self, control: &mut Control, cpu: bool) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok(()) };
         let refuse =
             |code, what: String, hint: &str| Err(Error::new(ErrorKind::Failed, code, what, hint).about(self.pid()));
@@ -488,6 +489,7 @@ impl Session {
         }
         let request = DataAreaRequest { identity, cpu, wall, family, ..DataAreaRequest::of_stride(control.stride) };
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
+        control.births = births::Births::NotNeeded;
         let since_ns = now_ns();
         let known = self.target.identity();
         let head = Head {

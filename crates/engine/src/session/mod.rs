@@ -63,6 +63,7 @@ use self::unfinished::Unfinished;
 use self::view::{Plain, View, Views};
 
 mod adopt;
+mod births;
 mod cost;
 mod events;
 mod family;
@@ -188,6 +189,8 @@ struct Control {
     unsettled: bool,
     /// Fork children count like threads of the target; before anything is woven: they are to.
     family: bool,
+    /// Whether such children begin with the state of their parents.
+    births: births::Births,
     /// Everything was taken out but the memory, which has to stay for a while.
     unfinished: Option<Unfinished>,
     /// A dead engine has woven what no measurement needs.
@@ -220,6 +223,8 @@ struct Shared {
     family: bool,
     /// The processes of their threads, those that have ended included.
     kin: FxHashMap<Tid, Pid>,
+    /// Those of them that began without the state of the thread that forked.
+    stateless: FxHashSet<Pid>,
     /// What pairs cost, by the first counter of their value.
     accounts: FxHashMap<u32, cost::Account>,
     /// The same by counter, in order, once that was asked for: what is looked at all the time.
@@ -311,6 +316,7 @@ impl Session {
             events: EventPlaces::default(),
             unsettled: false,
             family: false,
+            births: births::Births::NotNeeded,
             unfinished: None,
             has_spare: false,
             spare_after: None,
@@ -436,6 +442,8 @@ impl Session {
             keys.iter().filter_map(|(key, _)| resolution::of_variables(&control.pairs.get(key)?.variables));
         warnings.extend(resolutions.min().and_then(resolution::warning));
         warnings.extend(self.mapped_again(control));
+        // a program that is started maps its C library later
+        warnings.extend(control.births.warning().filter(|_| control.births != births::Births::Absent));
         if reads_wall {
             warnings.extend(control.attached.as_ref().and_then(|a| self.other_clock(a.env.wall)));
         }

@@ -61,11 +61,18 @@ impl Session {
     /// What the kernel says of a thread's processor time, as the target's code measures it; what it last said of one that has ended.
     pub(super) fn cpu_ticks(&self, tid: Tid) -> u64 {
         let mut seen = self.cpu_seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(ns) = self.target.thread_cpu_ns(tid) else { return seen.get(&tid).copied().unwrap_or(0) };
-        let rate = self.cpu_rate.get().copied().unwrap_or(0);
-        let ticks = u64::try_from((u128::from(ns) * u128::from(rate)) >> 32).unwrap_or(0);
+        // a child that is measured with its parent is known by its own number
+        let ns = self.target.thread_cpu_ns(tid).or_else(|| self.target.child_cpu_ns(tid));
+        let Some(ns) = ns else { return seen.get(&tid).copied().unwrap_or(0) };
+        let ticks = self.ticks_of(ns);
         seen.insert(tid, ticks);
         ticks
+    }
+
+    /// Nanoseconds of processor time in ticks.
+    fn ticks_of(&self, ns: u64) -> u64 {
+        let rate = self.cpu_rate.get().copied().unwrap_or(0);
+        u64::try_from((u128::from(ns) * u128::from(rate)) >> 32).unwrap_or(0)
     }
 
     /// Stops the clock of the timers if the target has ended. Nobody reads meanwhile: no value that was told is taken back.
@@ -283,12 +290,26 @@ impl Session {
             let strangers = claims.iter().map(|(_, identity)| *identity).filter(|id| !living.contains(id));
             let kin: Vec<_> = strangers.filter_map(|id| self.find_kin(Tid(id as i32), area.layout())).collect();
             living.extend(kin.iter().map(|(tid, _)| tid.0 as u64));
+            if area.follows_births().unwrap_or(false) {
+                let new = kin.iter().filter(|(tid, pid)| tid.0 == pid.0 && !shared.kin.contains_key(tid));
+                for (tid, pid) in new {
+                    let shard = claims.iter().find(|(_, identity)| *identity == tid.0 as u64).map(|(shard, _)| *shard);
+                    if shard.is_some_and(|shard| area.was_born(shard).is_ok_and(|born| !born)) {
+                        shared.stateless.insert(*pid);
+                    }
+                }
+            }
             if shared.kin.len() < ENDED_MAX {
                 shared.kin.extend(kin);
             }
         }
         // Counters are handed out from 0 on.
         let used = shared.used_counters;
+        if shared.family {
+            for shard in area.unborn().unwrap_or_default() {
+                Shards::free(&*area, shard, used);
+            }
+        }
         let mut running = Vec::new();
         let seen = self.cpu_seen.lock().unwrap_or_else(PoisonError::into_inner);
         for (shard, identity) in claims {
@@ -299,7 +320,11 @@ impl Session {
                 living.insert(identity);
             }
             if !living.contains(&identity) {
-                let cpu = || tid.and_then(|tid| seen.get(&tid).copied()).unwrap_or(0);
+                // of a child whose parent has not asked for its status yet the kernel still knows
+                let ended = |tid: Tid| {
+                    Some(self.ticks_of(self.target.child_cpu_ns(tid)?)).filter(|_| shared.kin.contains_key(&tid))
+                };
+                let cpu = || tid.and_then(|tid| ended(tid).or_else(|| seen.get(&tid).copied())).unwrap_or(0);
                 let last = LastSeen { wall: now, cpu: area.cpu_last(shard).unwrap_or(0).max(cpu()) };
                 shared.ended.bury(&*area, &shared.shapes, shard, tid, used, last);
             } else if shared.cpu_timers > 0 && shared.shapes.timers(Clock::Cpu).any(|n| area.load(shard, n + 1) < 0) {
@@ -312,7 +337,7 @@ impl Session {
             self.cpu_ticks(tid);
         }
         shared.tids.retain(|id, _| living.contains(id));
-        let known: FxHashSet<Tid> = shared.tids.values().copied().collect();
+        let known: FxHashSet<Tid> = shared.tids.values().chain(shared.kin.keys()).copied().collect();
         self.cpu_seen.lock().unwrap_or_else(PoisonError::into_inner).retain(|tid, _| known.contains(tid));
     }
 

@@ -25,8 +25,11 @@ impl Session {
             self.look_at_modules(control)?;
             self.unweave(control, &views)?
         };
-        // threads that ended with calls open have left them
-        self.bury_ended_threads();
+        // Threads that ended with calls open have left them. Children that are measured with the target have lost the area and live on: their calls are
+        // in progress, as those of the target are.
+        if !(last && self.shared().family) {
+            self.bury_ended_threads();
+        }
         let reading = self.reading(&views, true);
         if keep
             && !last
@@ -220,6 +223,7 @@ impl Session {
         }
         let mut warnings = self.warnings(control, &left);
         warnings.extend(self.lost_calls(control, disturbed, &left));
+        warnings.extend(self.births_amiss(control));
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
         let memory_left = !restored.unmapped;
         // what is left in the text is not ours

@@ -31,7 +31,7 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             }
             Stmt::Open(_, inner) | Stmt::Close(_, inner) => each_expr(inner, visit),
             Stmt::Call(call) => call.args.iter_mut().for_each(|e| parts(e, visit)),
-            Stmt::Start(..) | Stmt::Stop(..) | Stmt::Settle | Stmt::Await => {}
+            Stmt::Start(..) | Stmt::Stop(..) | Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked => {}
         }
     }
 }

@@ -110,7 +110,7 @@ impl Check<'_> {
                     self.expr(e, at, closed);
                 }
                 Stmt::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
-                Stmt::Settle | Stmt::Await => {
+                Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked => {
                     panic!("who puts the code of several requests together settles once, and the engine alone waits")
                 }
                 Stmt::Open(record, inner) => {

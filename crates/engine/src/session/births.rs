@@ -1,0 +1,227 @@
+//! Fork children that are measured with their parent begin with the state of the thread that forked: flags are up, timers run, calls are open, as
+//! they were in the parent. What is counted begins with 0, and time before the birth is the parent's alone.
+//!
+//! The C library's fork is woven for that, at its entry and its exits (`layout::birth` says what happens there), once there is a pair with a state.
+
+use ingraft_mdl::Program as _;
+use ingraft_model::layout::{COUNTERS, TOP, birth};
+use ingraft_model::{Expr, Kept, Record as CallRecord, Restore};
+
+use super::*;
+use crate::modules::ModuleFile;
+
+/// The function that makes the system call and gives the child's thread its number: in glibc since 2.34 and in musl, and before.
+const FORKS: [&[&str]; 2] = [&["_Fork"], &["__libc_fork", "fork"]];
+/// Where it is, unless the program has no libraries.
+const LIBRARIES: [&str; 3] = ["libc", "ld-musl-x86_64", "libc.musl-x86_64"];
+
+/// Whether children begin with the state of their parents, once it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Births {
+    /// No pair has a state.
+    NotNeeded,
+    /// Fork is not there, or not yet: the program may be loading its libraries.
+    Absent,
+    /// Fork is woven.
+    Followed,
+    /// It cannot be, and why.
+    Unknown(String),
+}
+
+impl Births {
+    /// What is told of a measurement whose values depend on it.
+    pub(super) fn warning(&self) -> Option<String> {
+        let why = match self {
+            Births::NotNeeded | Births::Followed => return None,
+            Births::Absent => "the C library's fork was not found",
+            Births::Unknown(why) => why,
+        };
+        Some(format!(
+            "forked children begin without the state of their parents, so that calls that are in progress at their birth are not measured in them: {why}"
+        ))
+    }
+}
+
+impl Session {
+    /// Prepares for forks of threads that have a state: `bound` are pairs, with their counters, whose code is woven next.
+    pub(super) fn prepare_births(
+        &self,
+        control: &mut Control,
+        bound: &[(PairKey, Instrumentation, Vec<u32>)],
+    ) -> Result<(), Error> {
+        let Some(attached) = control.attached.as_ref().filter(|_| control.family) else { return Ok(()) };
+        let area = Arc::clone(&attached.area);
+        let rules = area.layout().stride * u64::from(birth::RULES);
+        for (_, instrumentation, counters) in bound {
+            for (counter, rule) in rules_of(instrumentation, counters) {
+                let at = rules + u64::from(COUNTERS) + 8 * u64::from(counter);
+                area.write_u64(at, rule).map_err(|e| self.failed(e))?;
+            }
+        }
+        let end = u64::from(COUNTERS) + 8 * u64::from(control.counters.used());
+        area.write_u64(rules + u64::from(TOP), end).map_err(|e| self.failed(e))?;
+        if control.births == Births::NotNeeded && bound.iter().any(|(_, i, _)| has_state(i)) {
+            control.births = self.weave_fork(control, &area);
+            if let Some(warning) = control.births.warning() {
+                tracing::debug!(warning, "fork is not woven");
+            }
+        }
+        Ok(())
+    }
+
+    /// Weaves fork if it was not there when it was needed. More is mapped now.
+    pub(super) fn look_for_fork_again(&self, control: &mut Control) {
+        let area = control.attached.as_ref().map(|attached| Arc::clone(&attached.area));
+        if let Some(area) = area.filter(|_| control.births == Births::Absent) {
+            control.births = self.weave_fork(control, &area);
+        }
+    }
+
+    fn weave_fork(&self, control: &mut Control, area: &SharedArea) -> Births {
+        let identity = control.attached.as_ref().map(|attached| attached.env.identity);
+        if !matches!(identity, Some(ThreadIdentity::FsOffset(_))) {
+            return Births::Unknown("the threads of this program cannot be told apart".to_owned());
+        }
+        match area.follows_births() {
+            Ok(true) => return Births::Followed,
+            Ok(false) => {}
+            Err(error) => return Births::Unknown(error.to_string()),
+        }
+        // the code behind fork asks for the time, which may need a system call
+        let asks = control.attached.as_ref().is_some_and(|attached| attached.env.wall != WallClock::Tsc);
+        if let Some(error) = asks.then(|| self.keep_time(control, false).err()).flatten() {
+            return Births::Unknown(error.what);
+        }
+        let functions = self.forks(&control.modules);
+        if functions.is_empty() {
+            return Births::Absent;
+        }
+        let [before, after] = [Stmt::Fork, Stmt::Forked].map(|stmt| Snippet { stmts: vec![stmt] });
+        let mut mini = |snippet| {
+            let id = control.next_mini;
+            control.next_mini += 1;
+            NewMini { id, pair: 0, role: None, snippet, counters: &[], except: &[] }
+        };
+        let mut wanted = Vec::new();
+        for function in functions {
+            for (spot, snippet) in [(Spot::ENTRY, &before), (Spot::EXIT, &after)] {
+                wanted.push(WantedPoints { function, spot, minis: vec![mini(snippet)] });
+            }
+        }
+        match self.change(control, &wanted, &|_| &[]) {
+            Ok((refused, stop)) => {
+                control.held = control.held.max(stop.held);
+                match refused.values().next() {
+                    Some(reason) => Births::Unknown(format!("its fork cannot be woven ({reason})")),
+                    None => area.follow_births().map_or_else(|e| Births::Unknown(e.to_string()), |()| Births::Followed),
+                }
+            }
+            Err(error) => Births::Unknown(error.what),
+        }
+    }
+
+    /// The functions that fork, as far as their library is mapped.
+    fn forks(&self, modules: &Modules) -> Vec<MdlFunction> {
+        let is_libc = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
+        for error in modules.load_files(&self.target, &self.context.images, &is_libc) {
+            tracing::debug!(%error, "the C library cannot be looked into");
+        }
+        let has_library = modules.loaded().any(|(_, file, _)| is_libc(file));
+        let fits = |f: &MdlFunction| !has_library || modules.file(f.module).is_some_and(is_libc);
+        let named = |names: &[&str]| -> BTreeSet<MdlFunction> {
+            names.iter().flat_map(|name| modules.functions_named(name)).filter(fits).collect()
+        };
+        let found = FORKS.iter().map(|names| named(names)).find(|found| !found.is_empty());
+        found.unwrap_or_default().into_iter().collect()
+    }
+
+    /// What is told at the end of children that began without the state of their parents.
+    pub(super) fn births_amiss(&self, control: &Control) -> Option<String> {
+        if control.births == Births::Absent {
+            return control.births.warning();
+        }
+        let area = &control.attached.as_ref().filter(|_| control.births == Births::Followed)?.area;
+        let missed = area.births_missed().ok()?;
+        let strange = self.shared().stateless.len();
+        let all = u64::from(missed) + strange as u64;
+        (all > 0).then(|| {
+            format!(
+                "{all} children began without the state of their parents, because they were not made by the C library's fork or there was no room: calls in progress at their birth are not measured in them"
+            )
+        })
+    }
+}
+
+/// Whether anything of it must go on in a child that is born in the middle.
+fn has_state(instrumentation: &Instrumentation) -> bool {
+    let alone = |v: &Variable| v.shape == Shape::Counter && v.kind == VariableKind::Counter;
+    !instrumentation.variables.iter().all(alone)
+}
+
+/// For each counter, what a child begins with.
+fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u64)> {
+    let mut records = Vec::new();
+    instrumentation.insertions.iter().for_each(|i| collect(&i.snippet.stmts, &mut records));
+    let mut rules = Vec::new();
+    for (n, (variable, &first)) in (0..).zip(instrumentation.variables.iter().zip(counters)) {
+        let restores =
+            |(r, _): &&(&CallRecord, bool)| matches!(r.restore, Some(Restore::Value(v) | Restore::Flag(v)) if v.0 == n);
+        let first_rule = match variable.shape {
+            // its number is no counter's
+            Shape::Event => continue,
+            Shape::Timer(_) => birth::KEEP,
+            Shape::Counter => {
+                let restored = records.iter().find(restores);
+                let is_time = restored.is_some_and(|(_, is_time)| *is_time);
+                let stays = match variable.kind {
+                    // a level
+                    VariableKind::Counter => restored.is_some(),
+                    _ => !is_time,
+                };
+                if stays { birth::KEEP } else { birth::NOTHING }
+            }
+            Shape::Activations => {
+                let of = records.iter().filter(|(r, _)| r.activations.0 == n);
+                of.map(|(record, is_time)| kept_times(record, *is_time)).fold(0, |all, one| all | one)
+            }
+            _ => birth::NOTHING,
+        };
+        rules.push((first, first_rule));
+        let second = match variable.shape {
+            Shape::Timer(Clock::Wall) => birth::WALL,
+            Shape::Timer(Clock::Cpu) => birth::CPU,
+            _ => birth::NOTHING,
+        };
+        rules.extend((1..variable.shape.slots()).map(|i| (first + i, if i == 1 { second } else { birth::NOTHING })));
+    }
+    rules
+}
+
+/// What of a record is a time.
+fn kept_times(record: &CallRecord, restores_time: bool) -> u64 {
+    let bit = |(n, kept): (u32, &Kept)| match kept {
+        Kept::Time(Clock::Wall) => 1 << (birth::KEPT_WALL + n),
+        Kept::Time(Clock::Cpu) => 1 << (birth::KEPT_CPU + n),
+        _ => 0,
+    };
+    let kept = (0..birth::KEPT_TIMES).zip(&record.kept).map(bit).fold(0, |all, one: u64| all | one);
+    kept | (u64::from(restores_time) << birth::SAVED_TIME)
+}
+
+/// The records that code opens, and whether what they restore is a time since the beginning of a call: the sum over callees, which begins with 0.
+fn collect<'a>(stmts: &'a [Stmt], records: &mut Vec<(&'a CallRecord, bool)>) {
+    for stmt in stmts {
+        match stmt {
+            Stmt::Open(record, body) => {
+                let is_time = match (record.restore, body.first()) {
+                    (Some(Restore::Value(v)), Some(Stmt::Set(set, Expr::Const(0)))) => v == *set,
+                    _ => false,
+                };
+                records.push((record, is_time));
+                collect(body, records);
+            }
+            Stmt::If(_, body) => collect(body, records),
+            _ => {}
+        }
+    }
+}
