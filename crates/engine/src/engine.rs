@@ -167,7 +167,8 @@ impl Engine {
                 if session.as_ref().is_some_and(|s| s.is_kin(child)) {
                     let theirs = ingraft_process::children(child).unwrap_or_default();
                     children.extend(theirs.into_iter().map(|grandchild| (grandchild, child)));
-                } else {
+                } else if ingraft_process::has_memory(child) {
+                    // one that ends has nothing mapped any more: it may have been measured, and its values are there
                     found.push((child, parent));
                 }
             }

@@ -154,6 +154,20 @@ fn children_that_come_and_go_lose_no_call() {
     follow_children_of(Mutatee::start("family", &[]), &tool());
 }
 
+/// A look finds them while they end: what they counted is there, so nothing is to be told of them.
+#[test]
+fn children_that_end_at_once_are_not_told_as_missed() {
+    let mut target = Mutatee::start("family", &[]);
+    let mut session = tool().start(["count", "-p", &target.pid_text(), "--follow", "fork"].iter().chain(COUNTED));
+    session.wait_for("attached");
+    let rounds = scaled(2000, 20_000);
+    let truth = target.ask(&format!("fork {rounds} 1"));
+    truth.assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert_eq!(outcome.calls("parent_work"), truth.tally("parent_work") + rounds);
+    assert!(!outcome.stderr.contains("not measured"), "{}", outcome.stderr);
+}
+
 #[test]
 fn children_with_musl_lose_no_call() {
     match program("family-musl") {
