@@ -130,7 +130,8 @@ impl Error {
         if let (Some(pid), false) = (self.pid, self.kind == ErrorKind::Gone || self.reason == "no_such_measurement") {
             let first = self.hint.split(UNCHANGED).next().unwrap_or_default().trim_end_matches([';', ' ']);
             let first = if first.is_empty() { "try again" } else { first };
-            self.hint = format!("{first}; until then the code stays in, and works: `ingraft detach -p {pid}` takes it out");
+            self.hint =
+                format!("{first}; until then the code stays in, and works: `ingraft detach -p {pid}` takes it out");
         }
         self
     }
@@ -164,7 +165,10 @@ mod tests {
         let rest = "until then the code stays in, and works: `ingraft detach -p 7` takes it out";
         assert_eq!(hint("try again; nothing was changed"), format!("try again; {rest}"));
         assert_eq!(hint("nothing was changed in the target"), format!("try again; {rest}"));
-        assert_eq!(hint("end strace (process 3) or let it detach"), format!("end strace (process 3) or let it detach; {rest}"));
+        assert_eq!(
+            hint("end strace (process 3) or let it detach"),
+            format!("end strace (process 3) or let it detach; {rest}")
+        );
         let gone = Error::new(ErrorKind::Gone, "target_ended", "", "start again").about(Pid(7)).at_removal();
         assert_eq!(gone.hint, "start again");
     }

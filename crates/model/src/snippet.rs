@@ -475,6 +475,8 @@ impl Snippet {
                     | Stmt::Set(..)
                     | Stmt::Settle
                     | Stmt::Await
+                    | Stmt::Fork
+                    | Stmt::Forked
                     | Stmt::Start(..)
                     | Stmt::Stop(..)
                     | Stmt::AddAt(..)

@@ -40,7 +40,8 @@ impl v1::code_server::Code for Service {
                 let none = parts.peek().is_none().then(Vec::new);
                 let chunk = move |functions| response(Event::Functions(v1::FunctionChunk { pid: pid.0, functions }));
                 let untyped = Parts::new(untyped.into_iter().map(convert::untyped_symbol));
-                let symbols = untyped.map(move |symbols| response(Event::Untyped(v1::UntypedChunk { pid: pid.0, symbols })));
+                let symbols =
+                    untyped.map(move |symbols| response(Event::Untyped(v1::UntypedChunk { pid: pid.0, symbols })));
                 Waiting::packed(payer.as_ref(), parts.chain(none).map(chunk).chain(symbols))
             });
             let found = found.await.and_then(|found| found).map_err(Failure::into_status);
