@@ -51,6 +51,13 @@ impl Session {
     ) -> Result<(), Error> {
         let Some(attached) = control.attached.as_ref().filter(|_| control.family) else { return Ok(()) };
         let area = Arc::clone(&attached.area);
+        if area.layout().stride > DEFAULT_STRIDE {
+            // each fork would copy tens of megabytes
+            if bound.iter().any(|(_, i, _)| has_state(i)) {
+                control.births = Births::Unknown("so much is measured that a fork would take long".to_owned());
+            }
+            return Ok(());
+        }
         let rules = area.layout().stride * u64::from(birth::RULES);
         for (_, instrumentation, counters) in bound {
             for (counter, rule) in rules_of(instrumentation, counters) {
