@@ -291,7 +291,7 @@ impl Session<'_> {
                         }
                         Ok(Event::Grown(grown)) => site.grow(grown, format),
                         Ok(Event::Ended(ended)) => {
-                            site.end(ended, out)?;
+                            site.end(ended, format, out)?;
                             self.depart(at, ended.exec, out).await?;
                         }
                         Err(failure) => site.lost = Some(failure),
@@ -386,7 +386,7 @@ impl Session<'_> {
             }
             let left = match site.leave(&self.plan.measure, format, out).await {
                 Ok(Object::Removed(removed)) => {
-                    let differs = (!removed.text_restored).then(|| words::not_restored(&removed));
+                    let differs = (removed.text_restored == Some(false)).then(|| words::not_restored(&removed));
                     farewells.push((site.ended, Object::Removed(removed)));
                     differs.map_or(Ok(()), |failure| Err(failure.into()))
                 }
@@ -540,14 +540,19 @@ impl Site {
         self.first_ns.get_or_insert(self.reading.time_ns);
     }
 
-    fn end(&mut self, ended: Ended, out: &mut Output) -> Result<(), Stop> {
+    fn end(&mut self, ended: Ended, format: Format, out: &mut Output) -> Result<(), Stop> {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
         let Ended { status, signal, exec } = ended;
         let ended = objects::Ended { host: self.host(), pid: self.enabled.pid, status, signal, exec };
         out.text(&words::ended(&ended))?;
-        out.object(&Object::Ended(ended))
+        let crashed = words::crashed(&ended);
+        out.object(&Object::Ended(ended))?;
+        if let Some(crashed) = crashed {
+            output::warn(&crashed, format);
+        }
+        Ok(())
     }
 
     fn announcement(&self, attach_ms: f64) -> Object {
@@ -610,7 +615,7 @@ impl Site {
             self.take(reading);
             return Ok(Object::Kept(objects::Kept { host, pid, measurement: id }));
         }
-        let Farewell { removed, grown, last, ended } = self.client.remove(id, pairs).await?;
+        let Farewell { mut removed, grown, last, ended } = self.client.remove(id, pairs).await?;
         if let Some(grown) = grown {
             self.grow(grown, format);
         }
@@ -618,7 +623,11 @@ impl Site {
             self.take(reading);
         }
         if let Some(ended) = ended {
-            self.end(ended, out)?;
+            self.end(ended, format, out)?;
+        }
+        if self.ended && removed.text_restored == Some(true) {
+            // there is no text any more
+            removed.text_restored = None;
         }
         if !removed.children_left.is_empty() {
             output::warn(&words::children_left(pid, &removed.children_left), format);

@@ -523,7 +523,8 @@ pub(crate) struct Removed {
     pub(crate) host: Host,
     pub(crate) pid: i32,
     pub(crate) stopped_ms: f64,
-    pub(crate) text_restored: bool,
+    /// None if the process has ended, and its text with it.
+    pub(crate) text_restored: Option<bool>,
     pub(crate) children_left: Vec<i32>,
     pub(crate) corrections: Corrections,
     /// What others have done to the code.

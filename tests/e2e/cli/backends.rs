@@ -62,7 +62,7 @@ fn pgbench(arguments: &[&str], processes: u64) {
     let off = 0.01 * time + 0.002 * calls as f64 + 0.02 * processes as f64;
     assert!((ms - time).abs() < off, "{ms} ms, but PostgreSQL says {time} ms in {calls} calls");
     println!("{calls} calls, {ms:.3} ms; PostgreSQL says {time:.3} ms");
-    assert!(outcome.all("removed").iter().all(|removed| removed["text_restored"] == true), "{outcome:#?}");
+    assert!(outcome.all("removed").iter().all(|removed| removed["text_restored"] != false), "{outcome:#?}");
     target::assert_clean(postgres.pid(), &before);
     target::assert_clean(sql.pid, &before);
     assert_eq!(sql.ask("select 1;"), "1");

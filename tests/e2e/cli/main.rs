@@ -7,6 +7,7 @@
 mod asleep;
 mod backends;
 mod bad_input;
+mod births;
 mod calling;
 mod calls;
 mod catch_up;
@@ -18,6 +19,7 @@ mod counting;
 mod cpu_times;
 mod crashes;
 mod data;
+mod endings;
 mod events;
 mod families;
 mod field;

@@ -55,7 +55,7 @@ async fn detach(client: &Client, target: &Target, common: &Common, out: &mut Out
     if let Some(left) = words::memory_left(&removed) {
         output::warn(&left, common.format);
     }
-    let differs = (!removed.text_restored).then(|| words::not_restored(&removed));
+    let differs = (removed.text_restored == Some(false)).then(|| words::not_restored(&removed));
     out.object(&Object::Removed(removed))?;
     differs.map_or(Ok(true), |failure| Err(failure.into()))
 }

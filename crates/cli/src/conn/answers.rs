@@ -452,7 +452,7 @@ pub(super) fn removed(r: v1::Removed, host: Host) -> objects::Removed {
         host,
         pid: r.pid,
         stopped_ms: millis(r.stopped_ns),
-        text_restored: r.text_restored,
+        text_restored: Some(r.text_restored),
         children_left: r.children_left,
         corrections: Corrections { late_start: r.late_start, early_end: r.early_end },
         warnings: r.warnings,

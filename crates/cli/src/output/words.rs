@@ -123,6 +123,24 @@ pub(crate) fn ended(e: &Ended) -> String {
     format!("{place} {how}\n")
 }
 
+/// The names of the signals that a program gets for what it does wrong (signal(7)).
+const CRASHES: [(i32, &str); 8] = [
+    (3, "SIGQUIT"),
+    (4, "SIGILL"),
+    (5, "SIGTRAP"),
+    (6, "SIGABRT"),
+    (7, "SIGBUS"),
+    (8, "SIGFPE"),
+    (11, "SIGSEGV"),
+    (31, "SIGSYS"),
+];
+
+/// What is said of a target that has crashed; none if it has ended otherwise, or nobody knows how.
+pub(crate) fn crashed(e: &Ended) -> Option<String> {
+    let (_, name) = CRASHES.into_iter().find(|(signal, _)| Some(*signal) == e.signal)?;
+    Some(format!("{} crashed ({name}) while it was measured; its values are those until then", at(e.pid, &e.host)))
+}
+
 /// How a measurement was left.
 pub(crate) fn farewell(object: &Object) -> String {
     match object {
@@ -218,7 +236,9 @@ pub(crate) fn all_taken_out(t: &TakenOut) -> Failure {
 /// A removal.
 pub(crate) fn removed(r: &Removed) -> String {
     let place = at(r.pid, &r.host);
-    if r.text_restored {
+    if r.text_restored.is_none() {
+        format!("{place}: its code has gone with the process\n")
+    } else if r.text_restored == Some(true) {
         let held = if r.stopped_ms > 0.0 { format!(", held for {}", millis(r.stopped_ms)) } else { String::new() };
         format!("{place}: {GOOD}removed{GOOD:#}{held}; its code is as it was\n")
     } else {
@@ -233,7 +253,7 @@ pub(crate) fn disturbed(pid: i32, host: &Host, what: &str) -> String {
 
 /// What is said of memory that could not be unmapped yet; none if all is gone.
 pub(crate) fn memory_left(r: &Removed) -> Option<String> {
-    if !r.memory_left || !r.text_restored {
+    if !r.memory_left || r.text_restored == Some(false) {
         return None;
     }
     let why = match r.asleep.as_slice() {

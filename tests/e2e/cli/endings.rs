@@ -1,0 +1,65 @@
+//! Targets that end while they are measured, and targets that write over their own code: the report says so.
+
+use ingraft_testing::target;
+use ingraft_testing::{Mutatee, Outcome};
+
+use crate::tool;
+
+/// Measures a program that ends in this way while it is measured.
+fn end_by(how: &str) -> Outcome {
+    let mut target = Mutatee::start("patcher", &[]);
+    let mut session = tool().count(target.pid(), &["plain"]);
+    target.ask("call 7").assert_right();
+    target.tell(&format!("crash {how}"));
+    session.wait_for("ended");
+    let outcome = session.finish().assert_code(0);
+    assert_eq!(outcome.calls("plain"), 7, "{outcome:#?}");
+    assert!(outcome.one("removed")["text_restored"].is_null(), "text that is gone is not restored: {outcome:#?}");
+    outcome
+}
+
+#[test]
+fn a_crash_is_told() {
+    for (how, signal, name) in [("segv", 11, "SIGSEGV"), ("abrt", 6, "SIGABRT")] {
+        let outcome = end_by(how);
+        let ended = outcome.one("ended");
+        assert_eq!((&ended["status"], &ended["signal"]), (&serde_json::Value::Null, &signal.into()), "{outcome:#?}");
+        assert!(outcome.stderr.contains("crashed") && outcome.stderr.contains(name), "{outcome:#?}");
+    }
+}
+
+#[test]
+fn another_end_is_no_crash() {
+    for (how, status, signal) in [("kill", None, Some(9)), ("exit", Some(3), None)] {
+        let outcome = end_by(how);
+        let ended = outcome.one("ended");
+        assert_eq!((&ended["status"], &ended["signal"]), (&status.into(), &signal.into()), "{outcome:#?}");
+        assert!(!outcome.stderr.contains("crashed"), "{outcome:#?}");
+    }
+}
+
+#[test]
+fn an_entry_that_the_program_puts_back_is_told_as_lost() {
+    let mut target = Mutatee::start("patcher", &[]);
+    let session = tool().count(target.pid(), &["patched", "plain"]);
+    target.ask("call 10").assert_right();
+    target.ask("restore").assert_right();
+    target.ask("call 10").assert_right();
+    let outcome = session.interrupt().assert_code(0);
+    assert_eq!((outcome.calls("patched"), outcome.calls("plain")), (10, 20), "{outcome:#?}");
+    let removed = outcome.one("removed");
+    let warnings: Vec<_> = removed["warnings"].as_array().into_iter().flatten().filter_map(|w| w.as_str()).collect();
+    let is_told = |w: &&str| w.contains("original code back") && w.contains("patched") && !w.contains("plain");
+    assert!(warnings.iter().any(is_told), "{outcome:#?}");
+    assert_eq!(target::arenas(target.pid()), 0);
+    target.ask("call 10").assert_right();
+}
+
+#[test]
+fn a_program_that_writes_nothing_is_told_nothing() {
+    let mut target = Mutatee::start("patcher", &[]);
+    let session = tool().count(target.pid(), &["patched", "plain"]);
+    target.ask("call 10").assert_right();
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(outcome.one("removed")["warnings"].is_null(), "{outcome:#?}");
+}
