@@ -567,7 +567,8 @@ impl Session {
         attached.env.readable = self.readable(&control.modules, attached.env.identity, wanted)?;
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
-        let threads = self.target.threads().map_err(|e| self.failed(e))?.len();
+        // what children inherit takes as much as a thread's counters
+        let threads = self.target.threads().map_err(|e| self.failed(e))?.len() + usize::from(control.family);
         let (journal, area) = (&mut attached.journal, &attached.area);
         let mut record = |arena: &AvmaRange| self.write_journal(journal, area, Record::Arena(arena.clone()).into());
         let woven = attached.woven.weave(&self.target, &control.modules, &attached.env, wanted, &mut record);

@@ -223,6 +223,8 @@ struct Shared {
     family: bool,
     /// The processes of their threads, those that have ended included.
     kin: FxHashMap<Tid, Pid>,
+    /// Everything is being taken out of the target and its children: they are not looked at.
+    leaving: bool,
     /// Those of them that began without the state of the thread that forked.
     stateless: FxHashSet<Pid>,
     /// What pairs cost, by the first counter of their value.

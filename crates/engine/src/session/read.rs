@@ -264,6 +264,9 @@ impl Session {
         let shared = &mut *shared;
         // An fs base may belong to the next thread already: its shard is simply used again.
         let (Some(area), Some(ThreadIdentity::FsOffset(_))) = (shared.area.clone(), shared.identity) else { return };
+        if shared.leaving {
+            return;
+        }
         let claims = Shards::claims(&*area);
         if claims.is_empty() {
             return;

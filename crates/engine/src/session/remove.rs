@@ -19,18 +19,17 @@ impl Session {
         let last = control.measurements.len() == 1;
         // which children there are is not seen any more once they are restored
         self.bury_ended_threads();
-        let removed = if last || self.ended.get().is_some() {
-            if last { self.take_down(control)? } else { leftover::untouched(self.pid()) }
-        } else {
-            self.look_at_modules(control)?;
-            self.unweave(control, &views)?
-        };
-        // Threads that ended with calls open have left them. Children that are measured with the target have lost the area and live on: their calls are
-        // in progress, as those of the target are.
-        if !(last && self.shared().family) {
+        // Children that are measured with the target lose the area with it and live on: nobody is to take them for ended.
+        let family = last && self.shared().family;
+        self.shared_mut().leaving = family;
+        let taken = self.take_measurement_out(control, &views, last);
+        if !family {
+            // threads that ended with calls open have left them
             self.bury_ended_threads();
         }
-        let reading = self.reading(&views, true);
+        let reading = taken.is_ok().then(|| self.reading(&views, true));
+        self.shared_mut().leaving = false;
+        let removed = taken?;
         if keep
             && !last
             && let Some(attached) = control.attached.as_mut()
@@ -45,7 +44,19 @@ impl Session {
         }
         self.drop_users(control, &views);
         let over = last && control.unfinished.is_none();
-        Ok((Removed { grown, last: Some(reading), ..removed }, over))
+        Ok((Removed { grown, last: reading, ..removed }, over))
+    }
+
+    /// Takes out what a measurement reads, everything with the last one.
+    fn take_measurement_out(&self, control: &mut Control, views: &[View], last: bool) -> Result<Removed, Error> {
+        if last {
+            return self.take_down(control);
+        }
+        if self.ended.get().is_some() {
+            return Ok(leftover::untouched(self.pid()));
+        }
+        self.look_at_modules(control)?;
+        self.unweave(control, views)
     }
 
     /// Takes out the code of pairs that only this measurement uses.
