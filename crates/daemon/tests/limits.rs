@@ -186,11 +186,11 @@ async fn patterns_beyond_a_quota_touch_nothing() {
     let refused = enable(&channel, mutatee.pid(), &["threads:work_*"], false).await.unwrap_err();
     assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
     assert!(refused.what.contains("0 of 3 metric-focus pairs (max-user-pairs); 8 more do not fit"), "{refused}");
-    let refused = enable(&channel, mutatee.pid(), &["threads:work_[012]"], true).await.unwrap_err();
+    let refused = enable(&channel, mutatee.pid(), &["work_0", "work_1", "work_2"], true).await.unwrap_err();
     assert_eq!((refused.kind, refused.reason.as_str()), (FailureKind::Exhausted, "quota_exceeded"));
     assert!(refused.what.contains("0 of 5 histories (max-user-histories); 6 more do not fit"), "{refused}");
     assert_eq!(switches(), before, "no thread was stopped");
-    let enabled = enable(&channel, mutatee.pid(), &["threads:work_[012]"], false).await.unwrap();
+    let enabled = enable(&channel, mutatee.pid(), &["work_0", "work_1", "work_2"], false).await.unwrap();
     assert_eq!(enabled.pair_count, 3);
     let refused = enable(&channel, mutatee.pid(), &["work_5"], false).await.unwrap_err();
     assert!(refused.what.contains("3 of 3 metric-focus pairs"), "{refused}");
@@ -238,11 +238,17 @@ async fn phases_stay_within_the_quota_of_histories() {
 async fn answers_that_nobody_reads_are_bounded() {
     let directory = open_directory();
     let daemon = start(directory.path(), &[]);
+    // A name that makes the answer long.
+    let rest = "units calls; aggregateOperator sum; style EventCounter; unitsType unnormalized; base is counter { }";
+    let text = format!("metric long {{ name \"{}\"; {rest} }}", "x".repeat(300_000));
+    let definitions = vec![v1::Source { name: "long.mdl".into(), text }];
+    MetricsClient::new(connect(&daemon).await).define(v1::DefineRequest { definitions }).await.unwrap();
+    let request = || v1::ListMetricsRequest { definitions: Vec::new(), events: false };
     let mut unread = Vec::new();
     let refused = 'refused: loop {
         let mut client = MetricsClient::new(connect(&daemon).await);
         for _ in 0..100 {
-            match client.list(v1::ListMetricsRequest { definitions: Vec::new(), events: false }).await {
+            match client.list(request()).await {
                 Ok(answer) => unread.push(answer),
                 Err(status) => break 'refused failure(&status),
             }
@@ -257,7 +263,7 @@ async fn answers_that_nobody_reads_are_bounded() {
     let start = std::time::Instant::now();
     let mut answer = loop {
         assert!(start.elapsed() < ingraft_testing::BOUND, "nothing is given back");
-        match client.list(v1::ListMetricsRequest { definitions: Vec::new(), events: false }).await {
+        match client.list(request()).await {
             Ok(answer) => break answer.into_inner(),
             Err(status) => assert_eq!(failure(&status).reason, "quota_exceeded"),
         }

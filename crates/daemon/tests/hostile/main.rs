@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use ingraft_testing::{Daemon, Until, exposed, open_directory, scaled};
 use ingraft_wire::v1;
 use ingraft_wire::v1::daemon_client::DaemonClient;
+use ingraft_wire::v1::metrics_client::MetricsClient;
 use raw::*;
 use tonic::transport::Endpoint;
 
@@ -154,10 +155,26 @@ fn attacked(name: &str) {
     let directory = open_directory();
     let program = exposed(&std::env::current_exe().unwrap(), directory.path());
     let daemon = start(directory.path(), &["--socket-mode", "0666", "--log", "error"]);
+    if name == "unread answers" {
+        define_a_long_metric(&daemon);
+    }
     for address in [&daemon.addresses[1], &daemon.addresses[0]] {
         attack(name, &daemon, address, &program);
     }
     assert!(daemon.terminate().success());
+}
+
+/// Makes the list of metrics a long answer.
+fn define_a_long_metric(daemon: &Daemon) {
+    let rest = "units calls; aggregateOperator sum; style EventCounter; unitsType unnormalized; base is counter { }";
+    let text = format!("metric long {{ name \"{}\"; {rest} }}", "x".repeat(300_000));
+    let definitions = vec![v1::Source { name: "long.mdl".into(), text }];
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let address = daemon.uri().replacen("unix:", "unix://", 1);
+        let channel = Endpoint::try_from(address).unwrap().connect().await.unwrap();
+        MetricsClient::new(channel).define(v1::DefineRequest { definitions }).await.unwrap();
+    });
 }
 
 /// Streams that begin and never end, with as much data as the daemon takes.
