@@ -17,10 +17,12 @@ const SPARE: u64 = 100_000;
 
 /// The resolution of new histograms where there are so many with them.
 pub fn of(histograms: usize) -> Resolution {
-    match histograms {
-        ..=FINE => Resolution::Fine,
-        ..=MEDIUM => Resolution::Medium,
-        _ => Resolution::Coarse,
+    if histograms <= FINE {
+        Resolution::Fine
+    } else if histograms <= MEDIUM {
+        Resolution::Medium
+    } else {
+        Resolution::Coarse
     }
 }
 
@@ -63,12 +65,14 @@ pub fn counters_in(stride: u64) -> u32 {
     DataArea { base: Avma(0), stride, shards: 0, journal_bytes: 0 }.counters()
 }
 
+/// By address, what was there before, which keeps the address taken, and what takes its place.
+type Replaced<T> = FxHashMap<usize, (Arc<T>, Arc<T>)>;
+
 /// Gives the histograms of instrumentations another resolution. What they share stays shared.
 pub struct Coarsening {
     to: Resolution,
-    // the first of each keeps the address taken
-    variables: FxHashMap<usize, (Arc<[Variable]>, Arc<[Variable]>)>,
-    snippets: FxHashMap<usize, (Arc<Snippet>, Arc<Snippet>)>,
+    variables: Replaced<[Variable]>,
+    snippets: Replaced<Snippet>,
 }
 
 impl Coarsening {
