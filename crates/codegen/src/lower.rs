@@ -172,12 +172,12 @@ mod tests {
         }
         expect_test::expect![[r#"
             slow:
-              lea rax,[1011F2h]
+              lea rax,[101232h]
               jmp 0000000000101000h
             base:
               mov eax,fs:[2D0h]
               cmp gs:[10012000h],eax
-              jne short 00000000001011D4h
+              jne short 0000000000101214h
             snippet 0:
               inc qword ptr gs:[10012040h]
             tail:

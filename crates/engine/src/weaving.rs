@@ -29,6 +29,9 @@ use crate::sites::{Found, Spot, Text, are_known, entry_site, sites};
 /// An arena of more bytes is not asked for.
 const ARENA_MAX: u64 = 1 << 28;
 
+/// An arena has so many bytes at least, if they are free.
+const ARENA_LEAST: u64 = 1 << 20;
+
 /// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
 const REACH: u64 = (1 << 31) - (1 << 20);
 
@@ -713,8 +716,11 @@ fn arena_for(
         return Ok(i);
     }
     let failed = |e| Error::process(target.pid(), e);
+    // what later requests add to a point must lie in its arena: address space costs nothing
+    let generous = bytes.saturating_mul(4).max(ARENA_LEAST).min(ARENA_MAX.max(bytes));
     loop {
-        let range = target.find_arena(text, bytes + SIGNATURE_ROOM).map_err(failed)?;
+        let roomy = target.find_arena(text, generous + SIGNATURE_ROOM);
+        let range = roomy.or_else(|_| target.find_arena(text, bytes + SIGNATURE_ROOM)).map_err(failed)?;
         // Recorded before it is there: should we die in between, whoever comes next knows where to look for it.
         record(&range)?;
         if target.map_arena_at(&range).map_err(failed)? {

@@ -165,11 +165,11 @@ mod tests {
     #[test]
     fn residue_is_told_from_pointers() {
         let maps = [mapping(0x40_0000..0x50_0000, false), mapping(0x60_0000..0x70_0000, true)];
-        for gs in [2 << 20, 5 << 20, (8191 << 20) + 0x38, 4 << 20] {
+        for gs in [2 << 20, 5 << 20, (8191 << 20) + 0x38, 4 << 20, SHARDS_SPACE - (32 << 20)] {
             assert!(is_residue(gs, &maps), "{gs:#x}");
         }
         // none, the header, shards that no thread has, no shard at all, memory of the program
-        for gs in [0, 1 << 20, 8192 << 20, (5 << 20) + 8, 0x7fff_1234_5678, 6 << 20, (6 << 20) + 0x38] {
+        for gs in [0, 1 << 20, SHARDS_SPACE, (5 << 20) + 8, 0x7fff_1234_5678, 6 << 20, (6 << 20) + 0x38] {
             assert!(!is_residue(gs, &maps), "{gs:#x}");
         }
     }

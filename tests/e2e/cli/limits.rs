@@ -184,19 +184,22 @@ fn half_of_the_address_space_stays_the_targets() {
 fn a_target_with_no_more_mappings_or_files_is_left_alone() {
     let mut target = Mutatee::start("crowd", &[]);
     let before = Text::of(target.pid());
-    let files = fs::read_dir(format!("/proc/{}/fd", target.pid())).expect("its files").count();
+    let pid = target.pid_text();
+    let is_open = |number: &usize| fs::symlink_metadata(format!("/proc/{}/fd/{number}", target.pid())).is_ok();
+    let first_free = (0..).find(|number| !is_open(number)).expect("some number");
     let limit = |files: usize| {
         let limit = format!("--nofile={files}:");
-        let done = Command::new("prlimit").args(["--pid", &target.pid_text(), &limit]).status();
+        let done = Command::new("prlimit").args(["--pid", &pid, &limit]).status();
         assert!(done.expect("prlimit").success());
     };
-    limit(files);
-    let outcome = tool().run(["count", "-p", &target.pid_text(), "f_*"]).assert_error(1, &["open files"]);
+    let count = || ["count", "-p", &pid, "--for", "1s", "f_*"];
+    limit(first_free);
+    let outcome = tool().run(count()).assert_error(1, &["open files"]);
     assert!(outcome.stderr.contains("\"reason\":\"target_file_limit\""), "{outcome:#?}");
     target::assert_clean(target.pid(), &before);
     limit(1024);
     target.ask("map 30");
-    let outcome = tool().run(["count", "-p", &target.pid_text(), "f_*"]).assert_error(1, &["vm.max_map_count"]);
+    let outcome = tool().run(count()).assert_error(1, &["vm.max_map_count"]);
     assert!(outcome.stderr.contains("\"reason\":\"target_mapping_limit\""), "{outcome:#?}");
     target::assert_clean(target.pid(), &before);
     target.ask("all 1");

@@ -272,7 +272,8 @@ fn thousands_of_functions_at_once() {
             seen.min_ns <= seen.p50_ns && seen.p50_ns <= seen.p99_ns && seen.p99_ns <= seen.max_ns,
             "{name}: {seen:?}"
         );
-        assert!(8 * seen.min_ns <= seen.sum_ns && seen.sum_ns <= 8 * seen.max_ns, "{name}: {seen:?}");
+        // each is rounded down by itself
+        assert!((8 * seen.min_ns..=8 * (seen.max_ns + 1)).contains(&seen.sum_ns), "{name}: {seen:?}");
     }
     // each of 8 threads has called every eighth function: a page for each call, not all pages for each thread
     assert!(most < 7000, "{most} pages");

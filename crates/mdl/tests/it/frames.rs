@@ -172,7 +172,7 @@ fn time_without_callees_adds_up() {
     assert!(shown.starts_with(&expected("call")) && shown.contains(&expected("calloc")), "{shown}");
     assert_eq!(
         variables(&done(&text, "m", "")),
-        "v0 m Counter Histogram Plain sampled\n\
+        "v0 m Counter Histogram(Fine) Plain sampled\n\
          v1 m.callees Scratch Counter Plain\n\
          v2 m.calls(m.callees, time) Activations Activations Plain sampled\n"
     );
@@ -191,13 +191,13 @@ fn histograms_hold_ticks_or_values() {
     let observe = |code: &str| format!("base is histogram {{ prepend preInsn $start.return (* {code} *) }}");
     let ticks = done(&metric(&observe("observe(m, ($elapsed));")), "m", "");
     assert_eq!(ticks.insertions[1].snippet.to_string(), "close r1 time { observe v0, elapsed_ticks; }");
-    assert!(variables(&ticks).starts_with("v0 m Counter Histogram Ticks sampled\n"));
+    assert!(variables(&ticks).starts_with("v0 m Counter Histogram(Fine) Ticks sampled\n"));
     let values = done(&metric(&observe("observe(m, $return); observe(m, $elapsed / 2);")), "m", "");
     assert_eq!(
         values.insertions[1].snippet.to_string(),
         "close r1 time { observe v0, $return; observe v0, ($elapsed / 2); }"
     );
-    assert!(variables(&values).starts_with("v0 m Counter Histogram Plain sampled\n"));
+    assert!(variables(&values).starts_with("v0 m Counter Histogram(Fine) Plain sampled\n"));
     let chosen = "base is histogram { if (1) append preInsn $start.return (* observe(m, $elapsed); *) \
                   if (1) append preInsn $start.return (* observe(m, $return); *) }";
     let mixed = show(&library(&[&metric(chosen)]), "m", "");
@@ -208,14 +208,14 @@ fn histograms_hold_ticks_or_values() {
     let list = "resourceList none is procedure { items { \"nowhere\" }; flavor { unix }; }";
     for (code, unit) in [("observe(m, $cpu);", "Ticks"), ("observe(m, $elapsed + 0);", "Plain")] {
         let later = done(&format!("{list} {}", metric(&nowhere(code))), "m", "");
-        assert_eq!(variables(&later), format!("v0 m Counter Histogram {unit} sampled\n"), "{code}");
+        assert_eq!(variables(&later), format!("v0 m Counter Histogram(Fine) {unit} sampled\n"), "{code}");
     }
     // what is observed elsewhere is in nanoseconds, and then so is a time alone
     let both = "base is histogram { if (1) prepend preInsn $start.return (* observe(m, $elapsed); *) \
                 if (1) foreach f in none prepend preInsn f.return (* if ($return) { observe(m, $return); } *) }";
     let both = done(&format!("{list} {}", metric(both)), "m", "");
     assert_eq!(both.insertions[1].snippet.to_string(), "close r1 time { observe v0, $elapsed; }");
-    assert!(variables(&both).starts_with("v0 m Counter Histogram Plain sampled\n"));
+    assert!(variables(&both).starts_with("v0 m Counter Histogram(Fine) Plain sampled\n"));
     let sizes = metric("base is histogram { append preInsn $start.entry (* observe(m, $arg[0]); *) }");
     assert_eq!(show(&library(&[&sizes]), "m", ""), "main Metric Append: observe v0, $arg[0];\n");
 }
