@@ -9,6 +9,7 @@ use rustc_hash::FxHashSet;
 
 use crate::error::Error;
 use crate::journal::{FileId, PointRecord};
+use crate::names::some_of;
 
 /// `int3`: what debuggers and the kernel's uprobes write over the first byte of an instruction.
 const BREAKPOINT: u8 = 0xcc;
@@ -100,10 +101,7 @@ impl Left {
             let mut places: Vec<String> =
                 all.iter().filter(|left| left.state == why).map(|left| place(left.at)).collect();
             places.dedup();
-            let more = places.len().saturating_sub(NAMED);
-            places.truncate(NAMED);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("{why}: {}{more}", places.join(", "))
+            format!("{why}: {}", some_of(places.iter(), NAMED))
         };
         causes.into_iter().map(warning).collect()
     }

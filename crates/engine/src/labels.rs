@@ -5,6 +5,7 @@ use ingraft_analysis::{Binding, Image, Label};
 
 use crate::api::UntypedSymbol;
 use crate::modules::Modules;
+use crate::names::some_of;
 use crate::pattern::{Pattern, glob_match, has_wildcard};
 
 /// Names that a warning has before it counts the rest.
@@ -45,10 +46,7 @@ pub fn warning(modules: &Modules, patterns: &[String]) -> Option<String> {
         patterns.iter().filter(|text| has_wildcard(text)).map(|text| Pattern::parse(text)).collect();
     let open = untyped(modules, &globs);
     (!open.is_empty()).then(|| {
-        format!(
-            "symbols without a type are left out, as nothing shows that functions begin there: {}",
-            list(open.iter().map(|symbol| symbol.name.as_str()))
-        )
+        format!("symbols without a type are left out, as nothing shows that functions begin there: {}", quoted(&open))
     })
 }
 
@@ -56,7 +54,7 @@ pub fn warning(modules: &Modules, patterns: &[String]) -> Option<String> {
 pub fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Option<(String, String)> {
     let found = untyped(modules, std::slice::from_ref(pattern));
     let first = found.first()?;
-    let names = list(found.iter().map(|symbol| symbol.name.as_str()));
+    let names = quoted(&found);
     Some(match &first.inside {
         Some(function) => (
             format!(
@@ -75,12 +73,6 @@ pub fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Option<(Str
     })
 }
 
-/// A few names, and the number of the others.
-fn list<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
-    let all = names.len();
-    let mut shown: Vec<String> = names.take(NAMED).map(|name| format!("`{name}`")).collect();
-    if all > NAMED {
-        shown.push(format!("and {} more", all - NAMED));
-    }
-    shown.join(", ")
+fn quoted(symbols: &[UntypedSymbol]) -> String {
+    some_of(symbols.iter().map(|symbol| format!("`{}`", symbol.name)), NAMED)
 }

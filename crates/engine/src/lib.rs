@@ -23,6 +23,7 @@ mod leftover;
 mod libc_search;
 mod lower;
 mod modules;
+mod names;
 mod packages;
 mod pattern;
 mod request;

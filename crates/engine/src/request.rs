@@ -17,7 +17,11 @@ use crate::foci;
 use crate::images::ImageStore;
 use crate::labels;
 use crate::modules::Modules;
+use crate::names::some_of;
 use crate::pattern::Pattern;
+
+/// Modules that an error names before it counts the rest.
+const NAMED: usize = 12;
 
 /// A pair that is asked for, with what it takes.
 pub struct Wanted {
@@ -87,16 +91,6 @@ fn prefer_program(modules: &Modules, text: &str, found: Vec<FunctionRef>) -> Res
     ))
 }
 
-/// Names in a text: some of them, and the number of the others.
-fn some_of(names: &[&str]) -> String {
-    const NAMED: usize = 12;
-    let shown = names.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(NAMED) {
-        0 => shown,
-        n => format!("{shown} and {n} more"),
-    }
-}
-
 fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
     let module_known = modules.mapped().any(|f| pattern.may_match_module(f.names.iter().map(String::as_str)));
     if !module_known {
@@ -105,7 +99,7 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
             ErrorKind::NotFound,
             "no_such_module",
             format!("no module matches `{text}`"),
-            format!("the target maps {}", some_of(&known)),
+            format!("the target maps {}", some_of(known.iter(), NAMED)),
         );
     }
     if let Some((what, hint)) = labels::no_match(modules, text, pattern) {
