@@ -123,13 +123,14 @@ impl Error {
         matches!(self.reason, "target_memory_limit" | "target_mapping_limit")
     }
 
-    /// The same of a removal: what was not taken out is still there, and what takes it out later.
+    /// The error as one of a removal: its hint says that the code is still there, and what takes it out later.
     #[must_use]
     pub fn at_removal(mut self) -> Self {
-        const UNCHANGED: &str = "nothing was changed";
+        const UNCHANGED: [&str; 2] = ["nothing was changed in the target", "nothing was changed"];
         if let (Some(pid), false) = (self.pid, self.kind == ErrorKind::Gone || self.reason == "no_such_measurement") {
-            let first = self.hint.split(UNCHANGED).next().unwrap_or_default().trim_end_matches([';', ' ']);
-            let first = if first.is_empty() { "try again" } else { first };
+            let rest = UNCHANGED.iter().fold(self.hint.clone(), |hint, words| hint.replace(words, ""));
+            let rest = rest.trim_matches([';', ' ']);
+            let first = if rest.is_empty() { "try again" } else { rest };
             self.hint =
                 format!("{first}; until then the code stays in, and works: `ingraft detach -p {pid}` takes it out");
         }
@@ -169,6 +170,7 @@ mod tests {
             hint("end strace (process 3) or let it detach"),
             format!("end strace (process 3) or let it detach; {rest}")
         );
+        assert_eq!(hint("nothing was changed; raise the limit by 3 MiB"), format!("raise the limit by 3 MiB; {rest}"));
         let gone = Error::new(ErrorKind::Gone, "target_ended", "", "start again").about(Pid(7)).at_removal();
         assert_eq!(gone.hint, "start again");
     }

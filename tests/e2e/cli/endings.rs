@@ -50,7 +50,7 @@ fn an_entry_that_the_program_puts_back_is_told_as_lost() {
     let removed = outcome.one("removed");
     let warnings: Vec<_> = removed["warnings"].as_array().into_iter().flatten().filter_map(|w| w.as_str()).collect();
     let is_told = |w: &&str| w.contains("original code back") && w.contains("patched") && !w.contains("plain");
-    assert!(warnings.iter().any(is_told), "{outcome:#?}");
+    assert_eq!(warnings.into_iter().filter(is_told).count(), 1, "told once: {outcome:#?}");
     assert_eq!(target::arenas(target.pid()), 0);
     target.ask("call 10").assert_right();
 }

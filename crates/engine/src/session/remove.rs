@@ -233,7 +233,7 @@ impl Session {
             left.extend(differs.map(|at| Left { at, state: Why::Foreign }));
         }
         let mut warnings = self.warnings(control, &left);
-        warnings.extend(self.lost_calls(control, disturbed, &left));
+        self.add_lost_calls(control, disturbed, &left, &mut warnings);
         warnings.extend(self.births_amiss(control));
         let children_left = leftover::restore_children(&self.target, &records, &arenas, layout, file);
         let memory_left = !restored.unmapped;
@@ -282,19 +282,24 @@ impl Session {
         ground::disturbed(&self.target, text)
     }
 
-    /// What is to be told at the end of code that others have changed while it was woven: places that have the original code again, of which the
-    /// removal itself sees nothing, and what a look has found that is not there any more. `left` are the places that the removal tells of.
-    fn lost_calls(&self, control: &Control, before: Vec<Left>, left: &[Left]) -> Vec<String> {
+    /// Adds to the warnings of a removal what others have done to the code while it was woven: places that have the original code again, of which
+    /// the removal itself sees nothing, and what a look has found before, each once and with the time since. `left` are the places that are told of.
+    fn add_lost_calls(&self, control: &Control, before: Vec<Left>, left: &[Left], warnings: &mut Vec<String>) {
         let lost: Vec<Left> =
             before.into_iter().filter(|l| l.state == Why::Lost && !left.iter().any(|k| k.at == l.at)).collect();
-        let mut warnings = if lost.is_empty() { Vec::new() } else { self.warnings(control, &lost) };
+        if !lost.is_empty() {
+            warnings.extend(self.warnings(control, &lost));
+        }
         let seen = self.disturbed.lock().unwrap_or_else(PoisonError::into_inner);
         let now = now_ns();
         for (what, since) in seen.iter() {
             let ago = now.saturating_sub(*since) / 1_000_000_000;
-            warnings.push(format!("{what} (seen first {ago} s before the end)"));
+            let dated = format!("{what} (seen first {ago} s before the end)");
+            match warnings.iter_mut().find(|known| *known == what) {
+                Some(known) => *known = dated,
+                None => warnings.push(dated),
+            }
         }
-        warnings
     }
 
     /// Looks at the woven code, and says once what others have done to it.
