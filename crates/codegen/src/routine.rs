@@ -44,7 +44,7 @@ pub(crate) enum Routine {
     Await,
     /// Before a fork, see `birth`. Keeps rcx.
     Fork,
-    /// After a fork, in parent and child; edx is what fork has returned. Keeps rcx.
+    /// After a fork, in parent and child: what fork has returned is in ecx, the time in rdx. Keeps rcx.
     Forked,
 }
 

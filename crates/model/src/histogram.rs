@@ -10,7 +10,7 @@ pub const VALUE_BITS: u32 = 44;
 pub enum Resolution {
     /// 4 buckets for each power of two: 1.4 KB a thread.
     Coarse,
-    /// 8 of them: 2.6 KB.
+    /// 8 of them: 2.7 KB.
     Medium,
     /// 32 of them: 10 KB.
     Fine,
@@ -24,11 +24,6 @@ impl Resolution {
             Resolution::Medium => 3,
             Resolution::Fine => 5,
         }
-    }
-
-    /// The resolution with so many of these bits, if there is one.
-    pub fn of_sub_bits(bits: u32) -> Option<Resolution> {
-        [Resolution::Coarse, Resolution::Medium, Resolution::Fine].into_iter().find(|r| r.sub_bits() == bits)
     }
 
     /// Buckets of one power of two.
@@ -275,10 +270,8 @@ mod tests {
             }
             assert_eq!(next, 1 << VALUE_BITS);
             assert_eq!(resolution.bucket_of(u64::MAX), resolution.buckets() - 1);
-            assert_eq!(Resolution::of_sub_bits(resolution.sub_bits()), Some(resolution));
         }
         assert!(ALL.is_sorted() && ALL.is_sorted_by_key(|r| r.buckets()));
-        assert_eq!(Resolution::of_sub_bits(1), None);
     }
 
     /// What the code in the target does for each value.

@@ -548,11 +548,6 @@ impl SharedArea {
         }
     }
 
-    /// The first counters of a shard, as many as `values` has room for.
-    pub fn counters(&self, shard: u32, values: &mut [u64]) -> Result<(), Error> {
-        self.read_words(self.counter_at(shard, 0), values)
-    }
-
     /// Which of the first `counters` of a shard have memory. Of an area of the usual size all are taken to have: there to ask takes longer than
     /// to read, and wastes little.
     pub fn touched(&self, shard: u32, counters: u32) -> Touched {

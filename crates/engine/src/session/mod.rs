@@ -550,7 +550,7 @@ impl Session {
         let mut meters = Vec::new();
         let mut seen = FxHashSet::default();
         let mut wanted = wanted;
-        self.fit_histograms(control, &mut wanted, &keys);
+        Self::fit_histograms(control, &mut wanted, &keys);
         let limit = insert::counters_max(control);
         let mut made = Metered::default();
         for (w, (key, _)) in wanted.into_iter().zip(&keys) {
@@ -592,7 +592,7 @@ impl Session {
     }
 
     /// Chooses how finely histograms tell values apart, and before anything is woven how far the shards lie from each other.
-    fn fit_histograms(&self, control: &mut Control, wanted: &mut [Wanted], keys: &[(PairKey, Option<MdlFunction>)]) {
+    fn fit_histograms(control: &mut Control, wanted: &mut [Wanted], keys: &[(PairKey, Option<MdlFunction>)]) {
         let is_new = |key: &PairKey| !control.pairs.contains_key(key);
         let histograms =
             |variables: &[Variable]| variables.iter().filter(|v| matches!(v.shape, Shape::Histogram(_))).count();
@@ -607,18 +607,19 @@ impl Session {
             };
             u64::from(control.counters.used()) + new().map(|i| of(&i.variables)).sum::<u64>()
         };
-        let mut resolution = resolution::of(count);
-        match &control.attached {
-            None => control.stride = resolution::stride_for(slots_at(resolution)),
+        let usual = resolution::of(count);
+        let resolution = match &control.attached {
+            None => {
+                control.stride = resolution::stride_for(slots_at(usual));
+                usual
+            }
             Some(attached) => {
                 let room = u64::from(attached.area.layout().counters());
-                let coarser = [Resolution::Medium, Resolution::Coarse];
-                let fitting = coarser.into_iter().find(|r| *r < resolution && slots_at(*r) <= room);
-                if slots_at(resolution) > room {
-                    resolution = fitting.unwrap_or(Resolution::Coarse);
-                }
+                let fits = |r: &Resolution| *r <= usual && slots_at(*r) <= room;
+                let finest_first = [Resolution::Fine, Resolution::Medium, Resolution::Coarse];
+                finest_first.into_iter().find(fits).unwrap_or(Resolution::Coarse)
             }
-        }
+        };
         let mut to: FxHashMap<Resolution, Coarsening> = FxHashMap::default();
         for (w, (key, _)) in wanted.iter_mut().zip(keys) {
             // one that is there stays as it is
