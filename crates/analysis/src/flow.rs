@@ -136,7 +136,7 @@ impl Walk<'_> {
             at = i.next_ip();
             next = body.code.get(index + 1).filter(|i| i.ip() == at).map(|_| index + 1).or_else(|| body.index_of(at));
             if next.is_none() && !body.contains(at) {
-                // What a call at the end calls does not return, and behind a crash nothing follows.
+                // The callee of a call at the end does not return, and behind a crash nothing follows.
                 let calls = matches!(i.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
                 self.flow.runs_on.extend((!calls && !decode::crashes(i)).then_some(at));
                 return Ok(());

@@ -25,7 +25,7 @@ pub(crate) struct Symbol {
 pub struct Label {
     /// The address that it names.
     pub at: Svma,
-    /// Its name.
+    /// The name that the symbol gives it.
     pub name: Name,
 }
 

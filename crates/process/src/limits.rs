@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 const TABLE_SPAN: u64 = HUGE_PAGE;
 /// Memory that stays free for the target besides a quarter of what a change takes: it goes on allocating meanwhile.
 const RESERVE: u64 = 256 * KIB;
-/// Mappings that stay free for the target besides those of ours: the data area's three and some arenas.
+/// So many mappings must be free before a change: the data area takes three, each arena one, and the rest is left to the target.
 const SPARE_MAPPINGS: usize = 64;
 /// Pages for the remote system calls of an attach: signal frames, stacks, mapping structures of the kernel, upper page tables.
 const ATTACH: u64 = 32 * PAGE;

@@ -41,7 +41,7 @@ pub(super) enum Stage {
 
 /// What a command shows of each function.
 pub(super) trait Presentation {
-    /// What is computed from all functions together, such as the sum that shares are of.
+    /// A figure of all functions together, such as the sum that shares are of.
     type Whole;
     /// Computes it from all functions, those that are not shown included.
     fn whole(&self, rows: &[Row<'_>]) -> Self::Whole;

@@ -164,7 +164,7 @@ pub(super) fn combined_object(combined: &Combined<'_>) -> Object {
     })
 }
 
-/// What a histogram got in the latest interval, for scripts.
+/// The values of a histogram that came in the latest interval, for scripts.
 fn interval(Lately { ns, distribution }: &Lately) -> Interval {
     Interval { ns: *ns, count: distribution.count, quantiles: distribution.into() }
 }
@@ -180,7 +180,7 @@ struct Curve<'a> {
     time_ns: u64,
     value: Option<&'a Value>,
     rate: Option<f64>,
-    /// What a histogram got in the latest interval.
+    /// The values of a histogram that came in the latest interval.
     lately: Option<Lately>,
 }
 
@@ -297,7 +297,7 @@ impl<'a> Curve<'a> {
         cells
     }
 
-    /// What a histogram got in the latest interval, as a row of its own; none if that is not known.
+    /// A row with the values of a histogram that came in the latest interval; none if they are not known.
     fn cells_lately(&self) -> Option<Vec<Cell>> {
         let Lately { ns, distribution } = self.lately.as_ref()?;
         let (what, count) = (format!("  last {}", time(*ns as f64)), grouped_u64(distribution.count));

@@ -23,7 +23,7 @@ impl Lately {
 }
 
 impl Site {
-    /// What a histogram got since the reading before; none before the second reading, and for other pairs.
+    /// The values of a histogram that came since the reading before; none before the second reading, and for other pairs.
     pub(crate) fn lately(&self, pair: usize) -> Option<Lately> {
         let before = self.before.as_ref()?;
         let ns = self.reading.time_ns.checked_sub(before.time_ns).filter(|&ns| ns > 0)?;

@@ -26,7 +26,7 @@ pub(crate) struct Combined<'a> {
     pub(crate) value: Value,
     /// Combined change per second; none before all have two readings, and of levels.
     pub(crate) rate: Option<f64>,
-    /// What a histogram got in the latest intervals of all; none before all have two readings, and for other metrics.
+    /// The values of a histogram that came in the latest intervals of all; none before all have two readings, and for other metrics.
     pub(crate) lately: Option<Lately>,
     /// How many targets measure it.
     pub(crate) targets: usize,
