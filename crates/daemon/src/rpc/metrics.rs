@@ -33,12 +33,17 @@ impl v1::metrics_server::Metrics for Service {
     async fn list(&self, request: Request<v1::ListMetricsRequest>) -> Result<Response<Self::ListStream>, Status> {
         let v1::ListMetricsRequest { definitions, events } = request.into_inner();
         let definitions = convert::sources(definitions);
-        let metrics = self.0.engine_call(move |engine| engine.metrics(&definitions)).await?;
-        let metrics: Vec<_> = metrics.iter().map(v1::Metric::from).collect();
-        let events = if events { self.0.engine_value(|engine| engine.events()).await? } else { Vec::new() };
-        let metrics = Parts::new(metrics).map(|metrics| v1::ListMetricsResponse { metrics, ..Default::default() });
-        let events = Parts::new(events.into_iter().map(convert::event));
-        answers(metrics.chain(events.map(|events| v1::ListMetricsResponse { events, ..Default::default() })))
+        let payer = payer();
+        let found = self.0.engine_list(move |engine| {
+            let metrics = engine.metrics(&definitions).map_err(convert::failure)?;
+            let events = if events { engine.events() } else { Vec::new() };
+            let metrics = Parts::new(metrics.iter().map(v1::Metric::from));
+            let metrics = metrics.map(|metrics| v1::ListMetricsResponse { metrics, ..Default::default() });
+            let events = Parts::new(events.into_iter().map(convert::event));
+            let events = events.map(|events| v1::ListMetricsResponse { events, ..Default::default() });
+            Waiting::packed(payer.as_ref(), metrics.chain(events))
+        });
+        Ok(list(found.await??))
     }
 
     type CheckStream = Answers<v1::CheckResponse>;
