@@ -7,7 +7,7 @@
 use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
 use ingraft_model::histogram::{Resolution, VALUE_BITS};
 use ingraft_model::layout::{COUNTERS, record};
-use ingraft_model::{BinaryOp, Clock, Expr, Kept, Record, Restore, Stmt, TimeUnit, VariableId};
+use ingraft_model::{BinaryOp, Clock, Expr, Kept, Record, Restore, Stmt, TimeUnit, VariableId, Whose};
 
 use crate::environment::Assembly;
 use crate::routine::{self, Routine};
@@ -148,8 +148,47 @@ impl Generator<'_> {
     }
 
     pub(crate) fn close(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+        let inside = if r.is_optional() { &[] } else { body };
+        self.at_record(r, Whose::Own, |g| g.end(r, inside), |_| Ok(()))?;
+        let recorded = self.access == Access::Own;
+        if recorded && r.is_optional() { self.stmts(body) } else { Ok(()) }
+    }
+
+    pub(crate) fn close_handed(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+        self.at_record(r, Whose::Earlier, |g| g.end(r, body), |_| Ok(()))
+    }
+
+    pub(crate) fn hand_over(&mut self, r: &Record, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
+        let mark = |g: &mut Self| Ok(g.a.or(dword_ptr(rcx + g.last(record::RESTORE)).gs(), record::HANDED)?);
+        self.at_record(r, whose, mark, |g| g.without_record(r, body))
+    }
+
+    pub(crate) fn give_up(&mut self, r: &Record, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
+        let take_away = |g: &mut Self| {
+            let mut done = g.a.create_label();
+            g.a.mov(ecx, g.offset(r.activations) as i32)?;
+            g.routine(Routine::GiveUp, done)?;
+            g.place(&mut done)
+        };
+        self.at_record(r, whose, take_away, |g| g.without_record(r, body))
+    }
+
+    /// What is done all the same at the end of a call that has no record.
+    fn without_record(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+        if r.is_optional() { self.stmts(body) } else { Ok(()) }
+    }
+
+    /// Does something if this frame has such a record, which is the last one then and lies below the top in rcx. If a call of the function's own has
+    /// none, that is counted, and something else done.
+    fn at_record(
+        &mut self,
+        r: &Record,
+        whose: Whose,
+        found_it: impl FnOnce(&mut Self) -> Result<(), Assembly>,
+        missed_it: impl FnOnce(&mut Self) -> Result<(), Assembly>,
+    ) -> Result<(), Assembly> {
         if self.access == Access::Shared {
-            return self.unrecorded(r);
+            return if whose == Whose::Own { self.unrecorded(r) } else { Ok(()) };
         }
         self.used = [true; 3];
         let name = self.offset(r.activations) as i32;
@@ -157,10 +196,31 @@ impl Generator<'_> {
         self.a.mov(rcx, self.top())?;
         self.call()?;
         self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        if whose == Whose::Earlier {
+            // the frame has no record at all: all that most calls pay
+            self.a.ja(end)?;
+        }
         self.a.jne(search)?;
         self.a.cmp(dword_ptr(rcx + self.last(record::NAME)).gs(), name)?;
         self.a.jne(search)?;
         self.place(&mut found)?;
+        found_it(self)?;
+        self.a.jmp(end)?;
+        self.place(&mut search)?;
+        self.a.mov(ecx, name)?;
+        self.routine(Routine::Find, answer)?;
+        self.place(&mut answer)?;
+        self.a.test(ecx, ecx)?;
+        self.a.jne(found)?;
+        if whose == Whose::Own {
+            self.a.inc(self.slot(r.activations, UNSEEN))?;
+            missed_it(self)?;
+        }
+        self.place(&mut end)
+    }
+
+    /// Ends the call of the last record.
+    fn end(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
         for (n, kept) in (0..).zip(&r.kept) {
             if let Kept::Time(clock) = kept {
                 let time = qword_ptr(rcx + self.last(kept_at(n))).gs();
@@ -169,21 +229,9 @@ impl Generator<'_> {
             }
         }
         let around = std::mem::replace(&mut self.closed, r.kept.clone());
-        if !r.is_optional() {
-            self.stmts(body)?;
-        }
+        self.stmts(body)?;
         self.closed = around;
-        self.a.sub(self.top(), record::SIZE as i32)?;
-        self.a.jmp(end)?;
-        self.place(&mut search)?;
-        self.a.mov(ecx, name)?;
-        self.routine(Routine::Find, answer)?;
-        self.place(&mut answer)?;
-        self.a.test(ecx, ecx)?;
-        self.a.jne(found)?;
-        self.a.inc(self.slot(r.activations, UNSEEN))?;
-        self.place(&mut end)?;
-        if r.is_optional() { self.stmts(body) } else { Ok(()) }
+        Ok(self.a.sub(self.top(), record::SIZE as i32)?)
     }
 
     /// Notes a call that has no record.

@@ -4,7 +4,7 @@
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rbx, rcx,
-    rdx,
+    rdx, rsp,
 };
 use ingraft_model::CpuClock;
 use ingraft_model::layout::{TOP, record};
@@ -15,14 +15,21 @@ use crate::reading::Access;
 /// Stands for a routine's address while a snippet is assembled at 0: far enough for a jump of five bytes.
 pub(crate) const FAR: u64 = 0x1000_0000;
 
+/// Counters of a record's activations.
+const LEFT: u32 = 0;
+pub(crate) const LEFT_BY_TAIL_JUMP: u32 = 3;
+
 /// What a routine does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Routine {
-    /// At an entry: takes away the records of calls that have ended without passing an exit.
+    /// At an entry: takes away the records of calls that have ended without passing an exit. Those that a jump has just handed over to this function
+    /// stay, and lose their mark.
     Settle,
     /// Before a record is closed: looks for the one of this call whose name is in ecx, and takes away those above it. Answers the top, or 0
     /// if there is no such record.
     Find,
+    /// Takes away all records of this frame whose name is in ecx, as their calls go on where nobody knows their end. Answers the top.
+    GiveUp,
     /// Reads the thread's processor time by a system call; answers in the shard (`CPU_LAST`), and keeps rcx.
     CpuTime,
     /// Reads the time where the time stamp counter is none, see `wall`; answers in rdx, and keeps rcx.
@@ -49,9 +56,10 @@ pub(crate) enum Routine {
 }
 
 impl Routine {
-    pub const ALL: [Routine; 12] = [
+    pub const ALL: [Routine; 13] = [
         Routine::Settle,
         Routine::Find,
+        Routine::GiveUp,
         Routine::CpuTime,
         Routine::Read,
         Routine::Write,
@@ -82,6 +90,7 @@ pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, C
         match routine {
             Routine::Settle => w.settle()?,
             Routine::Find => w.find()?,
+            Routine::GiveUp => w.give_up()?,
             Routine::CpuTime => w.cpu_time()?,
             Routine::Call => w.call()?,
             Routine::Await => w.await_engine()?,
@@ -113,7 +122,7 @@ impl Writer<'_> {
     }
 
     fn settle(&mut self) -> Result<(), Assembly> {
-        let [mut used, mut done] = std::array::from_fn(|_| self.a.create_label());
+        let [mut used, mut own, mut unmark, mut done] = std::array::from_fn(|_| self.a.create_label());
         self.save()?;
         self.a.mov(rcx, self.top())?;
         self.a.test(ecx, ecx)?;
@@ -127,17 +136,55 @@ impl Writer<'_> {
         self.a.set_label(&mut used)?;
         self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
         self.a.ja(done)?;
-        self.abandon()?;
+        self.a.je(own)?;
+        let mut left = self.a.create_label();
+        self.a.set_label(&mut left)?;
+        self.abandon(LEFT)?;
         self.a.jmp(used)?;
+        self.a.set_label(&mut own)?;
+        // of this very frame: handed over, or left by a call that had the frame before
+        self.a.test(dword_ptr(rcx + self.last(record::RESTORE)).gs(), record::HANDED)?;
+        self.a.je(left)?;
+        self.a.set_label(&mut unmark)?;
+        self.a.and(dword_ptr(rcx + self.last(record::RESTORE)).gs(), !record::HANDED.cast_signed())?;
+        self.a.sub(rcx, record::SIZE as i32)?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.jne(done)?;
+        self.a.test(dword_ptr(rcx + self.last(record::RESTORE)).gs(), record::HANDED)?;
+        self.a.jne(unmark)?;
         self.a.set_label(&mut done)?;
+        self.a.mov(rcx, self.top())?;
         self.leave()
     }
 
     fn find(&mut self) -> Result<(), Assembly> {
-        let [mut scan, mut other, mut hit, mut pop, mut own, mut swap, mut none, mut done] =
-            std::array::from_fn(|_| self.a.create_label());
         self.save()?;
         self.a.mov(r8d, ecx)?;
+        self.search()?;
+        self.leave()
+    }
+
+    fn give_up(&mut self) -> Result<(), Assembly> {
+        let [mut next, mut done] = std::array::from_fn(|_| self.a.create_label());
+        self.save()?;
+        self.a.push(rcx)?;
+        self.a.set_label(&mut next)?;
+        self.a.mov(r8, qword_ptr(rsp))?;
+        self.search()?;
+        self.a.test(ecx, ecx)?;
+        self.a.je(done)?;
+        self.abandon(LEFT_BY_TAIL_JUMP)?;
+        self.a.jmp(next)?;
+        self.a.set_label(&mut done)?;
+        self.a.pop(rcx)?;
+        self.a.mov(rcx, self.top())?;
+        self.leave()
+    }
+
+    /// Brings the record of this frame whose name is in r8d to the top, which rcx is then; 0 if there is none.
+    fn search(&mut self) -> Result<(), Assembly> {
+        let [mut scan, mut other, mut hit, mut pop, mut own, mut swap, mut none, mut done] =
+            std::array::from_fn(|_| self.a.create_label());
         self.a.mov(rcx, self.top())?;
         self.a.test(ecx, ecx)?;
         self.a.je(done)?;
@@ -160,7 +207,7 @@ impl Writer<'_> {
         self.a.set_label(&mut pop)?;
         self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
         self.a.jae(own)?;
-        self.abandon()?;
+        self.abandon(LEFT)?;
         self.a.jmp(pop)?;
         // other records of this very call lie above it when its exits close them in another order: it trades places with each
         self.a.set_label(&mut own)?;
@@ -178,7 +225,7 @@ impl Writer<'_> {
         self.a.jne(swap)?;
         self.a.jmp(own)?;
         self.a.set_label(&mut done)?;
-        self.leave()
+        Ok(self.a.zero_bytes()?)
     }
 
     fn cpu_time(&mut self) -> Result<(), Assembly> {
@@ -187,14 +234,15 @@ impl Writer<'_> {
         self.leave()
     }
 
-    /// Takes the last record away: counts it as left, and gives what it restores back. rcx is the top before and afterwards.
-    fn abandon(&mut self) -> Result<(), Assembly> {
+    /// Takes the last record away: counts it by that counter of its activations, and gives what it restores back. rcx is the top before and
+    /// afterwards.
+    fn abandon(&mut self, counter: u32) -> Result<(), Assembly> {
         let [mut restored, mut plain, mut stopped, mut counted, mut cpu, mut timer] =
             std::array::from_fn(|_| self.a.create_label());
         let base = self.env.data.displacement(0);
         let word = |n: u32| base + 8 * n;
         self.a.mov(r9d, dword_ptr(rcx + self.last(record::RESTORE)).gs())?;
-        self.a.test(r9d, r9d)?;
+        self.a.and(r9d, !record::HANDED.cast_signed())?;
         self.a.je(restored)?;
         self.a.mov(r10, qword_ptr(rcx + self.last(record::SAVED)).gs())?;
         let has_cpu = self.env.cpu != CpuClock::None;
@@ -228,7 +276,7 @@ impl Writer<'_> {
         self.a.mov(r9d, dword_ptr(rcx + self.last(record::NAME)).gs())?;
         self.a.test(r9d, r9d)?;
         self.a.je(counted)?;
-        self.a.inc(qword_ptr(r9 + word(0)).gs())?;
+        self.a.inc(qword_ptr(r9 + word(counter)).gs())?;
         self.a.set_label(&mut counted)?;
         self.a.sub(self.top(), record::SIZE as i32)?;
         Ok(self.a.mov(rcx, self.top())?)

@@ -51,7 +51,11 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
         Stmt::Add(v, e) | Stmt::Set(v, e) => bound(*v, Shape::Counter).and_then(|()| check_expr(e, bound, depth)),
         Stmt::If(c, body) => check_expr(c, bound, depth).and_then(|()| check_stmts(body, bound, deeper(depth)?)),
         Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked => Ok(()),
-        Stmt::Open(record, body) | Stmt::Close(record, body) => {
+        Stmt::Open(record, body)
+        | Stmt::Close(record, body)
+        | Stmt::HandOver(record, _, body)
+        | Stmt::GiveUp(record, _, body)
+        | Stmt::CloseHanded(record, body) => {
             bound(record.activations, Shape::Activations)?;
             match record.restore {
                 Some(Restore::Value(v) | Restore::Flag(v)) => bound(v, Shape::Counter)?,
@@ -162,7 +166,7 @@ enum Gate {
 /// A snippet that ends by something that runs only sometimes: what always runs, and what.
 fn split(stmts: &[Stmt]) -> Option<(&[Stmt], Gate, &[Stmt])> {
     match stmts {
-        [Stmt::Settle] => Some((&[], Gate::Records, stmts)),
+        [Stmt::Settle | Stmt::CloseHanded(..)] => Some((&[], Gate::Records, stmts)),
         [first @ .., Stmt::If(c, body)] => match fold(c) {
             Expr::Const(_) => None,
             c => Some((first, Gate::If(c), body)),
@@ -412,6 +416,9 @@ impl Generator<'_> {
             Stmt::Forked => self.forked()?,
             Stmt::Open(record, body) => self.open(record, body)?,
             Stmt::Close(record, body) => self.close(record, body)?,
+            Stmt::HandOver(record, whose, body) => self.hand_over(record, *whose, body)?,
+            Stmt::GiveUp(record, whose, body) => self.give_up(record, *whose, body)?,
+            Stmt::CloseHanded(record, body) => self.close_handed(record, body)?,
             Stmt::Start(v, clock) => self.start(*v, *clock)?,
             Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
             Stmt::Observe(v, resolution, e) => self.observe(*v, *resolution, &fold(e))?,

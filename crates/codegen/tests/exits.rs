@@ -9,7 +9,7 @@ use ingraft_codegen::{
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
     Avma, Bias, BinaryOp, Clock, CpuClock, Expr, Float, FloatFormat, Fold, Kept, PatchPlan, PointKind, Record,
-    Resolution, Restore, Shape, Site, Snippet, Stmt, Svma, ThreadIdentity, TimeUnit, VariableId, WallClock,
+    Resolution, Restore, Shape, Site, Snippet, Stmt, Svma, ThreadIdentity, TimeUnit, VariableId, WallClock, Whose,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -145,6 +145,11 @@ struct Nest {
 }
 
 fn nest() -> Nest {
+    nest_where(false)
+}
+
+/// If it `jumps`, `middle` does not call `inner` but jumps to it at its end.
+fn nest_where(jumps: bool) -> Nest {
     use iced_x86::IcedError;
     use iced_x86::code_asm::*;
     let build = || -> Result<Vec<u8>, IcedError> {
@@ -163,9 +168,14 @@ fn nest() -> Nest {
         // middle
         a.nop_1(dword_ptr(rax))?;
         a.sub(rsp, 24)?;
-        a.call(TEXT + 0x80)?;
-        a.add(rsp, 24)?;
-        a.ret()?;
+        if jumps {
+            a.add(rsp, 24)?;
+            a.jmp(TEXT + 0x80)?;
+        } else {
+            a.call(TEXT + 0x80)?;
+            a.add(rsp, 24)?;
+            a.ret()?;
+        }
         at(&mut a, 0x80)?;
         // inner
         let mut stays = a.create_label();
@@ -183,8 +193,13 @@ fn nest() -> Nest {
     };
     let text = build().expect("it assembles");
     let place = |bytes: &[u8]| text.windows(bytes.len()).position(|w| w == bytes).expect("there");
-    let (add, lea) = (place(&[0x48, 0x83, 0xc4, 0x18, 0xc3]), place(&[0x48, 0x8d, 0x47, 0x05, 0xc3]));
-    let exit = |function: u64, at: usize| exit_site(function, TEXT + at as u64, 4, &text[at..at + 5], &[]);
+    let (add, lea) = (place(&[0x48, 0x83, 0xc4, 0x18]), place(&[0x48, 0x8d, 0x47, 0x05, 0xc3]));
+    let exit = |function: u64, at: usize| {
+        let end = at
+            + 4
+            + if text[at + 4] == 0xc3 { 1 } else { text[at + 4..].iter().position(|b| *b == 0x90).expect("padding") };
+        exit_site(function, TEXT + at as u64, 4, &text[at..end], &[])
+    };
     let (middle, inner) = (TEXT + 0x40, TEXT + 0x80);
     Nest { outer: TEXT, middle: (middle, exit(middle, add)), inner: (inner, exit(inner, lea)), text }
 }
@@ -572,6 +587,57 @@ fn without_a_shard_of_its_own_a_call_is_only_noted() {
     let nothing = snippet(vec![]);
     let out = nest.run(ThreadIdentity::Locked, [&open, &close], [&nothing, &nothing], &[0, 0]);
     assert_eq!((&out.shards[0][4..7], &out.shards[0][12..15]), (&[0, 0, 4][..], &[0, 0, 0][..]));
+}
+
+#[test]
+fn a_call_that_jumps_on_ends_where_that_function_returns() {
+    let nest = nest_where(true);
+    let flag = Record { restore: Some(Restore::Value(v(3))), ..record(0) };
+    let up = snippet(vec![Stmt::Open(flag.clone(), vec![Stmt::Add(v(3), Expr::Const(1))])]);
+    let hand = snippet(vec![Stmt::HandOver(flag.clone(), Whose::Own, vec![])]);
+    let down = vec![Stmt::Add(v(3), Expr::Const(-1)), Stmt::Add(v(2), Expr::Return)];
+    let close = snippet(vec![Stmt::CloseHanded(flag, down)]);
+    let nothing = snippet(vec![]);
+    let result = image::initial(7).cast_signed() + 5;
+    for identity in [GLIBC, ThreadIdentity::FsBase] {
+        // the third call does not return; another caller of `inner` has no record
+        let inner = Step::Call { target: nest.inner.0, registers: vec![(3, 0)], flags: 0x246 };
+        let steps = [nest.call(0), inner.clone(), nest.call(0), nest.call(1), nest.call(0), inner].to_vec();
+        let out = nest.run_in(&environment(identity), [&up, &hand], [&nothing, &close], steps);
+        let own = &out.shards[2];
+        assert_eq!((&own[4..8], own[20]), (&[1, 0, 0, 0][..], 0), "the flag is down");
+        assert_eq!(own[12], result.wrapping_mul(3));
+    }
+}
+
+#[test]
+fn what_was_handed_over_is_told_from_what_was_left() {
+    let nest = nest_where(true);
+    let open = snippet(vec![Stmt::Open(record(0), vec![])]);
+    let hand = snippet(vec![Stmt::HandOver(record(0), Whose::Own, vec![])]);
+    let both = snippet(vec![Stmt::Open(record(1), vec![])]);
+    let ends = |n: u32| vec![Stmt::Add(v(n), Expr::Const(1))];
+    // in the wrong order: the record of `inner` lies above
+    let close = snippet(vec![Stmt::CloseHanded(record(0), ends(2)), Stmt::Close(record(1), ends(3))]);
+    let out = nest.run(GLIBC, [&open, &hand], [&both, &close], &[0, 1, 1, 0, 0]);
+    let own = &out.shards[2];
+    assert_eq!((own[12], own[20]), (3, 3));
+    assert_eq!((&own[4..8], &own[8..12]), (&[2, 0, 0, 0][..], &[2, 0, 0, 0][..]));
+}
+
+#[test]
+fn a_call_that_jumps_where_nobody_looks_is_given_up() {
+    let nest = nest_where(true);
+    let flag = Record { restore: Some(Restore::Value(v(3))), ..record(0) };
+    let up = snippet(vec![Stmt::Open(flag.clone(), vec![Stmt::Add(v(3), Expr::Const(1))])]);
+    let give_up = snippet(vec![Stmt::GiveUp(flag.clone(), Whose::Own, vec![])]);
+    let earlier = snippet(vec![Stmt::GiveUp(flag, Whose::Earlier, vec![])]);
+    let nothing = snippet(vec![]);
+    let out = nest.run(GLIBC, [&up, &give_up], [&nothing, &earlier], &[0, 0, 0]);
+    assert_eq!((&out.shards[2][4..8], out.shards[2][20]), (&[0, 0, 0, 3][..], 0));
+    // without its entry it is none of the function's
+    let out = nest.run(GLIBC, [&nothing, &give_up], [&nothing, &earlier], &[0, 0]);
+    assert_eq!(&out.shards[2][4..8], &[0, 2, 0, 0]);
 }
 
 #[test]

@@ -9,6 +9,8 @@ pub struct Activations {
     pub unseen: u64,
     /// Calls that could not be recorded, because there was no room for what has to be remembered of them.
     pub unrecorded: u64,
+    /// Calls that went on in another function, to which theirs had jumped, and of which it is not known where it ends.
+    pub left_by_tail_jump: u64,
 }
 
 impl Activations {
@@ -19,6 +21,7 @@ impl Activations {
             left: self.left.saturating_sub(before.left),
             unseen: self.unseen.saturating_sub(before.unseen),
             unrecorded: self.unrecorded.saturating_sub(before.unrecorded),
+            left_by_tail_jump: self.left_by_tail_jump.saturating_sub(before.left_by_tail_jump),
         }
     }
 
@@ -29,6 +32,7 @@ impl Activations {
             left: self.left.saturating_add(other.left),
             unseen: self.unseen.saturating_add(other.unseen),
             unrecorded: self.unrecorded.saturating_add(other.unrecorded),
+            left_by_tail_jump: self.left_by_tail_jump.saturating_add(other.left_by_tail_jump),
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::histogram::Resolution;
 /// First bytes of the header.
 pub const MAGIC: [u8; 8] = *b"INGRAFT\x01";
 /// Version of everything that this module describes.
-pub const LAYOUT_VERSION: u32 = 7;
+pub const LAYOUT_VERSION: u32 = 8;
 
 /// Offsets in the header (shard 0). All integers little-endian.
 pub mod header {
@@ -206,12 +206,14 @@ pub mod record {
     pub const SP: u32 = 0x00;
     /// Offset in a shard of the first counter of its activations, u32: its name.
     pub const NAME: u32 = 0x08;
-    /// Offset in a shard of the counter that goes back to `SAVED`, u32, with one of the bits below if it is a timer's. 0: none does.
+    /// Offset in a shard of the counter that goes back to `SAVED`, u32, with one of the next two bits if it is a timer's. 0: none does.
     pub const RESTORE: u32 = 0x0c;
     /// It is a timer's of the wall clock.
     pub const RESTORE_WALL: u32 = 1;
     /// It is a timer's of processor time.
     pub const RESTORE_CPU: u32 = 2;
+    /// The function has jumped to another one, which has not begun yet: its entry takes the mark away instead of the record.
+    pub const HANDED: u32 = 4;
     /// The value that goes back, u64.
     pub const SAVED: u32 = 0x10;
     /// What else the code at the end needs to know of the beginning, u64 each.

@@ -31,7 +31,7 @@ pub use point::{BackBranch, CallPoint, CallSite, Callee, Clearing, Gpr, How, Off
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{
     BinaryOp, Clock, Expr, Float, FloatFormat, Kept, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp,
-    Usage, VariableId, Width,
+    Usage, VariableId, Whose, Width,
 };
 pub use table::{Fold, Table};
 pub use vector::Ranges;

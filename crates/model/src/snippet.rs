@@ -28,7 +28,7 @@ pub enum Shape {
     /// The sum, the largest and the complement of the smallest value; then one count per bucket (see [`crate::histogram`]).
     Histogram(Resolution),
     /// What became of the activations of one [`Record`]: ended without passing their exit (exceptions, longjmp, the end of a thread), exits
-    /// whose entry was not seen, entries that could not be recorded.
+    /// whose entry was not seen, entries that could not be recorded, calls that went on in a function whose exits are not known to end them.
     Activations,
     /// Values by key (see [`crate::table`]).
     Table(Fold),
@@ -45,7 +45,7 @@ impl Shape {
         match self {
             Shape::Counter => 1,
             Shape::Timer(_) => 2,
-            Shape::Activations => 3,
+            Shape::Activations => 4,
             Shape::Histogram(resolution) => 3 + resolution.buckets(),
             Shape::Table(_) => crate::table::SLOTS,
             Shape::Vector(count) => crate::vector::slots(count),
@@ -108,6 +108,15 @@ pub enum Kept {
     Argument(u8),
     /// A floating-point argument, for [`Expr::Saved`]: as it was in its register.
     Float(Float),
+}
+
+/// Whose record a jump from one function to another is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Whose {
+    /// That of the function that jumps: its entry has opened it.
+    Own,
+    /// That of a function from which control has come to this one by such a jump, if it has.
+    Earlier,
 }
 
 /// A variable that an unfinished call must not leave changed.
@@ -402,6 +411,14 @@ pub enum Stmt {
     /// If the record of this call is open: do the statements and close it. If not, count that. At an exit or behind a call; records that were
     /// opened later are closed before.
     Close(Record, Vec<Stmt>),
+    /// At a jump to another function, whose exits close the record: leave it open, so that the call lasts until its frame is gone. If there is no
+    /// such record and the call is the function's own, count that, and do the statements if they need no record.
+    HandOver(Record, Whose, Vec<Stmt>),
+    /// At a jump to another function of which nobody knows where it ends: take the record away, give back what it restores, and count the call as one
+    /// that went on elsewhere. The rest is as in [`Stmt::HandOver`].
+    GiveUp(Record, Whose, Vec<Stmt>),
+    /// At an exit of a function to which others jump: if a record of one of their calls is open for this frame, do the statements and close it.
+    CloseHanded(Record, Vec<Stmt>),
     /// Start a timer, or nest it one deeper.
     Start(VariableId, Clock),
     /// Undo one start of a timer; nothing if it does not run.
@@ -441,9 +458,11 @@ impl Snippet {
         fn any(stmts: &[Stmt], clock: Clock) -> bool {
             stmts.iter().any(|stmt| match stmt {
                 Stmt::Start(_, c) | Stmt::Stop(_, c) => *c == clock,
-                Stmt::Open(record, body) | Stmt::Close(record, body) => {
-                    record.kept.contains(&Kept::Time(clock)) || any(body, clock)
-                }
+                Stmt::Open(record, body)
+                | Stmt::Close(record, body)
+                | Stmt::HandOver(record, _, body)
+                | Stmt::GiveUp(record, _, body)
+                | Stmt::CloseHanded(record, body) => record.kept.contains(&Kept::Time(clock)) || any(body, clock),
                 Stmt::If(_, body) => any(body, clock),
                 Stmt::Mark(..) => clock == Clock::Wall,
                 Stmt::Add(..)
@@ -470,7 +489,12 @@ impl Snippet {
             for stmt in stmts {
                 match stmt {
                     Stmt::Observe(_, resolution, _) => *resolution = to,
-                    Stmt::If(_, body) | Stmt::Open(_, body) | Stmt::Close(_, body) => set(body, to),
+                    Stmt::If(_, body)
+                    | Stmt::Open(_, body)
+                    | Stmt::Close(_, body)
+                    | Stmt::HandOver(_, _, body)
+                    | Stmt::GiveUp(_, _, body)
+                    | Stmt::CloseHanded(_, body) => set(body, to),
                     Stmt::Add(..)
                     | Stmt::Set(..)
                     | Stmt::Settle
@@ -547,7 +571,7 @@ impl Snippet {
         fn all(stmts: &[Stmt], visit: &mut dyn FnMut(&Stmt)) {
             for stmt in stmts {
                 visit(stmt);
-                if let Stmt::If(_, body) | Stmt::Open(_, body) | Stmt::Close(_, body) = stmt {
+                if let Some(body) = stmt.body() {
                     all(body, visit);
                 }
             }
@@ -573,7 +597,11 @@ impl Snippet {
                         condition.each(visit);
                         all(body, visit);
                     }
-                    Stmt::Open(_, body) | Stmt::Close(_, body) => all(body, visit),
+                    Stmt::Open(_, body)
+                    | Stmt::Close(_, body)
+                    | Stmt::HandOver(_, _, body)
+                    | Stmt::GiveUp(_, _, body)
+                    | Stmt::CloseHanded(_, body) => all(body, visit),
                     Stmt::Call(call) => call.args.iter().for_each(|e| e.each(visit)),
                     Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
                 }
@@ -605,7 +633,11 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
                 e.calls_in(calls);
                 calls_of(body, calls);
             }
-            Stmt::Open(_, body) | Stmt::Close(_, body) => calls_of(body, calls),
+            Stmt::Open(_, body)
+            | Stmt::Close(_, body)
+            | Stmt::HandOver(_, _, body)
+            | Stmt::GiveUp(_, _, body)
+            | Stmt::CloseHanded(_, body) => calls_of(body, calls),
             Stmt::Call(call) => {
                 calls.push(call);
                 call.args.iter().for_each(|e| e.calls_in(calls));
@@ -629,7 +661,11 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
                 e.place_callees(place)?;
                 place_in(body, place)?;
             }
-            Stmt::Open(_, body) | Stmt::Close(_, body) => place_in(body, place)?,
+            Stmt::Open(_, body)
+            | Stmt::Close(_, body)
+            | Stmt::HandOver(_, _, body)
+            | Stmt::GiveUp(_, _, body)
+            | Stmt::CloseHanded(_, body) => place_in(body, place)?,
             Stmt::Call(call) => place_call(call, place)?,
             Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked | Stmt::Start(..) | Stmt::Stop(..) => {}
         }
@@ -640,6 +676,21 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
 fn place_call<E>(call: &mut Call, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
     call.callee = place(&call.callee)?;
     call.args.iter_mut().try_for_each(|e| e.place_callees(place))
+}
+
+impl Stmt {
+    /// The statements in it.
+    pub fn body(&self) -> Option<&[Stmt]> {
+        match self {
+            Stmt::If(_, body)
+            | Stmt::Open(_, body)
+            | Stmt::Close(_, body)
+            | Stmt::HandOver(_, _, body)
+            | Stmt::GiveUp(_, _, body)
+            | Stmt::CloseHanded(_, body) => Some(body),
+            _ => None,
+        }
+    }
 }
 
 impl Expr {
@@ -840,6 +891,16 @@ impl fmt::Display for Clock {
     }
 }
 
+/// A prefix: nothing for the function's own.
+impl fmt::Display for Whose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Whose::Own => "",
+            Whose::Earlier => "earlier ",
+        })
+    }
+}
+
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "r{}", self.activations.0)?;
@@ -867,6 +928,9 @@ impl fmt::Display for Stmt {
             Stmt::Forked => f.write_str("forked;"),
             Stmt::Open(record, body) => write_block(f, &format_args!("open {record}"), body),
             Stmt::Close(record, body) => write_block(f, &format_args!("close {record}"), body),
+            Stmt::HandOver(record, whose, body) => write_block(f, &format_args!("hand over {whose}{record}"), body),
+            Stmt::GiveUp(record, whose, body) => write_block(f, &format_args!("give up {whose}{record}"), body),
+            Stmt::CloseHanded(record, body) => write_block(f, &format_args!("close handed {record}"), body),
             Stmt::Start(v, clock) => write!(f, "{clock}start v{};", v.0),
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
             Stmt::Observe(v, _, e) => write!(f, "observe v{}, {e};", v.0),

@@ -55,9 +55,16 @@ pub(super) fn call(
 /// How many bytes before a routine's system call nothing may jump into.
 fn bytes_before(env: &Environment, routine: Routine) -> u64 {
     match (routine, env.identity) {
-        (Routine::CpuTime | Routine::Settle | Routine::Find | Routine::Await | Routine::Usage | Routine::Time, _) => {
-            CLOCK_CALL
-        }
+        (
+            Routine::CpuTime
+            | Routine::Settle
+            | Routine::Find
+            | Routine::GiveUp
+            | Routine::Await
+            | Routine::Usage
+            | Routine::Time,
+            _,
+        ) => CLOCK_CALL,
         (Routine::Call | Routine::Event | Routine::Fork | Routine::Forked, _) => 0,
         (Routine::Read, identity) => READ_CALL + named(identity),
         (Routine::Write, identity) => WRITE_CALL + named(identity),
@@ -77,7 +84,7 @@ fn permitted(env: &Environment, routine: Routine, at: u64, before: &dyn Fn(usize
     let time = || env.wall != WallClock::Tsc && asks_for(at, before, CLOCK_GETTIME, CLOCK_MONOTONIC);
     match routine {
         Routine::CpuTime => processor_time(),
-        Routine::Settle | Routine::Find => processor_time() || time(),
+        Routine::Settle | Routine::Find | Routine::GiveUp => processor_time() || time(),
         Routine::Time => time(),
         Routine::Usage => env.readable.process.is_some() && asks_for(at, before, GETRUSAGE, THREAD),
         Routine::Call | Routine::Event | Routine::Await | Routine::Fork | Routine::Forked => false,

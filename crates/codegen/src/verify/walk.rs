@@ -638,7 +638,7 @@ impl<'a> Walk<'a> {
             state.parent = Parent::Unknown;
         }
         match routine {
-            Routine::Settle | Routine::Find => {
+            Routine::Settle | Routine::Find | Routine::GiveUp => {
                 self.answers.push(back);
                 state.lose(1);
                 state.bound = Bound::Top(1);
@@ -672,15 +672,15 @@ impl<'a> Walk<'a> {
             return if *next == target { Ok(()) } else { fail(at, Flaw::Astray) };
         }
         let holds = |range: &AvmaRange, at: u64| range.contains(&Avma(at));
+        // `test ecx, ecx` and back: behind the jump to the routine that gave the answer, which is not reached from there
+        let answered = self.answers.contains(&at.wrapping_sub(2));
         if let Some((aside, place)) = self.asides.iter().find(|(aside, _)| holds(aside, target)) {
-            let right = target > at && (holds(aside, at) || holds(place, at));
+            let right = if answered { holds(aside, at) } else { target > at && (holds(aside, at) || holds(place, at)) };
             return if right { Ok(()) } else { fail(at, Flaw::Astray) };
         }
         let back = self.asides.iter().any(|(aside, place)| holds(aside, at) && target == place.end.0);
         let guard = (self.base..self.slot).contains(&at) && target == self.slow && self.slow < self.base;
         let slow = |target: u64| self.facts.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
-        // `test ecx, ecx` and back: behind the jump to the routine that gave the answer, which is not reached from there
-        let answered = self.answers.contains(&at.wrapping_sub(2));
         let right = matches!(mode, Mode::Routine(_))
             || answered
             || back

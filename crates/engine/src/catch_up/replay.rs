@@ -87,6 +87,9 @@ fn states(stmts: &[Stmt], variables: &[Variable], restored: &mut Vec<VariableId>
             | Stmt::Fork
             | Stmt::Forked
             | Stmt::Close(..)
+            | Stmt::HandOver(..)
+            | Stmt::GiveUp(..)
+            | Stmt::CloseHanded(..)
             | Stmt::Observe(..)
             | Stmt::AddAt(..)
             | Stmt::AddIn(..)
@@ -205,6 +208,9 @@ impl<'a> Shard<'a> {
                 | Stmt::Fork
                 | Stmt::Forked
                 | Stmt::Close(..)
+                | Stmt::HandOver(..)
+                | Stmt::GiveUp(..)
+                | Stmt::CloseHanded(..)
                 | Stmt::Observe(..)
                 | Stmt::AddAt(..)
                 | Stmt::AddIn(..)

@@ -8,7 +8,7 @@ use crate::ast::{Code, CodeKind, ExprKind, Meta, MetaKind};
 pub(super) fn each_stmt(stmts: &[Stmt], visit: &mut dyn FnMut(&Stmt)) {
     for stmt in stmts {
         visit(stmt);
-        if let Stmt::If(_, inner) | Stmt::Open(_, inner) | Stmt::Close(_, inner) = stmt {
+        if let Some(inner) = stmt.body() {
             each_stmt(inner, visit);
         }
     }
@@ -29,7 +29,11 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
                 parts(condition, visit);
                 each_expr(inner, visit);
             }
-            Stmt::Open(_, inner) | Stmt::Close(_, inner) => each_expr(inner, visit),
+            Stmt::Open(_, inner)
+            | Stmt::Close(_, inner)
+            | Stmt::HandOver(_, _, inner)
+            | Stmt::GiveUp(_, _, inner)
+            | Stmt::CloseHanded(_, inner) => each_expr(inner, visit),
             Stmt::Call(call) => call.args.iter_mut().for_each(|e| parts(e, visit)),
             Stmt::Start(..) | Stmt::Stop(..) | Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked => {}
         }

@@ -110,8 +110,16 @@ impl Check<'_> {
                     self.expr(e, at, closed);
                 }
                 Stmt::Call(call) => call.args.iter().for_each(|e| self.expr(e, at, closed)),
-                Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked => {
-                    panic!("who puts the code of several requests together settles once, and the engine alone waits")
+                Stmt::Settle
+                | Stmt::Await
+                | Stmt::Fork
+                | Stmt::Forked
+                | Stmt::HandOver(..)
+                | Stmt::GiveUp(..)
+                | Stmt::CloseHanded(..) => {
+                    panic!(
+                        "who puts the code of several requests together settles once, and the engine alone waits and knows of jumps"
+                    )
                 }
                 Stmt::Open(record, inner) => {
                     assert!(!is_end(at));
