@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
-use iced_x86::{FlowControl, Mnemonic};
-use ingraft_model::{Clearing, PointKind, Refusal, Site, Svma};
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, UsedRegister};
+use ingraft_model::{Callee, Clearing, PointKind, Refusal, Site, Svma};
 
 use crate::body::Body;
 use crate::clearing::{self, Clearings};
@@ -29,6 +29,51 @@ pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Sit
         known.sites.iter_mut().flatten().filter(short).for_each(|site| offer(image, &own, site));
     }
     Ok(known.sites)
+}
+
+/// Before a jump through a register, so many instructions are looked at for where its value comes from.
+const LOOKED_BACK: usize = 16;
+
+/// Whom control goes to at an exit that is a jump to another function; none at a return. A jump through a register that was just filled from memory at
+/// a fixed address is one through that memory.
+pub(crate) fn tail_jump(image: &Image, function: &Function, site: &Site) -> Option<Callee> {
+    let bytes = site.bytes.get(usize::from(site.point)..usize::from(site.own))?;
+    let i = decode::one(bytes, site.at.0 + u64::from(site.point))?;
+    match i.flow_control() {
+        FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+            Some(Callee::Direct(Svma(i.near_branch_target())))
+        }
+        FlowControl::IndirectBranch if i.is_ip_rel_memory_operand() => {
+            Some(Callee::Slot(Svma(i.ip_rel_memory_address())))
+        }
+        FlowControl::IndirectBranch => Some(filled_from(image, function, &i).map_or(Callee::Computed, Callee::Slot)),
+        _ => None,
+    }
+}
+
+/// The memory from which the register was filled that a jump goes through, if control comes from there straight.
+fn filled_from(image: &Image, function: &Function, jump: &Instruction) -> Option<Svma> {
+    let register = Some(jump.op0_register()).filter(|_| jump.op0_kind() == OpKind::Register)?;
+    let body = Body::new(image, function);
+    let at = body.code.iter().position(|i| i.ip() == jump.ip())?;
+    let mut info = InstructionInfoFactory::new();
+    let mut later = jump;
+    for i in body.code.get(..at)?.iter().rev().take(LOOKED_BACK) {
+        let straight = i.next_ip() == later.ip() && !image.arrivals().get(later.ip());
+        if !straight || !matches!(i.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch) {
+            return None;
+        }
+        let changes = |used: &UsedRegister| {
+            used.register().full_register() == register
+                && !matches!(used.access(), OpAccess::None | OpAccess::Read | OpAccess::CondRead)
+        };
+        if info.info(i).used_registers().iter().any(changes) {
+            let loads = i.code() == Code::Mov_r64_rm64 && i.is_ip_rel_memory_operand();
+            return (loads && i.op0_register() == register).then(|| Svma(i.ip_rel_memory_address()));
+        }
+        later = i;
+    }
+    None
 }
 
 /// Offers a short site what its own function can clear, and where that is not much others around it.

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use iced_x86::Code;
 use ingraft_model::point::Padding;
-use ingraft_model::{CallPoint, CallSite, PointKind, Refusal, Site, Svma, SvmaRange};
+use ingraft_model::{CallPoint, CallSite, Callee, PointKind, Refusal, Site, Svma, SvmaRange};
 
 use crate::bits::TextBits;
 use crate::cache;
@@ -223,6 +223,11 @@ impl Image {
     pub fn exit_sites(&self, function: &Function) -> Result<Vec<Result<Arc<Site>, Refusal>>, Refusal> {
         let shared = |sites: Vec<Result<Site, Refusal>>| sites.into_iter().map(|site| site.map(Arc::new)).collect();
         self.exits.get(function.start, || exit::sites(self, function).map(shared))
+    }
+
+    /// Whom control goes to at an exit of a function that is a jump to another one, as far as the file tells; none at a return.
+    pub fn tail_jump(&self, function: &Function, exit: &Site) -> Option<Callee> {
+        exit::tail_jump(self, function, exit)
     }
 
     /// Whether the sites of a function of this kind were asked for already, so that they are there at once.
