@@ -212,7 +212,7 @@ pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
 /// Whom a call calls: named by itself, by a stub of the linker, or by the slot that it goes through as that is now. A slot that the loader
 /// has not filled yet is known by the name that it will look up, of which there may be several versions. What is computed when the call is
 /// made is not known.
-fn callees(
+pub fn callees(
     target: &Target,
     modules: &Modules,
     caller: FunctionRef,

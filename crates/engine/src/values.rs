@@ -327,9 +327,9 @@ fn calls(activations: &[u32], load: impl Fn(u32) -> i64) -> Activations {
         let at = |n| load((first & !RECORDS_ONLY) + n).cast_unsigned();
         let unrecorded = at(2);
         if first & RECORDS_ONLY == 0 {
-            Activations { left: at(0), unseen: at(1), unrecorded }
+            Activations { left: at(0), unseen: at(1), unrecorded, left_by_tail_jump: at(3) }
         } else {
-            Activations { unrecorded, ..Activations::default() }
+            Activations { unrecorded, left_by_tail_jump: at(3), ..Activations::default() }
         }
     };
     activations.iter().map(of).fold(Activations::default(), Activations::plus)

@@ -92,6 +92,42 @@ pub struct NewMini<'a> {
     pub counters: &'a [u32],
     /// Functions whose calls stay without it.
     pub except: &'a [FunctionRef],
+    /// Which of a function's exits it is for.
+    pub exits: Exits,
+}
+
+/// Which exits of a function a snippet is for, and on what that depends.
+#[derive(Clone, Debug, Default)]
+pub enum Exits {
+    /// All; everything at other points.
+    #[default]
+    All,
+    /// All but those at these addresses.
+    But(Arc<FxHashSet<Svma>>),
+    /// The one at this address, as long as what others have there, each a function and the pair that brings it, is woven.
+    While(Svma, Arc<[(FunctionRef, usize)]>),
+    /// The one at this address, once one of these cannot be woven.
+    Unless(Svma, Arc<[(FunctionRef, usize)]>),
+}
+
+impl Exits {
+    fn needs(&self) -> &[(FunctionRef, usize)] {
+        match self {
+            Exits::All | Exits::But(_) => &[],
+            Exits::While(_, needs) | Exits::Unless(_, needs) => needs,
+        }
+    }
+
+    /// Whether the exit at an address is one of them.
+    fn contains(&self, at: Svma, refused: &FxHashMap<(FunctionRef, usize), Refusal>) -> bool {
+        let any_refused = |needs: &[(FunctionRef, usize)]| needs.iter().any(|need| refused.contains_key(need));
+        match self {
+            Exits::All => true,
+            Exits::But(others) => !others.contains(&at),
+            Exits::While(own, needs) => at == *own && !any_refused(needs),
+            Exits::Unless(own, needs) => at == *own && (needs.is_empty() || any_refused(needs)),
+        }
+    }
 }
 
 /// The generated code of one target.
@@ -443,6 +479,8 @@ impl Woven {
         }
         // only a function with several points can fail at one of them with others woven
         let simple = wanted.iter().all(|w| w.spot == Spot::ENTRY);
+        let needed: FxHashSet<(FunctionRef, usize)> =
+            wanted.iter().flat_map(|w| &w.minis).flat_map(|m| m.exits.needs()).copied().collect();
         loop {
             let before = (!simple).then(|| self.clone());
             let mut change = Change::default();
@@ -456,7 +494,7 @@ impl Woven {
                     > 1
             };
             // other points of such a function were woven with this attempt
-            let again = change.refused.keys().any(several);
+            let again = change.refused.keys().any(|key| several(key) || needed.contains(key));
             refused.extend(change.refused.drain());
             if let (true, Some(before)) = (again, before) {
                 self.go_back_to(before);
@@ -846,7 +884,9 @@ impl Wanted<'_> {
         let mut points = Vec::with_capacity(sites.len());
         for found in sites {
             let Ok(site) = &found.site else { continue };
-            let is_for = |m: &&NewMini<'_>| !refused.contains_key(&(self.function, m.pair)) && found.is_for(m);
+            let is_for = |m: &&NewMini<'_>| {
+                !refused.contains_key(&(self.function, m.pair)) && found.is_for(m) && m.exits.contains(site.at, refused)
+            };
             let mut minis = Vec::with_capacity(self.minis.len());
             minis.extend(self.minis.iter().filter(is_for));
             minis.sort_by_key(|m| m.role);

@@ -9,6 +9,7 @@ use ingraft_model::{Expr, Kept, Record as CallRecord, Restore};
 
 use super::*;
 use crate::modules::ModuleFile;
+use crate::weaving::Exits;
 
 /// The function that makes the system call and gives the child's thread its number: in glibc since 2.34 and in musl, and before.
 const FORKS: [&[&str]; 2] = [&["_Fork"], &["__libc_fork", "fork"]];
@@ -107,7 +108,7 @@ impl Session {
         let mut mini = |snippet| {
             let id = control.next_mini;
             control.next_mini += 1;
-            NewMini { id, pair: 0, role: None, snippet, counters: &[], except: &[] }
+            NewMini { id, pair: 0, role: None, snippet, counters: &[], except: &[], exits: Exits::All }
         };
         let mut wanted = Vec::new();
         for function in functions {

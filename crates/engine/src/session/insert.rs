@@ -5,12 +5,13 @@ use ingraft_model::layout::EVENTS_MAX;
 use ingraft_process::{Event, EventError, MemoryNeed};
 
 use super::landing::restores;
+use super::tails::{TailCalls, await_results};
 use super::*;
 use crate::resolution;
 use crate::symbols::Symbols;
 use crate::variables::data_of;
 use crate::wall;
-use crate::weaving::WovenAnew;
+use crate::weaving::{Exits, WovenAnew};
 
 /// The clock of processor time where the time stamp counter is no clock.
 fn without_counter(cpu: CpuClock) -> CpuClock {
@@ -27,7 +28,7 @@ type Refused = FxHashMap<(MdlFunction, usize), Refusal>;
 #[derive(Debug, Default)]
 pub(super) struct Minis {
     points: Vec<(MdlFunction, u64)>,
-    landings: Vec<(MdlFunction, u64)>,
+    landings: Vec<Landing>,
     unlanded: Vec<MdlFunction>,
 }
 
@@ -84,7 +85,8 @@ impl Session {
         }
         let limit = counters_max(control);
         let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
-        for (key, instrumentation) in fresh {
+        for (key, mut instrumentation) in fresh {
+            await_results(&self.target, &control.modules, &mut instrumentation);
             let taken = self.event_number(control, &instrumentation).and_then(|event| {
                 let Some(mut counters) = take(&mut control.counters, &instrumentation.variables, limit) else {
                     if instrumentation.event.is_some() && control.events.leave(event) {
@@ -207,7 +209,8 @@ impl Session {
                 let id = control.next_mini;
                 control.next_mini += 1;
                 let (snippet, except) = (&insertion.snippet, &insertion.except);
-                let mini = NewMini { id, pair, role: Some(insertion.role), snippet, counters, except };
+                let mini =
+                    NewMini { id, pair, role: Some(insertion.role), snippet, counters, except, exits: Exits::All };
                 placed.push(Placed::new(insertion, n as i64, mini));
                 own.push((insertion.function, id));
             }
@@ -228,7 +231,15 @@ impl Session {
         }
         for w in wanted.iter_mut().filter(|w| w.spot.opens()) {
             if let Some(pair) = w.minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1)) {
-                let first = NewMini { id: SETTLE, pair, role: None, snippet: &settle, counters: &[], except: &[] };
+                let first = NewMini {
+                    id: SETTLE,
+                    pair,
+                    role: None,
+                    snippet: &settle,
+                    counters: &[],
+                    except: &[],
+                    exits: Exits::All,
+                };
                 w.minis.insert(0, first);
             }
         }
@@ -241,7 +252,10 @@ impl Session {
             self.refuse_without_room(control, rough_need(&control.modules, &wanted))?;
             control.attached = Some(self.attach(control)?);
         }
-        let brought = self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
+        let mut brought = self.settle_at_landings(control, bound, &settle, &mut wanted, &mut minis);
+        let barred = control.pairs.values().flat_map(|pair| &pair.unlanded).copied().collect();
+        let (tails, anchor) = (self.tail_calls(&control.modules, bound, &barred), Snippet::default());
+        add_tail_calls(control, &tails, bound, (&settle, &anchor), &mut wanted, &mut minis, &mut brought);
         if wanted.is_empty() && bound.iter().all(|(key, ..)| control.pairs.contains_key(key)) {
             // pairs that are there need nothing of what was mapped since
             return Ok((refused, minis, Stop::default()));
@@ -286,8 +300,9 @@ impl Session {
         refused.extend(woven_refused);
         for (pair, own) in minis.iter_mut().enumerate() {
             own.points.retain(|(f, _)| !refused.contains_key(&(*f, pair)));
-            let is_woven = |f: &MdlFunction| brought.get(f).is_none_or(|by| !refused.contains_key(&(*f, *by)));
-            own.unlanded = own.landings.extract_if(.., |(f, _)| !is_woven(f)).map(|(f, _)| f).collect();
+            let is_woven =
+                |(f, spot, _): &Landing| brought.get(&(*f, *spot)).is_none_or(|by| !refused.contains_key(&(*f, *by)));
+            own.unlanded = own.landings.extract_if(.., |landing| !is_woven(landing)).map(|(f, ..)| f).collect();
         }
         stopped.held = stopped.held.max(std::mem::take(&mut control.held));
         Ok((refused, minis, stopped))
@@ -301,7 +316,7 @@ impl Session {
         settle: &'w Snippet,
         wanted: &mut Vec<WantedPoints<'w>>,
         minis: &mut [Minis],
-    ) -> FxHashMap<MdlFunction, usize> {
+    ) -> FxHashMap<(MdlFunction, Spot), usize> {
         let mut brought = FxHashMap::default();
         let puts_back = |(key, instrumentation, _): &(PairKey, Instrumentation, _)| {
             restores(instrumentation) || control.pairs.get(key).is_some_and(|pair| pair.restores)
@@ -311,7 +326,7 @@ impl Session {
             return brought;
         }
         for (function, spot) in self.landings(&control.modules) {
-            let there = |pair: &Pair| pair.landings.iter().find(|(f, _)| *f == function).map(|(_, id)| *id);
+            let there = |pair: &Pair| pair.landing(function, spot);
             let needs = |pair: &usize| {
                 let known = bound.get(*pair).and_then(|(key, ..)| control.pairs.get(key));
                 known.is_none_or(|known| there(known).is_none() && !known.unlanded.contains(&function))
@@ -321,14 +336,14 @@ impl Session {
             let known = control.pairs.values().find_map(there);
             let id = known.unwrap_or(control.next_mini);
             for pair in needing {
-                minis[pair].landings.push((function, id));
+                minis[pair].landings.push((function, spot, id));
             }
             if known.is_some() {
                 continue;
             }
             control.next_mini += 1;
-            brought.insert(function, pair);
-            let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[] };
+            brought.insert((function, spot), pair);
+            let mini = NewMini { id, pair, role: None, snippet: settle, counters: &[], except: &[], exits: Exits::All };
             match wanted.iter_mut().find(|w| (w.function, w.spot) == (function, spot)) {
                 Some(known) => known.minis.insert(0, mini),
                 None => wanted.push(WantedPoints { function, spot, minis: vec![mini] }),
@@ -696,6 +711,69 @@ impl Session {
         // What was and is gone again fills the copy: begin it anew with what is.
         let text = journal.compact().map_err(|e| journal_error(self.pid(), &e))?;
         area.write_journal(&text).map_err(|e| self.failed(e))
+    }
+}
+
+impl Pair {
+    /// The snippet at points of a function that it shares with others.
+    fn landing(&self, function: MdlFunction, spot: Spot) -> Option<u64> {
+        self.landings.iter().find(|(f, s, _)| (*f, *s) == (function, spot)).map(|(.., id)| *id)
+    }
+}
+
+/// Adds what calls need that go on in other functions. `settle` and `anchor` are the code at the entries of these: what tells handed records from left
+/// ones, and what keeps it there, which is nothing.
+fn add_tail_calls<'w>(
+    control: &mut Control,
+    tails: &'w TailCalls,
+    bound: &'w [(PairKey, Instrumentation, Vec<u32>)],
+    (settle, anchor): (&'w Snippet, &'w Snippet),
+    wanted: &mut Vec<WantedPoints<'w>>,
+    minis: &mut [Minis],
+    brought: &mut FxHashMap<(MdlFunction, Spot), usize>,
+) {
+    for w in wanted.iter_mut().filter(|w| w.spot == Spot::EXIT) {
+        for mini in &mut w.minis {
+            if let Some(jumps) = tails.jumps_without(w.function, mini.pair, mini.snippet) {
+                mini.exits = Exits::But(Arc::clone(jumps));
+            }
+        }
+    }
+    let mut places: FxHashMap<(MdlFunction, Spot), usize> =
+        wanted.iter().enumerate().map(|(i, w)| ((w.function, w.spot), i)).collect();
+    let mut at = |function: MdlFunction, spot: Spot, wanted: &mut Vec<WantedPoints<'w>>| {
+        *places.entry((function, spot)).or_insert_with(|| {
+            wanted.push(WantedPoints { function, spot, minis: Vec::new() });
+            wanted.len() - 1
+        })
+    };
+    for (&function, &pair) in &tails.entries {
+        let known = control.pairs.values().find_map(|pair| pair.landing(function, Spot::ENTRY));
+        let id = known.unwrap_or(control.next_mini);
+        let users = tails.users.get(&function).into_iter().flatten();
+        users.for_each(|user| minis[*user].landings.push((function, Spot::ENTRY, id)));
+        if known.is_some() {
+            continue;
+        }
+        control.next_mini += 1;
+        brought.insert((function, Spot::ENTRY), pair);
+        let place = at(function, Spot::ENTRY, wanted);
+        let all = &mut wanted[place].minis;
+        let mini =
+            |id, snippet| NewMini { id, pair, role: None, snippet, counters: &[], except: &[], exits: Exits::All };
+        if all.first().is_none_or(|first| first.id != SETTLE) {
+            all.insert(0, mini(SETTLE, settle));
+        }
+        all.push(mini(id, anchor));
+    }
+    for derived in &tails.derived {
+        let id = control.next_mini;
+        control.next_mini += 1;
+        let (pair, role, exits) = (derived.pair, Some(derived.role), derived.exits.clone());
+        minis[pair].points.push((derived.function, id));
+        let place = at(derived.function, derived.spot, wanted);
+        let counters = &*bound[pair].2;
+        wanted[place].minis.push(NewMini { id, pair, role, snippet: &derived.snippet, counters, except: &[], exits });
     }
 }
 

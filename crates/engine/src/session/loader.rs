@@ -5,6 +5,7 @@
 use ingraft_model::VariableId;
 
 use super::*;
+use crate::weaving::Exits;
 
 /// The hook's name in glibc and musl.
 const HOOK: &str = "_dl_debug_state";
@@ -44,7 +45,8 @@ impl Session {
         };
         let id = control.next_mini;
         control.next_mini += 1;
-        let mini = NewMini { id, pair: 0, role: None, snippet: &snippet, counters: &counters, except: &[] };
+        let mini =
+            NewMini { id, pair: 0, role: None, snippet: &snippet, counters: &counters, except: &[], exits: Exits::All };
         let wanted = [WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] }];
         match self.change(control, &wanted, &|_| &[]) {
             Ok((refused, stop)) => {

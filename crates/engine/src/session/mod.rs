@@ -76,6 +76,7 @@ mod numbering;
 mod read;
 mod remove;
 mod rights;
+mod tails;
 mod unfinished;
 mod view;
 
@@ -107,6 +108,9 @@ struct PairKey {
     hash: u64,
 }
 
+/// A snippet that pairs share: its function, which of the points, its number.
+type Landing = (MdlFunction, Spot, u64);
+
 /// A metric-focus pair that is woven.
 #[derive(Debug)]
 struct Pair {
@@ -116,8 +120,8 @@ struct Pair {
     counters: Vec<u32>,
     /// Snippets by number, with the functions at whose points they stand.
     minis: Vec<(MdlFunction, u64)>,
-    /// The same where exceptions and longjmp land; other pairs may have them as well.
-    landings: Vec<(MdlFunction, u64)>,
+    /// The same where exceptions and longjmp land, and at entries to which others jump; other pairs may have them as well.
+    landings: Vec<Landing>,
     /// Where they land, too, but nothing could be woven.
     unlanded: Vec<MdlFunction>,
     /// The end of its calls puts something back.

@@ -371,7 +371,7 @@ impl Control {
         let landings =
             |pairs: &[(_, &Pair)]| -> FxHashSet<_> { pairs.iter().flat_map(|(_, p)| &p.landings).copied().collect() };
         let shared = landings(&staying);
-        let own = landings(&going).into_iter().filter(|landing| !shared.contains(landing));
+        let own = landings(&going).into_iter().filter(|landing| !shared.contains(landing)).map(|(f, _, id)| (f, id));
         going.iter().flat_map(|(_, p)| p.minis.iter().copied()).chain(own).collect()
     }
 

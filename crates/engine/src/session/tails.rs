@@ -1,0 +1,536 @@
+//! Calls that end by a jump to another function (`return slow(x);`) last until that function has returned. Their records stay open at the jump, and
+//! the exits of the function that was jumped to close them, or those of the functions that it jumps to in turn.
+//!
+//! Where control goes is known of jumps to an address and of those through slots that the loader fills. A pointer in a variable is compared with what it
+//! was when the code was woven. At every other jump the record is given up and counted (`left_by_tail_jump`), as it is where a jump would lead
+//! back to a function that opens such a record: nobody could bound how many are open then.
+
+use std::collections::VecDeque;
+
+use ingraft_analysis::FunctionKind;
+use ingraft_mdl::Role;
+use ingraft_model::{Avma, BinaryOp, CallSite, Callee, Expr, Record as CallRecord, Restore, Scalar, VariableId, Whose};
+use rayon::prelude::*;
+
+use super::*;
+use crate::background::in_background;
+use crate::modules::ModuleFile;
+use crate::sites::callees;
+use crate::variables::data_of;
+use crate::weaving::Exits;
+
+/// The library whose functions most slots are for.
+const LIBC: &str = "libc";
+/// A call is followed through so many functions.
+const FUNCTIONS_MAX: usize = 64;
+/// The exits of one function close the records of so many others, each of which costs other callers a comparison.
+const CLOSERS_MAX: usize = 16;
+
+/// A jump by which a function is left.
+#[derive(Clone, Copy)]
+struct Jump {
+    /// Where its site begins.
+    at: Svma,
+    /// To whom it leads, if that is known.
+    to: Option<MdlFunction>,
+    /// It leads there as long as the pointer at this address is this one.
+    while_pointer: Option<(Avma, u64)>,
+}
+
+type Jumps = Vec<Jump>;
+
+/// A snippet that tail jumps need, at points of a function.
+pub(super) struct Derived {
+    /// Its function.
+    pub function: MdlFunction,
+    /// At the exits, or at the entry.
+    pub spot: Spot,
+    /// The number of its pair in the request.
+    pub pair: usize,
+    /// When it runs among others.
+    pub role: Role,
+    /// The code.
+    pub snippet: Snippet,
+    /// The exits that it is for.
+    pub exits: Exits,
+}
+
+/// The code at the exits of one function that ends a call.
+struct Closer<'a> {
+    function: MdlFunction,
+    snippet: &'a Snippet,
+    role: Role,
+    /// The record that is opened at jumps, where the code itself closes none but uses what the call gives.
+    record: Option<CallRecord>,
+}
+
+impl Closer<'_> {
+    /// The code with something else in place of what closes records. What stands around that stays if the function is the one that the code is
+    /// for, else only conditions do.
+    fn instead(&self, whose: Whose, of: &dyn Fn(&CallRecord, &[Stmt]) -> Stmt) -> Vec<Stmt> {
+        match &self.record {
+            None => instead(&self.snippet.stmts, whose == Whose::Own, of),
+            Some(record) => {
+                let open = (whose == Whose::Own).then(|| Stmt::Open(record.clone(), Vec::new()));
+                open.into_iter().chain([of(record, &self.snippet.stmts)]).collect()
+            }
+        }
+    }
+}
+
+/// Name of the variable that tells what became of calls whose results are awaited behind jumps.
+const RESULTS: &str = "results behind jumps";
+
+/// What a request needs because of tail jumps.
+#[derive(Default)]
+pub(super) struct TailCalls {
+    /// Beside the snippets that the request has.
+    pub derived: Vec<Derived>,
+    /// The functions that are jumped to, whose entries tell handed records from left ones, with the first pair that needs this.
+    pub entries: FxHashMap<MdlFunction, usize>,
+    /// All pairs that need it, by function.
+    pub users: FxHashMap<MdlFunction, FxHashSet<usize>>,
+    /// The exits of functions that are jumps to others.
+    jumps: FxHashMap<MdlFunction, Arc<FxHashSet<Svma>>>,
+    /// The code of pairs that ends calls of a function, and does not stand at jumps.
+    enders: FxHashSet<(MdlFunction, usize, *const Snippet)>,
+}
+
+impl TailCalls {
+    /// The exits at which code of a pair, by its number, does not stand; none if it stands at all.
+    pub fn jumps_without(
+        &self,
+        function: MdlFunction,
+        pair: usize,
+        snippet: &Snippet,
+    ) -> Option<&Arc<FxHashSet<Svma>>> {
+        self.jumps.get(&function).filter(|_| self.enders.contains(&(function, pair, std::ptr::from_ref(snippet))))
+    }
+}
+
+impl Session {
+    /// Finds out where the calls of pairs go on. `barred`: functions whose entries could not be woven for this before.
+    pub(super) fn tail_calls(
+        &self,
+        modules: &Modules,
+        bound: &[(PairKey, Instrumentation, Vec<u32>)],
+        barred: &FxHashSet<MdlFunction>,
+    ) -> TailCalls {
+        let mut found = TailCalls::default();
+        let mut closers: Vec<Vec<Closer<'_>>> = Vec::with_capacity(bound.len());
+        for (_, instrumentation, _) in bound {
+            let number = instrumentation.variables.iter().position(|v| v.name == RESULTS);
+            let activations = number.and_then(|n| u32::try_from(n).ok()).map(VariableId);
+            let record = activations.map(|activations| CallRecord { activations, kept: Vec::new(), restore: None });
+            let stops = stopped_at_calls(instrumentation);
+            let closer = |i: &Insertion| {
+                // what does not go on during calls ends at the jump
+                let restored = restored(&i.snippet.stmts);
+                if restored.iter().any(|v| stops.contains(&(i.function, i.group, *v))) {
+                    return None;
+                }
+                let record = record.clone().filter(|_| awaits_result(i));
+                (i.point == PointKind::Exit && !i.after && (record.is_some() || closes(&i.snippet.stmts)))
+                    .then_some(record)
+            };
+            let closing = instrumentation.insertions.iter().filter_map(|i| Some((i, closer(i)?)));
+            let closing =
+                closing.map(|(i, record)| Closer { function: i.function, snippet: &i.snippet, role: i.role, record });
+            closers.push(closing.collect());
+        }
+        let starts: FxHashSet<MdlFunction> = closers.iter().flatten().map(|c| c.function).collect();
+        if starts.is_empty() {
+            return found;
+        }
+        let graph = Graph::new(&self.target, modules, &self.context.images, starts);
+        let mut at_exits: FxHashMap<MdlFunction, usize> = FxHashMap::default();
+        for (pair, closers) in
+            closers.iter().enumerate().flat_map(|(pair, all)| by_records(all).map(move |some| (pair, some)))
+        {
+            Follow { graph: &graph, barred, pair, closers: &closers, at_exits: &mut at_exits, found: &mut found }.run();
+        }
+        found
+    }
+}
+
+/// Gives a pair the variable that it needs where results of its functions come from others, to which they jump.
+pub(super) fn await_results(target: &Target, modules: &Modules, instrumentation: &mut Instrumentation) {
+    let jumps = |i: &&Insertion| jumps_of(target, modules, i.function).is_some_and(|jumps| !jumps.is_empty());
+    if instrumentation.insertions.iter().filter(|i| awaits_result(i)).any(|i| jumps(&i)) {
+        let mut variables = instrumentation.variables.to_vec();
+        variables.push(Variable {
+            name: RESULTS.to_owned(),
+            kind: VariableKind::Activations,
+            shape: Shape::Activations,
+            unit: ValueUnit::Plain,
+            sampled: true,
+        });
+        instrumentation.variables = variables.into();
+    }
+}
+
+/// The variables that code at the calls of a function changes: timers that stop there, flags that go down.
+fn stopped_at_calls(instrumentation: &Instrumentation) -> FxHashSet<(MdlFunction, u32, VariableId)> {
+    fn changed(stmts: &[Stmt], found: &mut Vec<VariableId>) {
+        for stmt in stmts {
+            if let Stmt::Add(v, _) | Stmt::Set(v, _) | Stmt::Start(v, _) | Stmt::Stop(v, _) = stmt {
+                found.push(*v);
+            }
+            changed(stmt.body().unwrap_or_default(), found);
+        }
+    }
+    let at_calls = instrumentation.insertions.iter().filter(|i| i.point == PointKind::Call);
+    let of = |i: &Insertion| {
+        let mut found = Vec::new();
+        changed(&i.snippet.stmts, &mut found);
+        let (function, group) = (i.function, i.group);
+        found.into_iter().map(move |v| (function, group, v))
+    };
+    at_calls.flat_map(of).collect()
+}
+
+/// The variables that the records restore which code closes.
+fn restored(stmts: &[Stmt]) -> Vec<VariableId> {
+    let of = |stmt: &Stmt| {
+        let own = match stmt {
+            Stmt::Close(record, _) => record.restore.map(Restore::variable),
+            _ => None,
+        };
+        own.into_iter().chain(restored(stmt.body().unwrap_or_default())).collect::<Vec<_>>()
+    };
+    stmts.iter().flat_map(of).collect()
+}
+
+/// Whether code at an exit uses what the call gives without a record of the call.
+fn awaits_result(i: &Insertion) -> bool {
+    i.point == PointKind::Exit && !i.after && !closes(&i.snippet.stmts) && uses_result(&i.snippet)
+}
+
+/// Whether code uses what a call gives.
+fn uses_result(snippet: &Snippet) -> bool {
+    let mut found = false;
+    snippet.each_expr(&mut |e| found |= matches!(e, Expr::Return | Expr::Float(_)));
+    found
+}
+
+/// Whether code closes a record.
+fn closes(stmts: &[Stmt]) -> bool {
+    stmts.iter().any(|stmt| matches!(stmt, Stmt::Close(..)) || stmt.body().is_some_and(closes))
+}
+
+/// The code with something else in place of what closes records. What stands around that stays if `all`, else only conditions do.
+fn instead(stmts: &[Stmt], all: bool, of: &dyn Fn(&CallRecord, &[Stmt]) -> Stmt) -> Vec<Stmt> {
+    let each = |stmt: &Stmt| match stmt {
+        Stmt::Close(record, body) => Some(of(record, body)),
+        Stmt::If(condition, body) => {
+            let body = instead(body, all, of);
+            (!body.is_empty()).then(|| Stmt::If(condition.clone(), body))
+        }
+        other => all.then(|| other.clone()),
+    };
+    stmts.iter().filter_map(each).collect()
+}
+
+/// The code at exits, by the records that it closes.
+fn by_records<'c, 'a>(closers: &'c [Closer<'a>]) -> impl Iterator<Item = Vec<&'c Closer<'a>>> {
+    fn closed(stmts: &[Stmt], found: &mut BTreeSet<VariableId>) {
+        for stmt in stmts {
+            if let Stmt::Close(record, _) = stmt {
+                found.insert(record.activations);
+            }
+            closed(stmt.body().unwrap_or_default(), found);
+        }
+    }
+    let mut groups: BTreeMap<BTreeSet<VariableId>, Vec<&'c Closer<'a>>> = BTreeMap::new();
+    for closer in closers {
+        let mut records: BTreeSet<VariableId> = closer.record.iter().map(|record| record.activations).collect();
+        closed(&closer.snippet.stmts, &mut records);
+        groups.entry(records).or_default().push(closer);
+    }
+    groups.into_values()
+}
+
+/// Which functions jump to which.
+struct Graph {
+    jumps: FxHashMap<MdlFunction, Jumps>,
+    /// Functions from which jumps lead to each other have the same number.
+    circle: FxHashMap<MdlFunction, usize>,
+}
+
+impl Graph {
+    /// From these functions on.
+    fn new(target: &Target, modules: &Modules, images: &ImageStore, starts: FxHashSet<MdlFunction>) -> Graph {
+        let mut jumps: FxHashMap<MdlFunction, Jumps> = FxHashMap::default();
+        let mut next: Vec<MdlFunction> = starts.into_iter().collect();
+        while !next.is_empty() {
+            load_targets(target, modules, images, &next);
+            let of = |f: &MdlFunction| (*f, jumps_of(target, modules, *f).unwrap_or_default());
+            let found: Vec<_> = in_background(|| next.par_iter().map(of).collect());
+            jumps.extend(found);
+            let new: FxHashSet<MdlFunction> = next
+                .iter()
+                .filter_map(|f| jumps.get(f))
+                .flatten()
+                .filter_map(|jump| jump.to)
+                .filter(|to| !jumps.contains_key(to))
+                .collect();
+            next = new.into_iter().collect();
+        }
+        let circle = circles(&jumps);
+        Graph { jumps, circle }
+    }
+
+    fn jumps_of(&self, function: MdlFunction) -> &[Jump] {
+        self.jumps.get(&function).map_or(&[], Vec::as_slice)
+    }
+
+    fn in_one_circle(&self, a: MdlFunction, b: MdlFunction) -> bool {
+        self.circle.get(&a).is_some_and(|circle| self.circle.get(&b) == Some(circle))
+    }
+}
+
+/// Looks into the libraries to which functions jump through slots of the loader. A slot that it has not filled yet is taken for one of the C
+/// library's functions.
+fn load_targets(target: &Target, modules: &Modules, images: &ImageStore, functions: &[MdlFunction]) {
+    let pointers = |f: &MdlFunction| -> Vec<Option<Avma>> {
+        let Some((file, module, function)) = modules.resolve(*f) else { return Vec::new() };
+        let sites = module.image.exit_sites(function).unwrap_or_default();
+        let slot = |callee| match callee {
+            Callee::Direct(at) => module.image.stub_slot(at),
+            Callee::Slot(slot) => Some(slot),
+            Callee::Computed => None,
+        };
+        let slots = sites.iter().flatten().filter_map(|site| slot(module.image.tail_jump(function, site)?));
+        let pointer = |slot: Svma| {
+            let mut word = [0; 8];
+            target.read(slot.to_avma(module.bias), &mut word).ok()?;
+            Some(Avma(u64::from_le_bytes(word))).filter(|pointer| pointer.0 != 0 && !file.text().contains(pointer))
+        };
+        slots.map(pointer).collect()
+    };
+    let pointers: Vec<Option<Avma>> = in_background(|| functions.par_iter().flat_map_iter(pointers).collect());
+    let unfilled = pointers.contains(&None);
+    let wanted = |file: &ModuleFile| {
+        let leads = |pointer: &Avma| file.text().contains(pointer);
+        pointers.iter().flatten().any(leads) || unfilled && file.names.iter().any(|name| name == LIBC)
+    };
+    // what cannot be looked into cannot be followed either
+    for error in modules.load_files(target, images, &wanted) {
+        tracing::debug!(%error, "jumps into a library are not followed");
+    }
+}
+
+/// The jumps of a function to others; none if not all of its exits are known.
+fn jumps_of(target: &Target, modules: &Modules, function: MdlFunction) -> Option<Jumps> {
+    let (_, module, f) = modules.resolve(function)?;
+    let sites = module.image.exit_sites(f).ok()?;
+    let data = data_of(modules);
+    let mut jumps = Jumps::new();
+    for site in sites.into_iter().flatten() {
+        let Some(callee) = module.image.tail_jump(f, &site) else { continue };
+        let at = Svma(site.at.0 + u64::from(site.point));
+        let call = CallSite { at, len: site.own - site.point, callee };
+        let (known, while_pointer) = match callee {
+            // no slot of the loader's: a variable of the program
+            Callee::Slot(slot) if module.image.import_at(slot).is_none() => {
+                let slot = slot.to_avma(module.bias);
+                let lasts = data.contains(&slot) && data.contains(&slot.offset(7));
+                let mut word = [0; 8];
+                let there = lasts && target.read(slot, &mut word).is_ok();
+                let pointer = Some(u64::from_le_bytes(word)).filter(|_| there);
+                let to = pointer.and_then(|pointer| modules.function_at(Avma(pointer)));
+                (to.into_iter().collect(), pointer.map(|pointer| (slot, pointer)))
+            }
+            _ => (callees(target, modules, function, module, &call), None),
+        };
+        let to = match known.as_slice() {
+            [to] => Some(*to).filter(|to| takes_over(modules, *to)),
+            _ => None,
+        };
+        jumps.push(Jump { at: site.at, to, while_pointer });
+    }
+    Some(jumps)
+}
+
+/// Whether the calls of others can end in a function: its entry and all of its exits may be woven, as far as its code tells.
+fn takes_over(modules: &Modules, to: MdlFunction) -> bool {
+    modules.resolve(to).is_some_and(|(_, module, f)| {
+        let exits = || module.image.exit_sites(f).is_ok_and(|sites| sites.iter().all(Result::is_ok));
+        f.kind() == FunctionKind::Normal && module.image.entry_site(f).is_ok() && exits()
+    })
+}
+
+/// Numbers functions so that those have the same from which jumps lead to each other (Tarjan's algorithm for strongly connected components, without
+/// recursion).
+fn circles(jumps: &FxHashMap<MdlFunction, Jumps>) -> FxHashMap<MdlFunction, usize> {
+    let mut circle: FxHashMap<MdlFunction, usize> = FxHashMap::default();
+    let mut seen: FxHashMap<MdlFunction, usize> = FxHashMap::default();
+    let (mut lowest, mut open): (Vec<usize>, Vec<MdlFunction>) = (Vec::new(), Vec::new());
+    for &root in jumps.keys() {
+        if seen.contains_key(&root) {
+            continue;
+        }
+        let mut path: Vec<(MdlFunction, usize)> = vec![(root, 0)];
+        while let Some((function, taken)) = path.last_mut() {
+            let function = *function;
+            if *taken == 0 {
+                seen.insert(function, lowest.len());
+                lowest.push(lowest.len());
+                open.push(function);
+            }
+            let number = seen.get(&function).copied().unwrap_or_default();
+            let next = jumps.get(&function).and_then(|all| all.get(*taken)).map(|jump| jump.to);
+            *taken += 1;
+            match next {
+                Some(Some(to)) => match seen.get(&to) {
+                    None => path.push((to, 0)),
+                    Some(known) if !circle.contains_key(&to) => lowest[number] = lowest[number].min(lowest[*known]),
+                    Some(_) => {}
+                },
+                Some(None) => {}
+                None => {
+                    path.pop();
+                    if let Some(before) = path.last().and_then(|(f, _)| seen.get(f)) {
+                        lowest[*before] = lowest[*before].min(lowest[number]);
+                    }
+                    if lowest[number] == number {
+                        while let Some(member) = open.pop() {
+                            circle.insert(member, number);
+                            if member == function {
+                                break;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    circle
+}
+
+/// Follows the calls of one pair.
+struct Follow<'a> {
+    graph: &'a Graph,
+    barred: &'a FxHashSet<MdlFunction>,
+    pair: usize,
+    /// The code at the exits of functions that open the same records.
+    closers: &'a [&'a Closer<'a>],
+    /// How many records each function's exits close for others.
+    at_exits: &'a mut FxHashMap<MdlFunction, usize>,
+    found: &'a mut TailCalls,
+}
+
+impl Follow<'_> {
+    fn run(&mut self) {
+        let own: FxHashSet<MdlFunction> = self.closers.iter().map(|c| c.function).collect();
+        // records of one name can only be closed by the same code
+        let alike = self.closers.windows(2).all(|two| two[0].snippet == two[1].snippet);
+        let mut led: FxHashMap<(MdlFunction, Svma), Option<MdlFunction>> = FxHashMap::default();
+        let mut passed: FxHashSet<MdlFunction> = FxHashSet::default();
+        for closer in self.closers {
+            if self.graph.jumps_of(closer.function).is_empty() {
+                continue;
+            }
+            for function in self.reached(closer.function, &own, alike, &mut led) {
+                *self.at_exits.entry(function).or_default() += 1;
+                let code = |record: &CallRecord, body: &[Stmt]| Stmt::CloseHanded(record.clone(), body.to_vec());
+                let exits = self.returns(function);
+                self.add(function, closer, closer.instead(Whose::Earlier, &code), exits);
+                if !own.contains(&function) && passed.insert(function) {
+                    self.pass(function, closer, Whose::Earlier, &led);
+                }
+            }
+            self.found.enders.insert((closer.function, self.pair, std::ptr::from_ref(closer.snippet)));
+            self.pass(closer.function, closer, Whose::Own, &led);
+            self.returns(closer.function);
+        }
+    }
+
+    /// The functions in which calls of this one may end.
+    fn reached(
+        &mut self,
+        start: MdlFunction,
+        own: &FxHashSet<MdlFunction>,
+        alike: bool,
+        led: &mut FxHashMap<(MdlFunction, Svma), Option<MdlFunction>>,
+    ) -> Vec<MdlFunction> {
+        let mut reached = Vec::new();
+        let mut seen = FxHashSet::from_iter([start]);
+        let mut next = VecDeque::from([start]);
+        while let Some(function) = next.pop_front() {
+            for &Jump { at, to, .. } in self.graph.jumps_of(function) {
+                let is_free = |to: &MdlFunction| {
+                    let back = own.contains(to) && self.graph.in_one_circle(function, *to);
+                    let room = self.at_exits.get(to).is_none_or(|count| *count < CLOSERS_MAX);
+                    alike && !back && room && seen.len() < FUNCTIONS_MAX && !self.barred.contains(to)
+                };
+                let to = *led.entry((function, at)).or_insert_with(|| to.filter(is_free));
+                let Some(to) = to.filter(|to| seen.insert(*to)) else { continue };
+                self.need(to);
+                reached.push(to);
+                next.push_back(to);
+            }
+        }
+        reached
+    }
+
+    /// Notes that the entry of a function tells handed records from left ones.
+    fn need(&mut self, function: MdlFunction) {
+        self.found.entries.entry(function).or_insert(self.pair);
+        self.found.users.entry(function).or_default().insert(self.pair);
+    }
+
+    /// What happens at the jumps of a function to records of its own or of those that have jumped to it.
+    fn pass(
+        &mut self,
+        function: MdlFunction,
+        closer: &Closer<'_>,
+        whose: Whose,
+        led: &FxHashMap<(MdlFunction, Svma), Option<MdlFunction>>,
+    ) {
+        for &Jump { at, while_pointer, .. } in self.graph.jumps_of(function) {
+            let to = led.get(&(function, at)).copied().flatten();
+            let give_up = |record: &CallRecord, body: &[Stmt]| Stmt::GiveUp(record.clone(), whose, body.to_vec());
+            let given_up = closer.instead(whose, &give_up);
+            let needs: Arc<[_]> = match to {
+                None => [].into(),
+                Some(to) => {
+                    let first = self.found.entries.get(&to).map(|pair| (to, *pair));
+                    std::iter::once((to, self.pair)).chain(first).collect()
+                }
+            };
+            if to.is_some() {
+                let hand = |record: &CallRecord, body: &[Stmt]| Stmt::HandOver(record.clone(), whose, body.to_vec());
+                let mut handed = closer.instead(whose, &hand);
+                if let Some((slot, pointer)) = while_pointer {
+                    let is = |op| {
+                        let sides =
+                            [Expr::Load(slot, Scalar::POINTER), Expr::Const(pointer.cast_signed())].map(Box::new);
+                        let [now, then] = sides;
+                        Expr::Binary(op, now, then)
+                    };
+                    handed =
+                        vec![Stmt::If(is(BinaryOp::Equal), handed), Stmt::If(is(BinaryOp::NotEqual), given_up.clone())];
+                }
+                self.add(function, closer, handed, Exits::While(at, Arc::clone(&needs)));
+            }
+            self.add(function, closer, given_up, Exits::Unless(at, needs));
+        }
+    }
+
+    fn add(&mut self, function: MdlFunction, closer: &Closer<'_>, stmts: Vec<Stmt>, exits: Exits) {
+        let snippet = Snippet { stmts };
+        let derived = Derived { function, spot: Spot::EXIT, pair: self.pair, role: closer.role, snippet, exits };
+        self.found.derived.push(derived);
+    }
+
+    /// The exits of a function that are no jumps to others.
+    fn returns(&mut self, function: MdlFunction) -> Exits {
+        let jumps = self.graph.jumps_of(function);
+        if jumps.is_empty() {
+            return Exits::All;
+        }
+        let all = self.found.jumps.entry(function);
+        Exits::But(Arc::clone(all.or_insert_with(|| Arc::new(jumps.iter().map(|jump| jump.at).collect()))))
+    }
+}
