@@ -111,6 +111,9 @@ pub(crate) struct Function {
     pub(crate) how: BTreeMap<&'static str, &'static str>,
     /// Why not all of them are, by kind.
     pub(crate) why_not: Option<BTreeMap<&'static str, String>>,
+    /// How many of its exits are jumps to other functions; left out if none is.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) tail_exits: u32,
 }
 
 /// A symbol without a type of which nothing shows that a function begins there; `functions` does not list it as one.
@@ -375,11 +378,14 @@ pub(crate) struct Missing {
     /// They could not be recorded.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) unrecorded: u64,
+    /// They jumped to another function at their end, of which it is not known where it ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) left_by_tail_jump: Option<u64>,
 }
 
 impl From<Activations> for Missing {
-    fn from(Activations { left, unseen, unrecorded }: Activations) -> Self {
-        Missing { left, unseen, unrecorded }
+    fn from(Activations { left, unseen, unrecorded, left_by_tail_jump }: Activations) -> Self {
+        Missing { left, unseen, unrecorded, left_by_tail_jump: (left_by_tail_jump > 0).then_some(left_by_tail_jump) }
     }
 }
 

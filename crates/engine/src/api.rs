@@ -96,6 +96,8 @@ pub struct FunctionEntry {
     pub size: u64,
     /// For each kind of point: how many there are, how they are reached, and why not if they are not all.
     pub points: Vec<PointSummary>,
+    /// How many of its exits are jumps to other functions.
+    pub tail_exits: u32,
 }
 
 /// The functions of a target.
@@ -322,7 +324,7 @@ impl Details {
         distribution: None,
         keys: None,
         object: None,
-        activations: Activations { left: 0, unseen: 0, unrecorded: 0 },
+        activations: Activations { left: 0, unseen: 0, unrecorded: 0, left_by_tail_jump: 0 },
         threads: Vec::new(),
         taken_out: None,
         counted: None,

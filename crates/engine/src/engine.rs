@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::time::{Duration, Instant};
 
-use ingraft_analysis::FunctionCode;
+use ingraft_analysis::{EdgeKind, FunctionCode};
 use ingraft_mdl::{Diagnostic, Library, Metered};
 use ingraft_model::{How, MetricInfo, Pid, PointKind};
 use ingraft_process::{Event, EventError, Identity, Rights, Target};
@@ -215,6 +215,7 @@ impl Engine {
                 offset: f.start(),
                 size: f.size() + parts,
                 points,
+                tail_exits: tail_exits(&code),
             })
         };
         let functions = in_background(|| found.par_iter().filter_map(describe).collect());
@@ -681,6 +682,12 @@ fn summary(code: &FunctionCode, kind: PointKind) -> PointSummary {
     };
     let why_not = code.points_of(kind).find_map(|p| p.refusal.clone());
     PointSummary { kind, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not }
+}
+
+/// How many of a function's exits are jumps to others.
+fn tail_exits(code: &FunctionCode) -> u32 {
+    let jumping: BTreeSet<usize> = code.edges.iter().filter(|e| e.kind == EdgeKind::TailJump).map(|e| e.from).collect();
+    u32::try_from(jumping.len()).unwrap_or(u32::MAX)
 }
 
 /// The one process that is meant. Of several with a name, those that the caller may not trace do not count.

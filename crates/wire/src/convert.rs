@@ -180,14 +180,14 @@ impl TryFrom<v1::Distribution> for Distribution {
 }
 
 impl From<Activations> for v1::Activations {
-    fn from(Activations { left, unseen, unrecorded }: Activations) -> Self {
-        v1::Activations { left, unseen, unrecorded }
+    fn from(Activations { left, unseen, unrecorded, left_by_tail_jump }: Activations) -> Self {
+        v1::Activations { left, unseen, unrecorded, left_by_tail_jump }
     }
 }
 
 impl From<v1::Activations> for Activations {
-    fn from(v1::Activations { left, unseen, unrecorded }: v1::Activations) -> Self {
-        Activations { left, unseen, unrecorded }
+    fn from(v1::Activations { left, unseen, unrecorded, left_by_tail_jump }: v1::Activations) -> Self {
+        Activations { left, unseen, unrecorded, left_by_tail_jump }
     }
 }
 

@@ -217,8 +217,13 @@ mod tests {
         let slots = proptest::collection::vec(any::<u32>().prop_map(u64::from), 0..9);
         let distribution =
             slots.prop_map(|slots| Box::new(Distribution::from_slots(Resolution::Fine, &slots, Scale::ONE)));
-        let activations = (any::<u64>(), 0_u64..2, any::<u64>());
-        let activations = activations.prop_map(|(left, unseen, unrecorded)| Activations { left, unseen, unrecorded });
+        let activations = (any::<u64>(), 0_u64..2, any::<u64>(), any::<u64>());
+        let activations = activations.prop_map(|(left, unseen, unrecorded, left_by_tail_jump)| Activations {
+            left,
+            unseen,
+            unrecorded,
+            left_by_tail_jump,
+        });
         (distribution.prop_map(Some), activations)
     }
 

@@ -95,7 +95,12 @@ fn reached(f: &Function, kind: &str) -> Cell {
         None => "".into(),
         Some(_) if n == 0 => "".into(),
         Some(&how) => {
-            let text = if n == 1 { how.to_owned() } else { format!("{n} {how}") };
+            let jumps = match f.tail_exits {
+                1 if kind == "exit" && n == 1 => ", jumps".to_owned(),
+                jumps @ 1.. if kind == "exit" => format!(", {jumps} jump"),
+                _ => String::new(),
+            };
+            let text = if n == 1 { format!("{how}{jumps}") } else { format!("{n} {how}{jumps}") };
             match how {
                 "refused" => Cell::styled(text, BAD),
                 "partly" => Cell::styled(text, WARN),
@@ -125,12 +130,13 @@ mod tests {
             points: BTreeMap::from([("entry", 1), ("exit", 7), ("call", 0)]),
             how: BTreeMap::from([("entry", entry), ("exit", "partly"), ("call", "refused")]),
             why_not: why.map(|w| BTreeMap::from([("entry", w.to_owned())])),
+            tail_exits: u32::from(why.is_none()) * 2,
         };
         let all = [function("processCommand", "in-place", None), function("tiny", "refused", Some("too short"))];
         expect![[r#"
-            FUNCTION        MODULE         OFFSET   SIZE  ENTRY     EXIT      WHY NOT
-            processCommand  redis-server  0x5c1b0  2,412  in-place  7 partly
-            tiny            redis-server  0x5c1b0  2,412  refused   7 partly  too short
+            FUNCTION        MODULE         OFFSET   SIZE  ENTRY     EXIT              WHY NOT
+            processCommand  redis-server  0x5c1b0  2,412  in-place  7 partly, 2 jump
+            tiny            redis-server  0x5c1b0  2,412  refused   7 partly          too short
             2 functions; the calls of 1 can be counted (50 %)
         "#]]
         .assert_eq(&anstream::adapter::strip_str(&render(&all, false, None)).to_string());

@@ -8,7 +8,7 @@ use super::rows::{self, Asked, Presentation, Row, Stage};
 use crate::args::{LatencyArgs, LatencySort};
 use crate::exit::Stop;
 use crate::measure::Context;
-use crate::objects::{FunctionId, Latency, Object, ThreadLatency, Times};
+use crate::objects::{FunctionId, Latency, Missing, Object, ThreadLatency, Times};
 use crate::output::histogram::{self, HANDFUL};
 use crate::output::number::{plural, time};
 use crate::output::table::Cell;
@@ -68,6 +68,9 @@ impl Presentation for Latencies {
 
     fn object(&self, row: Row<'_>, whole: &Sum) -> Object {
         let value = row.value();
+        let activations = value.map(|v| v.activations).unwrap_or_default();
+        // always told: without it a time may be that of a part of the call
+        let left_by_tail_jump = Some(activations.left_by_tail_jump);
         let thread = |t: &crate::conn::ThreadValue| ThreadLatency {
             tid: t.tid,
             pid: t.pid,
@@ -81,7 +84,7 @@ impl Presentation for Latencies {
             mean_ns: distribution(&row).and_then(Distribution::mean),
             share: (whole.0 > 0).then(|| total(&row) as f64 / whole.0 as f64),
             threads: value.map(|v| v.threads.iter().map(thread).collect()).unwrap_or_default(),
-            missing: value.map(|v| v.activations).unwrap_or_default().into(),
+            missing: Missing { left_by_tail_jump, ..activations.into() },
             taken_out_ns: value.and_then(|v| v.taken_out).map(|why| why.time_ns),
             exact_since_ns: row.exact_since_ns(),
         })

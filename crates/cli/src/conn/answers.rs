@@ -386,6 +386,7 @@ pub(super) fn function(f: v1::Function, pid: i32, host: Host) -> objects::Functi
         points: Default::default(),
         how: Default::default(),
         why_not: None,
+        tail_exits: f.tail_exits,
     };
     for p in f.points {
         let Some(kind) = kind_word(p.kind()) else { continue };

@@ -169,7 +169,7 @@ async fn latency_for_scripts() {
 
 #[tokio::test]
 async fn latency_for_people() {
-    let missing = Activations { left: 3, unseen: 1, unrecorded: 1200 };
+    let missing = Activations { left: 3, unseen: 1, unrecorded: 1200, left_by_tail_jump: 0 };
     let script = Script { missing, ..latencies() };
     let (text, result) = run_command("ingraft latency -p 7 processCommand call", script, Paper::default()).await;
     assert!(result.is_ok());

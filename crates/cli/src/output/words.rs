@@ -166,10 +166,14 @@ pub(crate) fn missing(missing: Activations) -> String {
         1 => format!("1 call {why}; its time is not in the table\n"),
         calls => format!("{} calls {why}; their times are not in the table\n", grouped_u64(calls)),
     };
-    let Activations { left, unseen, unrecorded } = missing;
+    let Activations { left, unseen, unrecorded, left_by_tail_jump } = missing;
     line(left, "ended by an exception, by longjmp or with its thread")
         + &line(unseen, "had begun before the measurement")
         + &line(unrecorded, "could not be recorded")
+        + &line(
+            left_by_tail_jump,
+            "went on in another function by a jump at the end, where it cannot be seen when it ends",
+        )
 }
 
 /// A measurement that costs more than it may. Counts are exact whatever they cost: they are reported, not taken out.
@@ -289,7 +293,7 @@ mod tests {
     fn missing_calls_are_told_by_reason() {
         assert_eq!(missing(Activations::default()), "");
         assert_eq!(
-            missing(Activations { left: 1, unseen: 0, unrecorded: 1200 }),
+            missing(Activations { left: 1, unseen: 0, unrecorded: 1200, left_by_tail_jump: 0 }),
             "1 call ended by an exception, by longjmp or with its thread; its time is not in the table\n\
              1,200 calls could not be recorded; their times are not in the table\n"
         );

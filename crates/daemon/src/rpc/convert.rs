@@ -158,6 +158,7 @@ pub fn function(function: FunctionEntry) -> v1::Function {
         }),
         size: function.size,
         points: function.points.iter().map(points).collect(),
+        tail_exits: function.tail_exits,
     }
 }
 
