@@ -11,8 +11,9 @@ fn measured(tool: &Tool, sort: &str) -> Outcome {
     let arguments = ["latency", "-p", &target.pid_text(), "nap", "spin", "around", "--sort", sort];
     let mut session = tool.start(arguments);
     session.wait_for("attached");
-    target.ask("nap 2 20000");
-    target.ask("spin 40 4000");
+    // on a busy machine a thread that computes is away for tens of milliseconds at a time
+    target.ask("nap 2 60000");
+    target.ask("spin 100 4000");
     session.interrupt().assert_code(0).assert_removed()
 }
 

@@ -46,6 +46,7 @@ mod shapes;
 mod speech;
 mod stacks;
 mod started;
+mod tails;
 mod terminal;
 mod times;
 mod uprobes;

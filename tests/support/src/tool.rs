@@ -147,6 +147,7 @@ pub struct Latency {
     pub left: u64,
     pub unseen: u64,
     pub unrecorded: u64,
+    pub left_by_tail_jump: u64,
 }
 
 impl Latency {
@@ -162,6 +163,7 @@ impl Latency {
             left: number("left"),
             unseen: number("unseen"),
             unrecorded: number("unrecorded"),
+            left_by_tail_jump: number("left_by_tail_jump"),
         }
     }
 }

@@ -1,0 +1,192 @@
+//! Calls that end by a jump to another function (`return slow(x);`): their times, results and state last until that function has returned.
+
+use ingraft_testing::server::{Postgres, Redis};
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, scaled, skip, source_directory};
+
+use crate::tool;
+
+/// Functions that leave by jumps whose targets are known, besides `slow`, to which most of them jump.
+const JUMPING: [&str; 6] = ["direct", "chain", "sometimes", "branch", "_ZN5Shape4workEl", "library"];
+
+#[track_caller]
+fn assert_near(what: &str, measured: u64, truth: u64, percent: u64) {
+    let off = measured.abs_diff(truth).saturating_sub(target::stolen_ns());
+    assert!(off * 100 <= truth * percent, "{what}: {measured} ns, but {truth} ns by the program's own clock");
+}
+
+/// The name by which the program accounts for a function.
+fn own_name(function: &str) -> &str {
+    if function.starts_with("_Z") { "member" } else { function }
+}
+
+#[test]
+fn times_last_until_the_function_that_was_jumped_to_returns() {
+    let mut target = Mutatee::start("tails", &[]);
+    let before = Text::of(target.pid());
+    let functions: Vec<&str> = JUMPING.into_iter().chain(["slow"]).collect();
+    let session = tool().measure("latency", target.pid(), &functions);
+    let truth = target.ask(&format!("run {} 2000", scaled(60, 600)));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    for function in functions {
+        let name = own_name(function);
+        let seen = outcome.latency(if name == "member" { "Shape::work(long)" } else { function });
+        if function == "slow" {
+            // others jump to it as well
+            assert!(seen.calls > truth.tally(name), "{seen:?}");
+        } else {
+            assert_eq!(seen.calls, truth.tally(name), "{function}");
+            assert_near(function, seen.sum_ns, truth.number(&format!("ns {name}")), 2);
+        }
+        let missing = (seen.left, seen.unseen, seen.unrecorded, seen.left_by_tail_jump);
+        assert_eq!(missing, (0, 0, 0, 0), "{function}");
+    }
+    target::assert_clean(target.pid(), &before);
+    target.ask("run 1 1");
+}
+
+#[test]
+fn functions_of_a_rust_program() {
+    let mut target = Mutatee::start("tails-rust", &[]);
+    let before = Text::of(target.pid());
+    let session = tool().measure("latency", target.pid(), &["*::work::direct", "*::work::through"]);
+    let truth = target.ask(&format!("run {} 2000", scaled(60, 600)));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    for function in ["direct", "through"] {
+        let seen = outcome.latency(&format!("tails::work::{function}"));
+        assert_eq!((seen.calls, seen.left_by_tail_jump), (truth.tally(function), 0), "{function}");
+        assert_near(function, seen.sum_ns, truth.number(&format!("ns {function}")), 2);
+    }
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn one_function_alone_and_its_other_callers() {
+    let mut target = Mutatee::start("tails", &[]);
+    let before = Text::of(target.pid());
+    let session = tool().measure("latency", target.pid(), &["chain"]);
+    let truth = target.ask(&format!("run {} 2000", scaled(60, 600)));
+    let seen = session.interrupt().assert_code(0).assert_removed().latency("chain");
+    assert_eq!(seen.calls, truth.tally("chain"));
+    assert_near("chain", seen.sum_ns, truth.number("ns chain"), 2);
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn jumps_through_pointers_are_followed_or_counted() {
+    let mut target = Mutatee::start("tails", &[]);
+    let before = Text::of(target.pid());
+    let session = tool().measure("latency", target.pid(), &["pointed", "picked"]);
+    let times = scaled(40, 400);
+    let truth = target.ask(&format!("pointer {times} 2000"));
+    target.ask("repoint");
+    target.ask(&format!("pointer {times} 2000"));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let [pointed, picked] = ["pointed", "picked"].map(|function| outcome.latency(function));
+    assert_eq!((pointed.calls, pointed.left_by_tail_jump), (times, times), "{pointed:?}");
+    assert_near("pointed", pointed.sum_ns, truth.number("ns pointed"), 2);
+    assert_eq!((picked.calls, picked.left_by_tail_jump), (0, 2 * times), "{picked:?}");
+    assert_eq!((pointed.left, picked.left), (0, 0));
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn turns_and_exceptions() {
+    let mut target = Mutatee::start("tails", &[]);
+    let before = Text::of(target.pid());
+    let session = tool().measure("latency", target.pid(), &["even", "risky"]);
+    let times = scaled(40, 400);
+    let truth = target.ask(&format!("throw {times} 2000"));
+    // the last call that was left is noticed by a later one
+    target.ask(&format!("turns {times}"));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let [even, risky] = ["even", "risky"].map(|function| outcome.latency(function));
+    // three of the four calls of one turn lead back to the function
+    assert_eq!((even.calls, even.left_by_tail_jump, even.left), (times, 3 * times, 0), "{even:?}");
+    assert_eq!((risky.calls, risky.left, risky.left_by_tail_jump), (times / 2, times / 2, 0), "{risky:?}");
+    assert_near("risky", risky.sum_ns * 2, truth.number("ns risky"), 4);
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn timers_flags_and_results_follow() {
+    let mut target = Mutatee::start("tails", &[]);
+    let before = Text::of(target.pid());
+    let functions = ["direct", "chain", "sometimes"];
+    let metrics = ["exec_time_inclusive", "exec_time", "tail_results", "slow_inside"];
+    let pairs = functions.iter().flat_map(|f| metrics.map(|m| format!("{m}@/Code/tails/{f}")));
+    let definitions = source_directory().join("tests/e2e/mdl/tails.mdl").display().to_string();
+    let fixed = ["watch", "-p", &target.pid_text(), "--max-overhead", "10000", "-I", &definitions].map(String::from);
+    let mut session = tool().start(fixed.into_iter().chain(pairs));
+    session.wait_for("attached");
+    let times = scaled(60, 600);
+    let truth = target.ask(&format!("run {times} 2000"));
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    let samples = outcome.all("sample");
+    let last = |metric: &str, function: &str| {
+        let focus = format!("/{function}");
+        let is_pair = |s: &&&serde_json::Value| {
+            s["metric"] == metric && s["focus"].as_str().is_some_and(|at| at.ends_with(&focus))
+        };
+        let value = samples.iter().rfind(is_pair).and_then(|s| s["value"].as_u64());
+        value.unwrap_or_else(|| panic!("no {metric} of {function}: {outcome:#?}"))
+    };
+    for function in functions {
+        let whole = truth.number(&format!("ns {function}"));
+        assert_near(function, last("exec_time_inclusive", function), whole, 2);
+        // what is jumped to is not the function itself
+        assert!(last("exec_time", function) * 50 < whole, "{function}: {}", last("exec_time", function));
+        assert_eq!(last("tail_results", function), truth.number(&format!("sum {function}")), "{function}");
+        let inside = if function == "sometimes" { times * 2 / 3 } else { times };
+        assert_eq!(last("slow_inside", function), inside, "{function}");
+    }
+    target::assert_clean(target.pid(), &before);
+}
+
+/// Of 0.3 s and more, what a server does around the call that its own statistics count is little.
+#[test]
+fn redis_and_postgres_agree_with_their_own_statistics() {
+    let redis = match Redis::start() {
+        Ok(redis) => redis,
+        Err(why) => skip!("{why}"),
+    };
+    let before = Text::of(redis.pid());
+    let session = tool().measure("latency", redis.pid(), &["zaddCommand"]);
+    redis.ask(&["CONFIG RESETSTAT"]);
+    let members: String = (0..4000).map(|n| format!(" {n} m{n}")).collect();
+    let command = format!("ZADD set{members}");
+    for _ in 0..scaled(200, 2000) {
+        redis.ask(&[&command, "DEL set"]);
+    }
+    let statistics = redis.ask(&["INFO commandstats"]).remove(0);
+    let line = statistics.lines().find_map(|line| line.strip_prefix("cmdstat_zadd:")).expect("statistics of ZADD");
+    let field = |name: &str| -> u64 {
+        let text = line.split(',').find_map(|field| field.trim().strip_prefix(name)).unwrap_or_default();
+        text.parse().unwrap_or_else(|_| panic!("no {name} in {line}"))
+    };
+    let seen = session.interrupt().assert_code(0).assert_removed().latency("zaddCommand");
+    assert_eq!((seen.calls, seen.left, seen.left_by_tail_jump), (field("calls="), 0, 0));
+    assert_near("zaddCommand", seen.sum_ns, field("usec=") * 1000, 3);
+    target::assert_clean(redis.pid(), &before);
+
+    let postgres = match Postgres::start() {
+        Ok(postgres) => postgres,
+        Err(why) => skip!("{why}"),
+    };
+    let mut client = postgres.session();
+    let before = Text::of(client.pid);
+    let session = tool().measure("latency", client.pid, &["ExecutorRun"]);
+    let times = scaled(30, 300);
+    let mut truth = 0.0;
+    for _ in 0..times {
+        let mut line = client.ask("explain (analyze) select pg_sleep(0.02);");
+        while !line.starts_with("Execution Time: ") {
+            line = client.ask("");
+        }
+        truth += line.split(' ').nth(2).and_then(|ms| ms.parse::<f64>().ok()).expect("milliseconds");
+    }
+    let seen = session.interrupt().assert_code(0).assert_removed().latency("ExecutorRun");
+    assert_eq!((seen.calls, seen.left, seen.left_by_tail_jump), (times, 0, 0));
+    assert_near("ExecutorRun", seen.sum_ns, (truth * 1e6) as u64, 3);
+    target::assert_clean(client.pid, &before);
+}
