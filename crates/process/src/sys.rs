@@ -13,8 +13,17 @@ use ingraft_model::{Pid, Tid};
 /// All general registers of a thread.
 pub(crate) type Regs = libc::user_regs_struct;
 
-const PTRACE_SEIZE: libc::c_uint = 0x4206;
-const PTRACE_INTERRUPT: libc::c_uint = 0x4207;
+/// Type of a request in the declaration of the C library.
+#[cfg(target_env = "musl")]
+type Request = libc::c_int;
+#[cfg(not(target_env = "musl"))]
+type Request = libc::c_uint;
+
+const PTRACE_SEIZE: Request = 0x4206;
+const PTRACE_INTERRUPT: Request = 0x4207;
+const PTRACE_GETSIGMASK: Request = 0x420a;
+const PTRACE_SETSIGMASK: Request = 0x420b;
+const PTRACE_GET_RSEQ_CONFIGURATION: Request = 0x420f;
 const NT_X86_XSTATE: usize = 0x202;
 const PTRACE_EVENT_STOP: i32 = 128;
 /// PTRACE_O_TRACESYSGOOD: stops at system calls differ from breakpoints.
@@ -65,7 +74,7 @@ pub(crate) fn step() {
 
 /// # Safety
 /// `addr` and `data` are what `request` asks for: integers, or pointers to live memory of the right size.
-unsafe fn ptrace(request: libc::c_uint, tid: Tid, addr: usize, data: usize) -> io::Result<()> {
+unsafe fn ptrace(request: Request, tid: Tid, addr: usize, data: usize) -> io::Result<()> {
     step();
     // SAFETY: as the caller promises.
     let r = unsafe { libc::ptrace(request, tid.0, addr, data) };
@@ -136,14 +145,14 @@ pub(crate) fn set_xstate(tid: Tid, state: &[u8]) -> io::Result<()> {
 pub(crate) fn get_sigmask(tid: Tid) -> io::Result<u64> {
     let mut mask = 0u64;
     // SAFETY: the kernel writes 8 bytes.
-    unsafe { ptrace(libc::PTRACE_GETSIGMASK, tid, SIGSET_BYTES, &raw mut mask as usize) }?;
+    unsafe { ptrace(PTRACE_GETSIGMASK, tid, SIGSET_BYTES, &raw mut mask as usize) }?;
     Ok(mask)
 }
 
 /// Sets the signals that a stopped thread blocks.
 pub(crate) fn set_sigmask(tid: Tid, mask: u64) -> io::Result<()> {
     // SAFETY: the kernel reads 8 bytes.
-    unsafe { ptrace(libc::PTRACE_SETSIGMASK, tid, SIGSET_BYTES, &raw const mask as usize) }
+    unsafe { ptrace(PTRACE_SETSIGMASK, tid, SIGSET_BYTES, &raw const mask as usize) }
 }
 
 /// Writes one word of a stopped thread's memory, whatever its protection.
@@ -156,7 +165,7 @@ pub(crate) fn poke(tid: Tid, at: u64, word: u64) -> io::Result<()> {
 pub(crate) fn rseq_area(tid: Tid) -> io::Result<(u64, u32)> {
     let mut config = [0u64; 3]; // address; size and signature; flags and padding
     // SAFETY: the kernel writes at most the 24 bytes that are asked for.
-    unsafe { ptrace(libc::PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of_val(&config), config.as_mut_ptr() as usize) }?;
+    unsafe { ptrace(PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of_val(&config), config.as_mut_ptr() as usize) }?;
     Ok((config[0], (config[1] >> 32) as u32))
 }
 
@@ -166,15 +175,46 @@ fn symbol(name: &std::ffi::CStr) -> *mut libc::c_void {
     unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
 }
 
-/// Points the calling thread's rseq area to a section that nobody executes, does something, and tells whether the kernel has cleared the
-/// pointer. `None`: the thread has no area.
-pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
-    /// struct rseq_cs (version and flags, start, length, abort address), and the signature before the abort address.
-    #[repr(C, align(32))]
-    struct Section([AtomicU64; 5]);
-    /// What glibc registers with on x86-64 (sys/rseq.h).
-    const SIGNATURE: u64 = 0x5305_3053;
-    static SECTION: Section = Section([const { AtomicU64::new(0) }; 5]);
+/// Signature that glibc registers with on x86-64 (sys/rseq.h).
+const RSEQ_SIGNATURE: u64 = 0x5305_3053;
+
+/// struct rseq in its first version: processor numbers, pointer to the section, flags, padding. 0 in its last word.
+#[repr(C, align(32))]
+struct RseqArea([AtomicU64; 4]);
+
+impl RseqArea {
+    const SECTION: usize = 1;
+    const UNREGISTER: i32 = 1;
+
+    /// Registers the area for the calling thread, or ends that. Fails if the thread has another.
+    fn register(&self, flags: i32) -> bool {
+        // SAFETY: the kernel writes to the area as long as it is registered; `OwnRseqArea` ends that before it goes.
+        unsafe { libc::syscall(libc::SYS_rseq, &raw const *self, size_of::<Self>(), flags, RSEQ_SIGNATURE as u32) == 0 }
+    }
+}
+
+/// An area that is registered for the calling thread.
+struct OwnRseqArea(Box<RseqArea>);
+
+impl OwnRseqArea {
+    fn register() -> Option<Self> {
+        let area = Box::new(RseqArea([const { AtomicU64::new(0) }; 4]));
+        area.register(0).then_some(OwnRseqArea(area))
+    }
+}
+
+impl Drop for OwnRseqArea {
+    fn drop(&mut self) {
+        if !self.0.register(RseqArea::UNREGISTER) {
+            // The kernel would go on to write to it.
+            Box::leak(std::mem::replace(&mut self.0, Box::new(RseqArea([const { AtomicU64::new(0) }; 4]))));
+        }
+    }
+}
+
+/// Address of the pointer to the section in the area that glibc registered for the calling thread. `None`: it registered none, or this
+/// program has another C library.
+fn glibc_rseq_section() -> Option<*mut u64> {
     // SAFETY: null or the address of glibc's constant, which has this type (sys/rseq.h).
     let offset = unsafe { symbol(c"__rseq_offset").cast::<isize>().as_ref() }?;
     // SAFETY: the same; 0 if glibc has registered no areas.
@@ -182,16 +222,32 @@ pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
     if *size == 0 {
         return None;
     }
-    let at = |word: usize| (&raw const SECTION.0[word]) as u64;
-    SECTION.0[1].store(at(0), Ordering::SeqCst);
-    SECTION.0[3].store(at(4) + 4, Ordering::SeqCst);
-    SECTION.0[4].store(SIGNATURE, Ordering::SeqCst);
     let thread_pointer: *mut u8;
     // SAFETY: on x86-64 the first word at the thread pointer is the thread pointer itself (System V ABI, thread-local storage).
     unsafe { std::arch::asm!("mov {}, fs:0", out(reg) thread_pointer, options(nostack, preserves_flags, readonly)) };
-    // SAFETY: glibc's area of this thread lies at this offset from the thread pointer, as long as the thread lives; the pointer is its second
-    // word, aligned, and only this thread and the kernel access it.
-    let slot = unsafe { AtomicU64::from_ptr(thread_pointer.wrapping_offset(*offset + 8).cast()) };
+    Some(thread_pointer.wrapping_offset(*offset + 8 * RseqArea::SECTION as isize).cast())
+}
+
+/// Points the calling thread's rseq area to a section that nobody executes, does something, and tells whether the kernel has cleared the
+/// pointer. `None`: the thread has no area.
+pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
+    /// struct rseq_cs (version and flags, start, length, abort address), and the signature before the abort address.
+    #[repr(C, align(32))]
+    struct Section([AtomicU64; 5]);
+    static SECTION: Section = Section([const { AtomicU64::new(0) }; 5]);
+    let at = |word: usize| (&raw const SECTION.0[word]) as u64;
+    SECTION.0[1].store(at(0), Ordering::SeqCst);
+    SECTION.0[3].store(at(4) + 4, Ordering::SeqCst);
+    SECTION.0[4].store(RSEQ_SIGNATURE, Ordering::SeqCst);
+    let own;
+    let slot = match glibc_rseq_section() {
+        // SAFETY: glibc's area lives as long as this thread, the pointer in it is aligned, and only this thread and the kernel access it.
+        Some(slot) => unsafe { AtomicU64::from_ptr(slot) },
+        None => {
+            own = OwnRseqArea::register()?;
+            &own.0.0[RseqArea::SECTION]
+        }
+    };
     slot.store(at(0), Ordering::SeqCst);
     something();
     let cleared = slot.load(Ordering::SeqCst) == 0;
@@ -253,9 +309,10 @@ pub(crate) fn take_end(tid: Tid) {
 /// Moves the calling thread before all ordinary ones, where that is permitted; elsewhere before those of them whose turn comes at the same time,
 /// by asking for short slices (sched_setattr(2), Linux 6.12). It ends soon, and with it the priority.
 pub(crate) fn raise_priority() {
-    let param = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the kernel reads one sched_param.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const param) } == 0 {
+    let (policy, priority) = (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1i32);
+    // Not by the C library: musl's function always fails. What the kernel calls sched_param is one integer.
+    // SAFETY: the kernel reads one integer.
+    if unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) } == 0 {
         return;
     }
     // SAFETY: all fields are integers.
@@ -503,7 +560,7 @@ pub(crate) fn has_own_memory(pid: Pid, other: Pid) -> bool {
 /// older than 6.15, or nobody has.
 pub(crate) fn exit_status(pidfd: BorrowedFd<'_>) -> Option<i32> {
     /// _IOWR(0xff, 11, struct pidfd_info) with the first size of that structure, 64 bytes.
-    const GET_INFO: libc::c_ulong = 0xc040_ff0b;
+    const GET_INFO: libc::Ioctl = 0xc040_ff0b_u32 as libc::Ioctl;
     const INFO_EXIT: u64 = 1 << 3;
     /// Number of the word whose upper half is the status: before it are the mask, an id, and eleven ids of 32 bits.
     const STATUS: usize = 7;
