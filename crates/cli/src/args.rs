@@ -119,6 +119,16 @@ pub(crate) struct Common {
     pub(crate) tls_key: Option<PathBuf>,
 }
 
+/// A program of this package.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Program {
+    // The command line. (No documentation comments here: they would make a page of the --help.)
+    #[default]
+    Ingraft,
+    // The daemon.
+    Ingraftd,
+}
+
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -149,11 +159,14 @@ pub(crate) enum Command {
     Completions {
         /// For which shell
         shell: Shell,
+        /// For which program
+        #[arg(value_enum, default_value_t)]
+        program: Program,
     },
     /// Print the manual page, or write all pages into a directory
     #[command(hide = true)]
     Man {
-        /// Write one page for each command into this directory
+        /// Write one page for each command, and one for ingraftd, into this directory
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },

@@ -54,7 +54,7 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
     let command = match cli.command {
         Command::Check(args) if !args.lower => return command::mdl::check(&args, &mut out),
         Command::Fmt(args) => return command::mdl::fmt(&args, cli.common.format, &mut out),
-        Command::Completions { shell } => return command::manual::completions(shell, &mut out),
+        Command::Completions { shell, program } => return command::manual::completions(shell, program, &mut out),
         Command::Man { dir } => return command::manual::man(dir.as_deref(), &mut out),
         command => command,
     };
