@@ -1,10 +1,11 @@
 //! Developer commands: `cargo xtask test` runs every test, `cargo xtask fuzz` every fuzz target for a bounded time,
-//! `cargo xtask bench` measures what the project promises.
+//! `cargo xtask bench` measures what the project promises, `cargo xtask package` makes packages.
 
 #![forbid(unsafe_code)]
 
 mod bench;
 mod fuzz;
+mod package;
 mod packages;
 mod test;
 
@@ -19,6 +20,9 @@ usage: cargo xtask COMMAND
                             --full: the long forms (hours instead of minutes)
   fuzz [SECONDS] [TARGET…]  each fuzz target for so long (10 s); as root installs what it needs
   bench [NAME…]             the table of speed and size, each row with the limit measured in the same run
+  package [deb] [tarball] [--built DIR] [--output DIR]
+                            a Debian package and a tarball of static programs (both, if none is named), in target/packages
+                            --built: of the programs in this directory, which are stripped, instead of building them
 ";
 
 fn main() -> ExitCode {
@@ -38,6 +42,7 @@ fn run() -> Result<()> {
         ["test", rest @ ..] => test::run(rest),
         ["fuzz", rest @ ..] => fuzz::run(rest),
         ["bench", rest @ ..] => bench::run(rest),
+        ["package", rest @ ..] => package::run(rest),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())
