@@ -7,20 +7,20 @@ use std::process::Command;
 
 use ingraft_testing::{have, output, skip};
 
-use crate::package;
+use crate::Package;
 
 /// Programs with debug information have 90 MB and more.
 const PROGRAM_BYTES_MAX: u64 = 30_000_000;
 
 #[test]
 fn the_package_has_what_a_package_has() {
-    let deb = match package() {
-        Ok(deb) => deb,
+    let package = match Package::make() {
+        Ok(package) => package,
         Err(why) => skip!("{why}"),
     };
     let directory = ingraft_testing::open_directory();
     let root = directory.path();
-    output(Command::new("dpkg-deb").arg("--raw-extract").arg(deb).arg(root.join("all")));
+    output(Command::new("dpkg-deb").arg("--raw-extract").arg(&package.path).arg(root.join("all")));
     let root = &root.join("all");
 
     let control = read(root, "DEBIAN/control");
@@ -59,7 +59,7 @@ fn the_package_has_what_a_package_has() {
     assert!(notices.contains("\niced-x86 1.") && notices.contains("Permission is hereby granted"), "{notices:.2000}");
     assert!(!notices.contains("\nproptest "), "a crate of tests only is not linked");
     manual_pages_have_no_mistakes(root);
-    lintian_finds_nothing(deb);
+    lintian_finds_nothing(&package.path);
 }
 
 /// Renders every manual page and looks for warnings.

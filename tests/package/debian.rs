@@ -1,7 +1,6 @@
 //! A clean Debian, booted with systemd in namespaces of its own.
 
 use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -39,17 +38,16 @@ impl Debian {
 
         let cgroup = groups.join(format!("ingraft-test-{}", std::process::id()));
         fs::create_dir(&cgroup).map_err(|error| format!("cannot make a control group: {error}"))?;
+        // All of it ends with this test, however that ends.
         let mut command = Command::new("sh");
         command
-            .args(["-c", "echo $$ >\"$0\" && exec unshare \"$@\""])
+            .args(["-c", "echo $$ >\"$0\" && exec setpriv --pdeathsig KILL unshare \"$@\""])
             .arg(cgroup.join("cgroup.procs"))
             .args(["--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--fork", "--kill-child"])
             .args(["--propagation", "private", "sh", "-e"])
             .arg(ingraft_testing::source_directory().join("tests/package/boot.sh").canonicalize().expect("boot.sh"))
             .arg(root.path())
-            .stdin(Stdio::null())
-            // Keys of a terminal are for the test.
-            .process_group(0);
+            .stdin(Stdio::null());
         let unshare = command.spawn().expect("run sh");
         let mut debian = Debian { unshare, init: 0, cgroup, root };
         wait_until("systemd has booted", || {

@@ -5,20 +5,20 @@ use std::fs;
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, program, skip, wait_until};
 
+use crate::Package;
 use crate::debian::Debian;
-use crate::package;
 
 #[test]
 fn the_package_lives_in_a_clean_debian() {
-    let deb = match package() {
-        Ok(deb) => deb,
+    let package = match Package::make() {
+        Ok(package) => package,
         Err(why) => skip!("{why}"),
     };
     let debian = match Debian::boot() {
         Ok(debian) => debian,
         Err(why) => skip!("{why}"),
     };
-    fs::copy(deb, debian.root().join("var/tmp/ingraft.deb")).expect("copy the package");
+    fs::copy(&package.path, debian.root().join("var/tmp/ingraft.deb")).expect("copy the package");
     let threads = program("threads-static").unwrap_or_else(|why| panic!("{why}"));
     fs::copy(threads, debian.root().join("var/tmp/threads")).expect("copy a target program");
     let before = debian.paths();

@@ -6,27 +6,29 @@ mod contents;
 mod debian;
 mod life;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::OnceLock;
 
 /// Programs that make the package; a test that lacks one of them is skipped.
 const TOOLS: [&str; 4] = ["dpkg-deb", "strip", "gzip", "md5sum"];
 
-/// Makes the package from the programs beside this test, once, and returns its path. Returns what is missing for it otherwise.
-fn package() -> Result<&'static Path, String> {
-    static MADE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    if let Some(missing) = TOOLS.iter().find(|tool| !ingraft_testing::have(tool)) {
-        return Err(format!("{missing} is not installed"));
-    }
-    let (_, path) = MADE.get_or_init(|| {
+/// The package, in a directory that goes when this is dropped.
+struct Package {
+    path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Package {
+    /// Makes the package from the programs beside this test. Returns what is missing for it.
+    fn make() -> Result<Package, String> {
+        if let Some(missing) = TOOLS.iter().find(|tool| !ingraft_testing::have(tool)) {
+            return Err(format!("{missing} is not installed"));
+        }
         let directory = tempfile::tempdir_in(ingraft_testing::build_directory()).expect("a directory");
         let programs = ingraft_testing::sibling("ingraft");
         let mut command = Command::new(env!("CARGO_BIN_EXE_ingraft-xtask"));
         command.args(["package", "deb", "--built"]).arg(programs.parent().expect("a directory"));
         let said = ingraft_testing::output(command.arg("--output").arg(directory.path()));
-        let path = PathBuf::from(said.trim());
-        (directory, path)
-    });
-    Ok(path)
+        Ok(Package { path: PathBuf::from(said.trim()), _directory: directory })
+    }
 }
