@@ -146,6 +146,54 @@ fn wait(tracer: &Tracer, tid: Tid) -> Result<Status, Error> {
     }
 }
 
+/// The system calls by which the GNU loader maps libraries. Before it relocates the first of them, and before any of their code runs, it makes another
+/// one, which sets the thread pointer.
+const MAPPING: [i64; 20] = [
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_close,
+    libc::SYS_read,
+    libc::SYS_pread64,
+    libc::SYS_lseek,
+    libc::SYS_fstat,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_access,
+    libc::SYS_readlink,
+    libc::SYS_getcwd,
+];
+
+/// Whether a system call is one of those by which the GNU loader maps libraries, or asks what the processor can do.
+fn is_of_mapping(call: &Regs) -> bool {
+    /// The function of arch_prctl(2) that sets the thread pointer.
+    const ARCH_SET_FS: u64 = 0x1002;
+    match call.orig_rax as i64 {
+        libc::SYS_arch_prctl => call.rdi != ARCH_SET_FS,
+        number => MAPPING.contains(&number),
+    }
+}
+
+fn is_musl(loader: &[Mapping]) -> bool {
+    loader.iter().any(|m| m.path.to_string_lossy().contains("musl"))
+}
+
+/// Whether a system call that has been made may have mapped code.
+fn maps_code(made: &Regs) -> bool {
+    match made.orig_rax as i64 {
+        libc::SYS_mmap | libc::SYS_mprotect => made.rdx & libc::PROT_EXEC as u64 != 0,
+        libc::SYS_mremap => true,
+        _ => false,
+    }
+}
+
 struct Follower {
     target: Arc<Target>,
     tracer: Tracer,
@@ -163,6 +211,9 @@ impl Follower {
             return self.hold_and_call(0, Start::Loaded, on_stop); // a static program loads nothing
         };
         let mut signal = 0;
+        // While the GNU loader maps what the program names, nothing of that runs: it is told of as a whole.
+        let mut maps_only = !is_musl(&loader);
+        let mut untold = false;
         loop {
             self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, signal))?;
             signal = 0;
@@ -181,11 +232,45 @@ impl Follower {
             if entering && self.is_loaded(&loader, &regs)? {
                 return self.hold_and_call(0, Start::Loaded, on_stop);
             }
-            let maps_code = matches!(regs.orig_rax as i64, libc::SYS_mmap | libc::SYS_mprotect | libc::SYS_mremap);
-            if !entering && maps_code && self.new_code()? {
-                self.hold_and_call(0, Start::Mapped, on_stop)?;
+            if entering && maps_only && !is_of_mapping(&regs) {
+                maps_only = false;
+                if std::mem::take(&mut untold) {
+                    self.postpone(regs)?;
+                    self.hold_and_call(0, Start::Mapped, on_stop)?;
+                }
+                continue;
+            }
+            if !entering && maps_code(&regs) {
+                if maps_only {
+                    untold = true;
+                } else if self.new_code()? {
+                    self.hold_and_call(0, Start::Mapped, on_stop)?;
+                }
             }
         }
+    }
+
+    /// Takes a thread that is about to make a system call back to the instruction that makes it.
+    fn postpone(&mut self, entering: Regs) -> Result<(), Error> {
+        /// Length of `syscall`.
+        const LEN: u64 = 2;
+        let none = Regs { orig_rax: u64::MAX, ..entering };
+        self.tracer.check("SETREGS", self.main, sys::set_regs(self.main, &none))?;
+        self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, 0))?;
+        loop {
+            match wait(&self.tracer, self.main)? {
+                Status::Syscall => break,
+                Status::Event(_) => return Err(Error::Replaced(self.target.pid())),
+                Status::Signal(s) => {
+                    self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, s as usize))?;
+                }
+                Status::EventStop(_) => {
+                    self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, 0))?;
+                }
+            }
+        }
+        let again = Regs { rip: entering.rip.wrapping_sub(LEN), rax: entering.orig_rax, ..none };
+        self.tracer.check("SETREGS", self.main, sys::set_regs(self.main, &again))
     }
 
     /// Brings the thread to a stop in which it can be borrowed and moved, and calls back.
@@ -244,7 +329,7 @@ impl Follower {
         if !loader.iter().any(|m| m.range.contains(&Avma(regs.rip))) {
             return Ok(true);
         }
-        if !loader.iter().any(|m| m.path.to_string_lossy().contains("musl")) {
+        if !is_musl(loader) {
             return Ok(false);
         }
         let entry = self.target.aux(AT_ENTRY).unwrap_or(0);
