@@ -17,6 +17,8 @@ pub struct ProcessInfo {
     pub pid: Pid,
     /// Name of its main thread (comm).
     pub name: String,
+    /// Its parent's id; 0 if its parent is outside of our pid namespace.
+    pub parent: Pid,
     /// Its arguments; empty for kernel threads.
     pub command: Vec<String>,
     /// Real user id.
@@ -25,21 +27,41 @@ pub struct ProcessInfo {
     pub attachable: Result<(), Denial>,
 }
 
+/// The longest title that is told, in bytes: programs with generated arguments have some of many KiB.
+const TITLE_MAX: usize = 256;
+
+impl ProcessInfo {
+    /// The title of the process: its arguments with blanks in between, or what the program has written over them
+    /// (`postgres: b [local] idle`), cut to 256 bytes. Empty for a process without arguments.
+    pub fn title(&self) -> String {
+        title_of(&self.command)
+    }
+}
+
+fn title_of(command: &[String]) -> String {
+    let mut title = command.join(" ").trim_end().to_owned();
+    title.truncate(title.floor_char_boundary(TITLE_MAX));
+    title
+}
+
+/// The parent and the title of a process; parent 0 and an empty title if it is gone.
+pub fn parent_and_title(pid: Pid) -> (Pid, String) {
+    (procfs::stat(pid).map_or(Pid(0), |stat| stat.parent), title_of(&procfs::cmdline(pid)))
+}
+
 /// All processes except kernel threads, in order of their ids.
 pub fn processes() -> Vec<ProcessInfo> {
-    let mut list: Vec<ProcessInfo> = pids()
-        .into_iter()
-        .filter_map(|pid| {
-            if procfs::stat(pid).ok()?.is_kernel() {
-                return None;
-            }
-            let status = procfs::status(pid).ok()?;
-            let name = procfs::comm(pid)?;
-            Some(ProcessInfo { pid, name, command: procfs::cmdline(pid), uid: status.uid, attachable: attachable(pid) })
-        })
-        .collect();
+    let mut list: Vec<ProcessInfo> = pids().into_iter().filter_map(describe).collect();
     list.sort_by_key(|p| p.pid);
     list
+}
+
+/// One process; `None` for a kernel thread and for a process that is gone.
+pub fn describe(pid: Pid) -> Option<ProcessInfo> {
+    let stat = procfs::stat(pid).ok().filter(|stat| !stat.is_kernel())?;
+    let status = procfs::status(pid).ok()?;
+    let (name, command) = (procfs::comm(pid)?, procfs::cmdline(pid));
+    Some(ProcessInfo { pid, name, parent: stat.parent, command, uid: status.uid, attachable: attachable(pid) })
 }
 
 /// The living children of a process that have memory of their own, in order of their ids: a vfork child has its parent's until it starts a

@@ -402,7 +402,7 @@ impl Mount {
 }
 
 /// Undoes the octal escapes of /proc/PID/mountinfo.
-fn unescape(text: &str) -> String {
+pub(crate) fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut out = parts.next().unwrap_or_default().to_owned();
     for part in parts {

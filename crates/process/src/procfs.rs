@@ -127,6 +127,7 @@ pub(crate) fn parse_maps(text: &[u8]) -> Vec<Mapping> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Stat {
     pub(crate) state: u8,
+    pub(crate) parent: Pid,
     pub(crate) flags: u64,
     /// Time in user mode and in the kernel, of all threads, in [`TICK`]s.
     pub(crate) cpu_ticks: u64,
@@ -138,10 +139,18 @@ pub(crate) const TICK: std::time::Duration = std::time::Duration::from_millis(10
 
 /// The kernel's flag of its own threads.
 const PF_KTHREAD: u64 = 0x0020_0000;
+/// The kernel's flag of a thread that ends.
+const PF_EXITING: u64 = 0x4;
+/// The place of SIGKILL in a set of signals.
+const KILLED: u64 = 1 << (libc::SIGKILL - 1);
 
 impl Stat {
     pub(crate) fn is_kernel(&self) -> bool {
         self.flags & PF_KTHREAD != 0
+    }
+
+    pub(crate) fn is_exiting(&self) -> bool {
+        self.flags & PF_EXITING != 0
     }
 
     pub(crate) fn is_dead(&self) -> bool {
@@ -155,6 +164,7 @@ impl Stat {
         // fields[0] is the third field of proc(5)
         Some(Stat {
             state: *fields.first()?.first()?,
+            parent: Pid(number(fields.get(1)?, 10)?.try_into().ok()?),
             flags: number(fields.get(6)?, 10)?,
             cpu_ticks: number(fields.get(11)?, 10)?.saturating_add(number(fields.get(12)?, 10)?),
             start_time: number(fields.get(19)?, 10)?,
@@ -179,6 +189,8 @@ pub struct Status {
     pub seccomp: u32,
     /// The thread's own id in its innermost pid namespace.
     pub own_id: i32,
+    /// Whether SIGKILL waits for the thread or its process.
+    pub is_killed: bool,
     /// Locked memory in KiB.
     pub locked_kib: u64,
     /// Runs with a shadow stack.
@@ -202,6 +214,10 @@ impl Status {
                 b"TracerPid" => s.tracer = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 b"Seccomp" => s.seccomp = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 b"NSpid" => s.own_id = words.next_back().and_then(|w| w.parse().ok()).unwrap_or(0),
+                b"SigPnd" | b"ShdPnd" => {
+                    let waiting = words.next().and_then(|w| u64::from_str_radix(w, 16).ok()).unwrap_or(0);
+                    s.is_killed |= waiting & KILLED != 0;
+                }
                 b"VmLck" => s.locked_kib = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
                 b"x86_Thread_features" => s.shadow_stack = words.any(|w| w == "shstk"),
                 _ => {}
@@ -438,14 +454,17 @@ mod tests {
     #[test]
     fn stat_with_a_nasty_name() {
         let text = b"12 (a) R (b) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 98765 1 2\n";
-        assert_eq!(Stat::parse(text), Some(Stat { state: b'S', flags: 4194560, cpu_ticks: 11, start_time: 98765 }));
+        assert_eq!(
+            Stat::parse(text),
+            Some(Stat { state: b'S', parent: Pid(1), flags: 4194560, cpu_ticks: 11, start_time: 98765 })
+        );
         assert_eq!(Stat::parse(b"12 (x"), None);
         assert_eq!(Stat::parse(b")"), None);
     }
 
     #[test]
     fn status_fields() {
-        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
+        let s = Status::parse(b"Name:\tx\nState:\tS (sleeping)\nTgid:\t3\nUid:\t5\t6\t7\t8\nTracerPid:\t9\nNSpid:\t100\t7\nSeccomp:\t2\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\nx86_Thread_features:\tshstk wrss \nVmLck:\t  4 kB\n");
         assert_eq!(
             s,
             Status {
@@ -456,6 +475,7 @@ mod tests {
                 tracer: 9,
                 seccomp: 2,
                 own_id: 7,
+                is_killed: true,
                 locked_kib: 4,
                 shadow_stack: true
             }

@@ -59,6 +59,13 @@ impl Identity {
         procfs::stat(self.pid).is_ok_and(|s| s.start_time == self.start_time && !s.is_dead())
             && procfs::boot_id() == self.boot_id
     }
+
+    /// Whether this very process has been killed or has begun to end. Until it is gone, it keeps its locks.
+    pub fn is_ending(&self) -> bool {
+        let stat = procfs::stat(self.pid).ok().filter(|s| s.start_time == self.start_time);
+        let killed = || procfs::status(self.pid).is_ok_and(|status| status.is_killed);
+        stat.is_none_or(|s| s.is_dead() || s.is_exiting() || killed())
+    }
 }
 
 /// One in so many looks at whether a process still runs its program compares what it has mapped.

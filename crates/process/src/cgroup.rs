@@ -1,0 +1,122 @@
+//! The processes of a control group (cgroups(7)), those of the groups below it included.
+
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use ingraft_model::Pid;
+use rustix::fs::statfs;
+
+use crate::limits::unescape;
+
+/// The file systems of control groups, version 2 and 1, as statfs(2) tells them (linux/magic.h).
+const MAGICS: [i64; 2] = [0x6367_7270, 0x0027_e0eb];
+
+/// The file that lists the processes of a group, in both versions.
+const PROCESSES: &str = "cgroup.procs";
+
+/// A control group that is not there or cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum NoGroup {
+    /// No folder of that name is a control group.
+    #[error("no control group is called `{path}`")]
+    Missing {
+        /// The name that was asked for.
+        path: String,
+    },
+    /// The list of its processes cannot be read.
+    #[error("the processes of the control group {} cannot be read: {source}", path.display())]
+    Unreadable {
+        /// Its folder.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl NoGroup {
+    /// One line about what to do.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            NoGroup::Missing { .. } => {
+                "write the path as /proc/PID/cgroup has it behind `0::`, or the whole path of its folder (also for version 1)"
+            }
+            NoGroup::Unreadable { .. } => "name the group above it, or run as root",
+        }
+    }
+}
+
+/// The processes of a control group and of those below it, in order of their ids, processes of other pid namespaces left out. `path` is the path
+/// of a folder in a mount of control groups of either version, or a path below the mount of version 2, with or without a leading slash.
+pub fn in_control_group(path: &str) -> Result<Vec<Pid>, NoGroup> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let top = folders(path, &mounts).into_iter().find(|folder| is_group(folder));
+    let top = top.ok_or_else(|| NoGroup::Missing { path: path.to_owned() })?;
+    let mut found = Vec::new();
+    let mut open = vec![top.clone()];
+    while let Some(folder) = open.pop() {
+        match fs::read_to_string(folder.join(PROCESSES)) {
+            // a process of another pid namespace is told as 0
+            Ok(text) => found.extend(text.lines().filter_map(|l| l.parse().ok()).filter(|pid| *pid > 0).map(Pid)),
+            // A group that ends meanwhile has none; the processes of a threaded group are those of the group above it.
+            Err(_) if folder != top => {}
+            Err(source) => return Err(NoGroup::Unreadable { path: folder, source }),
+        }
+        let below = fs::read_dir(&folder).into_iter().flatten().flatten();
+        open.extend(below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()));
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+/// The folders that a path may mean, by the text of /proc/PID/mountinfo. None for a path that leads upwards.
+fn folders(path: &str, mounts: &str) -> Vec<PathBuf> {
+    let is_plain = |c: Component<'_>| matches!(c, Component::Normal(_) | Component::RootDir);
+    if path.is_empty() || !Path::new(path).components().all(is_plain) {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    if path.starts_with('/') && path != "/" {
+        found.push(PathBuf::from(path));
+    }
+    let version_2 = |line: &str| {
+        let (fields, after) = line.split_once(" - ")?;
+        let point = fields.split(' ').nth(4)?;
+        (after.split(' ').next()? == "cgroup2").then(|| PathBuf::from(unescape(point)))
+    };
+    found.extend(mounts.lines().filter_map(version_2).map(|point| point.join(path.trim_start_matches('/'))));
+    found
+}
+
+/// Whether a folder is one of a file system of control groups.
+fn is_group(folder: &Path) -> bool {
+    // the folder as named: what a link leads to has another name
+    let is_folder = fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir());
+    is_folder && statfs(folder).is_ok_and(|fs| MAGICS.contains(&fs.f_type))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "30 25 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                          32 25 0:28 / /sys/fs/cgroup/uni\\040fied rw shared:3 - cgroup2 cgroup2 rw\n";
+
+    #[test]
+    fn paths_are_whole_or_below_the_mount_of_version_2() {
+        let found = |path| folders(path, MOUNTS).iter().map(|f| f.display().to_string()).collect::<Vec<_>>();
+        assert_eq!(found("a.slice/b"), ["/sys/fs/cgroup/uni fied/a.slice/b"]);
+        assert_eq!(found("/a"), ["/a", "/sys/fs/cgroup/uni fied/a"]);
+        assert_eq!(found("/"), ["/sys/fs/cgroup/uni fied/"]);
+        for path in ["", "../a", "a/../../b"] {
+            assert!(found(path).is_empty(), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_folder_elsewhere_is_no_group() {
+        assert!(matches!(in_control_group("/tmp"), Err(NoGroup::Missing { .. })));
+        assert!(matches!(in_control_group("no such group"), Err(NoGroup::Missing { .. })));
+    }
+}
