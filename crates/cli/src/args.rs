@@ -148,6 +148,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Print metric definitions (MDL) in the usual layout
     Fmt(FmtArgs),
+    /// Print the values of measurements that were left in with --no-remove
+    Read(ReadArgs),
     /// Show what is inserted where, by whom, and what it costs
     Status(StatusArgs),
     /// Take everything out of a process, also what a crashed ingraft left there
@@ -182,7 +184,7 @@ pub(crate) struct RunningTarget {
     #[arg(short = 'p', long = "pid", value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) pids: Vec<i32>,
 
-    /// The one process of this name (command name, or base name of what it was started as or of its executable)
+    /// The process of this name (command name, or base name of what it was started as or of its executable)
     #[arg(short = 'n', long = "name", value_name = "NAME", conflicts_with = "pids")]
     pub(crate) name: Option<String>,
 }
@@ -193,8 +195,16 @@ pub(crate) struct Target {
     #[command(flatten)]
     pub(crate) running: RunningTarget,
 
+    /// Every process of the name that -n gives
+    #[arg(long, requires = "name")]
+    pub(crate) all: bool,
+
+    /// Every process of this control group and of those below it, or those of them that have the name of -n
+    #[arg(long, value_name = "PATH", conflicts_with = "pids")]
+    pub(crate) cgroup: Option<String>,
+
     /// Start this command and measure it from its first instruction on
-    #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name"])]
+    #[arg(last = true, value_name = "COMMAND", num_args = 1.., conflicts_with_all = ["pids", "name", "all", "cgroup"])]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -230,7 +240,7 @@ pub(crate) struct Measure {
     #[arg(long)]
     pub(crate) allow_calls: bool,
 
-    /// If the target cannot be changed now (a thread does not stop, a debugger is attached), try again for this time
+    /// If the target cannot be changed now (a thread does not stop, a debugger is attached), try again for this time; wait for named modules that are not loaded yet as long as the measurement lasts
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
 
@@ -285,11 +295,12 @@ pub(crate) struct FunctionsArgs {
 /// `ingraft count`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "ingraft count [OPTIONS] <-p <PID>|-n <NAME>> [FUNCTION]...\n       \
+    override_usage = "ingraft count [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> [FUNCTION]...\n       \
                       ingraft count [OPTIONS] [FUNCTION]... -- <COMMAND>...",
     after_help = "Examples:
   ingraft count -n redis-server processCommand 'redis-server:zset*' --for 10s
   ingraft count -p 4711 'postgres:*' --for 5s          all functions of a program at once
+  ingraft count -n postgres --all ExecutorRun --for 5s every process of that name
   ingraft count --until-exit malloc free -- python3 script.py
   ingraft count -p 4711 call --for 10s --format json -o calls.json
 
@@ -329,7 +340,7 @@ pub(crate) enum LatencySort {
 /// `ingraft latency`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "ingraft latency [OPTIONS] <-p <PID>|-n <NAME>> <FUNCTION>...\n       \
+    override_usage = "ingraft latency [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> <FUNCTION>...\n       \
                       ingraft latency [OPTIONS] <FUNCTION>... -- <COMMAND>...",
     after_help = "Examples:
   ingraft latency -n redis-server processCommand 'redis-server:zset*' --for 10s
@@ -372,7 +383,7 @@ pub(crate) struct LatencyArgs {
 /// `ingraft watch`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "ingraft watch [OPTIONS] <-p <PID>|-n <NAME>> <METRIC[@FOCUS]>...\n       \
+    override_usage = "ingraft watch [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>> <METRIC[@FOCUS]>...\n       \
                       ingraft watch [OPTIONS] <METRIC[@FOCUS]>... -- <COMMAND>...",
     after_help = "Examples:
   ingraft watch -p 4711 calls@/Code/redis-server/processCommand --interval 100ms
@@ -478,6 +489,19 @@ pub(crate) struct FmtArgs {
     pub(crate) write: bool,
 }
 
+/// `ingraft read`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  ingraft --daemon unix:/run/ingraft/ingraftd.sock read 4711
+  ingraft --daemon unix:/run/ingraft/ingraftd.sock read 4711 --format json
+
+The measurements stay in and go on. Values come as `count`, `latency` or `watch` print them at their ends.")]
+pub(crate) struct ReadArgs {
+    /// The processes
+    #[arg(value_name = "PID", required = true, value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) pids: Vec<i32>,
+}
+
 /// `ingraft status`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
@@ -488,9 +512,10 @@ pub(crate) struct StatusArgs {}
 /// `ingraft detach`.
 #[derive(Debug, Args)]
 #[command(
-    override_usage = "ingraft detach [OPTIONS] <-p <PID>|-n <NAME>|--all>",
+    override_usage = "ingraft detach [OPTIONS] <-p <PID>|-n <NAME> [--all]|--cgroup <PATH>|--all>",
     after_help = "Examples:
   ingraft detach -p 4711
+  ingraft detach -n postgres --all                     every process of that name
   ingraft detach --all
 
 Nothing to remove is no error."
@@ -499,9 +524,13 @@ pub(crate) struct DetachArgs {
     #[command(flatten)]
     pub(crate) target: RunningTarget,
 
-    /// Every process that something is inserted in
-    #[arg(long, conflicts_with_all = ["pids", "name"])]
+    /// Every process that something is inserted in; with -n, every process of that name
+    #[arg(long, conflicts_with = "pids")]
     pub(crate) all: bool,
+
+    /// Every process of this control group and of those below it
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["pids", "name", "all"])]
+    pub(crate) cgroup: Option<String>,
 }
 
 /// `ingraft demo`.
@@ -515,6 +544,13 @@ pub(crate) struct DemoArgs {
     /// How long to count
     #[arg(long = "for", value_name = "DURATION", value_parser = duration, default_value = "3s")]
     pub(crate) duration: Duration,
+}
+
+impl Target {
+    /// Whether it has a target besides those of `running`.
+    fn has_others(&self) -> bool {
+        !self.command.is_empty() || self.cgroup.is_some()
+    }
 }
 
 impl Cli {
@@ -531,23 +567,24 @@ impl Cli {
             return Err(Failure::usage("--no-remove needs a daemon that keeps the measurement", hint));
         }
         let (target, command) = match &self.command {
-            Command::Count(args) => (&args.target.running, !args.target.command.is_empty()),
-            Command::Latency(args) => (&args.target.running, !args.target.command.is_empty()),
-            Command::Watch(args) => (&args.target.running, !args.target.command.is_empty()),
+            Command::Count(args) => (&args.target.running, args.target.has_others()),
+            Command::Latency(args) => (&args.target.running, args.target.has_others()),
+            Command::Watch(args) => (&args.target.running, args.target.has_others()),
             Command::Functions(args) => (&args.target, false),
-            Command::Detach(args) => (&args.target, args.all),
+            Command::Detach(args) => (&args.target, args.all || args.cgroup.is_some()),
             Command::Ps(_)
             | Command::Metrics(_)
             | Command::Check(_)
             | Command::Fmt(_)
             | Command::Status(_)
+            | Command::Read(_)
             | Command::Demo(_)
             | Command::Completions { .. }
             | Command::Man { .. }
             | Command::DemoServer => return Ok(()),
         };
         if target.pids.is_empty() && target.name.is_none() && !command {
-            let hint = "name one with -p PID or -n NAME; `ingraft ps` lists what can be measured";
+            let hint = "name one with -p PID (-p repeats), -n NAME, -n NAME --all or --cgroup PATH; `ingraft ps` lists what can be measured";
             return Err(Failure::usage("no target", hint));
         }
         Ok(())

@@ -166,6 +166,7 @@ impl Instrumentation for Script {
             caught_up: 3,
             not_unwound: 0,
             since_ns: 0,
+            ..Default::default()
         };
         let pair = |name: &&str| v1::Pair {
             pair: Some(v1::MetricFocus { metric: metric.clone(), focus: format!("/Code/server/{name}") }),

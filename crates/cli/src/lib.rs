@@ -77,6 +77,7 @@ async fn with_engines(command: Command, common: &Common, started: Instant, out: 
         Command::Latency(args) => command::latency::run(args, context, out).await,
         Command::Watch(args) => command::watch::run(args, context, out).await,
         Command::Metrics(args) => command::metrics::run(args, &engines, common, out).await,
+        Command::Read(args) => command::read::run(args, &engines, common, out).await,
         Command::Status(_) => command::status::run(&engines, common, out).await,
         Command::Detach(args) => command::detach::run(args, &engines, common, out).await,
         Command::Demo(args) => demo::run(args, context, out).await,

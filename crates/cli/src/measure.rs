@@ -3,6 +3,7 @@
 //! Invariant "nothing stays in": whatever ends the command (time, a signal, the end of the target, an error, a closed
 //! pipe), every measurement that was inserted is removed before the command ends, unless it was asked to stay.
 
+mod chosen;
 mod kin;
 mod lately;
 mod together;
@@ -19,14 +20,15 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use crate::args::{self, Common, Format};
 use crate::conn::{
-    Chapter, Client, Enabled, Ended, Engines, Event, Farewell, Grown, PairInfo, Reading, RefusedFunction, Request,
-    Source, Target, Value,
+    Chapter, Choice, Client, Enabled, Ended, Engines, Event, Farewell, Grown, PairInfo, Reading, RefusedFunction,
+    Request, Source, Target, Value,
 };
-use crate::exit::{Failure, Kind, Stop};
+use crate::exit::{Failure, Stop};
 use crate::objects::{self, Cost, Object, hex, millis};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 use crate::signals::Signals;
+use chosen::Chosen;
 use kin::Kin;
 
 /// Time between two readings unless told otherwise.
@@ -83,6 +85,18 @@ impl Plan {
 }
 
 impl Plan {
+    /// The names and control groups of which all processes are measured.
+    fn choices(&self) -> impl Iterator<Item = &Choice> {
+        self.requests.iter().filter_map(|request| match &request.target {
+            Target::Each(choice) => Some(choice),
+            _ => None,
+        })
+    }
+
+    fn chooses(&self) -> bool {
+        self.choices().next().is_some()
+    }
+
     fn keeps_history(&self) -> bool {
         self.requests.iter().any(|request| request.history)
     }
@@ -99,10 +113,14 @@ pub(crate) struct Site {
     /// Unix time of the first reading.
     pub(crate) first_ns: Option<u64>,
     pub(crate) ended: bool,
+    /// It went on as another program.
+    exec: bool,
     /// No reading will follow, and why.
     lost: Option<Failure>,
     /// Since when it is measured if it was not asked for by name: what it did before was not counted. Unix time.
     pub(crate) late_ns: Option<u64>,
+    /// Patterns and foci in modules that were never loaded.
+    awaited: Vec<String>,
     /// What is to be said of its removal if that is done already.
     farewell: Option<Object>,
     /// Pairs of which it has been said that they were taken out.
@@ -138,7 +156,14 @@ pub(crate) struct Context<'a> {
 /// Runs a measurement and presents it.
 pub(crate) async fn run(plan: Plan, context: Context<'_>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
     let mut signals = Signals::take()?;
-    let mut session = Session { plan, context, sites: Vec::new(), streams: Vec::new(), kin: Kin::default() };
+    let mut session = Session {
+        plan,
+        context,
+        sites: Vec::new(),
+        streams: Vec::new(),
+        kin: Kin::default(),
+        chosen: Chosen::default(),
+    };
     let (events, mut arriving) = mpsc::channel(64);
     let mut result = session.insert(&events, &mut signals, out).await;
     if result.is_ok() {
@@ -155,50 +180,12 @@ struct Session<'a> {
     sites: Vec<Site>,
     streams: Vec<JoinHandle<()>>,
     kin: Kin,
+    chosen: Chosen,
 }
 
 impl Session<'_> {
     fn format(&self) -> Format {
         self.context.common.format
-    }
-
-    /// Inserts all requests; with an error, those that went in are in `sites`.
-    async fn insert(
-        &mut self,
-        events: &mpsc::Sender<Arrival>,
-        signals: &mut Signals,
-        out: &mut Output,
-    ) -> Result<(), Stop> {
-        let clients = self.context.engines.clients();
-        let mut missing = Vec::new();
-        for client in clients {
-            for request in self.plan.requests.clone() {
-                let mut progress = Progress::new("reading the program", self.format());
-                let enabled = tokio::select! {
-                    enabled = client.enable(&request, &mut progress) => enabled,
-                    // The engine removes what it inserts for a call that was given up.
-                    () = signals.asked() => Err(given_up()),
-                };
-                let enabled = match enabled {
-                    Ok(enabled) => enabled,
-                    // With several hosts a target need not be on each of them.
-                    Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => {
-                        missing.push(failure);
-                        continue;
-                    }
-                    Err(failure) => return Err(failure.into()),
-                };
-                drop(progress);
-                self.add(client, enabled, events, out)?;
-            }
-        }
-        if self.sites.is_empty() {
-            return Err(missing.into_iter().next().map_or(Stop::Reported(Kind::NotFound), Stop::Failure));
-        }
-        for failure in missing {
-            output::warn(&format!("{}: {failure}", failure.host.as_deref().unwrap_or_default()), self.format());
-        }
-        Ok(())
     }
 
     /// Takes up a measurement that was inserted.
@@ -262,7 +249,7 @@ impl Session<'_> {
         kin.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let format = self.format();
         let mut phase_ends = self.plan.phases.map(|length| Instant::now() + length);
-        while self.sites.iter().any(Site::goes_on) || self.kin.comes() {
+        while self.sites.iter().any(Site::goes_on) || self.kin.comes() || self.awaits_newcomers() {
             tokio::select! {
                 biased;
                 () = signals.asked() => return Ok(()),
@@ -271,6 +258,7 @@ impl Session<'_> {
                     return Err(Stop::ReaderGone);
                 },
                 _ = kin.tick(), if events.is_some() => if let Some(events) = &events {
+                    self.look_for_newcomers().await?;
                     self.look_for_kin(events, out).await?;
                 },
                 () = until(phase_ends) => {
@@ -361,6 +349,27 @@ impl Session<'_> {
         Ok(())
     }
 
+    /// Says which functions were waited for in vain; fails if nothing else was asked for.
+    fn tell_awaited(&self) -> Result<(), Stop> {
+        // of pairs in started programs that has been said
+        let started = self.plan.requests.iter().any(|request| request.target.is_started());
+        let told =
+            |text: &str| started && self.plan.requests.iter().any(|r| r.pairs.iter().any(|(_, f)| f.contains(text)));
+        let mut awaited: Vec<&String> = self.sites.iter().flat_map(|site| &site.awaited).collect();
+        awaited.retain(|text| !told(text));
+        awaited.sort_unstable();
+        awaited.dedup();
+        if awaited.is_empty() {
+            return Ok(());
+        }
+        if self.sites.iter().all(|site| site.enabled.pairs.is_empty()) {
+            let exec = self.sites.iter().any(|site| site.exec);
+            return Err(words::all_awaited(&awaited, exec).into());
+        }
+        awaited.iter().for_each(|text| output::warn(&words::awaited(text), self.format()));
+        Ok(())
+    }
+
     /// Takes everything out and presents the last values. `so_far` is how the measurement went; a reader that went away
     /// does not keep anything from being removed.
     async fn finish(mut self, so_far: Result<(), Stop>, view: &mut dyn View, out: &mut Output) -> Result<(), Stop> {
@@ -369,12 +378,27 @@ impl Session<'_> {
         let mut farewells = Vec::new();
         let format = self.format();
         self.tell_missed();
+        // once for all: an engine reads the costs of all its targets
+        let mut inserted = Vec::new();
+        for client in self.context.engines.clients().iter().filter(|_| counted) {
+            let mut progress = Progress::new("reading the cost", Format::Json);
+            inserted.extend(client.inserted(&mut progress).await.unwrap_or_default());
+        }
+        if self.plan.measure.no_remove {
+            // no removal will look at the code
+            let is_ours = |i: &&objects::Inserted| {
+                self.sites.iter().any(|s| (s.enabled.pid, s.host()) == (i.pid, i.host.clone()))
+            };
+            for i in inserted.iter().filter(is_ours) {
+                i.warnings.iter().for_each(|what| output::warn(&words::disturbed(i.pid, &i.host, what), format));
+            }
+        }
         for site in &mut self.sites {
             if let Some(farewell) = site.farewell.take() {
                 farewells.push((true, farewell));
                 continue;
             }
-            if counted && let Some(cost) = site.cost().await {
+            if counted && let Some(cost) = site.cost(&inserted) {
                 let limit = self.plan.measure.max_overhead.unwrap_or(ingraft_daemon::MAX_OVERHEAD);
                 if cost.percent > limit && site.told_out.is_empty() {
                     output::warn(&words::too_dear(&cost, limit), format);
@@ -409,6 +433,9 @@ impl Session<'_> {
         if result.is_ok() {
             result = self.tell_absent();
         }
+        if result.is_ok() {
+            result = self.tell_awaited();
+        }
         for stream in &self.streams {
             stream.abort();
         }
@@ -439,6 +466,14 @@ async fn until(deadline: Option<Instant>) {
 }
 
 impl Site {
+    /// A measurement that an earlier command has left in, with its values.
+    pub(crate) fn left_in(client: Client, pid: i32, measurement: u64, grown: Grown, reading: Reading) -> Self {
+        let Grown { pairs, refused } = grown;
+        let enabled = Enabled { measurement, pid, pairs, refused, ..Enabled::default() };
+        let first_ns = Some(reading.time_ns);
+        Site { reading, first_ns, ..Site::new(client, enabled) }
+    }
+
     fn new(client: Client, enabled: Enabled) -> Self {
         let values = vec![Default::default(); enabled.pairs.len()];
         let reading = Reading { time_ns: 0, dropped: 0, values };
@@ -449,8 +484,10 @@ impl Site {
             before: None,
             first_ns: None,
             ended: false,
+            exec: false,
             lost: None,
             late_ns: None,
+            awaited: Vec::new(),
             farewell: None,
             told_out: BTreeSet::new(),
             scaled: false,
@@ -464,6 +501,12 @@ impl Site {
     /// The daemon's address, if there are several.
     pub(crate) fn host(&self) -> Option<String> {
         self.client.host()
+    }
+
+    /// The parent's id and the title of the target, as people read them.
+    pub(crate) fn kinship(&self) -> (String, String) {
+        let parent = Some(self.enabled.parent).filter(|parent| *parent != 0);
+        (parent.map(|parent| parent.to_string()).unwrap_or_default(), self.enabled.title.clone())
     }
 
     /// The change per second of a pair between the two latest readings; of a time the change in seconds.
@@ -545,6 +588,7 @@ impl Site {
             return Ok(());
         }
         let Ended { status, signal, exec } = ended;
+        self.exec = exec;
         let ended = objects::Ended { host: self.host(), pid: self.enabled.pid, status, signal, exec };
         out.text(&words::ended(&ended))?;
         let crashed = words::crashed(&ended);
@@ -565,6 +609,8 @@ impl Site {
             Object::Attached(objects::Attached {
                 host,
                 pid,
+                parent: e.parent,
+                title: e.title.clone(),
                 threads,
                 modules,
                 functions,
@@ -576,23 +622,31 @@ impl Site {
                 not_unwound,
             })
         } else {
-            let changed =
-                objects::Changed { host, pid, points, attach_ms, stopped_ms, measurement, caught_up, not_unwound };
-            Object::Changed(changed)
+            Object::Changed(objects::Changed {
+                host,
+                pid,
+                parent: e.parent,
+                title: e.title.clone(),
+                points,
+                attach_ms,
+                stopped_ms,
+                measurement,
+                caught_up,
+                not_unwound,
+            })
         }
     }
 
     /// What the measurement costs its target; none if that is not known (any more).
-    async fn cost(&self) -> Option<Cost> {
-        let pid = self.enabled.pid;
+    fn cost(&self, inserted: &[objects::Inserted]) -> Option<Cost> {
+        let (pid, host) = (self.enabled.pid, self.host());
         if self.ended || self.lost.is_some() {
             return None;
         }
-        let mut progress = Progress::new("reading the cost", Format::Json);
-        let inserted = self.client.inserted(&mut progress).await.ok()?;
-        let ns_per_s =
-            inserted.into_iter().find(|i| i.pid == pid && i.measurements.contains(&self.enabled.measurement));
-        let inserted = ns_per_s?;
+        let is_own = |i: &&objects::Inserted| {
+            i.pid == pid && i.host == host && i.measurements.contains(&self.enabled.measurement)
+        };
+        let inserted = inserted.iter().find(is_own)?;
         let ns_per_s = inserted.observed_ns_per_s.or(inserted.cost_ns_per_s)?;
         Some(Cost { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
     }
@@ -625,6 +679,7 @@ impl Site {
         if let Some(ended) = ended {
             self.end(ended, format, out)?;
         }
+        self.awaited.clone_from(&removed.awaited);
         if self.ended && removed.text_restored == Some(true) {
             // there is no text any more
             removed.text_restored = None;
@@ -642,7 +697,20 @@ impl Site {
 
 /// The targets that the flags name.
 fn targets(target: &args::Target) -> Vec<Target> {
-    if target.command.is_empty() { running(&target.running) } else { vec![Target::Command(target.command.clone())] }
+    if !target.command.is_empty() {
+        return vec![Target::Command(target.command.clone())];
+    }
+    match choice(&target.running, target.all, target.cgroup.as_deref()) {
+        Some(choice) => vec![Target::Each(choice)],
+        None => running(&target.running),
+    }
+}
+
+/// The name or control group of which the flags mean all processes.
+pub(crate) fn choice(running: &args::RunningTarget, all: bool, cgroup: Option<&str>) -> Option<Choice> {
+    let name = running.name.clone().filter(|_| all || cgroup.is_some());
+    let choice = Choice { name, cgroup: cgroup.map(str::to_owned) };
+    (choice.name.is_some() || choice.cgroup.is_some()).then_some(choice)
 }
 
 /// The running targets that the flags name.

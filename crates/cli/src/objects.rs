@@ -56,6 +56,12 @@ pub(crate) struct Process {
     pub(crate) attachable: bool,
     pub(crate) why_not: Option<String>,
     pub(crate) hint: Option<String>,
+    /// Its parent's id; 0 if that is outside of the engine's pid namespace.
+    pub(crate) parent: i32,
+    /// Its arguments, or what it has written over them.
+    pub(crate) title: String,
+    /// Whether it is a fork child that is measured with its parent.
+    pub(crate) with_parent: bool,
 }
 
 /// The last springboard of the first request at a target is in: from now on every call is counted.
@@ -64,6 +70,8 @@ pub(crate) struct Attached {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
+    pub(crate) parent: i32,
+    pub(crate) title: String,
     pub(crate) threads: u32,
     pub(crate) modules: u32,
     pub(crate) functions: u32,
@@ -86,6 +94,8 @@ pub(crate) struct Changed {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
+    pub(crate) parent: i32,
+    pub(crate) title: String,
     pub(crate) points: u32,
     pub(crate) attach_ms: f64,
     pub(crate) stopped_ms: f64,
@@ -502,7 +512,9 @@ pub(crate) struct Inserted {
     pub(crate) pair_count: u32,
     pub(crate) pairs: Vec<PairCost>,
     pub(crate) measurements: Vec<u64>,
-    /// How many of them stay without a client.
+    /// Those of them that stay without a client.
+    pub(crate) kept_measurements: Vec<u64>,
+    /// How many measurements stay without a client, also of another engine.
     pub(crate) kept: u32,
     /// What others have done to woven code.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -542,6 +554,9 @@ pub(crate) struct Removed {
     /// Threads that sleep in the kernel, for which that waits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) asleep: Vec<i32>,
+    /// Patterns and foci in modules that were never loaded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) awaited: Vec<String>,
 }
 
 /// Activations in progress at insertion and removal that corrections account for.

@@ -239,6 +239,8 @@ mod tests {
         let enabled = Enabled {
             id: MeasurementId(5),
             pid: Pid(7),
+            parent: Pid(1),
+            title: String::new(),
             attached: true,
             threads: 1,
             modules: 1,

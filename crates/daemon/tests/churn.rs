@@ -78,6 +78,7 @@ impl Churn {
             allow_calls: false,
             family,
             max_pairs: None,
+            await_modules: false,
         };
         self.engine.enable(&request, Caller::Engine, &|_| ()).map(|enabled| enabled.id)
     }

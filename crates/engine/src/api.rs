@@ -72,6 +72,23 @@ pub struct ProcessEntry {
     pub uid: u32,
     /// Why it cannot be attached to and what would allow it; `None` if it can.
     pub denied: Option<Denied>,
+    /// Its parent; 0 if that is outside of the engine's pid namespace.
+    pub parent: Pid,
+    /// Its arguments with blanks in between, or what it has written over them, cut to 256 bytes.
+    pub title: String,
+    /// Whether it is a fork child that is measured with its parent.
+    pub with_parent: bool,
+}
+
+/// Which processes are meant: those that meet all the conditions that are there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessFilter {
+    /// A glob over the command name and the base name of the first argument.
+    pub glob: Option<String>,
+    /// The command name, or the base name of the first argument or of the executable.
+    pub name: Option<String>,
+    /// A control group; processes of the groups below it are meant as well.
+    pub cgroup: Option<String>,
 }
 
 /// Why not, and what would allow it.
@@ -171,6 +188,8 @@ pub struct EnableRequest {
     /// The most pairs that the request may have once its patterns are resolved; `None`: any number. The request is refused before
     /// the target is touched. A measurement may grow beyond it when libraries are loaded.
     pub max_pairs: Option<usize>,
+    /// Whether modules that are named and not loaded are waited for. A program that is started is always waited for in this way.
+    pub await_modules: bool,
 }
 
 /// What to start and measure from its first instruction on.
@@ -232,6 +251,10 @@ pub struct Enabled {
     pub id: MeasurementId,
     /// The target.
     pub pid: Pid,
+    /// Its parent at the insertion; 0 if that is outside of the engine's pid namespace.
+    pub parent: Pid,
+    /// Its arguments with blanks in between, or what it has written over them, at the insertion; cut to 256 bytes.
+    pub title: String,
     /// Whether this attached the engine to the target (first measurement there) or changed what was there.
     pub attached: bool,
     /// Threads of the target at the stop.
@@ -584,6 +607,8 @@ pub struct Removed {
     pub last: Option<Reading>,
     /// What others have done to the code: why it is not as it was, or what was put right.
     pub warnings: Vec<String>,
+    /// What was waited for and never came: patterns, and foci, as they were asked for.
+    pub awaited: Vec<String>,
 }
 
 /// What is inserted in one target.
@@ -607,7 +632,9 @@ pub struct Inserted {
     pub costs: Option<Costs>,
     /// Measurements of this engine there.
     pub measurements: Vec<MeasurementId>,
-    /// Measurements that are to stay without a client.
+    /// Those of them that are to stay without a client.
+    pub kept_measurements: Vec<MeasurementId>,
+    /// Number of measurements that are to stay without a client, also of another engine.
     pub kept: u32,
     /// What others have done to woven code.
     pub warnings: Vec<String>,

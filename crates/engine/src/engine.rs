@@ -67,6 +67,7 @@ impl Engine {
     /// Starts an engine: checks that the state directory can be written, loads the shipped metrics.
     pub fn start(config: Config) -> Result<Engine, Error> {
         let state = StateDir::open(&config.state_dir)?;
+        state.sweep(&|pid, start| Identity::of(pid).is_ok_and(|now| start.is_none_or(|start| now.start_time == start)));
         let images = Arc::new(ImageStore::new(state.clone()));
         let sources: Vec<_> =
             ingraft_mdl::shipped::FILES.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
@@ -130,26 +131,32 @@ impl Engine {
         session
     }
 
-    /// The processes of this machine whose name matches the glob (all without one), and whether each can be attached to.
-    pub fn processes(&self, glob: Option<&str>, caller: Caller) -> Result<Vec<ProcessEntry>, Error> {
+    /// The processes of this machine that meet the conditions, and whether each can be attached to. Named ones and those of a control group
+    /// have memory, and the engine's own process is not among them.
+    pub fn processes(&self, filter: &ProcessFilter, caller: Caller) -> Result<Vec<ProcessEntry>, Error> {
+        let ProcessFilter { glob, name, cgroup } = filter;
+        let found = match (name, cgroup) {
+            (None, None) => ingraft_process::processes(),
+            (name, cgroup) => chosen(name.as_deref(), cgroup.as_deref())?,
+        };
         let wanted = |p: &ingraft_process::ProcessInfo| {
-            glob.is_none_or(|glob| {
+            glob.as_deref().is_none_or(|glob| {
                 let argv0 = p.command.first().map_or("", |a| a.rsplit('/').next().unwrap_or(a));
                 glob_match(glob, &p.name) || glob_match(glob, argv0)
             })
         };
-        Ok(ingraft_process::processes()
-            .into_iter()
-            .filter(wanted)
-            .map(|p| {
-                let denied = p.attachable.err().map(|d| Denied { why: d.to_string(), hint: d.hint() });
-                let denied = denied.or_else(|| {
-                    let e = permit(p.pid, caller).err()?;
-                    Some(Denied { why: e.what, hint: e.hint })
-                });
-                ProcessEntry { pid: p.pid, name: p.name, uid: p.uid, denied }
-            })
-            .collect())
+        let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
+        let entry = |p: ingraft_process::ProcessInfo| {
+            let title = p.title();
+            let denied = p.attachable.err().map(|d| Denied { why: d.to_string(), hint: d.hint() });
+            let denied = denied.or_else(|| {
+                let e = permit(p.pid, caller).err()?;
+                Some(Denied { why: e.what, hint: e.hint })
+            });
+            let with_parent = sessions.iter().any(|s| s.target().pid() != p.pid && s.is_kin(p.pid));
+            ProcessEntry { pid: p.pid, name: p.name, uid: p.uid, denied, parent: p.parent, title, with_parent }
+        };
+        Ok(found.into_iter().filter(wanted).map(entry).collect())
     }
 
     /// The living children of processes that have memory of their own, as (child, parent). Processes that the caller may not trace, or that are
@@ -356,7 +363,17 @@ impl Engine {
         progress: &dyn Fn(&str),
     ) -> Result<Enabled, Error> {
         let id = self.new_id()?;
-        let enabled = session.enable(id, rights, library, request, Missing::Fails, begin, progress);
+        let missing = if request.await_modules { Missing::ModulesMayCome } else { Missing::Fails };
+        let enabled = session.enable(id, rights, library, request, missing, begin, progress);
+        let enabled = enabled.and_then(|enabled| {
+            if request.await_modules
+                && let Err(e) = session.await_modules(id)
+            {
+                session.remove(id)?;
+                return Err(e);
+            }
+            Ok(enabled)
+        });
         self.enter(session, is_new, id, enabled)
     }
 
@@ -714,10 +731,26 @@ fn resolve(target: &TargetSpec, caller: Caller) -> Result<Pid, Error> {
                 ErrorKind::NotFound,
                 "ambiguous_process",
                 format!("{} processes are called `{name}`: {}", several.len(), pids.join(", ")),
-                "name one with -p PID",
+                "name one with -p PID, several by repeating -p, or take all of them with --all",
             ))
         }
     }
+}
+
+/// The living processes of a name, of a control group, or of both.
+fn chosen(name: Option<&str>, cgroup: Option<&str>) -> Result<Vec<ingraft_process::ProcessInfo>, Error> {
+    let mut pids = name.map(ingraft_process::find_by_name);
+    if let Some(path) = cgroup {
+        let group = ingraft_process::in_control_group(path)
+            .map_err(|e| Error::new(ErrorKind::NotFound, "no_such_group", e.to_string(), e.hint()))?;
+        pids = Some(match pids {
+            Some(named) => named.into_iter().filter(|pid| group.binary_search(pid).is_ok()).collect(),
+            None => group,
+        });
+    }
+    let own = i32::try_from(std::process::id()).ok();
+    let lives = |pid: &Pid| Some(pid.0) != own && ingraft_process::has_memory(*pid);
+    Ok(pids.unwrap_or_default().into_iter().filter(lives).filter_map(ingraft_process::describe).collect())
 }
 
 /// Opens a process that the caller may trace.

@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind};
 use crate::request::{Missing, refuse_absent, resolve_patterns};
 use crate::session::{Context, Session};
 
-/// Starts a program and measures it. Whatever it maps until it is loaded is woven before any of it runs; names that nothing has by
-/// then end it, as nothing that was asked for could be told.
+/// Starts a program and measures it. Whatever it maps until it is loaded is woven before any of it runs. Names that nothing has by then end it,
+/// unless they name a module that is not loaded: that is waited for.
 pub fn start(
     context: Context,
     id: MeasurementId,
@@ -21,7 +21,17 @@ pub fn start(
     begin: Instant,
     progress: &dyn Fn(&str),
 ) -> Result<(Session, Enabled), Error> {
-    let mut launch = Launch { context, id, request, library, begin, session: None, answer: Ok(None), lost: None };
+    let mut launch = Launch {
+        context,
+        id,
+        request,
+        library,
+        begin,
+        session: None,
+        answer: Ok(None),
+        lost: None,
+        waiting: Vec::new(),
+    };
     progress("starting the program");
     let streams = if request.inherit_streams { Streams::Inherited } else { Streams::Null };
     let spawned = spawn(&request.command, streams, |target, why| {
@@ -35,6 +45,7 @@ pub fn start(
     match (launch.answer?, launch.session, spawned) {
         (Some(mut enabled), Some(session), Ok(_)) => {
             enabled.warnings.extend(launch.lost);
+            enabled.warnings.extend(launch.waiting);
             Ok((session, enabled))
         }
         (_, _, Err(e)) => {
@@ -62,6 +73,8 @@ struct Launch<'a> {
     answer: Result<Option<Enabled>, Error>,
     /// What was counted and had to be given up.
     lost: Option<String>,
+    /// What is said of the modules that are waited for.
+    waiting: Vec<String>,
 }
 
 impl Launch<'_> {
@@ -100,10 +113,11 @@ impl Launch<'_> {
             // Now everything is there that the program names: what is missing is missing.
             let enable = &self.request.enable;
             session.check_names(|modules| {
-                resolve_patterns(modules, &enable.functions, Missing::Fails)?;
+                resolve_patterns(modules, &enable.functions, Missing::ModulesMayCome)?;
                 refuse_absent(modules, enable)
             })?;
             session.await_modules(self.id)?;
+            self.waiting = session.awaiting(self.id);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ingraft_model::{AvmaRange, DataArea, Pid};
 use ingraft_process::{Mapping, SharedArea, Target};
@@ -95,6 +95,7 @@ pub fn untouched(pid: Pid) -> Removed {
         grown: None,
         last: None,
         warnings: Vec::new(),
+        awaited: Vec::new(),
     }
 }
 
@@ -261,18 +262,40 @@ pub fn inserted_by_others(state: &StateDir, target: &Arc<Target>) -> Result<Opti
         identity: found.area.identity().map_or_else(|_| "unknown".to_owned(), describe),
         costs: None,
         measurements: Vec::new(),
+        kept_measurements: Vec::new(),
         kept,
         warnings: Left::warnings(&left, target, &|_| None),
     }))
 }
 
-/// Whether somebody who lives holds the target: then it is not ours to touch.
+/// How long the end of a holder is waited for that has been killed.
+const ENDING: Duration = Duration::from_secs(5);
+/// Time between two looks at a holder that ends.
+const ENDING_LOOK: Duration = Duration::from_millis(5);
+
+/// Refuses a target that somebody who lives holds: it is not ours to touch. A holder that was killed and has not ended yet is waited for, 5 s at
+/// most.
 pub fn refuse_held(target: &Arc<Target>, range: &AvmaRange) -> Result<(), Error> {
+    let deadline = Instant::now() + ENDING;
+    loop {
+        let (refused, ending) = match holder_of(target, range)? {
+            None => return Ok(()),
+            Some(found) => found,
+        };
+        if !ending || Instant::now() >= deadline {
+            return Err(refused);
+        }
+        std::thread::sleep(ENDING_LOOK);
+    }
+}
+
+/// The refusal of a target that somebody holds, and whether that process is about to end; `None` if nobody holds it.
+fn holder_of(target: &Arc<Target>, range: &AvmaRange) -> Result<Option<(Error, bool)>, Error> {
     let failed = |e| Error::process(target.pid(), e);
     let area = match target.adopt_area(range) {
         Ok(area) => area,
         // Its maker died before the header was written: nothing leads there.
-        Err(ingraft_process::Error::NoArea { .. }) if is_unmade(target, range) => return Ok(()),
+        Err(ingraft_process::Error::NoArea { .. }) if is_unmade(target, range) => return Ok(None),
         Err(ingraft_process::Error::NoArea { .. }) => return Err(other_version(target.pid())),
         Err(e) => return Err(failed(e)),
     };
@@ -283,17 +306,26 @@ pub fn refuse_held(target: &Arc<Target>, range: &AvmaRange) -> Result<(), Error>
         area.read_u32(u64::from(ingraft_model::layout::header::TARGET_PID)).map_err(failed)? != own_id as u32;
     let strange = inherited && !area.is_family().map_err(failed)?;
     if strange || (!holder.is_alive() && area.try_lock() != Some(false)) {
-        return Ok(());
+        return Ok(None);
     }
     let journal = area.read_journal().ok().and_then(|bytes| journal::decode(&bytes));
-    Err(held(target.pid(), &journal.map_or_else(|| format!("process {}", holder.pid), |j| j.head.holder)))
+    let name = journal.map_or_else(|| format!("process {}", holder.pid), |j| j.head.holder);
+    Ok(Some((held(target.pid(), &name), holder.is_ending())))
 }
 
 /// Restores a target that somebody left who is dead.
 pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Error> {
     let areas = target.find_areas().map_err(|e| Error::process(target.pid(), e))?;
     areas.iter().try_for_each(|range| refuse_held(target, range))?;
-    let lock = state.lock_target(target.pid()).ok().flatten().ok_or_else(|| held(target.pid(), "another ingraft"))?;
+    let deadline = Instant::now() + ENDING;
+    let lock = loop {
+        // a process that ends gives its locks back one by one
+        match state.lock_target(target.pid()).ok().flatten() {
+            Some(lock) => break lock,
+            None if Instant::now() >= deadline => return Err(held(target.pid(), "another ingraft")),
+            None => std::thread::sleep(ENDING_LOOK),
+        }
+    };
     let mut last = None;
     for range in areas {
         last = Some(restore_area(state, target, &range)?);

@@ -226,6 +226,7 @@ fn asked(metric: &str, focus: &Focus) -> EnableRequest {
         allow_calls: true,
         family: false,
         max_pairs: None,
+        await_modules: false,
     }
 }
 

@@ -505,6 +505,22 @@ impl Modules {
         best.map(|(_, name)| name)
     }
 
+    /// The name of a mapped module that is closest to one that is not mapped, as people write it.
+    pub fn nearest_module(&self, name: &str) -> Option<String> {
+        if has_wildcard(name) {
+            return None;
+        }
+        let limit = (name.len() / 3).clamp(1, 4);
+        let distance = |known: &String| {
+            let far = crate::pattern::edit_distance(name, known, limit);
+            let prefixed = known.strip_prefix("lib").is_some_and(|rest| rest == name);
+            if prefixed { Some(0) } else { far }
+        };
+        let names = self.mapped().flat_map(|file| &file.names);
+        let near = names.filter_map(|known| Some((distance(known)?, known))).min_by_key(|(far, _)| *far);
+        near.map(|(_, known)| known.clone())
+    }
+
     /// What to do when a pattern names a function of a file whose local symbols were stripped: static functions have no names then. `None`
     /// if no analysed module that the pattern may mean is stripped, or nothing is known of where its symbols are.
     pub fn symbols_hint(&self, pattern: &Pattern) -> Option<String> {
@@ -643,6 +659,9 @@ fn names_of(target: &Target, file: &MappedFile, is_program: bool) -> Vec<String>
     {
         names.push(base.clone());
         names.push(stem.to_owned());
+        // Python's modules have the interpreter's version behind their names (PEP 3149, PEP 384)
+        names.extend(stem.split_once(".cpython-").map(|(name, _)| name.to_owned()));
+        names.extend(stem.strip_suffix(".abi3").map(str::to_owned));
     } else {
         names.push(base);
     }

@@ -43,6 +43,14 @@ impl Pattern {
         Some(Pattern::Names { module: Some(module.clone()), function: "*".to_owned() })
     }
 
+    /// The name or glob of the module that it names, if it names one.
+    pub fn module(&self) -> Option<&str> {
+        match self {
+            Pattern::Names { module, .. } => module.as_deref(),
+            Pattern::Offset { module, .. } => Some(module),
+        }
+    }
+
     /// Whether the pattern could match functions of a module that goes by these names.
     pub fn may_match_module<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> bool {
         match self {

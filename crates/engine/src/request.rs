@@ -40,6 +40,8 @@ pub enum Missing {
     Fails,
     /// They may come with a module that is loaded later.
     MayCome,
+    /// The request fails unless they name a module that is not loaded.
+    ModulesMayCome,
 }
 
 /// The functions that patterns mean, each once, in the order of the patterns and of their addresses.
@@ -61,7 +63,12 @@ pub fn resolve_patterns(modules: &Modules, patterns: &[String], missing: Missing
         if pattern.is_bare_name() {
             found = prefer_program(modules, text, found)?;
         }
-        if found.is_empty() && missing == Missing::Fails {
+        let fails = match missing {
+            Missing::Fails => true,
+            Missing::MayCome => false,
+            Missing::ModulesMayCome => is_mapped(modules, &pattern),
+        };
+        if found.is_empty() && fails {
             return Err(no_match(modules, text, &pattern));
         }
         out.extend(found.into_iter().filter(|f| seen.insert(*f)));
@@ -91,16 +98,64 @@ fn prefer_program(modules: &Modules, text: &str, found: Vec<FunctionRef>) -> Res
     ))
 }
 
+/// Whether a module is mapped in which a pattern may match functions.
+fn is_mapped(modules: &Modules, pattern: &Pattern) -> bool {
+    modules.mapped().any(|f| pattern.may_match_module(f.names.iter().map(String::as_str)))
+}
+
+/// One line about the modules that are mapped, with the one whose name is most like that in a pattern.
+fn loaded_modules(modules: &Modules, pattern: &Pattern) -> String {
+    let known: Vec<&str> = modules.mapped().map(|f| f.name.as_str()).collect();
+    let near = pattern.module().and_then(|name| modules.nearest_module(name));
+    let near = near.map_or_else(String::new, |near| format!("; did you mean `{near}`"));
+    format!("loaded are {}{near}", some_of(known.iter(), NAMED))
+}
+
+/// A part of a request that nothing in the target has, in a module that may come.
+#[derive(Clone, Debug)]
+pub struct Awaited {
+    /// A pattern, or a focus, as it was asked for.
+    pub text: String,
+    pattern: Pattern,
+}
+
+impl Awaited {
+    /// Whether something in the target has it.
+    pub fn has_come(&self, modules: &Modules) -> bool {
+        !modules.matching(&self.pattern).is_empty()
+    }
+
+    /// One line about the module that is waited for; `None` if that is mapped.
+    pub fn warning(&self, modules: &Modules) -> Option<String> {
+        let module = self.pattern.module().filter(|_| !is_mapped(modules, &self.pattern))?;
+        Some(format!("waiting for {module}: none of this name is loaded; {}", loaded_modules(modules, &self.pattern)))
+    }
+}
+
+/// The parts of a request for which nothing is there yet, as far as they name a module.
+pub fn awaited(modules: &Modules, request: &EnableRequest) -> Vec<Awaited> {
+    let functions = request.functions.iter().map(|text| (text.clone(), Pattern::parse(text)));
+    let foci = request.pairs.iter().filter_map(|pair| {
+        let (part, module) = (pair.focus.part("Code")?, Pattern::of_module(&pair.focus)?);
+        let pattern = match (part.names.get(1), module) {
+            // a name in a focus may have the offset that tells it from others
+            (Some(function), Pattern::Names { module, .. }) => {
+                let function = function.split('{').next().unwrap_or(function).to_owned();
+                Pattern::Names { module, function }
+            }
+            (_, module) => module,
+        };
+        Some((part.to_string(), pattern))
+    });
+    let all = functions.chain(foci).filter(|(_, pattern)| pattern.module().is_some());
+    let awaited = all.map(|(text, pattern)| Awaited { text, pattern });
+    awaited.filter(|awaited| !awaited.has_come(modules)).collect()
+}
+
 fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
-    let module_known = modules.mapped().any(|f| pattern.may_match_module(f.names.iter().map(String::as_str)));
-    if !module_known {
-        let known: Vec<&str> = modules.mapped().map(|f| f.name.as_str()).collect();
-        return Error::new(
-            ErrorKind::NotFound,
-            "no_such_module",
-            format!("no module matches `{text}`"),
-            format!("the target maps {}", some_of(known.iter(), NAMED)),
-        );
+    if !is_mapped(modules, pattern) {
+        let hint = format!("{}; with `--wait` it is waited for", loaded_modules(modules, pattern));
+        return Error::new(ErrorKind::NotFound, "no_such_module", format!("no module matches `{text}`"), hint);
     }
     if let Some((what, hint)) = labels::no_match(modules, text, pattern) {
         return Error::new(ErrorKind::NotFound, "no_such_function", what, hint);
@@ -192,7 +247,8 @@ fn evaluate_request(
                 wanted.push(Wanted { pair, function, instrumentation });
             }
             // a library that is not loaded (any more) may come
-            Err(errors) if missing == Missing::MayCome && errors.iter().all(|d| d.code == codes::NOT_FOUND) => {}
+            Err(errors)
+                if may_come(modules, &pair.focus, missing) && errors.iter().all(|d| d.code == codes::NOT_FOUND) => {}
             Err(errors) => {
                 diagnostics.extend(errors.into_iter().filter(|d| !diagnostics.contains(d)).collect::<Vec<_>>())
             }
@@ -208,6 +264,15 @@ fn evaluate_request(
         error.reason = if unknown_metric { "no_such_metric" } else { "no_such_resource" };
     }
     Err(error)
+}
+
+/// Whether what a focus names and nothing has may come with a module that is loaded later.
+fn may_come(modules: &Modules, focus: &Focus, missing: Missing) -> bool {
+    match missing {
+        Missing::Fails => false,
+        Missing::MayCome => true,
+        Missing::ModulesMayCome => Pattern::of_module(focus).is_some_and(|module| !is_mapped(modules, &module)),
+    }
 }
 
 /// So many snippets are compared with each one: a metric has a few.
@@ -257,7 +322,7 @@ pub fn refuse_absent(modules: &Modules, request: &EnableRequest) -> Result<(), E
         let Some(part) = pair.focus.part("Code") else { continue };
         let [module, function, ..] = part.names.as_slice() else { continue };
         if foci::has_pattern(modules, module, function) {
-            resolve_patterns(modules, &[format!("{module}:{function}")], Missing::Fails)?;
+            resolve_patterns(modules, &[format!("{module}:{function}")], Missing::ModulesMayCome)?;
             continue;
         }
         if modules.modules_named(module).is_empty() || !modules.function(module, function).is_empty() {

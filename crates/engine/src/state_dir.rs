@@ -46,6 +46,32 @@ impl StateDir {
             .collect()
     }
 
+    /// Removes the files of processes that have ended and that no engine works with. `lives` tells whether a process of this id, and of this start
+    /// time if that is known, still runs.
+    pub fn sweep(&self, lives: &dyn Fn(Pid, Option<u64>) -> bool) {
+        let journals = self.journals();
+        let gone = journals.iter().filter(|(pid, start, _)| !lives(*pid, Some(*start)));
+        for (pid, _, path) in gone {
+            // who works with the values of an ended process has its lock
+            if let Ok(Some(lock)) = self.lock_target(*pid) {
+                let _ = fs::remove_file(path);
+                self.forget_lock(*pid, lock);
+            }
+        }
+        for pid in self.locks().into_iter().filter(|pid| !lives(*pid, None)) {
+            if let Ok(Some(lock)) = self.lock_target(pid) {
+                self.forget_lock(pid, lock);
+            }
+        }
+    }
+
+    /// The processes that have a file for their lock.
+    fn locks(&self) -> Vec<Pid> {
+        let Ok(entries) = fs::read_dir(self.root.join("journal")) else { return Vec::new() };
+        let pid = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".lock")?.parse().ok().map(Pid);
+        entries.flatten().filter_map(pid).collect()
+    }
+
     /// The cached analysis under a key (a build-id), if it can be read.
     pub fn read_cache(&self, key: &str) -> Option<Vec<u8>> {
         fs::read(self.cache_path(key)).ok()
@@ -157,6 +183,26 @@ mod tests {
         fs::write(dir.path().join(ID_MARK), "99999999999999999999").expect("writable");
         assert_eq!(state.first_id(now), now, "a mark that is none");
         assert!(state.first_id(u64::MAX) + ID_BLOCK < 1 << 53);
+    }
+
+    #[test]
+    fn files_of_ended_processes_are_swept() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let state = StateDir::open(dir.path()).expect("writable");
+        for (pid, start) in [(1, 10), (2, 20), (2, 21), (3, 30)] {
+            fs::write(state.journal_path(Pid(pid), start), "").expect("writable");
+        }
+        // the engine that works with the third has its lock; those of the others were left
+        let held = state.lock_target(Pid(3)).expect("no error").expect("free");
+        for pid in [1, 2, 4] {
+            drop(state.lock_target(Pid(pid)).expect("no error").expect("free"));
+        }
+        state.sweep(&|pid, start| pid == Pid(2) && start.is_none_or(|start| start == 21));
+        let mut left: Vec<_> = state.journals().into_iter().map(|(pid, start, _)| (pid.0, start)).collect();
+        left.sort_unstable();
+        assert_eq!(left, [(2, 21), (3, 30)]);
+        assert!(!state.locks().iter().any(|pid| [1, 4].contains(&pid.0)), "{:?}", state.locks());
+        drop(held);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use ingraft_testing::step::{Fate, TOUCHING, kill_at};
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Tool, full, scaled, source_directory, wait_until};
+use nix::sys::signal::Signal;
 
 use crate::tool;
 
@@ -196,4 +197,43 @@ fn terminated_properly_it_leaves_nothing() {
         target::assert_clean(target.pid(), &before);
         target.ask("go 10").assert_right();
     }
+}
+
+#[test]
+fn a_removal_waits_for_the_end_of_a_holder_that_was_killed() {
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    for _ in 0..scaled(10, 50) {
+        let session = tool.count(target.pid(), &["libc:*"]);
+        // not waited for: it has much memory to give back, and keeps its locks until then
+        session.signal(Signal::SIGKILL);
+        let _ = tool.detach(target.pid()).assert_removed();
+        session.kill();
+    }
+    target::assert_clean(target.pid(), &before);
+    target.ask("go 100").assert_right();
+}
+
+#[test]
+fn the_files_of_ended_processes_are_swept() {
+    let target = Mutatee::start("threads", &["4"]);
+    let other = Mutatee::start("threads", &["4"]);
+    let tool = tool();
+    tool.count(target.pid(), &["threads:work_*"]).kill();
+    tool.count(other.pid(), &["threads:work_*"]).kill();
+    let folder = tool.state_directory().join("journal");
+    let files = || {
+        let names = std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").file_name());
+        names.map(|name| name.to_string_lossy().into_owned()).collect::<Vec<_>>()
+    };
+    let (gone, stays) = (target.pid_text(), other.pid_text());
+    let of = |pid: &str| files().iter().filter(|name| name.starts_with(pid)).count();
+    assert!(of(&gone) > 0 && of(&stays) > 0, "{:?}", files());
+    target.end();
+    let _ = tool.run(["ps", "no-such-name"]);
+    assert_eq!(of(&gone), 0, "{:?}", files());
+    assert!(of(&stays) > 0, "who lives can be restored: {:?}", files());
+    let _ = tool.detach(other.pid()).assert_removed();
+    assert!(files().is_empty(), "{:?}", files());
 }

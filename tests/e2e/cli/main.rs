@@ -5,12 +5,14 @@
 #![forbid(unsafe_code)]
 
 mod asleep;
+mod awaited;
 mod backends;
 mod bad_input;
 mod births;
 mod calling;
 mod calls;
 mod catch_up;
+mod choosing;
 mod clocks;
 mod corners;
 mod coroutines;

@@ -9,6 +9,7 @@ mod files;
 mod generic;
 mod hostile;
 mod life;
+mod reading;
 mod shared_points;
 mod successors;
 

@@ -3,7 +3,7 @@
 use super::rows::{self, Asked, Presentation, Row, Stage};
 use crate::args::CountArgs;
 use crate::exit::Stop;
-use crate::measure::Context;
+use crate::measure::{Context, View};
 use crate::objects::{Count, Object, ThreadCount};
 use crate::output::Output;
 use crate::output::number::short;
@@ -15,6 +15,11 @@ pub(crate) async fn run(args: CountArgs, context: Context<'_>, out: &mut Output)
     let functions = if args.functions.is_empty() { vec!["*".to_owned()] } else { args.functions };
     let asked = Asked { measure: args.measure, target: args.target, functions, metric: "calls" };
     rows::run(asked, Calls, context, out).await
+}
+
+/// Presents counts of measurements that are in already.
+pub(super) fn view() -> Box<dyn View + Send> {
+    rows::view(Calls)
 }
 
 struct Calls;

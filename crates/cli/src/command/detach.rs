@@ -16,7 +16,10 @@ pub(crate) async fn run(args: DetachArgs, engines: &Engines, common: &Common, ou
     let mut worst: Option<Kind> = None;
     let mut found = false;
     for client in engines.clients() {
-        let targets = if args.all {
+        let targets = if let Some(choice) = measure::choice(&args.target, args.all, args.cgroup.as_deref()) {
+            let mut progress = Progress::new("looking at processes", common.format);
+            client.choose(&choice, &mut progress).await?.into_iter().map(|p| Target::Pid(p.pid)).collect()
+        } else if args.all {
             let mut progress = Progress::new("looking at processes", common.format);
             let inserted = client.inserted(&mut progress).await?;
             inserted.into_iter().map(|i| Target::Pid(i.pid)).collect()

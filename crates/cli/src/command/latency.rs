@@ -7,7 +7,7 @@ use ingraft_model::{Activations, Distribution};
 use super::rows::{self, Asked, Presentation, Row, Stage};
 use crate::args::{LatencyArgs, LatencySort};
 use crate::exit::Stop;
-use crate::measure::Context;
+use crate::measure::{Context, View};
 use crate::objects::{FunctionId, Latency, Missing, Object, ThreadLatency, Times};
 use crate::output::histogram::{self, HANDFUL};
 use crate::output::number::{plural, time};
@@ -20,6 +20,11 @@ pub(crate) async fn run(args: LatencyArgs, context: Context<'_>, out: &mut Outpu
     let presentation = Latencies { histograms: args.histogram, clock, sort: args.sort };
     let asked = Asked { measure: args.measure, target: args.target, functions: args.functions, metric };
     rows::run(asked, presentation, context, out).await
+}
+
+/// Presents times of measurements that are in already; `clock` is `wall` or `cpu`.
+pub(super) fn view(clock: &'static str) -> Box<dyn View + Send> {
+    rows::view(Latencies { histograms: false, clock, sort: None })
 }
 
 struct Latencies {

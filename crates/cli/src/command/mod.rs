@@ -9,6 +9,7 @@ pub(crate) mod manual;
 pub(crate) mod mdl;
 pub(crate) mod metrics;
 pub(crate) mod ps;
+pub(crate) mod read;
 mod rows;
 pub(crate) mod status;
 pub(crate) mod watch;

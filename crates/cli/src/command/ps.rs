@@ -28,8 +28,16 @@ pub(crate) async fn run(args: PsArgs, engines: &Engines, common: &Common, out: &
 
 fn render(processes: &[Process], width: Option<usize>) -> String {
     let mut users = Users::default();
-    let mut table =
-        Table::new().shrinking("HOST").right("PID").left("USER").shrinking("NAME").left("ATTACH").shrinking("WHY NOT");
+    let mut table = Table::new()
+        .shrinking("HOST")
+        .right("PID")
+        .right("PARENT")
+        .left("USER")
+        .shrinking("NAME")
+        .left("ATTACH")
+        .shrinking("WHY NOT")
+        .shrinking("TITLE")
+        .optional(&["PARENT", "TITLE"]);
     // The same hint holds for many: it is said once, below.
     let mut hints: Vec<(&str, usize)> = Vec::new();
     for p in processes {
@@ -44,10 +52,12 @@ fn render(processes: &[Process], width: Option<usize>) -> String {
         table.row(vec![
             p.host.clone().unwrap_or_default().into(),
             p.pid.to_string().into(),
+            Some(p.parent).filter(|parent| *parent != 0).map(|p| p.to_string()).unwrap_or_default().into(),
             users.name(p.uid, p.host.is_some()).into(),
             p.name.as_str().into(),
             answer,
             Cell::styled(p.why_not.clone().unwrap_or_default(), DIM),
+            Cell::styled(p.title.as_str(), DIM),
         ]);
     }
     let mut text = table.render(width);
@@ -107,13 +117,16 @@ mod tests {
             attachable: why.is_none(),
             why_not: why.map(str::to_owned),
             hint: why.map(|_| "run as its user or as root".to_owned()),
+            parent: 1,
+            title: format!("p{pid}: idle"),
+            with_parent: false,
         };
         let all = [process(1, Some("another user's")), process(22, None), process(333, Some("another user's"))];
         expect![[r#"
-            HOST     PID  USER  NAME  ATTACH  WHY NOT
-            unix:/a    1  77    p1    no      another user's
-            unix:/a   22  77    p22   yes
-            unix:/a  333  77    p333  no      another user's
+            HOST     PID  PARENT  USER  NAME  ATTACH  WHY NOT         TITLE
+            unix:/a    1       1  77    p1    no      another user's  p1: idle
+            unix:/a   22       1  77    p22   yes                     p22: idle
+            unix:/a  333       1  77    p333  no      another user's  p333: idle
             hint: run as its user or as root (2 processes)
         "#]]
         .assert_eq(&anstream::adapter::strip_str(&render(&all, None)).to_string());

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use crate::args::{self, Follow};
-use crate::conn::{Request, Value};
+use crate::conn::{Request, Target, Value};
 use crate::exit::Stop;
 use crate::measure::{self, Context, Plan, Site, View};
 use crate::objects::{FunctionId, Object, hex};
@@ -70,7 +70,8 @@ pub(super) async fn run(
     context: Context<'_>,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let request = |target| Request {
+    let request = |target: Target| Request {
+        await_modules: asked.measure.wait.is_some() || target.is_started(),
         target,
         pairs: Vec::new(),
         functions: asked.functions.clone(),
@@ -86,6 +87,11 @@ pub(super) async fn run(
     let plan = Plan::new(&asked.measure, &asked.target, request, out);
     let samples = asked.measure.interval.is_some();
     measure::run(plan, context, &mut RowsView { presentation, samples }, out).await
+}
+
+/// Presents rows of measurements that are in already.
+pub(super) fn view<P: Presentation + Send + 'static>(presentation: P) -> Box<dyn View + Send> {
+    Box::new(RowsView { presentation, samples: false })
 }
 
 struct RowsView<P> {
@@ -180,14 +186,24 @@ impl<P: Presentation> RowsView<P> {
 
     /// With the ids of targets if there are several.
     fn table(&self, rows: &[Row<'_>], whole: &P::Whole, stage: Stage, several: bool, width: Option<usize>) -> String {
-        let calls = Table::new().shrinking("HOST").right("PID").shrinking("FUNCTION").left("MODULE").right("CALLS");
+        let calls = Table::new()
+            .shrinking("HOST")
+            .right("PID")
+            .right("PARENT")
+            .shrinking("TITLE")
+            .shrinking("FUNCTION")
+            .left("MODULE")
+            .right("CALLS");
         let titles = self.presentation.titles(stage).iter();
-        let mut table = titles.fold(calls, |table, title| table.right(title)).optional(self.presentation.optional());
+        let optional: Vec<&'static str> =
+            ["PARENT", "TITLE"].iter().chain(self.presentation.optional()).copied().collect();
+        let mut table = titles.fold(calls, |table, title| table.right(title)).optional(&optional);
         for row in rows {
             let FunctionId { host, pid, module, function, .. } = row.id();
             let pid = if several { pid.to_string() } else { String::new() };
-            let mut cells =
-                vec![host.unwrap_or_default().into(), pid.into(), function.into(), Cell::styled(module, DIM)];
+            let (parent, title) = if several { row.site.kinship() } else { Default::default() };
+            let mut cells = vec![host.unwrap_or_default().into(), pid.into(), parent.into(), Cell::styled(title, DIM)];
+            cells.extend([function.into(), Cell::styled(module, DIM)]);
             cells.push(grouped(row.calls()).into());
             cells.extend(self.presentation.cells(*row, stage, whole));
             table.row(cells);

@@ -130,6 +130,7 @@ mod tests {
                 observed_ns: 1e9,
             }],
             measurements: vec![1, 2],
+            kept_measurements: vec![2],
             kept: 1,
             warnings: Vec::new(),
         };

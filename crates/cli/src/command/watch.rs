@@ -3,7 +3,7 @@
 use ingraft_model::Distribution;
 
 use crate::args::{Follow, WatchArgs};
-use crate::conn::{Chapter, PairInfo, Request, Value};
+use crate::conn::{Chapter, PairInfo, Request, Target, Value};
 use crate::exit::Stop;
 use crate::measure::{self, Combined, Context, Lately, Plan, Site, Together, View};
 use crate::objects::{self, Interval, Keys, Object, Sample};
@@ -19,7 +19,8 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
     let metrics: Vec<&str> = args.pairs.iter().map(|p| p.metric.as_str()).collect();
     super::mdl::accept_for(&metrics, &definitions, context.common.format)?;
     let pairs: Vec<_> = args.pairs.iter().map(|p| (p.metric.clone(), p.focus.to_string())).collect();
-    let request = |target| Request {
+    let request = |target: Target| Request {
+        await_modules: args.measure.wait.is_some() || target.is_started(),
         target,
         pairs: pairs.clone(),
         functions: Vec::new(),
@@ -34,6 +35,11 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
     };
     let plan = Plan::new(&args.measure, &args.target, request, out).in_phases(args.phases).scaled(args.scale);
     measure::run(plan, context, &mut WatchView::default(), out).await
+}
+
+/// Presents values of measurements that are in already.
+pub(super) fn view() -> Box<dyn View + Send> {
+    Box::new(WatchView::default())
 }
 
 #[derive(Default)]
@@ -174,6 +180,8 @@ struct Curve<'a> {
     host: String,
     /// The target if there are several; how many are up to date in what they have together.
     who: String,
+    /// The parent's id and the title of the target, if there are several.
+    kinship: (String, String),
     /// It is what several have together.
     together: bool,
     info: &'a PairInfo,
@@ -190,6 +198,7 @@ impl<'a> Curve<'a> {
         Curve {
             host: site.host().unwrap_or_default(),
             who: if several { site.enabled.pid.to_string() } else { String::new() },
+            kinship: if several { site.kinship() } else { Default::default() },
             together: false,
             info,
             time_ns: site.reading.time_ns,
@@ -284,6 +293,8 @@ impl<'a> Curve<'a> {
         let mut cells = vec![
             self.host.as_str().into(),
             self.who.as_str().into(),
+            self.kinship.0.as_str().into(),
+            Cell::styled(self.kinship.1.as_str(), DIM),
             self.info.metric.as_str().into(),
             self.info.focus.as_str().into(),
             self.number().into(),
@@ -301,8 +312,9 @@ impl<'a> Curve<'a> {
     fn cells_lately(&self) -> Option<Vec<Cell>> {
         let Lately { ns, distribution } = self.lately.as_ref()?;
         let (what, count) = (format!("  last {}", time(*ns as f64)), grouped_u64(distribution.count));
-        let first = [String::new(), String::new(), what, String::new(), count, String::new(), String::new()];
-        Some(first.into_iter().chain(self.quantiles(Some(distribution))).map(Cell::from).collect())
+        let empty = [const { String::new() }; 4];
+        let first = empty.into_iter().chain([what, String::new(), count, String::new(), String::new()]);
+        Some(first.chain(self.quantiles(Some(distribution))).map(Cell::from).collect())
     }
 }
 
@@ -311,7 +323,8 @@ impl<'a> From<&'a Combined<'a>> for Curve<'a> {
         let Combined { info, time_ns, ref value, rate, ref lately, targets, heard } = *combined;
         let who = if heard == targets { format!("all {targets}") } else { format!("{heard} of {targets}") };
         let lately = lately.clone();
-        Curve { host: String::new(), who, together: true, info, time_ns, value: Some(value), rate, lately }
+        let kinship = Default::default();
+        Curve { host: String::new(), who, kinship, together: true, info, time_ns, value: Some(value), rate, lately }
     }
 }
 
@@ -367,12 +380,14 @@ fn table(curves: &[Curve<'_>], width: Option<usize>) -> String {
     let mut table = Table::new()
         .shrinking("HOST")
         .right("PID")
+        .right("PARENT")
+        .shrinking("TITLE")
         .shrinking("METRIC")
         .shrinking("FOCUS")
         .right("VALUE")
         .right("RATE")
         .left("UNIT")
-        .optional(&["P99.9", "P90", "UNIT", "P50", "RATE", "P99", "MAX", "HOST"]);
+        .optional(&["PARENT", "TITLE", "P99.9", "P90", "UNIT", "P50", "RATE", "P99", "MAX", "HOST"]);
     table = QUANTILES.iter().fold(table, |table, (name, _)| table.right(&name.to_uppercase()));
     for curve in curves {
         table.row(curve.cells());

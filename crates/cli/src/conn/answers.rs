@@ -17,8 +17,32 @@ pub(crate) enum Target {
     Pid(i32),
     /// The one of this name.
     Name(String),
+    /// Every one of a name or a control group.
+    Each(Choice),
     /// To be started.
     Command(Vec<OsString>),
+}
+
+/// Of which name or control group every process is meant. At least one of the two is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// The command name, or the base name of the first argument or of the executable.
+    pub(crate) name: Option<String>,
+    /// The path of a control group.
+    pub(crate) cgroup: Option<String>,
+}
+
+impl Choice {
+    /// The failure for a choice that no process meets.
+    pub(crate) fn nobody(&self) -> Failure {
+        let what = match (&self.name, &self.cgroup) {
+            (Some(name), Some(group)) => format!("no process of the control group `{group}` is called `{name}`"),
+            (None, Some(group)) => format!("no process is in the control group `{group}`"),
+            (name, None) => format!("no process is called `{}`", name.as_deref().unwrap_or_default()),
+        };
+        let failure = Failure::new(Kind::NotFound, what, "`ingraft ps` lists the processes");
+        Failure { reason: "no_such_process".to_owned(), ..failure }
+    }
 }
 
 /// An MDL file.
@@ -55,6 +79,8 @@ pub(crate) struct Request {
     pub(crate) history: bool,
     /// How long to try again.
     pub(crate) wait: Duration,
+    /// Wait for modules that are named and not loaded.
+    pub(crate) await_modules: bool,
 }
 
 /// What metrics become is asked.
@@ -107,10 +133,14 @@ pub(crate) struct RefusedFunction {
 }
 
 /// A measurement that was inserted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Enabled {
     pub(crate) measurement: u64,
     pub(crate) pid: i32,
+    /// The target's parent at the insertion; 0 if it is not known.
+    pub(crate) parent: i32,
+    /// The target's arguments, or what it has written over them, at the insertion.
+    pub(crate) title: String,
     /// Whether it is the first in its target.
     pub(crate) attached: bool,
     pub(crate) threads: u32,
@@ -179,12 +209,17 @@ pub(crate) struct Farewell {
 }
 
 impl Target {
+    /// Whether it is a program that the command starts.
+    pub(crate) fn is_started(&self) -> bool {
+        matches!(self, Target::Command(_))
+    }
+
     pub(super) fn to_wire(&self) -> v1::Target {
         use v1::target::Which;
         let which = match self {
             Target::Pid(pid) => Some(Which::Pid(*pid)),
             Target::Name(name) => Some(Which::Name(name.clone())),
-            Target::Command(_) => None,
+            Target::Each(_) | Target::Command(_) => None,
         };
         v1::Target { which }
     }
@@ -197,6 +232,14 @@ impl Source {
 }
 
 impl Request {
+    /// The process that it is about, if that is named by its id.
+    pub(crate) fn pid(&self) -> Option<i32> {
+        match self.target {
+            Target::Pid(pid) => Some(pid),
+            _ => None,
+        }
+    }
+
     pub(super) fn to_wire(&self) -> v1::Measure {
         let pair =
             |(metric, focus): &(String, String)| v1::MetricFocus { metric: metric.clone(), focus: focus.clone() };
@@ -211,6 +254,7 @@ impl Request {
             family: self.family,
             history: self.history,
             wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
+            await_modules: self.await_modules,
         }
     }
 }
@@ -274,6 +318,8 @@ impl Collector {
         Some(Enabled {
             measurement: e.measurement,
             pid: e.pid,
+            parent: e.parent,
+            title: e.title.clone(),
             attached: e.attached,
             threads: e.threads,
             modules: e.modules,
@@ -371,7 +417,18 @@ pub(super) fn ended(e: &v1::Ended) -> Ended {
 pub(super) fn process(p: v1::Process, host: Host) -> objects::Process {
     let attachable = p.denied.is_none();
     let (why_not, hint) = p.denied.map(|d| (d.why, d.hint)).unzip();
-    objects::Process { host, pid: p.pid, name: p.name, uid: p.uid, attachable, why_not, hint }
+    objects::Process {
+        host,
+        pid: p.pid,
+        name: p.name,
+        uid: p.uid,
+        attachable,
+        why_not,
+        hint,
+        parent: p.parent,
+        title: p.title,
+        with_parent: p.with_parent,
+    }
 }
 
 pub(super) fn function(f: v1::Function, pid: i32, host: Host) -> objects::Function {
@@ -459,6 +516,7 @@ pub(super) fn removed(r: v1::Removed, host: Host) -> objects::Removed {
         warnings: r.warnings,
         memory_left: r.memory_left,
         asleep: r.asleep,
+        awaited: r.awaited,
     }
 }
 
@@ -477,6 +535,7 @@ pub(super) fn inserted(i: v1::Inserted, host: Host) -> objects::Inserted {
         pair_count: i.pair_count,
         pairs: i.pairs.into_iter().map(pair_cost).collect(),
         measurements: i.measurements,
+        kept_measurements: i.kept_measurements,
         kept: i.kept,
         warnings: i.warnings,
     }

@@ -6,8 +6,8 @@ mod endpoint;
 mod history;
 
 pub(crate) use answers::{
-    Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Reading, RefusedFunction, Request, Source,
-    Target, ThreadValue, Value,
+    Choice, Enabled, Ended, Event, Farewell, FunctionRef, Grown, Lower, PairInfo, Reading, RefusedFunction, Request,
+    Source, Target, ThreadValue, Value,
 };
 pub(crate) use history::Chapter;
 
@@ -164,11 +164,42 @@ impl Client {
         glob: Option<&str>,
         progress: &mut Progress,
     ) -> Result<Vec<objects::Process>, Failure> {
+        let glob = glob.unwrap_or_default().to_owned();
+        self.list_processes(v1::ListProcessesRequest { glob, ..Default::default() }, progress).await
+    }
+
+    /// The living processes of a name or a control group, in order of their ids.
+    pub(crate) async fn choose(
+        &self,
+        choice: &Choice,
+        progress: &mut Progress,
+    ) -> Result<Vec<objects::Process>, Failure> {
+        let Choice { name, cgroup } = choice.clone();
+        let (name, cgroup) = (name.unwrap_or_default(), cgroup.unwrap_or_default());
+        let request = v1::ListProcessesRequest { glob: String::new(), name, cgroup };
+        let mut found = self.list_processes(request, progress).await?;
+        // of the same machine, mostly: then this command is none of them
+        let own = i32::try_from(std::process::id()).ok();
+        found.retain(|process| Some(process.pid) != own);
+        Ok(found)
+    }
+
+    async fn list_processes(
+        &self,
+        request: v1::ListProcessesRequest,
+        progress: &mut Progress,
+    ) -> Result<Vec<objects::Process>, Failure> {
         let mut client = ProcessesClient::new(self.service.clone());
-        let request = v1::ListProcessesRequest { glob: glob.unwrap_or_default().to_owned() };
+        let chooses = !request.name.is_empty() || !request.cgroup.is_empty();
         let mut stream = self.answer(client.list(request), progress).await?;
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
+            if chooses && !part.chosen {
+                // one that does not know these fields lists all processes, and none of them was asked for
+                let what = "the daemon does not choose processes by name or control group";
+                let failure = Failure::failed(what, "install the same version of ingraftd as of ingraft");
+                return Err(Failure { host: self.host(), ..failure });
+            }
             out.extend(part.processes.into_iter().map(|p| answers::process(p, self.host())));
         }
         Ok(out)
@@ -269,7 +300,7 @@ impl Client {
                 let mut client = ProcessesClient::new(self.service.clone());
                 self.answer(client.launch(request), progress).await?
             }
-            running @ (Target::Pid(_) | Target::Name(_)) => {
+            running @ (Target::Pid(_) | Target::Name(_) | Target::Each(_)) => {
                 let request = v1::EnableRequest { target: Some(running.to_wire()), measure: Some(measure) };
                 let mut client = InstrumentationClient::new(self.service.clone());
                 self.answer(client.enable(request), progress).await?

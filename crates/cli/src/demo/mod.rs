@@ -158,6 +158,7 @@ impl Stage<'_> {
             family: false,
             history: false,
             wait: Duration::ZERO,
+            await_modules: false,
         };
         let mut progress = Progress::new("reading the server's code", self.context.common.format);
         let enabled = self.client.enable(&request, &mut progress).await?;
@@ -318,6 +319,8 @@ fn attached_object(enabled: &Enabled, attach_ms: f64) -> Object {
     Object::Attached(objects::Attached {
         host: None,
         pid: enabled.pid,
+        parent: enabled.parent,
+        title: enabled.title.clone(),
         threads: enabled.threads,
         modules: enabled.modules,
         functions: enabled.functions,

@@ -69,6 +69,15 @@ struct Starting {
 }
 
 impl Kin {
+    /// Measures a process as soon as what was asked for is loaded there.
+    pub(super) fn begin(&mut self, client: &Client, pid: i32) {
+        self.starting.push(Starting { client: client.clone(), pid, until: Instant::now() + LOADING, left_out: None });
+    }
+
+    fn begins(&self, client: &Client, pid: i32) -> bool {
+        self.starting.iter().any(|starting| starting.pid == pid && starting.client.host() == client.host())
+    }
+
     fn miss(&mut self, failure: Failure) {
         self.missed += 1;
         self.why.get_or_insert(failure);
@@ -110,6 +119,9 @@ impl Session<'_> {
                 self.kin.starting.push(starting);
                 continue;
             }
+            if self.living(&starting.client.host()).any(|site| site.enabled.pid == starting.pid) {
+                continue;
+            }
             match self.measure_as_well(&starting.client, starting.pid, events, out).await? {
                 None => {}
                 Some(failure) if may_pass(&failure.reason) => {
@@ -134,7 +146,7 @@ impl Session<'_> {
             for pid in children {
                 let known = self.living(&host).any(|site| site.enabled.pid == pid);
                 let child = (host.clone(), pid);
-                if known || self.kin.leaves(&child) {
+                if known || self.kin.leaves(&child) || self.kin.begins(client, pid) {
                     continue;
                 }
                 let why = self.measure_as_well(client, pid, events, out).await?;
@@ -147,7 +159,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn living(&self, host: &Option<String>) -> impl Iterator<Item = &Site> {
+    pub(super) fn living(&self, host: &Option<String>) -> impl Iterator<Item = &Site> {
         self.sites.iter().filter(move |site| site.goes_on() && site.host() == *host)
     }
 
@@ -183,7 +195,7 @@ impl Session<'_> {
         let Some(site) = self.sites.get_mut(at).filter(|_| self.plan.follows_anything()) else { return Ok(()) };
         if exec && self.plan.follows(Follow::Exec) {
             let (client, pid) = (site.client.clone(), site.enabled.pid);
-            self.kin.starting.push(Starting { client, pid, until: Instant::now() + LOADING, left_out: None });
+            self.kin.begin(&client, pid);
         }
         if site.farewell.is_none() {
             if self.plan.keeps_history() {

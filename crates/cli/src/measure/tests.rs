@@ -7,6 +7,7 @@ use ingraft_wire::{Failure as WireFailure, FailureKind, v1};
 use super::*;
 use crate::args::{Cli, Command};
 use crate::command;
+use crate::exit::Kind;
 use crate::fake::{Paper, Script, distribution, serve};
 
 /// A signal reaches the whole process: the test that sends one runs alone.
@@ -76,7 +77,7 @@ async fn count_for_scripts() {
         "ingraft count -p 7 processCommand call --format json",
         script,
         expect![[r#"
-            {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
+            {"type":"attached","pid":7,"parent":0,"title":"","threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
             {"type":"ended","pid":7,"status":0,"signal":null}
             {"type":"count","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","calls":1000,"threads":[{"tid":7,"calls":1000}]}
             {"type":"count","pid":7,"module":"server","function":"call","offset":"0x5c1b0","calls":1500,"threads":[{"tid":7,"calls":1500}]}
@@ -92,7 +93,7 @@ async fn watch_for_scripts() {
         "ingraft watch -p 7 calls@/Code/server --for 300ms --format json",
         Script { functions: vec!["call"], readings: vec![vec![0], vec![600]], last: vec![900], ..Script::default() },
         expect![[r#"
-            {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":1,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
+            {"type":"attached","pid":7,"parent":0,"title":"","threads":4,"modules":9,"functions":5120,"points":1,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
             {"type":"sample","pid":7,"time_ns":1000000000,"metric":"calls","focus":"/Code/server/call","value":0,"rate":null,"unit":"calls"}
             {"type":"sample","pid":7,"time_ns":1500000000,"metric":"calls","focus":"/Code/server/call","value":600,"rate":1200.0,"unit":"calls"}
             {"type":"sample","pid":7,"time_ns":2000000000,"metric":"calls","focus":"/Code/server/call","value":900,"rate":600.0,"unit":"calls"}
@@ -157,7 +158,7 @@ async fn latency_for_scripts() {
         "ingraft latency -p 7 processCommand call --format json",
         Script { missing, ..latencies() },
         expect![[r#"
-            {"type":"attached","pid":7,"threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
+            {"type":"attached","pid":7,"parent":0,"title":"","threads":4,"modules":9,"functions":5120,"points":2,"attach_ms":…,"stopped_ms":0.812,"measurement":107,"caught_up":3,"not_unwound":0}
             {"type":"ended","pid":7,"status":0,"signal":null}
             {"type":"latency","pid":7,"module":"server","function":"processCommand","offset":"0x5c1b0","clock":"wall","calls":1000,"sum_ns":31489500,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"buckets":[[992,1008,8],[1008,1024,16],[1024,1056,32],[1056,1088,32],[1088,1120,31],[1120,1152,32],[1152,1184,32],[1184,1216,31],[1216,1248,32],[1248,1280,32],[1280,1312,31],[1312,1344,32],[1344,1376,32],[1376,1408,31],[1408,1440,32],[1440,1472,32],[1472,1504,31],[1504,1536,32],[1536,1568,32],[1568,1600,31],[1600,1632,32],[1632,1664,32],[1664,1696,32],[1696,1728,31],[1728,1760,32],[1760,1792,32],[1792,1824,31],[1824,1856,32],[1856,1888,32],[1888,1920,31],[1920,1952,32],[1952,1984,32],[1984,2016,15],[2949120,3014656,10]],"mean_ns":31489.5,"share":1.0,"threads":[{"tid":7,"calls":1000,"sum_ns":31489500,"min_ns":1000,"p50_ns":1504,"p90_ns":1908,"p99_ns":2014,"p999_ns":3000999,"max_ns":3000999,"buckets":[[992,1008,8],[1008,1024,16],[1024,1056,32],[1056,1088,32],[1088,1120,31],[1120,1152,32],[1152,1184,32],[1184,1216,31],[1216,1248,32],[1248,1280,32],[1280,1312,31],[1312,1344,32],[1344,1376,32],[1376,1408,31],[1408,1440,32],[1440,1472,32],[1472,1504,31],[1504,1536,32],[1536,1568,32],[1568,1600,31],[1600,1632,32],[1632,1664,32],[1664,1696,32],[1696,1728,31],[1728,1760,32],[1760,1792,32],[1792,1824,31],[1824,1856,32],[1856,1888,32],[1888,1920,31],[1920,1952,32],[1952,1984,32],[1984,2016,15],[2949120,3014656,10]],"left":3}],"left":3}
             {"type":"latency","pid":7,"module":"server","function":"call","offset":"0x5c1b0","clock":"wall","calls":0,"sum_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"buckets":[],"mean_ns":null,"share":0.0,"threads":[{"tid":7,"calls":0,"sum_ns":null,"min_ns":null,"p50_ns":null,"p90_ns":null,"p99_ns":null,"p999_ns":null,"max_ns":null,"buckets":[],"left":3}],"left":3}
@@ -291,16 +292,30 @@ async fn a_reader_that_went_away_leaves_nothing_in() {
 
 #[tokio::test]
 async fn trouble_with_the_second_target_takes_the_first_one_out() {
-    let failure = WireFailure::new(FailureKind::NotFound, "no_such_process", "no process 8", "look at `ingraft ps`");
+    let failure = WireFailure::new(FailureKind::Denied, "already_traced", "gdb traces process 8", "end gdb");
     let script = Script { failure: Some((8, failure)), ..script() };
     let removed = script.removed.clone();
     let (_, result) = run_command("ingraft count -p 7 -p 8 call --format json", script, Paper::default()).await;
     let Err(Stop::Failure(failure)) = result else { panic!("{result:?}") };
     assert_eq!(
         (failure.kind, failure.what.as_str(), failure.hint.as_str()),
-        (Kind::NotFound, "no process 8", "look at `ingraft ps`")
+        (Kind::Denied, "gdb traces process 8", "end gdb")
     );
     assert_eq!(*removed.lock().unwrap(), [107]);
+}
+
+#[tokio::test]
+async fn a_second_target_that_is_gone_is_left_out() {
+    let gone = |pid| WireFailure::new(FailureKind::NotFound, "no_such_process", format!("no process {pid}"), "look");
+    let command = |pid| {
+        let script = Script { failure: Some((pid, gone(pid))), ..script() };
+        run_command("ingraft count -p 7 -p 8 call --for 10ms --format json", script, Paper::default())
+    };
+    for (pid, other) in [(8, "\"pid\":7"), (7, "\"pid\":8")] {
+        let (text, result) = command(pid).await;
+        assert!(result.is_ok(), "{result:?}");
+        assert!(text.lines().all(|line| line.contains(other)), "{text}");
+    }
 }
 
 #[tokio::test]

@@ -212,6 +212,8 @@ mod tests {
             let enabled = Enabled {
                 measurement: 1,
                 pid,
+                parent: 0,
+                title: String::new(),
                 attached: true,
                 threads: 1,
                 modules: 1,

@@ -57,6 +57,20 @@ pub(crate) fn refused(refused: &[RefusedFunction], format: Format) -> String {
     text
 }
 
+/// Processes of several that are not measured, one line for each reason; `failures` have the process that each is about.
+pub(crate) fn left_out(failures: &[Failure], format: Format) -> Vec<String> {
+    let named = if format == Format::Json { failures.len() } else { NAMED };
+    let name = |failure: &Failure| failure.pid.map_or_else(String::new, |pid| format!("process {pid} "));
+    let mut lines: Vec<String> =
+        failures.iter().take(named).map(|f| format!("{}is not measured: {f}", name(f))).collect();
+    if failures.len() > named {
+        let rest = (failures.len() - named) as u64;
+        let what = plural(rest, "more process is", "more processes are");
+        lines.push(format!("{what} not measured; `ingraft ps` says why"));
+    }
+    lines
+}
+
 /// A process that was followed and cannot be measured at this moment.
 pub(crate) fn deferred_kin(pid: i32, why: &Failure) -> String {
     format!("process {pid}, which was followed, is not measured yet; it is tried again: {why}")
@@ -82,6 +96,22 @@ pub(crate) fn all_absent(absent: &[&(String, String)]) -> Failure {
     let what =
         format!("nothing was measured: nothing that the program loaded has what is named by {}", names.join(", "));
     Failure::new(Kind::NotFound, what, "`ingraft functions` lists what a program has")
+}
+
+/// Functions that were waited for in vain.
+pub(crate) fn awaited(text: &str) -> String {
+    format!("{text} was not measured: no module with such a function was loaded")
+}
+
+/// The same of everything that was asked for. `exec`: a target went on as another program.
+pub(crate) fn all_awaited(awaited: &[&String], exec: bool) -> Failure {
+    let names: Vec<&str> = awaited.iter().map(|text| text.as_str()).collect();
+    let what = format!("nothing was measured: no module with functions that match {} was loaded", names.join(", "));
+    let hint = match exec {
+        true => "the process went on as another program, which `--follow exec` measures",
+        false => "`ingraft functions` lists what a program has",
+    };
+    Failure::new(Kind::NotFound, what, hint)
 }
 
 /// A metric at a focus, if it has one.

@@ -117,6 +117,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         allow_calls: measure.allow_calls,
         family: measure.family,
         max_pairs: None,
+        await_modules: measure.await_modules,
     })
 }
 
@@ -145,6 +146,9 @@ pub fn process(process: ProcessEntry) -> v1::Process {
         name: process.name,
         uid: process.uid,
         denied: process.denied.map(|d| v1::Denied { why: d.why, hint: d.hint }),
+        parent: process.parent.0,
+        title: process.title,
+        with_parent: process.with_parent,
     }
 }
 
@@ -218,6 +222,7 @@ pub fn removed(removed: &Removed) -> v1::Removed {
         warnings: removed.warnings.clone(),
         memory_left: removed.memory_left,
         asleep: removed.asleep.iter().map(|Tid(tid)| *tid).collect(),
+        awaited: removed.awaited.clone(),
     }
 }
 
@@ -239,6 +244,7 @@ pub fn inserted(inserted: Inserted) -> v1::Inserted {
         pair_count: known.map_or(0, |c| c.pair_count),
         pairs: costs.map(|c| c.pairs.into_iter().map(pair_cost).collect()).unwrap_or_default(),
         measurements: inserted.measurements.iter().map(|id| id.0).collect(),
+        kept_measurements: inserted.kept_measurements.iter().map(|id| id.0).collect(),
         kept: inserted.kept,
         warnings: inserted.warnings,
     }

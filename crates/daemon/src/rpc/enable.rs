@@ -243,6 +243,8 @@ fn events(enabled: Enabled) -> impl Iterator<Item = Event> + Send + 'static {
         caught_up: enabled.caught_up.calls,
         not_unwound: enabled.caught_up.not_unwound,
         since_ns: enabled.since_ns,
+        parent: enabled.parent.0,
+        title: enabled.title,
     };
     let Enabled { pairs, refused, .. } = enabled;
     let first = std::iter::once(Event::Enabled(head));
@@ -359,6 +361,8 @@ mod tests {
         Enabled {
             id: MeasurementId(5),
             pid: Pid(7),
+            parent: Pid(1),
+            title: String::new(),
             attached: true,
             threads: 1,
             modules: 2,
@@ -418,6 +422,7 @@ mod tests {
             corrections: (0, 0),
             grown: None,
             warnings: Vec::new(),
+            awaited: Vec::new(),
             last: Some(Reading { time_ns: 1, values: vec![value], ended: Some(ended) }),
         };
         assert_eq!(removal(5, removed.clone(), None).count(), 3);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ingraft_engine::ProcessFilter;
 use ingraft_model::Pid;
 use ingraft_wire::{Failure, FailureKind, Parts, v1};
 use tonic::{Request, Response, Status};
@@ -19,11 +20,14 @@ impl v1::processes_server::Processes for Service {
 
     async fn list(&self, request: Request<v1::ListProcessesRequest>) -> Result<Response<Self::ListStream>, Status> {
         let caller = auth::caller(&request)?;
-        let glob = Some(request.into_inner().glob).filter(|glob| !glob.is_empty());
-        let found = self.0.engine_call(move |engine| engine.processes(glob.as_deref(), caller)).await?;
+        let v1::ListProcessesRequest { glob, name, cgroup } = request.into_inner();
+        let [glob, name, cgroup] = [glob, name, cgroup].map(|text| Some(text).filter(|text| !text.is_empty()));
+        let filter = ProcessFilter { glob, name, cgroup };
+        let chosen = filter.name.is_some() || filter.cgroup.is_some();
+        let found = self.0.engine_call(move |engine| engine.processes(&filter, caller)).await?;
         answers(
             Parts::new(found.into_iter().map(convert::process))
-                .map(|processes| v1::ListProcessesResponse { processes }),
+                .map(move |processes| v1::ListProcessesResponse { processes, chosen }),
         )
     }
 

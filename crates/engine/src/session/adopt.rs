@@ -298,6 +298,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         allow_calls: false,
         family: false,
         max_pairs: None,
+        await_modules: false,
     };
     // its code is not known well enough to be taken out piece by piece
     let limit = f64::INFINITY;
@@ -308,6 +309,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
         grown: false,
         request,
         library,
+        awaited: Vec::new(),
         keep: true,
         // its request is not known any more, so nothing is ever woven for it
         rights: Rights::All,

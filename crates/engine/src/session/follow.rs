@@ -233,6 +233,7 @@ impl Session {
         measurement.views = Arc::new(views.into());
         measurement.pairs = Arc::new(pairs);
         measurement.grown = true;
+        measurement.awaited.retain(|awaited| !awaited.has_come(&control.modules));
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
         Ok(Some(self.enabled(control, id, measurement, true, begin, stopped, Vec::new())))
     }

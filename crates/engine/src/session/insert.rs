@@ -468,7 +468,13 @@ impl Session {
             1 => format!("`{name}` cannot be instrumented: {refusal}"),
             n => format!("none of {n} functions can be instrumented; `{name}`: {refusal}"),
         };
-        let hint = "`ingraft functions` lists the functions with what can be done";
+        let hint = match refusal {
+            Refusal::Kept { .. } => format!(
+                "`ingraft read {pid}` prints the values that it has, and goes on; to count anew, take it out first: `ingraft detach -p {pid}`",
+                pid = self.pid()
+            ),
+            _ => "`ingraft functions` lists the functions with what can be done".to_owned(),
+        };
         Some(Error::new(ErrorKind::NotFound, "all_refused", what, hint).about(self.pid()))
     }
 

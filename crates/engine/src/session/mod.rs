@@ -150,6 +150,8 @@ struct Measurement {
     grown: bool,
     request: EnableRequest,
     library: Arc<Library>,
+    /// What nothing in the target has had so far.
+    awaited: Vec<request::Awaited>,
     keep: bool,
     /// With whose rights the target is touched for it.
     rights: Rights,
@@ -426,6 +428,16 @@ impl Session {
             from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
         );
         let wanted = wanted?;
+        if missing == Missing::ModulesMayCome {
+            request::refuse_absent(&control.modules, request)?;
+        }
+        let awaited = match missing {
+            Missing::Fails => Vec::new(),
+            Missing::MayCome | Missing::ModulesMayCome => request::awaited(&control.modules, request),
+        };
+        if missing == Missing::ModulesMayCome {
+            warnings.extend(warnings_of(&awaited, &control.modules));
+        }
         warnings.extend(labels::warning(&control.modules, &request.functions));
         request::refuse_empty(&self.target, &wanted)?;
         warnings.extend(before.iter().filter_map(|v| v.own.as_ref()?.events()?.warning()));
@@ -466,6 +478,7 @@ impl Session {
             grown: false,
             request: EnableRequest { max_pairs: None, ..request.clone() },
             library: Arc::clone(library),
+            awaited,
             keep: false,
             rights,
             revoked: false,
@@ -479,6 +492,13 @@ impl Session {
             self.keep_locked(control, id, true)?;
         }
         Ok(enabled)
+    }
+
+    /// What is said of the modules that a measurement waits for.
+    pub fn awaiting(&self, id: MeasurementId) -> Vec<String> {
+        let control = self.control();
+        let measurement = control.measurements.get(&id);
+        measurement.map_or_else(Vec::new, |measurement| warnings_of(&measurement.awaited, &control.modules))
     }
 
     /// What is said of code that the program has mapped a second time, elsewhere.
@@ -522,9 +542,12 @@ impl Session {
         warnings.extend(stopped.caught_up.warnings());
         let pairs = &measurement.pairs;
         let unwoven = pairs.iter().filter(|p| p.points == 0 && p.function.is_some());
+        let (parent, title) = ingraft_process::parent_and_title(self.pid());
         Enabled {
             id,
             pid: self.pid(),
+            parent,
+            title,
             attached,
             threads: self.target.threads().map_or(0, |t| t.len() as u32),
             modules: control.modules.mapped().count() as u32,
@@ -702,6 +725,7 @@ impl Session {
             identity: describe(attached.env.identity),
             costs: attached.woven.knows_all().then(|| self.costs(&control, attached)),
             measurements: control.measurements.keys().copied().collect(),
+            kept_measurements: control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| *id).collect(),
             kept: control.measurements.values().filter(|m| m.keep).count() as u32,
             warnings: self.disturbances(&control),
         })
@@ -764,6 +788,13 @@ impl PairKey {
         let hash = FxBuildHasher.hash_one(&pair);
         PairKey { text, pair, hash }
     }
+}
+
+/// What is said of the modules that are waited for, one line for each.
+fn warnings_of(awaited: &[request::Awaited], modules: &Modules) -> Vec<String> {
+    let mut lines: Vec<String> = awaited.iter().filter_map(|awaited| awaited.warning(modules)).collect();
+    lines.dedup();
+    lines
 }
 
 fn pair_infos(control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec<PairInfo> {

@@ -15,6 +15,7 @@ impl Session {
         let control = &mut *guard;
         let measurement = control.measurements.get(&id).ok_or_else(|| no_measurement(id))?;
         let (views, keep) = (Arc::clone(&measurement.views), measurement.keep);
+        let awaited = measurement.awaited.iter().map(|awaited| awaited.text.clone()).collect();
         let grown = measurement.grown.then(|| Arc::clone(&measurement.pairs));
         let last = control.measurements.len() == 1;
         // which children there are is not seen any more once they are restored
@@ -44,7 +45,7 @@ impl Session {
         }
         self.drop_users(control, &views);
         let over = last && control.unfinished.is_none();
-        Ok((Removed { grown, last: reading, ..removed }, over))
+        Ok((Removed { grown, last: reading, awaited, ..removed }, over))
     }
 
     /// Takes out what a measurement reads, everything with the last one.

@@ -1,0 +1,99 @@
+//! `ingraft read`: the values of measurements that were left in with `--no-remove`.
+
+use super::{count, latency, watch};
+use crate::args::{Common, ReadArgs};
+use crate::conn::{Client, Engines};
+use crate::exit::{Failure, Kind, Stop};
+use crate::measure::{Site, View};
+use crate::objects::{self, Inserted, Object};
+use crate::output::progress::Progress;
+use crate::output::{self, DIM, Output, words};
+
+/// Runs the command. Processes are independent: trouble with one keeps no other from being read.
+pub(crate) async fn run(args: ReadArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
+    let mut worst: Option<Kind> = None;
+    for pid in args.pids {
+        let result = read(pid, engines, common, out).await;
+        match result {
+            Ok(()) => {}
+            Err(Stop::Failure(failure)) => {
+                output::report(&failure, common.format);
+                worst.get_or_insert(failure.kind);
+            }
+            Err(stop) => return Err(stop),
+        }
+    }
+    worst.map_or(Ok(()), |kind| Err(Stop::Reported(kind)))
+}
+
+/// Reads the kept measurements of one process, at each host where that has some.
+async fn read(pid: i32, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
+    let mut others = Vec::new();
+    let mut found = false;
+    for client in engines.clients() {
+        let mut progress = Progress::new("looking at processes", common.format);
+        let inserted = client.inserted(&mut progress).await?;
+        drop(progress);
+        let Some(its) = inserted.into_iter().find(|i| i.pid == pid) else { continue };
+        if !its.kept_measurements.is_empty() {
+            // the engine looks at the code that it has woven when it is asked for this
+            its.warnings.iter().for_each(|what| output::warn(&words::disturbed(pid, &its.host, what), common.format));
+        }
+        for measurement in &its.kept_measurements {
+            found = true;
+            show(client, &its, *measurement, out).await?;
+        }
+        others.push(its);
+    }
+    if found { Ok(()) } else { Err(nothing(pid, others.first(), engines.is_embedded()).into()) }
+}
+
+async fn show(client: &Client, its: &Inserted, measurement: u64, out: &mut Output) -> Result<(), Stop> {
+    let pid = its.pid;
+    let grown = client.measured(measurement).await?;
+    let reading = client.read(measurement, grown.pairs.len()).await?;
+    out.text(&format!("{DIM}process {pid}: measurement {measurement}, held by {}{DIM:#}\n", its.holder))?;
+    out.object(&Object::Kept(objects::Kept { host: client.host(), pid, measurement }))?;
+    let site = Site::left_in(client.clone(), pid, measurement, grown, reading);
+    let all = |metric: &str| {
+        let pairs = &site.enabled.pairs;
+        !pairs.is_empty() && pairs.iter().all(|pair| pair.metric == metric && pair.function.is_some())
+    };
+    let mut view: Box<dyn View + Send> = if all("calls") {
+        count::view()
+    } else if all("latency") {
+        latency::view("wall")
+    } else if all("cpu_latency") {
+        latency::view("cpu")
+    } else {
+        watch::view()
+    };
+    view.last(&[site], out)
+}
+
+/// Why there is nothing to read.
+fn nothing(pid: i32, inserted: Option<&Inserted>, embedded: bool) -> Failure {
+    let failure = match inserted {
+        Some(i) if i.kept > 0 && i.holder.ends_with("(dead)") => Failure::new(
+            Kind::Failed,
+            format!("the values in process {pid} belong to {}", i.holder),
+            "start ingraftd with the same --state-dir: it goes on with what was kept, and reads it",
+        ),
+        Some(i) if i.kept > 0 => Failure::new(
+            Kind::Denied,
+            format!("the values in process {pid} belong to {}", i.holder),
+            "name that daemon with --daemon URI",
+        ),
+        _ if embedded => Failure::new(
+            Kind::NotFound,
+            format!("no measurement was left in process {pid}"),
+            "measurements are left in by `--no-remove` with --daemon URI; `ingraft status` lists them",
+        ),
+        _ => Failure::new(
+            Kind::NotFound,
+            format!("no measurement of this daemon was left in process {pid}"),
+            "measurements are left in by `--no-remove`; `ingraft status` lists them",
+        ),
+    };
+    Failure { pid: Some(pid), ..failure }
+}

@@ -1,0 +1,192 @@
+//! Several targets in one request: what a name or a control group stands for, how its processes are measured one after the other, and the
+//! processes that come later.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::{Arrival, Session, given_up};
+use crate::args::Follow;
+use crate::conn::{Choice, Client, Enabled, Request, Target};
+use crate::exit::{Failure, Kind, Stop};
+use crate::output::progress::Progress;
+use crate::output::{self, Output, words};
+use crate::signals::Signals;
+
+/// Time between two looks for processes of a name or a control group that are new: each reads the names of all processes.
+const LOOK: Duration = Duration::from_millis(250);
+/// How many insertions go on at the same time. The first one is alone: the others use its analysis.
+const AT_ONCE: usize = 2;
+
+/// The processes of a name or a control group that have been seen.
+#[derive(Default)]
+pub(super) struct Chosen {
+    /// Their hosts and ids: each is tried once.
+    seen: HashSet<(Option<String>, i32)>,
+    /// Time of the next look; `None`: at once.
+    next: Option<Instant>,
+}
+
+impl Session<'_> {
+    /// What a request stands for at one host: itself, or one request for each process that its name or control group has now.
+    async fn expand(&mut self, client: &Client, request: &Request) -> Result<Vec<Request>, Failure> {
+        let Target::Each(choice) = &request.target else { return Ok(vec![request.clone()]) };
+        let mut progress = Progress::new("looking at processes", self.format());
+        let found = client.choose(choice, &mut progress).await?;
+        self.chosen.seen.extend(found.iter().map(|process| (client.host(), process.pid)));
+        let measured: Vec<i32> = found.iter().filter(|p| !p.with_parent).map(|p| p.pid).collect();
+        if measured.is_empty() {
+            return Err(Failure { host: client.host(), ..choice.nobody() });
+        }
+        Ok(measured.into_iter().map(|pid| Request { target: Target::Pid(pid), ..request.clone() }).collect())
+    }
+
+    /// Inserts all requests; with an error, those that went in are in `sites`. A process that is gone, or of a name or control group cannot be
+    /// measured, is told and left out.
+    pub(super) async fn insert(
+        &mut self,
+        events: &mpsc::Sender<Arrival>,
+        signals: &mut Signals,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
+        let clients = self.context.engines.clients();
+        let mut missing = Vec::new();
+        let mut left_out: Vec<Failure> = Vec::new();
+        for client in clients {
+            let mut requests = Vec::new();
+            for request in self.plan.requests.clone() {
+                let expanded = tokio::select! {
+                    expanded = self.expand(client, &request) => expanded,
+                    () = signals.asked() => return Err(given_up().into()),
+                };
+                match expanded {
+                    Ok(expanded) => requests.extend(expanded),
+                    Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => missing.push(failure),
+                    Err(failure) => return Err(failure.into()),
+                }
+            }
+            let several = requests.len() > 1;
+            let mut inserting = Inserting::new(client, requests, self.format());
+            loop {
+                let (request, enabled) = tokio::select! {
+                    next = inserting.next() => match next {
+                        Some(next) => next,
+                        None => break,
+                    },
+                    // The engine removes what it inserts for a call that was given up.
+                    () = signals.asked() => return Err(given_up().into()),
+                };
+                match enabled {
+                    Ok(enabled) => self.add(client, enabled, events, out)?,
+                    Err(failure) if several && self.goes_without(&failure) => {
+                        left_out.push(Failure { pid: failure.pid.or(request.pid()), ..failure });
+                    }
+                    // With several hosts a target need not be on each of them.
+                    Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => missing.push(failure),
+                    Err(failure) => return Err(failure.into()),
+                }
+            }
+        }
+        if self.sites.is_empty() {
+            let first = left_out.into_iter().chain(missing).next();
+            return Err(first.map_or(Stop::Reported(Kind::NotFound), Stop::Failure));
+        }
+        for failure in missing {
+            output::warn(&format!("{}: {failure}", failure.host.as_deref().unwrap_or_default()), self.format());
+        }
+        words::left_out(&left_out, self.format()).iter().for_each(|text| output::warn(text, self.format()));
+        Ok(())
+    }
+
+    /// Whether the other targets are measured without one that fails in this way: of processes that were named one by one, those that are gone; of
+    /// a name or a control group, all.
+    fn goes_without(&self, failure: &Failure) -> bool {
+        let gone = failure.kind == Kind::Gone || ["no_such_process", "zombie"].contains(&failure.reason.as_str());
+        gone || self.plan.chooses() && failure.kind != Kind::Usage
+    }
+
+    /// Measures processes of the request's name or control group that have come since the last look, and are not measured with a parent.
+    pub(super) async fn look_for_newcomers(&mut self) -> Result<(), Stop> {
+        if !self.plan.follows(Follow::Fork) || self.chosen.next.is_some_and(|at| Instant::now() < at) {
+            return Ok(());
+        }
+        let choices: Vec<Choice> = self.plan.choices().cloned().collect();
+        if choices.is_empty() {
+            return Ok(());
+        }
+        self.chosen.next = Some(Instant::now() + LOOK);
+        let clients = self.context.engines.clients();
+        for (client, choice) in clients.iter().flat_map(|client| choices.iter().map(move |choice| (client, choice))) {
+            let mut progress = Progress::new("looking at processes", self.format());
+            let found = match client.choose(choice, &mut progress).await {
+                Ok(found) => found,
+                // a control group may go with its last process, and come again
+                Err(failure) if failure.kind == Kind::NotFound => Vec::new(),
+                Err(failure) => return Err(failure.into()),
+            };
+            let host = client.host();
+            self.chosen.seen.retain(|(at, pid)| *at != host || found.iter().any(|p| p.pid == *pid));
+            for process in found.into_iter().filter(|process| !process.with_parent) {
+                let is_new = self.chosen.seen.insert((host.clone(), process.pid));
+                if is_new && !self.living(&host).any(|site| site.enabled.pid == process.pid) {
+                    self.kin.begin(client, process.pid);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether processes of a name or a control group are waited for after the end of all others.
+    pub(super) fn awaits_newcomers(&self) -> bool {
+        self.plan.chooses() && self.plan.follows(Follow::Fork) && !self.plan.measure.until_exit
+    }
+}
+
+/// Insertions at one host, some of them at the same time. Their answers come in the order of the requests.
+struct Inserting<'a> {
+    client: &'a Client,
+    requests: Vec<Request>,
+    format: crate::args::Format,
+    /// Number of the request that is begun next.
+    begun: usize,
+    /// Number of the request whose answer comes next.
+    told: usize,
+    open: JoinSet<(usize, Result<Enabled, Failure>)>,
+    answers: BTreeMap<usize, Result<Enabled, Failure>>,
+}
+
+impl<'a> Inserting<'a> {
+    fn new(client: &'a Client, requests: Vec<Request>, format: crate::args::Format) -> Self {
+        let (open, answers) = (JoinSet::new(), BTreeMap::new());
+        Inserting { client, requests, format, begun: 0, told: 0, open, answers }
+    }
+
+    /// The next request with its answer; `None` after the last one. What is dropped before it is answered is given up.
+    async fn next(&mut self) -> Option<(Request, Result<Enabled, Failure>)> {
+        loop {
+            if let Some(answer) = self.answers.remove(&self.told) {
+                let request = self.requests.get(self.told)?.clone();
+                self.told += 1;
+                return Some((request, answer));
+            }
+            let room = if self.told == 0 { 1 } else { AT_ONCE };
+            while self.open.len() < room
+                && let Some(request) = self.requests.get(self.begun).cloned()
+            {
+                let (number, client, format) = (self.begun, self.client.clone(), self.format);
+                self.begun += 1;
+                self.open.spawn(async move {
+                    let mut progress = Progress::new("reading the program", format);
+                    (number, client.enable(&request, &mut progress).await)
+                });
+            }
+            match self.open.join_next().await? {
+                Ok((number, answer)) => drop(self.answers.insert(number, answer)),
+                Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+            }
+        }
+    }
+}

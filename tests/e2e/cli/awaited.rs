@@ -1,0 +1,121 @@
+//! Functions of libraries that come later: they are waited for where their module is named, and a name that nobody has is told.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Mutatee, output, program, skip};
+
+use crate::tool;
+
+fn path(name: &str) -> String {
+    program(name).expect("gcc").to_str().expect("a path").to_owned()
+}
+
+#[test]
+fn a_running_program_is_waited_for_where_that_is_asked() {
+    let mut target = Mutatee::start("loads", &[&path("libplugin.so"), &path("libother.so")]);
+    let before = Text::of(target.pid());
+    let pid = target.pid_text();
+    let functions = ["libplugin:plugin_work", "libplugin:plugin_born"];
+    let refused = tool().run(["count", "-p", &pid, functions[0]]).assert_error(3, &["libplugin"]);
+    assert!(refused.stderr.contains("--wait"), "{}", refused.stderr);
+    let mut session = tool().start(["count", "-p", &pid, "--wait", "10s", functions[0], functions[1]]);
+    session.wait_for("attached");
+    target.ask("open");
+    let truth = target.ask("call 13");
+    let outcome = session.interrupt().assert_code(0).assert_removed();
+    assert!(outcome.stderr.contains("waiting for libplugin"), "{}", outcome.stderr);
+    assert_eq!(outcome.calls("plugin_work"), truth.tally("plugin_work"));
+    assert_eq!(outcome.calls("plugin_born"), 1, "its constructor is counted");
+    assert!(outcome.all("count").iter().all(|count| count["exact_since_ns"].is_null()), "{outcome:#?}");
+    target.ask("close");
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn waiting_does_not_hide_a_wrong_name() {
+    let target = Mutatee::start("loads", &[&path("libplugin.so"), &path("libother.so")]);
+    let (before, pid) = (Text::of(target.pid()), target.pid_text());
+    let wait = |what: &[&str]| tool().run([&["count", "-p", &pid, "--wait", "10s", "--for", "10ms"], what].concat());
+    // the module is there and has no such function
+    let _ = wait(&["loads:local_wrok"]).assert_error(3, &["local_wrok"]);
+    let _ = wait(&["local_wrok"]).assert_error(3, &["local_wrok"]);
+    // nothing ever came, and one module has almost that name
+    let outcome = wait(&["libcc:malloc"]).assert_code(3);
+    assert!(outcome.stderr.contains("waiting for libcc") && outcome.stderr.contains("`libc`"), "{}", outcome.stderr);
+    let outcome = wait(&["libcc:malloc", "loads:local_work"]).assert_code(0);
+    assert!(outcome.stderr.contains("libcc:malloc was not measured"), "{}", outcome.stderr);
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn a_started_program_is_always_waited_for() {
+    // the one of the system: others may be scripts that start it
+    const PYTHON: &str = "/usr/bin/python3";
+    if !std::path::Path::new(PYTHON).exists() {
+        skip!("{PYTHON} is not there");
+    }
+    let script = format!(
+        "import ctypes\nlibrary = ctypes.CDLL({:?})\nfor i in range(9): library.plugin_work(i)",
+        path("libplugin.so")
+    );
+    let arguments = ["count", "--until-exit", "libplugin:*", "--", PYTHON, "-c", &script];
+    let outcome = tool().run(arguments).assert_code(0);
+    assert!(outcome.stderr.contains("waiting for libplugin"), "{}", outcome.stderr);
+    assert_eq!(outcome.calls("plugin_work"), 9);
+    assert_eq!(outcome.calls("plugin_born"), 1, "its constructor is counted");
+}
+
+#[test]
+fn a_started_program_that_never_loads_it_is_an_error() {
+    let outcome = tool().run(["count", "--until-exit", "libnever:*", "--", "true"]).assert_code(3);
+    assert!(outcome.stderr.contains("waiting for libnever"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("nothing was measured"), "{}", outcome.stderr);
+    let _ = tool().run(["count", "--until-exit", "true:no_such_function", "--", "true"]).assert_code(3);
+}
+
+/// A program that needs many libraries; each has a constructor that calls a function.
+fn crowd(directory: &std::path::Path, many: usize) -> String {
+    std::fs::write(directory.join("main.c"), "int main(void) { return 0; }").expect("a source");
+    let mut build = Command::new("gcc");
+    build.current_dir(directory).args(["-Wl,--no-as-needed", "-o", "crowd", "main.c"]);
+    for n in 0..many {
+        let name = format!("./lib{n}.so");
+        std::fs::copy(path("libplugin.so"), directory.join(&name)).expect("a copy");
+        build.arg(name);
+    }
+    output(&mut build);
+    directory.join("crowd").to_str().expect("a path").to_owned()
+}
+
+/// The shortest of some runs: what else goes on on the machine does not make it shorter.
+fn shortest(mut run: impl FnMut()) -> Duration {
+    let time = |_| {
+        let begin = Instant::now();
+        run();
+        begin.elapsed()
+    };
+    (0..5).map(time).min().expect("some runs")
+}
+
+#[test]
+fn a_program_with_many_libraries_is_held_few_times() {
+    const MANY: usize = 200;
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let program = crowd(directory.path(), MANY);
+    let run = |functions: &str| {
+        let mut command = tool().command(["count", "--until-exit", functions, "--", &program]);
+        command.current_dir(directory.path());
+        ingraft_testing::Session::start(&mut command).finish().assert_code(0)
+    };
+    let outcome = run("*:plugin_born");
+    assert_eq!(outcome.all("count").len(), MANY);
+    assert_eq!(outcome.counts()["plugin_born"], MANY as u64, "every constructor is counted");
+    // what a program without libraries takes is not the libraries'
+    let alone = shortest(|| drop(tool().run(["count", "--until-exit", "true:*", "--", "true"])));
+    let own = shortest(|| drop(output(Command::new(&program).current_dir(directory.path()))));
+    let measured = shortest(|| drop(run("main")));
+    let more = measured.saturating_sub(alone);
+    assert!(more < own * 8 + Duration::from_millis(100), "{measured:?}; without libraries {alone:?}; its own {own:?}");
+}
