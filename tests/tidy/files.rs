@@ -135,6 +135,9 @@ fn links_between_documents_lead_somewhere() {
 #[test]
 fn documents_show_the_unit_that_packages_have() {
     let read = |path: &str| std::fs::read_to_string(crate::root().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"));
-    let unit = format!("```ini\n{}```\n", read("dist/ingraftd.service"));
-    assert!(read("docs/operation.md").contains(&unit), "docs/operation.md and dist/ingraftd.service differ");
+    let unit = format!("```ini\n{}```\n", read("crates/xtask/dist/ingraftd.service"));
+    assert!(
+        read("docs/operation.md").contains(&unit),
+        "docs/operation.md and crates/xtask/dist/ingraftd.service differ"
+    );
 }

@@ -20,19 +20,19 @@ const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];
 pub fn make(programs: &Programs, output: &Path, date: u64) -> Result<PathBuf> {
     let tree = Tree::new(output.join("deb"))?;
     tree.fill(programs, &LAYOUT)?;
-    tree.copy("dist/ingraftd.toml", "etc/ingraft/ingraftd.toml", 0o644)?;
-    tree.copy("dist/debian/copyright", "usr/share/doc/ingraft/copyright", 0o644)?;
+    tree.copy("crates/xtask/dist/ingraftd.toml", "etc/ingraft/ingraftd.toml", 0o644)?;
+    tree.copy("crates/xtask/dist/debian/copyright", "usr/share/doc/ingraft/copyright", 0o644)?;
     let source = ingraft_testing::source_directory();
     tree.compressed("usr/share/doc/ingraft/changelog", std::fs::read(source.join("CHANGELOG.md"))?)?;
     tree.compressed("usr/share/doc/ingraft/changelog.Debian", changelog(date)?)?;
-    tree.copy("dist/debian/lintian-overrides", "usr/share/lintian/overrides/ingraft", 0o644)?;
+    tree.copy("crates/xtask/dist/debian/lintian-overrides", "usr/share/lintian/overrides/ingraft", 0o644)?;
 
     let (sums, bytes) = sums(tree.root())?;
     tree.write("DEBIAN/md5sums", sums, 0o644)?;
     tree.write("DEBIAN/conffiles", "/etc/ingraft/ingraftd.toml\n", 0o644)?;
     tree.write("DEBIAN/control", control(programs, bytes)?, 0o644)?;
     for script in SCRIPTS {
-        tree.copy(format!("dist/debian/{script}"), &format!("DEBIAN/{script}"), 0o755)?;
+        tree.copy(format!("crates/xtask/dist/debian/{script}"), &format!("DEBIAN/{script}"), 0o755)?;
     }
     let path = output.join(format!("ingraft_{VERSION}-{REVISION}_amd64.deb"));
     let mut build = Command::new("dpkg-deb");
@@ -44,7 +44,8 @@ pub fn make(programs: &Programs, output: &Path, date: u64) -> Result<PathBuf> {
 
 fn control(programs: &Programs, bytes: u64) -> Result<String> {
     let depends = needs::depends(programs.each())?;
-    let description = std::fs::read_to_string(ingraft_testing::source_directory().join("dist/debian/description"))?;
+    let description =
+        std::fs::read_to_string(ingraft_testing::source_directory().join("crates/xtask/dist/debian/description"))?;
     Ok(format!(
         "Package: ingraft\nVersion: {VERSION}-{REVISION}\nArchitecture: amd64\nMaintainer: {}\nInstalled-Size: {}\n\
          Depends: {depends}\nSection: devel\nPriority: optional\nDescription: {description}",

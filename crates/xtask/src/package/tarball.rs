@@ -17,7 +17,7 @@ pub fn make(programs: &Programs, output: &Path, date: u64) -> Result<PathBuf> {
     let name = format!("ingraft-{VERSION}-x86_64-linux");
     let tree = Tree::new(output.join(&name))?;
     tree.fill(programs, &LAYOUT)?;
-    tree.copy("dist/ingraftd.toml", "etc/ingraft/ingraftd.toml", 0o644)?;
+    tree.copy("crates/xtask/dist/ingraftd.toml", "etc/ingraft/ingraftd.toml", 0o644)?;
     for file in ["CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"] {
         tree.copy(file, &format!("share/doc/ingraft/{file}"), 0o644)?;
     }

@@ -103,7 +103,7 @@ impl Tree {
             }
         }
         self.manual(programs, &at("share/man"))?;
-        let unit = fs::read_to_string(ingraft_testing::source_directory().join("dist/ingraftd.service"))?;
+        let unit = fs::read_to_string(ingraft_testing::source_directory().join("crates/xtask/dist/ingraftd.service"))?;
         let unit = unit.replace("/usr/bin/", &format!("{}/", layout.programs));
         let unit = unit.replace("/etc/ingraft/", &format!("{}/", layout.config));
         self.write(&at("lib/systemd/system/ingraftd.service"), unit, 0o644)?;
