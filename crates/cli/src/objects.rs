@@ -388,7 +388,7 @@ pub(crate) struct Missing {
     /// They could not be recorded.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) unrecorded: u64,
-    /// They jumped to another function at their end, of which it is not known where it ends.
+    /// They ended in a tail jump that cannot be followed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) left_by_tail_jump: Option<u64>,
 }

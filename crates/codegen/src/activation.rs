@@ -178,8 +178,8 @@ impl Generator<'_> {
         if r.is_optional() { self.stmts(body) } else { Ok(()) }
     }
 
-    /// Does something if this frame has such a record, which is the last one then and lies below the top in rcx. If a call of the function's own has
-    /// none, that is counted, and something else done.
+    /// Runs `found_it` if this frame has the record, which is the last one then; rcx holds the top. Otherwise, for `Whose::Own`, counts the call as
+    /// unseen and runs `missed_it`.
     fn at_record(
         &mut self,
         r: &Record,

@@ -28,7 +28,7 @@ pub(crate) enum Routine {
     /// Before a record is closed: looks for the one of this call whose name is in ecx, and takes away those above it. Answers the top, or 0
     /// if there is no such record.
     Find,
-    /// Takes away all records of this frame whose name is in ecx, as their calls go on where nobody knows their end. Answers the top.
+    /// Takes away all records of this frame whose name is in ecx, as their calls cannot be followed. Answers the top.
     GiveUp,
     /// Reads the thread's processor time by a system call; answers in the shard (`CPU_LAST`), and keeps rcx.
     CpuTime,

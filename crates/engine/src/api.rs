@@ -80,7 +80,7 @@ pub struct ProcessEntry {
     pub with_parent: bool,
 }
 
-/// Which processes are meant: those that meet all the conditions that are there.
+/// Conditions on a process; all that are given must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessFilter {
     /// A glob over the command name and the base name of the first argument.
@@ -113,7 +113,7 @@ pub struct FunctionEntry {
     pub size: u64,
     /// For each kind of point: how many there are, how they are reached, and why not if they are not all.
     pub points: Vec<PointSummary>,
-    /// How many of its exits are jumps to other functions.
+    /// Number of exits that jump to another function.
     pub tail_exits: u32,
 }
 
@@ -607,7 +607,7 @@ pub struct Removed {
     pub last: Option<Reading>,
     /// What others have done to the code: why it is not as it was, or what was put right.
     pub warnings: Vec<String>,
-    /// What was waited for and never came: patterns, and foci, as they were asked for.
+    /// Patterns and foci that matched no function until the end.
     pub awaited: Vec<String>,
 }
 

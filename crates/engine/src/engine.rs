@@ -147,13 +147,15 @@ impl Engine {
         };
         let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
         let entry = |p: ingraft_process::ProcessInfo| {
-            let title = p.title();
+            // what others do with processes of theirs is theirs to know
+            let may_know = permit(p.pid, caller).is_ok();
+            let title = if may_know { p.title() } else { String::new() };
             let denied = p.attachable.err().map(|d| Denied { why: d.to_string(), hint: d.hint() });
             let denied = denied.or_else(|| {
                 let e = permit(p.pid, caller).err()?;
                 Some(Denied { why: e.what, hint: e.hint })
             });
-            let with_parent = sessions.iter().any(|s| s.target().pid() != p.pid && s.is_kin(p.pid));
+            let with_parent = may_know && sessions.iter().any(|s| s.target().pid() != p.pid && s.is_kin(p.pid));
             ProcessEntry { pid: p.pid, name: p.name, uid: p.uid, denied, parent: p.parent, title, with_parent }
         };
         Ok(found.into_iter().filter(wanted).map(entry).collect())
@@ -369,7 +371,9 @@ impl Engine {
             if request.await_modules
                 && let Err(e) = session.await_modules(id)
             {
-                session.remove(id)?;
+                if let Err(error) = session.remove(id) {
+                    tracing::warn!(%error, "a measurement that failed could not be removed");
+                }
                 return Err(e);
             }
             Ok(enabled)

@@ -268,25 +268,25 @@ pub fn inserted_by_others(state: &StateDir, target: &Arc<Target>) -> Result<Opti
     }))
 }
 
-/// How long the end of a holder is waited for that has been killed.
+/// Longest wait for a killed holder to end.
 const ENDING: Duration = Duration::from_secs(5);
 /// Time between two looks at a holder that ends.
 const ENDING_LOOK: Duration = Duration::from_millis(5);
 
-/// Refuses a target that somebody who lives holds: it is not ours to touch. A holder that was killed and has not ended yet is waited for, 5 s at
-/// most.
+/// Fails if a living engine holds the target.
 pub fn refuse_held(target: &Arc<Target>, range: &AvmaRange) -> Result<(), Error> {
-    let deadline = Instant::now() + ENDING;
-    loop {
-        let (refused, ending) = match holder_of(target, range)? {
-            None => return Ok(()),
-            Some(found) => found,
-        };
+    holder_of(target, range)?.map_or(Ok(()), |(refused, _)| Err(refused))
+}
+
+/// The same after the end of a holder that was killed and has not ended yet.
+fn await_holder(target: &Arc<Target>, range: &AvmaRange, deadline: Instant) -> Result<(), Error> {
+    while let Some((refused, ending)) = holder_of(target, range)? {
         if !ending || Instant::now() >= deadline {
             return Err(refused);
         }
         std::thread::sleep(ENDING_LOOK);
     }
+    Ok(())
 }
 
 /// The refusal of a target that somebody holds, and whether that process is about to end; `None` if nobody holds it.
@@ -316,8 +316,8 @@ fn holder_of(target: &Arc<Target>, range: &AvmaRange) -> Result<Option<(Error, b
 /// Restores a target that somebody left who is dead.
 pub fn take_over(state: &StateDir, target: &Arc<Target>) -> Result<Removed, Error> {
     let areas = target.find_areas().map_err(|e| Error::process(target.pid(), e))?;
-    areas.iter().try_for_each(|range| refuse_held(target, range))?;
     let deadline = Instant::now() + ENDING;
+    areas.iter().try_for_each(|range| await_holder(target, range, deadline))?;
     let lock = loop {
         // a process that ends gives its locks back one by one
         match state.lock_target(target.pid()).ok().flatten() {

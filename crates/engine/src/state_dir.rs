@@ -47,8 +47,12 @@ impl StateDir {
     }
 
     /// Removes the files of processes that have ended and that no engine works with. `lives` tells whether a process of this id, and of this start
-    /// time if that is known, still runs.
+    /// time if that is known, still runs. Nothing is removed where engines of several pid namespaces share the directory: each would take the
+    /// processes of the others for ended.
     pub fn sweep(&self, lives: &dyn Fn(Pid, Option<u64>) -> bool) {
+        if !self.is_of_one_namespace() {
+            return;
+        }
         let journals = self.journals();
         let gone = journals.iter().filter(|(pid, start, _)| !lives(*pid, Some(*start)));
         for (pid, _, path) in gone {
@@ -62,6 +66,23 @@ impl StateDir {
             if let Ok(Some(lock)) = self.lock_target(pid) {
                 self.forget_lock(pid, lock);
             }
+        }
+    }
+
+    /// Whether all engines that have used the directory had this one's pid namespace.
+    fn is_of_one_namespace(&self) -> bool {
+        const SEVERAL: &str = "several";
+        let path = self.root.join("pid-namespace");
+        let Ok(own) = fs::read_link("/proc/self/ns/pid") else { return false };
+        let own = own.to_string_lossy();
+        match fs::read_to_string(&path) {
+            Ok(known) if known == own => true,
+            Ok(_) => {
+                // for ever: journals of the others may be there
+                let _ = fs::write(&path, SEVERAL);
+                false
+            }
+            Err(_) => fs::write(&path, own.as_bytes()).is_ok(),
         }
     }
 

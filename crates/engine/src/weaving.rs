@@ -104,9 +104,9 @@ pub enum Exits {
     All,
     /// All but those at these addresses.
     But(Arc<FxHashSet<Svma>>),
-    /// The one at this address, as long as what others have there, each a function and the pair that brings it, is woven.
+    /// Only the exit at this address, if every (function, pair) of the list could be woven.
     While(Svma, Arc<[(FunctionRef, usize)]>),
-    /// The one at this address, once one of these cannot be woven.
+    /// Only the exit at this address, if the list is empty or one of its pairs was refused.
     Unless(Svma, Arc<[(FunctionRef, usize)]>),
 }
 

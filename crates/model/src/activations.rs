@@ -9,7 +9,7 @@ pub struct Activations {
     pub unseen: u64,
     /// Calls that could not be recorded, because there was no room for what has to be remembered of them.
     pub unrecorded: u64,
-    /// Calls that went on in another function, to which theirs had jumped, and of which it is not known where it ends.
+    /// Calls that ended in a tail jump that the engine cannot follow.
     pub left_by_tail_jump: u64,
 }
 

@@ -414,8 +414,8 @@ pub enum Stmt {
     /// At a jump to another function, whose exits close the record: leave it open, so that the call lasts until its frame is gone. If there is no
     /// such record and the call is the function's own, count that, and do the statements if they need no record.
     HandOver(Record, Whose, Vec<Stmt>),
-    /// At a jump to another function of which nobody knows where it ends: take the record away, give back what it restores, and count the call as one
-    /// that went on elsewhere. The rest is as in [`Stmt::HandOver`].
+    /// At a jump to another function that the engine cannot follow: take the record away, give back what it restores, and count the call as left by a
+    /// tail jump. The rest is as in [`Stmt::HandOver`].
     GiveUp(Record, Whose, Vec<Stmt>),
     /// At an exit of a function to which others jump: if a record of one of their calls is open for this frame, do the statements and close it.
     CloseHanded(Record, Vec<Stmt>),

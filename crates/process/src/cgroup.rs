@@ -47,7 +47,8 @@ impl NoGroup {
 }
 
 /// The processes of a control group and of those below it, in order of their ids, processes of other pid namespaces left out. `path` is the path
-/// of a folder in a mount of control groups of either version, or a path below the mount of version 2, with or without a leading slash.
+/// of a folder in a mount of control groups of either version, or a path below the mount of version 2, with or without a leading slash. Nothing
+/// else is looked at: a file system of control groups has no links, so a caller cannot lead the engine out of it.
 pub fn in_control_group(path: &str) -> Result<Vec<Pid>, NoGroup> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let top = folders(path, &mounts).into_iter().find(|folder| is_group(folder));
@@ -76,17 +77,16 @@ fn folders(path: &str, mounts: &str) -> Vec<PathBuf> {
     if path.is_empty() || !Path::new(path).components().all(is_plain) {
         return Vec::new();
     }
-    let mut found = Vec::new();
-    if path.starts_with('/') && path != "/" {
-        found.push(PathBuf::from(path));
-    }
-    let version_2 = |line: &str| {
+    let mount = |line: &str| {
         let (fields, after) = line.split_once(" - ")?;
-        let point = fields.split(' ').nth(4)?;
-        (after.split(' ').next()? == "cgroup2").then(|| PathBuf::from(unescape(point)))
+        let point = PathBuf::from(unescape(fields.split(' ').nth(4)?));
+        let kind = after.split(' ').next()?;
+        ["cgroup", "cgroup2"].contains(&kind).then_some((point, kind == "cgroup2"))
     };
-    found.extend(mounts.lines().filter_map(version_2).map(|point| point.join(path.trim_start_matches('/'))));
-    found
+    let mounts: Vec<(PathBuf, bool)> = mounts.lines().filter_map(mount).collect();
+    let whole = mounts.iter().any(|(point, _)| Path::new(path).starts_with(point)).then(|| PathBuf::from(path));
+    let below = |(point, is_2): &(PathBuf, bool)| is_2.then(|| point.join(path.trim_start_matches('/')));
+    whole.into_iter().chain(mounts.iter().filter_map(below)).collect()
 }
 
 /// Whether a folder is one of a file system of control groups.
@@ -107,7 +107,8 @@ mod tests {
     fn paths_are_whole_or_below_the_mount_of_version_2() {
         let found = |path| folders(path, MOUNTS).iter().map(|f| f.display().to_string()).collect::<Vec<_>>();
         assert_eq!(found("a.slice/b"), ["/sys/fs/cgroup/uni fied/a.slice/b"]);
-        assert_eq!(found("/a"), ["/a", "/sys/fs/cgroup/uni fied/a"]);
+        assert_eq!(found("/a"), ["/sys/fs/cgroup/uni fied/a"]);
+        assert_eq!(found("/sys/fs/cgroup/cpu/a")[0], "/sys/fs/cgroup/cpu/a");
         assert_eq!(found("/"), ["/sys/fs/cgroup/uni fied/"]);
         for path in ["", "../a", "a/../../b"] {
             assert!(found(path).is_empty(), "{path}");
@@ -117,6 +118,11 @@ mod tests {
     #[test]
     fn a_folder_elsewhere_is_no_group() {
         assert!(matches!(in_control_group("/tmp"), Err(NoGroup::Missing { .. })));
+        // nor is one that leads to a group by a link
+        let directory = tempfile::tempdir().unwrap();
+        let link = directory.path().join("group");
+        std::os::unix::fs::symlink("/sys/fs/cgroup", &link).unwrap();
+        assert!(matches!(in_control_group(link.to_str().unwrap()), Err(NoGroup::Missing { .. })));
         assert!(matches!(in_control_group("no such group"), Err(NoGroup::Missing { .. })));
     }
 }

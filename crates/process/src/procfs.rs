@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -368,9 +368,14 @@ pub(crate) fn comm(pid: Pid) -> Option<String> {
     Some(String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned())
 }
 
-/// The arguments of a process.
+/// The arguments of a process, as far as they stand in the first bytes of all of them: a process may say that it has gigabytes.
 pub(crate) fn cmdline(pid: Pid) -> Vec<String> {
-    let text = read(pid, "cmdline").unwrap_or_default();
+    const MOST: u64 = 4096;
+    let mut text = Vec::new();
+    if let Ok(file) = fs::File::open(format!("/proc/{pid}/cmdline")) {
+        // what was read before an error is kept: the process may be ending
+        let _ = file.take(MOST).read_to_end(&mut text);
+    }
     let text = text.strip_suffix(b"\0").unwrap_or(&text);
     if text.is_empty() {
         return Vec::new();

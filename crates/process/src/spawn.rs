@@ -211,9 +211,9 @@ impl Follower {
             return self.hold_and_call(0, Start::Loaded, on_stop); // a static program loads nothing
         };
         let mut signal = 0;
-        // While the GNU loader maps what the program names, nothing of that runs: it is told of as a whole.
+        // The GNU loader runs no library code while it maps libraries, so they are reported in one stop.
         let mut maps_only = !is_musl(&loader);
-        let mut untold = false;
+        let mut unreported = false;
         loop {
             self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, signal))?;
             signal = 0;
@@ -234,7 +234,8 @@ impl Follower {
             }
             if entering && maps_only && !is_of_mapping(&regs) {
                 maps_only = false;
-                if std::mem::take(&mut untold) {
+                if std::mem::take(&mut unreported) {
+                    self.new_code()?;
                     self.postpone(regs)?;
                     self.hold_and_call(0, Start::Mapped, on_stop)?;
                 }
@@ -242,7 +243,7 @@ impl Follower {
             }
             if !entering && maps_code(&regs) {
                 if maps_only {
-                    untold = true;
+                    unreported = true;
                 } else if self.new_code()? {
                     self.hold_and_call(0, Start::Mapped, on_stop)?;
                 }
@@ -250,27 +251,24 @@ impl Follower {
         }
     }
 
-    /// Takes a thread that is about to make a system call back to the instruction that makes it.
+    /// Cancels the system call that the thread is entering and moves the thread back to its `syscall` instruction. The kernel leaves rax alone where
+    /// there is no call to make, so one change of the registers is enough: should we die here, the program makes the call.
     fn postpone(&mut self, entering: Regs) -> Result<(), Error> {
         /// Length of `syscall`.
         const LEN: u64 = 2;
-        let none = Regs { orig_rax: u64::MAX, ..entering };
-        self.tracer.check("SETREGS", self.main, sys::set_regs(self.main, &none))?;
+        let rip = entering.rip.wrapping_sub(LEN);
+        let again = Regs { orig_rax: u64::MAX, rax: entering.orig_rax, rip, ..entering };
+        self.tracer.check("SETREGS", self.main, sys::set_regs(self.main, &again))?;
         self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, 0))?;
         loop {
-            match wait(&self.tracer, self.main)? {
-                Status::Syscall => break,
+            let signal = match wait(&self.tracer, self.main)? {
+                Status::Syscall => return Ok(()),
                 Status::Event(_) => return Err(Error::Replaced(self.target.pid())),
-                Status::Signal(s) => {
-                    self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, s as usize))?;
-                }
-                Status::EventStop(_) => {
-                    self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, 0))?;
-                }
-            }
+                Status::Signal(signal) => signal as usize,
+                Status::EventStop(_) => 0,
+            };
+            self.tracer.check("SYSCALL", self.main, sys::cont_to_syscall(self.main, signal))?;
         }
-        let again = Regs { rip: entering.rip.wrapping_sub(LEN), rax: entering.orig_rax, ..none };
-        self.tracer.check("SETREGS", self.main, sys::set_regs(self.main, &again))
     }
 
     /// Brings the thread to a stop in which it can be borrowed and moved, and calls back.

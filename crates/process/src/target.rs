@@ -64,7 +64,7 @@ impl Identity {
     pub fn is_ending(&self) -> bool {
         let stat = procfs::stat(self.pid).ok().filter(|s| s.start_time == self.start_time);
         let killed = || procfs::status(self.pid).is_ok_and(|status| status.is_killed);
-        stat.is_none_or(|s| s.is_dead() || s.is_exiting() || killed())
+        stat.is_some_and(|s| s.is_dead() || s.is_exiting() || killed())
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) enum Target {
     Command(Vec<OsString>),
 }
 
-/// Of which name or control group every process is meant. At least one of the two is there.
+/// A name, a control group, or both; selects every process that matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
     /// The command name, or the base name of the first argument or of the executable.

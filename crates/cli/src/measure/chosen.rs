@@ -72,12 +72,17 @@ impl Session<'_> {
             let mut inserting = Inserting::new(client, requests, self.format());
             loop {
                 let (request, enabled) = tokio::select! {
+                    // after the last answer a signal ends the measurement, it does not give it up
+                    biased;
                     next = inserting.next() => match next {
                         Some(next) => next,
                         None => break,
                     },
                     // The engine removes what it inserts for a call that was given up.
-                    () = signals.asked() => return Err(given_up().into()),
+                    () = signals.asked() => {
+                        self.add_all(inserting.finished(), client, events, out)?;
+                        return Err(given_up().into());
+                    }
                 };
                 match enabled {
                     Ok(enabled) => self.add(client, enabled, events, out)?,
@@ -86,7 +91,10 @@ impl Session<'_> {
                     }
                     // With several hosts a target need not be on each of them.
                     Err(failure) if clients.len() > 1 && failure.kind == Kind::NotFound => missing.push(failure),
-                    Err(failure) => return Err(failure.into()),
+                    Err(failure) => {
+                        self.add_all(inserting.finished(), client, events, out)?;
+                        return Err(failure.into());
+                    }
                 }
             }
         }
@@ -99,6 +107,17 @@ impl Session<'_> {
         }
         words::left_out(&left_out, self.format()).iter().for_each(|text| output::warn(text, self.format()));
         Ok(())
+    }
+
+    /// Takes in what was inserted meanwhile, so that the end of the command removes it.
+    fn add_all(
+        &mut self,
+        inserted: Vec<Enabled>,
+        client: &Client,
+        events: &mpsc::Sender<Arrival>,
+        out: &mut Output,
+    ) -> Result<(), Stop> {
+        inserted.into_iter().try_for_each(|enabled| self.add(client, enabled, events, out))
     }
 
     /// Whether the other targets are measured without one that fails in this way: of processes that were named one by one, those that are gone; of
@@ -162,6 +181,17 @@ impl<'a> Inserting<'a> {
     fn new(client: &'a Client, requests: Vec<Request>, format: crate::args::Format) -> Self {
         let (open, answers) = (JoinSet::new(), BTreeMap::new());
         Inserting { client, requests, format, begun: 0, told: 0, open, answers }
+    }
+
+    /// What is inserted and was not asked for by [`Inserting::next`] yet. The engine removes what it inserts for the calls that go on.
+    fn finished(mut self) -> Vec<Enabled> {
+        while let Some(done) = self.open.try_join_next() {
+            match done {
+                Ok((number, answer)) => drop(self.answers.insert(number, answer)),
+                Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+            }
+        }
+        self.answers.into_values().filter_map(Result::ok).collect()
     }
 
     /// The next request with its answer; `None` after the last one. What is dropped before it is answered is given up.

@@ -200,10 +200,7 @@ pub(crate) fn missing(missing: Activations) -> String {
     line(left, "ended by an exception, by longjmp or with its thread")
         + &line(unseen, "had begun before the measurement")
         + &line(unrecorded, "could not be recorded")
-        + &line(
-            left_by_tail_jump,
-            "went on in another function by a jump at the end, where it cannot be seen when it ends",
-        )
+        + &line(left_by_tail_jump, "ended in a jump to a function that could not be followed")
 }
 
 /// A measurement that costs more than it may. Counts are exact whatever they cost: they are reported, not taken out.

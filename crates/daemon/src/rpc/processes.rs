@@ -8,8 +8,9 @@ use ingraft_wire::{Failure, FailureKind, Parts, v1};
 use tonic::{Request, Response, Status};
 
 use crate::auth;
-use crate::core::{Core, Host};
-use crate::rpc::{Answers, answers, convert, enable};
+use crate::core::{Core, Host, payer};
+use crate::rpc::{Answers, convert, enable, list};
+use crate::waiting::Waiting;
 
 /// Lists and starts processes.
 pub struct Service(pub Core);
@@ -24,11 +25,14 @@ impl v1::processes_server::Processes for Service {
         let [glob, name, cgroup] = [glob, name, cgroup].map(|text| Some(text).filter(|text| !text.is_empty()));
         let filter = ProcessFilter { glob, name, cgroup };
         let chosen = filter.name.is_some() || filter.cgroup.is_some();
-        let found = self.0.engine_call(move |engine| engine.processes(&filter, caller)).await?;
-        answers(
-            Parts::new(found.into_iter().map(convert::process))
-                .map(move |processes| v1::ListProcessesResponse { processes, chosen }),
-        )
+        let payer = payer();
+        let found = self.0.engine_list(move |engine| {
+            let found = engine.processes(&filter, caller).map_err(convert::failure)?;
+            let parts = Parts::new(found.into_iter().map(convert::process));
+            let parts = parts.map(move |processes| v1::ListProcessesResponse { processes, chosen });
+            Waiting::packed(payer.as_ref(), parts)
+        });
+        Ok(list(found.await??))
     }
 
     async fn children(&self, request: Request<v1::ChildrenRequest>) -> Result<Response<v1::ChildrenResponse>, Status> {

@@ -727,8 +727,8 @@ impl Pair {
     }
 }
 
-/// Adds what calls need that go on in other functions. `settle` and `anchor` are the code at the entries of these: what tells handed records from left
-/// ones, and what keeps it there, which is nothing.
+/// Adds the snippets that follow calls across tail jumps. `settle` removes stale records at an entry; `anchor` is an empty snippet that keeps `settle`
+/// there.
 fn add_tail_calls<'w>(
     control: &mut Control,
     tails: &'w TailCalls,

@@ -108,7 +108,7 @@ struct PairKey {
     hash: u64,
 }
 
-/// A snippet that pairs share: its function, which of the points, its number.
+/// A snippet that pairs share, where control lands after exceptions, longjmp and tail jumps: its function, which of the points, its number.
 type Landing = (MdlFunction, Spot, u64);
 
 /// A metric-focus pair that is woven.

@@ -1,9 +1,9 @@
 //! Calls that end by a jump to another function (`return slow(x);`) last until that function has returned. Their records stay open at the jump, and
 //! the exits of the function that was jumped to close them, or those of the functions that it jumps to in turn.
 //!
-//! Where control goes is known of jumps to an address and of those through slots that the loader fills. A pointer in a variable is compared with what it
-//! was when the code was woven. At every other jump the record is given up and counted (`left_by_tail_jump`), as it is where a jump would lead
-//! back to a function that opens such a record: nobody could bound how many are open then.
+//! Three kinds of jumps are followed: to a fixed address, through a slot that the loader fills, and through a pointer variable, which the snippet compares
+//! with its value at the insertion. At any other jump the record is discarded and the call counted (`left_by_tail_jump`), as it is where a cycle of
+//! jumps leads back to a function that opens such a record: the number of open records would be unbounded.
 
 use std::collections::VecDeque;
 
@@ -31,7 +31,7 @@ const CLOSERS_MAX: usize = 16;
 struct Jump {
     /// Where its site begins.
     at: Svma,
-    /// To whom it leads, if that is known.
+    /// Function that the jump leads to; `None` if unknown.
     to: Option<MdlFunction>,
     /// It leads there as long as the pointer at this address is this one.
     while_pointer: Option<(Avma, u64)>,
@@ -39,7 +39,7 @@ struct Jump {
 
 type Jumps = Vec<Jump>;
 
-/// A snippet that tail jumps need, at points of a function.
+/// Snippet that the engine adds because of tail jumps.
 pub(super) struct Derived {
     /// Its function.
     pub function: MdlFunction,
@@ -65,8 +65,8 @@ struct Closer<'a> {
 }
 
 impl Closer<'_> {
-    /// The code with something else in place of what closes records. What stands around that stays if the function is the one that the code is
-    /// for, else only conditions do.
+    /// The snippet with every `Close` replaced by `of(…)`. `Whose::Own` keeps the other statements; `Whose::Earlier` keeps only the conditions
+    /// around a `Close`.
     fn instead(&self, whose: Whose, of: &dyn Fn(&CallRecord, &[Stmt]) -> Stmt) -> Vec<Stmt> {
         match &self.record {
             None => instead(&self.snippet.stmts, whose == Whose::Own, of),
@@ -218,7 +218,7 @@ fn closes(stmts: &[Stmt]) -> bool {
     stmts.iter().any(|stmt| matches!(stmt, Stmt::Close(..)) || stmt.body().is_some_and(closes))
 }
 
-/// The code with something else in place of what closes records. What stands around that stays if `all`, else only conditions do.
+/// The statements with every `Close` replaced by `of(…)`; the others are kept if `all`, else only the conditions around a `Close`.
 fn instead(stmts: &[Stmt], all: bool, of: &dyn Fn(&CallRecord, &[Stmt]) -> Stmt) -> Vec<Stmt> {
     let each = |stmt: &Stmt| match stmt {
         Stmt::Close(record, body) => Some(of(record, body)),
@@ -442,6 +442,7 @@ impl Follow<'_> {
             }
             self.found.enders.insert((closer.function, self.pair, std::ptr::from_ref(closer.snippet)));
             self.pass(closer.function, closer, Whose::Own, &led);
+            // registers the jumps, so that `jumps_without` excludes them
             self.returns(closer.function);
         }
     }

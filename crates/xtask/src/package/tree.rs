@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use super::notices;
 use super::programs::Programs;
 
-/// Where a kind of package has what.
+/// Paths that differ between the Debian package and the tarball.
 pub struct Layout {
     /// Directory of programs and data below the root of the package: `usr`, or empty.
     pub prefix: &'static str,
