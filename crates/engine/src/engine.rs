@@ -22,10 +22,10 @@ use crate::leftover;
 use crate::lower;
 use crate::modules::Modules;
 use crate::pattern::glob_match;
+use crate::refusals::refusals;
 use crate::request::{Missing, resolve_patterns};
 use crate::session::{AtEnd, Context, OVER, Session};
 use crate::state_dir::StateDir;
-use crate::weaving::refusals;
 
 /// Time between two looks after the threads of a target.
 const WATCH: Duration = Duration::from_millis(100);

@@ -6,15 +6,12 @@ use std::sync::Arc;
 
 use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
 use ingraft_codegen::{
-    Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, Readable, RemovalRecord, TextSpace, WovenPoint,
-    add_mini, remove_mini, remove_within, weave_points,
+    Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini,
+    remove_mini, remove_within, weave_points,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{
-    Avma, AvmaRange, Bias, CpuClock, DataArea, PatchPlan, Refusal, Scale, Site, Snippet, Stmt, Svma, TextWrite,
-    ThreadIdentity, VariableId, WallClock,
-};
+use ingraft_model::{Avma, AvmaRange, Bias, PatchPlan, Refusal, Site, Snippet, Stmt, Svma, TextWrite};
 use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -22,6 +19,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::background::{each, in_background};
 use crate::cost;
 use crate::error::{Error, ErrorKind};
+use crate::exits::Exits;
 use crate::journal::{FileId, NOBODY, PointChain, PointRecord, SHARED};
 use crate::modules::{ModuleFile, Modules};
 use crate::sites::{Found, Spot, Text, are_known, entry_site, sites};
@@ -94,40 +92,6 @@ pub struct NewMini<'a> {
     pub except: &'a [FunctionRef],
     /// Which of a function's exits it is for.
     pub exits: Exits,
-}
-
-/// Which exits of a function a snippet is for, and on what that depends.
-#[derive(Clone, Debug, Default)]
-pub enum Exits {
-    /// All; everything at other points.
-    #[default]
-    All,
-    /// All but those at these addresses.
-    But(Arc<FxHashSet<Svma>>),
-    /// Only the exit at this address, if every (function, pair) of the list could be woven.
-    While(Svma, Arc<[(FunctionRef, usize)]>),
-    /// Only the exit at this address, if the list is empty or one of its pairs was refused.
-    Unless(Svma, Arc<[(FunctionRef, usize)]>),
-}
-
-impl Exits {
-    fn needs(&self) -> &[(FunctionRef, usize)] {
-        match self {
-            Exits::All | Exits::But(_) => &[],
-            Exits::While(_, needs) | Exits::Unless(_, needs) => needs,
-        }
-    }
-
-    /// Whether the exit at an address is one of them.
-    fn contains(&self, at: Svma, refused: &FxHashMap<(FunctionRef, usize), Refusal>) -> bool {
-        let any_refused = |needs: &[(FunctionRef, usize)]| needs.iter().any(|need| refused.contains_key(need));
-        match self {
-            Exits::All => true,
-            Exits::But(others) => !others.contains(&at),
-            Exits::While(own, needs) => at == *own && !any_refused(needs),
-            Exits::Unless(own, needs) => at == *own && (needs.is_empty() || any_refused(needs)),
-        }
-    }
 }
 
 /// The generated code of one target.
@@ -215,57 +179,6 @@ impl WovenAnew {
     pub fn records(&self) -> impl Iterator<Item = &RemovalRecord> + Clone {
         self.point.woven.records()
     }
-}
-
-/// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
-pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
-    let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
-    let env = Environment {
-        data,
-        identity: ThreadIdentity::FsOffset(0x2d0),
-        shadow_stack: false,
-        ticks: Scale::ONE,
-        wall: WallClock::Tsc,
-        cpu: CpuClock::None,
-        vectors: None,
-        loader: None,
-        readable: Readable::default(),
-    };
-    let count = Snippet::increment(VariableId(0));
-    let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-    let text = Text::untouched(target);
-    let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(&text, modules, *f))).collect());
-    let mut refused = FxHashMap::default();
-    let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &Site)>> = FxHashMap::default();
-    for (function, site) in &sites {
-        match site {
-            Ok(site) => by_module.entry(function.module).or_default().push((*function, site)),
-            Err(refusal) => {
-                refused.insert(*function, refusal.clone());
-            }
-        }
-    }
-    for (number, members) in by_module {
-        let Some((file, module)) = modules.module(number) else { continue };
-        let start = file.text().end.0.next_multiple_of(4096);
-        let mut arena = Arena::new(Avma(start)..Avma(start + Arena::estimate_bytes(members.len())));
-        let mut text = TextSpace::new();
-        text.add_padding(module.bias, module.image.padding());
-        let entries: Vec<_> = members
-            .iter()
-            .map(|(_, site)| PointRequest {
-                site,
-                bias: module.bias,
-                name: "another function",
-                minis: &minis,
-                beside: &[],
-            })
-            .collect();
-        // A request as a whole fails only for reasons that this one does not have.
-        let Ok(weave) = weave_points(&env, &mut arena, &mut text, &entries) else { continue };
-        refused.extend(members.iter().zip(weave.woven).filter_map(|((f, _), woven)| Some((*f, woven.err()?))));
-    }
-    refused
 }
 
 impl Woven {

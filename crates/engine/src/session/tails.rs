@@ -14,10 +14,10 @@ use rayon::prelude::*;
 
 use super::*;
 use crate::background::in_background;
+use crate::exits::Exits;
 use crate::modules::ModuleFile;
 use crate::sites::callees;
 use crate::variables::data_of;
-use crate::weaving::Exits;
 
 /// The library whose functions most slots are for.
 const LIBC: &str = "libc";
@@ -533,5 +533,24 @@ impl Follow<'_> {
         }
         let all = self.found.jumps.entry(function);
         Exits::But(Arc::clone(all.or_insert_with(|| Arc::new(jumps.iter().map(|jump| jump.at).collect()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_that_jump_to_each_other_are_one_circle() {
+        let f = |function| MdlFunction { module: ModuleRef(0), function };
+        let jump = |to| Jump { at: Svma(0), to: Some(f(to)), while_pointer: None };
+        // 1 leads to 2, 2 and 3 to each other, 3 to 4, and 4 nowhere that is known
+        let unknown = Jump { at: Svma(0), to: None, while_pointer: None };
+        let jumps = [(1, vec![jump(2)]), (2, vec![unknown, jump(3)]), (3, vec![jump(4), jump(2)]), (4, vec![unknown])];
+        let circle = circles(&jumps.into_iter().map(|(function, jumps)| (f(function), jumps)).collect());
+        let number = |function| circle.get(&f(function)).copied().expect("a number");
+        assert_eq!(number(2), number(3));
+        let different: FxHashSet<usize> = [1, 2, 4].into_iter().map(number).collect();
+        assert_eq!(different.len(), 3);
     }
 }

@@ -1,0 +1,65 @@
+//! At which exits of a function a snippet stands: what ends a call does not stand where the function jumps to another one.
+
+use std::sync::Arc;
+
+use ingraft_mdl::FunctionRef;
+use ingraft_model::{Refusal, Svma};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+/// Which exits of a function a snippet is for, and on what that depends.
+#[derive(Clone, Debug, Default)]
+pub enum Exits {
+    /// All; everything at other points.
+    #[default]
+    All,
+    /// All but those at these addresses.
+    But(Arc<FxHashSet<Svma>>),
+    /// Only the exit at this address, if every (function, pair) of the list could be woven.
+    While(Svma, Arc<[(FunctionRef, usize)]>),
+    /// Only the exit at this address, if the list is empty or one of its pairs was refused.
+    Unless(Svma, Arc<[(FunctionRef, usize)]>),
+}
+
+impl Exits {
+    /// The (function, pair) on which it depends.
+    pub fn needs(&self) -> &[(FunctionRef, usize)] {
+        match self {
+            Exits::All | Exits::But(_) => &[],
+            Exits::While(_, needs) | Exits::Unless(_, needs) => needs,
+        }
+    }
+
+    /// Whether the exit at an address is one of them.
+    pub fn contains(&self, at: Svma, refused: &FxHashMap<(FunctionRef, usize), Refusal>) -> bool {
+        let any_refused = |needs: &[(FunctionRef, usize)]| needs.iter().any(|need| refused.contains_key(need));
+        match self {
+            Exits::All => true,
+            Exits::But(others) => !others.contains(&at),
+            Exits::While(own, needs) => at == *own && !any_refused(needs),
+            Exits::Unless(own, needs) => at == *own && (needs.is_empty() || any_refused(needs)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_mdl::ModuleRef;
+
+    use super::*;
+
+    #[test]
+    fn what_depends_on_another_function_gives_way_when_that_is_refused() {
+        let other = FunctionRef { module: ModuleRef(0), function: 7 };
+        let needs: Arc<[_]> = [(other, 3)].into();
+        let (handed, given_up) =
+            (Exits::While(Svma(16), Arc::clone(&needs)), Exits::Unless(Svma(16), Arc::clone(&needs)));
+        let woven = FxHashMap::default();
+        let refused = FxHashMap::from_iter([((other, 3), Refusal::NoRoomNearby)]);
+        assert!(handed.contains(Svma(16), &woven) && !given_up.contains(Svma(16), &woven));
+        assert!(!handed.contains(Svma(16), &refused) && given_up.contains(Svma(16), &refused));
+        assert!(!handed.contains(Svma(17), &woven) && !given_up.contains(Svma(17), &refused));
+        assert!(Exits::Unless(Svma(16), [].into()).contains(Svma(16), &woven));
+        let others = Exits::But(Arc::new(FxHashSet::from_iter([Svma(16)])));
+        assert!(!others.contains(Svma(16), &woven) && others.contains(Svma(17), &woven));
+    }
+}

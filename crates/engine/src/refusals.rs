@@ -1,0 +1,63 @@
+//! Which entries of a target cannot be woven, found out without touching it.
+
+use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points};
+use ingraft_mdl::{FunctionRef, ModuleRef};
+use ingraft_model::{Avma, CpuClock, DataArea, Refusal, Scale, Site, Snippet, ThreadIdentity, VariableId, WallClock};
+use ingraft_process::Target;
+use rayon::prelude::*;
+use rustc_hash::FxHashMap;
+
+use crate::background::in_background;
+use crate::modules::Modules;
+use crate::sites::{Text, entry_site};
+
+/// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
+pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {
+    let data = DataArea { base: Avma(1 << 30), stride: 1 << 20, shards: 64, journal_bytes: 0 };
+    let env = Environment {
+        data,
+        identity: ThreadIdentity::FsOffset(0x2d0),
+        shadow_stack: false,
+        ticks: Scale::ONE,
+        wall: WallClock::Tsc,
+        cpu: CpuClock::None,
+        vectors: None,
+        loader: None,
+        readable: Readable::default(),
+    };
+    let count = Snippet::increment(VariableId(0));
+    let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
+    let text = Text::untouched(target);
+    let sites: Vec<_> = in_background(|| functions.par_iter().map(|f| (*f, entry_site(&text, modules, *f))).collect());
+    let mut refused = FxHashMap::default();
+    let mut by_module: FxHashMap<ModuleRef, Vec<(FunctionRef, &Site)>> = FxHashMap::default();
+    for (function, site) in &sites {
+        match site {
+            Ok(site) => by_module.entry(function.module).or_default().push((*function, site)),
+            Err(refusal) => {
+                refused.insert(*function, refusal.clone());
+            }
+        }
+    }
+    for (number, members) in by_module {
+        let Some((file, module)) = modules.module(number) else { continue };
+        let start = file.text().end.0.next_multiple_of(4096);
+        let mut arena = Arena::new(Avma(start)..Avma(start + Arena::estimate_bytes(members.len())));
+        let mut text = TextSpace::new();
+        text.add_padding(module.bias, module.image.padding());
+        let entries: Vec<_> = members
+            .iter()
+            .map(|(_, site)| PointRequest {
+                site,
+                bias: module.bias,
+                name: "another function",
+                minis: &minis,
+                beside: &[],
+            })
+            .collect();
+        // A request as a whole fails only for reasons that this one does not have.
+        let Ok(weave) = weave_points(&env, &mut arena, &mut text, &entries) else { continue };
+        refused.extend(members.iter().zip(weave.woven).filter_map(|((f, _), woven)| Some((*f, woven.err()?))));
+    }
+    refused
+}
