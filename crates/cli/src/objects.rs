@@ -56,9 +56,9 @@ pub(crate) struct Process {
     pub(crate) attachable: bool,
     pub(crate) why_not: Option<String>,
     pub(crate) hint: Option<String>,
-    /// Its parent's id; 0 if that is outside of the engine's pid namespace.
+    /// Process id of the parent; 0 if that is outside of the engine's pid namespace.
     pub(crate) parent: i32,
-    /// Its arguments, or what it has written over them.
+    /// Arguments of the process, or the text that it has written over them.
     pub(crate) title: String,
     /// Whether it is a fork child that is measured with its parent.
     pub(crate) with_parent: bool,
@@ -121,7 +121,7 @@ pub(crate) struct Function {
     pub(crate) how: BTreeMap<&'static str, &'static str>,
     /// Why not all of them are, by kind.
     pub(crate) why_not: Option<BTreeMap<&'static str, String>>,
-    /// How many of its exits are jumps to other functions; left out if none is.
+    /// Number of exits that jump to another function; left out if there is none.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) tail_exits: u32,
 }

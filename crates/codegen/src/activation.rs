@@ -173,7 +173,7 @@ impl Generator<'_> {
         self.at_record(r, whose, take_away, |g| g.without_record(r, body))
     }
 
-    /// What is done all the same at the end of a call that has no record.
+    /// Code that runs at the end of a call even if the call has no record.
     fn without_record(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
         if r.is_optional() { self.stmts(body) } else { Ok(()) }
     }

@@ -17,7 +17,7 @@ pub(crate) const FAR: u64 = 0x1000_0000;
 
 /// Counters of a record's activations.
 const LEFT: u32 = 0;
-pub(crate) const LEFT_BY_TAIL_JUMP: u32 = 3;
+const LEFT_BY_TAIL_JUMP: u32 = 3;
 
 /// What a routine does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -148,11 +148,12 @@ impl Engine {
         let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
         let entry = |p: ingraft_process::ProcessInfo| {
             // what others do with processes of theirs is theirs to know
-            let may_know = permit(p.pid, caller).is_ok();
+            let permitted = permit(p.pid, caller);
+            let may_know = permitted.is_ok();
             let title = if may_know { p.title() } else { String::new() };
             let denied = p.attachable.err().map(|d| Denied { why: d.to_string(), hint: d.hint() });
             let denied = denied.or_else(|| {
-                let e = permit(p.pid, caller).err()?;
+                let e = permitted.err()?;
                 Some(Denied { why: e.what, hint: e.hint })
             });
             let with_parent = may_know && sessions.iter().any(|s| s.target().pid() != p.pid && s.is_kin(p.pid));
@@ -705,7 +706,7 @@ fn summary(code: &FunctionCode, kind: PointKind) -> PointSummary {
     PointSummary { kind, count: u32::try_from(count).unwrap_or(u32::MAX), how, why_not }
 }
 
-/// How many of a function's exits are jumps to others.
+/// Number of a function's exits that jump to another one.
 fn tail_exits(code: &FunctionCode) -> u32 {
     let jumping: BTreeSet<usize> = code.edges.iter().filter(|e| e.kind == EdgeKind::TailJump).map(|e| e.from).collect();
     u32::try_from(jumping.len()).unwrap_or(u32::MAX)

@@ -18,7 +18,7 @@ use crate::signals::Signals;
 
 /// Time between two looks for processes of a name or a control group that are new: each reads the names of all processes.
 const LOOK: Duration = Duration::from_millis(250);
-/// How many insertions go on at the same time. The first one is alone: the others use its analysis.
+/// Most insertions at the same time. The first one is alone: the others use its analysis.
 const AT_ONCE: usize = 2;
 
 /// The processes of a name or a control group that have been seen.
@@ -31,7 +31,7 @@ pub(super) struct Chosen {
 }
 
 impl Session<'_> {
-    /// What a request stands for at one host: itself, or one request for each process that its name or control group has now.
+    /// Requests that one request stands for at one host: itself, or one for each process that its name or control group has now.
     async fn expand(&mut self, client: &Client, request: &Request) -> Result<Vec<Request>, Failure> {
         let Target::Each(choice) = &request.target else { return Ok(vec![request.clone()]) };
         let mut progress = Progress::new("looking at processes", self.format());
@@ -183,7 +183,7 @@ impl<'a> Inserting<'a> {
         Inserting { client, requests, format, begun: 0, told: 0, open, answers }
     }
 
-    /// What is inserted and was not asked for by [`Inserting::next`] yet. The engine removes what it inserts for the calls that go on.
+    /// Insertions that are done and that [`Inserting::next`] has not returned yet. The engine removes what it inserts for the calls that go on.
     fn finished(mut self) -> Vec<Enabled> {
         while let Some(done) = self.open.try_join_next() {
             match done {
