@@ -101,9 +101,9 @@ pub fn untouched(pid: Pid) -> Removed {
 
 fn removed(target: &Target, restored: Restored, children_left: Vec<Pid>) -> Removed {
     let warnings = Left::warnings(&restored.left, target, &|_| None);
-    let Restored { stopped, text_restored, unmapped, asleep, .. } = restored;
+    let Restored { text_restored, unmapped, asleep, .. } = restored;
     Removed {
-        stopped,
+        stopped: target.take_longest_hold(),
         text_restored,
         children_left,
         warnings,

@@ -14,8 +14,6 @@ use crate::journal::PointRecord;
 /// What a removal found and did.
 #[derive(Debug)]
 pub struct Restored {
-    /// The longest time any thread was held in one piece.
-    pub stopped: Duration,
     /// Every overwritten byte is the original one again (or its mapping is gone).
     pub text_restored: bool,
     /// Arenas and data area were unmapped.
@@ -64,7 +62,7 @@ pub fn restore(
 ) -> Result<Restored, Error> {
     let failed = |e| Error::process(target.pid(), e);
     let (Rest { plan, left: found }, first) = cut_off(target, points)?;
-    let (mut stopped, mut threads) = (first.held, first.bases);
+    let mut threads = first.bases;
     let mut rest = restorable(target, points)?;
     if !rest.leads() {
         rest.left.extend(copy_of(target, points, arenas).map(|at| Left { at, state: Why::Copied }));
@@ -98,7 +96,6 @@ pub fn restore(
                     None => return Err(Error::apply(target.pid(), e)),
                 },
             };
-            stopped = stopped.max(applied.held);
             threads = applied.bases;
             asleep = applied.asleep;
             if applied.quiet {
@@ -119,7 +116,7 @@ pub fn restore(
     let mut left = rest.left;
     left.extend(found.into_iter().filter(|left| left.state == Why::Broken));
     Left::sort(&mut left);
-    Ok(Restored { stopped, text_restored, unmapped, threads, left, asleep })
+    Ok(Restored { text_restored, unmapped, threads, left, asleep })
 }
 
 /// Restores the text alone, without waiting for threads to leave the code, which stays. Whether it is the original one again.

@@ -15,7 +15,7 @@ use crate::procfs::Mapping;
 use crate::stack::{SavedPc, Stacks, contains};
 use crate::sys::{self, Regs};
 use crate::target::{Target, lock};
-use crate::tracer::{State, Tracer, with_tracer};
+use crate::tracer::{State, Tracer};
 use crate::visit::{Held, Visitor, held_threads};
 
 const PAGE: u64 = 4096;
@@ -64,8 +64,6 @@ impl Default for Options {
 /// A plan was applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Applied {
-    /// The longest time that any thread was held in one piece, from its interrupt to its release.
-    pub held: Duration,
     /// How many times the target was held.
     pub attempts: u32,
     /// How many threads there were.
@@ -142,20 +140,17 @@ impl Target {
         check_plan(plan)?;
         let returns = if plan.text.is_empty() { Vec::new() } else { self.gadgets()?.sigreturn };
         let mut runs = make_runs(&plan.text);
-        let mut held = Duration::ZERO;
         let mut attempt = 1;
         let begin = Instant::now();
         loop {
-            let (outcome, time) = with_tracer(self.pid(), |tracer| {
+            let outcome = self.trace(|tracer| {
                 tracer.be_patient(attempt);
                 let outcome = self.attempt(tracer, attempt, plan, options, &returns, &mut runs, &mut visitor);
                 let repaired = tracer.repair_all().or_else(|e| if e.is_gone() { Ok(()) } else { Err(e) });
                 outcome.and_then(|applied| repaired.map(|()| applied).map_err(ApplyError::from))
             })?;
-            held = held.max(time);
-            self.note_hold(time);
             match outcome {
-                Ok(applied) => return Ok(Applied { held, attempts: attempt, ..applied }),
+                Ok(applied) => return Ok(Applied { attempts: attempt, ..applied }),
                 Err(e) if e.may_pass() && begin.elapsed() < self.patience_with(&e, options) => {
                     thread::sleep((REST * attempt).min(REST_MAX));
                     attempt += 1;
@@ -270,7 +265,7 @@ impl Target {
         });
         let threads = tracer.threads.iter().filter(|t| t.state != State::Gone).count();
         let (bases, moved) = (bases.collect(), moves.len());
-        Ok(Applied { held: Duration::ZERO, attempts: 0, threads, moved, quiet, asleep, bases })
+        Ok(Applied { attempts: 0, threads, moved, quiet, asleep, bases })
     }
 
     /// Writes one byte of each page back unchanged, so that the copy is made before the stop.

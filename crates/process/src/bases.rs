@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::procfs::{self, Mapping};
 use crate::sys::{self, Regs};
 use crate::target::Target;
-use crate::tracer::{State, Tracer, with_tracer};
+use crate::tracer::{State, Tracer};
 
 /// [`header::IDENTITY`]: all threads count in shard 0, and none has a gs base of ours.
 const LOCKED: u32 = 0;
@@ -93,7 +93,7 @@ impl Target {
     /// Sets the gs bases back to 0 that an earlier engine has left in threads and that lead nowhere. The caller has seen that the program does not
     /// use the gs base itself, and nothing is woven.
     pub fn reset_residue(&self) -> Result<(), Error> {
-        let (reset, held) = with_tracer(self.pid(), |tracer| {
+        let reset = self.trace(|tracer| {
             tracer.seize_all()?;
             tracer.stop_all()?;
             let maps = self.maps()?;
@@ -104,7 +104,6 @@ impl Target {
             }
             tracer.repair_all()
         })?;
-        self.note_hold(held);
         reset
     }
 }

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::survey::ATTEMPTS;
 use crate::sys::Regs;
 use crate::target::Target;
-use crate::tracer::{STOP_WAIT, State, Tracer, with_tracer};
+use crate::tracer::{STOP_WAIT, State, Tracer};
 
 impl Target {
     /// Gives the only thread the area's thread pointer, if it has none yet. False if there are several threads by now, of which one still has
@@ -24,12 +24,11 @@ impl Target {
         }
         let mut attempt = 1;
         loop {
-            let (lent, held) = with_tracer(self.pid(), |tracer| {
+            let lent = self.trace(|tracer| {
                 tracer.be_patient(attempt);
                 let lent = self.lend(tracer, area);
                 tracer.repair_all().and(lent)
             })?;
-            self.note_hold(held);
             match lent {
                 Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // no processor free for it
                 other => return other,

@@ -18,6 +18,7 @@ mod fault;
 mod files;
 mod frame;
 mod gap;
+mod holds;
 mod lend;
 mod limits;
 mod module;

@@ -16,7 +16,7 @@ use crate::module;
 use crate::procfs::{self, InKernel, Mapping};
 use crate::sys::{self, Regs, Status};
 use crate::target::Target;
-use crate::tracer::{LOOKS, State, Tracer, is_held, pause, with_tracer};
+use crate::tracer::{LOOKS, State, Tracer, is_held, pause};
 
 /// Free bytes that a thread's stack must have below its stack pointer.
 const STACK_NEED: u64 = 16 * 1024;
@@ -138,14 +138,13 @@ impl Target {
         loop {
             tries += 1;
             let mut asleep = false;
-            let (result, held) = with_tracer(self.pid(), |tracer| {
+            let result = self.trace(|tracer| {
                 let mut remote = Remote::borrow(self, tracer, (syscall_at, sigreturn), &mut asleep)?;
                 let Some(work) = work.take() else { return Err(Error::NoCarrier("it was borrowed before".into())) };
                 let result = work(&mut remote);
                 let returned = remote.give_back();
                 result.and_then(|value| returned.map(|()| value))
             })?;
-            self.note_hold(held);
             match result {
                 Err(Error::NoCarrier(_))
                     if work.is_some()

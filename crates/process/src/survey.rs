@@ -1,7 +1,5 @@
 //! What all threads have in common: how they can be told apart, and whether the gs base is free.
 
-use std::time::Duration;
-
 use ingraft_model::{Avma, CpuClock, DataArea, Pid, ThreadIdentity, Tid};
 
 use crate::bases;
@@ -10,7 +8,7 @@ use crate::procfs;
 use crate::switches;
 use crate::sys;
 use crate::target::{AT_HWCAP2, HWCAP2_FSGSBASE, Target};
-use crate::tracer::{State, Tracer, with_tracer};
+use crate::tracer::{State, Tracer};
 
 /// Code segment of 64-bit programs.
 const CS_64: u64 = 0x33;
@@ -61,8 +59,6 @@ pub struct Survey {
     pub filtered: bool,
     /// An earlier engine has left gs bases behind that lead nowhere ([`Target::reset_residue`]); they do not count as the program's own.
     pub residue: bool,
-    /// The longest time that a thread was held.
-    pub longest_hold: Duration,
 }
 
 impl Target {
@@ -71,12 +67,11 @@ impl Target {
     pub fn survey(&self, ours: Option<DataArea>) -> Result<Survey, Error> {
         let has_fsgsbase = self.aux(AT_HWCAP2).is_some_and(|v| v & HWCAP2_FSGSBASE != 0);
         let mut attempt = 1;
-        let (mut survey, held) = loop {
-            let (survey, held) = with_tracer(self.pid(), |tracer| {
+        let mut survey = loop {
+            let survey = self.trace(|tracer| {
                 tracer.be_patient(attempt);
                 self.visit_all(tracer)
             })?;
-            self.note_hold(held);
             match survey {
                 Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // no processor free for it
                 // its only thread was being woken, which looks like a sleep: by now it has stopped, and gone on
@@ -85,7 +80,7 @@ impl Target {
                 {
                     attempt += 1;
                 }
-                other => break (other?, held),
+                other => break other?,
             }
         };
         let is_left = |gs: u64| gs != 0 && ours.is_none_or(|area| !area.is_base(gs));
@@ -100,7 +95,6 @@ impl Target {
         survey.is_fresh =
             survey.why_locked == Some(NO_POINTER) && survey.threads.len() == 1 && survey.unseen.is_empty();
         survey.cpu = cpu_clock(&survey);
-        survey.longest_hold = held;
         Ok(survey)
     }
 
@@ -114,7 +108,6 @@ impl Target {
             unseen: Vec::new(),
             filtered: false,
             residue: false,
-            longest_hold: Duration::ZERO,
         };
         let mut running = Vec::new();
         // those that sleep would have to wait for a processor too
@@ -296,7 +289,6 @@ mod tests {
             unseen,
             filtered,
             residue: false,
-            longest_hold: Duration::ZERO,
         };
         let seen =
             if switches::are_seen() { CpuClock::Rseq { slot: 0x928, signature: 7 } } else { CpuClock::SystemCall };

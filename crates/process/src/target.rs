@@ -16,6 +16,7 @@ use rustix::process::{PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
 use crate::access;
 use crate::error::{Denial, Error};
+use crate::holds::Holds;
 use crate::procfs::{self, Mapping, Status};
 use crate::remote::Gadgets;
 use crate::rights::{self, Rights};
@@ -103,7 +104,7 @@ pub struct Target {
     /// With whose rights the process is touched.
     pub(crate) acting: Mutex<Rights>,
     gadgets: Mutex<Option<Gadgets>>,
-    longest_hold: Mutex<Duration>,
+    pub(crate) holds: Mutex<Holds>,
     /// Pages that are known to be private copies already.
     pub(crate) private_pages: Mutex<HashSet<u64>>,
     /// Where there was memory when that was looked at last.
@@ -154,7 +155,7 @@ impl Target {
             auxv,
             acting: Mutex::new(Rights::All),
             gadgets: Mutex::default(),
-            longest_hold: Mutex::default(),
+            holds: Mutex::default(),
             private_pages: Mutex::default(),
             mapped: AtomicU64::new(0),
             looks: AtomicU32::new(0),
@@ -366,17 +367,6 @@ impl Target {
             return Error::Replaced(self.pid());
         }
         Error::Memory { what, at, len, source }
-    }
-
-    /// The longest time that any thread was held in one piece since the last call of this, from its interrupt to its release, over all
-    /// operations.
-    pub fn take_longest_hold(&self) -> Duration {
-        std::mem::take(&mut *lock(&self.longest_hold))
-    }
-
-    pub(crate) fn note_hold(&self, time: Duration) {
-        let mut longest = lock(&self.longest_hold);
-        *longest = time.max(*longest);
     }
 
     /// The code by which a borrowed thread calls the kernel and finds its way back; looked for once.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use ingraft_model::{Avma, Pid, Tid};
 
 use crate::error::{Denial, Error};
+use crate::holds::Hold;
 use crate::procfs::{self, InKernel};
 use crate::sharers::Sharers;
 use crate::sys::{self, Regs, Status};
@@ -72,7 +73,7 @@ pub(crate) struct Tracer {
     began: Option<Instant>,
     /// No other thread than the first has been interrupted since.
     alone: bool,
-    longest_hold: Duration,
+    holds: Vec<Hold>,
 }
 
 thread_local! {
@@ -85,17 +86,16 @@ pub(crate) fn is_held(pid: Pid) -> bool {
     HELD.with_borrow(|held| held.as_ref().is_some_and(|tracer| tracer.pid == pid))
 }
 
-/// Runs `work` with a tracer of a process: the one that the calling thread holds already, or a new thread's. Says also for how long
-/// any thread was held in one piece.
+/// Runs `work` with a tracer of a process: the one that the calling thread holds already, or a new thread's. Says also when threads were held.
 pub(crate) fn with_tracer<R: Send>(
     pid: Pid,
     work: impl FnOnce(&mut Tracer) -> R + Send,
-) -> Result<(R, Duration), Error> {
+) -> Result<(R, Vec<Hold>), Error> {
     let held = HELD.with_borrow_mut(|h| h.take_if(|t| t.pid == pid));
     if let Some(mut tracer) = held {
         let result = work(&mut tracer);
         HELD.set(Some(tracer));
-        return Ok((result, Duration::ZERO)); // it was held before, and still is
+        return Ok((result, Vec::new())); // it was held before, and still is
     }
     on_own_thread(|| {
         sys::precise_sleeps();
@@ -104,7 +104,7 @@ pub(crate) fn with_tracer<R: Send>(
         let result = work(&mut tracer);
         tracer.settle();
         tracer.end_of_hold();
-        (result, tracer.longest_hold)
+        (result, tracer.holds)
     })
 }
 
@@ -174,7 +174,7 @@ impl Tracer {
             patience: STOP_WAIT,
             began: None,
             alone: false,
-            longest_hold: Duration::ZERO,
+            holds: Vec::new(),
         }
     }
 
@@ -610,7 +610,7 @@ impl Tracer {
 
     fn end_of_hold(&mut self) {
         if let Some(began) = self.began.take() {
-            self.longest_hold = self.longest_hold.max(began.elapsed());
+            self.holds.push(Hold { began, ended: Instant::now() });
         }
     }
 

@@ -52,7 +52,7 @@ fn insert_count_remove() {
             target.read(counted, &mut bytes).unwrap();
             assert_eq!(bytes, COUNTED_BYTES);
             if round % 10 == 0 {
-                println!("held {:?} {:?}, moved {} {}", applied.held, removed.held, applied.moved, removed.moved);
+                println!("moved {} {}", applied.moved, removed.moved);
             }
         }
         until("the arena is empty", || target.quiet(&patch.remove.retired).unwrap());

@@ -27,6 +27,7 @@ mod families;
 mod field;
 mod go;
 mod histograms;
+mod holds;
 mod jumps;
 mod labels;
 mod launches;

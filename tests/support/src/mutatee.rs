@@ -112,6 +112,7 @@ fn recipe(name: &str) -> Recipe {
         }
         "times" => ("gcc", C, &["times.c"], false),
         "crowd" => ("gcc", C, &["crowd.c"], false),
+        "gaps" => ("gcc", C, &["gaps.c"], false),
         "ticks" => ("gcc", C, &["ticks.c"], false),
         "steps" => ("gcc", STEPS, &["steps.c"], false),
         "events" => ("gcc", C, &["events.c"], false),

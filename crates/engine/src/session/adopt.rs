@@ -115,9 +115,7 @@ impl Session {
         text.sort_unstable_by_key(|w| w.at);
         if !text.is_empty() {
             let plan = PatchPlan { text, ..PatchPlan::default() };
-            let applied =
-                self.target.apply(&plan, &ApplyOptions::default()).map_err(|e| Error::apply(self.pid(), e))?;
-            self.note_hold(applied.held);
+            self.target.apply(&plan, &ApplyOptions::default()).map_err(|e| Error::apply(self.pid(), e))?;
         }
         Ok(done)
     }

@@ -117,13 +117,10 @@ impl Session {
             }
         }
         match self.change(control, &wanted, &|_| &[]) {
-            Ok((refused, stop)) => {
-                control.held = control.held.max(stop.held);
-                match refused.values().next() {
-                    Some(reason) => Births::Unknown(format!("its fork cannot be woven ({reason})")),
-                    None => area.follow_births().map_or_else(|e| Births::Unknown(e.to_string()), |()| Births::Followed),
-                }
-            }
+            Ok((refused, _)) => match refused.values().next() {
+                Some(reason) => Births::Unknown(format!("its fork cannot be woven ({reason})")),
+                None => area.follow_births().map_or_else(|e| Births::Unknown(e.to_string()), |()| Births::Followed),
+            },
             Err(error) => Births::Unknown(error.what),
         }
     }

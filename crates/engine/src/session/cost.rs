@@ -408,19 +408,13 @@ impl Session {
         self.rates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes how long threads were held.
-    pub(super) fn note_hold(&self, held: Duration) {
-        let ns = u64::try_from(held.as_nanos()).unwrap_or(u64::MAX);
-        self.paused_ns.fetch_add(ns, Ordering::Relaxed);
-    }
-
     /// The value of a metric of the engine's own.
     pub(super) fn internal(&self, metric: Internal, shared: &Shared) -> i64 {
         let whole = |ns: f64| ns.round() as i64;
         let threads = || self.target.threads().map_or(0, |t| t.len() as i64);
         let running = self.ended.get().is_none() && self.target.is_alive();
         match metric {
-            Internal::PauseTime => self.paused_ns.load(Ordering::Relaxed).cast_signed(),
+            Internal::PauseTime => i64::try_from(self.target.time_held().as_nanos()).unwrap_or(i64::MAX),
             Internal::ObservedCost => whole(self.spent(shared)),
             Internal::PredictedCost => {
                 let rates = self.rates();

@@ -184,6 +184,7 @@ impl Session {
         if measurement.revoked {
             return Ok(None);
         }
+        self.target.take_longest_hold(); // of earlier operations
         let _acting = self.target.act_for(measurement.rights);
         let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
         if request.pairs.is_empty() && request.functions.is_empty() {
@@ -199,7 +200,7 @@ impl Session {
         control.unrun = exact();
         let inserted = self.insert_wanted(control, wanted, false);
         control.unrun = false;
-        let (found, stopped) = inserted?;
+        let (found, caught_up) = inserted?;
         let exact = exact();
         // Pairs that were there keep their places, those of unloaded libraries included; what is new comes behind.
         let functions: FxHashMap<_, _> = found.iter().cloned().collect();
@@ -235,6 +236,6 @@ impl Session {
         measurement.grown = true;
         measurement.awaited.retain(|awaited| !awaited.has_come(&control.modules));
         let Some(measurement) = control.measurements.get(&id) else { return Ok(None) };
-        Ok(Some(self.enabled(control, id, measurement, true, begin, stopped, Vec::new())))
+        Ok(Some(self.enabled(control, id, measurement, true, begin, caught_up, Vec::new())))
     }
 }

@@ -53,24 +53,6 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// What an insertion meant for the threads of the target.
-#[derive(Debug, Default)]
-pub(super) struct Stop {
-    /// The longest time any of them was held in one piece.
-    pub held: Duration,
-    /// Their calls in progress.
-    pub caught_up: CaughtUp,
-}
-
-impl Stop {
-    /// Both together.
-    pub fn and(mut self, other: Stop) -> Stop {
-        self.held = self.held.max(other.held);
-        self.caught_up.add(other.caught_up);
-        self
-    }
-}
-
 impl Session {
     /// Weaves what new pairs need, attaching to the target if nothing was woven there yet. On an error the target and the session
     /// are as before.
@@ -80,9 +62,9 @@ impl Session {
         control: &mut Control,
         fresh: Vec<(PairKey, Instrumentation)>,
         whole: bool,
-    ) -> Result<Stop, Error> {
+    ) -> Result<CaughtUp, Error> {
         if fresh.is_empty() {
-            return Ok(Stop::default());
+            return Ok(CaughtUp::default());
         }
         let limit = counters_max(control);
         let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
@@ -110,7 +92,7 @@ impl Session {
         }
         self.shared_mut().used_counters = control.counters.used();
         let result = self.weave_and_apply(control, &bound, whole);
-        let (refused, minis, stopped) = match result {
+        let (refused, minis, caught_up) = match result {
             Ok(done) => done,
             Err(e) => {
                 give_back(control, &bound);
@@ -156,7 +138,7 @@ impl Session {
             };
             control.pairs.insert(key, pair);
         }
-        Ok(stopped)
+        Ok(caught_up)
     }
 
     /// The number of the event of the processor that code reads.
@@ -175,11 +157,11 @@ impl Session {
         &self,
         control: &mut Control,
         more: Vec<(PairKey, Instrumentation, Vec<u32>)>,
-    ) -> Result<Stop, Error> {
+    ) -> Result<CaughtUp, Error> {
         if more.is_empty() {
-            return Ok(Stop::default());
+            return Ok(CaughtUp::default());
         }
-        let (refused, minis, stopped) = self.weave_and_apply(control, &more, false)?;
+        let (refused, minis, caught_up) = self.weave_and_apply(control, &more, false)?;
         for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
             let mut unwoven = refused_of(control, &instrumentation, &refused, number);
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
@@ -190,7 +172,7 @@ impl Session {
             pair.unwoven.append(&mut unwoven);
             pair.barren &= is_barren(&instrumentation, number, &refused);
         }
-        Ok(stopped)
+        Ok(caught_up)
     }
 
     /// The part of an insertion that can fail: code, journal, stop.
@@ -199,7 +181,7 @@ impl Session {
         control: &mut Control,
         bound: &[(PairKey, Instrumentation, Vec<u32>)],
         whole: bool,
-    ) -> Result<(Refused, Vec<Minis>, Stop), Error> {
+    ) -> Result<(Refused, Vec<Minis>, CaughtUp), Error> {
         let settle = Snippet { stmts: vec![Stmt::Settle] };
         let mut placed: Vec<Placed<'_>> = Vec::with_capacity(bound.iter().map(|(_, i, _)| i.insertions.len()).sum());
         let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
@@ -259,7 +241,7 @@ impl Session {
         add_tail_calls(control, &tails, bound, (&settle, &anchor), &mut wanted, &mut minis, &mut brought);
         if wanted.is_empty() && bound.iter().all(|(key, ..)| control.pairs.contains_key(key)) {
             // pairs that are there need nothing of what was mapped since
-            return Ok((refused, minis, Stop::default()));
+            return Ok((refused, minis, CaughtUp::default()));
         }
         if let Some(attached) = &control.attached {
             let mut events = control.events.attributes();
@@ -272,21 +254,21 @@ impl Session {
         let ready = ready.and_then(|()| if calling { self.may_call(control) } else { Ok(()) });
         let ready = ready.and_then(|()| self.prepare_births(control, bound));
         let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
-        let outcome = outcome.and_then(|(woven, stopped)| {
+        let outcome = outcome.and_then(|(woven, caught_up)| {
             let reasons = if first { self.all_refused(&control.modules, bound, &woven) } else { None };
-            reasons.map_or(Ok((woven, stopped)), Err)
+            reasons.map_or(Ok((woven, caught_up)), Err)
         });
-        let (woven_refused, mut stopped) = match outcome {
-            Ok((mut woven, stopped)) => {
+        let (woven_refused, caught_up) = match outcome {
+            Ok((mut woven, caught_up)) => {
                 self.name_kept(control, &mut woven);
-                (woven, stopped)
+                (woven, caught_up)
             }
             // what else is asked for goes on; the functions of a library are told as refused
             Err(e) if e.is_shortage() && !first && !whole => {
                 tracing::warn!(error = %e, "a library is left alone");
                 let refusal = || Refusal::NoMemory { what: e.what.clone() };
                 let all = wanted.iter().flat_map(|w| w.minis.iter().map(|m| ((w.function, m.pair), refusal())));
-                (all.collect(), Stop::default())
+                (all.collect(), CaughtUp::default())
             }
             Err(e) => {
                 if first {
@@ -305,8 +287,7 @@ impl Session {
                 |(f, spot, _): &Landing| brought.get(&(*f, *spot)).is_none_or(|by| !refused.contains_key(&(*f, *by)));
             own.unlanded = own.landings.extract_if(.., |landing| !is_woven(landing)).map(|(f, ..)| f).collect();
         }
-        stopped.held = stopped.held.max(std::mem::take(&mut control.held));
-        Ok((refused, minis, stopped))
+        Ok((refused, minis, caught_up))
     }
 
     /// Adds what pairs that put something back need where exceptions and longjmp land: one snippet, which they share. The pairs that bring it.
@@ -483,8 +464,6 @@ impl Session {
     pub(super) fn attach(&self, control: &mut Control) -> Result<Attached, Error> {
         let failed = |e| self.failed(e);
         let mut survey = self.target.survey(None).map_err(failed)?;
-        control.held = survey.longest_hold;
-        self.note_hold(survey.longest_hold);
         if let Some((identity, rseq)) =
             survey.is_fresh.then(|| control.modules.expected_identity(&self.target)).flatten()
         {
@@ -584,8 +563,8 @@ impl Session {
         control: &mut Control,
         wanted: &[WantedPoints<'_>],
         variables: &dyn Fn(usize) -> &'v [Variable],
-    ) -> Result<(Refused, Stop), Error> {
-        let Some(attached) = control.attached.as_mut() else { return Ok((Refused::default(), Stop::default())) };
+    ) -> Result<(Refused, CaughtUp), Error> {
+        let Some(attached) = control.attached.as_mut() else { return Ok((Refused::default(), CaughtUp::default())) };
         attached.env.readable = self.readable(&control.modules, attached.env.identity, wanted)?;
         // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
         let before = attached.woven.clone();
@@ -650,9 +629,8 @@ impl Session {
                     attached.woven.release(&idle);
                 }
                 self.shared_mut().remember(&applied.bases, attached.env.identity);
-                self.note_hold(applied.held);
                 let caught_up = catch_up.map(CatchUp::done).unwrap_or_default();
-                Ok((change.refused, Stop { held: applied.held, caught_up }))
+                Ok((change.refused, caught_up))
             }
             Err(e) => {
                 let gone = change.new_points.iter().map(|point| Record::PointGone(point.key())).collect();

@@ -49,8 +49,7 @@ impl Session {
             NewMini { id, pair: 0, role: None, snippet: &snippet, counters: &counters, except: &[], exits: Exits::All };
         let wanted = [WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] }];
         match self.change(control, &wanted, &|_| &[]) {
-            Ok((refused, stop)) => {
-                control.held = control.held.max(stop.held);
+            Ok((refused, _)) => {
                 if refused.is_empty() {
                     let hook = match counters.first() {
                         None => Hook::Waits { seen: 0, filtered: None },

@@ -12,7 +12,6 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::hash::{BuildHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -56,7 +55,6 @@ use crate::values::{
 };
 use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
 
-use self::insert::Stop;
 use self::internals::OwnValue;
 use self::numbering::Numbering;
 use self::unfinished::Unfinished;
@@ -205,8 +203,6 @@ struct Control {
     spare_after: Option<Instant>,
     /// The engine ends: nothing new begins.
     closed: bool,
-    /// The longest hold by anything else than a change.
-    held: Duration,
 }
 
 /// What readers need.
@@ -268,7 +264,6 @@ pub struct Session {
     cpu_seen: Mutex<FxHashMap<Tid, u64>>,
     rates: Mutex<cost::Rates>,
     /// How long threads were held, in nanoseconds.
-    paused_ns: AtomicU64,
     /// What others were seen to have done to woven code, and when that was seen first, in nanoseconds of Unix time.
     disturbed: Mutex<Vec<(String, u64)>>,
 }
@@ -329,7 +324,6 @@ impl Session {
             has_spare: false,
             spare_after: None,
             closed: false,
-            held: Duration::ZERO,
         };
         Ok(Session {
             context,
@@ -345,7 +339,6 @@ impl Session {
             at_end: Mutex::default(),
             cpu_seen: Mutex::default(),
             rates: Mutex::default(),
-            paused_ns: AtomicU64::new(0),
             disturbed: Mutex::default(),
         })
     }
@@ -416,6 +409,7 @@ impl Session {
             control.lock = Some(lock_target(&self.context, self.pid())?);
         }
         self.release_spare(control);
+        self.target.take_longest_hold(); // of earlier operations
         let attached_before = control.attached.is_some() && !control.measurements.is_empty();
         self.look_at_modules(control)?;
         self.refuse_changed(control)?;
@@ -454,7 +448,7 @@ impl Session {
         let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
         // Values that need no code have no stop in which that would be asked.
         self.target.check(rights).map_err(|e| self.failed(e))?;
-        let (keys, stopped) = self.insert_wanted(control, wanted, own.is_empty())?;
+        let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty())?;
         warnings.extend(keys.iter().filter_map(|(key, _)| control.pairs.get(key)?.why_barren(key)));
         let resolutions =
             keys.iter().filter_map(|(key, _)| resolution::of_variables(&control.pairs.get(key)?.variables));
@@ -486,7 +480,7 @@ impl Session {
         };
         control.add_users(&keys);
         self.settle_accounts(control);
-        let enabled = self.enabled(control, id, &measurement, !attached_before, begin, stopped, warnings);
+        let enabled = self.enabled(control, id, &measurement, !attached_before, begin, caught_up, warnings);
         control.measurements.insert(id, measurement);
         if request.keep {
             self.keep_locked(control, id, true)?;
@@ -536,10 +530,10 @@ impl Session {
         measurement: &Measurement,
         attached: bool,
         begin: Instant,
-        stopped: Stop,
+        caught_up: CaughtUp,
         mut warnings: Vec<String>,
     ) -> Enabled {
-        warnings.extend(stopped.caught_up.warnings());
+        warnings.extend(caught_up.warnings());
         let pairs = &measurement.pairs;
         let unwoven = pairs.iter().filter(|p| p.points == 0 && p.function.is_some());
         let (parent, title) = ingraft_process::parent_and_title(self.pid());
@@ -555,10 +549,10 @@ impl Session {
             points: pairs.iter().map(|p| p.points).sum(),
             since_ns: now_ns(),
             attach_time: begin.elapsed(),
-            stopped: stopped.held,
+            stopped: self.target.take_longest_hold(),
             pairs: Arc::clone(pairs),
             refused: unwoven.flat_map(|p| p.refused.clone()).collect(),
-            caught_up: stopped.caught_up,
+            caught_up,
             warnings,
         }
     }
@@ -570,7 +564,7 @@ impl Session {
         control: &mut Control,
         wanted: Vec<Wanted>,
         whole: bool,
-    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, Stop), Error> {
+    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp), Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
         let mut fresh = Vec::new();
         let mut more = Vec::new();
@@ -609,13 +603,14 @@ impl Session {
             }
         }
         let whole = whole && fresh.len() == seen.len();
-        let stopped = self.insert(control, fresh, whole)?;
+        let mut caught_up = self.insert(control, fresh, whole)?;
         for (key, meters) in meters {
             if let Some(pair) = control.pairs.get_mut(&key) {
                 pair.meters = meters;
             }
         }
-        Ok((keys, stopped.and(self.extend(control, more)?)))
+        caught_up.add(self.extend(control, more)?);
+        Ok((keys, caught_up))
     }
 
     /// Chooses how finely histograms tell values apart, and before anything is woven how far the shards lie from each other.

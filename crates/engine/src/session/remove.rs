@@ -50,6 +50,7 @@ impl Session {
 
     /// Takes out what a measurement reads, everything with the last one.
     fn take_measurement_out(&self, control: &mut Control, views: &[View], last: bool) -> Result<Removed, Error> {
+        self.target.take_longest_hold(); // of earlier operations
         if last {
             return self.take_down(control);
         }
@@ -69,16 +70,16 @@ impl Session {
         let last = |(key, uses): &(&PairKey, u32)| control.pairs.get(*key).is_some_and(|p| p.users == *uses);
         let going: FxHashSet<&PairKey> = uses.into_iter().filter(last).map(|(key, _)| key).collect();
         let minis = control.minis_of(&going);
-        let stopped = self.withdraw(control, &minis)?;
-        Ok(Removed { stopped, ..leftover::untouched(self.pid()) })
+        self.withdraw(control, &minis)?;
+        Ok(Removed { stopped: self.target.take_longest_hold(), ..leftover::untouched(self.pid()) })
     }
 
-    /// Takes snippets out. Returns how long threads were held.
+    /// Takes snippets out.
     ///
     /// First nothing leads to them any more; threads that are in the middle of one then leave by themselves, however busy they are. Where
     /// nobody is, that is all.
-    pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<Duration, Error> {
-        let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(Duration::ZERO) };
+    pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<(), Error> {
+        let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(()) };
         let before = attached.woven.clone();
         let taken = attached.woven.unweave(&control.modules, minis).and_then(|(plan, gone, chains)| {
             attached.woven.leave_idle(&plan.retired);
@@ -105,11 +106,11 @@ impl Session {
                 return Err(e);
             }
         };
-        let (mut held, mut quiet) = (applied.held, applied.quiet);
+        let mut quiet = applied.quiet;
         if !quiet {
             let options = ApplyOptions { readings: Some(attached.env.data), ..options.clone() };
             match self.target.apply(&rest, &options) {
-                Ok(applied) => (held, quiet) = (held.max(applied.held), applied.quiet),
+                Ok(applied) => quiet = applied.quiet,
                 Err(error) => {
                     tracing::debug!(%error, "a thread may still be in code that was taken out");
                     control.unsettled = true;
@@ -119,7 +120,6 @@ impl Session {
         if quiet {
             attached.woven.release(&options.check_quiet);
         }
-        self.note_hold(held);
         if control.family && !gone.is_empty() {
             let left = leftover::withdraw_from_children(&self.target, &gone, attached.area.layout());
             if !left.is_empty() {
@@ -129,7 +129,7 @@ impl Session {
         let chains = chains.into_iter().map(Record::Chain).collect();
         self.write_journal(&mut attached.journal, &attached.area, chains)?;
         self.forget_points(attached, gone)?;
-        Ok(held)
+        Ok(())
     }
 
     /// Points are gone from the target, with their text or without: their records stay as long as a fork child may have them.
@@ -225,7 +225,6 @@ impl Session {
             }
             Err(e) => return Err(e),
         };
-        self.note_hold(restored.stopped);
         self.shared_mut().remember(&restored.threads, attached.env.identity);
         let differs = control.modules.differs_from_memory(&self.target, attached.woven.text_at());
         let text_restored = restored.text_restored && differs.is_none();
@@ -261,7 +260,7 @@ impl Session {
             control.unfinished = None;
             control.lock = None;
         }
-        let (stopped, asleep) = (restored.stopped, restored.asleep);
+        let (stopped, asleep) = (self.target.take_longest_hold(), restored.asleep);
         let rest = leftover::untouched(self.pid());
         Ok(Removed { stopped, text_restored, children_left, warnings, memory_left, asleep, ..rest })
     }

@@ -78,7 +78,6 @@ impl Session {
             return Ok(());
         }
         let survey = self.target.survey(Some(attached.area.layout())).map_err(|e| self.failed(e))?;
-        self.note_hold(survey.longest_hold);
         if survey.identity == attached.env.identity && control.modules.user_of_gs(&self.target).is_none() {
             return Ok(());
         }

@@ -12,6 +12,7 @@ pub fn rows() -> Vec<Row> {
     let mut rows = guarded("held, 8 busy threads", || threads(8, true, true, 31, 1.0));
     rows.extend(guarded("held, 512 idle threads", || threads(512, false, false, 15, 15.0)));
     rows.extend(guarded("held, 512 busy threads", || threads(512, true, false, 15, 30.0)));
+    rows.extend(guarded("held, as told", told));
     rows.extend(guarded("held, 200 deep threads", deep));
     rows.extend(guarded("held, PostgreSQL", postgres));
     rows
@@ -51,6 +52,29 @@ fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f
         if unprivileged { ", without privilege" } else { "" }
     );
     vec![Row::at_most(what, inserted, limit, " ms", &format!(" (to remove {} ms)", short(removed)))]
+}
+
+/// The time that is told, beside the one that the worst of two spinning threads misses by its own clocks.
+fn told() -> Vec<Row> {
+    let (mut target, tool) = (Mutatee::start("gaps", &["2"]), tool());
+    let (mut told, mut missed) = (Vec::new(), Vec::new());
+    for _ in 0..15 {
+        target.ask("look");
+        let session = tool.count(target.pid(), &["work"]);
+        missed.push(target.ask("look").number("away") as f64 / 1e6);
+        let outcome = session.interrupt().assert_code(0);
+        told.push(outcome.one("attached")["stopped_ms"].as_f64().unwrap_or(f64::NAN));
+    }
+    let (told, missed) = (median(told), median(missed));
+    let detail = format!(" ({} ms missed, {} ms told)", short(missed), short(told));
+    let limit = (told * 1.1).max(told + 0.1) / told;
+    vec![Row::at_most(
+        "time that the worst of 2 spinning threads missed, beside what is told",
+        missed / told,
+        limit,
+        "x",
+        &detail,
+    )]
 }
 
 /// Threads whose stacks hold calls of the function that is to be timed.

@@ -1,0 +1,37 @@
+//! The time for which threads are said to be held, beside what they find missing by their own clocks.
+
+use ingraft_testing::{Mutatee, Outcome};
+
+use crate::tool;
+
+/// Insertions and removals. Some are disturbed by what else the machine does: its host may take a processor away from a thread, which the
+/// thread cannot tell from having been held.
+const ROUNDS: usize = 20;
+
+/// The longest time that any thread was away since the last look, in milliseconds.
+fn away(target: &mut Mutatee) -> f64 {
+    target.ask("look").number("away") as f64 / 1e6
+}
+
+fn told(outcome: &Outcome, kind: &str) -> f64 {
+    outcome.one(kind)["stopped_ms"].as_f64().expect("a time")
+}
+
+#[test]
+fn the_time_that_is_told_is_what_the_worst_thread_missed() {
+    let mut target = Mutatee::start("gaps", &["2"]);
+    let (mut inserted, mut removed) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        away(&mut target);
+        let session = tool().count(target.pid(), &["work"]);
+        let at_insertion = away(&mut target);
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        inserted.push((told(&outcome, "attached"), at_insertion));
+        removed.push((told(&outcome, "removed"), away(&mut target)));
+    }
+    for (what, rounds) in [("insertions", inserted), ("removals", removed)] {
+        let agree = |(told, missed): &&(f64, f64)| *missed <= told * 1.1 + 0.1;
+        let count = rounds.iter().filter(agree).count();
+        assert!(count * 2 >= ROUNDS, "{what}: {count} of {ROUNDS} agree (told, missed, in ms): {rounds:?}");
+    }
+}
