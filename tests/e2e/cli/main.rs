@@ -52,6 +52,7 @@ mod started;
 mod tails;
 mod terminal;
 mod times;
+mod tutorial;
 mod uprobes;
 mod waits;
 

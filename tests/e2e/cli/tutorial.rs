@@ -1,0 +1,187 @@
+//! docs/tutorial.md: every command in it runs, and every line of output that it shows comes out again, but for the numbers.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ingraft_testing::{BOUND, have, skip, source_directory};
+
+use crate::tool;
+
+/// A command of the page and the output below it.
+struct Step {
+    command: String,
+    output: Vec<String>,
+}
+
+/// The fenced blocks of a page: what stands behind the opening fence, and the text.
+fn blocks(page: &str) -> Vec<(&str, String)> {
+    let mut found = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        if let Some(kind) = line.strip_prefix("```").filter(|kind| !kind.is_empty()) {
+            let text: Vec<&str> = lines.by_ref().take_while(|line| *line != "```").collect();
+            found.push((kind, text.join("\n") + "\n"));
+        }
+    }
+    found
+}
+
+/// The commands of all `console` blocks, in order.
+fn steps(page: &str) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for (_, text) in blocks(page).into_iter().filter(|(kind, _)| *kind == "console") {
+        for line in text.lines() {
+            match (line.strip_prefix("$ "), steps.last_mut()) {
+                (Some(command), _) => steps.push(Step { command: command.to_owned(), output: Vec::new() }),
+                (None, Some(step)) => step.output.push(line.to_owned()),
+                (None, None) => panic!("output before any command: {line}"),
+            }
+        }
+    }
+    steps
+}
+
+/// Words of a line without what differs from run to run: numbers are `0`; units, bars and "less than" are left out. What follows
+/// the mark of a cut is left out, too.
+fn shape(line: &str) -> Vec<String> {
+    let line = line.split('…').next().unwrap_or_default().replace("less than", "");
+    let words = line.split(|c: char| c.is_whitespace() || ",;:(){}[]\"".contains(c)).filter(|word| !word.is_empty());
+    let words = words.filter(|word| !["ns", "µs", "ms", "s", "%", "<"].contains(word));
+    let words = words.filter(|word| !word.starts_with(|c| ('▏'..='█').contains(&c)));
+    let names_product = |word: &str| ["0x7", "0x47", "0x3e8"].contains(&word);
+    let number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit()) && !names_product(word);
+    let mut shape: Vec<String> = words.map(|w| if number(w) { "0".to_owned() } else { w.to_owned() }).collect();
+    // Groups of thousands.
+    shape.dedup_by(|a, b| a == "0" && b == "0");
+    shape
+}
+
+/// Shapes of the lines of the page that the output lacks.
+fn missing(step: &Step, output: &str) -> Vec<Vec<String>> {
+    let told: BTreeSet<Vec<String>> = output.lines().map(shape).collect();
+    let told =
+        |wanted: &[String], cut: bool| told.contains(wanted) || cut && told.iter().any(|line| line.starts_with(wanted));
+    let wanted = step.output.iter().map(|line| (shape(line), line.contains('…')));
+    wanted.filter(|(wanted, cut)| !wanted.is_empty() && !told(wanted, *cut)).map(|(wanted, _)| wanted).collect()
+}
+
+/// Programs that the page leaves running; they end with the test.
+#[derive(Default)]
+struct Running(Vec<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A port of the loopback that is free now.
+fn free_port() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port of the loopback");
+    listener.local_addr().expect("its address").port().to_string()
+}
+
+#[test]
+fn every_command_of_the_tutorial_does_what_the_page_shows() {
+    for program in ["gcc", "sh", "sed", "grep"] {
+        if !have(program) {
+            skip!("{program} is not installed");
+        }
+    }
+    let page = std::fs::read_to_string(source_directory().join("docs/tutorial.md")).expect("docs/tutorial.md");
+    let directory = tempfile::tempdir().expect("a directory");
+    for (kind, text) in blocks(&page) {
+        match kind {
+            "c" => std::fs::write(directory.path().join("shop.c"), text).expect("write shop.c"),
+            "mdl" => std::fs::write(directory.path().join("shop.mdl"), text).expect("write shop.mdl"),
+            _ => {}
+        }
+    }
+    let steps = steps(&page);
+    assert!(steps.len() > 12, "the commands of the page were not found");
+
+    let program = Path::new(env!("CARGO_BIN_EXE_ingraft"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{path}", program.parent().expect("a directory").display());
+    let tool = tool();
+    let ports = [("7070", free_port()), ("7071", free_port())];
+    let mut running = Running::default();
+    let mut server = None;
+    for step in &steps {
+        let mut command = step.command.clone();
+        for (shown, free) in &ports {
+            command = command.replace(shown, free);
+        }
+        if let Some(pid) = server {
+            // There may be more programs of this name on the machine.
+            command = command.replace("-n shop", &format!("-p {pid}"));
+        }
+        let shell = |command: &str| {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", command]).current_dir(directory.path()).stdin(Stdio::null());
+            shell.env("PATH", &path).env("INGRAFT_STATE_DIR", tool.state_directory()).env_remove("INGRAFT_DAEMON");
+            shell
+        };
+        if let Some(left) = command.strip_suffix('&') {
+            // The program itself is the child, so that it can be ended by its id.
+            let left = if left.contains(';') { left.to_owned() } else { format!("exec {left}") };
+            let child = shell(&left).stdout(Stdio::null()).spawn().unwrap_or_else(|e| panic!("{left}: {e}"));
+            if step.command.starts_with("./shop") {
+                server = Some(child.id());
+            }
+            running.0.push(child);
+            continue;
+        }
+        if step.command == "kill -INT $!" {
+            let last = running.0.last_mut().expect("a program runs");
+            let status = shell(&format!("kill -INT {}", last.id())).status().expect("run kill");
+            assert!(status.success());
+            assert_eq!(last.wait().expect("wait for ingraft").code(), Some(0), "{}", step.command);
+            let text = std::fs::read_to_string(directory.path().join("loads.txt")).expect("loads.txt");
+            assert!(text.contains("removed"), "{text}");
+            continue;
+        }
+        // What was started in the background may not be ready yet.
+        let waits = step.command.starts_with("./customers") || step.command == "ingraft status";
+        let start = Instant::now();
+        loop {
+            let output = shell(&command).stderr(Stdio::inherit()).output().unwrap_or_else(|e| panic!("{command}: {e}"));
+            let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+            if step.command == "ingraft status" {
+                let ours = server.expect("the server runs").to_string();
+                let mine = |line: &&str| line.split_whitespace().next().is_some_and(|pid| pid == "PID" || pid == ours);
+                text = text.lines().filter(mine).fold(String::new(), |text, line| text + line + "\n");
+            }
+            let missing = missing(step, &text);
+            if output.status.success() && missing.is_empty() {
+                break;
+            }
+            assert!(
+                waits && start.elapsed() < BOUND,
+                "{command}: {}; lines of the page that did not come: {missing:#?}\nwhat came:\n{text}",
+                output.status
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+#[test]
+fn lines_are_compared_without_their_numbers() {
+    let shown = "find_price  shop  3,707   2.9 s  33.0 %   782 µs   278 ns  …";
+    let came = "find_price  shop    907  2.91 s  33.1 %  1.2 ms   300 ns  3 ms";
+    let step = |line: &str| Step { command: String::new(), output: vec![line.to_owned()] };
+    assert!(missing(&step(shown), came).is_empty());
+    assert_eq!(missing(&step("other  shop  1"), came).len(), 1);
+    assert!(
+        missing(&step("process 1: cost less than 0.01 % of one processor"), "process 22: cost 0.02 % of one processor")
+            .is_empty()
+    );
+}
