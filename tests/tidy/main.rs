@@ -5,6 +5,7 @@
 mod edges;
 mod files;
 mod licences;
+mod prose;
 mod records;
 
 use std::path::{Path, PathBuf};
