@@ -38,3 +38,56 @@ fn the_format_is_seen_in_wrong_arguments() {
     assert_eq!(asked_format(&words("ingraft count -p x")), Format::Table);
     assert_eq!(asked_format(&words("ingraft count x -- ls --format json")), Format::Table);
 }
+
+/// The words of each `ingraft` command in a line of a shell, as far as documents use a shell: quotes, comments, pipes, lists,
+/// redirections and jobs.
+fn commands(line: &str) -> Vec<Vec<String>> {
+    let (mut all, mut words, mut word, mut quote) = (Vec::new(), Vec::new(), None::<String>, None);
+    for character in line.chars().chain(['\n']) {
+        match (quote, character) {
+            (Some(open), _) if character == open => quote = None,
+            (None, '\'' | '"') => {
+                quote = Some(character);
+                word.get_or_insert_default();
+            }
+            (None, '#') if word.is_none() => break,
+            (None, ' ' | '\n' | '|' | ';' | '&' | '>') => {
+                words.extend(word.take());
+                if !matches!(character, ' ' | '\n') {
+                    all.push(std::mem::take(&mut words));
+                }
+            }
+            _ => word.get_or_insert_default().push(character),
+        }
+    }
+    words.extend(word);
+    all.push(words);
+    all.retain(|words: &Vec<String>| words.first().is_some_and(|first| first == "ingraft"));
+    all
+}
+
+#[test]
+fn the_commands_in_documents_are_understood() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let docs = std::fs::read_dir(root.join("docs")).expect("docs").map(|entry| entry.expect("a document").path());
+    let mut seen = 0;
+    for path in docs.chain([root.join("README.md")]) {
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let mut fence = "";
+        for (number, line) in (1..).zip(text.lines()) {
+            if let Some(kind) = line.strip_prefix("```") {
+                fence = kind;
+            }
+            let Some(line) = line.strip_prefix("$ ").filter(|_| fence == "console") else { continue };
+            for words in commands(line) {
+                let at = format!("{}:{number}: {words:?}", path.display());
+                let cli = Cli::try_parse_from(&words).unwrap_or_else(|error| panic!("{at}: {error}"));
+                cli.check().unwrap_or_else(|failure| panic!("{at}: {failure}"));
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 20, "only {seen} commands were found");
+    let quoted = commands("cd x && ingraft count -p 1 'a b*' > f & # ingraft no");
+    assert_eq!(quoted, [["ingraft", "count", "-p", "1", "a b*"]]);
+}
