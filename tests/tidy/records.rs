@@ -28,8 +28,11 @@ type Keys = BTreeMap<String, Key>;
 /// A field of a type: name, type, attributes.
 type Field = (String, String, String);
 
-/// The structures of the sources by name, and the variants of `Object` with the structure of each.
-fn structures() -> (BTreeMap<String, Vec<Field>>, Vec<(String, String)>) {
+/// The fields of structures by the name of the structure.
+type Structures = BTreeMap<String, Vec<Field>>;
+
+/// The structures of the sources, and the name of each record with the structure that it is.
+fn structures() -> (Structures, Vec<(String, String)>) {
     let (mut found, mut variants) = (BTreeMap::new(), Vec::new());
     for source in SOURCES {
         let text = std::fs::read_to_string(crate::root().join(source)).unwrap_or_else(|e| panic!("{source}: {e}"));
@@ -71,7 +74,7 @@ fn snake(name: &str) -> String {
 }
 
 /// Adds the keys of a structure below a prefix. `left_out`: whether all of the structure may be missing.
-fn collect(all: &BTreeMap<String, Vec<Field>>, name: &str, prefix: &str, left_out: bool, keys: &mut Keys) {
+fn collect(all: &Structures, name: &str, prefix: &str, left_out: bool, keys: &mut Keys) {
     for (field, of, attributes) in &all[name] {
         if field == EVERYWHERE {
             continue;
