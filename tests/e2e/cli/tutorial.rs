@@ -1,4 +1,5 @@
-//! docs/tutorial.md: every command in it runs, and every line of output that it shows comes out again, but for the numbers.
+//! docs/tutorial.md: every command in it runs, and every line of output that it shows comes out again, but for the numbers. The
+//! metrics at the beginning of docs/mdl.md measure a program.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -6,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ingraft_testing::{BOUND, have, skip, source_directory};
+use ingraft_testing::{BOUND, Mutatee, have, skip, source_directory};
 
 use crate::tool;
 
@@ -171,6 +172,34 @@ fn every_command_of_the_tutorial_does_what_the_page_shows() {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+#[test]
+fn the_five_metrics_of_the_mdl_page_measure_a_program() {
+    let page = std::fs::read_to_string(source_directory().join("docs/mdl.md")).expect("docs/mdl.md");
+    let mut target = Mutatee::start("threads", &["1"]);
+    let tool = tool();
+    let mut seen = Vec::new();
+    for (_, text) in blocks(&page).into_iter().filter(|(kind, _)| *kind == "mdl").take(5) {
+        let name = text.lines().find_map(|line| line.strip_prefix("metric ")?.strip_suffix(" {"));
+        let name = name.unwrap_or_else(|| panic!("no metric in\n{text}")).to_owned();
+        let directory = ingraft_testing::open_directory();
+        let file = directory.path().join("my.mdl");
+        std::fs::write(&file, text).expect("write a definition");
+        let file = file.to_str().expect("a path");
+        let mut session = tool.start(["watch", "-p", &target.pid_text(), "-I", file, &name]);
+        session.wait_for("attached");
+        // The target reads this question and writes its answer.
+        target.ask("solo 10");
+        let outcome = session.interrupt().assert_code(0).assert_removed();
+        let samples = outcome.all("sample");
+        let last = samples.last().unwrap_or_else(|| panic!("no value of {name}"));
+        if ["small_writes", "written", "reads_by_file"].contains(&name.as_str()) {
+            assert!(last["value"].as_i64().is_some_and(|value| value > 0), "{last}");
+        }
+        seen.push(name);
+    }
+    assert_eq!(seen, ["small_writes", "written", "malloc_sizes", "reads_by_file", "time_to_disk"]);
 }
 
 #[test]
