@@ -48,7 +48,9 @@ fn steps(page: &str) -> Vec<Step> {
 /// Words of a line without what differs from run to run: numbers are `0`; units, bars and "less than" are left out. What follows
 /// the mark of a cut is left out, too.
 fn shape(line: &str) -> Vec<String> {
-    let line = line.split('…').next().unwrap_or_default().replace("less than", "");
+    let line = line.split('…').next().unwrap_or_default();
+    // A run may have other threads.
+    let line = line.split("\"threads\":[").next().unwrap_or_default().replace("less than", "");
     let words = line.split(|c: char| c.is_whitespace() || ",;:(){}[]\"".contains(c)).filter(|word| !word.is_empty());
     let words = words.filter(|word| !["ns", "µs", "ms", "s", "%", "<"].contains(word));
     let words = words.filter(|word| !word.starts_with(|c| ('▏'..='█').contains(&c)));
@@ -60,12 +62,13 @@ fn shape(line: &str) -> Vec<String> {
     shape
 }
 
-/// Shapes of the lines of the page that the output lacks.
+/// Shapes of the lines of the page that the output lacks. A line that is cut, or that may go on with the calls in progress, is the
+/// beginning of a line of the output.
 fn missing(step: &Step, output: &str) -> Vec<Vec<String>> {
     let told: BTreeSet<Vec<String>> = output.lines().map(shape).collect();
     let told =
         |wanted: &[String], cut: bool| told.contains(wanted) || cut && told.iter().any(|line| line.starts_with(wanted));
-    let wanted = step.output.iter().map(|line| (shape(line), line.contains('…')));
+    let wanted = step.output.iter().map(|line| (shape(line), line.contains('…') || line.ends_with(" known)")));
     wanted.filter(|(wanted, cut)| !wanted.is_empty() && !told(wanted, *cut)).map(|(wanted, _)| wanted).collect()
 }
 
