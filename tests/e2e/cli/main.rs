@@ -23,6 +23,7 @@ mod crashes;
 mod data;
 mod endings;
 mod events;
+mod everything;
 mod families;
 mod field;
 mod go;

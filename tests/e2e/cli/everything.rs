@@ -1,0 +1,115 @@
+//! All functions of a server timed at once, under load: calls are exact, and times are those that functions have which are measured alone.
+
+use ingraft_testing::server::{Nginx, Postgres};
+use ingraft_testing::target::{self, Text};
+use ingraft_testing::{Outcome, scaled, skip};
+
+use crate::tool;
+
+/// A time of all functions may be so many times that of a function alone: code and data of ours take their part of the caches, other measured functions
+/// that a function calls take time of its own, and buckets are coarser (a quarter of a value).
+const TIMES: u64 = 6;
+/// Both times may differ by this in any case.
+const SLACK_NS: u64 = 1_500;
+
+fn times(outcome: &Outcome, function: &str) -> [u64; 2] {
+    let rows = outcome.all("latency");
+    let row = rows.iter().find(|row| row["function"] == function).unwrap_or_else(|| panic!("no {function}"));
+    ["calls", "p50_ns"].map(|key| row[key].as_u64().unwrap_or_else(|| panic!("no {key}: {row}")))
+}
+
+/// Compares the medians of all functions at once with those of one after the other.
+#[track_caller]
+fn assert_alike(function: &str, all: u64, alone: u64) {
+    println!("{function}: {all} ns among all, {alone} ns alone");
+    assert!(all + SLACK_NS >= alone / 2 && all <= TIMES * alone + SLACK_NS, "{function}: {all} ns, alone {alone} ns");
+}
+
+#[test]
+fn of_a_postgresql_backend() {
+    let postgres = match Postgres::start() {
+        Ok(postgres) => postgres,
+        Err(why) => skip!("{why}"),
+    };
+    let mut sql = postgres.session();
+    let statements = scaled(500, 20_000);
+    let mut load = |sql: &mut ingraft_testing::server::PostgresSession| {
+        for n in 0..statements {
+            let balance = sql.ask(&format!("select abalance from pgbench_accounts where aid = {};", n % 1000 + 1));
+            assert_eq!(balance, "0");
+        }
+    };
+    load(&mut sql);
+    let before = Text::of(sql.pid);
+    let pid = sql.pid.to_string();
+    let fixed = ["latency", "-p", &pid, "--max-overhead", "100000"];
+    let mut session = tool().start(fixed.into_iter().chain(["postgres:*"]));
+    session.wait_for("attached");
+    load(&mut sql);
+    let all = session.interrupt().assert_code(0).assert_removed();
+    target::assert_clean(sql.pid, &before);
+    // so often for each statement
+    for function in ["PortalStart", "PortalRun", "ExecutorStart", "ExecutorRun", "raw_parser", "standard_planner"] {
+        assert_eq!(times(&all, function)[0], statements, "{function}");
+    }
+    let ten = [
+        "hash_bytes",
+        "hash_search_with_hash_value",
+        "LWLockAcquire",
+        "LWLockRelease",
+        "palloc",
+        "MemoryContextAllocZeroAligned",
+        "pfree",
+        "palloc0",
+        "ReleaseCatCache",
+        "heap_hot_search_buffer",
+    ];
+    for function in ten {
+        let mut session = tool().start(fixed.into_iter().chain([function]));
+        session.wait_for("attached");
+        load(&mut sql);
+        let alone = session.interrupt().assert_code(0).assert_removed();
+        assert_alike(function, times(&all, function)[1], times(&alone, function)[1]);
+    }
+    target::assert_clean(sql.pid, &before);
+}
+
+#[test]
+fn of_the_workers_of_nginx() {
+    let nginx = match Nginx::start() {
+        Ok(nginx) => nginx,
+        Err(why) => skip!("{why}"),
+    };
+    let workers = nginx.workers();
+    let before = Text::of(workers[0]);
+    let pids: Vec<String> = workers.iter().map(ToString::to_string).collect();
+    let fixed = ["latency", "-p", &pids[0], "-p", &pids[1], "--max-overhead", "100000"];
+    let requests = scaled(1000, 50_000);
+    let load = || (0..4).for_each(|_| nginx.request(requests as usize / 4));
+    load();
+    let measure = |function: &str| {
+        let mut session = tool().start(fixed.into_iter().chain([function]));
+        workers.iter().for_each(|_| drop(session.wait_for("attached")));
+        load();
+        let outcome = session.interrupt().assert_code(0);
+        workers.iter().for_each(|&pid| target::assert_clean(pid, &before));
+        outcome
+    };
+    let together = |outcome: &Outcome, function: &str| {
+        let rows = outcome.all("latency").into_iter().filter(|row| row["function"] == function && row["calls"] != 0);
+        rows.fold((0, 0), |(calls, time), row| {
+            let [c, t] = ["calls", "p50_ns"].map(|key| row[key].as_u64().unwrap_or_else(|| panic!("no {key}: {row}")));
+            (calls + c, time.max(t))
+        })
+    };
+    let all = measure("nginx:*");
+    // so often for each request
+    for function in ["ngx_http_process_request", "ngx_http_handler", "ngx_http_send_header"] {
+        assert_eq!(together(&all, function).0, requests, "{function}");
+    }
+    for function in ["ngx_http_parse_request_line", "ngx_http_parse_header_line", "ngx_palloc", "ngx_hash_find"] {
+        let alone = measure(function);
+        assert_eq!(together(&alone, function).0, together(&all, function).0, "{function}");
+        assert_alike(function, together(&all, function).1, together(&alone, function).1);
+    }
+}
