@@ -23,6 +23,7 @@ use crate::lower;
 use crate::modules::Modules;
 use crate::pattern::glob_match;
 use crate::refusals::refusals;
+use crate::replaced::Before;
 use crate::request::{Missing, resolve_patterns};
 use crate::session::{AtEnd, Context, OVER, Session};
 use crate::state_dir::StateDir;
@@ -195,6 +196,17 @@ impl Engine {
         progress: &dyn Fn(&str),
     ) -> Result<FunctionList, Error> {
         let pid = resolve(target, caller)?;
+        let before = Before::of(pid, caller);
+        self.functions_of(pid, patterns, caller, progress).map_err(|e| before.explain(e))
+    }
+
+    fn functions_of(
+        &self,
+        pid: Pid,
+        patterns: &[String],
+        caller: Caller,
+        progress: &dyn Fn(&str),
+    ) -> Result<FunctionList, Error> {
         let target = open(pid, caller)?;
         let modules = Modules::of(&target)?;
         let everything = ["*".to_owned()];
@@ -332,7 +344,7 @@ impl Engine {
         let begin = Instant::now();
         let (library, left_out) = self.library_for(request)?;
         let pid = resolve(&request.target, caller)?;
-        let alive = Identity::of(pid).ok().filter(Identity::is_alive);
+        let before = Before::of(pid, caller);
         let (library, rights) = (&library, caller.rights());
         let enable = || {
             let (session, is_new) = self.session(pid, caller)?;
@@ -347,13 +359,8 @@ impl Engine {
             enabled.warnings.extend(left_out);
             enabled
         });
-        enabled.map_err(|e| match alive {
-            // Whatever failed then failed because of that.
-            Some(known) if e.kind != ErrorKind::Usage && !known.is_alive() => {
-                Error::process(pid, ingraft_process::Error::Gone(pid))
-            }
-            _ => e,
-        })
+        // whatever failed after the end of the program failed because of that
+        enabled.map_err(|e| before.explain(e))
     }
 
     fn enable_in(

@@ -28,6 +28,7 @@ mod names;
 mod packages;
 mod pattern;
 mod refusals;
+mod replaced;
 mod request;
 mod resolution;
 mod restore;

@@ -11,8 +11,9 @@ use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, TextWrite, Tid, WallCl
 use crate::bases;
 use crate::error::{ApplyError, Error};
 use crate::frame;
+use crate::gadgets::{LONGEST_BYTES, SYSCALL};
 use crate::procfs::Mapping;
-use crate::stack::{SavedPc, Stacks, contains};
+use crate::stack::{Frames, SavedPc, Stacks, contains};
 use crate::sys::{self, Regs};
 use crate::target::{Target, lock};
 use crate::tracer::{State, Tracer};
@@ -138,14 +139,14 @@ impl Target {
         mut visitor: Option<&mut dyn Visitor>,
     ) -> Result<Applied, ApplyError> {
         check_plan(plan)?;
-        let returns = if plan.text.is_empty() { Vec::new() } else { self.gadgets()?.sigreturn };
+        let frames = if plan.text.is_empty() { Frames::None } else { self.gadgets()?.frames() };
         let mut runs = make_runs(&plan.text);
         let mut attempt = 1;
         let begin = Instant::now();
         loop {
             let outcome = self.trace(|tracer| {
                 tracer.be_patient(attempt);
-                let outcome = self.attempt(tracer, attempt, plan, options, &returns, &mut runs, &mut visitor);
+                let outcome = self.attempt(tracer, attempt, plan, options, &frames, &mut runs, &mut visitor);
                 let repaired = tracer.repair_all().or_else(|e| if e.is_gone() { Ok(()) } else { Err(e) });
                 outcome.and_then(|applied| repaired.map(|()| applied).map_err(ApplyError::from))
             })?;
@@ -181,7 +182,7 @@ impl Target {
         attempt: u32,
         plan: &PatchPlan,
         options: &Options,
-        returns: &[Avma],
+        frames: &Frames,
         runs: &mut [Run],
         visitor: &mut Option<&mut dyn Visitor>,
     ) -> Result<Applied, ApplyError> {
@@ -208,7 +209,7 @@ impl Target {
         let deadline = Instant::now() + (NUDGE_TIME * attempt).min(NUDGE_TIME_MAX);
         let (moves, quiet, stacks, unknown) = loop {
             let picky = visitor.as_deref().filter(|_| Instant::now() <= deadline);
-            match self.look(tracer, plan, options, returns, picky, &mut maps)? {
+            match self.look(tracer, plan, options, frames, picky, &mut maps)? {
                 Look::Ready { moves, quiet, stacks, saved, reading } => {
                     let knows = |s: &SavedPc| visitor.as_deref().is_none_or(|v| v.knows(s.pc));
                     let unknown = saved.iter().filter(|s| !knows(s)).map(|s| s.thread).chain(reading);
@@ -312,7 +313,7 @@ impl Target {
         tracer: &mut Tracer,
         plan: &PatchPlan,
         options: &Options,
-        returns: &[Avma],
+        frames: &Frames,
         visitor: Option<&dyn Visitor>,
         maps: &mut Vec<Mapping>,
     ) -> Result<Look, ApplyError> {
@@ -366,9 +367,9 @@ impl Target {
             *maps = self.maps()?;
         }
         let (mut stacks, mut saved_pcs) = (Stacks::default(), Vec::new());
-        if !(returns.is_empty() && options.check_quiet.is_empty()) {
+        if *frames != Frames::None || !options.check_quiet.is_empty() {
             stacks = Stacks::read(self, maps, &stack_pointers);
-            saved_pcs = stacks.saved_pcs(self, maps, returns);
+            saved_pcs = stacks.saved_pcs(self, maps, frames);
             for saved in &saved_pcs {
                 match self.fate(plan, saved.pc, false) {
                     Fate::Stays => {}
@@ -377,11 +378,33 @@ impl Target {
                     }
                     Fate::Inside => return Ok(Look::Inside(saved.thread, saved.pc)),
                 }
+                if *frames == Frames::Formed
+                    && let Some(at) = self.returns_into(plan, &stacks, saved)
+                {
+                    return Ok(Look::Inside(saved.thread, at));
+                }
             }
             quiet &= !stacks.point_into(&options.check_quiet);
             quiet &= !options.calls.is_some_and(|area| self.has_open_calls(&area));
         }
         Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs, reading })
+    }
+
+    /// Where a thread that an engine borrowed, and left behind when it died, goes on through bytes that the plan changes: on its way to the
+    /// frame it takes the addresses of pieces of code from its stack (`gadgets.rs`).
+    fn returns_into(&self, plan: &PatchPlan, stacks: &Stacks, saved: &SavedPc) -> Option<Avma> {
+        let frame = saved.slot.0 - frame::RIP;
+        let first = stacks.word(saved.thread, frame)?;
+        let mut bytes = [0; SYSCALL.len()];
+        if self.read(Avma(first), &mut bytes).is_err() || bytes != SYSCALL {
+            return None;
+        }
+        let words = (0..=frame::MAX_IN_FRONT as u64).map_while(|i| stacks.word(saved.thread, frame - 8 * i));
+        words.map(Avma).find(|at| {
+            let end = at.0.saturating_add(LONGEST_BYTES as u64);
+            let next = write_before(&plan.text, Avma(end - 1));
+            next.is_some_and(|w| w.at.0 + u64::from(w.len) > at.0)
+        })
     }
 
     /// Whether a call of a function of the target is to return to an arena, on whatever stack that is. Of a fork child the count says nothing,

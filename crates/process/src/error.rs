@@ -265,11 +265,16 @@ impl Error {
             Error::Call { .. } if self.is_out_of_files() => {
                 "nothing was changed; raise the target's limit of open files (prlimit --nofile)".into()
             }
-            Error::Gone(_) | Error::Replaced(_) => "start again on a process that runs".into(),
+            Error::Gone(_) => "start again on a process that runs".into(),
+            Error::Replaced(_) => "begin again to measure the program that it runs now".into(),
             Error::Unstoppable { .. } => {
                 "it sleeps uninterruptibly (disk, network file system, vfork); try again later".into()
             }
             Error::Seccomp => "run as root (CAP_SYS_ADMIN), which may suspend the filter".into(),
+            Error::NoGadget(_) => {
+                "nothing was changed; a program that installs a signal handler, or loads its C library, has such code"
+                    .into()
+            }
             Error::ShadowStack => "start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off".into(),
             Error::Shortage(shortage) => shortage.hint(),
             Error::Call { source, .. } if source.raw_os_error() == Some(libc::ENOMEM) => {

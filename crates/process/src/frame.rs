@@ -12,6 +12,11 @@ pub(crate) const RSP: u64 = UCONTEXT + 40 + 15 * 8;
 /// Offset of the saved code segment (u16).
 pub(crate) const CS: u64 = UCONTEXT + 40 + 18 * 8;
 
+/// Offset of the flags of the context (`uc_flags`); `uc_link`, which the kernel leaves 0, follows.
+pub(crate) const FLAGS: u64 = UCONTEXT;
+/// Most words that may lie in front of a frame.
+pub(crate) const MAX_IN_FRONT: usize = 64;
+
 const UCONTEXT: u64 = 8;
 const UCONTEXT_LEN: usize = 304;
 const SIGINFO_LEN: usize = 128;
@@ -95,9 +100,18 @@ pub(crate) struct Frame {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Room that a frame with this extended state takes, alignment included.
+impl Frame {
+    /// Puts words below the frame: what the thread takes from its stack before it arrives at the frame.
+    pub(crate) fn put_in_front(&mut self, words: &[u64]) {
+        let front = words.iter().flat_map(|word| word.to_le_bytes());
+        self.bytes.splice(0..0, front);
+        self.at -= 8 * words.len() as u64;
+    }
+}
+
+/// Room that a frame with this extended state takes, alignment and the words in front of it included.
 pub(crate) fn frame_room(xstate: &[u8]) -> u64 {
-    (FRAME_LEN + xstate.len() + 4 + 64 + 16) as u64
+    (FRAME_LEN + xstate.len() + 4 + 64 + 16 + 8 * MAX_IN_FRONT) as u64
 }
 
 /// The frame below `top` that restores `regs`, `sigmask` and `xstate` when its first word, `sigreturn`, is returned to.
@@ -169,8 +183,14 @@ mod tests {
             let fp = word(&frame, 8 + 40 + 23 * 8);
             assert_eq!(fp % 64, 0);
             assert!(frame.at + frame.bytes.len() as u64 <= 0x7ffd_fff3);
-            assert!(frame.bytes.len() as u64 <= frame_room(&vec![0; len]));
             assert_eq!(&frame.bytes[frame.bytes.len() - 4..], &FP_XSTATE_MAGIC2.to_le_bytes());
+
+            let mut led = build(&r, 0x55, &vec![1; len], 0x7ffd_fff3, 0xabc).unwrap();
+            led.put_in_front(&[1, 2, 3]);
+            assert_eq!((led.at, led.bytes.len()), (frame.at - 24, frame.bytes.len() + 24));
+            assert_eq!([0, 8, 16, 24].map(|offset| word(&led, offset)), [1, 2, 3, 0xabc]);
+            led.put_in_front(&[0; MAX_IN_FRONT - 3]);
+            assert!(led.bytes.len() as u64 <= frame_room(&vec![0; len]));
         }
         assert!(build(&r, 0, &[0; 512], 0x10000, 0).is_none());
     }

@@ -17,6 +17,7 @@ mod error;
 mod fault;
 mod files;
 mod frame;
+mod gadgets;
 mod gap;
 mod holds;
 mod lend;
@@ -57,7 +58,7 @@ pub use perf::{
     event_list, paranoid,
 };
 pub use procfs::{Mapping, Status, boot_id};
-pub use remote::{Gadgets, Remote};
+pub use remote::Remote;
 pub use rights::{Acting, Rights, permitted};
 pub use room::{DataAreaRequest, MAPS_NAME};
 pub use spawn::{Start, Streams, spawn};

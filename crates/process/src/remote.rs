@@ -1,8 +1,8 @@
 //! System calls that a thread of the target makes for us, and from which it finds home by itself if we die.
 //!
 //! The borrowed thread gets, in one request, a stack pointer at a signal frame that restores all of its registers, and a
-//! program counter at `syscall; ret`; the `ret` leads into rt_sigreturn. Killed at any moment, we leave a thread that makes at most one more
-//! system call and then goes on where it was.
+//! program counter at `syscall; ret`; the `ret` leads into rt_sigreturn (`gadgets.rs`). Killed at any moment, we leave a thread that makes at
+//! most one more system call and then goes on where it was.
 
 use std::io;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use ingraft_model::{Avma, Tid};
 
 use crate::error::Error;
 use crate::frame;
-use crate::module;
+use crate::gadgets::WayBack;
 use crate::procfs::{self, InKernel, Mapping};
 use crate::sys::{self, Regs, Status};
 use crate::target::Target;
@@ -35,65 +35,6 @@ const CARRIER_TRIES: u32 = 20;
 /// Between two tries the target goes on so long.
 const CARRIER_PAUSE: Duration = Duration::from_millis(5);
 
-/// `syscall; ret`
-const SYSCALL_RET: &[u8] = &[0x0f, 0x05, 0xc3];
-/// `mov rax, 15; syscall`, `mov eax, 15; syscall`: rt_sigreturn, as the libcs' restorers do it.
-const SIGRETURN: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
-
-/// Pieces of the target's own code that we need.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Gadgets {
-    /// `syscall; ret`.
-    pub syscall: Option<Avma>,
-    /// Code that calls rt_sigreturn: signal handlers return there. All that were found.
-    pub sigreturn: Vec<Avma>,
-}
-
-impl Gadgets {
-    /// Looks through all code that comes from files, wherever the program has moved it, and the vDSO.
-    pub(crate) fn find(target: &Target) -> Result<Self, Error> {
-        let mut gadgets = Gadgets { syscall: None, sigreturn: Vec::new() };
-        let mut bytes = Vec::new();
-        let maps = target.maps()?;
-        let moved = module::loads(&maps).into_iter().flat_map(|file| file.moved);
-        let whole = maps.iter().filter(|m| m.is_file() || m.path.as_os_str() == "[vdso]").cloned();
-        for m in whole.chain(moved).filter(|m| m.exec) {
-            bytes.resize(usize::try_from(m.len()).unwrap_or(0), 0);
-            let n = target.read_some(m.range.start, &mut bytes).unwrap_or(0);
-            gadgets.scan(m.range.start, &bytes[..n]);
-        }
-        Ok(gadgets)
-    }
-
-    fn scan(&mut self, start: Avma, code: &[u8]) {
-        let mut from = 0;
-        while let Some(i) = code[from..].iter().position(|&b| b == 0x05).map(|i| i + from) {
-            from = i + 1;
-            if i == 0 || code[i - 1] != 0x0f {
-                continue;
-            }
-            if self.syscall.is_none() && code[i - 1..].starts_with(SYSCALL_RET) {
-                self.syscall = Some(Avma(start.0 + i as u64 - 1));
-            }
-            for pattern in SIGRETURN {
-                if code[..=i].ends_with(pattern) {
-                    self.sigreturn.push(Avma(start.0 + (i + 1 - pattern.len()) as u64));
-                }
-            }
-        }
-    }
-
-    /// Whether the code still stands where it was found.
-    pub(crate) fn still_there(&self, target: &Target) -> bool {
-        let holds = |at: Avma, pattern: &[u8]| {
-            let mut bytes = [0; 9];
-            target.read(at, &mut bytes[..pattern.len()]).is_ok() && bytes.starts_with(pattern)
-        };
-        self.syscall.is_some_and(|at| holds(at, SYSCALL_RET))
-            && self.sigreturn.first().is_some_and(|&at| SIGRETURN.iter().any(|p| holds(at, p)))
-    }
-}
-
 /// A borrowed thread that makes system calls.
 #[derive(Debug)]
 pub struct Remote<'a> {
@@ -102,8 +43,8 @@ pub struct Remote<'a> {
     tid: Tid,
     home: Home,
     syscall_at: u64,
-    /// Stack pointer at the frame.
-    frame_at: u64,
+    /// Stack pointer of the borrowed thread: at the first word of its way back.
+    sp: u64,
     scratch_used: u64,
 }
 
@@ -122,11 +63,13 @@ impl Target {
     /// been; also a system call in which it waited.
     pub fn remote<R: Send>(&self, work: impl FnOnce(&mut Remote<'_>) -> Result<R, Error> + Send) -> Result<R, Error> {
         let gadgets = self.gadgets()?;
-        let (Some(Avma(syscall_at)), Some(&Avma(sigreturn))) = (gadgets.syscall, gadgets.sigreturn.first()) else {
-            // a program that another one is about to replace has nothing, too
-            self.check(self.acting())?;
-            let what = if gadgets.syscall.is_none() { "`syscall; ret`" } else { "rt_sigreturn" };
-            return Err(Error::NoGadget(what));
+        let way = match gadgets.way_back() {
+            Ok(way) => way,
+            Err(missing) => {
+                // a program that another one is about to replace has nothing, too
+                self.check(self.acting())?;
+                return Err(Error::NoGadget(missing));
+            }
         };
         if self.status()?.shadow_stack {
             return Err(Error::ShadowStack);
@@ -139,7 +82,7 @@ impl Target {
             tries += 1;
             let mut asleep = false;
             let result = self.trace(|tracer| {
-                let mut remote = Remote::borrow(self, tracer, (syscall_at, sigreturn), &mut asleep)?;
+                let mut remote = Remote::borrow(self, tracer, way, &mut asleep)?;
                 let Some(work) = work.take() else { return Err(Error::NoCarrier("it was borrowed before".into())) };
                 let result = work(&mut remote);
                 let returned = remote.give_back();
@@ -167,12 +110,7 @@ impl<'a> Remote<'a> {
     }
 
     /// `asleep`: set if a thread was passed over because it sleeps.
-    fn borrow(
-        target: &'a Target,
-        tracer: &'a mut Tracer,
-        (syscall_at, sigreturn): (u64, u64),
-        asleep: &mut bool,
-    ) -> Result<Self, Error> {
+    fn borrow(target: &'a Target, tracer: &'a mut Tracer, way: &WayBack, asleep: &mut bool) -> Result<Self, Error> {
         let maps = target.maps()?;
         let mut refused = String::from("it has no thread");
         let filtered = |tid| procfs::thread_status(target.pid(), tid).is_ok_and(|s| s.seccomp != 0);
@@ -193,7 +131,7 @@ impl<'a> Remote<'a> {
             let held = tracer.index_of(tid).is_some();
             let Some(i) = tracer.seize(tid, filtered(tid))? else { continue };
             match Self::stack_top(target, tracer, i, &maps, last_resort, &mut home_of_main) {
-                Ok(Ok(top)) => return Self::send_away(target, tracer, i, top, syscall_at, sigreturn),
+                Ok(Ok(top)) => return Self::send_away(target, tracer, i, top, way),
                 Ok(Err(why)) => {
                     // either may pass
                     *asleep |= matches!(tracer.threads[i].state, State::Asleep { .. }) || tracer.has_loose_threads();
@@ -271,14 +209,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    fn send_away(
-        target: &'a Target,
-        tracer: &'a mut Tracer,
-        i: usize,
-        top: u64,
-        syscall_at: u64,
-        sigreturn: u64,
-    ) -> Result<Self, Error> {
+    fn send_away(target: &'a Target, tracer: &'a mut Tracer, i: usize, top: u64, way: &WayBack) -> Result<Self, Error> {
         tracer.repair(i)?;
         let tid = tracer.threads[i].tid;
         let state = tracer.threads[i].state;
@@ -288,16 +219,17 @@ impl<'a> Remote<'a> {
         if top < frame::frame_room(&xstate) + SCRATCH {
             return Err(Error::NoCarrier(format!("thread {tid} has too little stack")));
         }
-        let frame = frame::build(&regs, sigmask, &xstate, top, sigreturn)
+        let mut frame = frame::build(&regs, sigmask, &xstate, top, way.last)
             .ok_or_else(|| Error::NoCarrier(format!("the extended state of thread {tid} is unreadable")))?;
+        frame.put_in_front(&way.before);
         target.write(Avma(frame.at), &frame.bytes)?;
         let remote = Remote {
             target,
             tracer,
             tid,
             home: Home { regs, xstate, sigmask, state },
-            syscall_at,
-            frame_at: frame.at,
+            syscall_at: way.syscall,
+            sp: frame.at,
             scratch_used: 0,
         };
         // A harmless first call, should we die before the real one.
@@ -311,7 +243,7 @@ impl<'a> Remote<'a> {
         let [rdi, rsi, rdx, r10, r8, r9] = args;
         let regs = Regs {
             rip: self.syscall_at,
-            rsp: self.frame_at,
+            rsp: self.sp,
             rax: nr as u64,
             orig_rax: u64::MAX,
             rdi,
@@ -394,9 +326,9 @@ impl<'a> Remote<'a> {
         if used > SCRATCH {
             return Err(Error::NoRoom { len: bytes.len() as u64, place: "on the borrowed stack" });
         }
-        // below the red zone of the frame, so that no signal handler writes there
-        let at = Avma((self.frame_at - frame::RED_ZONE - used) & !7);
-        self.scratch_used = self.frame_at - frame::RED_ZONE - at.0;
+        // below the red zone of the borrowed thread, so that no signal handler writes there
+        let at = Avma((self.sp - frame::RED_ZONE - used) & !7);
+        self.scratch_used = self.sp - frame::RED_ZONE - at.0;
         self.target.write(at, bytes)?;
         Ok(at)
     }
@@ -508,20 +440,6 @@ fn in_critical_section(target: &Target, tid: Tid, regs: &Regs) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn gadgets_are_found_at_the_edges() {
-        let mut code = vec![0x0f, 0x05, 0xc3, 0x90];
-        code.extend_from_slice(SIGRETURN[0]);
-        code.extend_from_slice(SIGRETURN[1]);
-        let mut g = Gadgets { syscall: None, sigreturn: Vec::new() };
-        g.scan(Avma(0x1000), &code);
-        assert_eq!(g.syscall, Some(Avma(0x1000)));
-        assert_eq!(g.sigreturn, [Avma(0x1004), Avma(0x100d)]);
-        g.scan(Avma(0x2000), &[0x05, 0x0f]);
-        g.scan(Avma(0x3000), &[]);
-        assert_eq!(g.sigreturn.len(), 2);
-    }
 
     #[test]
     fn stacks() {

@@ -30,6 +30,17 @@ pub(crate) struct SavedPc {
     pub(crate) pc: Avma,
 }
 
+/// How the signal frames on a stack are known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Frames {
+    /// Nobody asks for them.
+    None,
+    /// By their return addresses, where handlers call rt_sigreturn: sorted.
+    Returning(Vec<Avma>),
+    /// By their form alone: in this program no code is known that calls rt_sigreturn.
+    Formed,
+}
+
 /// The live parts of stacks, as read in one stop.
 #[derive(Debug, Default)]
 pub(crate) struct Stacks {
@@ -78,8 +89,8 @@ impl Stacks {
         offset.is_multiple_of(8).then(|| self.words.get(part.words.start + (offset / 8) as usize).copied())?
     }
 
-    /// The signal frames of these stacks. `returns` are the addresses that a signal handler returns to, sorted.
-    pub(crate) fn saved_pcs(&mut self, target: &Target, maps: &[Mapping], returns: &[Avma]) -> Vec<SavedPc> {
+    /// The signal frames of these stacks.
+    pub(crate) fn saved_pcs(&mut self, target: &Target, maps: &[Mapping], frames: &Frames) -> Vec<SavedPc> {
         let mut found: Vec<SavedPc> = Vec::new();
         let mut from = 0;
         for _ in 0..NESTING {
@@ -87,10 +98,15 @@ impl Stacks {
             for part in &self.parts[from..] {
                 let words = &self.words[part.words.clone()];
                 for (i, &word) in words.iter().enumerate() {
-                    if returns.binary_search(&Avma(word)).is_err() {
+                    let at = |offset: u64| words.get(i + (offset / 8) as usize).copied();
+                    let may_be = match frames {
+                        Frames::None => false,
+                        Frames::Returning(to) => to.binary_search(&Avma(word)).is_ok(),
+                        Frames::Formed => has_form(at),
+                    };
+                    if !may_be {
                         continue;
                     }
-                    let at = |offset: u64| words.get(i + (offset / 8) as usize).copied();
                     let (Some(pc), Some(sp), Some(cs)) = (at(frame::RIP), at(frame::RSP), at(frame::CS)) else {
                         continue;
                     };
@@ -124,6 +140,15 @@ impl Stacks {
         let mut words = self.words.iter().enumerate();
         words.any(|(i, &w)| into(w) && is_saved_context(self.words.get(i + 1), self.words.get(i + 2)))
     }
+}
+
+/// Whether the words from a frame's first one on can be what the kernel makes for a handler: few flags, no link, and a whole context.
+fn has_form(at: impl Fn(u64) -> Option<u64>) -> bool {
+    const HIGHEST: u64 = 7;
+    let (flags, link, rip) = (at(frame::FLAGS), at(frame::FLAGS + 8), at(frame::RIP));
+    let is_whole = at(frame::RIP + 8).is_some() && at(frame::CS).is_some();
+    let is_context = is_saved_context(at(frame::RIP + 8).as_ref(), at(frame::CS).as_ref());
+    flags.is_some_and(|flags| flags <= HIGHEST) && link == Some(0) && rip.is_some() && is_whole && is_context
 }
 
 /// Whether these can be the flags and segments behind a saved program counter; true if they were not read.

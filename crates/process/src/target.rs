@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ingraft_model::{Avma, AvmaRange, Pid, Tid};
@@ -16,9 +16,9 @@ use rustix::process::{PidfdFlags, WaitId, WaitIdOptions, pidfd_open, waitid};
 
 use crate::access;
 use crate::error::{Denial, Error};
+use crate::gadgets::Gadgets;
 use crate::holds::Holds;
 use crate::procfs::{self, Mapping, Status};
-use crate::remote::Gadgets;
 use crate::rights::{self, Rights};
 use crate::sys;
 
@@ -103,7 +103,7 @@ pub struct Target {
     auxv: File,
     /// With whose rights the process is touched.
     pub(crate) acting: Mutex<Rights>,
-    gadgets: Mutex<Option<Gadgets>>,
+    gadgets: Mutex<Option<Arc<Gadgets>>>,
     pub(crate) holds: Mutex<Holds>,
     /// Pages that are known to be private copies already.
     pub(crate) private_pages: Mutex<HashSet<u64>>,
@@ -370,13 +370,13 @@ impl Target {
     }
 
     /// The code by which a borrowed thread calls the kernel and finds its way back; looked for once.
-    pub fn gadgets(&self) -> Result<Gadgets, Error> {
+    pub(crate) fn gadgets(&self) -> Result<Arc<Gadgets>, Error> {
         let mut known = lock(&self.gadgets);
         if let Some(gadgets) = known.as_ref().filter(|g| g.still_there(self)) {
-            return Ok(gadgets.clone());
+            return Ok(Arc::clone(gadgets));
         }
-        let found = Gadgets::find(self)?;
-        *known = Some(found.clone());
+        let found = Arc::new(Gadgets::find(self)?);
+        *known = Some(Arc::clone(&found));
         Ok(found)
     }
 }

@@ -191,6 +191,20 @@ fn static_executable_with_musl() {
     exact_in("threads-musl-static");
 }
 
+/// No signal handler can return in this program: it has no code that calls rt_sigreturn(2).
+#[test]
+fn static_executable_with_musl_and_without_handlers() {
+    let path = match program("threads-musl-plain") {
+        Ok(path) => path,
+        Err(why) => skip!("{why}"),
+    };
+    let file = std::fs::read(path).expect("its file");
+    for returns in [&[0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05][..], &[0xb8, 15, 0, 0, 0, 0x0f, 0x05]] {
+        assert!(!file.windows(returns.len()).any(|bytes| bytes == returns), "this C library always has such code");
+    }
+    exact_in("threads-musl-plain");
+}
+
 #[test]
 fn executable_with_landing_places() {
     exact_in("threads-cet");

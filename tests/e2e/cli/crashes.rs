@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ingraft_testing::step::{Fate, TOUCHING, kill_at};
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Tool, full, scaled, source_directory, wait_until};
+use ingraft_testing::{Mutatee, Tool, full, program, scaled, skip, source_directory, wait_until};
 use nix::sys::signal::Signal;
 
 use crate::tool;
@@ -41,6 +41,20 @@ fn before_every_touch_of_attach_insertion_and_removal() {
         let arguments = [command, "-p", &pid, "threads:work_*", "noise", "--for", "50ms"];
         before_every_touch_of(&arguments, &tool, &mut |when| assert_recovers(&tool, &mut target, &before, when));
     }
+}
+
+#[test]
+fn before_every_touch_of_a_program_that_no_handler_returns_in() {
+    if let Err(why) = program("threads-musl-plain") {
+        skip!("{why}");
+    }
+    let mut target = Mutatee::start("threads-musl-plain", &["2"]);
+    let before = Text::of(target.pid());
+    let tool = tool();
+    target.ask("spin");
+    let pid = target.pid_text();
+    let arguments = ["latency", "-p", &pid, "work_*", "noise", "--for", "50ms"];
+    before_every_touch_of(&arguments, &tool, &mut |when| assert_recovers(&tool, &mut target, &before, when));
 }
 
 #[test]

@@ -29,6 +29,34 @@ fn a_crash_is_told() {
 }
 
 #[test]
+fn a_program_that_executes_others_all_the_time_is_named_as_such() {
+    let target = Mutatee::start("execs", &["2000"]);
+    let (tool, pid) = (tool(), target.pid_text());
+    let mut told = 0;
+    for command in ["count", "latency", "count", "functions"] {
+        let outcome = match command {
+            "functions" => tool.run([command, "-p", &pid, "again"]),
+            _ => tool.run([command, "-p", &pid, "again", "--for", "50ms"]),
+        };
+        // a list of functions may be ready before the next program
+        if command == "functions" && outcome.status.code() == Some(0) {
+            continue;
+        }
+        let outcome = outcome.assert_code(5);
+        let error: serde_json::Value = serde_json::from_str(outcome.stderr.trim()).expect("one error");
+        assert_eq!(error["reason"], "target_replaced", "{outcome:#?}");
+        let (what, hint) = (error["what"].as_str().expect("a text"), error["hint"].as_str().expect("a text"));
+        // on a busy machine the process may get no processor for its next program while it is watched
+        let is_named = what.contains("executes other programs too often");
+        assert!(is_named || what.contains("has started another program"), "{outcome:#?}");
+        assert!(!is_named || hint.contains("-- COMMAND") && hint.contains("--follow fork,exec"), "{outcome:#?}");
+        told += u32::from(is_named);
+    }
+    assert!(told > 0, "never named");
+    assert!(target::tracer(target.pid()) == 0);
+}
+
+#[test]
 fn another_end_is_no_crash() {
     for (how, status, signal) in [("kill", None, Some(9)), ("exit", Some(3), None)] {
         let outcome = end_by(how);

@@ -48,6 +48,9 @@ fn recipe(name: &str) -> Recipe {
         "threads-no-pie" => ("gcc", &["-O2", "-g", "-pthread", "-no-pie"] as &[_], &["threads.c"], false),
         "threads-musl" => ("musl-gcc", &["-O2", "-g", "-pthread"] as &[_], &["threads.c"], false),
         "threads-musl-static" => ("musl-gcc", &["-O2", "-g", "-pthread", "-static"] as &[_], &["threads.c"], false),
+        "threads-musl-plain" => {
+            ("musl-gcc", &["-O2", "-g", "-pthread", "-static", "-DNO_HANDLERS"] as &[_], &["threads.c"], false)
+        }
         "threads-cet" => ("gcc", &["-O2", "-g", "-pthread", "-fcf-protection=full"] as &[_], &["threads.c"], false),
         "moves" => {
             let flags = &["-O2", "-g", "-pthread", "-DMOVES", "-Wall", "-Wextra", "-Werror"];
@@ -113,6 +116,7 @@ fn recipe(name: &str) -> Recipe {
         "times" => ("gcc", C, &["times.c"], false),
         "crowd" => ("gcc", C, &["crowd.c"], false),
         "gaps" => ("gcc", C, &["gaps.c"], false),
+        "execs" => ("gcc", C, &["execs.c"], false),
         "ticks" => ("gcc", C, &["ticks.c"], false),
         "steps" => ("gcc", STEPS, &["steps.c"], false),
         "events" => ("gcc", C, &["events.c"], false),

@@ -17,6 +17,7 @@ fn target_programs_are_right_without_us() {
         "threads-no-pie",
         "threads-musl",
         "threads-musl-static",
+        "threads-musl-plain",
         "threads-cet",
     ] {
         if let Err(why) = program(name) {

@@ -1,0 +1,92 @@
+//! Why a request failed whose target ended, or went on as another program, while the engine was looking at it.
+
+use std::time::{Duration, Instant};
+
+use ingraft_model::Pid;
+use ingraft_process::{Error as ProcessError, Identity, Target};
+
+use crate::api::Caller;
+use crate::error::{Error, ErrorKind};
+
+/// Longest time for which a process that has executed another program is watched: does it do so again?
+const WATCH: Duration = Duration::from_millis(250);
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A process as it was when a request began.
+pub(crate) struct Before {
+    pid: Pid,
+    caller: Caller,
+    identity: Option<Identity>,
+    /// The program that it ran. `None` if it could not be opened.
+    program: Option<Target>,
+    since: Instant,
+}
+
+impl Before {
+    /// Notes which program a process runs. The process is not touched.
+    pub(crate) fn of(pid: Pid, caller: Caller) -> Self {
+        Before {
+            pid,
+            caller,
+            identity: Identity::of(pid).ok().filter(Identity::is_alive),
+            program: Target::open_for(pid, caller.rights()).ok(),
+            since: Instant::now(),
+        }
+    }
+
+    /// The error that a person is told: the end or the replacement of the program, if that explains any other error.
+    pub(crate) fn explain(&self, e: Error) -> Error {
+        if e.kind == ErrorKind::Usage {
+            return e;
+        }
+        if self.identity.is_some_and(|known| !known.is_alive()) {
+            return Error::process(self.pid, ProcessError::Gone(self.pid));
+        }
+        let replaced = || self.program.as_ref().is_some_and(|program| self.is_replaced(program));
+        if e.reason != REPLACED && !replaced() {
+            return e;
+        }
+        match self.executes_again() {
+            true => self.too_often(),
+            false => Error::process(self.pid, ProcessError::Replaced(self.pid)),
+        }
+    }
+
+    fn is_replaced(&self, program: &Target) -> bool {
+        matches!(program.check(self.caller.rights()), Err(ProcessError::Replaced(_)))
+    }
+
+    /// Whether the process executes another program soon after the last.
+    fn executes_again(&self) -> bool {
+        let begin = Instant::now();
+        while begin.elapsed() < WATCH {
+            match Target::open_for(self.pid, self.caller.rights()) {
+                Ok(program) => {
+                    while begin.elapsed() < WATCH {
+                        std::thread::sleep(LOOK);
+                        if self.is_replaced(&program) {
+                            return true;
+                        }
+                    }
+                }
+                Err(ProcessError::Replaced(_)) => return true,
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    fn too_often(&self) -> Error {
+        let within = self.since.elapsed().as_millis().max(1);
+        let what = format!(
+            "process {} executes other programs too often to be attached to: at least twice within {within} ms",
+            self.pid
+        );
+        let hint = "start its command with `ingraft … -- COMMAND`, or measure its parent with `--follow fork,exec`";
+        Error::new(ErrorKind::Gone, REPLACED, what, hint).about(self.pid)
+    }
+}
+
+/// Reason of the error that the target runs another program.
+pub(crate) const REPLACED: &str = "target_replaced";

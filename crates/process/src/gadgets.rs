@@ -1,0 +1,355 @@
+//! Pieces of the target's own code by which a borrowed thread calls the kernel and finds its way back (`remote.rs`).
+//!
+//! The way back ends in rt_sigreturn(2), which restores every register from a signal frame. A C library has code for this call, as signal
+//! handlers return there. A program that is linked statically and installs no handler has none. There the thread takes the number of the call
+//! from its own stack (`pop rax; ret`), and returns to any `syscall` instruction. Each piece is decoded from the byte at which the
+//! thread arrives, whatever instruction the compiler meant there.
+
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
+use ingraft_model::Avma;
+use memchr::memmem;
+
+use crate::error::Error;
+use crate::frame::MAX_IN_FRONT;
+use crate::module;
+use crate::stack::Frames;
+use crate::target::Target;
+
+/// `syscall`
+pub(crate) const SYSCALL: &[u8] = &[0x0f, 0x05];
+/// `mov rax, 15; syscall`, `mov eax, 15; syscall`: rt_sigreturn, as the libcs' restorers do it.
+const SIGRETURN: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+/// First bytes of instructions that set rax from the stack or to a constant: `pop rax`, `mov eax, imm32`, `mov rax, imm32`,
+/// `mov rax, [rsp…]`, `mov eax, [rsp…]`.
+const LOADS: [&[u8]; 5] = [&[0x58], &[0xb8], &[0x48, 0xc7, 0xc0], &[0x48, 0x8b], &[0x8b]];
+/// Most instructions from a piece's first one to its `ret`.
+const LONGEST: usize = 8;
+/// Most bytes of them.
+pub(crate) const LONGEST_BYTES: usize = 64;
+/// Most words that one piece may take from the stack.
+const MOST_WORDS: u64 = 24;
+
+/// How a borrowed thread makes a system call, and what it finds on its stack then.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct WayBack {
+    /// Address of a `syscall` behind which the thread returns to what its stack holds.
+    pub(crate) syscall: u64,
+    /// Words from the stack pointer up to the frame.
+    pub(crate) before: Vec<u64>,
+    /// First word of the frame: the return address that leads into rt_sigreturn.
+    pub(crate) last: u64,
+}
+
+/// Pieces of the target's own code that we need.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Gadgets {
+    /// Code that calls rt_sigreturn: signal handlers return there. All that were found, in order of their addresses.
+    sigreturn: Vec<Avma>,
+    /// The way back, or what there is no code for.
+    way: Result<WayBack, &'static str>,
+    /// The bytes that the way takes, with their addresses.
+    pieces: Vec<(Avma, Vec<u8>)>,
+}
+
+/// Code that ends by a `ret` and touches nothing but registers and what the stack pointer leads to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Piece {
+    at: Avma,
+    bytes: Vec<u8>,
+    /// Words that it takes from the stack in front of its return address.
+    words: u64,
+    rax: Rax,
+}
+
+/// What rax holds at the end of a piece.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Rax {
+    Kept,
+    Constant(u64),
+    /// The word of the stack with this number.
+    Word(u64),
+    Unknown,
+}
+
+impl Gadgets {
+    /// Looks through all code that comes from files, wherever the program has moved it, and the vDSO.
+    pub(crate) fn find(target: &Target) -> Result<Self, Error> {
+        let mut search = Search::default();
+        for_all_code(target, &mut |start, code| search.look_for_calls(start, code))?;
+        if search.lacks_number() {
+            for_all_code(target, &mut |start, code| search.look_for_number(start, code))?;
+        }
+        Ok(search.result())
+    }
+
+    /// The way back of a borrowed thread; the error names the code that the target does not have.
+    pub(crate) fn way_back(&self) -> Result<&WayBack, &'static str> {
+        self.way.as_ref().map_err(|missing| *missing)
+    }
+
+    /// How the signal frames of the target are known.
+    pub(crate) fn frames(&self) -> Frames {
+        match self.sigreturn.is_empty() {
+            true => Frames::Formed,
+            false => Frames::Returning(self.sigreturn.clone()),
+        }
+    }
+
+    /// Whether the code still stands where it was found.
+    pub(crate) fn still_there(&self, target: &Target) -> bool {
+        let mut now = [0; LONGEST_BYTES];
+        let holds = |(at, bytes): &(Avma, Vec<u8>)| {
+            let now = &mut now[..bytes.len().min(LONGEST_BYTES)];
+            target.read(*at, now).is_ok() && now == bytes.as_slice()
+        };
+        self.way.is_ok() && self.pieces.iter().all(holds)
+    }
+}
+
+/// Shows all code, mapping by mapping, as far as it can be read.
+fn for_all_code(target: &Target, look: &mut dyn FnMut(Avma, &[u8])) -> Result<(), Error> {
+    let mut bytes = Vec::new();
+    let maps = target.maps()?;
+    let moved = module::loads(&maps).into_iter().flat_map(|file| file.moved);
+    let whole = maps.iter().filter(|m| m.is_file() || m.path.as_os_str() == "[vdso]").cloned();
+    for m in whole.chain(moved).filter(|m| m.exec) {
+        bytes.resize(usize::try_from(m.len()).unwrap_or(0), 0);
+        let n = target.read_some(m.range.start, &mut bytes).unwrap_or(0);
+        look(m.range.start, &bytes[..n]);
+    }
+    Ok(())
+}
+
+#[derive(Default, Debug)]
+struct Search {
+    sigreturn: Vec<(Avma, usize)>,
+    /// A `syscall` and what follows it up to a `ret`: of those seen the one that takes the fewest words.
+    call: Option<Piece>,
+    /// Any `syscall`.
+    any_call: Option<Avma>,
+    /// What sets rax to the number of rt_sigreturn, alone or from the stack.
+    number: Option<Piece>,
+}
+
+impl Search {
+    fn look_for_calls(&mut self, start: Avma, code: &[u8]) {
+        for i in memmem::find_iter(code, SYSCALL) {
+            let (at, end) = (start.offset(i as i64), i + SYSCALL.len());
+            self.any_call.get_or_insert(at);
+            if self.call.as_ref().is_none_or(|known| known.words > 0)
+                && let Some(piece) = Piece::after(at, &code[i..], SYSCALL.len())
+                && self.call.as_ref().is_none_or(|known| piece.words < known.words)
+            {
+                self.call = Some(piece);
+            }
+            for pattern in SIGRETURN {
+                if code[..end].ends_with(pattern) {
+                    self.sigreturn.push((start.offset((end - pattern.len()) as i64), pattern.len()));
+                }
+            }
+        }
+    }
+
+    fn lacks_number(&self) -> bool {
+        self.sigreturn.is_empty() && self.call.is_some()
+    }
+
+    fn look_for_number(&mut self, start: Avma, code: &[u8]) {
+        if self.number.is_some() {
+            return;
+        }
+        let may_load = |i: &usize| LOADS.iter().any(|load| code[*i..].starts_with(load));
+        let mut pieces = (0..code.len()).filter(may_load).filter_map(|i| {
+            Piece::after(start.offset(i as i64), &code[i..], 0).filter(|piece| match piece.rax {
+                Rax::Constant(value) => value == libc::SYS_rt_sigreturn as u64,
+                Rax::Word(word) => word < piece.words,
+                Rax::Kept | Rax::Unknown => false,
+            })
+        });
+        self.number = pieces.next();
+    }
+
+    fn result(mut self) -> Gadgets {
+        self.sigreturn.sort_unstable();
+        self.sigreturn.dedup_by_key(|(at, _)| *at);
+        let mut pieces = Vec::new();
+        let way = match (self.call, self.sigreturn.first(), self.any_call, self.number) {
+            (None, ..) => Err("`syscall; ret`"),
+            (Some(call), Some(&(at, len)), ..) => {
+                let bytes = SIGRETURN.iter().find(|pattern| pattern.len() == len);
+                pieces.extend(bytes.map(|bytes| (at, bytes.to_vec())));
+                let before = vec![0; call.words as usize];
+                let way = WayBack { syscall: call.at.0, before, last: at.0 };
+                pieces.push((call.at, call.bytes));
+                Ok(way)
+            }
+            (Some(call), None, Some(last), Some(number)) => {
+                // behind the call: the words that its piece takes, the way to the other piece, the words that that takes, and the way to the last
+                let mut before = vec![0; call.words as usize];
+                before.push(number.at.0);
+                let first = before.len();
+                before.resize(first + number.words as usize, 0);
+                if let Rax::Word(word) = number.rax {
+                    before[first + word as usize] = libc::SYS_rt_sigreturn as u64;
+                }
+                let way = WayBack { syscall: call.at.0, before, last: last.0 };
+                pieces.extend([(last, SYSCALL.to_vec()), (call.at, call.bytes), (number.at, number.bytes)]);
+                Ok(way)
+            }
+            (Some(_), None, ..) => Err("rt_sigreturn, nor for its number (`pop rax; ret`),"),
+        };
+        let way = way.and_then(|way| match way.before.len() <= MAX_IN_FRONT {
+            true => Ok(way),
+            false => Err("a way back of few words"),
+        });
+        Gadgets { sigreturn: self.sigreturn.into_iter().map(|(at, _)| at).collect(), way, pieces }
+    }
+}
+
+impl Piece {
+    /// The piece at the beginning of `code`, whose first `skipped` bytes are known. None if anything there may do more than a piece does.
+    fn after(at: Avma, code: &[u8], skipped: usize) -> Option<Piece> {
+        let code = &code[..code.len().min(LONGEST_BYTES)];
+        let rest = code.get(skipped..)?;
+        let mut decoder = Decoder::with_ip(64, rest, at.0 + skipped as u64, DecoderOptions::NONE);
+        let (mut sp, mut rax) = (0, Rax::Kept);
+        for _ in 0..LONGEST {
+            let instruction = decoder.decode();
+            if instruction.code() == Code::Retnq {
+                let len = skipped + decoder.position();
+                let whole = sp % 8 == 0 && sp / 8 <= MOST_WORDS;
+                return whole.then(|| Piece { at, bytes: code[..len].to_vec(), words: sp / 8, rax });
+            }
+            step(&instruction, &mut sp, &mut rax)?;
+        }
+        None
+    }
+}
+
+/// What an instruction does to the stack pointer (bytes above its value at the beginning of the piece) and to rax. None if it may do
+/// anything besides: all that is let through reads registers and the stack, and writes registers.
+fn step(instruction: &Instruction, sp: &mut u64, rax: &mut Rax) -> Option<()> {
+    let is_register = |i: u32| instruction.op_kind(i) == OpKind::Register;
+    let first = if instruction.op_count() > 0 && is_register(0) { instruction.op0_register() } else { Register::None };
+    let whole = first.full_register();
+    let constant = || (instruction.op_count() == 2).then(|| instruction.try_immediate(1).ok()).flatten();
+    // the word that a load of the whole of rax or eax reads
+    let word = |sp: u64| {
+        let plain = instruction.op_count() == 2
+            && instruction.op1_kind() == OpKind::Memory
+            && instruction.memory_base() == Register::RSP
+            && instruction.memory_index() == Register::None
+            && !instruction.has_segment_prefix();
+        let offset = sp.checked_add(instruction.memory_displacement64()).filter(|at| *at / 8 < MOST_WORDS);
+        offset.filter(|at| plain && at.is_multiple_of(8)).map(|at| at / 8)
+    };
+    match instruction.mnemonic() {
+        Mnemonic::Nop | Mnemonic::Endbr64 => Some(()),
+        Mnemonic::Pop if first.is_gpr64() && first != Register::RSP => {
+            if first == Register::RAX {
+                *rax = Rax::Word(*sp / 8);
+            }
+            *sp = sp.checked_add(8)?;
+            sp.is_multiple_of(8).then_some(())
+        }
+        Mnemonic::Add if first == Register::RSP => {
+            let more = constant().filter(|more| *more <= 8 * MOST_WORDS)?;
+            *sp = sp.checked_add(more)?;
+            Some(())
+        }
+        Mnemonic::Lea if first == Register::RSP => {
+            *sp = 8 * word(*sp)?;
+            Some(())
+        }
+        Mnemonic::Mov if whole == Register::RAX && (first.is_gpr64() || first.is_gpr32()) => {
+            *rax = match instruction.op1_kind() {
+                OpKind::Register if instruction.op1_register().is_gpr() => Rax::Unknown,
+                OpKind::Memory => Rax::Word(word(*sp)?),
+                _ => Rax::Constant(constant()?),
+            };
+            Some(())
+        }
+        Mnemonic::Mov if first.is_gpr64() && first != Register::RSP && instruction.op1_kind() == OpKind::Memory => {
+            word(*sp).map(|_| ())
+        }
+        Mnemonic::Mov | Mnemonic::Xor | Mnemonic::Test | Mnemonic::Cmp | Mnemonic::Movsxd
+            if first.is_gpr() && (1..instruction.op_count()).all(|i| instruction.op_kind(i) != OpKind::Memory) =>
+        {
+            let others = (1..instruction.op_count()).filter(|i| is_register(*i));
+            let only_general = others.into_iter().all(|i| instruction.op_register(i).is_gpr());
+            let writes = !matches!(instruction.mnemonic(), Mnemonic::Test | Mnemonic::Cmp);
+            if writes && whole == Register::RAX {
+                *rax = Rax::Unknown;
+            }
+            (only_general && !(writes && whole == Register::RSP)).then_some(())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn search(parts: &[(u64, &[u8])]) -> Gadgets {
+        let mut search = Search::default();
+        parts.iter().for_each(|(at, code)| search.look_for_calls(Avma(*at), code));
+        if search.lacks_number() {
+            parts.iter().for_each(|(at, code)| search.look_for_number(Avma(*at), code));
+        }
+        search.result()
+    }
+
+    #[test]
+    fn the_code_of_a_libc_is_found_at_the_edges() {
+        let mut code = vec![0x0f, 0x05, 0xc3, 0x90];
+        code.extend_from_slice(SIGRETURN[0]);
+        code.extend_from_slice(SIGRETURN[1]);
+        let found = search(&[(0x1000, &code), (0x2000, &[0x05, 0x0f]), (0x3000, &[])]);
+        assert_eq!(found.way, Ok(WayBack { syscall: 0x1000, before: Vec::new(), last: 0x1004 }));
+        assert_eq!(found.sigreturn, [Avma(0x1004), Avma(0x100d)]);
+        assert_eq!(found.pieces, [(Avma(0x1004), SIGRETURN[0].to_vec()), (Avma(0x1000), code[..3].to_vec())]);
+    }
+
+    #[test]
+    fn without_a_restorer_the_number_comes_from_the_stack() {
+        let found = search(&[(0x1000, &[0x58, 0xc3]), (0x2000, &[0x0f, 0x05, 0xc3])]);
+        assert_eq!(found.way, Ok(WayBack { syscall: 0x2000, before: vec![0x1000, 15], last: 0x2000 }));
+        assert!(found.sigreturn.is_empty());
+        // behind the call, add rsp, 8; pop rbx; in front of the number, mov rax, [rsp + 8]; add rsp, 0x18
+        let call: &[u8] = &[0x0f, 0x05, 0x48, 0x83, 0xc4, 0x08, 0x5b, 0xc3];
+        let number: &[u8] = &[0x48, 0x8b, 0x44, 0x24, 0x08, 0x48, 0x83, 0xc4, 0x18, 0xc3];
+        let found = search(&[(0x1000, call), (0x2000, number)]);
+        let before = vec![0, 0, 0x2000, 0, 15, 0];
+        assert_eq!(found.way, Ok(WayBack { syscall: 0x1000, before, last: 0x1000 }));
+        // mov eax, 15; pop rbp
+        let found = search(&[(0x1000, &[0x0f, 0x05, 0xc3]), (0x2000, &[0xb8, 15, 0, 0, 0, 0x5d, 0xc3])]);
+        assert_eq!(found.way, Ok(WayBack { syscall: 0x1000, before: vec![0x2000, 0], last: 0x1000 }));
+    }
+
+    #[test]
+    fn what_may_do_more_is_no_piece() {
+        let rejected: [&[u8]; 12] = [
+            &[0x58],                                     // the end of the mapping
+            &[0x58, 0xff, 0xe0],                         // jmp rax
+            &[0x58, 0x5c, 0xc3],                         // pop rsp
+            &[0x58, 0xc2, 8, 0],                         // ret 8
+            &[0x58, 0x89, 0x03, 0xc3],                   // mov [rbx], eax
+            &[0x58, 0x8b, 0x03, 0xc3],                   // mov eax, [rbx]
+            &[0x58, 0x31, 0xc0, 0xc3],                   // xor eax, eax
+            &[0x58, 0x8e, 0xd8, 0xc3],                   // mov ds, eax
+            &[0x66, 0x58, 0xc3],                         // pop ax
+            &[0x8b, 0x44, 0x24, 0x08, 0xc3],             // above what is taken
+            &[0x48, 0x8b, 0x44, 0x24, 0xf8, 0x5b, 0xc3], // below the stack pointer
+            &[0x64, 0x48, 0x8b, 0x04, 0x24, 0x5b, 0xc3], // of another segment
+        ];
+        for code in rejected {
+            let found = search(&[(0x1000, &[0x0f, 0x05, 0xc3]), (0x2000, code)]);
+            // a prefix may be left out: the rest is a piece of its own
+            let from_inside = matches!(code[0], 0x66 | 0x64);
+            assert_eq!(found.way.is_ok(), from_inside, "{code:02x?}");
+        }
+        assert_eq!(search(&[(0x1000, &[0x0f, 0x05, 0xf4])]).way, Err("`syscall; ret`"));
+        assert!(search(&[]).way.is_err());
+    }
+}
