@@ -10,6 +10,7 @@ use rustc_hash::FxHashSet;
 use crate::error::Error;
 use crate::journal::{FileId, PointRecord};
 use crate::names::some_of;
+use crate::text_pages::TextPages;
 
 /// `int3`: what debuggers and the kernel's uprobes write over the first byte of an instruction.
 const BREAKPOINT: u8 = 0xcc;
@@ -261,11 +262,13 @@ pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) ->
     None
 }
 
-/// What is mapped in a target.
+/// What is mapped in a target, and the bytes at the places that were looked at: for one look at all of them.
 pub struct Ground {
     maps: Vec<Mapping>,
     /// From the first mapping of a load to its last.
     spans: Vec<(FileId, AvmaRange)>,
+    /// The bytes that places were compared with.
+    text: TextPages,
 }
 
 impl Ground {
@@ -274,7 +277,7 @@ impl Ground {
         let maps = target.maps().map_err(|e| Error::process(target.pid(), e))?;
         let id = |file: &MappedFile| FileId { device: file.device, inode: file.inode };
         let spans = loads(&maps).iter().map(|file| (id(file), file.span())).collect();
-        Ok(Ground { maps, spans })
+        Ok(Ground { maps, spans, text: TextPages::default() })
     }
 
     /// How the places look that a point has overwritten.
@@ -292,7 +295,7 @@ impl Ground {
         let exec = mapping.is_some_and(|m| m.exec);
         let mut now = [0; 8];
         let now = &mut now[..write.old_bytes().len()];
-        if mapping.is_none() || target.read(write.at, now).is_err() {
+        if mapping.is_none() || !self.text.read(target, write.at, now) {
             let hides = own || mapping.is_some() && exec;
             return (if hides && target.is_alive() { Place::Unreadable } else { Place::Gone }, true);
         }

@@ -36,6 +36,7 @@ mod session;
 mod sites;
 mod state_dir;
 mod symbols;
+mod text_pages;
 mod values;
 mod variables;
 mod wall;

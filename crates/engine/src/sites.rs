@@ -1,17 +1,17 @@
 //! Where code of a request goes: the points of a function in the target as it is, and whom its calls call.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind};
 use ingraft_mdl::FunctionRef;
 use ingraft_model::{Avma, CallSite, Callee, Clearing, Offset, PointKind, Refusal, Site, Svma};
 use ingraft_process::Target;
-use rustc_hash::FxHashMap;
 
 use ingraft_codegen::RemovalRecord;
 
 use crate::modules::{Module, Modules};
+use crate::text_pages::TextPages;
 use crate::weaving::NewMini;
 
 /// Which points of a function.
@@ -56,19 +56,16 @@ pub struct Text<'a> {
     target: &'a Target,
     /// The bytes that stood where we have written.
     originals: BTreeMap<u64, u8>,
-    /// By address.
-    pages: Mutex<FxHashMap<u64, Arc<[u8]>>>,
+    /// As the target has them now.
+    pages: TextPages,
 }
-
-/// Bytes that are read together, mapped all or none: points are close to each other, and reading some costs as much as reading many.
-const PAGE: u64 = 4096;
 
 impl<'a> Text<'a> {
     /// `records`: what would put back all that we have written.
     pub fn new<'r>(target: &'a Target, records: impl Iterator<Item = &'r RemovalRecord>) -> Self {
         let writes = records.flat_map(|r| &r.text);
         let originals = writes.flat_map(|w| (w.at.0..).zip(w.new_bytes().iter().copied())).collect();
-        Text { target, originals, pages: Mutex::default() }
+        Text { target, originals, pages: TextPages::default() }
     }
 
     /// That of a target in which nothing is woven.
@@ -78,32 +75,7 @@ impl<'a> Text<'a> {
 
     /// As it stands in the target now.
     fn now(&self, at: Avma, bytes: &mut [u8]) -> bool {
-        let mut done = 0;
-        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            let from = at.0.wrapping_add(done as u64);
-            let page = self.page(from - from % PAGE);
-            let there = page.get((from % PAGE) as usize..).unwrap_or_default();
-            let n = there.len().min(rest.len());
-            if n == 0 {
-                return false;
-            }
-            rest[..n].copy_from_slice(&there[..n]);
-            done += n;
-        }
-        true
-    }
-
-    fn page(&self, start: u64) -> Arc<[u8]> {
-        let pages = || self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = pages().get(&start) {
-            return Arc::clone(known);
-        }
-        let mut bytes = vec![0; PAGE as usize];
-        let n = self.target.read_some(Avma(start), &mut bytes).unwrap_or(0);
-        bytes.truncate(n);
-        let page: Arc<[u8]> = bytes.into();
-        pages().insert(start, Arc::clone(&page));
-        page
+        self.pages.read(self.target, at, bytes)
     }
 
     /// As it was before we wrote.

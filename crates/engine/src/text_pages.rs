@@ -1,0 +1,48 @@
+//! Text of a target, read page by page: many places lie close to each other, and reading some bytes costs as much as reading a page.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ingraft_model::Avma;
+use ingraft_process::Target;
+use rustc_hash::FxHashMap;
+
+/// Bytes that are read together; the kernel maps all or none of them.
+const PAGE: u64 = 4096;
+
+/// Pages as they were when they were read first. To see a later state, begin with new ones.
+#[derive(Debug, Default)]
+pub(crate) struct TextPages {
+    known: Mutex<FxHashMap<u64, Arc<[u8]>>>,
+}
+
+impl TextPages {
+    /// Fills `bytes` with what the target has at an address. False if a part of it cannot be read.
+    pub(crate) fn read(&self, target: &Target, at: Avma, bytes: &mut [u8]) -> bool {
+        let mut done = 0;
+        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let from = at.0.wrapping_add(done as u64);
+            let page = self.page(target, from - from % PAGE);
+            let there = page.get((from % PAGE) as usize..).unwrap_or_default();
+            let n = there.len().min(rest.len());
+            if n == 0 {
+                return false;
+            }
+            rest[..n].copy_from_slice(&there[..n]);
+            done += n;
+        }
+        true
+    }
+
+    fn page(&self, target: &Target, start: u64) -> Arc<[u8]> {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(page) = known().get(&start) {
+            return Arc::clone(page);
+        }
+        let mut bytes = vec![0; PAGE as usize];
+        let n = target.read_some(Avma(start), &mut bytes).unwrap_or(0);
+        bytes.truncate(n);
+        let page: Arc<[u8]> = bytes.into();
+        known().insert(start, Arc::clone(&page));
+        page
+    }
+}
