@@ -194,3 +194,26 @@ fn read_parts(target: &Target, parts: &[Part], words: &mut [u64]) {
         *word = chunk.try_into().map(u64::from_le_bytes).unwrap_or(0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_known_by_its_form() {
+        // SAFETY: integers only.
+        let zero: sys::Regs = unsafe { std::mem::zeroed() };
+        let regs = sys::Regs { rip: 0x40_1000, rsp: 0x7ffe_0000, eflags: 0x246, cs: 0x33, ss: 0x2b, ..zero };
+        let frame = frame::build(&regs, 0, &[0; 832], 0x7ffd_fff0, 0x40_2000).expect("an XSAVE area");
+        let words: Vec<u64> =
+            frame.bytes.as_chunks().0.iter().map(|chunk: &[u8; 8]| u64::from_le_bytes(*chunk)).collect();
+        let from = |first: usize| has_form(|offset| words.get(first + (offset / 8) as usize).copied());
+        assert!(from(0));
+        assert!((1..words.len()).all(|first| !from(first)), "nowhere else");
+        // the link of the context is 0, and its flags are few
+        for (offset, value) in [(frame::FLAGS + 8, 1), (frame::FLAGS, 8), (frame::CS, 0x23), (frame::RIP + 8, 0)] {
+            let changed = |at: u64| if at == offset { Some(value) } else { words.get((at / 8) as usize).copied() };
+            assert!(!has_form(changed), "{offset}");
+        }
+    }
+}
