@@ -363,7 +363,12 @@ impl Target {
                 Fate::Moves { .. } | Fate::Inside => return Ok(Look::Inside(i, pc)),
             }
         }
-        if stack_pointers.iter().any(|&(_, sp)| !maps.iter().any(|m| m.range.contains(&Avma(sp)))) {
+        // they are in order of their addresses: each thread may have mappings of its own
+        let is_mapped = |sp: u64| {
+            let i = maps.partition_point(|m| m.range.end.0 <= sp);
+            maps.get(i).is_some_and(|m| m.range.contains(&Avma(sp)))
+        };
+        if stack_pointers.iter().any(|&(_, sp)| !is_mapped(sp)) {
             *maps = self.maps()?;
         }
         let (mut stacks, mut saved_pcs) = (Stacks::default(), Vec::new());

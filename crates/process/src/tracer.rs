@@ -2,7 +2,7 @@
 //! when that thread ends, the kernel lets all of them go at once.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -65,7 +65,8 @@ pub(crate) struct Tracee {
 pub(crate) struct Tracer {
     pub(crate) pid: Pid,
     pub(crate) threads: Vec<Tracee>,
-    known: HashSet<Tid>,
+    /// Places of these threads in `threads`.
+    places: HashMap<Tid, usize>,
     wards: Arc<Wards>,
     sharers: Sharers,
     patience: Duration,
@@ -168,7 +169,7 @@ impl Tracer {
         Tracer {
             pid,
             threads: Vec::new(),
-            known: HashSet::new(),
+            places: HashMap::new(),
             wards: Wards::own(),
             sharers: Sharers::default(),
             patience: STOP_WAIT,
@@ -179,7 +180,7 @@ impl Tracer {
     }
 
     pub(crate) fn index_of(&self, tid: Tid) -> Option<usize> {
-        self.threads.iter().position(|t| t.tid == tid)
+        self.places.get(&tid).copied()
     }
 
     fn error(&self, request: &'static str, tid: Tid, source: io::Error) -> Error {
@@ -197,8 +198,8 @@ impl Tracer {
 
     /// Starts tracing a thread; it runs on. None if it has ended. `unfiltered`: with its system call filter suspended.
     pub(crate) fn seize(&mut self, tid: Tid, unfiltered: bool) -> Result<Option<usize>, Error> {
-        if self.known.contains(&tid) {
-            return Ok(self.index_of(tid));
+        if let Some(place) = self.index_of(tid) {
+            return Ok(Some(place));
         }
         let options = OPTIONS | if unfiltered { sys::SUSPEND_SECCOMP } else { 0 };
         let begin = Instant::now();
@@ -234,7 +235,7 @@ impl Tracer {
 
     /// Takes in a thread that is being traced.
     pub(crate) fn add(&mut self, tid: Tid, state: State) -> usize {
-        self.known.insert(tid);
+        self.places.insert(tid, self.threads.len());
         self.wards.add(self.pid, tid);
         self.threads.push(Tracee { tid, state, regs: None, interrupted: false });
         self.threads.len() - 1
@@ -246,12 +247,12 @@ impl Tracer {
     pub(crate) fn seize_all(&mut self) -> Result<usize, Error> {
         let mut new = 0;
         for tid in procfs::threads(self.pid)? {
-            if !self.known.contains(&tid) && self.seize(tid, false)?.is_some() {
+            if !self.places.contains_key(&tid) && self.seize(tid, false)?.is_some() {
                 new += 1;
             }
         }
         for tid in self.sharers.look(self.pid) {
-            if self.began.is_some() && !self.known.contains(&tid) && self.seize_sharer(tid)? {
+            if self.began.is_some() && !self.places.contains_key(&tid) && self.seize_sharer(tid)? {
                 new += 1;
             }
         }
@@ -595,7 +596,10 @@ impl Tracer {
         }
         self.repair(i)?;
         let thread = self.threads.swap_remove(i);
-        self.known.remove(&thread.tid);
+        self.places.remove(&thread.tid);
+        if let Some(moved) = self.threads.get(i) {
+            self.places.insert(moved.tid, i);
+        }
         if matches!(thread.state, State::Stopped(_))
             && let Err(e) = sys::detach(thread.tid, 0)
             && e.raw_os_error() != Some(libc::ESRCH)
