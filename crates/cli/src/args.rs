@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use ingraft_model::Focus;
+use ingraft_model::{FLAVORS_MAX, Flavor, Focus};
 
 use crate::exit::Failure;
 
@@ -259,6 +259,17 @@ pub(crate) struct Include {
     /// Read more metric definitions from this file; repeat it for several
     #[arg(short = 'I', long = "include", value_name = "FILE.mdl")]
     pub(crate) files: Vec<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) flavors: Flavors,
+}
+
+/// The flavors of a program.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Flavors {
+    /// The program is of this kind, such as pvm: use definitions of this flavor too; repeat it for several
+    #[arg(long = "flavor", value_name = "NAME", value_delimiter = ',', value_parser = flavor)]
+    pub(crate) names: Vec<Flavor>,
 }
 
 /// `ingraft ps`.
@@ -471,6 +482,9 @@ pub(crate) struct CheckArgs {
     pub(crate) focus: Option<Focus>,
 
     #[command(flatten)]
+    pub(crate) flavors: Flavors,
+
+    #[command(flatten)]
     pub(crate) target: RunningTarget,
 }
 
@@ -566,6 +580,16 @@ impl Cli {
             let hint = "add --daemon URI: only a daemon outlives this command";
             return Err(Failure::usage("--no-remove needs a daemon that keeps the measurement", hint));
         }
+        let flavors = match &self.command {
+            Command::Watch(args) => args.include.flavors.names.len(),
+            Command::Metrics(args) => args.include.flavors.names.len(),
+            Command::Check(args) => args.flavors.names.len(),
+            _ => 0,
+        };
+        if flavors > FLAVORS_MAX {
+            let what = format!("{flavors} flavors are more than a program can be said to have");
+            return Err(Failure::usage(what, format!("name at most {FLAVORS_MAX}")));
+        }
         let (target, command) = match &self.command {
             Command::Count(args) => (&args.target.running, args.target.has_others()),
             Command::Latency(args) => (&args.target.running, args.target.has_others()),
@@ -632,6 +656,10 @@ fn percent(text: &str) -> Result<f64, String> {
         Ok(_) => Err("must be more than 0".to_owned()),
         Err(_) => Err("not a number".to_owned()),
     }
+}
+
+fn flavor(text: &str) -> Result<Flavor, String> {
+    Flavor::parse(text).map_err(|e| e.to_string())
 }
 
 fn focus(text: &str) -> Result<Focus, String> {

@@ -52,7 +52,7 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
     let mut out = Output::open(&cli.common)?;
     // What needs no engine starts none.
     let command = match cli.command {
-        Command::Check(args) if !args.lower => return command::mdl::check(&args, &mut out),
+        Command::Check(args) if !args.lower => return command::mdl::check(&args, cli.common.format, &mut out),
         Command::Fmt(args) => return command::mdl::fmt(&args, cli.common.format, &mut out),
         Command::Completions { shell, program } => return command::manual::completions(shell, program, &mut out),
         Command::Man { dir } => return command::manual::man(dir.as_deref(), &mut out),

@@ -151,6 +151,8 @@ pub(crate) struct Metric {
     /// `counter`: events that add up; `level`: the value itself.
     pub(crate) style: &'static str,
     pub(crate) constraints: Vec<String>,
+    /// The flavors of programs that it exists for; empty: every program.
+    pub(crate) flavors: Vec<String>,
     pub(crate) developer: bool,
     pub(crate) doc: String,
     /// The definition.

@@ -77,6 +77,7 @@ impl Churn {
             max_overhead: Some(percent),
             allow_calls: false,
             family,
+            flavors: Vec::new(),
             max_pairs: None,
             await_modules: false,
         };

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ingraft_model::{
-    Activations, Distribution, Focus, Fold, How, MetricInfo, ObjectState, Pid, PointKind, Refusal, Svma, Table, Tid,
+    Activations, Distribution, Flavor, Focus, Fold, How, MetricInfo, ObjectState, Pid, PointKind, Refusal, Svma, Table,
+    Tid,
 };
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, UnknownClock};
@@ -176,6 +177,8 @@ pub struct EnableRequest {
     pub function_metric: String,
     /// Additional MDL sources (name, text) that apply to this request only.
     pub definitions: Vec<(String, String)>,
+    /// The flavors that the program has besides its own, `linux` and `unix`: definitions of these flavors exist for it.
+    pub flavors: Vec<Flavor>,
     /// Keep it when the client goes away, and over the end of the engine.
     pub keep: bool,
     /// What those of its pairs that do more than count may cost, in percent of one processor; `None`: [`Config::max_overhead`].
@@ -491,6 +494,8 @@ pub struct LowerRequest {
     pub target: Option<TargetSpec>,
     /// Additional MDL sources (name, text).
     pub definitions: Vec<(String, String)>,
+    /// The flavors that the program has besides its own, `linux` and `unix`.
+    pub flavors: Vec<Flavor>,
     /// Whether the machine code is wanted.
     pub code: bool,
 }

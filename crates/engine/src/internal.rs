@@ -194,6 +194,7 @@ impl Internal {
             style,
             units_type,
             constraints: Vec::new(),
+            flavors: Vec::new(),
             developer,
             doc: doc.to_owned(),
             text: "".into(),

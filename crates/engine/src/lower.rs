@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
 use ingraft_mdl::{
-    Access, FunctionRef, Global, Insertion, Library, Location, ModuleRef, Parameter, Program, Unresolved, Variable,
-    codes, evaluate,
+    Access, Evaluator, FunctionRef, Global, Insertion, Library, Location, ModuleRef, Parameter, Program, Unresolved,
+    Variable, codes,
 };
 use ingraft_model::{
-    Avma, Bias, Called, CpuClock, DataArea, Focus, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site, Snippet,
-    Stmt, ThreadIdentity, WallClock,
+    Avma, Bias, Called, CpuClock, DataArea, Flavor, Focus, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site,
+    Snippet, Stmt, ThreadIdentity, WallClock,
 };
 use ingraft_process::{ClockChoice, Target, TickClock, vector_state};
 use rustc_hash::FxHashMap;
@@ -202,25 +202,27 @@ pub fn lower(
         if let (Some(modules), Some(target)) = (&mut modules, target) {
             // for the modules that it looks into; its errors come again below, with their metric
             let places = (target, images, &*modules);
-            let _loaded = request::evaluate(places, library, &asked(&name, &focus), Missing::MayCome, &|_| ());
+            let _loaded =
+                request::evaluate(places, library, &asked(&name, &focus, &request.flavors), Missing::MayCome, &|_| ());
         }
-        let program: &dyn Program = match &modules {
+        let program: &(dyn Program + Sync) = match &modules {
             Some(modules) => modules,
             None => &Generic::new(),
         };
         let place = target.zip(modules.as_ref());
-        out.push(lower_one(library, name, focus, program, place, wall, request.code));
+        out.push(lower_one(library, name, focus, (program, &request.flavors), place, wall, request.code));
     }
     Ok(out)
 }
 
-fn asked(metric: &str, focus: &Focus) -> EnableRequest {
+fn asked(metric: &str, focus: &Focus, flavors: &[Flavor]) -> EnableRequest {
     EnableRequest {
         target: TargetSpec::Pid(Pid(0)),
         pairs: vec![Arc::new(MetricFocus { metric: metric.to_owned(), focus: focus.clone() })],
         functions: Vec::new(),
         function_metric: String::new(),
         definitions: Vec::new(),
+        flavors: flavors.to_vec(),
         keep: false,
         max_overhead: None,
         allow_calls: true,
@@ -241,15 +243,18 @@ fn lower_one(
     library: &Library,
     metric: String,
     focus: Focus,
-    program: &dyn Program,
+    (program, flavors): (&(dyn Program + Sync), &[Flavor]),
     place: Option<(&Target, &Modules)>,
     wall: WallClock,
     code: bool,
 ) -> LoweredMetric {
-    let mut instrumentation = match evaluate(library, &metric, &focus, program) {
+    let mut instrumentation = match Evaluator::new(library, program, flavors).evaluate(&metric, &focus) {
         Ok(instrumentation) => instrumentation,
         Err(errors) => {
-            let problem = errors.into_iter().next().map(|d| d.message);
+            let problem = errors.into_iter().next().map(|d| match d.help {
+                Some(help) if d.code == codes::FLAVOR => format!("{}; {help}", d.message),
+                _ => d.message,
+            });
             return LoweredMetric { metric, focus, pieces: Vec::new(), problem, applies: false };
         }
     };

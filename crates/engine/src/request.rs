@@ -235,7 +235,7 @@ fn evaluate_request(
         error.pairs = Some(pairs.len());
         return Err(error);
     }
-    let evaluator = Evaluator::new(library, modules);
+    let evaluator = Evaluator::new(library, modules, &request.flavors);
     let evaluated = each(&pairs, |(pair, _): &(Arc<MetricFocus>, _)| evaluator.evaluate(&pair.metric, &pair.focus));
     let mut wanted = Vec::with_capacity(pairs.len());
     let mut known = Vec::with_capacity(ALIKE);

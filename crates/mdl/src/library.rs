@@ -178,6 +178,7 @@ impl Library {
             style: metric.style().unwrap_or_default(),
             units_type: metric.units_type(),
             constraints: unique,
+            flavors: metric.flavors().iter().map(|flavor| flavor.name.clone()).collect(),
             developer: metric.developer(),
             doc,
             text: text.into(),

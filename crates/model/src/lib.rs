@@ -6,6 +6,7 @@
 pub mod activations;
 pub mod addr;
 pub mod call;
+pub mod flavor;
 pub mod histogram;
 pub mod history;
 pub mod layout;
@@ -21,6 +22,7 @@ pub mod vector;
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
 pub use call::{Call, Called, VectorState};
+pub use flavor::{FLAVORS_MAX, Flavor, FlavorError};
 pub use histogram::{Bucket, Distribution, Resolution, Scale};
 pub use history::{Bin, Course, History};
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};

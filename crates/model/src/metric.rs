@@ -53,6 +53,8 @@ pub struct MetricInfo {
     pub units_type: UnitsType,
     /// The paths of the constraints that it accepts, e.g. `/Code/*`.
     pub constraints: Vec<String>,
+    /// The flavors of programs that it exists for; empty: every program.
+    pub flavors: Vec<String>,
     /// Only for developers.
     pub developer: bool,
     /// Sentence of documentation, from the comment before the definition.

@@ -111,6 +111,7 @@ impl From<&MetricInfo> for v1::Metric {
             style: v1::Style::from(metric.style).into(),
             units_type: v1::UnitsType::from(metric.units_type).into(),
             constraints: metric.constraints.clone(),
+            flavors: metric.flavors.clone(),
             developer: metric.developer,
             doc: metric.doc.clone(),
             text: metric.text.as_ref().to_owned(),
@@ -132,6 +133,7 @@ impl TryFrom<v1::Metric> for MetricInfo {
             name: metric.name,
             unit: metric.unit,
             constraints: metric.constraints,
+            flavors: metric.flavors,
             developer: metric.developer,
             doc: metric.doc,
             text: metric.text.into(),
@@ -249,15 +251,16 @@ mod tests {
             prop_oneof![Just(Aggregate::Sum), Just(Aggregate::Min), Just(Aggregate::Max), Just(Aggregate::Avg)];
         let style = prop_oneof![Just(Style::EventCounter), Just(Style::SampledFunction)];
         let units = prop_oneof![Just(UnitsType::Normalized), Just(UnitsType::Unnormalized), Just(UnitsType::Sampled)];
-        let constraints = proptest::collection::vec(".*", 0..4);
-        (".+", ".*", aggregate, style, units, constraints, any::<bool>(), ".*", ".*").prop_map(
-            |(name, unit, aggregate, style, units_type, constraints, developer, doc, text)| MetricInfo {
+        let texts = || proptest::collection::vec(".*", 0..4);
+        (".+", ".*", aggregate, style, units, texts(), texts(), any::<bool>(), ".*", ".*").prop_map(
+            |(name, unit, aggregate, style, units_type, constraints, flavors, developer, doc, text)| MetricInfo {
                 name,
                 unit,
                 aggregate,
                 style,
                 units_type,
                 constraints,
+                flavors,
                 developer,
                 doc,
                 text: text.into(),

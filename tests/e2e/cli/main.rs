@@ -26,6 +26,7 @@ mod events;
 mod everything;
 mod families;
 mod field;
+mod figures;
 mod go;
 mod histograms;
 mod holds;

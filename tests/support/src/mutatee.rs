@@ -109,6 +109,7 @@ fn recipe(name: &str) -> Recipe {
         "calls" => ("g++", &["-O2", "-g", "-pthread", "-Wall"] as &[_], &["calls.cpp"], false),
         "libraries" => ("gcc", LIBRARIES, &["libraries.c"], false),
         "objects" => ("gcc", &["-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"], &["objects.c"], false),
+        "figures" => ("gcc", C, &["figures.c"], false),
         "messages" => ("gcc", &["-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"], &["messages.c"], false),
         "tally" => {
             ("gcc", &["-O2", "-g", "-pthread", "-fno-builtin", "-Wall", "-Wextra", "-Werror"], &["tally.c"], false)

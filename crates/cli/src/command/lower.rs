@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use ingraft_mdl::{Library, Options};
+use ingraft_model::Flavor;
 
 use crate::args::{CheckArgs, Common, RunningTarget};
 use crate::conn::{Engines, Lower, Source, Target};
@@ -16,12 +17,13 @@ use crate::output::{DIM, HEADING, Output};
 /// What each metric costs at worst.
 pub(super) async fn costs(
     definitions: Vec<Source>,
+    flavors: Vec<Flavor>,
     target: &RunningTarget,
     engines: &Engines,
     common: &Common,
     out: &mut Output,
 ) -> Result<(), Stop> {
-    let ask = Lower { target: one(target)?, definitions, ..Lower::default() };
+    let ask = Lower { target: one(target)?, definitions, flavors, ..Lower::default() };
     let lowered = lowered(&ask, engines, common).await?;
     let text = table(&lowered, out.width());
     out.text(&text)?;
@@ -30,19 +32,20 @@ pub(super) async fn costs(
 
 /// Checks files, and shows what their metrics become.
 pub(crate) async fn check(args: CheckArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
-    super::mdl::check(&args, out)?;
+    super::mdl::check(&args, common.format, out)?;
     let definitions = measure::sources(&args.files)?;
     let mut library = Library::new(Options::default());
     for source in &definitions {
         // what is wrong has been said
         let _ = library.load(&source.name, &source.text);
     }
+    let flavors = args.flavors.names;
     let metrics: Vec<String> = library.metrics().iter().map(|m| m.name.clone()).collect();
     if metrics.is_empty() {
         return out.text("no metric is defined there\n");
     }
     let focus = args.focus.as_ref().map(ToString::to_string);
-    let ask = Lower { metrics, focus, target: one(&args.target)?, definitions, code: true };
+    let ask = Lower { metrics, focus, target: one(&args.target)?, definitions, flavors, code: true };
     for metric in lowered(&ask, engines, common).await? {
         out.text(&listing(&metric))?;
         out.object(&Object::Lowered(metric))?;
@@ -62,11 +65,13 @@ fn one(target: &RunningTarget) -> Result<Option<Target>, Stop> {
 /// Names of the metrics that measure nothing in a program.
 pub(super) async fn without_meaning(
     definitions: &[Source],
+    flavors: &[Flavor],
     target: &RunningTarget,
     engines: &Engines,
     common: &Common,
 ) -> Result<Vec<(Host, String)>, Stop> {
-    let ask = Lower { target: one(target)?, definitions: definitions.to_vec(), ..Lower::default() };
+    let (definitions, flavors) = (definitions.to_vec(), flavors.to_vec());
+    let ask = Lower { target: one(target)?, definitions, flavors, ..Lower::default() };
     let lowered = lowered(&ask, engines, common).await?;
     Ok(lowered.into_iter().filter(|m| !m.applies).map(|m| (m.host, m.metric)).collect())
 }

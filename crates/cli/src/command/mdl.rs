@@ -1,6 +1,7 @@
 //! `ingraft check` and `ingraft fmt`: metric definitions as texts. No engine is needed.
 
 use ingraft_mdl::{Diagnostic, Library, Look, Options, Severity};
+use ingraft_model::Flavor;
 
 use crate::args::{CheckArgs, FmtArgs, Format};
 use crate::conn::Source;
@@ -11,8 +12,9 @@ use crate::output::number::plural;
 use crate::output::{self, GOOD, Output};
 
 /// Checks files: all errors of all files in one run.
-pub(crate) fn check(args: &CheckArgs, out: &mut Output) -> Result<(), Stop> {
+pub(crate) fn check(args: &CheckArgs, format: Format, out: &mut Output) -> Result<(), Stop> {
     let (library, diagnostics) = load(&sources(&args.files)?);
+    warn(&library, &args.flavors.names, format);
     // The stream strips the colours where nobody would see them.
     out.text(&library.render(&diagnostics, Look::Coloured))?;
     for diagnostic in &diagnostics {
@@ -77,6 +79,19 @@ pub(crate) fn accept(definitions: &[Source], format: Format) -> Result<(), Stop>
     let Some(first) = diagnostics.first() else { return Ok(()) };
     say(&diagnostics, |d| library.render(std::slice::from_ref(d), Look::Coloured), format);
     Err(wrong(&first.file).into())
+}
+
+/// Warns of flavors that neither these definitions nor the shipped ones name.
+pub(super) fn warn_of_flavors(flavors: &[Flavor], definitions: &[Source], format: Format) {
+    if !flavors.is_empty() {
+        warn(&load(definitions).0, flavors, format);
+    }
+}
+
+fn warn(library: &Library, flavors: &[Flavor], format: Format) {
+    for Diagnostic { message, help, .. } in library.unknown_flavors(flavors) {
+        output::warn(&format!("{message}; {}", help.unwrap_or_default()), format);
+    }
 }
 
 /// Reads definitions on top of the shipped ones.

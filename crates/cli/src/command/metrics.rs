@@ -1,5 +1,7 @@
 //! `ingraft metrics`: the metrics that are known.
 
+use ingraft_model::Flavor;
+
 use crate::args::{Common, MetricsArgs};
 use crate::conn::Engines;
 use crate::exit::Stop;
@@ -13,9 +15,10 @@ use crate::output::{DIM, Output};
 /// Runs the command.
 pub(crate) async fn run(args: MetricsArgs, engines: &Engines, common: &Common, out: &mut Output) -> Result<(), Stop> {
     let definitions = measure::sources(&args.include.files)?;
+    let flavors = args.include.flavors.names;
     super::mdl::accept(&definitions, common.format)?;
     if args.cost {
-        return super::lower::costs(definitions, &args.target, engines, common, out).await;
+        return super::lower::costs(definitions, flavors, &args.target, engines, common, out).await;
     }
     if args.events {
         return events(engines, common, out).await;
@@ -25,9 +28,12 @@ pub(crate) async fn run(args: MetricsArgs, engines: &Engines, common: &Common, o
         let mut progress = Progress::new("reading definitions", common.format);
         metrics.extend(client.metrics(&definitions, &mut progress).await?);
     }
+    let listed = |flavor: &Flavor| metrics.iter().any(|m| m.flavors.iter().any(|known| known == flavor.as_str()));
+    let strange: Vec<Flavor> = flavors.iter().filter(|flavor| !listed(flavor)).cloned().collect();
+    super::mdl::warn_of_flavors(&strange, &definitions, common.format);
     let mut left_out = 0;
     if !measure::running(&args.target).is_empty() {
-        let without = super::lower::without_meaning(&definitions, &args.target, engines, common).await?;
+        let without = super::lower::without_meaning(&definitions, &flavors, &args.target, engines, common).await?;
         for m in &mut metrics {
             m.applies = Some(!without.iter().any(|(host, name)| (host, name) == (&m.host, &m.name)));
         }
@@ -74,6 +80,7 @@ fn render(metrics: &[Metric], width: Option<usize>) -> String {
         .left("UNIT")
         .left("COMBINES BY")
         .shrinking("CONSTRAINTS")
+        .shrinking("FLAVORS")
         .shrinking("");
     for m in metrics.iter().filter(|m| !m.developer && m.applies != Some(false)) {
         table.row(vec![
@@ -82,8 +89,15 @@ fn render(metrics: &[Metric], width: Option<usize>) -> String {
             m.unit.as_str().into(),
             m.aggregate.into(),
             m.constraints.join(" ").into(),
+            flavors_shown(m).into(),
             Cell::styled(m.doc.as_str(), DIM),
         ]);
     }
     table.render(width)
+}
+
+/// The flavors of a metric that programs do not have unless it is said of them; empty for a metric of every program.
+fn flavors_shown(metric: &Metric) -> String {
+    let everywhere = metric.flavors.iter().any(|flavor| flavor == "linux" || flavor == "unix");
+    if everywhere { String::new() } else { metric.flavors.join(" ") }
 }

@@ -77,6 +77,7 @@ pub(super) async fn run(
         functions: asked.functions.clone(),
         function_metric: asked.metric,
         definitions: Vec::new(),
+        flavors: Vec::new(),
         keep: asked.measure.no_remove,
         max_overhead: asked.measure.max_overhead,
         allow_calls: asked.measure.allow_calls,

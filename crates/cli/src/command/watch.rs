@@ -26,6 +26,7 @@ pub(crate) async fn run(args: WatchArgs, context: Context<'_>, out: &mut Output)
         functions: Vec::new(),
         function_metric: "",
         definitions: definitions.clone(),
+        flavors: args.include.flavors.names.clone(),
         keep: args.measure.no_remove,
         max_overhead: args.measure.max_overhead,
         allow_calls: args.measure.allow_calls,

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::time::Duration;
 
-use ingraft_model::Aggregate;
+use ingraft_model::{Aggregate, Flavor};
 use ingraft_wire::{FailureKind, Snapshot, v1};
 
 use crate::exit::{Failure, Kind};
@@ -67,6 +67,8 @@ pub(crate) struct Request {
     pub(crate) function_metric: &'static str,
     /// More definitions.
     pub(crate) definitions: Vec<Source>,
+    /// The flavors that the program has besides `linux` and `unix`.
+    pub(crate) flavors: Vec<Flavor>,
     /// Leave it in.
     pub(crate) keep: bool,
     /// What it may cost, in percent of a processor; none: as the engine is set up.
@@ -91,6 +93,8 @@ pub(crate) struct Lower {
     pub(crate) focus: Option<String>,
     pub(crate) target: Option<Target>,
     pub(crate) definitions: Vec<Source>,
+    /// The flavors that the program has besides `linux` and `unix`.
+    pub(crate) flavors: Vec<Flavor>,
     /// With machine code.
     pub(crate) code: bool,
 }
@@ -255,6 +259,7 @@ impl Request {
             history: self.history,
             wait_ns: u64::try_from(self.wait.as_nanos()).unwrap_or(u64::MAX),
             await_modules: self.await_modules,
+            flavors: self.flavors.iter().map(ToString::to_string).collect(),
         }
     }
 }
@@ -492,6 +497,7 @@ pub(super) fn metric(m: v1::Metric, host: Host) -> objects::Metric {
         aggregate,
         style,
         constraints: m.constraints,
+        flavors: m.flavors,
         developer: m.developer,
         doc: m.doc,
         text: m.text,
@@ -562,6 +568,7 @@ impl Lower {
             target: self.target.as_ref().map(Target::to_wire),
             definitions: self.definitions.iter().map(Source::to_wire).collect(),
             code: self.code,
+            flavors: self.flavors.iter().map(ToString::to_string).collect(),
         }
     }
 }

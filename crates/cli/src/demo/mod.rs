@@ -152,6 +152,7 @@ impl Stage<'_> {
             functions: FUNCTIONS.iter().map(|f| format!("*demo::server::{f}")).collect(),
             function_metric: "calls",
             definitions: Vec::new(),
+            flavors: Vec::new(),
             keep: false,
             max_overhead: None,
             allow_calls: false,

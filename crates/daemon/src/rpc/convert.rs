@@ -9,7 +9,7 @@ use ingraft_engine::{
     LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary,
     ProcessEntry, RefusedFunction, Removed, TargetSpec, UntypedSymbol,
 };
-use ingraft_model::{Pid, Tid};
+use ingraft_model::{FLAVORS_MAX, Flavor, Pid, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
 use ingraft_wire::{Failure, FailureKind, v1};
 
@@ -105,6 +105,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
     if max_overhead.is_some_and(|percent| percent.is_nan() || percent <= 0.0) {
         return Err(FieldError::new("measure.max_overhead", "is no number of percent above 0"));
     }
+    let flavors = flavors(&measure.flavors).map_err(|e| e.inside("measure"))?;
     let function_metric = Some(measure.function_metric).filter(|m| !m.is_empty());
     Ok(EnableRequest {
         target,
@@ -112,6 +113,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         functions: measure.functions,
         function_metric: function_metric.unwrap_or_else(|| FUNCTION_METRIC.to_owned()),
         definitions: sources(measure.definitions),
+        flavors,
         keep: measure.keep,
         max_overhead,
         allow_calls: measure.allow_calls,
@@ -119,6 +121,17 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
         max_pairs: None,
         await_modules: measure.await_modules,
     })
+}
+
+/// The flavors of a program from the wire.
+fn flavors(names: &[String]) -> Result<Vec<Flavor>, FieldError> {
+    if names.len() > FLAVORS_MAX {
+        return Err(FieldError::new("flavors", format!("has more than {FLAVORS_MAX} entries")));
+    }
+    let parse = |(i, name): (usize, &String)| {
+        Flavor::parse(name).map_err(|e| FieldError::new(format!("flavors[{i}]"), e.to_string()))
+    };
+    names.iter().enumerate().map(parse).collect()
 }
 
 fn metric_focus(pair: v1::MetricFocus) -> Result<Arc<MetricFocus>, FieldError> {
@@ -268,6 +281,7 @@ pub fn lower(request: v1::LowerRequest) -> Result<LowerRequest, FieldError> {
         metrics: request.metrics,
         focus,
         target,
+        flavors: flavors(&request.flavors)?,
         definitions: sources(request.definitions),
         code: request.code,
     })
@@ -340,6 +354,17 @@ mod tests {
             request(pid(1), measure_of("calls", "/Code/%2")),
             "measure.pairs[1].focus: a `%` without two hexadecimal digits in `/Code/%2`"
         );
+        let of = |flavors: Vec<String>| {
+            let measure = measure_of("calls", "").map(|measure| v1::Measure { flavors, ..measure });
+            enable(v1::EnableRequest { target: pid(1), measure })
+        };
+        let flavors = |names: &[&str]| of(names.iter().map(|name| (*name).to_owned()).collect());
+        assert!(path(flavors(&["pvm", "a b"])).starts_with("measure.flavors[1]: is no flavor"));
+        assert_eq!(path(of(vec!["pvm".to_owned(); 17])), "measure.flavors: has more than 16 entries");
+        let request = flavors(&["pvm", "cm5"]).map(|request| request.flavors);
+        assert_eq!(request.unwrap().iter().map(Flavor::as_str).collect::<Vec<_>>(), ["pvm", "cm5"]);
+        let lower_request = v1::LowerRequest { flavors: vec![String::new()], ..Default::default() };
+        assert!(path(lower(lower_request)).starts_with("flavors[0]: is no flavor"));
         let command = |words: &[&[u8]]| {
             let command = words.iter().map(|w| w.to_vec()).collect();
             path(launch(v1::LaunchRequest { command, measure: measure_of("calls", "") }, false))

@@ -343,6 +343,7 @@ mod tests {
             style: Default::default(),
             units_type: Default::default(),
             constraints: vec!["/Code".into()],
+            flavors: Vec::new(),
             developer: false,
             doc: String::new(),
             text: "x".repeat(1000).into(),

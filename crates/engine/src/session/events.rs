@@ -1,5 +1,7 @@
 //! Events that the kernel counts for each thread of the target: no code, no stop, read by the engine.
 
+use ingraft_mdl::Evaluator;
+use ingraft_model::Flavor;
 use ingraft_process::{CountedEvents, Event, EventError, EventReading, KernelRefusal};
 
 use super::*;
@@ -19,10 +21,16 @@ pub(super) struct Wish {
 pub(super) struct Counting(Arc<Mutex<CountedEvents>>);
 
 /// What a pair of a request counts, if its metric is an event without code and its focus restricts no code.
-pub(super) fn of_pair(library: &Library, pair: &MetricFocus, modules: &Modules) -> Result<Option<Wish>, Error> {
+pub(super) fn of_pair(
+    library: &Library,
+    pair: &MetricFocus,
+    flavors: &[Flavor],
+    modules: &Modules,
+) -> Result<Option<Wish>, Error> {
     let restricted = ["Code", "SyncObject"].iter().any(|root| pair.focus.part(root).is_some());
     let Some(name) = library.event(&pair.metric).filter(|_| !restricted) else { return Ok(None) };
-    let instrumentation = ingraft_mdl::evaluate(library, &pair.metric, &pair.focus, modules).map_err(Error::mdl)?;
+    let instrumentation =
+        Evaluator::new(library, modules, flavors).evaluate(&pair.metric, &pair.focus).map_err(Error::mdl)?;
     let event = Event::parse(name).map_err(|e| refused(e.into()))?;
     Ok(Some(Wish { metric: instrumentation.metric, event, thread: instrumentation.thread }))
 }

@@ -35,7 +35,7 @@ pub(super) fn of_request(library: &Library, request: &EnableRequest, modules: &M
     let mut own = Vec::new();
     for (position, pair) in request.pairs.iter().enumerate() {
         let known = match library.metric(&pair.metric) {
-            Some(_) => events::of_pair(library, pair, modules)?.map(Known::Event),
+            Some(_) => events::of_pair(library, pair, &request.flavors, modules)?.map(Known::Event),
             None => internal(pair)?.map(Known::Internal),
         };
         let Some(known) = known else { continue };

@@ -417,6 +417,7 @@ impl Session {
         let before = self.internal_views(&own)?;
         let (errors, wanted) = self.evaluate_rest(control, library, request, &own, missing, progress);
         let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
+        warnings.extend(library.unknown_flavors(&request.flavors).into_iter().map(with_help));
         let from_memory = control.modules.loaded().filter(|(_, _, m)| m.from_memory);
         warnings.extend(
             from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
@@ -783,6 +784,11 @@ impl PairKey {
         let hash = FxBuildHasher.hash_one(&pair);
         PairKey { text, pair, hash }
     }
+}
+
+/// A finding as one line with its help, without the code, which is for texts.
+fn with_help(ingraft_mdl::Diagnostic { message, help, .. }: ingraft_mdl::Diagnostic) -> String {
+    help.map_or_else(|| message.clone(), |help| format!("{message}; {help}"))
 }
 
 /// What is said of the modules that are waited for, one line for each.

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingraft_model::Focus;
+use ingraft_model::{Flavor, Focus};
 
 use super::{Instrumentation, evaluate_and_tell};
 use crate::diagnostic::Diagnostic;
@@ -18,6 +18,7 @@ const KEPT: usize = 16;
 pub struct Evaluator<'a> {
     library: &'a Library,
     program: &'a (dyn Program + Sync),
+    flavors: &'a [Flavor],
     known: RwLock<Vec<Known>>,
 }
 
@@ -36,12 +37,12 @@ impl Known {
 }
 
 impl<'a> Evaluator<'a> {
-    /// Nothing is evaluated yet.
-    pub fn new(library: &'a Library, program: &'a (dyn Program + Sync)) -> Self {
-        Evaluator { library, program, known: RwLock::default() }
+    /// Nothing is evaluated yet. `flavors` are those that the program is said to have besides its own.
+    pub fn new(library: &'a Library, program: &'a (dyn Program + Sync), flavors: &'a [Flavor]) -> Self {
+        Evaluator { library, program, flavors, known: RwLock::default() }
     }
 
-    /// What [`crate::evaluate`] says.
+    /// What [`crate::evaluate`] says, of a program with these flavors.
     pub fn evaluate(&self, metric: &str, focus: &Focus) -> Result<Instrumentation, Vec<Diagnostic>> {
         let function = self.function(focus);
         if let Some(function) = function
@@ -49,7 +50,7 @@ impl<'a> Evaluator<'a> {
         {
             return Ok(found);
         }
-        let (found, beyond) = evaluate_and_tell(self.library, metric, focus, self.program)?;
+        let (found, beyond) = evaluate_and_tell(self.library, metric, focus, (self.program, self.flavors))?;
         if let Some(function) = function.filter(|_| !beyond && found.warnings.is_empty())
             && found.insertions.iter().all(|insertion| insertion.function == function)
         {

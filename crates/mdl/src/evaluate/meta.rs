@@ -5,9 +5,10 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use ingraft_model::{Clock, Focus, PointKind, Resolution, ResourcePath, Shape, Snippet, Stmt, VariableId};
+use ingraft_model::{Clock, Flavor, Focus, PointKind, Resolution, ResourcePath, Shape, Snippet, Stmt, VariableId};
 
 use super::events::{EventTimer, Metered};
+use super::flavor;
 use super::frame::KnownRecord;
 use super::insert::{Draft, Place};
 use super::select::{HIERARCHIES, Selection, parse_number};
@@ -88,6 +89,8 @@ pub(super) struct Evaluation<'a> {
     pub(super) metric: &'a MetricEntry,
     /// Asked for what the focus names; for all else there is [`Evaluation::beyond`].
     pub(super) program: &'a dyn Program,
+    /// The flavors that the program is said to have besides its own.
+    pub(super) stated: &'a [Flavor],
     pub(super) looked_beyond: Cell<bool>,
     /// The source that spans refer to.
     pub(super) source: usize,
@@ -148,11 +151,16 @@ pub(super) struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    pub(super) fn new(library: &'a Library, metric: &'a MetricEntry, program: &'a dyn Program) -> Self {
+    pub(super) fn new(
+        library: &'a Library,
+        metric: &'a MetricEntry,
+        (program, flavors): (&'a dyn Program, &'a [Flavor]),
+    ) -> Self {
         Evaluation {
             library,
             metric,
             program,
+            stated: flavors,
             looked_beyond: Cell::new(false),
             source: metric.source,
             diagnostics: Vec::new(),
@@ -198,10 +206,9 @@ impl<'a> Evaluation<'a> {
 
     pub(super) fn run(&mut self, focus: &Focus) {
         let node = &self.metric.node;
-        if !self.in_flavor(node.flavors().iter().map(|f| f.name.as_str())) {
-            let flavors: Vec<&str> = node.flavors().iter().map(|f| f.name.as_str()).collect();
-            let message = format!("the metric `{}` exists only for {}", self.metric.info.name, flavors.join(", "));
-            self.error(codes::FLAVOR, node.ident.span, message, "");
+        if !self.in_flavor(node.flavors()) {
+            let message = format!("the metric `{}` {}", self.metric.info.name, flavor::only_for(node.flavors()));
+            self.error(codes::FLAVOR, node.ident.span, message, self.flavor_help(node.flavors()));
             return;
         }
         let Some(base) = node.base() else { return };
@@ -344,10 +351,6 @@ impl<'a> Evaluation<'a> {
         let unit = if matches!(shape, Shape::Timer(_)) { ValueUnit::Ticks } else { ValueUnit::Plain };
         self.variables.push(Variable { name: name.to_owned(), kind, shape, unit, sampled: false });
         id
-    }
-
-    fn in_flavor<'f>(&self, mut flavors: impl ExactSizeIterator<Item = &'f str>) -> bool {
-        flavors.len() == 0 || flavors.any(|f| self.program.flavors().iter().any(|p| p == f))
     }
 
     fn body(&mut self, body: Body<'a>) {
@@ -522,17 +525,15 @@ impl<'a> Evaluation<'a> {
             "$machine" => Value::Text(Cow::Borrowed(self.program.machine())),
             "$cmin" | "$cmax" => Value::Int(0),
             name => match self.library.lists.get(name) {
-                Some(entry) if self.in_flavor(entry.node.flavors.iter().map(|f| f.name.as_str())) => {
-                    Value::List(&entry.node)
+                Some(entry) if self.in_flavor(&entry.node.flavors) => Value::List(&entry.node),
+                Some(entry) => {
+                    let flavors = &entry.node.flavors;
+                    let message = format!("the list `{name}` {}", flavor::only_for(flavors));
+                    self.error(codes::FLAVOR, span, message, self.flavor_help(flavors));
+                    Value::Refused
                 }
-                found => {
-                    let message = if found.is_some() {
-                        format!("the list `{name}` does not exist for the flavors of this program")
-                    } else {
-                        format!("nothing defines `{name}`")
-                    };
-                    let code = if found.is_some() { codes::FLAVOR } else { codes::UNKNOWN_NAME };
-                    self.error(code, span, message, "");
+                None => {
+                    self.error(codes::UNKNOWN_NAME, span, format!("nothing defines `{name}`"), "");
                     Value::Refused
                 }
             },

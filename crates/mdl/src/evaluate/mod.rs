@@ -4,6 +4,7 @@ mod alike;
 mod code;
 mod data;
 mod events;
+mod flavor;
 mod frame;
 mod insert;
 mod meta;
@@ -14,7 +15,7 @@ mod walk;
 
 use std::sync::Arc;
 
-use ingraft_model::{Focus, MetricInfo, PointKind, Shape, Snippet, Tid};
+use ingraft_model::{Flavor, Focus, MetricInfo, PointKind, Shape, Snippet, Tid};
 
 pub use self::alike::Evaluator;
 pub use self::events::Metered;
@@ -157,20 +158,20 @@ pub fn evaluate(
     focus: &Focus,
     program: &dyn Program,
 ) -> Result<Instrumentation, Vec<Diagnostic>> {
-    evaluate_and_tell(library, metric, focus, program).map(|(instrumentation, _)| instrumentation)
+    evaluate_and_tell(library, metric, focus, (program, &[])).map(|(instrumentation, _)| instrumentation)
 }
 
-/// The same, and whether it has asked more of the program than what the focus names.
+/// The same for a program that is said to have further flavors, and whether it has asked more of the program than what the focus names.
 fn evaluate_and_tell(
     library: &Library,
     metric: &str,
     focus: &Focus,
-    program: &dyn Program,
+    (program, flavors): (&dyn Program, &[Flavor]),
 ) -> Result<(Instrumentation, bool), Vec<Diagnostic>> {
     let Some(entry) = library.metrics.get(metric) else {
         return Err(vec![unknown_metric(library, metric)]);
     };
-    let mut evaluation = meta::Evaluation::new(library, entry, program);
+    let mut evaluation = meta::Evaluation::new(library, entry, (program, flavors));
     let thread = evaluation.thread(focus);
     evaluation.run(focus);
     let beyond = evaluation.looked_beyond.get();

@@ -48,7 +48,7 @@ fn an_evaluator_says_what_each_request_says_alone() {
     };
     for metric in library.metrics() {
         for first in 0..functions.len() {
-            let evaluator = Evaluator::new(&library, &program);
+            let evaluator = Evaluator::new(&library, &program, &[]);
             for focus in (first..first + functions.len()).flat_map(foci) {
                 let focus = Focus::parse(&focus).expect("a focus");
                 let alone = evaluate(&library, &metric.name, &focus, &program);

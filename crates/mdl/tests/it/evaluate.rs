@@ -1,8 +1,8 @@
 //! The request stage against a program that is a table.
 
 use crate::support::{self, Table, library, show};
-use ingraft_mdl::{Library, Options, evaluate, shipped};
-use ingraft_model::Focus;
+use ingraft_mdl::{Evaluator, Library, Options, codes, evaluate, shipped};
+use ingraft_model::{Flavor, Focus};
 
 #[test]
 fn calls_of_a_function_a_module_and_everything() {
@@ -334,7 +334,7 @@ fn what_is_not_woven_yet_is_refused_by_name_all_of_it() {
         ),
         (
             "base is counter { foreach f in elsewhere append preInsn f.entry (* m++; *) }",
-            "does not exist for the flavors of this program",
+            "the list `elsewhere` exists only for winnt",
         ),
         ("flavor { mpi }; base is counter { }", "exists only for mpi"),
     ] {
@@ -500,4 +500,34 @@ fn a_file_of_paradyn_counts_calls_of_a_procedure() {
         show(&library, "old_procedure_calls", "/SyncObject/Mutex"),
         "main Metric Append: if (($arg[0] > 0)) { v0++; }\n"
     );
+}
+
+#[test]
+fn a_flavor_that_is_stated_of_a_program_makes_its_definitions_exist() {
+    let program = Table::server();
+    let library = with("flavor { mpi }; base is counter { foreach f in elsewhere append preInsn f.entry (* m++; *) }");
+    let flavors = |names: &[&str]| -> Vec<Flavor> { names.iter().map(|name| Flavor::parse(name).unwrap()).collect() };
+    let said = |names: &[&str]| {
+        let flavors = flavors(names);
+        let found = Evaluator::new(&library, &program, &flavors).evaluate("m", &Focus::default());
+        found.map(|found| found.insertions.len()).map_err(|errors| {
+            assert!(errors.iter().all(|error| error.code == codes::FLAVOR));
+            errors.into_iter().map(|error| format!("{}; {}", error.message, error.help.unwrap_or_default())).collect()
+        })
+    };
+    let error = |text: &str| Err(vec![text.to_owned()]);
+    let mpi = "the metric `m` exists only for mpi";
+    assert_eq!(said(&[]), error(&format!("{mpi}; if the program is of this kind, say so: `--flavor mpi`")));
+    let near = "the program is said to be `mpl`; did you mean `--flavor mpi`?";
+    assert_eq!(said(&["mpl"]), error(&format!("{mpi}; {near}")));
+    let list = "the metric `m`: the list `elsewhere` exists only for winnt";
+    assert_eq!(said(&["mpi"]), error(&format!("{list}; if the program is of this kind, say so: `--flavor winnt`")));
+    assert_eq!(said(&["winnt", "mpi"]), Ok(1));
+    let unknown = |names: &[&str]| {
+        let warnings = library.unknown_flavors(&flavors(names)).into_iter();
+        warnings.map(|d| format!("{}; {}", d.message, d.help.unwrap_or_default())).collect::<Vec<_>>()
+    };
+    assert!(unknown(&["linux", "unix", "mpi", "winnt"]).is_empty());
+    assert_eq!(unknown(&["winnd"]), ["no definition names the flavor `winnd`; did you mean `winnt`?"]);
+    assert_eq!(unknown(&["pvm"]), ["no definition names the flavor `pvm`; definitions name linux, mpi, unix, winnt"]);
 }
