@@ -1,7 +1,7 @@
 //! What people see on terminals of several widths, read back through a terminal emulator.
 
 use std::io::Read;
-use std::process::Stdio;
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use ingraft_testing::{Mutatee, have, skip};
 
@@ -10,8 +10,30 @@ use crate::tool;
 /// Lines of the terminals of these tests.
 const ROWS: u16 = 30;
 
+/// A command as words for a shell.
+fn quoted(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| format!("'{}'", word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+}
+
+/// Runs a line of shell on a terminal of its own, with the environment of a command. Returns what runs it, and what appears on the terminal.
+fn on_terminal(line: &str, like: &Command) -> (Child, ChildStdout) {
+    let mut command = Command::new("script");
+    command.args(["-q", "-e", "-f", "-c", line, "/dev/null"]).env("TERM", "xterm").env("SHELL", "/bin/sh");
+    for (key, value) in like.get_envs() {
+        match value {
+            Some(value) => command.env(key, value),
+            None => command.env_remove(key),
+        };
+    }
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("run script");
+    let output = child.stdout.take().expect("piped");
+    (child, output)
+}
+
 /// Runs `ingraft` on a terminal of so many columns until it ends. `screens` gets the screen after each part of the output, as rows.
-fn on_terminal(
+fn watch_on_terminal(
     columns: u16,
     arguments: &[&str],
     target: &mut Mutatee,
@@ -20,23 +42,9 @@ fn on_terminal(
 ) {
     let tool = tool();
     let plain = tool.plain_command(arguments);
-    // a shell sets the size before anything is drawn; `script` gives it a terminal of its own
-    let mut command = std::process::Command::new("script");
-    let words: Vec<String> = std::iter::once(plain.get_program())
-        .chain(plain.get_args())
-        .map(|word| format!("'{}'", word.to_string_lossy()))
-        .collect();
-    let line = format!("stty rows {ROWS} cols {columns}; exec {}", words.join(" "));
-    command.args(["-q", "-e", "-f", "-c", &line, "/dev/null"]).env("TERM", "xterm");
-    for (key, value) in plain.get_envs() {
-        match value {
-            Some(value) => command.env(key, value),
-            None => command.env_remove(key),
-        };
-    }
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("run script");
-    let mut output = child.stdout.take().expect("piped");
+    // a shell sets the size before anything is drawn
+    let line = format!("stty rows {ROWS} cols {columns}; exec {}", quoted(&plain));
+    let (mut child, mut output) = on_terminal(&line, &plain);
     let mut terminal = vt100::Parser::new(ROWS, columns, 0);
     let mut part = [0; 4096];
     let mut asked = false;
@@ -80,11 +88,94 @@ fn live_views_fit_every_terminal_and_leave_no_stale_line() {
                     rows.iter().find(|row| row.starts_with(" ms") || row.starts_with("ms ") || row.starts_with(" %"));
                 assert!(stray.is_none(), "{columns} columns: {rows:#?}");
             };
-            on_terminal(columns, &arguments, &mut target, "nest 40 2000", seen);
+            watch_on_terminal(columns, &arguments, &mut target, "nest 40 2000", seen);
             assert_eq!(headings, 1, "{columns} columns: a frame is left above the next one: {arguments:?}");
             assert!(frames > 3, "{columns} columns: {frames} frames");
         }
     }
+}
+
+/// Printed on the terminal at the moment at which it has become narrower; sets its title, so that nothing of it is seen.
+const NARROWER: &[u8] = b"\x1b]2;narrower\x07";
+
+/// A terminal of fewer columns with what was on a wider one above the cursor, long lines wrapped as most terminals wrap them.
+fn narrowed(terminal: &vt100::Parser, columns: u16) -> vt100::Parser {
+    let screen = terminal.screen();
+    let above = usize::from(screen.cursor_position().0);
+    let mut narrow = vt100::Parser::new(ROWS, columns, 0);
+    for row in screen.rows(0, screen.size().1).take(above) {
+        narrow.process(row.trim_end().as_bytes());
+        narrow.process(b"\r\n");
+    }
+    narrow
+}
+
+#[test]
+fn a_live_view_follows_a_terminal_that_becomes_narrower_between_two_frames() {
+    if !have("script") {
+        skip!("no script (util-linux)");
+    }
+    let mut target = Mutatee::start("times", &[]);
+    let pid = target.pid_text();
+    let temporary = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| temporary.path().join(name).to_str().expect("a path").to_owned();
+    let (order, stopped) = (at("order"), at("pid"));
+    let directory = temporary.path().display();
+    let arguments = ["watch", "-p", &pid, "latency@/Code/times/nap", "latency@/Code/times/spin", "--interval", "20ms"];
+    let tool = tool();
+    let plain = tool.plain_command([&arguments[..], &["--until-exit"]].concat());
+    // the command stands still while the terminal changes, so that it is known which frame saw which width
+    let line = format!(
+        "stty rows {ROWS} cols 120
+         (until [ -e '{order}' ] || [ ! -e '{directory}' ]; do sleep 0.01; done
+          kill -STOP $(cat '{stopped}'); stty cols 60 </dev/tty
+          printf '\\033]2;narrower\\007' >/dev/tty; kill -CONT $(cat '{stopped}')) &
+         sh -c 'echo $$ >\"$0\"; exec \"$@\"' '{stopped}' {}",
+        quoted(&plain)
+    );
+    let (mut child, mut output) = on_terminal(&line, &plain);
+    let mut terminal = vt100::Parser::new(ROWS, 120, 0);
+    let (mut waiting, mut part) = (Vec::new(), [0; 4096]);
+    let (mut wide, mut narrow, mut changed) = (0, 0, false);
+    loop {
+        let n = output.read(&mut part).expect("the terminal's output");
+        if n == 0 {
+            break;
+        }
+        waiting.extend_from_slice(&part[..n]);
+        if let Some(at) = waiting.windows(NARROWER.len()).position(|bytes| bytes == NARROWER) {
+            terminal.process(&waiting[..at]);
+            terminal = narrowed(&terminal, 60);
+            waiting.drain(..at + NARROWER.len());
+            changed = true;
+        }
+        // the rest may be the beginning of the mark
+        let whole = if changed { waiting.len() } else { waiting.len().saturating_sub(NARROWER.len() - 1) };
+        terminal.process(&waiting[..whole]);
+        waiting.drain(..whole);
+        let columns = terminal.screen().size().1;
+        let rows: Vec<String> = terminal.screen().rows(0, columns).collect();
+        let headings: Vec<&String> = rows.iter().filter(|row| row.trim_start().starts_with("METRIC")).collect();
+        assert!(headings.len() < 2, "a frame is left above the next one: {rows:#?}");
+        let Some(heading) = headings.first() else { continue };
+        if changed {
+            narrow += 1;
+            if narrow == 5 {
+                target.tell("exit 0");
+            }
+            continue;
+        }
+        wide += 1;
+        if wide == 1 {
+            target.ask("nest 40 2000");
+        }
+        // with values it has so many columns that it must be wrapped
+        if heading.trim_end().chars().count() > 60 {
+            std::fs::write(&order, "").expect("an order");
+        }
+    }
+    let status = child.wait().expect("script ends");
+    assert!(changed && narrow >= 5 && status.success(), "{status:?}: {:?}", terminal.screen().contents());
 }
 
 #[test]

@@ -119,7 +119,7 @@ impl Output {
         if self.json() {
             return Ok(());
         }
-        let clear = self.shown.take();
+        let clear = self.shown.take(columns());
         self.write(&(clear + text))
     }
 
@@ -133,9 +133,9 @@ impl Output {
     pub(crate) fn frame(&mut self, text: &str) -> Result<(), Stop> {
         let (width, height) = screen_size();
         let text = screen::clip(text, width, height);
-        let clear = self.shown.take();
+        let clear = self.shown.take(columns());
         self.write(&(clear + &text))?;
-        self.shown.put(text.lines().count());
+        self.shown.put(&text);
         Ok(())
     }
 
@@ -166,9 +166,14 @@ impl Output {
     }
 }
 
-/// Width and height of the terminal; 80 by 24 if it does not say.
+/// Width and height of the terminal, at least 20 by 6; 80 by 24 if it does not say.
 fn screen_size() -> (usize, usize) {
     terminal_size::terminal_size().map_or((80, 24), |(w, h)| (usize::from(w.0.max(20)), usize::from(h.0.max(6))))
+}
+
+/// Width of the terminal, however narrow; 80 if it does not say.
+fn columns() -> usize {
+    terminal_size::terminal_size().map_or(80, |(w, _)| usize::from(w.0.max(1)))
 }
 
 /// An object as a line.

@@ -1,17 +1,16 @@
 //! Frames on a terminal: each replaces the one before, and none is larger than the screen, so that every line can be reached again.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use unicode_width::UnicodeWidthChar;
 
 /// The frame on the terminal of the standard output. Messages to standard error appear on the same terminal: they remove it first.
 static SHOWN: LazyLock<Frame> = LazyLock::new(Frame::default);
 
-/// Number of lines of a frame that is on the screen, right above the cursor; 0: there is none.
+/// The lines of a frame that is on the screen, right above the cursor: the columns that each of them takes. Empty: there is none.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Frame(Arc<AtomicUsize>);
+pub(super) struct Frame(Arc<Mutex<Vec<usize>>>);
 
 impl Frame {
     /// The one of the standard output.
@@ -19,24 +18,30 @@ impl Frame {
         SHOWN.clone()
     }
 
-    /// Puts this many lines on the screen.
-    pub(super) fn put(&self, lines: usize) {
-        self.0.store(lines, Ordering::Relaxed);
+    /// Notes that this text is on the screen.
+    pub(super) fn put(&self, text: &str) {
+        *self.lines() = text.lines().map(columns).collect();
     }
 
-    /// What removes the frame from the screen when it is written.
-    pub(super) fn take(&self) -> String {
-        match self.0.swap(0, Ordering::Relaxed) {
-            0 => String::new(),
-            n => format!("\r\x1b[{n}A\x1b[J"),
+    /// What removes the frame from a screen of this width when it is written. A terminal that has become narrower since the frame was drawn
+    /// has wrapped its lines, so that they take more rows.
+    pub(super) fn take(&self, width: usize) -> String {
+        let lines = std::mem::take(&mut *self.lines());
+        match lines.iter().map(|columns| columns.div_ceil(width.max(1)).max(1)).sum() {
+            0_usize => String::new(),
+            rows => format!("\r\x1b[{rows}A\x1b[J"),
         }
+    }
+
+    fn lines(&self) -> std::sync::MutexGuard<'_, Vec<usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Removes the frame of the standard output before something else is written to the same terminal.
 pub(super) fn make_way() {
     if io::stderr().is_terminal() {
-        let clear = SHOWN.take();
+        let clear = SHOWN.take(super::columns());
         if !clear.is_empty() {
             let mut stdout = io::stdout().lock();
             let _closed = stdout.write_all(clear.as_bytes()).and_then(|()| stdout.flush());
@@ -49,22 +54,34 @@ pub(super) fn make_way() {
 pub(super) fn clip(text: &str, width: usize, height: usize) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines().take(height.saturating_sub(1)) {
-        let (mut used, mut escape) = (0, false);
-        for c in line.chars() {
-            if escape || c == '\x1b' {
-                // a sequence ends with its first letter
-                escape = !c.is_ascii_alphabetic();
-                out.push(c);
-                continue;
-            }
-            used += c.width().unwrap_or(0);
-            if used <= width {
+        let mut used = 0;
+        for (c, columns) in with_columns(line) {
+            used += columns.unwrap_or(0);
+            if columns.is_none() || used <= width {
                 out.push(c);
             }
         }
         out.push('\n');
     }
     out
+}
+
+/// The number of columns that a line takes.
+fn columns(line: &str) -> usize {
+    with_columns(line).filter_map(|(_, columns)| columns).sum()
+}
+
+/// The characters of a line with the number of columns that each takes; `None` for those of escape sequences.
+fn with_columns(line: &str) -> impl Iterator<Item = (char, Option<usize>)> {
+    let mut escape = false;
+    line.chars().map(move |c| {
+        if escape || c == '\x1b' {
+            // a sequence ends with its first letter
+            escape = !c.is_ascii_alphabetic();
+            return (c, None);
+        }
+        (c, Some(c.width().unwrap_or(0)))
+    })
 }
 
 #[cfg(test)]
@@ -82,7 +99,20 @@ mod tests {
     #[test]
     fn a_frame_is_removed_once() {
         let frame = Frame::default();
-        frame.put(3);
-        assert_eq!((frame.take().as_str(), frame.take().as_str()), ("\r\x1b[3A\x1b[J", ""));
+        frame.put("a\n\nbc\n");
+        assert_eq!((frame.take(80).as_str(), frame.take(80).as_str()), ("\r\x1b[3A\x1b[J", ""));
+    }
+
+    #[test]
+    fn lines_that_a_narrower_terminal_has_wrapped_are_removed_with_all_their_rows() {
+        let frame = Frame::default();
+        let rows = |width| {
+            frame.put("\x1b[1mabcdef\x1b[0m\n\nab\n████▏ x\n");
+            frame.take(width)
+        };
+        // 6, 0, 2 and 7 columns
+        for (width, n) in [(7, 4), (6, 5), (4, 6), (3, 7), (1, 16), (0, 16), (80, 4)] {
+            assert_eq!(rows(width), format!("\r\x1b[{n}A\x1b[J"), "{width} columns");
+        }
     }
 }
