@@ -303,10 +303,13 @@ fn load_targets(target: &Target, modules: &Modules, images: &ImageStore, functio
         let slots = sites.iter().flatten().filter_map(|site| slot(module.image.tail_jump(function, site)?));
         let pointer = |slot: Svma| {
             let mut word = [0; 8];
-            target.read(slot.to_avma(module.bias), &mut word).ok()?;
-            Some(Avma(u64::from_le_bytes(word))).filter(|pointer| pointer.0 != 0 && !file.text().contains(pointer))
+            let there = target.read(slot.to_avma(module.bias), &mut word).is_ok();
+            let pointer = Some(Avma(u64::from_le_bytes(word))).filter(|_| there);
+            let led = pointer.filter(|pointer| pointer.0 != 0 && !file.text().contains(pointer));
+            // of the pointers of the program itself none waits for the loader
+            (led.is_some() || module.image.import_at(slot).is_some()).then_some(led)
         };
-        slots.map(pointer).collect()
+        slots.filter_map(pointer).collect()
     };
     let pointers: Vec<Option<Avma>> = in_background(|| functions.par_iter().flat_map_iter(pointers).collect());
     let unfilled = pointers.contains(&None);
