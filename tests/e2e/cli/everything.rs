@@ -33,7 +33,7 @@ fn of_a_postgresql_backend() {
     };
     let mut sql = postgres.session();
     let statements = scaled(500, 20_000);
-    let mut load = |sql: &mut ingraft_testing::server::PostgresSession| {
+    let load = |sql: &mut ingraft_testing::server::PostgresSession| {
         for n in 0..statements {
             let balance = sql.ask(&format!("select abalance from pgbench_accounts where aid = {};", n % 1000 + 1));
             assert_eq!(balance, "0");
@@ -42,7 +42,7 @@ fn of_a_postgresql_backend() {
     load(&mut sql);
     let before = Text::of(sql.pid);
     let pid = sql.pid.to_string();
-    let fixed = ["latency", "-p", &pid, "--max-overhead", "100000"];
+    let fixed = ["latency", "-p", &pid, "--max-overhead", "10000"];
     let mut session = tool().start(fixed.into_iter().chain(["postgres:*"]));
     session.wait_for("attached");
     load(&mut sql);
@@ -83,7 +83,7 @@ fn of_the_workers_of_nginx() {
     let workers = nginx.workers();
     let before = Text::of(workers[0]);
     let pids: Vec<String> = workers.iter().map(ToString::to_string).collect();
-    let fixed = ["latency", "-p", &pids[0], "-p", &pids[1], "--max-overhead", "100000"];
+    let fixed = ["latency", "-p", &pids[0], "-p", &pids[1], "--max-overhead", "10000"];
     let requests = scaled(1000, 50_000);
     let load = || (0..4).for_each(|_| nginx.request(requests as usize / 4));
     load();
