@@ -248,7 +248,7 @@ static void *locker(void *given) {
 /* A partner that holds what the measured thread wants, for so long. */
 struct turn {
     long us;
-    sem_t held;
+    sem_t held, late;
 };
 
 static void doze(long us) {
@@ -276,10 +276,13 @@ static void *partner(void *given) {
     pthread_rwlock_unlock(&rwlock);
     doze(turn->us);
     pthread_barrier_wait(&barrier);
+    doze(turn->us);
+    sem_post(&turn->late);
+    doze(turn->us);
     return NULL;
 }
 
-enum { SLEEP, LOCK, HOLD, CONDITION, RWLOCK, POLL, READ, BARRIER, TIMES };
+enum { SLEEP, LOCK, HOLD, CONDITION, RWLOCK, POLL, READ, BARRIER, TIMES, SEMAPHORE = TIMES, JOIN, ALL };
 static const char *const timed[TIMES] = {"sleep_time",  "lock_wait",       "lock_hold", "condition_wait",
                                          "rwlock_wait", "event_wait_time", "io_time",   "barrier_wait"};
 /* What is told of some of them in other words too. */
@@ -317,6 +320,7 @@ COUNTED void waits(long us, long long *ns) {
     struct timespec past = {0, 0};
     pthread_t thread;
     sem_init(&turn.held, 0, 0);
+    sem_init(&turn.late, 0, 0);
     TIMED(SLEEP, usleep((useconds_t)us));
     pthread_create(&thread, NULL, partner, &turn);
     while (sem_trywait(&turn.held)) sched_yield();
@@ -342,7 +346,8 @@ COUNTED void waits(long us, long long *ns) {
     TIMED(RWLOCK, pthread_rwlock_rdlock(&rwlock));
     pthread_rwlock_unlock(&rwlock);
     TIMED(BARRIER, pthread_barrier_wait(&barrier));
-    pthread_join(thread, NULL);
+    TIMED(SEMAPHORE, sem_wait(&turn.late));
+    TIMED(JOIN, pthread_join(thread, NULL));
     TIMED(POLL, poll(NULL, 0, (int)(us / 1000)));
     int ends[2];
     char byte;
@@ -503,13 +508,13 @@ int main(void) {
         } else if (sscanf(line, "waits %ld %ld", &n, &more) == 2) {
             pthread_barrier_init(&barrier, NULL, 2);
             for (long i = 0; i < n; i++) {
-                long long ns[TIMES] = {0};
+                long long ns[ALL] = {0};
                 waits(more, ns);
                 for (int t = 0; t < TIMES; t++) add(1, timed[t], "waits", ns[t]);
                 for (size_t t = 0; t < sizeof also / sizeof *also; t++) add(1, also[t].metric, "waits", ns[also[t].what]);
                 for (int deep = 0; deep < 2; deep++) {
                     const char *metric = deep ? "sync_wait_inclusive" : "sync_wait";
-                    add(1, metric, "waits", ns[LOCK] + ns[CONDITION] + ns[BARRIER]);
+                    add(1, metric, "waits", ns[LOCK] + ns[CONDITION] + ns[BARRIER] + ns[SEMAPHORE] + ns[JOIN]);
                 }
                 add(0, "slow_locks", "waits", slow_locks);
                 add(0, "sleeps", "waits", 2);
