@@ -295,6 +295,8 @@ impl Resolver<'_> {
                     }
                     _ => return None,
                 },
+                // The compared register is a copy of the index.
+                Mnemonic::Mov if copies_to(i, compared.map(|c| c.0), &aliases) => return compared.map(|c| c.1),
                 Mnemonic::Test | Mnemonic::Push | Mnemonic::Bt => {}
                 _ if mine => return None,
                 // The compared register gets its value here: it is no copy.
@@ -336,6 +338,14 @@ pub(crate) fn constant_address(i: &Instruction) -> Option<u64> {
         return Some(i.ip_rel_memory_address());
     }
     (i.memory_base() == Register::None && i.memory_index() == Register::None).then(|| i.memory_displacement64())
+}
+
+/// Whether an instruction copies at least 32 bits of one of `from` to a register.
+fn copies_to(i: &Instruction, to: Option<Register>, from: &[Register]) -> bool {
+    i.op1_kind() == OpKind::Register
+        && i.op0_register().size() >= 4
+        && to == Some(i.op0_register().full_register())
+        && from.contains(&i.op1_register().full_register())
 }
 
 fn is_cmov(i: &Instruction) -> bool {

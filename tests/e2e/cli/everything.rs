@@ -59,7 +59,7 @@ fn of_a_postgresql_backend() {
         "LWLockRelease",
         "palloc",
         "MemoryContextAllocZeroAligned",
-        "pfree",
+        "lappend",
         "palloc0",
         "ReleaseCatCache",
         "heap_hot_search_buffer",
@@ -96,10 +96,11 @@ fn of_the_workers_of_nginx() {
         outcome
     };
     let together = |outcome: &Outcome, function: &str| {
-        let rows = outcome.all("latency").into_iter().filter(|row| row["function"] == function && row["calls"] != 0);
+        let rows = outcome.all("latency").into_iter().filter(|row| row["function"] == function);
         rows.fold((0, 0), |(calls, time), row| {
-            let [c, t] = ["calls", "p50_ns"].map(|key| row[key].as_u64().unwrap_or_else(|| panic!("no {key}: {row}")));
-            (calls + c, time.max(t))
+            let of = |key: &str| row[key].as_u64().unwrap_or(0); // of a worker that had no call there is no time
+            // a call that was given up at a jump is a call
+            (calls + of("calls") + of("left_by_tail_jump"), time.max(of("p50_ns")))
         })
     };
     let all = measure("nginx:*");

@@ -205,6 +205,53 @@ fn cases_of_a_table_are_followed() {
     assert_eq!(exits(&elf(TEXT + 0x30), "f"), Err(Refusal::UnresolvedJump { offset: Offset(7) }));
 }
 
+/// As GCC writes the parser of nginx: the index is kept in another register, which is compared.
+#[test]
+fn a_bound_of_a_copy_bounds_the_index() {
+    let elf = |copy: &dyn Fn(&mut CodeAssembler), first: u64| {
+        let table = [first, first + 6, first + 12].map(u64::to_le_bytes).concat();
+        TestElf::new()
+            .assemble("f", |a| {
+                let mut default = a.create_label();
+                copy(a);
+                a.ja(default).unwrap();
+                a.mov(eax, edi).unwrap();
+                a.jmp(qword_ptr(rax * 8 + RODATA as i32)).unwrap();
+                for value in 1..4 {
+                    a.mov(eax, value).unwrap();
+                    a.ret().unwrap();
+                }
+                a.set_label(&mut default).unwrap();
+                a.xor(eax, eax).unwrap();
+                a.ret().unwrap();
+            })
+            .function("g", &[0xc3])
+            .rodata(&table)
+    };
+    let whole = |a: &mut CodeAssembler| {
+        a.mov(r10d, edi).unwrap();
+        a.cmp(r10d, 2).unwrap();
+    };
+    assert_eq!(stretches(&elf(&whole, TEXT + 18), "f").len(), 4);
+    // of another register, of eight bits of the index, and of what the index was before
+    let other = |a: &mut CodeAssembler| {
+        a.mov(r10d, esi).unwrap();
+        a.cmp(r10d, 2).unwrap();
+    };
+    let narrow = |a: &mut CodeAssembler| {
+        a.mov(r10b, dil).unwrap();
+        a.cmp(r10d, 2).unwrap();
+    };
+    let changed = |a: &mut CodeAssembler| {
+        a.mov(r10d, edi).unwrap();
+        a.add(edi, 1).unwrap();
+        a.cmp(r10d, 2).unwrap();
+    };
+    for (copy, first) in [(&other as &dyn Fn(&mut CodeAssembler), 18), (&narrow, 18), (&changed, 21)] {
+        assert!(matches!(exits(&elf(copy, TEXT + first), "f"), Err(Refusal::UnresolvedJump { .. })));
+    }
+}
+
 #[test]
 fn tables_without_a_bound_are_not_trusted() {
     // The second case lies elsewhere, where reading stops; the third has the return.
