@@ -108,7 +108,7 @@ pub fn run(names: &[&str]) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .current_dir(ingraft_testing::source_directory())
-        .args(["build", "--release", "-p", "ingraft-cli", "-p", "ingraft-daemon"])
+        .args(["build", "--release", "--workspace", "--bins"]) // the features of all crates together, as for tests
         .status()
         .context("run cargo")?;
     ensure!(status.success(), "the programs do not build");
