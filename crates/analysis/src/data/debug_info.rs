@@ -1,0 +1,203 @@
+//! Debugging information (DWARF) as far as code needs it that reads data of the program: entries of variables and functions, found by
+//! their addresses.
+//!
+//! Hostile input: every walk takes from one budget, in proportion to the size of the file.
+
+use std::cell::Cell;
+
+use gimli::constants as dw;
+use gimli::{
+    AbbreviationsCacheStrategy, AttributeValue, DebuggingInformationEntry, EndianSlice, LittleEndian, Operation,
+    SectionId, UnitOffset,
+};
+use ingraft_model::Svma;
+
+use crate::data::types::TypeError;
+use crate::file::elf::Elf;
+
+pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;
+pub(crate) type Entry<'a> = DebuggingInformationEntry<Bytes<'a>>;
+pub(crate) type Value<'a> = AttributeValue<Bytes<'a>>;
+type Unit<'a> = gimli::Unit<Bytes<'a>>;
+
+/// Entries that are read for each byte of debugging information: each is read a few times.
+const READS_PER_BYTE: usize = 8;
+
+/// Where an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    unit: usize,
+    at: UnitOffset,
+}
+
+/// What a file says of the types of its data.
+#[derive(Debug)]
+pub struct DebugInfo<'a> {
+    dwarf: gimli::Dwarf<Bytes<'a>>,
+    units: Vec<Unit<'a>>,
+    budget: Cell<usize>,
+}
+
+impl<'a> DebugInfo<'a> {
+    /// The debugging information of an image or a separate debug file.
+    pub fn of(elf: &'a Elf) -> Result<Self, TypeError> {
+        let Some(info) = elf.section(".debug_info").filter(|s| !s.file.is_empty()) else {
+            return Err(TypeError::NoDebugInfo);
+        };
+        if elf.sections.iter().any(|s| s.compressed && s.name.starts_with(".debug_")) {
+            return Err(TypeError::Compressed);
+        }
+        let budget = READS_PER_BYTE * info.file.len();
+        let section = |id: SectionId| {
+            let bytes = elf.section(id.name()).and_then(|s| elf.bytes().get(s.file.clone())).unwrap_or_default();
+            Ok::<_, TypeError>(EndianSlice::new(bytes, LittleEndian))
+        };
+        let mut dwarf = gimli::Dwarf::load(section)?;
+        dwarf.populate_abbreviations_cache(AbbreviationsCacheStrategy::All);
+        let mut headers = dwarf.units();
+        let mut units = Vec::new();
+        while let Ok(Some(header)) = headers.next() {
+            // one that makes no sense hides no other
+            units.extend(dwarf.unit(header).ok());
+        }
+        Ok(DebugInfo { dwarf, units, budget: Cell::new(budget) })
+    }
+
+    fn spend(&self) -> Option<()> {
+        self.budget.set(self.budget.get().checked_sub(1)?);
+        Some(())
+    }
+
+    pub(crate) fn entry(&self, place: Place) -> Option<Entry<'a>> {
+        self.spend()?;
+        self.units.get(place.unit)?.entry(place.at).ok()
+    }
+
+    /// The entry that an attribute refers to.
+    pub(crate) fn follow(&self, from: Place, value: Option<Value<'a>>) -> Option<Place> {
+        match value? {
+            AttributeValue::UnitRef(at) => Some(Place { at, ..from }),
+            AttributeValue::DebugInfoRef(offset) => {
+                let start = |unit: &Unit<'a>| unit.header.debug_info_offset().map_or(0, |o| o.0);
+                let unit = self.units.partition_point(|unit| start(unit) <= offset.0).checked_sub(1)?;
+                let at = offset.to_unit_offset(&self.units.get(unit)?.header)?;
+                Some(Place { unit, at })
+            }
+            _ => None,
+        }
+    }
+
+    /// The name of an entry, or of the one that it completes or stands for.
+    pub(crate) fn name(&self, place: Place, entry: &Entry<'a>) -> Option<&'a str> {
+        let value = self.attribute(place, entry, dw::DW_AT_name)?.1;
+        let name = self.dwarf.attr_string(self.units.get(place.unit)?, value).ok()?;
+        std::str::from_utf8(name.slice()).ok()
+    }
+
+    /// An attribute of an entry, or of the one that it completes or stands for, and of which of them.
+    pub(crate) fn attribute(&self, place: Place, entry: &Entry<'a>, name: dw::DwAt) -> Option<(Place, Value<'a>)> {
+        let (mut place, mut entry) = (place, entry.clone());
+        // a concrete function stands for an abstract one, which completes a declaration
+        for _ in 0..4 {
+            if let Some(value) = entry.attr_value(name) {
+                return Some((place, value));
+            }
+            let origin = entry.attr_value(dw::DW_AT_abstract_origin).or(entry.attr_value(dw::DW_AT_specification));
+            place = self.follow(place, origin)?;
+            entry = self.entry(place)?;
+        }
+        None
+    }
+
+    /// The type of an entry.
+    pub(crate) fn type_of(&self, place: Place, entry: &Entry<'a>) -> Option<Place> {
+        let (place, value) = self.attribute(place, entry, dw::DW_AT_type)?;
+        self.follow(place, Some(value))
+    }
+
+    /// The entries right below one.
+    pub(crate) fn children(&self, of: Place) -> Vec<(Place, Entry<'a>)> {
+        let mut found = Vec::new();
+        let Some(unit) = self.units.get(of.unit) else { return found };
+        let Ok(mut cursor) = unit.entries_at_offset(of.at) else { return found };
+        let Ok(Some(first)) = cursor.next_dfs() else { return found };
+        let depth = first.depth();
+        while let (Some(()), Ok(Some(entry))) = (self.spend(), cursor.next_dfs()) {
+            match entry.depth() - depth {
+                ..=0 => break,
+                1 => found.push((Place { unit: of.unit, at: entry.offset() }, entry.clone())),
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// The first entry that fits, over all units.
+    pub(crate) fn find<T>(&self, mut fits: impl FnMut(Place, &Entry<'a>) -> Option<T>) -> Option<T> {
+        for (number, unit) in self.units.iter().enumerate() {
+            let mut cursor = unit.entries();
+            while let Ok(Some(entry)) = cursor.next_dfs() {
+                self.spend()?;
+                let place = Place { unit: number, at: entry.offset() };
+                if let Some(found) = fits(place, entry) {
+                    return Some(found);
+                }
+            }
+        }
+        None
+    }
+
+    /// The language of an entry's unit.
+    pub(crate) fn language(&self, place: Place) -> Option<dw::DwLang> {
+        let unit = self.units.get(place.unit)?;
+        match unit.entry(unit.header.root_offset()).ok()?.attr_value(dw::DW_AT_language)? {
+            AttributeValue::Language(language) => Some(language),
+            _ => None,
+        }
+    }
+
+    /// The variable that lies at an address, or there in the data of which every thread has its own.
+    pub(crate) fn variable_at(&self, at: Svma, per_thread: bool) -> Option<Place> {
+        self.find(|place, entry| {
+            if entry.tag() != dw::DW_TAG_variable {
+                return None;
+            }
+            let AttributeValue::Exprloc(location) = entry.attr_value(dw::DW_AT_location)? else { return None };
+            let unit = self.units.get(place.unit)?;
+            let mut operations = location.operations(unit.encoding());
+            let address = match operations.next().ok()?? {
+                Operation::Address { address } if !per_thread => address,
+                Operation::AddressIndex { index } if !per_thread => self.dwarf.address(unit, index).ok()?,
+                Operation::UnsignedConstant { value } if per_thread => value,
+                _ => return None,
+            };
+            if per_thread && operations.next().ok()? != Some(Operation::TLS) {
+                return None;
+            }
+            // a computation with the address, as of a variable in parts, is none
+            (address == at.0 && operations.next().ok()?.is_none()).then_some(place)
+        })
+    }
+
+    /// The function that begins at an address.
+    pub(crate) fn function_at(&self, at: Svma) -> Option<Place> {
+        self.find(|place, entry| {
+            if entry.tag() != dw::DW_TAG_subprogram {
+                return None;
+            }
+            let unit = self.units.get(place.unit)?;
+            if let Some(low) = entry.attr_value(dw::DW_AT_low_pc) {
+                return (self.dwarf.attr_address(unit, low).ok()?? == at.0).then_some(place);
+            }
+            entry.attr(dw::DW_AT_ranges)?;
+            let mut ranges = self.dwarf.die_ranges(unit, entry).ok()?;
+            while let Ok(Some(range)) = ranges.next() {
+                self.spend()?;
+                if range.begin == at.0 {
+                    return Some(place);
+                }
+            }
+            None
+        })
+    }
+}

@@ -1,0 +1,5 @@
+//! Variables of a program and the types of its data. It uses `file`.
+
+pub(crate) mod debug_info;
+pub(crate) mod types;
+pub(crate) mod variables;

@@ -1,0 +1,356 @@
+//! From a variable, an argument or a result to an integer in it: what members lead to, and how wide the integer is.
+
+use gimli::AttributeValue;
+use gimli::constants as dw;
+use ingraft_model::{Scalar, Svma, Width};
+
+use crate::data::debug_info::{DebugInfo, Entry, Place, Value};
+
+/// Longest way through typedefs, qualifiers, pointers and anonymous members.
+const STEPS_MAX: u32 = 32;
+/// Arguments that are passed in registers.
+const REGISTERS: u8 = 6;
+
+/// Why something is no integer that can be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TypeError {
+    /// The file has no debugging information, and no separate debug file was found.
+    #[error("its module has no debugging information")]
+    NoDebugInfo,
+    /// The debugging information is compressed.
+    #[error("the debugging information of its module is compressed")]
+    Compressed,
+    /// The debugging information does not describe it.
+    #[error("the debugging information does not describe {what}")]
+    NotDescribed {
+        /// What.
+        what: &'static str,
+    },
+    /// A structure has no such member.
+    #[error("`{of}` has no member `{member}`")]
+    NoMember {
+        /// The member.
+        member: String,
+        /// The structure.
+        of: String,
+        /// The members that it has.
+        has: Vec<String>,
+    },
+    /// A member of something that has none.
+    #[error("`{member}` is asked of {of}, which has no members")]
+    NoStructure {
+        /// The member.
+        member: String,
+        /// Of what.
+        of: String,
+    },
+    /// It takes a part of a byte, or parts of several.
+    #[error("`{member}` is a bit field")]
+    BitField {
+        /// The member.
+        member: String,
+    },
+    /// It is something else.
+    #[error("it is {what}, not an integer of 1, 2, 4 or 8 bytes")]
+    NoInteger {
+        /// What it is.
+        what: String,
+    },
+    /// Where an argument is cannot be told.
+    #[error("where argument {argument} is cannot be told: {why}")]
+    Misplaced {
+        /// Its number.
+        argument: u8,
+        /// Why.
+        why: &'static str,
+    },
+}
+
+/// How an integer is reached from an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// Where pointers on the way lie, each behind where the one before it leads.
+    pub pointers: Vec<i64>,
+    /// Where the integer lies behind where the last one leads.
+    pub offset: i64,
+    /// The integer.
+    pub scalar: Scalar,
+}
+
+/// A type without its names and qualifiers.
+struct Type<'a> {
+    place: Place,
+    entry: Entry<'a>,
+}
+
+impl<'a> DebugInfo<'a> {
+    /// From the address of a variable to the integer that it is, or that members lead to in it. Of a variable of which every thread has its own `at`
+    /// is what its symbol says.
+    pub fn reach_in_variable(&self, at: Svma, per_thread: bool, members: &[&str]) -> Result<Reach, TypeError> {
+        let missing = TypeError::NotDescribed { what: "this variable" };
+        let place = self.variable_at(at, per_thread).ok_or(missing.clone())?;
+        let entry = self.entry(place).ok_or(missing.clone())?;
+        self.reach(self.type_of(place, &entry).ok_or(missing)?, members)
+    }
+
+    /// From a pointer that is argument `argument` of a function, counted as the calling convention counts integers, to what members lead to.
+    pub fn reach_in_argument(&self, function: Svma, argument: u8, members: &[&str]) -> Result<Reach, TypeError> {
+        let missing = TypeError::NotDescribed { what: "this function" };
+        let place = self.function_at(function).ok_or(missing.clone())?;
+        let entry = self.entry(place).ok_or(missing)?;
+        let misplaced = |why| TypeError::Misplaced { argument, why };
+        // C, C++ and what is compatible with them
+        let foreign = [dw::DW_LANG_Go, dw::DW_LANG_Rust, dw::DW_LANG_Swift, dw::DW_LANG_Haskell, dw::DW_LANG_OCaml];
+        if self.language(place).is_none_or(|language| foreign.contains(&language)) {
+            return Err(misplaced("its language has a calling convention of its own"));
+        }
+        // a compiler that has taken arguments away says that nobody else can call it
+        if self.attribute(place, &entry, dw::DW_AT_calling_convention).is_some_and(|(_, v)| !is_normal(&v)) {
+            return Err(misplaced("the function has a calling convention of its own"));
+        }
+        if let Some(result) = self.type_of(place, &entry)
+            && self.plain(result).is_none_or(|t| is_structure(t.entry.tag()))
+        {
+            return Err(misplaced("the function returns a structure"));
+        }
+        let (mut integers, mut others) = (0u8, false);
+        for (place, parameter) in self.children(place) {
+            match parameter.tag() {
+                dw::DW_TAG_formal_parameter => {}
+                dw::DW_TAG_unspecified_parameters => break,
+                _ => continue,
+            }
+            let of = self.type_of(place, &parameter).and_then(|t| self.plain(t));
+            let of = of.ok_or(TypeError::NotDescribed { what: "this argument" })?;
+            if self.is_float(&of) {
+                others = true;
+                continue;
+            }
+            if self.is_pointer(&of) || self.scalar(&of).is_ok() {
+                if integers == argument {
+                    if argument >= REGISTERS && others {
+                        return Err(misplaced("floating-point arguments lie before it"));
+                    }
+                    return self.reach_through(of, members);
+                }
+                integers = integers.saturating_add(1);
+                continue;
+            }
+            return Err(misplaced("it follows one that is no integer, pointer or floating-point number"));
+        }
+        Err(TypeError::NotDescribed { what: "an argument of this number" })
+    }
+
+    /// From a pointer that a function returns to what members lead to.
+    pub fn reach_in_result(&self, function: Svma, members: &[&str]) -> Result<Reach, TypeError> {
+        let missing = TypeError::NotDescribed { what: "what this function returns" };
+        let place = self.function_at(function).ok_or(missing.clone())?;
+        let entry = self.entry(place).ok_or(missing.clone())?;
+        let of = self.type_of(place, &entry).and_then(|t| self.plain(t)).ok_or(missing)?;
+        self.reach_through(of, members)
+    }
+
+    /// From the value of a pointer on.
+    fn reach_through(&self, pointer: Type<'a>, members: &[&str]) -> Result<Reach, TypeError> {
+        if !self.is_pointer(&pointer) {
+            let member = members.first().map_or_else(String::new, |m| (*m).to_owned());
+            return Err(TypeError::NoStructure { member, of: self.words(&pointer) });
+        }
+        let target = self.type_of(pointer.place, &pointer.entry);
+        self.reach(target.ok_or(TypeError::NotDescribed { what: "what the pointer leads to" })?, members)
+    }
+
+    fn reach(&self, of: Place, members: &[&str]) -> Result<Reach, TypeError> {
+        let unknown = TypeError::NotDescribed { what: "its type" };
+        let (mut pointers, mut offset) = (Vec::new(), 0i64);
+        let mut of = self.plain(of).ok_or(unknown.clone())?;
+        for member in members {
+            while self.is_pointer(&of) {
+                if pointers.len() >= STEPS_MAX as usize {
+                    return Err(unknown);
+                }
+                pointers.push(std::mem::take(&mut offset));
+                let target = self.type_of(of.place, &of.entry).and_then(|t| self.plain(t));
+                of = target.ok_or(TypeError::NotDescribed { what: "what the pointer leads to" })?;
+            }
+            if !is_structure(of.entry.tag()) {
+                return Err(TypeError::NoStructure { member: (*member).to_owned(), of: self.words(&of) });
+            }
+            let of_structure = self.definition(of)?;
+            let mut has = Vec::new();
+            let Some((at, inner)) = self.member(&of_structure, member, &mut has, 0)? else {
+                let (member, of) = ((*member).to_owned(), self.words(&of_structure));
+                return Err(TypeError::NoMember { member, of, has });
+            };
+            offset = offset.wrapping_add(at);
+            of = self.plain(inner).ok_or(unknown.clone())?;
+        }
+        Ok(Reach { pointers, offset, scalar: self.scalar(&of)? })
+    }
+
+    /// A type without typedefs and qualifiers.
+    fn plain(&self, mut place: Place) -> Option<Type<'a>> {
+        for _ in 0..STEPS_MAX {
+            let entry = self.entry(place)?;
+            match entry.tag() {
+                dw::DW_TAG_typedef
+                | dw::DW_TAG_const_type
+                | dw::DW_TAG_volatile_type
+                | dw::DW_TAG_restrict_type
+                | dw::DW_TAG_atomic_type => place = self.type_of(place, &entry)?,
+                _ => return Some(Type { place, entry }),
+            }
+        }
+        None
+    }
+
+    /// The definition of a structure that one unit only declares.
+    fn definition(&self, of: Type<'a>) -> Result<Type<'a>, TypeError> {
+        if of.entry.attr(dw::DW_AT_declaration).is_none() {
+            return Ok(of);
+        }
+        let missing = TypeError::NotDescribed { what: "the members of this structure" };
+        let name = self.name(of.place, &of.entry).ok_or(missing.clone())?;
+        let mut found: Option<Type<'a>> = None;
+        let size = |entry: &Entry<'a>| entry.attr_value(dw::DW_AT_byte_size).and_then(|v| v.udata_value());
+        let contradiction = self.find(|place, entry| {
+            let named = entry.tag() == of.entry.tag()
+                && entry.attr(dw::DW_AT_declaration).is_none()
+                && self.name(place, entry) == Some(name);
+            if !named {
+                return None;
+            }
+            match &found {
+                // two structures of one name
+                Some(known) if size(&known.entry) != size(entry) => return Some(()),
+                Some(_) => {}
+                None => found = Some(Type { place, entry: entry.clone() }),
+            }
+            None
+        });
+        found.filter(|_| contradiction.is_none()).ok_or(missing)
+    }
+
+    /// A member of a structure, of its bases or its anonymous members: how far it lies behind the beginning, and its type.
+    fn member(
+        &self,
+        of: &Type<'a>,
+        wanted: &str,
+        has: &mut Vec<String>,
+        depth: u32,
+    ) -> Result<Option<(i64, Place)>, TypeError> {
+        if depth > STEPS_MAX {
+            return Ok(None);
+        }
+        for (place, entry) in self.children(of.place) {
+            // static ones are variables
+            let is_member = entry.tag() == dw::DW_TAG_member && entry.attr(dw::DW_AT_external).is_none();
+            let is_base = entry.tag() == dw::DW_TAG_inheritance && entry.attr(dw::DW_AT_virtuality).is_none();
+            if !is_member && !is_base {
+                continue;
+            }
+            let name = self.name(place, &entry);
+            has.extend(name.map(str::to_owned));
+            let Some(inner) = self.type_of(place, &entry) else { continue };
+            if let Some(name) = name {
+                if name != wanted {
+                    continue;
+                }
+                let bits = [dw::DW_AT_bit_size, dw::DW_AT_data_bit_offset, dw::DW_AT_bit_offset];
+                if bits.iter().any(|bit| entry.attr(*bit).is_some()) {
+                    return Err(TypeError::BitField { member: wanted.to_owned() });
+                }
+                let at = offset(&entry).ok_or(TypeError::NotDescribed { what: "where this member lies" })?;
+                return Ok(Some((at, inner)));
+            }
+            let (Some(at), Some(inner)) = (offset(&entry), self.plain(inner)) else { continue };
+            if is_structure(inner.entry.tag())
+                && let Some((further, found)) = self.member(&inner, wanted, has, depth + 1)?
+            {
+                return Ok(Some((at.wrapping_add(further), found)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_pointer(&self, of: &Type<'a>) -> bool {
+        matches!(of.entry.tag(), dw::DW_TAG_pointer_type | dw::DW_TAG_reference_type | dw::DW_TAG_rvalue_reference_type)
+    }
+
+    fn is_float(&self, of: &Type<'a>) -> bool {
+        of.entry.tag() == dw::DW_TAG_base_type
+            && encoding(&of.entry) == Some(dw::DW_ATE_float)
+            && self.bytes(of).is_some_and(|bytes| bytes <= 8)
+    }
+
+    fn bytes(&self, of: &Type<'a>) -> Option<u64> {
+        of.entry.attr_value(dw::DW_AT_byte_size).and_then(|v| v.udata_value())
+    }
+
+    /// The integer that a type is.
+    fn scalar(&self, of: &Type<'a>) -> Result<Scalar, TypeError> {
+        let no_integer = || TypeError::NoInteger { what: self.words(of) };
+        if self.is_pointer(of) {
+            return Ok(Scalar::POINTER);
+        }
+        let encoding = match of.entry.tag() {
+            dw::DW_TAG_base_type => encoding(&of.entry),
+            // without a word about it enumerations are unsigned, as compilers make them that have no negative value
+            dw::DW_TAG_enumeration_type => {
+                let underlying = self.type_of(of.place, &of.entry).and_then(|t| self.plain(t));
+                underlying.and_then(|t| encoding_of(&t)).or(encoding(&of.entry)).or(Some(dw::DW_ATE_unsigned))
+            }
+            _ => None,
+        };
+        let signed = match encoding.ok_or_else(no_integer)? {
+            dw::DW_ATE_signed | dw::DW_ATE_signed_char => true,
+            dw::DW_ATE_unsigned | dw::DW_ATE_unsigned_char | dw::DW_ATE_boolean | dw::DW_ATE_UTF => false,
+            _ => return Err(no_integer()),
+        };
+        let odd = [dw::DW_AT_bit_size, dw::DW_AT_endianity].iter().any(|a| of.entry.attr(*a).is_some());
+        let width = self.bytes(of).and_then(Width::of).filter(|_| !odd).ok_or_else(no_integer)?;
+        Ok(Scalar { width, signed })
+    }
+
+    /// A type in words.
+    fn words(&self, of: &Type<'a>) -> String {
+        let name = self.name(of.place, &of.entry);
+        match (of.entry.tag(), name) {
+            (dw::DW_TAG_array_type, _) => "an array".to_owned(),
+            (dw::DW_TAG_structure_type, Some(name)) => format!("struct {name}"),
+            (dw::DW_TAG_union_type, Some(name)) => format!("union {name}"),
+            (dw::DW_TAG_structure_type | dw::DW_TAG_class_type, None) => "a structure".to_owned(),
+            (dw::DW_TAG_union_type, None) => "a union".to_owned(),
+            (_, Some(name)) => name.to_owned(),
+            (_, None) if self.is_pointer(of) => "a pointer".to_owned(),
+            (..) => "something else".to_owned(),
+        }
+    }
+}
+
+fn is_normal(convention: &Value<'_>) -> bool {
+    matches!(convention, AttributeValue::CallingConvention(dw::DW_CC_normal))
+}
+
+fn encoding_of(of: &Type<'_>) -> Option<dw::DwAte> {
+    encoding(&of.entry)
+}
+
+fn encoding(entry: &Entry<'_>) -> Option<dw::DwAte> {
+    match entry.attr_value(dw::DW_AT_encoding)? {
+        AttributeValue::Encoding(encoding) => Some(encoding),
+        _ => None,
+    }
+}
+
+fn is_structure(tag: dw::DwTag) -> bool {
+    matches!(tag, dw::DW_TAG_structure_type | dw::DW_TAG_class_type | dw::DW_TAG_union_type)
+}
+
+/// How far a member lies behind the beginning: a number, nothing in unions.
+fn offset(entry: &Entry<'_>) -> Option<i64> {
+    match entry.attr_value(dw::DW_AT_data_member_location) {
+        None => Some(0),
+        Some(value) => value.udata_value().and_then(|at| i64::try_from(at).ok()),
+    }
+}

@@ -1,0 +1,333 @@
+//! From a frame on a stack to its caller, by the tables for exceptions (`.eh_frame`; DWARF 5, 6.4, and the System V ABI for x86-64, 3.7).
+//! Nothing is guessed: where the tables say nothing, nothing is answered.
+
+use gimli::{
+    BaseAddresses, CfaRule, EhFrame, EhFrameOffset, Encoding, EndianSlice, EvaluationResult, Expression, Format,
+    LittleEndian, Location, Register, RegisterRule, UnwindContext, UnwindExpression, UnwindSection, Value,
+};
+use ingraft_model::Svma;
+
+use crate::file::elf::Elf;
+use crate::file::unwind;
+
+/// DWARF's numbers (System V ABI for x86-64, figure 3.36).
+const RBX: u16 = 3;
+const RBP: u16 = 6;
+const RSP: u16 = 7;
+const R12: u16 = 12;
+const R15: u16 = 15;
+const RETURN_ADDRESS: u16 = 16;
+/// Steps of one expression; real ones take a dozen.
+const MAX_STEPS: u32 = 1000;
+
+/// Why a frame's caller is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnwindError {
+    /// The tables do not mention the code.
+    #[error("no unwind table describes {at:#x}")]
+    Undescribed {
+        /// The address in the file.
+        at: u64,
+    },
+    /// The entry makes no sense, or uses what x86-64 does not have.
+    #[error("the unwind table's entry for {at:#x} cannot be used")]
+    BadEntry {
+        /// The address in the file.
+        at: u64,
+    },
+    /// It depends on a register that is not known in this frame.
+    #[error("it depends on register {register}, which is not known there")]
+    UnknownRegister {
+        /// DWARF's number.
+        register: u16,
+    },
+    /// It depends on memory that cannot be read.
+    #[error("the stack cannot be read at {at:#x}")]
+    Unreadable {
+        /// The address in the process.
+        at: u64,
+    },
+}
+
+/// What is known of the registers in a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Registers {
+    /// The program counter.
+    pub pc: u64,
+    /// rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8 … r15: the order of DWARF's numbers.
+    pub general: [Option<u64>; 16],
+}
+
+/// A frame as seen from its callee.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unwound {
+    /// The canonical frame address: the stack pointer before the call that made the frame. The return address lies 8 bytes below.
+    pub cfa: u64,
+    /// The caller's registers; none: the tables say that nobody called it.
+    pub caller: Option<Registers>,
+    /// Whether the frame is the return from a signal handler, so that the caller's program counter is that of an instruction which has not
+    /// run yet, and not one behind a call.
+    pub signal: bool,
+}
+
+/// The unwind table of an image.
+#[derive(Clone, Debug, Default)]
+pub struct FrameTable {
+    bytes: Box<[u8]>,
+    svma: u64,
+    /// Start, end and offset of the entry in `bytes`, sorted.
+    entries: Vec<(u64, u64, usize)>,
+}
+
+/// How to get from one place of the code to the caller.
+#[derive(Clone, Debug)]
+pub struct FrameRules {
+    cfa: Base,
+    /// The return address is register 16.
+    registers: Vec<(u16, Rule)>,
+    signal: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Base {
+    Register { register: u16, offset: i64 },
+    Expression(Box<[u8]>),
+}
+
+#[derive(Clone, Debug)]
+enum Rule {
+    Undefined,
+    Same,
+    /// In memory that far from the canonical frame address.
+    Saved(i64),
+    /// That far from the canonical frame address.
+    Offset(i64),
+    Register(u16),
+    /// In memory where the expression says.
+    SavedAt(Box<[u8]>),
+    /// What the expression says.
+    Computed(Box<[u8]>),
+}
+
+type Reader<'a> = EndianSlice<'a, LittleEndian>;
+
+impl FrameTable {
+    /// Reads the table of a file: where its entries are, not yet what they say.
+    pub fn read(elf: &Elf) -> Self {
+        let Some((svma, bytes)) = unwind::eh_frame(elf) else { return FrameTable::default() };
+        let section = EhFrame::new(bytes, LittleEndian);
+        let bases = BaseAddresses::default().set_eh_frame(svma);
+        let (mut entries, mut end) = (Vec::new(), 0usize);
+        unwind::each_fde(&section, &bases, |fde| {
+            // a length that is not all of it, but more than what comes before: enough to know what has to be kept
+            end = end.max(fde.offset() + fde.entry_len());
+            if let Some(stop) = fde.initial_address().checked_add(fde.len()).filter(|_| fde.len() > 0) {
+                entries.push((fde.initial_address(), stop, fde.offset()));
+            }
+        });
+        entries.sort_unstable();
+        // without section headers the bytes go on to the end of the segment
+        let kept = end.saturating_add(16).min(bytes.len());
+        FrameTable { bytes: bytes.get(..kept).unwrap_or(bytes).into(), svma, entries }
+    }
+
+    /// The rules at an address: of the instruction that runs next or, in a caller, of the call, which ends right before the return address.
+    pub fn rules(&self, at: Svma) -> Result<FrameRules, UnwindError> {
+        let after = self.entries.partition_point(|e| e.0 <= at.0);
+        let entry = after.checked_sub(1).and_then(|i| self.entries.get(i)).filter(|e| at.0 < e.1);
+        let &(_, _, offset) = entry.ok_or(UnwindError::Undescribed { at: at.0 })?;
+        self.compile(offset, at.0).ok_or(UnwindError::BadEntry { at: at.0 })
+    }
+
+    fn compile(&self, offset: usize, at: u64) -> Option<FrameRules> {
+        let section = EhFrame::new(&self.bytes, LittleEndian);
+        let bases = BaseAddresses::default().set_eh_frame(self.svma);
+        let fde = section.fde_from_offset(&bases, EhFrameOffset(offset), EhFrame::cie_from_offset).ok()?;
+        let mut context = UnwindContext::new();
+        let row = fde.unwind_info_for_address(&section, &bases, &mut context, at).ok()?;
+        let code = |e: &UnwindExpression<usize>| Some(Box::from(e.get(&section).ok()?.0.slice()));
+        let cfa = match row.cfa() {
+            CfaRule::RegisterAndOffset { register, offset } => Base::Register { register: register.0, offset: *offset },
+            CfaRule::Expression(e) => Base::Expression(code(e)?),
+        };
+        let mut registers = Vec::new();
+        for (register, rule) in row.registers().filter(|(register, _)| register.0 <= RETURN_ADDRESS) {
+            let rule = match rule {
+                RegisterRule::Undefined => Rule::Undefined,
+                RegisterRule::SameValue => Rule::Same,
+                RegisterRule::Offset(n) => Rule::Saved(*n),
+                RegisterRule::ValOffset(n) => Rule::Offset(*n),
+                RegisterRule::Register(from) => Rule::Register(from.0),
+                RegisterRule::Expression(e) => Rule::SavedAt(code(e)?),
+                RegisterRule::ValExpression(e) => Rule::Computed(code(e)?),
+                RegisterRule::Architectural | RegisterRule::Constant(_) => return None,
+            };
+            registers.push((register.0, rule));
+        }
+        Some(FrameRules { cfa, registers, signal: fde.is_signal_trampoline() })
+    }
+}
+
+impl FrameRules {
+    /// From a frame to its caller. `read` reads eight bytes of the process.
+    pub fn apply(
+        &self,
+        registers: &Registers,
+        read: &mut dyn FnMut(u64) -> Option<u64>,
+    ) -> Result<Unwound, UnwindError> {
+        let cfa = match &self.cfa {
+            Base::Register { register, offset } => registers.get(*register)?.wrapping_add_signed(*offset),
+            Base::Expression(code) => compute(code, None, registers, read)?,
+        };
+        let mut caller = Registers::default();
+        // what a callee must preserve is as it was unless the tables say otherwise
+        for kept in [RBX, RBP].into_iter().chain(R12..=R15) {
+            caller.set(kept, registers.get(kept).ok());
+        }
+        caller.set(RSP, Some(cfa));
+        let mut returns = None;
+        for (register, rule) in &self.registers {
+            let value = match rule {
+                Rule::Undefined => None,
+                Rule::Same => registers.get(*register).ok(),
+                Rule::Saved(offset) => Some(word(read, cfa.wrapping_add_signed(*offset))?),
+                Rule::Offset(offset) => Some(cfa.wrapping_add_signed(*offset)),
+                Rule::Register(from) => registers.get(*from).ok(),
+                Rule::SavedAt(code) => {
+                    let at = compute(code, Some(cfa), registers, read)?;
+                    Some(word(read, at)?)
+                }
+                Rule::Computed(code) => Some(compute(code, Some(cfa), registers, read)?),
+            };
+            if *register == RETURN_ADDRESS {
+                returns = Some(value);
+            } else {
+                caller.set(*register, value);
+            }
+        }
+        let returns = returns.ok_or(UnwindError::UnknownRegister { register: RETURN_ADDRESS })?;
+        // the outermost frame of a thread has no return address, or 0
+        let caller = returns.filter(|pc| *pc != 0).map(|pc| Registers { pc, ..caller });
+        Ok(Unwound { cfa, caller, signal: self.signal })
+    }
+}
+
+impl Registers {
+    fn get(&self, register: u16) -> Result<u64, UnwindError> {
+        let value = match register {
+            RETURN_ADDRESS => Some(self.pc),
+            general => self.general.get(usize::from(general)).copied().flatten(),
+        };
+        value.ok_or(UnwindError::UnknownRegister { register })
+    }
+
+    fn set(&mut self, register: u16, value: Option<u64>) {
+        if let Some(place) = self.general.get_mut(usize::from(register)) {
+            *place = value;
+        }
+    }
+
+    /// The stack pointer.
+    pub fn sp(&self) -> Option<u64> {
+        self.general[usize::from(RSP)]
+    }
+}
+
+fn word(read: &mut dyn FnMut(u64) -> Option<u64>, at: u64) -> Result<u64, UnwindError> {
+    read(at).ok_or(UnwindError::Unreadable { at })
+}
+
+/// What an expression gives: the entries of procedure linkage tables and the return from signal handlers have some.
+fn compute(
+    code: &[u8],
+    initial: Option<u64>,
+    registers: &Registers,
+    read: &mut dyn FnMut(u64) -> Option<u64>,
+) -> Result<u64, UnwindError> {
+    const ENCODING: Encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 4 };
+    let bad = || UnwindError::BadEntry { at: registers.pc };
+    let mut evaluation = Expression::<Reader<'_>>(EndianSlice::new(code, LittleEndian)).evaluation(ENCODING);
+    evaluation.set_max_iterations(MAX_STEPS);
+    if let Some(value) = initial {
+        evaluation.set_initial_value(value);
+    }
+    let mut state = evaluation.evaluate().map_err(|_| bad())?;
+    loop {
+        state = match state {
+            EvaluationResult::Complete => break,
+            EvaluationResult::RequiresMemory { address, size, .. } => {
+                let all = word(read, address)?;
+                let value = match size {
+                    1..8 => all & ((1 << (8 * u32::from(size))) - 1),
+                    _ => all,
+                };
+                evaluation.resume_with_memory(Value::Generic(value)).map_err(|_| bad())?
+            }
+            EvaluationResult::RequiresRegister { register: Register(register), .. } => {
+                let value = Value::Generic(registers.get(register)?);
+                evaluation.resume_with_register(value).map_err(|_| bad())?
+            }
+            _ => return Err(bad()),
+        };
+    }
+    let pieces = evaluation.as_result();
+    match pieces.first().map(|piece| &piece.location) {
+        Some(Location::Address { address }) if pieces.len() == 1 => Ok(*address),
+        _ => Err(bad()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registers(pc: u64, sp: u64) -> Registers {
+        let mut r = Registers { pc, ..Registers::default() };
+        r.set(RSP, Some(sp));
+        r
+    }
+
+    #[test]
+    fn a_frame_with_saved_registers() {
+        let rules = FrameRules {
+            cfa: Base::Register { register: RSP, offset: 24 },
+            registers: vec![(RBP, Rule::Saved(-16)), (RETURN_ADDRESS, Rule::Saved(-8))],
+            signal: false,
+        };
+        let mut stack = |at: u64| Some(at * 2);
+        let unwound = rules.apply(&registers(7, 0x1000), &mut stack).expect("its caller");
+        let caller = unwound.caller.expect("a caller");
+        assert_eq!((unwound.cfa, caller.pc, caller.sp()), (0x1018, 0x2020, Some(0x1018)));
+        assert_eq!(caller.general[usize::from(RBP)], Some(0x2010));
+        assert_eq!(caller.general[0], None);
+        let unreadable = rules.apply(&registers(7, 0x1000), &mut |_| None);
+        assert_eq!(unreadable, Err(UnwindError::Unreadable { at: 0x1008 }));
+    }
+
+    #[test]
+    fn nobody_calls_the_first_frame_of_a_thread() {
+        let cfa = Base::Register { register: RSP, offset: 8 };
+        let first = |rule| FrameRules { cfa: cfa.clone(), registers: vec![(RETURN_ADDRESS, rule)], signal: false };
+        for rules in [first(Rule::Undefined), first(Rule::Saved(-8))] {
+            let unwound = rules.apply(&registers(7, 0x1000), &mut |_| Some(0)).expect("a frame");
+            assert_eq!(unwound.caller, None);
+        }
+    }
+
+    #[test]
+    fn an_entry_of_a_linkage_table() {
+        // DW_OP_breg7 8; DW_OP_breg16 0; DW_OP_lit15; DW_OP_and; DW_OP_lit11; DW_OP_ge; DW_OP_lit3; DW_OP_shl; DW_OP_plus
+        let code = [0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
+        for (pc, cfa) in [(0x100a, 0x2008), (0x100b, 0x2010)] {
+            assert_eq!(compute(&code, None, &registers(pc, 0x2000), &mut |_| None), Ok(cfa));
+        }
+    }
+
+    #[test]
+    fn hostile_expressions_end() {
+        // DW_OP_skip -3 goes on for ever; a register that is not known; memory that is not there
+        for code in [&[0x2f, 0xfd, 0xff][..], &[0x70, 0], &[0x77, 0, 0x06], &[0x96], &[]] {
+            assert!(compute(code, None, &registers(0, 0), &mut |_| None).is_err(), "{code:?}");
+        }
+    }
+}

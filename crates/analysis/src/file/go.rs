@@ -1,0 +1,421 @@
+//! The function table of Go programs (`.gopclntab`), which survives stripping: the runtime needs it. The layouts are those of Go 1.18 and
+//! of Go 1.20 and later (debug/gosym/pclntab.go, runtime/symtab.go, `_func` in runtime/runtime2.go).
+//!
+//! Besides the names, the table says where a goroutine can continue although no branch and no call leads there:
+//!
+//! - A stack's outermost frame (`TOPFRAME`) begins with a one-byte `nop`. The runtime pushes the address behind that `nop` as the return
+//!   address of every goroutine's first function (runtime/proc.go, `newproc1`).
+//! - After a recovered panic the goroutine continues at the function's call of `deferreturn` (runtime/panic.go, `recovery`).
+//! - A signal may suspend a goroutine at nearly every instruction since Go 1.14 (runtime/preempt.go, `isAsyncSafePoint`). Its program
+//!   counter then lies on its own stack, in the heap, where a stop of the process does not see it.
+
+use std::ops::Range;
+
+use crate::file::elf::{Elf, c_string, u32_at, u64_at};
+use crate::file::name::{Binding, Name};
+use crate::file::relocs::Pointers;
+use crate::file::symbols::Symbol;
+
+/// Longest name that is read.
+const NAME_MAX: usize = 4096;
+/// Offset of `text` in the runtime's `moduledata`: behind a pointer, six slices, and three words. Go 1.18 to 1.27 agree.
+const MODULE_TEXT: u64 = 8 + 6 * 24 + 3 * 8;
+/// Offset of `textStart` in the header of the table.
+const HEADER_TEXT: u64 = 24;
+/// Bits of a function's flags (internal/abi/symtab.go).
+const TOP_FRAME: u8 = 1;
+const ASSEMBLY: u8 = 4;
+/// Numbers of the tables of a function (internal/abi/symtab.go).
+const PCDATA_UNSAFE_POINT: usize = 0;
+const FUNCDATA_LOCALS_POINTER_MAPS: usize = 1;
+/// The value of an instruction at which the runtime never suspends a goroutine. All other values let it: at the instruction, or at an
+/// earlier one.
+const UNSAFE: i32 = -2;
+/// Where a function of these first bytes is entered by a return address that no call made: behind the `nop`.
+const NOP: u8 = 0x90;
+/// More bytes that look like the header of a table are the work of an enemy.
+const CANDIDATES_MAX: usize = 16;
+/// More entries of the table in the range of one function are the work of an enemy.
+const ENTRIES_MAX: usize = 64;
+/// So are more changes of a value in one function.
+const STEPS_MAX: usize = 1 << 16;
+
+/// Facts about the Go functions of an image, from the runtime's own table.
+#[derive(Clone, Debug)]
+pub(crate) enum Go {
+    /// The Go tool chain did not make the image.
+    Absent,
+    /// It did, but the table was not found, or has a layout that is not known.
+    Unknown,
+    /// The table.
+    Table(Table),
+}
+
+/// Where the parts of a table lie in the file.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    /// From the header on.
+    bytes: Range<usize>,
+    /// The address that functions are counted from.
+    text: u64,
+    count: usize,
+    /// Offsets in the table.
+    names: usize,
+    values: usize,
+    functions: usize,
+    layout: Layout,
+}
+
+/// Offsets in the description of a function (`_func`).
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    flags: usize,
+    funcdata_count: usize,
+    /// The numbers of its tables follow.
+    tables: usize,
+}
+
+/// A function of the table.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    start: u64,
+    end: u64,
+    /// Offset of its description in the table.
+    at: usize,
+}
+
+/// The addresses of a function at which a goroutine may be suspended. Only those that begin an instruction count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Suspensions {
+    /// No table says that there are none.
+    Anywhere,
+    /// In these ranges, sorted.
+    In(Vec<Range<u64>>),
+}
+
+impl Suspensions {
+    /// No goroutine is ever suspended there.
+    pub const NOWHERE: Suspensions = Suspensions::In(Vec::new());
+
+    /// Whether a goroutine may be suspended at the instruction at an address.
+    pub fn at(&self, at: u64) -> bool {
+        match self {
+            Suspensions::Anywhere => true,
+            Suspensions::In(ranges) => {
+                let after = ranges.partition_point(|range| range.start <= at);
+                ranges[..after].last().is_some_and(|range| at < range.end)
+            }
+        }
+    }
+}
+
+impl Go {
+    /// Finds the table of an image.
+    pub fn read(image: &Elf, pointers: &Pointers) -> Go {
+        if !image.is_go() {
+            return Go::Absent;
+        }
+        let places = match [".gopclntab", ".data.rel.ro.gopclntab"].iter().find_map(|name| image.section(name)) {
+            Some(section) => vec![(section.svma, section.file.clone())],
+            None => search(image),
+        };
+        places
+            .into_iter()
+            .find_map(|(svma, bytes)| Table::read(image, pointers, svma, bytes))
+            .map_or(Go::Unknown, Go::Table)
+    }
+
+    /// The functions of the table, each up to the start of the next one. Empty for other programs and other layouts.
+    pub fn functions(&self, image: &Elf) -> Vec<Symbol> {
+        self.table().map(|table| table.symbols(image)).unwrap_or_default()
+    }
+
+    /// Where goroutines continue whose panic was recovered: the calls of `deferreturn`, sorted.
+    pub fn recoveries(&self, image: &Elf) -> Vec<u64> {
+        let Some(table) = self.table() else { return Vec::new() };
+        let bytes = table.bytes_of(image);
+        let recovery = |e: Entry| {
+            let at = e.start + u64::from(u32_at(bytes, e.at + 12).filter(|offset| *offset != 0)?);
+            (at < e.end).then_some(at)
+        };
+        let mut found: Vec<u64> = (0..table.count).filter_map(|n| recovery(table.entry(bytes, n)?)).collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// The addresses behind the `nop` of each function that is the outermost of a stack.
+    pub fn top_frames(&self, image: &Elf) -> Vec<u64> {
+        let Some(table) = self.table() else { return Vec::new() };
+        let bytes = table.bytes_of(image);
+        let entries = (0..table.count).filter_map(|n| table.entry(bytes, n));
+        entries.filter(|e| table.is_top_frame(image, bytes, e)).map(|e| e.start + 1).collect()
+    }
+
+    /// Whether the function that begins at an address is the outermost of a stack and begins with a `nop`.
+    pub fn is_top_frame(&self, image: &Elf, start: u64) -> bool {
+        let Some(table) = self.table() else { return false };
+        let bytes = table.bytes_of(image);
+        let entry = table.first_from(bytes, start).and_then(|n| table.entry(bytes, n));
+        entry.is_some_and(|entry| entry.start == start && table.is_top_frame(image, bytes, &entry))
+    }
+
+    /// Where goroutines may be suspended in a range of addresses.
+    pub fn suspensions(&self, image: &Elf, range: &Range<u64>) -> Suspensions {
+        match self {
+            Go::Absent => Suspensions::NOWHERE,
+            Go::Unknown => Suspensions::Anywhere,
+            Go::Table(table) => table.suspensions(image, range).unwrap_or(Suspensions::Anywhere),
+        }
+    }
+
+    fn table(&self) -> Option<&Table> {
+        match self {
+            Go::Table(table) => Some(table),
+            Go::Absent | Go::Unknown => None,
+        }
+    }
+}
+
+/// Where bytes look like a table's header: external linkers put it into a section of another name. With the address of each.
+fn search(image: &Elf) -> Vec<(u64, Range<usize>)> {
+    let mut found = Vec::new();
+    for segment in image.segments().iter().filter(|s| !s.flags.execute) {
+        let Some(bytes) = image.data_at(segment.svma.0, segment.file_size) else { continue };
+        let skip = ((segment.svma.0.wrapping_neg() & 7) as usize).min(bytes.len());
+        let begin = segment.file_offset as usize;
+        for (n, word) in bytes[skip..].chunks_exact(8).enumerate() {
+            let offset = skip + 8 * n;
+            if word[1..] == [0xff, 0xff, 0xff, 0, 0, 1, 8] && Layout::of(word).is_some() && found.len() < CANDIDATES_MAX
+            {
+                found.push((segment.svma.0 + offset as u64, begin + offset..begin + bytes.len()));
+            }
+        }
+    }
+    found
+}
+
+impl Layout {
+    /// By the magic number of the header.
+    fn of(header: &[u8]) -> Option<Layout> {
+        match u32_at(header, 0)? {
+            0xffff_fff0 => Some(Layout { flags: 37, funcdata_count: 39, tables: 40 }),
+            0xffff_fff1 => Some(Layout { flags: 41, funcdata_count: 43, tables: 44 }),
+            _ => None,
+        }
+    }
+}
+
+impl Table {
+    /// Reads the header. A table is believed if the outermost function of goroutines' stacks lies where it says: newer linkers leave the
+    /// address out that functions are counted from, and what else tells it may be wrong.
+    fn read(image: &Elf, pointers: &Pointers, svma: u64, bytes: Range<usize>) -> Option<Table> {
+        let header = image.bytes().get(bytes.clone())?;
+        let layout = Layout::of(header)?;
+        if header.get(6..8) != Some(&[1, 8]) {
+            return None;
+        }
+        let word = |n: usize| u64_at(header, 8 + 8 * n).and_then(|w| usize::try_from(w).ok());
+        let (count, names, values, functions) = (word(0)?, word(3)?, word(6)?, word(7)?);
+        // An honest function takes more than the eight bytes that are asked for here.
+        if count > header.len() / 8 || [names, values, functions].iter().any(|at| *at > header.len()) {
+            return None;
+        }
+        let held = |at: u64| pointers.get(at).or_else(|| u64_at(image.data_at(at, 8)?, 0));
+        let module = image.section(".go.module").and_then(|module| held(module.svma.checked_add(MODULE_TEXT)?));
+        let texts =
+            [svma.checked_add(HEADER_TEXT).and_then(held), module, image.section(".text").map(|text| text.svma)];
+        let mut texts = texts.into_iter().flatten().filter(|text| *text != 0);
+        texts.find_map(|text| {
+            let table = Table { bytes: bytes.clone(), text, count, names, values, functions, layout };
+            let right = |n| {
+                let entry = table.entry(header, n)?;
+                let calls = image.data_at(entry.start, 2) == Some(&[NOP, 0xe8]);
+                (calls && table.is_top_frame(image, header, &entry)).then_some(())
+            };
+            (0..count).find_map(right).map(|()| table)
+        })
+    }
+
+    fn bytes_of<'a>(&self, image: &'a Elf) -> &'a [u8] {
+        image.bytes().get(self.bytes.clone()).unwrap_or_default()
+    }
+
+    fn entry(&self, bytes: &[u8], n: usize) -> Option<Entry> {
+        let functions = bytes.get(self.functions..)?;
+        let number = |at: usize| u32_at(functions, 8 * n + at);
+        let (start, at, end) = (number(0)?, number(4)?, number(8)?);
+        let address = |offset: u32| self.text.checked_add(u64::from(offset));
+        Some(Entry { start: address(start)?, end: address(end)?, at: self.functions.checked_add(at as usize)? })
+    }
+
+    fn is_top_frame(&self, image: &Elf, bytes: &[u8], entry: &Entry) -> bool {
+        let flags = bytes.get(entry.at + self.layout.flags);
+        flags.is_some_and(|flags| flags & TOP_FRAME != 0) && image.data_at(entry.start, 1) == Some(&[NOP])
+    }
+
+    fn symbols(&self, image: &Elf) -> Vec<Symbol> {
+        let table = self.bytes_of(image);
+        let names = table.get(self.names..).unwrap_or_default();
+        // Honest names are shorter than the table together; hostile ones share bytes.
+        let mut budget = 4 * table.len();
+        let mut out = Vec::new();
+        for entry in (0..self.count).map_while(|n| self.entry(table, n)) {
+            let name_at = u32_at(table, entry.at + 4).unwrap_or_default();
+            let Some(name) = c_string(names, name_at as usize, NAME_MAX.min(budget)) else { continue };
+            budget -= name.len();
+            if matches!(name, b"" | b"go:buildid" | b"go.buildid") || image.text_index(entry.start).is_none() {
+                continue;
+            }
+            let name = Name::new(&String::from_utf8_lossy(name), None, Binding::Local, false);
+            let size = entry.end.saturating_sub(entry.start);
+            out.push(Symbol { svma: entry.start, size: padded_end(image, entry.start, size), ifunc: false, name });
+        }
+        out
+    }
+
+    /// Index of the first function that ends behind an address.
+    fn first_from(&self, table: &[u8], at: u64) -> Option<usize> {
+        let (mut low, mut high) = (0, self.count);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if self.entry(table, middle)?.end <= at {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        Some(low)
+    }
+
+    /// None if the table is damaged.
+    fn suspensions(&self, image: &Elf, range: &Range<u64>) -> Option<Suspensions> {
+        let table = self.bytes_of(image);
+        let first = self.first_from(table, range.start)?;
+        let mut ranges = Vec::new();
+        for n in first..self.count {
+            let entry = self.entry(table, n)?;
+            if entry.start >= range.end {
+                break;
+            }
+            if n - first == ENTRIES_MAX {
+                return None;
+            }
+            self.suspended(table, entry, range.end, &mut ranges)?;
+        }
+        // Not sorted: the table is not.
+        ranges.is_sorted_by(|a, b| a.end <= b.start).then_some(Suspensions::In(ranges))
+    }
+
+    /// Adds the ranges of one function that begin before `until`.
+    fn suspended(&self, table: &[u8], entry: Entry, until: u64, ranges: &mut Vec<Range<u64>>) -> Option<()> {
+        let flags = *table.get(entry.at + self.layout.flags)?;
+        let pcdata_count = u32_at(table, entry.at + 28)? as usize;
+        let funcdata_count = usize::from(*table.get(entry.at + self.layout.funcdata_count)?);
+        let number =
+            |n: usize| u32_at(table, entry.at.checked_add(self.layout.tables)?.checked_add(n.checked_mul(4)?)?);
+        let has_map = funcdata_count > FUNCDATA_LOCALS_POINTER_MAPS
+            && number(pcdata_count.checked_add(FUNCDATA_LOCALS_POINTER_MAPS)?)? != u32::MAX;
+        if flags & ASSEMBLY != 0 || !has_map {
+            return Some(());
+        }
+        let values = match pcdata_count > PCDATA_UNSAFE_POINT {
+            true => number(PCDATA_UNSAFE_POINT)? as usize,
+            false => 0,
+        };
+        if values == 0 {
+            ranges.push(entry.start..entry.end);
+            return Some(());
+        }
+        let mut values = table.get(self.values.checked_add(values)?..)?;
+        let (mut at, mut value) = (entry.start, -1i32);
+        let mut steps = 0..STEPS_MAX;
+        // runtime/symtab.go, `step`: differences of values and of addresses, up to a difference of values of 0
+        while at < entry.end.min(until) {
+            steps.next()?;
+            let difference = number_from(&mut values)?;
+            if difference == 0 && at > entry.start {
+                break;
+            }
+            value = value.wrapping_add((difference >> 1).cast_signed() ^ -(difference & 1).cast_signed());
+            let length = u64::from(number_from(&mut values)?);
+            let next = at.checked_add(length).filter(|next| *next > at)?.min(entry.end);
+            if value != UNSAFE {
+                ranges.push(at..next);
+            }
+            at = next;
+        }
+        // what the table does not mention has the value of no table
+        if at < entry.end.min(until) {
+            ranges.push(at..entry.end);
+        }
+        Some(())
+    }
+}
+
+/// A number in seven bits per byte, the lowest first.
+fn number_from(bytes: &mut &[u8]) -> Option<u32> {
+    let mut value = 0u32;
+    for shift in (0..35).step_by(7) {
+        let (byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        value |= u32::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// The size without the `int3` that Go fills up with.
+fn padded_end(image: &Elf, svma: u64, size: u64) -> u64 {
+    let bytes = image.data_at(svma, size).unwrap_or_default();
+    size - bytes.iter().rev().take(64).take_while(|b| **b == 0xcc).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_seven_bits_per_byte() {
+        let mut bytes = &[5, 0x80, 1, 0xff, 0xff, 0xff, 0xff, 0x0f, 0x80][..];
+        assert_eq!([(); 3].map(|()| number_from(&mut bytes)), [Some(5), Some(128), Some(u32::MAX)]);
+        assert_eq!(number_from(&mut bytes), None);
+        assert_eq!(number_from(&mut &[0x80; 9][..]), None);
+    }
+
+    #[test]
+    fn suspensions_of_a_function() {
+        let layout = Layout { flags: 41, funcdata_count: 43, tables: 44 };
+        let table = Table { bytes: 0..0, text: 0x1000, count: 1, names: 0, values: 0, functions: 0, layout };
+        // unsafe for six bytes, safe for ten, then the end of the values
+        let mut bytes = vec![0, 1, 6, 2, 10, 0];
+        let values = bytes.len();
+        bytes.resize(values + 44, 0);
+        bytes[values + 28] = 1;
+        bytes[values + 43] = 2;
+        for word in [1u32, u32::MAX, 0] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let entry = Entry { start: 0x1000, end: 0x1010, at: values };
+        let read = |bytes: &[u8]| {
+            let mut ranges = Vec::new();
+            table.suspended(bytes, entry, u64::MAX, &mut ranges).map(|()| ranges)
+        };
+        assert_eq!(read(&bytes), Some(Vec::from([Range { start: 0x1006, end: 0x1010 }])));
+        let suspensions = Suspensions::In(read(&bytes).unwrap());
+        assert!(!suspensions.at(0x1005) && suspensions.at(0x1006) && !suspensions.at(0x1010));
+        // an assembly function, and one without a map of its variables
+        let with = |at: usize, value: u8| {
+            let mut changed = bytes.clone();
+            changed[at] = value;
+            read(&changed)
+        };
+        assert_eq!(with(values + 41, ASSEMBLY), Some(Vec::new()));
+        assert_eq!(with(values + 43, 1), Some(Vec::new()));
+        // values that do not move on, and ones beyond the table
+        assert_eq!(with(2, 0), None);
+        assert_eq!(with(values + 46, 0xff), None);
+        assert_eq!(read(&bytes[..values + 40]), None);
+    }
+}

@@ -1,0 +1,112 @@
+//! The instructions of one function, and where its indirect jumps lead.
+
+use std::cell::OnceCell;
+use std::ops::Range;
+
+use iced_x86::{Code, Instruction, OpKind};
+
+use crate::file::go::Suspensions;
+use crate::functions::function::Function;
+use crate::functions::jump_table::{Resolved, Resolver, Targets, constant_address};
+use crate::functions::sweep;
+use crate::image::Image;
+
+/// Head and parts of a function, decoded.
+pub(crate) struct Body<'a> {
+    pub image: &'a Image,
+    pub function: &'a Function,
+    /// Sorted by address. Bytes that nothing reaches are decoded too.
+    pub code: Vec<Instruction>,
+    /// Head and parts.
+    pub inside: Vec<Range<u64>>,
+    /// Whether the address of a place inside the function is taken; not known before somebody asks.
+    takes_labels: OnceCell<bool>,
+    /// For each range of `inside`; empty where no runtime suspends calls.
+    suspensions: Vec<Suspensions>,
+}
+
+/// Where an indirect jump leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Indirect {
+    /// To one of these places, through a table.
+    Table(Targets),
+    /// To another function.
+    Leaves,
+    /// It cannot be told.
+    Unknown,
+}
+
+impl<'a> Body<'a> {
+    pub fn new(image: &'a Image, function: &'a Function) -> Self {
+        let head = function.range();
+        let inside: Vec<Range<u64>> =
+            std::iter::once(&head).chain(function.parts()).map(|r| r.start.0..r.end.0).collect();
+        let mut code = Vec::new();
+        for range in &inside {
+            code.extend(sweep::instructions(image.elf(), range.start, range.end));
+        }
+        if inside.len() > 1 {
+            code.sort_by_key(|i| i.ip());
+            code.dedup_by_key(|i| i.ip());
+        }
+        let mut suspensions: Vec<_> = inside.iter().map(|range| image.suspensions(range)).collect();
+        if suspensions.iter().all(|of| *of == Suspensions::NOWHERE) {
+            suspensions.clear();
+        }
+        Body { image, function, code, inside, takes_labels: OnceCell::new(), suspensions }
+    }
+
+    /// Whether the language's runtime may continue at an address because it has suspended a call there.
+    pub fn is_resumed(&self, at: u64) -> bool {
+        let inside = self.inside.iter().zip(&self.suspensions).find(|(range, _)| range.contains(&at));
+        inside.is_some_and(|(_, suspensions)| suspensions.at(at)) && self.index_of(at).is_some()
+    }
+
+    /// Whether an address lies in the function.
+    pub fn contains(&self, at: u64) -> bool {
+        self.inside.iter().any(|range| range.contains(&at))
+    }
+
+    /// Index of the instruction at an address.
+    pub fn index_of(&self, at: u64) -> Option<usize> {
+        self.code.binary_search_by_key(&at, |i| i.ip()).ok()
+    }
+
+    /// How much one function is worth, in entries of jump tables and bytes of others' code: honest ones have more bytes than distinct
+    /// cases.
+    pub fn budget(&self) -> usize {
+        16 * self.code.len() + 4096
+    }
+
+    /// Where the indirect jump at an index leads, reading at most `budget` entries of tables.
+    pub fn indirect(&self, jump: usize, budget: &mut usize) -> Indirect {
+        let (image, pointers) = (self.image.elf(), self.image.pointers());
+        let resolver = Resolver { image, pointers, code: &self.code, inside: &self.inside };
+        match resolver.resolve(jump, budget) {
+            Resolved::Table(mut targets) => {
+                targets.places.sort_unstable();
+                targets.places.dedup();
+                Indirect::Table(targets)
+            }
+            // Without a label whose address is taken, a pointer can only lead to another function.
+            Resolved::Pointer if !self.takes_addresses_of_labels() => Indirect::Leaves,
+            Resolved::Pointer | Resolved::Distances(_) => Indirect::Unknown,
+        }
+    }
+
+    fn takes_addresses_of_labels(&self) -> bool {
+        *self.takes_labels.get_or_init(|| {
+            let start = self.function.start;
+            let held = |range| self.image.pointers().targets_in(range).iter().any(|at| *at != start);
+            let made = |i: &Instruction| {
+                i.code() == Code::Lea_r64_m && constant_address(i).is_some_and(|at| at != start && self.contains(at))
+            };
+            self.inside.iter().any(held) || self.code.iter().any(made)
+        })
+    }
+}
+
+/// Whether an instruction is a branch whose target it states itself.
+pub(crate) fn is_direct_branch(i: &Instruction) -> bool {
+    i.op0_kind() == OpKind::NearBranch64
+}

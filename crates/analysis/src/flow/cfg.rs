@@ -1,0 +1,264 @@
+//! The control flow of one function: basic blocks, edges and points, computed when somebody asks.
+
+use std::collections::BTreeMap;
+
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind};
+use ingraft_model::{PointKind, Refusal, Svma, SvmaRange};
+
+use crate::flow::body::{Body, Indirect};
+use crate::functions::function::Function;
+use crate::image::Image;
+
+/// A stretch of instructions that is entered only at its first and left only at its last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its bytes.
+    pub range: SvmaRange,
+    /// How many instructions it has.
+    pub instructions: u32,
+    /// Whether exceptions land at its first byte.
+    pub landing_pad: bool,
+}
+
+/// How control goes from a block to another or out of the function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EdgeKind {
+    /// A direct branch within the function.
+    Taken,
+    /// On to the next instruction.
+    FallThrough,
+    /// Back from a call to the instruction behind it.
+    CallFallThrough,
+    /// One target of an indirect jump through a table.
+    JumpTable,
+    /// A jump, direct or through a pointer, to another function.
+    TailJump,
+    /// A return.
+    Return,
+}
+
+/// Where an edge leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EdgeTarget {
+    /// To a block of the function, by its index.
+    Block(usize),
+    /// To an address outside of the function.
+    Outside(Svma),
+    /// To where a return address or pointer says.
+    Dynamic,
+}
+
+/// A transfer of control at the end of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Edge {
+    /// Index of the block that it leaves.
+    pub from: usize,
+    /// Where it leads.
+    pub to: EdgeTarget,
+    /// How.
+    pub kind: EdgeKind,
+}
+
+/// A place of a function where snippets could be woven.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// What kind of place.
+    pub kind: PointKind,
+    /// Its instruction.
+    pub at: Svma,
+    /// Why it cannot be woven; `None` if it can.
+    pub refusal: Option<Refusal>,
+}
+
+/// The control flow of one function.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FunctionCode {
+    /// Blocks, sorted by address. Bytes that nothing reaches belong to none.
+    pub blocks: Vec<Block>,
+    /// Edges, sorted by the block that they leave.
+    pub edges: Vec<Edge>,
+    /// Entry, exits and calls, sorted by address.
+    pub points: Vec<Point>,
+    /// Indirect jumps whose targets are not all known.
+    pub unresolved: Vec<Svma>,
+}
+
+impl FunctionCode {
+    /// Its points of one kind.
+    pub fn points_of(&self, kind: PointKind) -> impl Iterator<Item = &Point> {
+        self.points.iter().filter(move |p| p.kind == kind)
+    }
+}
+
+struct Builder<'a> {
+    body: Body<'a>,
+    /// Index of the block that begins at an address.
+    starts: BTreeMap<u64, usize>,
+    out: FunctionCode,
+}
+
+pub(crate) fn analyse(image: &Image, function: &Function) -> FunctionCode {
+    let body = Body::new(image, function);
+    let mut builder = Builder { body, starts: BTreeMap::new(), out: FunctionCode::default() };
+    builder.blocks();
+    builder.edges();
+    builder.finish()
+}
+
+impl Builder<'_> {
+    /// Blocks begin at the entry, where control arrives, and behind conditional branches; they end with a transfer or in front of
+    /// the next block.
+    fn blocks(&mut self) {
+        let mut behind_branch = false;
+        for i in &self.body.code {
+            if i.ip() == self.body.function.start || behind_branch || self.body.image.arrivals().get(i.ip()) {
+                self.starts.insert(i.ip(), 0);
+            }
+            behind_branch = i.flow_control() == FlowControl::ConditionalBranch;
+        }
+        let starts: Vec<u64> = self.starts.keys().copied().collect();
+        for start in starts {
+            let (mut end, mut instructions) = (start, 0);
+            while let Some(index) = self.body.index_of(end) {
+                let i = &self.body.code[index];
+                end = i.next_ip();
+                instructions += 1;
+                if ends_block(i) || self.starts.contains_key(&end) {
+                    break;
+                }
+            }
+            self.starts.insert(start, self.out.blocks.len());
+            let landing_pad = self.body.image.is_landing_pad(start);
+            self.out.blocks.push(Block { range: Svma(start)..Svma(end), instructions, landing_pad });
+        }
+    }
+
+    fn edges(&mut self) {
+        let mut budget = self.body.budget();
+        for from in 0..self.out.blocks.len() {
+            let end = self.out.blocks[from].range.end.0;
+            let Some(last) = self.last_instruction(from) else { continue };
+            let i = self.body.code[last];
+            let next = self.starts.get(&end).map(|b| EdgeTarget::Block(*b));
+            let mut edge = |to, kind| self.out.edges.push(Edge { from, to, kind });
+            match i.flow_control() {
+                FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch | FlowControl::XbeginXabortXend
+                    if i.op0_kind() == OpKind::NearBranch64 =>
+                {
+                    let target = i.near_branch_target();
+                    match self.starts.get(&target) {
+                        Some(block) => edge(EdgeTarget::Block(*block), EdgeKind::Taken),
+                        None => {
+                            edge(EdgeTarget::Outside(Svma(target)), EdgeKind::TailJump);
+                            self.point(PointKind::Exit, &i);
+                        }
+                    }
+                    if i.flow_control() != FlowControl::UnconditionalBranch
+                        && let Some(next) = next
+                    {
+                        self.out.edges.push(Edge { from, to: next, kind: EdgeKind::FallThrough });
+                    }
+                }
+                FlowControl::Call | FlowControl::IndirectCall if is_call(&i) => {
+                    if let Some(next) = next {
+                        edge(next, EdgeKind::CallFallThrough);
+                    }
+                    self.point(PointKind::Call, &i);
+                }
+                FlowControl::IndirectBranch => self.indirect(from, last, &mut budget),
+                FlowControl::Return => {
+                    edge(EdgeTarget::Dynamic, EdgeKind::Return);
+                    self.point(PointKind::Exit, &i);
+                }
+                FlowControl::Exception | FlowControl::UnconditionalBranch => {}
+                _ if matches!(i.code(), Code::Int3 | Code::Hlt) => {}
+                _ => {
+                    if let Some(next) = next {
+                        edge(next, EdgeKind::FallThrough);
+                    }
+                }
+            }
+        }
+    }
+
+    fn last_instruction(&self, block: usize) -> Option<usize> {
+        let range = &self.out.blocks[block].range;
+        let after = self.body.code.partition_point(|i| i.ip() < range.end.0);
+        (0..after).rev().take(16).find(|i| self.body.code[*i].next_ip() == range.end.0)
+    }
+
+    fn indirect(&mut self, from: usize, jump: usize, budget: &mut usize) {
+        let i = self.body.code[jump];
+        match self.body.indirect(jump, budget) {
+            Indirect::Table(targets) => {
+                for target in targets.places {
+                    let block = self.starts.get(&target).map(|b| EdgeTarget::Block(*b));
+                    let to = block.unwrap_or(EdgeTarget::Outside(Svma(target)));
+                    self.out.edges.push(Edge { from, to, kind: EdgeKind::JumpTable });
+                }
+            }
+            Indirect::Leaves => {
+                self.out.edges.push(Edge { from, to: EdgeTarget::Dynamic, kind: EdgeKind::TailJump });
+                self.point(PointKind::Exit, &i);
+            }
+            Indirect::Unknown => self.out.unresolved.push(Svma(i.ip())),
+        }
+    }
+
+    fn point(&mut self, kind: PointKind, i: &Instruction) {
+        self.out.points.push(Point { kind, at: Svma(i.ip()), refusal: None });
+    }
+
+    /// An exit without a site is refused for the reason of the first one that has none: those do not say where they are.
+    fn refuse_exits(&mut self) {
+        let sites = self.body.image.exit_sites(self.body.function);
+        let woven: Vec<Svma> = match &sites {
+            Ok(sites) => sites.iter().flatten().map(|s| Svma(s.at.0 + u64::from(s.point))).collect(),
+            Err(_) => Vec::new(),
+        };
+        let reason = match sites {
+            Ok(sites) => sites.into_iter().find_map(Result::err),
+            Err(refusal) => Some(refusal),
+        };
+        let Some(reason) = reason else { return };
+        for exit in self.out.points.iter_mut().filter(|p| p.kind == PointKind::Exit && !woven.contains(&p.at)) {
+            exit.refusal = Some(reason.clone());
+        }
+    }
+
+    /// The same of calls, as far as the places before them go. A call that nothing is known to reach is none that could be missed.
+    fn refuse_calls(&mut self) {
+        let sites = self.body.image.call_points(self.body.function, false);
+        for call in self.out.points.iter_mut().filter(|p| p.kind == PointKind::Call) {
+            call.refusal = match &sites {
+                Ok(sites) => sites.iter().find(|c| c.call.at == call.at).and_then(|c| c.site.clone().err()),
+                Err(refusal) => Some(refusal.clone()),
+            };
+        }
+    }
+
+    fn finish(mut self) -> FunctionCode {
+        let refusal = self.body.image.entry_site(self.body.function).err();
+        self.out.points.push(Point { kind: PointKind::Entry, at: self.body.function.start(), refusal });
+        self.refuse_exits();
+        self.refuse_calls();
+        self.out.points.sort_by_key(|p| (p.at, p.kind));
+        self.out.points.dedup_by_key(|p| (p.at, p.kind));
+        self.out.edges.sort_unstable();
+        self.out.edges.dedup();
+        self.out
+    }
+}
+
+fn is_call(i: &Instruction) -> bool {
+    i.mnemonic() == Mnemonic::Call
+}
+
+fn ends_block(i: &Instruction) -> bool {
+    match i.flow_control() {
+        FlowControl::Next => i.code() == Code::Hlt,
+        FlowControl::Call | FlowControl::IndirectCall => is_call(i),
+        FlowControl::Interrupt => i.code() == Code::Int3,
+        _ => true,
+    }
+}

@@ -1,0 +1,169 @@
+//! Which registers and flags are dead at a place: overwritten before they are read on every path. A forward walk with a small
+//! budget; what it does not reach the end of counts as live.
+//!
+//! Beyond the System V convention: results may also come in rcx and r8 (LLVM returns up to four words), r11 may be handed to
+//! code of the same image (Go passes arguments in it), and in Go images every register may hold a result.
+
+use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
+use ingraft_model::Gpr;
+
+use crate::file::elf::Elf;
+use crate::text::decode::Cursor;
+
+/// Instructions that a walk looks at.
+const BUDGET: usize = 96;
+/// The registers that a callee may overwrite, in the order of preference.
+pub(crate) const SCRATCH_ORDER: [Gpr; 9] = [Gpr(0), Gpr(11), Gpr(10), Gpr(1), Gpr(2), Gpr(6), Gpr(7), Gpr(8), Gpr(9)];
+/// The same as a mask.
+pub(crate) const CALLER_SAVED: u32 = mask(&[0, 11, 10, 1, 2, 6, 7, 8, 9]);
+/// May hold a result at a return.
+const RESULTS: u32 = mask(&[0, 1, 2, 8]);
+/// The arithmetic flags, above the registers, in the bits of iced's `RflagsBits`.
+const FLAGS: u32 = 0x3f << 16;
+const R11: u32 = 1 << 11;
+const RCX: u32 = 1 << 1;
+
+const fn mask(registers: &[u8]) -> u32 {
+    let (mut out, mut i) = (0, 0);
+    while i < registers.len() {
+        out |= 1 << registers[i];
+        i += 1;
+    }
+    out
+}
+
+/// What is dead at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dead {
+    /// Mask of the asked-for registers that are dead.
+    pub registers: u32,
+    /// Whether all arithmetic flags are dead.
+    pub flags: bool,
+}
+
+/// Walks forward from `at`. `inside` says whether a direct jump stays in the function.
+pub(crate) fn dead_at(image: &Elf, at: u64, registers: u32, inside: impl Fn(u64) -> bool) -> Dead {
+    let mut walk = Walk { image, live: 0, info: InstructionInfoFactory::new() };
+    let asked = registers | FLAGS;
+    let mut work = vec![(at, asked)];
+    let mut seen: Vec<(u64, u32)> = Vec::new();
+    let mut budget = BUDGET;
+    while let Some((at, pending)) = work.pop() {
+        if seen.iter().any(|s| s.0 == at && pending & !s.1 == 0) {
+            continue;
+        }
+        seen.push((at, pending));
+        walk.path(at, pending, &inside, &mut budget, &mut work);
+    }
+    Dead { registers: registers & !walk.live, flags: walk.live & FLAGS == 0 }
+}
+
+struct Walk<'a> {
+    image: &'a Elf,
+    live: u32,
+    info: InstructionInfoFactory,
+}
+
+impl Walk<'_> {
+    fn path(
+        &mut self,
+        at: u64,
+        mut pending: u32,
+        inside: impl Fn(u64) -> bool,
+        budget: &mut usize,
+        work: &mut Vec<(u64, u32)>,
+    ) {
+        let mut cursor = Cursor::new(self.image.data_from(at).unwrap_or_default(), at);
+        loop {
+            pending &= !self.live;
+            if pending == 0 {
+                return;
+            }
+            let Some(i) = budget.checked_sub(1).and_then(|_| cursor.next()) else {
+                self.live |= pending;
+                return;
+            };
+            *budget -= 1;
+            let (reads, kills) = self.effects(&i);
+            self.live |= pending & reads;
+            pending &= !kills;
+            match i.flow_control() {
+                FlowControl::Next => {}
+                FlowControl::ConditionalBranch => {
+                    let target = i.near_branch_target();
+                    if inside(target) {
+                        work.push((target, pending));
+                    } else {
+                        self.leave(target, pending);
+                    }
+                }
+                FlowControl::UnconditionalBranch => {
+                    let target = i.near_branch_target();
+                    if inside(target) {
+                        work.push((target, pending));
+                    } else {
+                        self.leave(target, pending);
+                    }
+                    return;
+                }
+                FlowControl::Call if i.is_call_near() => return self.leave(i.near_branch_target(), pending),
+                FlowControl::Call if i.mnemonic() == Mnemonic::Syscall => {
+                    // Nothing that the kernel restores is dead, and it overwrites these two.
+                    self.live |= pending & !(RCX | R11);
+                    return;
+                }
+                FlowControl::IndirectCall | FlowControl::IndirectBranch => {
+                    let through_got = i.op0_kind() == OpKind::Memory && i.is_ip_rel_memory_operand();
+                    return self.call(pending, through_got);
+                }
+                FlowControl::Return => {
+                    let results = if self.image.is_go() { CALLER_SAVED } else { RESULTS };
+                    self.live |= pending & results;
+                    return;
+                }
+                FlowControl::Exception => return,
+                FlowControl::Call | FlowControl::Interrupt | FlowControl::XbeginXabortXend => {
+                    self.live |= pending;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn leave(&mut self, target: u64, pending: u32) {
+        let outside = self.image.text_index(target).is_some_and(|index| self.image.text[index].stubs);
+        self.call(pending, outside);
+    }
+
+    /// At a call or tail jump everything that may carry an argument is live, and the flags are not.
+    fn call(&mut self, pending: u32, out_of_image: bool) {
+        let arguments = if out_of_image { CALLER_SAVED & !R11 } else { CALLER_SAVED };
+        self.live |= pending & arguments;
+    }
+
+    /// What an instruction reads, and what it overwrites whatever happens.
+    fn effects(&mut self, i: &Instruction) -> (u32, u32) {
+        let (mut reads, mut kills) = (0, 0);
+        for used in self.info.info(i).used_registers() {
+            let register = used.register();
+            let full = register.full_register();
+            if !full.is_gpr64() {
+                continue;
+            }
+            let bit = 1 << full.number();
+            match used.access() {
+                OpAccess::Write if register.size() >= 4 => kills |= bit,
+                OpAccess::Write | OpAccess::None | OpAccess::NoMemAccess | OpAccess::CondWrite => {}
+                _ => reads |= bit,
+            }
+        }
+        reads |= i.rflags_read() << 16 & FLAGS;
+        // A shift by zero and a repetition of zero times leave the flags alone.
+        let last = i.op_count().checked_sub(1);
+        let by_cl = last.is_some_and(|n| i.op_kind(n) == OpKind::Register && i.op_register(n) == Register::CL);
+        if !by_cl && !i.has_rep_prefix() && !i.has_repne_prefix() {
+            kills |= i.rflags_modified() << 16 & FLAGS;
+        }
+        (reads, kills)
+    }
+}

@@ -1,0 +1,468 @@
+//! Finding the functions of an image: first what symbols and unwind tables say; then, in the gaps between, what is called;
+//! last, what no code reaches: padding. Pieces that only begin in the middle of a frame become parts of the function that
+//! jumps to them.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use ingraft_model::Svma;
+use rayon::prelude::*;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::file::elf::{Elf, u64_at};
+use crate::file::go::Go;
+use crate::file::name::{Binding, Name};
+use crate::file::relocs::Pointers;
+use crate::file::symbols::{Label, Symbols};
+use crate::file::unwind::Unwind;
+use crate::functions::explore;
+use crate::functions::function::{Function, FunctionKind};
+use crate::functions::sweep::{Facts, PartJump, Scratch, Sweep, Swept, Unit};
+use crate::text::bits::TextBits;
+use crate::text::decode;
+
+/// What the expensive pass over an image yields.
+#[derive(Debug, Default)]
+pub(crate) struct Discovered {
+    pub functions: Vec<Function>,
+    /// Symbols without a type that name none of the functions, sorted by address and name.
+    pub labels: Vec<Label>,
+    pub arrivals: TextBits,
+    /// Proven padding behind functions: (first byte, length), sorted.
+    pub padding: Vec<(u64, u32)>,
+    /// (function, branch): own branches back to the entry, sorted.
+    pub back_branches: Vec<(u64, u64)>,
+    pub uses_gs: bool,
+}
+
+/// A function as far as the tables know it.
+#[derive(Debug, Default)]
+struct Draft {
+    size: u64,
+    names: Vec<Name>,
+    /// Whether a symbol says that it is a function, and not only that it is a resolver.
+    ordinary: bool,
+    part: MaybePart,
+}
+
+/// What the tables say about whether a piece of code is a function or a part of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum MaybePart {
+    #[default]
+    No,
+    /// It has no name. If it is reached only by jumps of one function, conditional ones among them, it is a part.
+    Nameless,
+    /// Its frame is already set up, or its only name is like `foo.cold`.
+    Likely,
+}
+
+/// How functions begin that are told from data by nothing else: `push rbp; mov rbp, rsp`, and Go's comparison of the stack
+/// pointer with the end of the stack.
+const PROLOGUES: [[u8; 4]; 2] = [[0x55, 0x48, 0x89, 0xe5], [0x49, 0x3b, 0x66, 0x10]];
+
+type Drafts = BTreeMap<u64, Draft>;
+
+/// Runs the whole pass, parallel in the caller's pool.
+pub(crate) fn discover(image: &Elf, mut symbols: Symbols, unwind: &Unwind, pointers: &Pointers, go: &Go) -> Discovered {
+    let arch_prctl = symbols.functions.iter().find(|s| s.name.mangled() == "arch_prctl").map(|s| s.svma);
+    let mut uses_gs = symbols.imports_arch_prctl;
+    let (arrivals, addressed) = (TextBits::new(image), TextBits::new(image));
+    symbols.labelled.iter().chain(&unwind.landing_pads).for_each(|at| arrivals.set(*at));
+    go.top_frames(image).into_iter().for_each(|at| arrivals.set(at));
+    for (_, target) in &pointers.entries {
+        arrivals.set(*target);
+        addressed.set(*target);
+    }
+    let labels = distinct(std::mem::take(&mut symbols.labels));
+    let mut drafts = drafts(image, symbols, unwind, pointers);
+    name_by_labels(&mut drafts, &labels);
+    drafts.keys().for_each(|start| arrivals.set(*start));
+    let mut units = units(image, &mut drafts);
+    let parts =
+        drafts.iter().filter(|(_, d)| d.part != MaybePart::No).map(|(start, d)| (*start, start + d.size.max(1)));
+    let parts = parts.collect();
+    let calls = TextBits::new(image);
+    let sweep = Sweep { image, pointers, arrivals, calls, addressed, parts, arch_prctl };
+
+    let mut swept = sweep_all(&sweep, &units);
+    let found = explore_gaps(&sweep, &units, &drafts);
+    for (start, end) in &found {
+        drafts.entry(*start).or_default().size = end - start;
+    }
+    name_by_labels(&mut drafts, &labels);
+    let more: Vec<Unit> =
+        found.into_iter().map(|(start, end)| Unit { start, end, functions: vec![(start, end)] }).collect();
+    swept.extend(sweep_all(&sweep, &more));
+    units.extend(more);
+
+    let mut extents: Vec<(u64, u64)> = units.iter().map(|u| (u.start, u.end)).collect();
+    extents.sort_unstable();
+    let gaps = gaps(image, &extents);
+    let gap_sweeps: Vec<bool> = gaps
+        .par_iter()
+        .map_init(Scratch::new, |scratch, &(from, until)| {
+            let from = from + u64::from(padding_at(image, &sweep.arrivals, &extents, from, until));
+            from < until && sweep.gap(from, until, scratch)
+        })
+        .collect();
+    let padding_of = |&(from, until): &(u64, u64)| {
+        let len = padding_at(image, &sweep.arrivals, &extents, from, until);
+        (len > 0).then_some((from, len))
+    };
+    let padding = gaps.iter().filter_map(padding_of).collect();
+
+    uses_gs |= gap_sweeps.contains(&true) || swept.iter().any(|s| s.sets_gs || s.uses_gs);
+    let (functions, back_branches) = assemble(&sweep, drafts, &units, &swept);
+    let labels = labels.into_iter().filter(|label| !names_a_function(&functions, label)).collect();
+    Discovered { functions, labels, arrivals: sweep.arrivals, padding, back_branches, uses_gs }
+}
+
+/// Labels by address and name, each once: the dynamic table repeats those of the other one.
+fn distinct(mut labels: Vec<Label>) -> Vec<Label> {
+    labels.sort_by(|a, b| (a.at, a.name.mangled()).cmp(&(b.at, b.name.mangled())));
+    labels.dedup_by(|b, a| (b.at, b.name.mangled()) == (a.at, a.name.mangled()));
+    labels
+}
+
+/// Names functions after the symbols without a type at their starts. Such a symbol alone is no proof of a function: the start must be known
+/// from an unwind table, a call, the header or a pointer to what looks like a function. A function that has a typed symbol keeps its names.
+fn name_by_labels(drafts: &mut Drafts, labels: &[Label]) {
+    for labels in labels.chunk_by(|a, b| a.at == b.at) {
+        let Some(draft) = labels.first().and_then(|l| drafts.get_mut(&l.at.0)).filter(|d| d.names.is_empty()) else {
+            continue;
+        };
+        draft.names = labels.iter().map(|label| label.name.clone()).collect();
+        draft.names.sort_by(|a, b| a.rank().cmp(&b.rank()));
+        draft.ordinary = true;
+        // Other files may call it, so it is no part of the function that jumps to it.
+        if labels.iter().any(|label| label.name.binding() != Binding::Local) {
+            draft.part = MaybePart::No;
+        }
+    }
+}
+
+fn names_a_function(functions: &[Function], label: &Label) -> bool {
+    let found = functions.binary_search_by_key(&label.at.0, |f| f.start).ok().and_then(|i| functions.get(i));
+    found.is_some_and(|f| f.names.iter().any(|name| name.mangled() == label.name.mangled()))
+}
+
+/// Merges the tables.
+fn drafts(image: &Elf, symbols: Symbols, unwind: &Unwind, pointers: &Pointers) -> Drafts {
+    let mut drafts = Drafts::new();
+    let mut sized: Vec<(u64, u64)> = Vec::new();
+    for symbol in symbols.functions {
+        let draft = drafts.entry(symbol.svma).or_default();
+        draft.size = draft.size.max(symbol.size);
+        draft.ordinary |= !symbol.ifunc;
+        if symbol.size > 0 {
+            sized.push((symbol.svma, symbol.svma.saturating_add(symbol.size)));
+        }
+        // The dynamic table comes first and knows versions; the others repeat its names without.
+        if !draft.names.iter().any(|n| {
+            n.mangled() == symbol.name.mangled() && (symbol.name.version().is_none() || n.same_symbol(&symbol.name))
+        }) {
+            draft.names.push(symbol.name.with_ifunc(symbol.ifunc));
+        }
+    }
+    for draft in drafts.values_mut() {
+        draft.names.sort_by(|a, b| a.rank().cmp(&b.rank()));
+        if !draft.names.is_empty() && draft.names.iter().all(|n| cold_of(n.mangled()).is_some()) {
+            draft.part = MaybePart::Likely;
+        }
+    }
+    sized.sort_unstable();
+    let sized = merge(sized);
+    for fde in &unwind.fdes {
+        let nameless = !drafts.contains_key(&fde.start);
+        if nameless {
+            let inside =
+                sized.partition_point(|s| s.0 < fde.start).checked_sub(1).is_some_and(|i| fde.start < sized[i].1);
+            // A signal trampoline's entry begins one byte early, for unwinders that look at the byte before a return address.
+            let trampoline = drafts.contains_key(&(fde.start + 1)) && image.data_at(fde.start, 1) == Some(&[0x90]);
+            if inside || trampoline {
+                continue;
+            }
+        }
+        let draft = drafts.entry(fde.start).or_default();
+        draft.size = draft.size.max(fde.end - fde.start);
+        if nameless {
+            draft.part = if fde.continued { MaybePart::Likely } else { MaybePart::Nameless };
+        }
+    }
+    let d = &image.dynamic;
+    let arrays = [d.init_array, d.fini_array].into_iter().flatten();
+    let listed = arrays.flat_map(|(at, size)| {
+        let words = image.data_at(at, size).unwrap_or_default().chunks_exact(8);
+        words.enumerate().filter_map(move |(i, word)| pointers.get(at + 8 * i as u64).or_else(|| u64_at(word, 0)))
+    });
+    for start in [Some(image.entry().0), d.init, d.fini].into_iter().flatten().chain(listed) {
+        if image.text_index(start).is_some() {
+            drafts.entry(start).or_default().part = MaybePart::No;
+        }
+    }
+    drafts
+}
+
+/// The name of the function that a name like `foo.cold` or `foo.cold.12` belongs to.
+fn cold_of(name: &str) -> Option<&str> {
+    let (base, rest) = name.rsplit_once(".cold")?;
+    let number = rest.strip_prefix('.').unwrap_or(rest);
+    (!base.is_empty() && number.bytes().all(|b| b.is_ascii_digit())).then_some(base)
+}
+
+fn merge(sorted: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    let mut out: Vec<(u64, u64)> = Vec::with_capacity(sorted.len());
+    for (start, end) in sorted {
+        match out.last_mut() {
+            Some(last) if start < last.1 => last.1 = last.1.max(end),
+            _ => out.push((start, end)),
+        }
+    }
+    out
+}
+
+/// Groups functions of known size into units. One of unknown size that lies inside another ends where that ends.
+fn units(image: &Elf, drafts: &mut Drafts) -> Vec<Unit> {
+    let mut units: Vec<Unit> = Vec::new();
+    let mut limit = 0;
+    for (&start, draft) in drafts.iter_mut() {
+        match units.last_mut() {
+            Some(unit) if start < unit.end => {
+                if draft.size == 0 {
+                    draft.size = unit.end - start;
+                }
+                draft.size = draft.size.min(limit - start);
+                unit.end = unit.end.max(start + draft.size);
+                unit.functions.push((start, start + draft.size));
+            }
+            _ if draft.size > 0 => {
+                let Some(region) = image.text_index(start) else { continue };
+                limit = image.text[region].end();
+                draft.size = draft.size.min(limit - start);
+                let end = start + draft.size;
+                units.push(Unit { start, end, functions: vec![(start, end)] });
+            }
+            _ => {}
+        }
+    }
+    units
+}
+
+fn sweep_all(sweep: &Sweep<'_>, units: &[Unit]) -> Vec<Swept> {
+    units.par_iter().with_min_len(32).map_init(Scratch::new, |scratch, unit| sweep.unit(unit, scratch)).collect()
+}
+
+/// Finds functions that no table lists: starts of unknown size and call targets in the gaps, and what they call in turn.
+fn explore_gaps(sweep: &Sweep<'_>, units: &[Unit], drafts: &Drafts) -> Vec<(u64, u64)> {
+    let image = sweep.image;
+    let tabled: Vec<(u64, u64)> = units.iter().map(|u| (u.start, u.end)).collect();
+    let mut starts: BTreeSet<u64> = drafts.iter().filter(|(_, d)| d.size == 0).map(|(s, _)| *s).collect();
+    for (from, until) in gaps(image, &tabled) {
+        let mut at = from;
+        while let Some(called) = sweep.calls.first(at, until) {
+            starts.insert(called);
+            at = called + 1;
+        }
+        // What only a pointer leads to may be data: it must look like a function.
+        let mut at = from;
+        while let Some(addressed) = sweep.addressed.first(at, until) {
+            let head = image.data_at(addressed, 4);
+            if sweep.image.begins_with_endbr(addressed) || head.is_some_and(|h| PROLOGUES.iter().any(|p| p == h)) {
+                starts.insert(addressed);
+            }
+            at = addressed + 1;
+        }
+    }
+    starts.extend(explore::main_function(image));
+    let mut work: Vec<u64> = starts.iter().rev().copied().collect();
+    let mut found: BTreeMap<u64, u64> = BTreeMap::new();
+    // Hostile code calls into its own middle again and again.
+    let mut budget = 4 * image.text.iter().map(|r| r.file.len() as u64).sum::<u64>();
+    while let Some(start) = work.pop() {
+        let Some(region) = image.text_index(start) else { continue };
+        let after = tabled.partition_point(|t| t.0 <= start);
+        let in_table = after.checked_sub(1).is_some_and(|i| start < tabled[i].1);
+        if in_table || found.contains_key(&start) {
+            continue;
+        }
+        let next_tabled = tabled.get(after).map_or(u64::MAX, |t| t.0);
+        let next_start = starts.range(start + 1..).next().copied().unwrap_or(u64::MAX);
+        let limit = next_tabled.min(next_start).min(image.text[region].end());
+        let reached = explore::reach(image, sweep.pointers, start, limit);
+        let Some(left) = budget.checked_sub(1 + reached.decoded as u64) else { break };
+        budget = left;
+        if reached.end == start {
+            continue;
+        }
+        if let Some((_, end)) = found.range_mut(..start).next_back() {
+            *end = start.min(*end);
+        }
+        found.insert(start, reached.end);
+        for called in reached.leads_to {
+            if starts.insert(called) {
+                work.push(called);
+            }
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// What lies between sorted extents, region by region.
+fn gaps(image: &Elf, extents: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let mut out = Vec::new();
+    for region in image.text.iter().filter(|r| !r.stubs) {
+        let mut at = region.svma;
+        let first = extents.partition_point(|e| e.0 < region.svma);
+        for &(start, end) in extents[first..].iter().take_while(|e| e.0 < region.end()) {
+            if start > at {
+                out.push((at, start));
+            }
+            at = at.max(end);
+        }
+        if at < region.end() {
+            out.push((at, region.end()));
+        }
+    }
+    out
+}
+
+/// Length of the padding at the start of a gap. It begins where code ends and reaches to where code begins; before bytes of
+/// unknown use only what a compiler fills with, up to an aligned address, is certain.
+fn padding_at(image: &Elf, arrivals: &TextBits, extents: &[(u64, u64)], from: u64, until: u64) -> u32 {
+    let behind_code = extents.partition_point(|e| e.0 < from).checked_sub(1).is_some_and(|i| extents[i].1 == from);
+    let end = arrivals.first(from, until).unwrap_or(until);
+    let bytes = image.data_at(from, end - from).unwrap_or_default();
+    if !behind_code || bytes.is_empty() {
+        return 0;
+    }
+    let all = decode::padding(bytes, true);
+    if all == bytes.len() && end == until {
+        return u32::try_from(all).unwrap_or(u32::MAX);
+    }
+    let sure = decode::padding(bytes, false);
+    let aligned = (from + sure as u64).is_multiple_of(16);
+    if aligned { u32::try_from(sure).unwrap_or(u32::MAX) } else { 0 }
+}
+
+/// Puts drafts and facts together, and parts to their functions.
+fn assemble(sweep: &Sweep<'_>, drafts: Drafts, units: &[Unit], swept: &[Swept]) -> (Vec<Function>, Vec<(u64, u64)>) {
+    let mut facts: FxHashMap<u64, Facts> = FxHashMap::default();
+    for (unit, swept) in units.iter().zip(swept) {
+        facts.extend(unit.functions.iter().map(|f| f.0).zip(swept.facts.iter().copied()));
+    }
+    let mut pieces = Vec::with_capacity(drafts.len());
+    let mut candidates = Vec::new();
+    // A size of 0 is left where a table's entry point leads to nothing that could be decoded.
+    for (start, draft) in drafts.into_iter().filter(|d| d.1.size > 0) {
+        let kind = kind(sweep.image, start, &draft);
+        let called = sweep.calls.first(start, start + draft.size).is_some();
+        // In the middle of a frame only a table of the same function can lead to an address.
+        let addressed = draft.part == MaybePart::Nameless && sweep.addressed.get(start);
+        if draft.part != MaybePart::No && kind == FunctionKind::Normal && !called && !addressed {
+            candidates.push((pieces.len(), draft.part));
+        }
+        pieces.push(Function {
+            start,
+            size: draft.size,
+            kind,
+            names: draft.names,
+            parts: Vec::new(),
+            facts: facts.get(&start).copied().unwrap_or_default(),
+        });
+    }
+    let mut jumps: Vec<PartJump> = swept.iter().flat_map(|s| s.to_parts.iter().copied()).collect();
+    jumps.sort_unstable();
+    let owners = owners(&pieces, &candidates, &jumps);
+
+    let mut back_branches: Vec<(u64, u64)> = swept.iter().flat_map(|s| s.back_branches.iter().copied()).collect();
+    let mut leaving: FxHashMap<u64, &[(u64, u64)]> = FxHashMap::default();
+    leaving.extend(
+        units.iter().zip(swept).filter(|(_, s)| !s.from_part.is_empty()).map(|(u, s)| (u.start, &s.from_part[..])),
+    );
+    for (&part, &owner) in &owners {
+        let (range, facts) = (pieces[part].range(), pieces[part].facts);
+        let owner = &mut pieces[owner];
+        for &(at, target) in leaving.get(&range.start.0).copied().unwrap_or_default() {
+            let behind_endbr = target == owner.start + 4 && sweep.image.begins_with_endbr(owner.start);
+            if target == owner.start || behind_endbr {
+                back_branches.push((owner.start, at));
+            }
+        }
+        owner.facts.writes |= facts.writes;
+        owner.facts.calls_out |= facts.calls_out;
+        owner.facts.unresolved = owner.facts.unresolved.or(facts.unresolved);
+        owner.parts.push(range);
+    }
+    let mut index = 0..;
+    pieces.retain(|_| index.next().is_some_and(|i| !owners.contains_key(&i)));
+    back_branches.sort_unstable();
+    back_branches.dedup();
+    (pieces, back_branches)
+}
+
+/// Which function each candidate is a part of. A part may be reached from another part only, hence the rounds.
+fn owners(pieces: &[Function], candidates: &[(usize, MaybePart)], jumps: &[PartJump]) -> BTreeMap<usize, usize> {
+    let mut owners: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut open: Vec<(usize, MaybePart)> = candidates.to_vec();
+    for _ in 0..8 {
+        let undecided: FxHashSet<usize> = open.iter().map(|c| c.0).collect();
+        let before = open.len();
+        open.retain(|&(index, likely)| {
+            let part = &pieces[index];
+            let first = jumps.partition_point(|j| j.part < part.start);
+            let jumps = jumps[first..].iter().take_while(|j| j.part == part.start);
+            let from = jumps.clone().map(|j| {
+                let piece = pieces.partition_point(|f| f.start <= j.from).checked_sub(1)?;
+                let inside = pieces[piece].range().contains(&Svma(j.from));
+                let piece = owners.get(&piece).copied().unwrap_or(piece);
+                (inside && !undecided.contains(&piece)).then_some(piece)
+            });
+            let owner = if likely == MaybePart::Likely {
+                likely_owner(pieces, part, from.zip(jumps.clone()).filter_map(|(f, j)| Some((f?, j.conditional))))
+            } else {
+                let mut from = from;
+                let first = from.next().flatten();
+                first.filter(|f| from.all(|other| other == Some(*f)) && jumps.clone().any(|j| j.conditional))
+            };
+            owner.is_none_or(|owner| {
+                owners.insert(index, owner);
+                false
+            })
+        });
+        if open.len() == before {
+            // What is left of the nameless pieces are functions; their own parts may be open still.
+            open.retain(|c| c.1 == MaybePart::Likely);
+            if open.len() == before {
+                break;
+            }
+        }
+    }
+    owners
+}
+
+/// Of the functions that jump to a part, each with whether the jump is conditional, one with the right name; else the first that may
+/// jump. An unconditional jump may be what is left behind a call that never returns: to the end of another part.
+fn likely_owner(pieces: &[Function], part: &Function, from: impl Iterator<Item = (usize, bool)>) -> Option<usize> {
+    let bases: FxHashSet<&str> = part.names.iter().filter_map(|n| cold_of(n.mangled())).collect();
+    let named = |index: usize| pieces[index].names.iter().any(|n| bases.contains(n.mangled()));
+    // The first of those that rank highest.
+    let rank = |&(n, (index, conditional)): &(usize, (usize, bool))| (named(index), conditional, Reverse(n));
+    from.enumerate().max_by_key(rank).map(|(_, (index, _))| index)
+}
+
+fn kind(image: &Elf, start: u64, draft: &Draft) -> FunctionKind {
+    if image.text_index(start).is_some_and(|i| image.text[i].stubs) {
+        return FunctionKind::Stub;
+    }
+    if !draft.ordinary && !draft.names.is_empty() {
+        return FunctionKind::IfuncResolver;
+    }
+    let bytes = image.data_from(start).unwrap_or_default();
+    let bytes = bytes.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(bytes);
+    let bytes = bytes.strip_prefix(&[0xf2]).unwrap_or(bytes);
+    // `jmp [rip+…]` or, in front of the stubs, `push [rip+…]`: only in files without section headers.
+    if draft.names.is_empty() && (bytes.starts_with(&[0xff, 0x25]) || bytes.starts_with(&[0xff, 0x35])) {
+        return FunctionKind::Stub;
+    }
+    FunctionKind::Normal
+}

@@ -1,0 +1,127 @@
+//! Following control flow from a start whose end no table states.
+
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use rustc_hash::FxHashSet;
+
+use crate::file::elf::Elf;
+use crate::file::relocs::Pointers;
+use crate::functions::jump_table::{Resolved, Resolver, constant_address};
+use crate::text::decode::{self, Cursor};
+
+/// What can be reached from a start.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    /// Behind the last instruction that can be reached without a hole in between.
+    pub end: u64,
+    /// Targets of direct calls, and of jumps beyond the end.
+    pub leads_to: Vec<u64>,
+    /// How many instructions were decoded.
+    pub decoded: usize,
+    /// A place that control reaches where the bytes are no instruction that the decoder knows.
+    pub invalid: Option<u64>,
+    /// Whether an instruction on the way uses the gs base.
+    pub uses_gs: bool,
+}
+
+/// Follows all direct branches and jump tables from `start` that stay below `limit`.
+pub(crate) fn reach(image: &Elf, pointers: &Pointers, start: u64, limit: u64) -> Reached {
+    let bytes = limit.checked_sub(start).and_then(|len| image.data_at(start, len)).unwrap_or_default();
+    let mut seen: FxHashSet<u64> = FxHashSet::default();
+    let mut code: Vec<Instruction> = Vec::new();
+    let mut work = vec![start];
+    let mut out = Reached { end: start, leads_to: Vec::new(), decoded: 0, invalid: None, uses_gs: false };
+    let mut jumps: Vec<u64> = Vec::new();
+    let mut tails: Vec<u64> = Vec::new();
+    // Tables within tables within tables are the work of an enemy.
+    let mut rounds = 16;
+    let whole = start..limit;
+    loop {
+        while let Some(mut at) = work.pop() {
+            while (start..limit).contains(&at) && seen.insert(at) {
+                let Some(i) = bytes.get((at - start) as usize..).and_then(|b| decode::one(b, at)) else {
+                    out.invalid = out.invalid.or(Some(at));
+                    break;
+                };
+                // Zeros decode as `add [rax], al`; two in a row are no code.
+                if i.code() == Code::Add_rm8_r8 && bytes[(at - start) as usize..].starts_with(&[0, 0, 0, 0]) {
+                    break;
+                }
+                out.uses_gs |= uses_gs(&i);
+                at = i.next_ip();
+                match i.flow_control() {
+                    FlowControl::ConditionalBranch | FlowControl::XbeginXabortXend => work.push(i.near_branch_target()),
+                    FlowControl::UnconditionalBranch => {
+                        work.push(i.near_branch_target());
+                        tails.push(i.near_branch_target());
+                        at = limit;
+                    }
+                    FlowControl::Call if i.is_call_near() => out.leads_to.push(i.near_branch_target()),
+                    FlowControl::IndirectBranch => {
+                        jumps.push(i.ip());
+                        at = limit;
+                    }
+                    FlowControl::Return | FlowControl::Exception => at = limit,
+                    _ if matches!(i.code(), Code::Int3 | Code::Hlt) => at = limit,
+                    _ => {}
+                }
+                code.push(i);
+            }
+        }
+        if jumps.is_empty() || rounds == 0 {
+            break;
+        }
+        rounds -= 1;
+        code.sort_unstable_by_key(|i| i.ip());
+        let mut budget = 16 * code.len() + 256;
+        let resolver = Resolver { image, pointers, code: &code, inside: std::slice::from_ref(&whole) };
+        for jump in jumps.drain(..) {
+            let Ok(index) = code.binary_search_by_key(&jump, |i| i.ip()) else { continue };
+            if let Resolved::Table(targets) = resolver.resolve(index, &mut budget) {
+                work.extend(targets.places);
+            }
+        }
+    }
+    code.sort_unstable_by_key(|i| i.ip());
+    for i in &code {
+        let hole = i.ip().saturating_sub(out.end);
+        let filler = bytes.get((out.end - start) as usize..(i.ip().max(out.end) - start) as usize).unwrap_or_default();
+        if hole > 0 && decode::padding(filler, false) < filler.len() {
+            break;
+        }
+        out.end = out.end.max(i.next_ip());
+    }
+    out.decoded = code.len();
+    out.leads_to.extend(tails.into_iter().filter(|at| !(start..out.end).contains(at)));
+    out.leads_to.sort_unstable();
+    out.leads_to.dedup();
+    out
+}
+
+/// The function that a program's entry point hands to the libc, in rdi.
+pub(crate) fn main_function(image: &Elf) -> Option<u64> {
+    let entry = image.entry().0;
+    image.text_index(entry)?;
+    let mut cursor = Cursor::new(image.data_from(entry)?, entry);
+    let mut main = None;
+    for _ in 0..32 {
+        let i = cursor.next()?;
+        if matches!(i.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
+            return main.filter(|at| image.text_index(*at).is_some());
+        }
+        if i.op0_kind() == OpKind::Register && i.op0_register().full_register() == Register::RDI {
+            main = match i.code() {
+                Code::Lea_r64_m => constant_address(&i),
+                Code::Mov_r32_imm32 | Code::Mov_rm64_imm32 => Some(u64::from(i.immediate32())),
+                _ => None,
+            };
+        }
+    }
+    None
+}
+
+/// Whether an instruction addresses memory through the gs base or loads the segment register.
+pub(crate) fn uses_gs(i: &Instruction) -> bool {
+    let loads = i.op0_kind() == OpKind::Register && i.op0_register() == Register::GS && i.mnemonic() != Mnemonic::Push;
+    let loads = loads || i.mnemonic() == Mnemonic::Lgs;
+    loads || i.segment_prefix() == Register::GS && !matches!(i.mnemonic(), Mnemonic::Nop | Mnemonic::Lea)
+}

@@ -1,0 +1,99 @@
+//! Functions as values.
+
+use std::borrow::Cow;
+
+use ingraft_model::{Offset, Svma, SvmaRange};
+
+use crate::file::name::{Binding, Name};
+use crate::functions::sweep::Facts;
+
+/// What kind of code begins at a function's first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FunctionKind {
+    /// A function that is called.
+    Normal,
+    /// Chooses an implementation at load time; what callers reach is another function (`STT_GNU_IFUNC`).
+    IfuncResolver,
+    /// A stub of the linker that jumps into another image (`.plt`).
+    Stub,
+}
+
+/// A function: a contiguous head, and parts that the compiler moved elsewhere.
+#[derive(Clone, Debug)]
+pub struct Function {
+    pub(crate) start: u64,
+    pub(crate) size: u64,
+    pub(crate) names: Vec<Name>,
+    pub(crate) kind: FunctionKind,
+    pub(crate) parts: Vec<SvmaRange>,
+    pub(crate) facts: Facts,
+}
+
+impl Function {
+    /// Its first byte.
+    pub fn start(&self) -> Svma {
+        Svma(self.start)
+    }
+
+    /// Bytes of its contiguous head; 0 if nothing is known about its end.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Its contiguous head.
+    pub fn range(&self) -> SvmaRange {
+        Svma(self.start)..Svma(self.start + self.size)
+    }
+
+    /// Parts away from the head (`.cold`), sorted.
+    pub fn parts(&self) -> &[SvmaRange] {
+        &self.parts
+    }
+
+    /// Whether an address lies in its head or one of its parts.
+    pub fn contains(&self, at: Svma) -> bool {
+        self.range().contains(&at) || self.parts.iter().any(|p| p.contains(&at))
+    }
+
+    /// How far an address lies behind its first byte, as refusals state it.
+    pub(crate) fn offset_of(&self, at: u64) -> Offset {
+        Offset::between(self.start, at)
+    }
+
+    /// All its names, aliases and versions included; the first is the one to show. Empty if it has none.
+    pub fn names(&self) -> &[Name] {
+        &self.names
+    }
+
+    /// What begins at its first byte.
+    pub fn kind(&self) -> FunctionKind {
+        self.kind
+    }
+
+    /// Whether other object files can see it under one of its names.
+    pub fn is_global(&self) -> bool {
+        self.names.iter().any(|n| n.binding() != Binding::Local)
+    }
+
+    /// The name to show, demangled: a global one before a local one, few underscores before many, short before long.
+    /// `sub_` and the address for a function without any.
+    pub fn display_name(&self) -> Cow<'_, str> {
+        self.names.first().map_or_else(|| Cow::Owned(format!("sub_{:x}", self.start)), |n| Cow::Borrowed(n.display()))
+    }
+
+    /// Every spelling under which somebody may ask for it: mangled, with version, demangled, and demangled without parameter
+    /// list.
+    pub fn spellings(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        let nameless = self.names.is_empty().then(|| self.display_name());
+        nameless.into_iter().chain(self.names.iter().flat_map(|n| {
+            [
+                Some(Cow::Borrowed(n.mangled())),
+                n.versioned().map(Cow::Owned),
+                n.demangled().map(Cow::Borrowed),
+                n.without_parameters().map(Cow::Borrowed),
+            ]
+            .into_iter()
+            .flatten()
+        }))
+    }
+}

@@ -1,0 +1,426 @@
+//! One linear pass over the code of every function. It notes in two bit sets where control can arrive other than by falling
+//! through and what is called, and per function what the choice of scratch registers needs to know. Every instruction is
+//! decoded once; only branches that land between two of them start a second decoding there.
+
+use iced_x86::{
+    Code, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpAccess, OpKind,
+};
+
+use crate::file::elf::{Elf, ImageKind};
+use crate::file::relocs::Pointers;
+use crate::functions::explore;
+use crate::functions::jump_table::{Resolved, Resolver, Targets, constant_address};
+use crate::text::bits::TextBits;
+use crate::text::decode;
+
+/// Number of `arch_prctl`.
+const SYS_ARCH_PRCTL: u32 = 158;
+/// `ARCH_SET_GS` of `arch_prctl`.
+const ARCH_SET_GS: u32 = 0x1001;
+/// How many instructions after its argument a system call may come.
+const GS_DISTANCE: usize = 8;
+/// How many instructions after an address of code a number may be added to it.
+const SUM_DISTANCE: usize = 4;
+
+/// What is known before the pass, and the sets that it fills.
+pub(crate) struct Sweep<'a> {
+    pub image: &'a Elf,
+    pub pointers: &'a Pointers,
+    /// Where control can arrive other than by falling through.
+    pub arrivals: TextBits,
+    /// Targets of direct calls.
+    pub calls: TextBits,
+    /// Places whose address is held by data or made by an instruction.
+    pub addressed: TextBits,
+    /// Start and end of each piece that may be a part of another function, sorted.
+    pub parts: Vec<(u64, u64)>,
+    /// Where `arch_prctl` itself lies, if the image defines it.
+    pub arch_prctl: Option<u64>,
+}
+
+/// A maximal stretch of functions that overlap: mostly one function.
+#[derive(Clone, Debug)]
+pub(crate) struct Unit {
+    pub start: u64,
+    pub end: u64,
+    /// Starts of its functions, sorted, the first is `start`; each with its end.
+    pub functions: Vec<(u64, u64)>,
+}
+
+/// What the pass found out about one function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// General purpose registers that one of its instructions overwrites wholly, bit = number.
+    pub writes: u16,
+    /// Whether it calls out of the image or through a pointer, where anything may be overwritten.
+    pub calls_out: bool,
+    /// An indirect jump to an address that is computed from unknown distances.
+    pub unresolved: Option<u64>,
+    /// Bytes that are no instruction.
+    pub invalid: Option<u64>,
+}
+
+/// What the pass found out about one unit.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Swept {
+    /// In the order of the unit's functions.
+    pub facts: Vec<Facts>,
+    /// (function, branch): own branches back to a function's first byte or the one behind its `endbr64`.
+    pub back_branches: Vec<(u64, u64)>,
+    /// Jumps out of the unit into a possible part.
+    pub to_parts: Vec<PartJump>,
+    /// (branch, target): jumps out of the unit, if the unit is itself a possible part.
+    pub from_part: Vec<(u64, u64)>,
+    /// Whether it sets the gs base, which no data looks like by chance.
+    pub sets_gs: bool,
+    /// Whether it has a gs prefix or loads the segment register.
+    pub uses_gs: bool,
+}
+
+/// A jump into the possible part that begins at `part`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PartJump {
+    pub part: u64,
+    pub from: u64,
+    pub conditional: bool,
+}
+
+/// What one thread reuses from unit to unit.
+pub(crate) struct Scratch {
+    code: Vec<Instruction>,
+    boundaries: Vec<u64>,
+    pending: Vec<u64>,
+    info: InstructionInfoFactory,
+    /// By `Code`: 0 not known yet, 1 no, 2 its first operand is overwritten.
+    overwrites: Vec<u8>,
+}
+
+impl Scratch {
+    pub fn new() -> Self {
+        let overwrites = vec![0; Code::values().len()];
+        Scratch {
+            code: Vec::new(),
+            boundaries: Vec::new(),
+            pending: Vec::new(),
+            info: InstructionInfoFactory::new(),
+            overwrites,
+        }
+    }
+
+    fn overwrites_first(&mut self, i: &Instruction) -> bool {
+        let Some(known) = self.overwrites.get_mut(i.code() as usize) else { return false };
+        if *known == 0 {
+            let options = InstructionInfoOptions::NO_MEMORY_USAGE | InstructionInfoOptions::NO_REGISTER_USAGE;
+            let access = self.info.info_options(i, options).op0_access();
+            *known = if matches!(access, OpAccess::Write | OpAccess::ReadWrite) { 2 } else { 1 };
+        }
+        *known == 2
+    }
+}
+
+impl Sweep<'_> {
+    /// Decodes a unit and notes what is found.
+    pub fn unit(&self, unit: &Unit, scratch: &mut Scratch) -> Swept {
+        let mut out = Swept { facts: vec![Facts::default(); unit.functions.len()], ..Swept::default() };
+        let invalid = decode_all(self.image, unit.start, unit.end, scratch);
+        let code = std::mem::take(&mut scratch.code);
+        let fixed = self.image.kind() == ImageKind::Executable;
+        let is_part = self.part_with(unit.start).is_some();
+        let mut indirect: Vec<usize> = Vec::new();
+        let mut set_gs_at = None;
+        let mut arch_prctl_at = None;
+        let mut function = 0;
+        for (index, i) in code.iter().enumerate() {
+            while unit.functions.get(function + 1).is_some_and(|f| f.0 <= i.ip()) {
+                function += 1;
+            }
+            let facts = &mut out.facts[function];
+            if i.op0_kind() == OpKind::Register {
+                let register = i.op0_register();
+                if (register.is_gpr64() || register.is_gpr32()) && scratch.overwrites_first(i) {
+                    facts.writes |= 1 << register.number();
+                }
+            }
+            match i.flow_control() {
+                FlowControl::Next => {
+                    if i.code() == Code::Mov_r32_imm32 && i.immediate32() == SYS_ARCH_PRCTL {
+                        arch_prctl_at = Some(index);
+                    }
+                    self.address(i, fixed, index, &mut set_gs_at, &mut out);
+                    self.sum(i, fixed, &code[index.saturating_sub(SUM_DISTANCE)..index]);
+                    if i.len() == 1 && i.ip() == unit.functions[function].0 && is_returned_into(self.image, i.ip()) {
+                        self.arrivals.set(i.next_ip());
+                    }
+                }
+                FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch | FlowControl::XbeginXabortXend => {
+                    self.branch(i, unit, is_part, facts, &mut out.back_branches, &mut out.to_parts, &mut out.from_part);
+                }
+                FlowControl::Call => {
+                    self.arrivals.set(i.next_ip());
+                    let set_gs = set_gs_at.take_if(|at| index - *at <= GS_DISTANCE).is_some();
+                    if i.is_call_near() {
+                        let target = i.near_branch_target();
+                        self.arrivals.set(target);
+                        self.calls.set(target);
+                        facts.calls_out |= self.leaves(target);
+                        // by name, or by number through `syscall`
+                        let by_number = arch_prctl_at.take_if(|at| index - *at <= GS_DISTANCE).is_some();
+                        out.sets_gs |= set_gs && (by_number || Some(target) == self.arch_prctl);
+                    } else {
+                        // `syscall`: its number is in rax, its first argument tells what arch_prctl sets.
+                        out.sets_gs |= set_gs;
+                    }
+                }
+                FlowControl::IndirectCall => {
+                    self.arrivals.set(i.next_ip());
+                    facts.calls_out = true;
+                    set_gs_at = None;
+                }
+                FlowControl::IndirectBranch => {
+                    if i.op0_kind() == OpKind::Memory && i.is_ip_rel_memory_operand() {
+                        facts.calls_out = true;
+                    } else {
+                        indirect.push(index);
+                    }
+                }
+                FlowControl::Return | FlowControl::Interrupt | FlowControl::Exception => {}
+            }
+        }
+        if let Some(last) = code.last().filter(|last| falls_through(last)) {
+            self.arrivals.set(last.next_ip());
+        }
+        if !indirect.is_empty() {
+            self.indirect_jumps(unit, &code, &indirect, &mut out);
+        }
+        // Data among code often looks like a gs prefix: control must reach it.
+        out.uses_gs = code.iter().any(explore::uses_gs) && self.reaches_gs(unit);
+        if invalid.is_some() {
+            out.facts.iter_mut().for_each(|f| f.invalid = invalid);
+        }
+        scratch.code = code;
+        out
+    }
+
+    /// Code in a gap between functions, or data: what its branches would reach counts as reached. Returns whether it sets
+    /// the gs base.
+    pub fn gap(&self, from: u64, until: u64, scratch: &mut Scratch) -> bool {
+        let unit = Unit { start: from, end: until, functions: vec![(from, until)] };
+        // Data is full of bytes that look like a gs prefix.
+        self.unit(&unit, scratch).sets_gs
+    }
+
+    fn reaches_gs(&self, unit: &Unit) -> bool {
+        let reaches = |f: &(u64, u64)| explore::reach(self.image, self.pointers, f.0, unit.end).uses_gs;
+        // Honest functions do not overlap in such numbers.
+        unit.functions.len() > 64 || unit.functions.iter().any(reaches)
+    }
+
+    /// Whether a call goes to a stub of the linker.
+    fn leaves(&self, target: u64) -> bool {
+        self.image.text_index(target).is_none_or(|index| self.image.text[index].stubs)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the lists are parts of one result, borrowed beside its facts")]
+    fn branch(
+        &self,
+        i: &Instruction,
+        unit: &Unit,
+        is_part: bool,
+        facts: &mut Facts,
+        back_branches: &mut Vec<(u64, u64)>,
+        to_parts: &mut Vec<PartJump>,
+        from_part: &mut Vec<(u64, u64)>,
+    ) {
+        if !matches!(i.op0_kind(), OpKind::NearBranch64 | OpKind::NearBranch32 | OpKind::NearBranch16) {
+            return;
+        }
+        let target = i.near_branch_target();
+        self.arrivals.set(target);
+        if (unit.start..unit.end).contains(&target) {
+            // Four bytes before the target: the function may begin with an endbr64.
+            for start in [target, target.wrapping_sub(4)] {
+                if let Ok(at) = unit.functions.binary_search_by_key(&start, |f| f.0)
+                    && (start == target || self.image.begins_with_endbr(start))
+                    && (start..unit.functions[at].1).contains(&i.ip())
+                {
+                    back_branches.push((start, i.ip()));
+                }
+            }
+            return;
+        }
+        facts.calls_out |= self.leaves(target);
+        if let Some(part) = self.part_with(target) {
+            let conditional = i.flow_control() == FlowControl::ConditionalBranch;
+            to_parts.push(PartJump { part, from: i.ip(), conditional });
+        }
+        if is_part {
+            from_part.push((i.ip(), target));
+        }
+    }
+
+    /// Start of the possible part that holds an address.
+    fn part_with(&self, at: u64) -> Option<u64> {
+        let after = self.parts.partition_point(|part| part.0 <= at);
+        let (start, end) = *self.parts.get(after.checked_sub(1)?)?;
+        (at < end).then_some(start)
+    }
+
+    /// Notes addresses of code that an instruction makes, and uses of the gs base.
+    fn address(&self, i: &Instruction, fixed: bool, index: usize, set_gs_at: &mut Option<usize>, out: &mut Swept) {
+        match i.code() {
+            Code::Lea_r64_m => constant_address(i).into_iter().for_each(|at| self.address_taken(at)),
+            Code::Mov_r32_imm32 | Code::Mov_rm64_imm32 | Code::Mov_rm32_imm32 | Code::Pushq_imm32 => {
+                let value = i.immediate32();
+                if i.code() == Code::Mov_r32_imm32 && value == ARCH_SET_GS {
+                    *set_gs_at = Some(index);
+                }
+                if fixed {
+                    self.address_taken(u64::from(value));
+                }
+            }
+            Code::Mov_r64_imm64 if fixed => self.address_taken(i.immediate64()),
+            Code::Wrgsbase_r32 | Code::Wrgsbase_r64 => out.sets_gs = true,
+            _ => {}
+        }
+    }
+
+    /// Notes the sum of an address of code and a small number, as hand-made return addresses are: `lea f(%rip), %rcx; inc %rcx`. `before`
+    /// are the instructions in front.
+    fn sum(&self, i: &Instruction, fixed: bool, before: &[Instruction]) {
+        let number = match i.code() {
+            Code::Inc_rm64 => 1,
+            Code::Add_rm64_imm8 => i.immediate(1),
+            _ => return,
+        };
+        let register = i.op0_register();
+        let made = before.iter().rev().find(|made| made.op0_register().full_register() == register);
+        let address = match made.map(|made| (made, made.code())) {
+            Some((made, Code::Lea_r64_m)) => constant_address(made),
+            Some((made, Code::Mov_r32_imm32)) if fixed => Some(u64::from(made.immediate32())),
+            Some((made, Code::Mov_rm64_imm32)) if fixed => Some(made.immediate(1)),
+            _ => None,
+        };
+        address.into_iter().for_each(|at| self.arrivals.set(at.wrapping_add(number)));
+    }
+
+    fn address_taken(&self, svma: u64) {
+        self.arrivals.set(svma);
+        self.addressed.set(svma);
+    }
+
+    fn indirect_jumps(&self, unit: &Unit, code: &[Instruction], indirect: &[usize], out: &mut Swept) {
+        let (image, pointers) = (self.image, self.pointers);
+        let whole = unit.start..unit.end;
+        let resolver = Resolver { image, pointers, code, inside: std::slice::from_ref(&whole) };
+        // Honest functions have more bytes than distinct cases; hostile ones must not cost more than their size.
+        let mut budget = 16 * (unit.end - unit.start) as usize + 256;
+        let (mut calls_out, mut first_unresolved) = (false, None);
+        for &jump in indirect {
+            let mut unresolved = false;
+            match resolver.resolve(jump, &mut budget) {
+                Resolved::Table(Targets { places: targets, .. }) => {
+                    targets.iter().for_each(|t| self.arrivals.set(*t));
+                    let cases = targets.iter().filter(|t| !whole.contains(*t)).filter_map(|t| self.part_with(*t));
+                    out.to_parts.extend(cases.map(|part| PartJump { part, from: code[jump].ip(), conditional: true }));
+                }
+                Resolved::Pointer => calls_out = true,
+                Resolved::Distances(tables) => {
+                    unresolved = true;
+                    for table in tables {
+                        for target in resolver.read_candidate(table, &mut budget) {
+                            self.arrivals.set(target);
+                            unresolved = false;
+                        }
+                    }
+                }
+            }
+            if unresolved {
+                first_unresolved = first_unresolved.or(Some(code[jump].ip()));
+            }
+        }
+        for facts in &mut out.facts {
+            facts.calls_out |= calls_out;
+            facts.unresolved = first_unresolved;
+        }
+    }
+}
+
+/// Whether code at an address has a form that only a hand-made return address needs: a one-byte `nop`, a call, and a `nop`, so that the byte
+/// before the return address and the call itself lie in one function (Go's `goexit`).
+pub(crate) fn is_returned_into(image: &Elf, start: u64) -> bool {
+    image.data_at(start, 7).is_some_and(|b| b[..2] == [0x90, 0xe8] && b[6] == 0x90)
+}
+
+/// Whether control can go on behind an instruction. Behind calls it can; their return points are noted already.
+fn falls_through(i: &Instruction) -> bool {
+    !matches!(
+        i.flow_control(),
+        FlowControl::UnconditionalBranch
+            | FlowControl::IndirectBranch
+            | FlowControl::Return
+            | FlowControl::Interrupt
+            | FlowControl::Exception
+    ) && i.mnemonic() != Mnemonic::Hlt
+}
+
+/// Decodes from start to end, then again from every own branch target that is no boundary so far. Leaves the instructions
+/// sorted; returns the first bytes that are none.
+fn decode_all(image: &Elf, start: u64, end: u64, scratch: &mut Scratch) -> Option<u64> {
+    let Scratch { code, boundaries, pending, .. } = scratch;
+    code.clear();
+    pending.clear();
+    boundaries.clear();
+    boundaries.resize(((end - start) as usize).div_ceil(64), 0);
+    let mut bad = None;
+    decode::range(
+        image,
+        start,
+        end,
+        code,
+        |_| true,
+        |at| {
+            bad.get_or_insert(at);
+        },
+    );
+    for i in code.iter() {
+        let at = (i.ip() - start) as usize;
+        boundaries[at / 64] |= 1 << (at % 64);
+    }
+    let linear = code.len();
+    let mut seen = 0;
+    // Every byte begins at most one decoding, so this ends.
+    while seen < code.len() {
+        for i in &code[seen..] {
+            if matches!(i.op0_kind(), OpKind::NearBranch64) {
+                let target = i.near_branch_target();
+                if (start..end).contains(&target) {
+                    let at = (target - start) as usize;
+                    if boundaries[at / 64] >> (at % 64) & 1 == 0 {
+                        pending.push(target);
+                    }
+                }
+            }
+        }
+        seen = code.len();
+        for target in pending.drain(..) {
+            let fresh = |at: u64| {
+                let at = (at - start) as usize;
+                let new = boundaries[at / 64] >> (at % 64) & 1 == 0;
+                boundaries[at / 64] |= 1 << (at % 64);
+                new
+            };
+            decode::range(image, target, end, code, fresh, |_| {});
+        }
+    }
+    if code.len() > linear {
+        code.sort_by_key(|i| i.ip());
+    }
+    bad
+}
+
+/// The instructions of a stretch of code, sorted, as the pass sees them.
+pub(crate) fn instructions(image: &Elf, start: u64, end: u64) -> Vec<Instruction> {
+    let mut scratch = Scratch::new();
+    decode_all(image, start, end, &mut scratch);
+    scratch.code
+}

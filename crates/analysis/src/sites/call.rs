@@ -1,0 +1,256 @@
+//! The calls of a function, and the places before and behind them as sites for springboards.
+//!
+//! A call of at least five bytes becomes a call of new code that pushes the same return address. A shorter one is reached from the
+//! instructions in front of it. Behind a call the springboard lies at the return address.
+
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, Register};
+use ingraft_model::{BackBranch, CallPoint, CallSite, Callee, PointKind, Refusal, Site, Svma};
+
+use crate::flow;
+use crate::flow::body::Body;
+use crate::functions::function::Function;
+use crate::image::Image;
+use crate::sites::entry::{self, SITE_MAX, SPRINGBOARD};
+use crate::sites::exit;
+use crate::sites::stretch::{SHORT, Stretches, on_one_page};
+
+/// Calls of these lengths can be overwritten by a direct one that ends at the same address.
+const REPLACEABLE: std::ops::RangeInclusive<usize> = 5..=8;
+/// More jumps to one return address are the work of an enemy.
+const JUMPS_MAX: usize = 64;
+/// Bytes of a direct call's displacement, its last.
+const DISPLACEMENT: u64 = 4;
+
+/// Functions of system libraries that never return to their caller, by the names under which they are imported.
+const NEVER_RETURN: [&str; 19] = [
+    "_Exit",
+    "_Unwind_Resume",
+    "__assert_fail",
+    "__chk_fail",
+    "__cxa_bad_cast",
+    "__cxa_call_unexpected",
+    "__cxa_pure_virtual",
+    "__cxa_rethrow",
+    "__cxa_throw",
+    "__fortify_fail",
+    "__longjmp_chk",
+    "__stack_chk_fail",
+    "_exit",
+    "_longjmp",
+    "abort",
+    "exit",
+    "longjmp",
+    "pthread_exit",
+    "siglongjmp",
+];
+
+pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<CallSite>, Refusal> {
+    entry::check_kind(function)?;
+    let body = Body::new(image, function);
+    let flow = flow::follow(&body)?;
+    Ok(calls(&body, &flow).map(|index| call_site(&body.code[index])).collect())
+}
+
+/// Before or behind each call.
+pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
+    entry::check_kind(function)?;
+    if after && image.elf().is_go() {
+        return Err(Refusal::MovingCalls);
+    }
+    if let Some(at) = function.facts.unresolved {
+        return Err(Refusal::UnresolvedJump { offset: function.offset_of(at) });
+    }
+    let body = Body::new(image, function);
+    let flow = flow::follow(&body)?;
+    let stretches = Stretches::new(&body, &flow);
+    let point = |index| {
+        let call = call_site(&body.code[index]);
+        let site = match after {
+            false => before(&stretches, index).map(Some),
+            // where nothing returns to there is nothing to weave
+            true => behind(&stretches, index)
+                .or_else(|refusal| if never_returns(image, &call) { Ok(None) } else { Err(refusal) }),
+        };
+        CallPoint { call, site }
+    };
+    let mut points: Vec<CallPoint> = calls(&body, &flow).map(point).collect();
+    make_room(image, function, &mut points);
+    Ok(points)
+}
+
+/// Offers stretches that can be displaced for islands to the sites that may need one.
+fn make_room(image: &Image, function: &Function, points: &mut [CallPoint]) {
+    let short = |site: &Site| {
+        let first = site.landings.first().map_or(u64::MAX, |landing| landing.0 - site.at.0);
+        let room = if site.after { first.min(site.bytes.len() as u64) } else { u64::from(site.own) };
+        let hop = |b: &BackBranch| {
+            b.bytes.get((b.at.0 - b.from.0) as usize).is_some_and(|opcode| *opcode != 0xe9 && *opcode != 0x0f)
+        };
+        room < SPRINGBOARD || !on_one_page(site.at.0, SPRINGBOARD) && site.after || site.back_branches.iter().any(hop)
+    };
+    let mut sites: Vec<&mut Site> = points.iter_mut().filter_map(|p| p.site.as_mut().ok()?.as_mut()).collect();
+    if !sites.iter().any(|site| short(site)) {
+        return;
+    }
+    let Ok(known) = exit::known(image, function) else { return };
+    let needed: Vec<_> =
+        sites.iter().map(|site| site.at.0..site.at.0 + SPRINGBOARD.min(site.bytes.len() as u64)).collect();
+    let own = known.clearings(image, &needed);
+    sites.iter_mut().filter(|site| short(site)).for_each(|site| exit::offer(image, &own, site));
+}
+
+fn calls<'a>(body: &'a Body<'_>, flow: &'a flow::Flow) -> impl Iterator<Item = usize> + 'a {
+    let reached = |&index: &usize| flow.reached[index] && body.code[index].mnemonic() == Mnemonic::Call;
+    (0..body.code.len()).filter(reached)
+}
+
+fn call_site(i: &Instruction) -> CallSite {
+    CallSite { at: Svma(i.ip()), len: i.len() as u8, callee: callee(i) }
+}
+
+fn callee(i: &Instruction) -> Callee {
+    if i.is_call_near() {
+        Callee::Direct(Svma(i.near_branch_target()))
+    } else if i.is_ip_rel_memory_operand() {
+        Callee::Slot(Svma(i.ip_rel_memory_address()))
+    } else {
+        Callee::Computed
+    }
+}
+
+/// Whether the file alone makes it certain that a call does not return.
+fn never_returns(image: &Image, call: &CallSite) -> bool {
+    let slot = match call.callee {
+        Callee::Direct(at) => match image.stub_slot(at) {
+            None => {
+                return image.function_at(at).is_some_and(|f| image.exit_sites(f).is_ok_and(|exits| exits.is_empty()));
+            }
+            slot => slot,
+        },
+        Callee::Slot(slot) => Some(slot),
+        Callee::Computed => None,
+    };
+    slot.and_then(|slot| image.import_at(slot)).is_some_and(|name| NEVER_RETURN.contains(&name))
+}
+
+/// Whether whom a call calls depends on the stack pointer, which differs once the return address is pushed.
+fn uses_stack_pointer(i: &Instruction) -> bool {
+    i.memory_base() == Register::RSP || i.op0_register() == Register::RSP
+}
+
+fn before(stretches: &Stretches<'_>, index: usize) -> Result<Site, Refusal> {
+    let i = &stretches.body.code[index];
+    let (point, end) = (i.ip(), i.next_ip());
+    let offset = stretches.body.function.offset_of(point);
+    if !matches!(i.code(), Code::Call_rel32_64 | Code::Call_rm64) {
+        return Err(Refusal::NotDisplaceable { offset, why: "a call to another segment" });
+    }
+    if stretches.lands_within(point, end) {
+        return Err(Refusal::BranchIntoSpringboard { offset });
+    }
+    let replaceable = match i.code() {
+        Code::Call_rel32_64 => on_one_page(end - DISPLACEMENT, DISPLACEMENT),
+        _ => REPLACEABLE.contains(&i.len()) && !uses_stack_pointer(i) && on_one_page(point, i.len() as u64),
+    };
+    let at = if replaceable {
+        point
+    } else if uses_stack_pointer(i) {
+        stretches.choose(&stretches.starts(index, false), &[point])?
+    } else {
+        // better the call stays: it and its return are then a pair for the processor
+        stretches.choose(&stretches.starts(index, false), &[point, end])?
+    };
+    let site = Site { point: (point - at) as u8, own: (end - at) as u8, ..bare(stretches, at, end - at, false) };
+    allowed(stretches, site)
+}
+
+/// The return address of a call; none if nothing can return there.
+fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refusal> {
+    let (image, function) = (stretches.body.image, stretches.body.function);
+    let at = stretches.body.code[index].next_ip();
+    let offset = function.offset_of(at);
+    let Some(next) = stretches.body.index_of(at) else {
+        return if stretches.body.contains(at) { Err(Refusal::UnknownInstruction { offset }) } else { Ok(None) };
+    };
+    if ends_there(&stretches.body.code[next]) {
+        return Ok(None);
+    }
+    let back_branches = jumps_to(stretches, at).ok_or(Refusal::BranchIntoSpringboard { offset })?;
+    let Some(end) = stretches.body.inside.iter().find(|r| r.contains(&at)).map(|r| r.end) else { return Ok(None) };
+    let mut until = at;
+    let mut home = at;
+    let (mut ended, mut leaves) = (false, false);
+    while until < (at + SITE_MAX).min(end) && !ended {
+        let Some(index) = stretches.body.index_of(until) else { break };
+        let i = &stretches.body.code[index];
+        if i.next_ip() > at + SITE_MAX {
+            break;
+        }
+        until = i.next_ip();
+        if home < at + SPRINGBOARD {
+            home = until;
+        }
+        ended = !matches!(i.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
+        leaves = stretches.flow.leaves(index);
+    }
+    let own = until - at;
+    let padding = if ended { entry::dead_padding(image, function, until) } else { 0 };
+    let len = (own + padding).min(SITE_MAX);
+    let landings: Vec<Svma> = (at + 1..at + len).filter(|at| stretches.lands(*at)).map(Svma).collect();
+    let room = landings.first().map_or(at + len, |l| l.0) - at;
+    if room < SHORT {
+        return Err(Refusal::TooShort { available: room as u32, next: "the next place where control can arrive" });
+    }
+    if !on_one_page(at, SHORT) {
+        return Err(Refusal::StraddlesPages);
+    }
+    // an exit that would have no room of its own behind the springboard is displaced with it
+    let least = if leaves && landings.is_empty() && at + len - home < SPRINGBOARD { own as u8 } else { 0 };
+    let site = Site { own: own as u8, landings, back_branches, least, ..bare(stretches, at, len, true) };
+    allowed(stretches, site).map(Some)
+}
+
+/// The jumps of the function to a return address: who comes by one has not called. None if there are other ways to arrive, or if a jump
+/// cannot be led elsewhere.
+fn jumps_to(stretches: &Stretches<'_>, at: u64) -> Option<Vec<BackBranch>> {
+    let (image, function) = (stretches.body.image, stretches.body.function);
+    if image.function_at(Svma(at)).is_some() {
+        return None;
+    }
+    let around = |jump| {
+        let b = entry::back_branch(image, function, at, jump)?;
+        let rseq = image.in_restartable_sequence(b.from.0, b.bytes.len() as u64);
+        (!rseq && !stretches.lands_within(b.from.0, b.until.0)).then_some(b)
+    };
+    let jumps: Vec<u64> = stretches.flow.jumps_to(at)?.take(JUMPS_MAX + 1).collect();
+    if jumps.len() > JUMPS_MAX { None } else { jumps.into_iter().map(around).collect() }
+}
+
+/// Whether an instruction only says that control never comes here.
+fn ends_there(i: &Instruction) -> bool {
+    matches!(i.code(), Code::Int3 | Code::Hlt | Code::Ud2)
+}
+
+fn bare(stretches: &Stretches<'_>, at: u64, len: u64, after: bool) -> Site {
+    Site {
+        kind: PointKind::Call,
+        after,
+        function: stretches.body.function.start(),
+        at: Svma(at),
+        point: 0,
+        bytes: stretches.body.image.elf().data_at(at, len).unwrap_or_default().to_vec(),
+        own: 0,
+        landings: Vec::new(),
+        scratch: Vec::new(),
+        flags_dead: false,
+        back_branches: Vec::new(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
+    }
+}
+
+fn allowed(stretches: &Stretches<'_>, site: Site) -> Result<Site, Refusal> {
+    let rseq = stretches.body.image.in_restartable_sequence(site.at.0, site.bytes.len() as u64);
+    if rseq { Err(Refusal::RestartableSequence) } else { Ok(site) }
+}

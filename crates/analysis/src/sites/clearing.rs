@@ -1,0 +1,113 @@
+//! Room for islands where there is no padding: straight stretches of a function that may be displaced, so that what a springboard does not
+//! need of them is dead.
+
+use std::ops::Range;
+
+use iced_x86::{FlowControl, Instruction};
+use ingraft_model::{Clearing, Svma};
+
+use crate::flow::Flow;
+use crate::flow::body::{Body, is_direct_branch};
+use crate::functions::function::Function;
+use crate::image::Image;
+use crate::sites::entry::{self, PAGE, SPRINGBOARD};
+use crate::sites::exit;
+
+/// A springboard, and an island behind it.
+const ROOM: u64 = 2 * SPRINGBOARD;
+/// How far before and behind a jump of two bytes an island may begin, counted from the jump.
+const REACH: Range<i64> = -126..130;
+/// Longer functions are not looked at for the sake of others, nor more than so many: hostile ones may overlap.
+const NEIGHBOUR_MAX: u64 = 2048;
+const NEIGHBOURS: usize = 8;
+/// As many as are offered for one exit.
+const OFFERED: usize = 8;
+
+/// Where displaced instructions may come from in one function: straight stretches, as starts and ends of their instructions.
+pub(crate) struct Clearings(Vec<Vec<Range<u64>>>);
+
+impl Clearings {
+    /// Looks at a function, leaving alone what its own points need: sorted ranges of addresses.
+    pub fn new(body: &Body<'_>, flow: &Flow, needed: &[Range<u64>]) -> Self {
+        let mut runs: Vec<Vec<Range<u64>>> = vec![Vec::new()];
+        for (index, i) in body.code.iter().enumerate() {
+            let range = i.ip()..i.next_ip();
+            let free = flow.reached.get(index) == Some(&true)
+                && (runs_on(i) || ends(i, body))
+                && !flow.leaves(index)
+                && !(range.start + 1..range.end).any(|at| flow.lands(body, at))
+                && !overlaps(needed, &range);
+            let continues = |run: &Vec<Range<u64>>| {
+                run.last().is_some_and(|last| last.end == range.start) && !flow.lands(body, range.start)
+            };
+            match runs.last_mut().filter(|run| continues(run)) {
+                Some(run) if free => run.push(range),
+                _ if free => runs.push(vec![range]),
+                _ => runs.push(Vec::new()),
+            }
+            if ends(i, body) {
+                runs.push(Vec::new());
+            }
+        }
+        let length = |run: &Vec<Range<u64>>| run.first().zip(run.last()).map_or(0, |(a, b)| b.end - a.start);
+        runs.retain(|run| length(run) >= ROOM);
+        Clearings(runs)
+    }
+
+    /// Those whose islands a jump of two bytes at an address reaches, nearest first.
+    pub fn near(&self, image: &Image, at: u64) -> Vec<Clearing> {
+        let distance = |of: u64| of.wrapping_sub(at).cast_signed();
+        let mut found: Vec<Clearing> = Vec::new();
+        for run in &self.0 {
+            let mut free_from = 0;
+            for (index, start) in run.iter().map(|i| i.start).enumerate() {
+                let whole = [start, start + SPRINGBOARD].iter().all(|s| s / PAGE == (s + SPRINGBOARD - 1) / PAGE);
+                if start < free_from || !whole || !REACH.contains(&distance(start + SPRINGBOARD)) {
+                    continue;
+                }
+                let Some(end) = run[index..].iter().map(|i| i.end).find(|end| end - start >= ROOM) else { break };
+                let bytes = image.elf().data_at(start, end - start);
+                if let Some(bytes) = bytes.filter(|_| !image.in_restartable_sequence(start, end - start)) {
+                    found.push(Clearing { at: Svma(start), bytes: bytes.to_vec() });
+                    free_from = end;
+                }
+            }
+        }
+        found.sort_by_key(|c| distance(c.at.0).unsigned_abs());
+        found.truncate(OFFERED);
+        found
+    }
+}
+
+/// Clearings of short functions around an address, without one that begins at `except`.
+pub(crate) fn around(image: &Image, at: u64, except: Option<u64>) -> Vec<Clearing> {
+    let places = (at.saturating_sub(REACH.start.unsigned_abs() + ROOM)..at + REACH.end.unsigned_abs()).step_by(8);
+    let mut functions: Vec<&Function> = places.filter_map(|at| image.function_around(at)).collect();
+    functions.sort_unstable_by_key(|f| f.start);
+    functions.dedup_by_key(|f| f.start);
+    functions.retain(|f| Some(f.start) != except);
+    functions.retain(|f| f.size() + f.parts().iter().map(|p| p.end.0 - p.start.0).sum::<u64>() <= NEIGHBOUR_MAX);
+    functions.truncate(NEIGHBOURS);
+    let of =
+        |f: &&Function| exit::known(image, f).map_or_else(|_| Vec::new(), |k| k.clearings(image, &[]).near(image, at));
+    let mut all: Vec<Clearing> = functions.iter().flat_map(of).collect();
+    all.sort_by_key(|c| c.at.0.abs_diff(at));
+    all.dedup();
+    all.truncate(OFFERED);
+    all
+}
+
+fn overlaps(needed: &[Range<u64>], range: &Range<u64>) -> bool {
+    let after = needed.partition_point(|n| n.start < range.end);
+    needed[..after].iter().rev().take(4).any(|n| n.end > range.start)
+}
+
+/// Whether control may run on behind it, and it can be displaced.
+fn runs_on(i: &Instruction) -> bool {
+    entry::runs_on(i) || i.flow_control() == FlowControl::ConditionalBranch && i.is_jcc_short_or_near()
+}
+
+/// A jump inside of the function ends a stretch.
+fn ends(i: &Instruction, body: &Body<'_>) -> bool {
+    i.flow_control() == FlowControl::UnconditionalBranch && is_direct_branch(i) && body.contains(i.near_branch_target())
+}

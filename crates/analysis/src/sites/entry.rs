@@ -1,0 +1,241 @@
+//! The entry of a function as a site for a springboard.
+
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use ingraft_model::{BackBranch, PointKind, Refusal, Site, Svma};
+
+use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
+use crate::functions::explore;
+use crate::functions::function::{Function, FunctionKind};
+use crate::image::Image;
+use crate::sites::clearing;
+use crate::sites::stretch::SHORT;
+use crate::text::decode::{self, Cursor};
+
+/// Bytes that a site describes.
+pub(crate) const SITE_MAX: u64 = 64;
+/// The longest springboard that is written at once.
+pub(crate) const SPRINGBOARD: u64 = 5;
+/// Springboards lie on one page.
+pub(crate) const PAGE: u64 = 4096;
+/// How far back an instruction boundary is looked for.
+const BOUNDARY_SEARCH: u64 = 4096;
+
+/// More branches back to one entry are the work of an enemy.
+const BACK_BRANCHES_MAX: usize = 256;
+
+pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> {
+    let elf = image.elf();
+    let start = function.start;
+    check_kind(function)?;
+    let offset_of = |at| function.offset_of(at);
+    if let Some(at) = function.facts.unresolved {
+        return Err(Refusal::UnresolvedJump { offset: offset_of(at) });
+    }
+    // Bytes that are no instruction may be data between code; where control reaches them, nothing decoded can be trusted.
+    if function.facts.invalid.is_some()
+        && let Some(at) = explore::reach(elf, image.pointers(), start, start + function.size).invalid
+    {
+        return Err(Refusal::UnknownInstruction { offset: offset_of(at) });
+    }
+    let at = first_byte(image, function);
+    let end = start + function.size;
+    let too_short = Refusal::TooShort { available: 0, next: "the end of the function" };
+    let room = end.checked_sub(at).filter(|n| *n > 0).ok_or(too_short)?;
+    let own = valid_len(image, at, room.min(SITE_MAX));
+    if own < room.min(SPRINGBOARD) {
+        return Err(Refusal::UnknownInstruction { offset: offset_of(at + own) });
+    }
+    let padding = if own == room { image.padding_behind(end) } else { 0 };
+    let len = (own + padding).min(SITE_MAX);
+    if image.in_restartable_sequence(at, len) {
+        return Err(Refusal::RestartableSequence);
+    }
+    let bytes = elf.data_at(at, len).unwrap_or_default().to_vec();
+    let window = image.arrivals().window(at);
+    let suspensions = image.suspensions(&(start..at + len));
+    let resumed = |i: u64| suspensions.at(at + i);
+    let mut landing: u64 = (1..len).filter(|i| window >> i & 1 != 0).fold(0, |all, i| all | 1 << i);
+    let mut cursor = Cursor::new(&bytes[..own as usize], at);
+    let mut moved = false;
+    while let Some(i) = cursor.next() {
+        let offset = i.ip() - at;
+        // Go takes the word at the stack pointer for the return address of a fault outside of its code (runtime/panic.go,
+        // `shouldPushSigpanic`), so what may fault stays in place where that word is another one.
+        if offset > 0 && (resumed(offset) || elf.is_go() && moved && may_fault(&i)) {
+            landing |= 1 << offset;
+        }
+        moved |= i.stack_pointer_increment() != 0 || i.op0_register() == Register::RSP;
+    }
+    let landings: Vec<Svma> = (1..len).filter(|i| landing >> i & 1 != 0).map(|i| Svma(at + i)).collect();
+
+    let free = landings.first().map_or(len, |landing| landing.0 - at);
+    if free < SHORT && image.is_returned_into(function) {
+        return Err(Refusal::EnteredInside { offset: offset_of(at + free) });
+    }
+    if free < SHORT && resumed(free) && window >> free & 1 == 0 {
+        return Err(Refusal::PreemptionPoint { offset: offset_of(at + free) });
+    }
+    let short = free < SPRINGBOARD || at / PAGE != (at + SPRINGBOARD - 1) / PAGE;
+
+    let overwritten = if function.facts.calls_out { CALLER_SAVED } else { u32::from(function.facts.writes) };
+    let dead = liveness::dead_at(elf, at, overwritten & CALLER_SAVED, |target| function.contains(Svma(target)));
+    let scratch = SCRATCH_ORDER.into_iter().filter(|r| dead.registers >> r.0 & 1 != 0).collect();
+    if let Some(branch) = image.back_branches_to(start).nth(BACK_BRANCHES_MAX) {
+        return Err(Refusal::OwnBranchToEntry { offset: offset_of(branch) });
+    }
+    let back_branches = image.back_branches_to(start).filter_map(|b| back_branch(image, function, at, b)).collect();
+    Ok(Site {
+        kind: PointKind::Entry,
+        after: false,
+        point: 0,
+        function: Svma(start),
+        at: Svma(at),
+        bytes,
+        own: own as u8,
+        landings,
+        scratch,
+        flags_dead: dead.flags,
+        back_branches,
+        least: (displaced_until(image, function) - at) as u8,
+        within: false,
+        clearings: if short { clearing::around(image, at, None) } else { Vec::new() },
+    })
+}
+
+/// The first byte that a springboard at the entry leaves in place. An exit that control runs straight to, and that would have no room of
+/// its own behind that springboard, is displaced with it.
+pub(crate) fn displaced_until(image: &Image, function: &Function) -> u64 {
+    let entry = first_byte(image, function);
+    let own = (function.start + function.size).saturating_sub(entry).min(SITE_MAX);
+    let suspensions = image.suspensions(&(function.start..entry + own));
+    let mut cursor = Cursor::new(image.elf().data_at(entry, own).unwrap_or_default(), entry);
+    let mut at = entry;
+    let mut home = None;
+    loop {
+        if at >= entry + SPRINGBOARD {
+            home = home.or(Some(at));
+        }
+        let stop = home.unwrap_or(at);
+        let landed = at > entry && (image.arrivals().get(at) || suspensions.at(at));
+        let Some(i) = cursor.next().filter(|_| !landed) else { return stop };
+        let end = i.next_ip();
+        if end > entry + own || image.arrivals().first(at + 1, end).is_some() {
+            return stop;
+        }
+        match i.flow_control() {
+            FlowControl::Next if runs_on(&i) => {}
+            FlowControl::ConditionalBranch if i.is_jcc_short_or_near() => {}
+            FlowControl::Return | FlowControl::UnconditionalBranch | FlowControl::IndirectBranch => {
+                let room = |home| end + dead_padding(image, function, end) - home;
+                return home.filter(|home| room(*home) >= SPRINGBOARD).unwrap_or(end);
+            }
+            _ => return stop,
+        }
+        at = end;
+    }
+}
+
+/// Whether an instruction only runs on to the next, and may be displaced together with it: indirect branches must keep landing on an
+/// `endbr64`.
+pub(crate) fn runs_on(i: &Instruction) -> bool {
+    i.flow_control() == FlowControl::Next && !matches!(i.code(), Code::Hlt | Code::Endbr64)
+}
+
+/// Whether an instruction touches memory that is not on the stack.
+fn may_fault(i: &Instruction) -> bool {
+    let touches = (0..i.op_count()).any(|n| i.op_kind(n) == OpKind::Memory) && i.mnemonic() != Mnemonic::Lea;
+    touches && i.memory_base() != Register::RSP && !i.is_ip_rel_memory_operand() && !decode::is_nop(i)
+}
+
+/// Refuses what callers do not reach.
+pub(crate) fn check_kind(function: &Function) -> Result<(), Refusal> {
+    match function.kind {
+        FunctionKind::Normal => Ok(()),
+        FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
+        FunctionKind::Stub => Err(Refusal::NotAFunction { what: "a stub of the linker" }),
+    }
+}
+
+/// The first byte that may be overwritten: indirect branches must keep landing on an `endbr64`.
+pub(crate) fn first_byte(image: &Image, function: &Function) -> u64 {
+    function.start + if image.elf().begins_with_endbr(function.start) { 4 } else { 0 }
+}
+
+/// How many of the first `len` bytes are whole known instructions, or the beginning of one that ends behind a site's reach.
+fn valid_len(image: &Image, at: u64, len: u64) -> u64 {
+    let mut cursor = Cursor::new(image.elf().data_from(at).unwrap_or_default(), at);
+    let mut valid = 0;
+    while valid < len {
+        let Some(i) = cursor.next() else { return valid };
+        let next = valid + i.len() as u64;
+        if next > len && len < SITE_MAX {
+            return valid;
+        }
+        valid = next;
+    }
+    len
+}
+
+/// The stretch of whole instructions around a branch to `entry` that nothing else lands in.
+pub(crate) fn back_branch(image: &Image, function: &Function, entry: u64, branch: u64) -> Option<BackBranch> {
+    let elf = image.elf();
+    let i = decode::one(elf.data_from(branch)?, branch)?;
+    let mut until = i.next_ip();
+    if i.flow_control() == FlowControl::UnconditionalBranch {
+        until += dead_padding(image, function, until);
+    }
+    let mut from = branch;
+    if until - from < SPRINGBOARD {
+        let boundaries = boundaries_before(image, function, branch);
+        let suspensions = image.suspensions(&(from.saturating_sub(SITE_MAX)..until));
+        for &at in boundaries.iter().rev() {
+            let landed = image.arrivals().get(from) || suspensions.at(from);
+            if until - from >= SPRINGBOARD || (at..until).contains(&entry) || landed {
+                break;
+            }
+            from = at;
+        }
+    }
+    let bytes = elf.data_at(from, until - from)?.to_vec();
+    Some(BackBranch { at: Svma(branch), from: Svma(from), until: Svma(until), bytes })
+}
+
+/// Filling bytes behind an unconditional branch that nothing lands in.
+pub(crate) fn dead_padding(image: &Image, function: &Function, at: u64) -> u64 {
+    let Some(end) = [function.range()].iter().chain(function.parts()).find(|r| r.contains(&Svma(at))).map(|r| r.end.0)
+    else {
+        return image.padding_behind(at).min(16);
+    };
+    let end = end.min(at + 16);
+    let end = image.arrivals().first(at, end).unwrap_or(end);
+    decode::padding(image.elf().data_at(at, end - at).unwrap_or_default(), false) as u64
+}
+
+/// Starts of the instructions that run straight into `until`, in order: since the last place where control arrives.
+fn boundaries_before(image: &Image, function: &Function, until: u64) -> Vec<u64> {
+    let ranges = [function.range()];
+    let Some(range) = ranges.iter().chain(function.parts()).find(|r| r.contains(&Svma(until))) else {
+        return Vec::new();
+    };
+    let near = until.saturating_sub(64).max(range.start.0);
+    // Arrivals are boundaries; without one nearby, only decoding from the start tells.
+    let from = match image.arrivals().first(near, until) {
+        Some(arrival) => arrival,
+        None if until - range.start.0 <= BOUNDARY_SEARCH => range.start.0,
+        None => return Vec::new(),
+    };
+    let bytes = image.elf().data_at(from, until - from).unwrap_or_default();
+    let mut out = Vec::new();
+    let mut at = from;
+    while at < until {
+        let Some(i) = decode::one(&bytes[(at - from) as usize..], at) else { return Vec::new() };
+        let ends = !matches!(i.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch);
+        if ends {
+            out.clear();
+        } else {
+            out.push(at);
+        }
+        at = i.next_ip();
+    }
+    if at == until { out } else { Vec::new() }
+}

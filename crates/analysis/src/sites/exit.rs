@@ -1,0 +1,208 @@
+//! The exits of a function as sites for springboards: its returns, and its jumps to other functions.
+//!
+//! An exit is often shorter than a springboard, so it is displaced together with instructions in front of it that control only runs
+//! straight through or branches away from, and with dead padding behind it ([`Stretches`]). One that the entry's springboard displaces is
+//! woven into the entry's copy of it.
+
+use std::ops::Range;
+
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, UsedRegister};
+use ingraft_model::{Callee, Clearing, PointKind, Refusal, Site, Svma};
+
+use crate::flow::body::Body;
+use crate::flow::{self, Flow};
+use crate::functions::function::Function;
+use crate::image::Image;
+use crate::sites::clearing::{self, Clearings};
+use crate::sites::entry::{self, SITE_MAX, SPRINGBOARD};
+use crate::sites::stretch::{Stretches, on_one_page};
+use crate::text::decode;
+
+/// So many clearings of its own, and nobody else's are looked for.
+const ENOUGH: usize = 4;
+
+pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
+    let mut known = known(image, function)?;
+    let short = |site: &&mut Site| !site.within && !fits(site.at.0, needed(site).end, SPRINGBOARD);
+    if known.sites.iter_mut().flatten().any(|site| short(&site)) {
+        let own = known.clearings(image, &[]);
+        known.sites.iter_mut().flatten().filter(short).for_each(|site| offer(image, &own, site));
+    }
+    Ok(known.sites)
+}
+
+/// Before a jump through a register, so many instructions are looked at for where its value comes from.
+const LOOKED_BACK: usize = 16;
+
+/// Whom control goes to at an exit that is a jump to another function; none at a return. A jump through a register that was just filled from memory at
+/// a fixed address is one through that memory.
+pub(crate) fn tail_jump(image: &Image, function: &Function, site: &Site) -> Option<Callee> {
+    let bytes = site.bytes.get(usize::from(site.point)..usize::from(site.own))?;
+    let i = decode::one(bytes, site.at.0 + u64::from(site.point))?;
+    match i.flow_control() {
+        FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+            Some(Callee::Direct(Svma(i.near_branch_target())))
+        }
+        FlowControl::IndirectBranch if i.is_ip_rel_memory_operand() => {
+            Some(Callee::Slot(Svma(i.ip_rel_memory_address())))
+        }
+        FlowControl::IndirectBranch => Some(filled_from(image, function, &i).map_or(Callee::Computed, Callee::Slot)),
+        _ => None,
+    }
+}
+
+/// The memory from which the register was filled that a jump goes through, if control comes from there straight.
+fn filled_from(image: &Image, function: &Function, jump: &Instruction) -> Option<Svma> {
+    let register = Some(jump.op0_register()).filter(|_| jump.op0_kind() == OpKind::Register)?;
+    let body = Body::new(image, function);
+    let at = body.code.iter().position(|i| i.ip() == jump.ip())?;
+    let mut info = InstructionInfoFactory::new();
+    let mut later = jump;
+    for i in body.code.get(..at)?.iter().rev().take(LOOKED_BACK) {
+        let straight = i.next_ip() == later.ip() && !image.arrivals().get(later.ip());
+        if !straight || !matches!(i.flow_control(), FlowControl::Next | FlowControl::ConditionalBranch) {
+            return None;
+        }
+        let changes = |used: &UsedRegister| {
+            used.register().full_register() == register
+                && !matches!(used.access(), OpAccess::None | OpAccess::Read | OpAccess::CondRead)
+        };
+        if info.info(i).used_registers().iter().any(changes) {
+            let loads = i.code() == Code::Mov_r64_rm64 && i.is_ip_rel_memory_operand();
+            return (loads && i.op0_register() == register).then(|| Svma(i.ip_rel_memory_address()));
+        }
+        later = i;
+    }
+    None
+}
+
+/// Offers a short site what its own function can clear, and where that is not much others around it.
+pub(crate) fn offer(image: &Image, own: &Clearings, site: &mut Site) {
+    site.clearings = own.near(image, site.at.0);
+    if site.clearings.len() < ENOUGH {
+        let more = clearing::around(image, site.at.0, Some(site.function.0));
+        let new = |c: &Clearing| !site.clearings.iter().any(|own| own.at == c.at);
+        let more: Vec<_> = more.into_iter().filter(new).collect();
+        site.clearings.extend(more);
+    }
+}
+
+/// The ways out of a function, and how control gets there.
+pub(crate) struct Known<'a> {
+    body: Body<'a>,
+    flow: Flow,
+    sites: Vec<Result<Site, Refusal>>,
+}
+
+/// Finds the ways out of a function, all of them or none.
+pub(crate) fn known<'a>(image: &'a Image, function: &'a Function) -> Result<Known<'a>, Refusal> {
+    entry::check_kind(function)?;
+    if image.elf().is_go() {
+        return Err(Refusal::MovingCalls);
+    }
+    if let Some(at) = function.facts.unresolved {
+        return Err(Refusal::UnresolvedJump { offset: function.offset_of(at) });
+    }
+    let body = Body::new(image, function);
+    let flow = flow::follow(&body)?;
+    let mut stretches = Stretches::new(&body, &flow);
+    let mut sites: Vec<Result<Site, Refusal>> = flow.exits.iter().map(|&exit| site(&mut stretches, exit)).collect();
+    for &behind in &flow.runs_on {
+        let refusal = Refusal::RunsOn { offset: function.offset_of(behind) };
+        sites.push(Ok(run_off(image, function, behind).ok_or(refusal)?));
+    }
+    Ok(Known { body, flow, sites })
+}
+
+impl Known<'_> {
+    /// What may be displaced for islands: nothing that an entry or exit of the function needs, nor what else is needed.
+    pub fn clearings(&self, image: &Image, else_needed: &[Range<u64>]) -> Clearings {
+        let start = self.body.function.start;
+        let entry = entry::first_byte(image, self.body.function);
+        let home = entry::displaced_until(image, self.body.function).max(entry + SPRINGBOARD);
+        let mut all: Vec<_> = self.sites.iter().flatten().map(needed).chain(std::iter::once(entry..home)).collect();
+        all.extend_from_slice(else_needed);
+        // the entry may need what is around branches back to it, and what is on the way there
+        for branch in image.back_branches_to(start) {
+            all.extend([branch.saturating_sub(20)..branch + 22, entry..entry + SITE_MAX]);
+        }
+        all.sort_unstable_by_key(|range| range.start);
+        Clearings::new(&self.body, &self.flow, &all)
+    }
+}
+
+/// The bytes that an exit may take.
+fn needed(site: &Site) -> Range<u64> {
+    site.at.0..site.at.0 + site.bytes.len() as u64
+}
+
+/// Whether a springboard of that length fits between two addresses.
+fn fits(start: u64, end: u64, len: u64) -> bool {
+    end - start >= len && on_one_page(start, len)
+}
+
+fn site(stretches: &mut Stretches<'_>, exit: usize) -> Result<Site, Refusal> {
+    let (image, function) = (stretches.body.image, stretches.body.function);
+    let i = &stretches.body.code[exit];
+    let (point, end) = (i.ip(), i.next_ip());
+    let offset = function.offset_of(point);
+    if i.flow_control() == FlowControl::Return && i.mnemonic() != Mnemonic::Ret {
+        return Err(Refusal::NotDisplaceable { offset, why: "a return to other privileges or another segment" });
+    }
+    if stretches.lands_within(point, end) {
+        return Err(Refusal::BranchIntoSpringboard { offset });
+    }
+    let padding = match i.flow_control() {
+        FlowControl::ConditionalBranch => 0,
+        _ => entry::dead_padding(image, function, end),
+    };
+    let within = stretches.goes_with_entry(point, end);
+    let (at, until) = match within {
+        true => (point, end),
+        false => (stretches.choose(&stretches.starts(exit, true), &[end + padding])?, end + padding),
+    };
+    stretches.floor = end + padding;
+    let len = (until - at).min(SITE_MAX);
+    if image.in_restartable_sequence(at, len) {
+        return Err(Refusal::RestartableSequence);
+    }
+    let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
+    Ok(Site { within, ..bare(function, at, point, end, bytes) })
+}
+
+/// Control that runs off the end of a function into padding and on to the next function leaves it where the padding begins.
+fn run_off(image: &Image, function: &Function, behind: u64) -> Option<Site> {
+    let mut end = behind;
+    while end < behind + SPRINGBOARD {
+        let i = decode::one(image.elf().data_from(end)?, end)?;
+        let alone = |at| image.function_containing(Svma(at)).is_none();
+        let landed = (end.max(behind + 1)..i.next_ip()).any(|at| image.arrivals().get(at));
+        if !decode::is_nop(&i) || !alone(end) || !alone(i.next_ip() - 1) || landed {
+            return None;
+        }
+        end = i.next_ip();
+    }
+    let bytes = image.elf().data_at(behind, end - behind)?.to_vec();
+    let usable = fits(behind, end, SPRINGBOARD) && !image.in_restartable_sequence(behind, end - behind);
+    usable.then(|| bare(function, behind, behind, end, bytes))
+}
+
+/// An exit at `point` that ends at `end`, with a stretch of these bytes from `at` on.
+fn bare(function: &Function, at: u64, point: u64, end: u64, bytes: Vec<u8>) -> Site {
+    Site {
+        kind: PointKind::Exit,
+        after: false,
+        function: function.start(),
+        at: Svma(at),
+        point: (point - at) as u8,
+        bytes,
+        own: (end - at) as u8,
+        landings: Vec::new(),
+        scratch: Vec::new(),
+        flags_dead: false,
+        back_branches: Vec::new(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
+    }
+}

@@ -1,0 +1,100 @@
+//! Stretches of whole instructions around a point in the middle of a function, which may be displaced together.
+//!
+//! What the entry's springboard displaces is left to the entry where it can be. A stretch that has to reach into it overlaps the entry's
+//! springboard, and only one of the two points can be woven.
+
+use ingraft_model::Refusal;
+
+use crate::flow::Flow;
+use crate::flow::body::Body;
+use crate::sites::entry::{self, PAGE, SITE_MAX, SPRINGBOARD};
+
+/// A jump with a distance of one byte, to an island.
+pub(crate) const SHORT: u64 = 2;
+/// The longest instruction.
+const INSTRUCTION_MAX: usize = 15;
+
+/// Whether bytes lie on one page.
+pub(crate) fn on_one_page(start: u64, len: u64) -> bool {
+    start / PAGE == (start + len.max(1) - 1) / PAGE
+}
+
+/// What may be displaced in one function.
+pub(crate) struct Stretches<'a> {
+    pub body: &'a Body<'a>,
+    pub flow: &'a Flow,
+    /// First byte of the entry's springboard.
+    entry: u64,
+    /// First instruction that the entry's springboard leaves in place.
+    home: u64,
+    /// First byte that the sites so far have left.
+    pub floor: u64,
+}
+
+impl<'a> Stretches<'a> {
+    pub fn new(body: &'a Body<'a>, flow: &'a Flow) -> Self {
+        let entry = entry::first_byte(body.image, body.function);
+        let home = entry::displaced_until(body.image, body.function);
+        Stretches { body, flow, entry, home, floor: 0 }
+    }
+
+    /// Whether the entry displaces an instruction, and control arrives there by the entry alone.
+    pub fn goes_with_entry(&self, at: u64, end: u64) -> bool {
+        at >= self.entry && end <= self.home && !self.lands_within(self.entry, end)
+    }
+
+    /// Where the stretch of a point may begin: at its instruction, and at each one in front of it, nearest first, as long as control only
+    /// runs straight through or, with `branches`, away to elsewhere in the function.
+    pub fn starts(&self, point: usize, branches: bool) -> Vec<u64> {
+        let code = &self.body.code;
+        let end = code[point].next_ip();
+        let (mut index, mut starts) = (point, vec![code[point].ip()]);
+        while !self.lands(code[index].ip()) {
+            let runs_into = |before: &usize| {
+                let i = &code[*before];
+                i.next_ip() == code[index].ip()
+                    && self.flow.reached[*before]
+                    && (entry::runs_on(i) || branches && i.is_jcc_short_or_near() && !self.flow.leaves(*before))
+                    && !self.lands_within(i.ip(), i.next_ip())
+            };
+            let Some(before) = (index.saturating_sub(INSTRUCTION_MAX)..index).rev().find(runs_into) else { break };
+            let start = code[before].ip();
+            if start < self.floor || end - start > SITE_MAX {
+                break;
+            }
+            starts.push(start);
+            index = before;
+        }
+        starts
+    }
+
+    /// The start of the shortest stretch that a springboard fits into, else of the longest that holds a jump to an island; `ends` are the
+    /// addresses up to which it may reach, the best first.
+    pub fn choose(&self, starts: &[u64], ends: &[u64]) -> Result<u64, Refusal> {
+        let fits = |start: u64, end: u64, len: u64| end.saturating_sub(start) >= len && on_one_page(start, len);
+        let best = |starts: &[u64]| {
+            let near = |end: &u64| starts.iter().find(|start| fits(**start, *end, SPRINGBOARD));
+            let short = |end: &u64| starts.iter().rev().find(|start| fits(**start, *end, SHORT));
+            ends.iter().find_map(near).or_else(|| ends.iter().find_map(short)).copied()
+        };
+        let until = ends.iter().copied().max().unwrap_or_default();
+        let at_entry = |start: &u64| (self.entry..self.home).contains(start);
+        let apart = starts.partition_point(|start| !at_entry(start));
+        let longest = until.saturating_sub(starts.last().copied().unwrap_or(until));
+        best(&starts[..apart]).or_else(|| best(starts)).ok_or(if longest < SHORT {
+            Refusal::TooShort { available: longest as u32, next: "the next place where control can arrive" }
+        } else {
+            Refusal::StraddlesPages
+        })
+    }
+
+    /// Whether control can arrive at an address other than by running on.
+    pub fn lands(&self, at: u64) -> bool {
+        self.flow.lands(self.body, at)
+    }
+
+    /// Whether control can arrive behind the first byte of a stretch.
+    pub fn lands_within(&self, start: u64, end: u64) -> bool {
+        (start + 1..end).any(|at| self.lands(at))
+    }
+}

@@ -1,0 +1,4 @@
+//! Bytes of text as instructions, and sets of places in text. It uses `file`.
+
+pub(crate) mod bits;
+pub(crate) mod decode;
