@@ -16,14 +16,15 @@ mod sites;
 mod text;
 
 pub use data::debug_info::DebugInfo;
-pub use data::types::{Reach, TypeError};
+pub use data::error::TypeError;
+pub use data::types::Reach;
 pub use data::variables::DataSymbol;
 pub use file::elf::{Elf, ImageKind, Segment, SegmentFlags};
 pub use file::error::ImageError;
 pub use file::frames::{FrameRules, FrameTable, Registers, UnwindError, Unwound};
 pub use file::name::{Binding, Name, Version};
-pub use file::symbols::Label;
-pub use flow::cfg::{Block, Edge, EdgeKind, EdgeTarget, FunctionCode, Point};
+pub use file::symbol::Label;
+pub use flow::code::{Block, Edge, EdgeKind, EdgeTarget, FunctionCode, Point};
 pub use functions::function::{Function, FunctionKind};
 pub use functions::vdso::plain_function;
 pub use image::Image;

@@ -12,7 +12,7 @@ use gimli::{
 };
 use ingraft_model::Svma;
 
-use crate::data::types::TypeError;
+use crate::data::error::TypeError;
 use crate::file::elf::Elf;
 
 pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;

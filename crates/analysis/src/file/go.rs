@@ -14,7 +14,7 @@ use std::ops::Range;
 use crate::file::elf::{Elf, c_string, u32_at, u64_at};
 use crate::file::name::{Binding, Name};
 use crate::file::relocs::Pointers;
-use crate::file::symbols::Symbol;
+use crate::file::symbol::Symbol;
 
 /// Longest name that is read.
 const NAME_MAX: usize = 4096;

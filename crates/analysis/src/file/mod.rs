@@ -6,5 +6,6 @@ pub(crate) mod frames;
 pub(crate) mod go;
 pub(crate) mod name;
 pub(crate) mod relocs;
+pub(crate) mod symbol;
 pub(crate) mod symbols;
 pub(crate) mod unwind;

@@ -7,39 +7,10 @@ use rustc_hash::FxHashMap;
 use crate::file::elf::{Elf, c_string, u16_at, u32_at, u64_at};
 use crate::file::go::Go;
 use crate::file::name::{Binding, Name, Version};
+use crate::file::symbol::{Label, Symbol, Symbols};
 
 /// Longest name that is read.
 const NAME_MAX: usize = 64 << 10;
-
-/// A symbol that names code.
-#[derive(Clone, Debug)]
-pub(crate) struct Symbol {
-    pub svma: u64,
-    pub size: u64,
-    pub ifunc: bool,
-    pub name: Name,
-}
-
-/// A symbol in text that has no type, so that it may name a function, a place inside of one, or data.
-#[derive(Clone, Debug)]
-pub struct Label {
-    /// The address that it names.
-    pub at: Svma,
-    /// The name that the symbol gives it.
-    pub name: Name,
-}
-
-/// What the symbol tables say.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Symbols {
-    pub functions: Vec<Symbol>,
-    /// Symbols in text that have no type (`STT_NOTYPE`): labels of assembly, functions among them.
-    pub labels: Vec<Label>,
-    /// The addresses of all of them, those whose names cannot be read included.
-    pub labelled: Vec<u64>,
-    /// Whether `arch_prctl` is imported.
-    pub imports_arch_prctl: bool,
-}
 
 pub(crate) struct Table<'a> {
     pub symbols: &'a [u8],

@@ -2,6 +2,7 @@
 
 pub(crate) mod body;
 pub(crate) mod cfg;
+pub(crate) mod code;
 pub(crate) mod liveness;
 mod reached;
 

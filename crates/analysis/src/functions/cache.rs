@@ -8,10 +8,10 @@ use ingraft_model::Svma;
 
 use crate::file::elf::Elf;
 use crate::file::name::{Binding, Name, Version};
-use crate::file::symbols::Label;
-use crate::functions::discover::Discovered;
+use crate::file::symbol::Label;
+use crate::functions::discovered::Discovered;
+use crate::functions::facts::Facts;
 use crate::functions::function::{Function, FunctionKind};
-use crate::functions::sweep::Facts;
 use crate::text::bits::TextBits;
 
 /// Changes with the format and with every change of what the pass finds.

@@ -13,27 +13,15 @@ use crate::file::elf::{Elf, u64_at};
 use crate::file::go::Go;
 use crate::file::name::{Binding, Name};
 use crate::file::relocs::Pointers;
-use crate::file::symbols::{Label, Symbols};
+use crate::file::symbol::{Label, Symbols};
 use crate::file::unwind::Unwind;
+use crate::functions::discovered::Discovered;
 use crate::functions::explore;
+use crate::functions::facts::Facts;
 use crate::functions::function::{Function, FunctionKind};
-use crate::functions::sweep::{Facts, PartJump, Scratch, Sweep, Swept, Unit};
+use crate::functions::sweep::{PartJump, Scratch, Sweep, Swept, Unit};
 use crate::text::bits::TextBits;
 use crate::text::decode;
-
-/// What the expensive pass over an image yields.
-#[derive(Debug, Default)]
-pub(crate) struct Discovered {
-    pub functions: Vec<Function>,
-    /// Symbols without a type that name none of the functions, sorted by address and name.
-    pub labels: Vec<Label>,
-    pub arrivals: TextBits,
-    /// Proven padding behind functions: (first byte, length), sorted.
-    pub padding: Vec<(u64, u32)>,
-    /// (function, branch): own branches back to the entry, sorted.
-    pub back_branches: Vec<(u64, u64)>,
-    pub uses_gs: bool,
-}
 
 /// A function as far as the tables know it.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use ingraft_model::{Offset, Svma, SvmaRange};
 
 use crate::file::name::{Binding, Name};
-use crate::functions::sweep::Facts;
+use crate::functions::facts::Facts;
 
 /// What kind of code begins at a function's first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

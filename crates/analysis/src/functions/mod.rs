@@ -2,7 +2,9 @@
 
 pub(crate) mod cache;
 pub(crate) mod discover;
+pub(crate) mod discovered;
 pub(crate) mod explore;
+pub(crate) mod facts;
 pub(crate) mod function;
 pub(crate) mod jump_table;
 pub(crate) mod sweep;

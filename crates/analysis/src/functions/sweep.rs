@@ -9,6 +9,7 @@ use iced_x86::{
 use crate::file::elf::{Elf, ImageKind};
 use crate::file::relocs::Pointers;
 use crate::functions::explore;
+use crate::functions::facts::Facts;
 use crate::functions::jump_table::{Resolved, Resolver, Targets, constant_address};
 use crate::text::bits::TextBits;
 use crate::text::decode;
@@ -45,19 +46,6 @@ pub(crate) struct Unit {
     pub end: u64,
     /// Starts of its functions, sorted, the first is `start`; each with its end.
     pub functions: Vec<(u64, u64)>,
-}
-
-/// What the pass found out about one function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Facts {
-    /// General purpose registers that one of its instructions overwrites wholly, bit = number.
-    pub writes: u16,
-    /// Whether it calls out of the image or through a pointer, where anything may be overwritten.
-    pub calls_out: bool,
-    /// An indirect jump to an address that is computed from unknown distances.
-    pub unresolved: Option<u64>,
-    /// Bytes that are no instruction.
-    pub invalid: Option<u64>,
 }
 
 /// What the pass found out about one unit.

@@ -10,9 +10,10 @@ use crate::flow;
 use crate::flow::body::Body;
 use crate::functions::function::Function;
 use crate::image::Image;
-use crate::sites::entry::{self, SITE_MAX, SPRINGBOARD};
+use crate::sites::entry;
 use crate::sites::exit;
-use crate::sites::stretch::{SHORT, Stretches, on_one_page};
+use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
+use crate::sites::stretch::Stretches;
 
 /// Calls of these lengths can be overwritten by a direct one that ends at the same address.
 const REPLACEABLE: std::ops::RangeInclusive<usize> = 5..=8;

@@ -10,8 +10,9 @@ use crate::flow::Flow;
 use crate::flow::body::{Body, is_direct_branch};
 use crate::functions::function::Function;
 use crate::image::Image;
-use crate::sites::entry::{self, PAGE, SPRINGBOARD};
+use crate::sites::entry;
 use crate::sites::exit;
+use crate::sites::springboard::{PAGE, SPRINGBOARD};
 
 /// A springboard, and an island behind it.
 const ROOM: u64 = 2 * SPRINGBOARD;

@@ -8,15 +8,9 @@ use crate::functions::explore;
 use crate::functions::function::{Function, FunctionKind};
 use crate::image::Image;
 use crate::sites::clearing;
-use crate::sites::stretch::SHORT;
+use crate::sites::springboard::{PAGE, SHORT, SITE_MAX, SPRINGBOARD};
 use crate::text::decode::{self, Cursor};
 
-/// Bytes that a site describes.
-pub(crate) const SITE_MAX: u64 = 64;
-/// The longest springboard that is written at once.
-pub(crate) const SPRINGBOARD: u64 = 5;
-/// Springboards lie on one page.
-pub(crate) const PAGE: u64 = 4096;
 /// How far back an instruction boundary is looked for.
 const BOUNDARY_SEARCH: u64 = 4096;
 

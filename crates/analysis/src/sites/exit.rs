@@ -14,8 +14,9 @@ use crate::flow::{self, Flow};
 use crate::functions::function::Function;
 use crate::image::Image;
 use crate::sites::clearing::{self, Clearings};
-use crate::sites::entry::{self, SITE_MAX, SPRINGBOARD};
-use crate::sites::stretch::{Stretches, on_one_page};
+use crate::sites::entry;
+use crate::sites::springboard::{SITE_MAX, SPRINGBOARD, on_one_page};
+use crate::sites::stretch::Stretches;
 use crate::text::decode;
 
 /// So many clearings of its own, and nobody else's are looked for.

@@ -5,4 +5,5 @@ pub(crate) mod clearing;
 pub(crate) mod entry;
 pub(crate) mod exit;
 pub(crate) mod leap;
+pub(crate) mod springboard;
 pub(crate) mod stretch;

@@ -7,17 +7,11 @@ use ingraft_model::Refusal;
 
 use crate::flow::Flow;
 use crate::flow::body::Body;
-use crate::sites::entry::{self, PAGE, SITE_MAX, SPRINGBOARD};
+use crate::sites::entry;
+use crate::sites::springboard::{SHORT, SITE_MAX, SPRINGBOARD, on_one_page};
 
-/// A jump with a distance of one byte, to an island.
-pub(crate) const SHORT: u64 = 2;
 /// The longest instruction.
 const INSTRUCTION_MAX: usize = 15;
-
-/// Whether bytes lie on one page.
-pub(crate) fn on_one_page(start: u64, len: u64) -> bool {
-    start / PAGE == (start + len.max(1) - 1) / PAGE
-}
 
 /// What may be displaced in one function.
 pub(crate) struct Stretches<'a> {

@@ -1,0 +1,35 @@
+//! Symbols of code as values.
+
+use ingraft_model::Svma;
+
+use crate::file::name::Name;
+
+/// A symbol that names code.
+#[derive(Clone, Debug)]
+pub(crate) struct Symbol {
+    pub svma: u64,
+    pub size: u64,
+    pub ifunc: bool,
+    pub name: Name,
+}
+
+/// A symbol in text that has no type, so that it may name a function, a place inside of one, or data.
+#[derive(Clone, Debug)]
+pub struct Label {
+    /// The address that it names.
+    pub at: Svma,
+    /// The name that the symbol gives it.
+    pub name: Name,
+}
+
+/// What the symbol tables say.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Symbols {
+    pub functions: Vec<Symbol>,
+    /// Symbols in text that have no type (`STT_NOTYPE`): labels of assembly, functions among them.
+    pub labels: Vec<Label>,
+    /// The addresses of all of them, those whose names cannot be read included.
+    pub labelled: Vec<u64>,
+    /// Whether `arch_prctl` is imported.
+    pub imports_arch_prctl: bool,
+}
