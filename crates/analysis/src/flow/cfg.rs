@@ -17,6 +17,7 @@ struct Builder<'a> {
     out: FunctionCode,
 }
 
+/// The blocks, edges and points of a function; no point has a refusal yet.
 pub(crate) fn analyse(image: &Image, function: &Function) -> FunctionCode {
     let body = Body::new(image, function);
     let mut builder = Builder { body, starts: BTreeMap::new(), out: FunctionCode::default() };
@@ -129,39 +130,8 @@ impl Builder<'_> {
         self.out.points.push(Point { kind, at: Svma(i.ip()), refusal: None });
     }
 
-    /// An exit without a site is refused for the reason of the first one that has none: those do not say where they are.
-    fn refuse_exits(&mut self) {
-        let sites = self.body.image.exit_sites(self.body.function);
-        let woven: Vec<Svma> = match &sites {
-            Ok(sites) => sites.iter().flatten().map(|s| Svma(s.at.0 + u64::from(s.point))).collect(),
-            Err(_) => Vec::new(),
-        };
-        let reason = match sites {
-            Ok(sites) => sites.into_iter().find_map(Result::err),
-            Err(refusal) => Some(refusal),
-        };
-        let Some(reason) = reason else { return };
-        for exit in self.out.points.iter_mut().filter(|p| p.kind == PointKind::Exit && !woven.contains(&p.at)) {
-            exit.refusal = Some(reason.clone());
-        }
-    }
-
-    /// The same of calls, as far as the places before them go. A call that nothing is known to reach is none that could be missed.
-    fn refuse_calls(&mut self) {
-        let sites = self.body.image.call_points(self.body.function, false);
-        for call in self.out.points.iter_mut().filter(|p| p.kind == PointKind::Call) {
-            call.refusal = match &sites {
-                Ok(sites) => sites.iter().find(|c| c.call.at == call.at).and_then(|c| c.site.clone().err()),
-                Err(refusal) => Some(refusal.clone()),
-            };
-        }
-    }
-
     fn finish(mut self) -> FunctionCode {
-        let refusal = self.body.image.entry_site(self.body.function).err();
-        self.out.points.push(Point { kind: PointKind::Entry, at: self.body.function.start(), refusal });
-        self.refuse_exits();
-        self.refuse_calls();
+        self.out.points.push(Point { kind: PointKind::Entry, at: self.body.function.start(), refusal: None });
         self.out.points.sort_by_key(|p| (p.at, p.kind));
         self.out.points.dedup_by_key(|p| (p.at, p.kind));
         self.out.edges.sort_unstable();

@@ -1,6 +1,9 @@
 //! An analysed image with the results of the pass, and look-ups in them. It uses `file`, `text` and `functions`.
 
 mod analysed;
-pub(crate) mod memo;
+mod control;
+mod lookup;
+mod memo;
+mod parse;
 
 pub use self::analysed::Image;

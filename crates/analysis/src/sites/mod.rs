@@ -1,9 +1,12 @@
-//! Sites of points: entries, exits and calls, and room for islands near them. It uses all other folders but `data`.
+//! Sites of points: entries, exits and calls, and room for islands near them. It uses `text`, `functions`,
+//! `image` and `flow`.
 
-pub(crate) mod call;
-pub(crate) mod clearing;
-pub(crate) mod entry;
-pub(crate) mod exit;
-pub(crate) mod leap;
-pub(crate) mod springboard;
-pub(crate) mod stretch;
+mod call;
+mod clearing;
+mod entry;
+mod exit;
+mod leap;
+mod questions;
+mod refused;
+mod springboard;
+mod stretch;

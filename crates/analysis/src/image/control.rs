@@ -1,0 +1,61 @@
+//! Addresses of an image that control arrives at, and bytes that stay in place.
+
+use std::ops::Range;
+
+use ingraft_model::Svma;
+
+use crate::file::go::Suspensions;
+use crate::functions::function::Function;
+use crate::functions::sweep;
+use crate::image::Image;
+
+impl Image {
+    /// Where goroutines may be suspended in a range of addresses.
+    pub(crate) fn suspensions(&self, range: &Range<u64>) -> Suspensions {
+        self.go.suspensions(&self.elf, range)
+    }
+
+    /// Whether control enters a function behind its first instruction only, by a return address that no call made.
+    pub(crate) fn is_returned_into(&self, function: &Function) -> bool {
+        sweep::is_returned_into(&self.elf, function.start) || self.go.is_top_frame(&self.elf, function.start)
+    }
+
+    /// Whether a jump to an address calls a function: its first byte, the one behind its `endbr64`, or other images.
+    pub(crate) fn is_tail_target(&self, at: u64) -> bool {
+        let Some(region) = self.elf.text_index(at) else { return true };
+        let starts = |start: u64| self.function_at(Svma(start)).is_some();
+        let behind_endbr = at.checked_sub(4).is_some_and(|start| starts(start) && self.elf.begins_with_endbr(start));
+        self.elf.text[region].stubs || starts(at) || behind_endbr
+    }
+
+    /// Where exceptions land in a range.
+    pub(crate) fn landing_pads_in(&self, range: &Range<u64>) -> &[u64] {
+        let index = |at| self.landing_pads.partition_point(|pad| *pad < at);
+        &self.landing_pads[index(range.start)..index(range.end)]
+    }
+
+    pub(crate) fn is_landing_pad(&self, at: u64) -> bool {
+        self.landing_pads.binary_search(&at).is_ok()
+    }
+
+    /// Whether bytes belong to a restartable sequence or to what the kernel demands in front of its abort handler.
+    pub(crate) fn in_restartable_sequence(&self, at: u64, len: u64) -> bool {
+        self.restartable.iter().any(|s| {
+            // A signature in the four bytes before the abort handler.
+            let abort = s.2.0.wrapping_sub(4)..s.2.0.wrapping_add(1);
+            s.0.0 < at + len && at < s.1.0 || abort.start < at + len && at < abort.end
+        })
+    }
+
+    /// Length of the proven padding that begins at an address.
+    pub(crate) fn padding_behind(&self, end: u64) -> u64 {
+        let found = self.found.padding.binary_search_by_key(&end, |p| p.0);
+        found.map_or(0, |index| u64::from(self.found.padding[index].1))
+    }
+
+    pub(crate) fn back_branches_to(&self, function: u64) -> impl Iterator<Item = u64> {
+        let all = &self.found.back_branches;
+        let first = all.partition_point(|b| b.0 < function);
+        all[first..].iter().take_while(move |b| b.0 == function).map(|b| b.1)
+    }
+}

@@ -1,0 +1,63 @@
+//! Functions, variables, stubs and slots of an image by their address or name.
+
+use iced_x86::Code;
+use ingraft_model::Svma;
+
+use crate::file::{relocs, symbols};
+use crate::functions::function::Function;
+use crate::image::Image;
+use crate::text::decode;
+
+impl Image {
+    /// Where a variable is that the image defines for others under this name.
+    pub fn variable(&self, name: &str) -> Option<Svma> {
+        symbols::variable(&self.elf, name).map(Svma)
+    }
+
+    /// The function whose first byte is at an address.
+    pub fn function_at(&self, start: Svma) -> Option<&Function> {
+        let index = self.found.functions.binary_search_by_key(&start.0, |f| f.start).ok()?;
+        self.found.functions.get(index)
+    }
+
+    /// The function whose head holds an address; the innermost where several do.
+    pub fn function_containing(&self, at: Svma) -> Option<&Function> {
+        let after = self.found.functions.partition_point(|f| f.start <= at.0);
+        self.found.functions[..after].last().filter(|f| f.range().contains(&at))
+    }
+
+    /// The function that has a part or, if none has, its head at an address.
+    pub(crate) fn function_around(&self, at: u64) -> Option<&Function> {
+        let after = self.parts.partition_point(|(range, _)| range.start <= at);
+        let part = self.parts[..after].last().filter(|(range, _)| range.contains(&at));
+        part.map(|(_, i)| &self.found.functions[*i]).or_else(|| self.function_containing(Svma(at)))
+    }
+
+    /// Whether an address lies in the linker's stubs (`.plt`).
+    pub fn is_stub(&self, at: Svma) -> bool {
+        self.elf.text_index(at.0).is_some_and(|region| self.elf.text[region].stubs)
+    }
+
+    /// The slot that a stub of the linker jumps through.
+    pub fn stub_slot(&self, stub: Svma) -> Option<Svma> {
+        if !self.is_stub(stub) {
+            return None;
+        }
+        let at = stub.0 + if self.elf.begins_with_endbr(stub.0) { 4 } else { 0 };
+        let jump = decode::one(self.elf.data_from(at)?, at)?;
+        let through_memory = jump.code() == Code::Jmp_rm64 && jump.is_ip_rel_memory_operand();
+        through_memory.then(|| Svma(jump.ip_rel_memory_address()))
+    }
+
+    /// The name that the loader looks up in order to fill a slot of the global offset table.
+    pub fn import_at(&self, slot: Svma) -> Option<&str> {
+        let imports = self.imports.get_or_init(|| relocs::imports(&self.elf));
+        let index = imports.binary_search_by_key(&slot.0, |import| import.0).ok()?;
+        self.elf.dynamic_name(imports[index].1)
+    }
+
+    /// A slot of this file in which the loader puts what a resolver (IFUNC) has chosen, if there is one.
+    pub fn chosen_by(&self, resolver: Svma) -> Option<Svma> {
+        relocs::chosen_by(&self.elf, resolver.0).map(Svma)
+    }
+}

@@ -1,0 +1,90 @@
+//! An image from the bytes of a file, or from the stored results of the pass.
+
+use std::sync::{Arc, OnceLock};
+
+use ingraft_model::Svma;
+use ingraft_model::point::Padding;
+
+use crate::file::elf::Elf;
+use crate::file::error::ImageError;
+use crate::file::go::Go;
+use crate::file::relocs::{self, Pointers};
+use crate::file::{symbols, unwind};
+use crate::functions::discovered::Discovered;
+use crate::functions::{cache, discover};
+use crate::image::Image;
+use crate::image::memo::Memo;
+
+/// Shortest stretch of padding that an island fits into.
+const ISLAND: u32 = 5;
+
+impl Image {
+    /// Analyses an image: reads its tables and decodes its text once, in parallel in the rayon pool of the caller.
+    pub fn parse(bytes: Arc<[u8]>) -> Result<Self, ImageError> {
+        Ok(Self::from_elf(Elf::parse(bytes)?, None))
+    }
+
+    /// The same, with the symbols of a separate debug file. That it belongs to the image (build id, CRC) is the caller's
+    /// to check; a file that is none is an error.
+    pub fn parse_with_debug(bytes: Arc<[u8]>, debug: Option<Arc<[u8]>>) -> Result<Self, ImageError> {
+        let debug = debug.map(Elf::parse_debug).transpose()?;
+        Ok(Self::from_elf(Elf::parse(bytes)?, debug.as_ref()))
+    }
+
+    /// Analyses an image whose outline was read before, e.g. to find its debug file ([`Elf::parse_debug`]).
+    pub fn from_elf(elf: Elf, debug: Option<&Elf>) -> Self {
+        let pointers = relocs::read(&elf);
+        let go = Go::read(&elf, &pointers);
+        let (symbols, mut unwind) = rayon::join(|| symbols::read(&elf, debug, &go), || unwind::read(&elf));
+        // A recovered panic lands like a caught exception.
+        unwind.landing_pads.extend(go.recoveries(&elf));
+        let found = discover::discover(&elf, symbols, &unwind, &pointers, &go);
+        Self::assemble(elf, found, pointers, go, unwind.landing_pads)
+    }
+
+    /// The results of the pass as bytes for [`Image::from_cache`]. The caller adds a checksum.
+    pub fn to_cache(&self) -> Vec<u8> {
+        cache::store(&self.elf, &self.found, &self.landing_pads)
+    }
+
+    /// The image of a file without the pass, from what [`Image::to_cache`] gave for the same file; `None` if it is for another file, of
+    /// another version of this crate, or damaged in a way that shows.
+    pub fn from_cache(elf: Elf, cache: &[u8]) -> Option<Self> {
+        let stored = cache::load(&elf, cache)?;
+        let pointers = relocs::read(&elf);
+        let go = Go::read(&elf, &pointers);
+        Some(Self::assemble(elf, stored.found, pointers, go, stored.landing_pads))
+    }
+
+    fn assemble(elf: Elf, found: Discovered, pointers: Pointers, go: Go, mut landing_pads: Vec<u64>) -> Self {
+        landing_pads.sort_unstable();
+        landing_pads.dedup();
+        let restartable = relocs::restartable_sequences(&elf, &pointers);
+        let island = |&(start, len): &(u64, u32)| {
+            let bytes = elf.data_at(start, u64::from(len)).filter(|_| len >= ISLAND)?.to_vec();
+            Some(Padding { range: Svma(start)..Svma(start + u64::from(len)), bytes })
+        };
+        // Go's runtime ends the program if a signal finds a program counter between two functions of its table, where no entry of the
+        // table of program counters describes it (runtime/symtab.go, `pcvalue`): nothing may be executed there.
+        let islands = if elf.is_go() { &[] } else { &found.padding[..] };
+        let padding = islands.iter().filter_map(island).collect();
+        let numbered = found.functions.iter().enumerate();
+        let mut parts: Vec<_> =
+            numbered.flat_map(|(i, f)| f.parts().iter().map(move |p| (p.start.0..p.end.0, i))).collect();
+        parts.sort_unstable_by_key(|(range, _)| range.start);
+        Image {
+            elf,
+            found,
+            pointers,
+            go,
+            landing_pads,
+            restartable,
+            padding,
+            parts,
+            imports: OnceLock::new(),
+            leaping: OnceLock::new(),
+            entries: Memo::default(),
+            exits: Memo::default(),
+        }
+    }
+}

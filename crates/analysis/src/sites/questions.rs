@@ -1,0 +1,69 @@
+//! The questions about sites and control flow that an image answers.
+
+use std::sync::Arc;
+
+use ingraft_model::{CallPoint, CallSite, Callee, PointKind, Refusal, Site};
+
+use crate::flow::cfg;
+use crate::flow::code::FunctionCode;
+use crate::functions::function::Function;
+use crate::image::Image;
+use crate::sites::{call, entry, exit, leap, refused};
+
+impl Image {
+    /// Everything needed to weave the entry of a function, or why that cannot be.
+    pub fn entry_site(&self, function: &Function) -> Result<Arc<Site>, Refusal> {
+        self.entries.get(function.start, || entry::site(self, function).map(Arc::new))
+    }
+
+    /// Everything needed to weave the exits of a function, in order of address: its returns, and its jumps to other functions; for each, or
+    /// why that one cannot be woven. An error if it is not certain that these are all. Sites of one function share no byte; one that
+    /// begins where the entry's does is for the same springboard.
+    pub fn exit_sites(&self, function: &Function) -> Result<Vec<Result<Arc<Site>, Refusal>>, Refusal> {
+        let shared = |sites: Vec<Result<Site, Refusal>>| sites.into_iter().map(|site| site.map(Arc::new)).collect();
+        self.exits.get(function.start, || exit::sites(self, function).map(shared))
+    }
+
+    /// Whom control goes to at an exit of a function that is a jump to another one, as far as the file tells; none at a return.
+    pub fn tail_jump(&self, function: &Function, exit: &Site) -> Option<Callee> {
+        exit::tail_jump(self, function, exit)
+    }
+
+    /// Whether the sites of a function of this kind were asked for already, so that they are there at once.
+    pub fn knows_sites(&self, function: &Function, kind: PointKind) -> bool {
+        match kind {
+            PointKind::Entry => self.entries.knows(function.start),
+            PointKind::Exit => self.exits.knows(function.start),
+            _ => false,
+        }
+    }
+
+    /// The calls of a function that control can reach, in order of address. An error if it is not certain that these are all.
+    pub fn call_sites(&self, function: &Function) -> Result<Vec<CallSite>, Refusal> {
+        call::sites(self, function)
+    }
+
+    /// Everything needed to weave before (or behind) the calls of a function that control can reach, in order of address; for each, or why
+    /// that one cannot be woven. An error if it is not certain that these are all.
+    pub fn call_points(&self, function: &Function, after: bool) -> Result<Vec<CallPoint>, Refusal> {
+        call::points(self, function, after)
+    }
+
+    /// Whether a function leaves for another place of the stack and nothing else: the last step of longjmp.
+    pub fn leaps(&self, function: &Function) -> bool {
+        leap::leaps(self, function)
+    }
+
+    /// All functions that do.
+    pub fn leaping(&self) -> impl Iterator<Item = &Function> {
+        let found = self.leaping.get_or_init(|| leap::all(self));
+        found.iter().filter_map(|number| self.functions().get(*number))
+    }
+
+    /// The control flow of a function: blocks, edges and points.
+    pub fn analyse(&self, function: &Function) -> FunctionCode {
+        let mut code = cfg::analyse(self, function);
+        refused::add(self, function, &mut code);
+        code
+    }
+}

@@ -1,0 +1,46 @@
+//! Reasons why points of a function cannot be woven.
+
+use ingraft_model::{PointKind, Svma};
+
+use crate::flow::code::FunctionCode;
+use crate::functions::function::Function;
+use crate::image::Image;
+
+/// Fills in the refusal of each point of a function that has no site.
+pub(crate) fn add(image: &Image, function: &Function, code: &mut FunctionCode) {
+    if let Err(refusal) = image.entry_site(function) {
+        for entry in code.points.iter_mut().filter(|p| p.kind == PointKind::Entry) {
+            entry.refusal = Some(refusal.clone());
+        }
+    }
+    exits(image, function, code);
+    calls(image, function, code);
+}
+
+/// An exit without a site is refused for the reason of the first one that has none: those do not say where they are.
+fn exits(image: &Image, function: &Function, code: &mut FunctionCode) {
+    let sites = image.exit_sites(function);
+    let woven: Vec<Svma> = match &sites {
+        Ok(sites) => sites.iter().flatten().map(|s| Svma(s.at.0 + u64::from(s.point))).collect(),
+        Err(_) => Vec::new(),
+    };
+    let reason = match sites {
+        Ok(sites) => sites.into_iter().find_map(Result::err),
+        Err(refusal) => Some(refusal),
+    };
+    let Some(reason) = reason else { return };
+    for exit in code.points.iter_mut().filter(|p| p.kind == PointKind::Exit && !woven.contains(&p.at)) {
+        exit.refusal = Some(reason.clone());
+    }
+}
+
+/// The same of calls, as far as the places before them go. A call that nothing is known to reach is none that could be missed.
+fn calls(image: &Image, function: &Function, code: &mut FunctionCode) {
+    let sites = image.call_points(function, false);
+    for call in code.points.iter_mut().filter(|p| p.kind == PointKind::Call) {
+        call.refusal = match &sites {
+            Ok(sites) => sites.iter().find(|c| c.call.at == call.at).and_then(|c| c.site.clone().err()),
+            Err(refusal) => Some(refusal.clone()),
+        };
+    }
+}
