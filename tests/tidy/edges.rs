@@ -1,4 +1,4 @@
-//! Which crate may use which: the table is the architecture (docs/architecture.md).
+//! Edges between crates, and between the folders of a crate: the table is the architecture (docs/architecture.md).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +21,9 @@ const TOOLS: &[(&str, &[&str])] = &[("xtask", &["testing"]), ("testing", &[])];
 /// Crates that tests and benchmarks of any crate may use besides.
 const FOR_TESTS: &[&str] = &["testing"];
 
+/// Crates whose folders form no cycle: a folder never uses one that uses it, directly or over others.
+const LAYERED: &[&str] = &["analysis"];
+
 #[test]
 fn crates_use_only_what_the_table_allows() {
     let metadata = crate::metadata(false);
@@ -42,6 +45,14 @@ fn crates_use_only_what_the_table_allows() {
     }
     for (name, _) in MAY_USE {
         assert!(seen.contains(*name), "crate {name} of the table does not exist");
+    }
+}
+
+#[test]
+fn folders_of_a_crate_form_no_cycle() {
+    for name in LAYERED {
+        let cycle = crate::folders::cycle(&crate::root().join("crates").join(name).join("src"));
+        assert!(cycle.is_none(), "the folders of crate {name} use each other:\n{}", cycle.unwrap_or_default());
     }
 }
 

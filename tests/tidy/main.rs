@@ -4,6 +4,7 @@
 
 mod edges;
 mod files;
+mod folders;
 mod licences;
 mod prose;
 mod records;
