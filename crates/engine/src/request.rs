@@ -31,6 +31,8 @@ pub struct Wanted {
     pub function: Option<FunctionRef>,
     /// What must be woven for it.
     pub instrumentation: Instrumentation,
+    /// The definitions besides metrics with which it was evaluated, without those that are shipped ([`Library::helpers`]).
+    pub helpers: Arc<str>,
 }
 
 /// What happens with names that nothing in the target has.
@@ -209,6 +211,7 @@ fn evaluate_request(
     request: &EnableRequest,
     missing: Missing,
 ) -> Result<Vec<Wanted>, Error> {
+    let helpers: Arc<str> = library.helpers().into();
     let functions = resolve_patterns(modules, &request.functions, missing)?;
     let named = functions.into_iter().filter_map(|f| {
         let (module, name) = modules.focus_name(f)?;
@@ -244,7 +247,7 @@ fn evaluate_request(
         match evaluated {
             Ok(mut instrumentation) => {
                 instrumentation.insertions.iter_mut().for_each(|i| share(&mut known, &mut i.snippet));
-                wanted.push(Wanted { pair, function, instrumentation });
+                wanted.push(Wanted { pair, function, instrumentation, helpers: Arc::clone(&helpers) });
             }
             // a library that is not loaded (any more) may come
             Err(errors)

@@ -68,6 +68,8 @@ pub struct Library {
     broken_metrics: HashSet<String>,
     /// The texts of constraints.
     texts: HashMap<String, String>,
+    /// The texts of lists, constraints and exclusions that are not shipped, in their order.
+    helpers: String,
 }
 
 impl Library {
@@ -81,6 +83,7 @@ impl Library {
     pub fn load(&mut self, name: &str, text: &str) -> Vec<Diagnostic> {
         let mut diagnostics = Vec::new();
         let source = Source::new(name, text);
+        let is_shipped = crate::shipped::FILES.contains(&(name, text));
         if text.len() > Source::MAX_BYTES {
             let message = format!("the text is longer than {} MiB", Source::MAX_BYTES >> 20);
             diagnostics.push(Diagnostic::at(codes::TOO_LARGE, Severity::Error, &source, Default::default(), message));
@@ -94,6 +97,10 @@ impl Library {
             .partition(|(definition, _)| matches!(definition.kind, DefinitionKind::Metric(_)));
         for (definition, good) in others.into_iter().chain(metrics) {
             if good {
+                if !is_shipped && !matches!(definition.kind, DefinitionKind::Metric(_)) {
+                    self.helpers.push_str(source.slice(definition.span));
+                    self.helpers.push('\n');
+                }
                 self.insert(index, definition.kind, definition.doc, source.slice(definition.span));
             } else {
                 self.broken.extend(name_of(&definition.kind).map(str::to_owned));
@@ -183,6 +190,12 @@ impl Library {
             doc,
             text: text.into(),
         }
+    }
+
+    /// The texts of all definitions that metrics may use (lists, constraints, exclusions) but for the shipped ones. Two evaluations of one metric with
+    /// the same texts mean the same.
+    pub fn helpers(&self) -> &str {
+        &self.helpers
     }
 
     /// All metrics, sorted by name.

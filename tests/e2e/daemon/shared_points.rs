@@ -144,3 +144,33 @@ fn timers_come_and_go_where_a_count_stays() {
     assert_eq!(outcome.calls("work_0"), truth.tally("work_0"));
     target::assert_clean(target.pid(), &before);
 }
+
+/// One metric, whose list two clients define differently.
+#[test]
+fn equal_metrics_with_other_lists_have_their_own_values() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let mut target = Mutatee::start("threads", &["4"]);
+    let before = Text::of(target.pid());
+    let tool = client(&daemon);
+    let pid = target.pid_text();
+    let begin = |functions: &str| {
+        let file = directory.path().join(format!("{}.mdl", functions.len()));
+        let text = format!(
+            "resourceList mine is procedure {{ items {{ {functions} }}; flavor {{ unix }}; }}\n\
+             metric visits_of_mine {{ name \"visits_of_mine\"; units calls; aggregateOperator sum; style EventCounter;\n\
+             base is counter {{ foreach f in mine append preInsn f.entry (* visits_of_mine++; *) }} }}\n"
+        );
+        std::fs::write(&file, text).expect("a file");
+        let mut session = tool.start(["watch", "-p", &pid, "visits_of_mine", "-I", file.to_str().expect("a path")]);
+        session.wait_for(if functions.len() == 8 { "attached" } else { "changed" });
+        session
+    };
+    let one = begin("\"work_0\"");
+    let two = begin("\"work_0\", \"work_1\"");
+    let truth = target.ask("go 1000");
+    let (one, two) = (one.interrupt().assert_code(0), two.interrupt().assert_code(0));
+    assert_eq!(last(&one), truth.tally("work_0"), "{one:#?}");
+    assert_eq!(last(&two), truth.tally("work_0") + truth.tally("work_1"), "{two:#?}");
+    target::assert_clean(target.pid(), &before);
+}

@@ -101,6 +101,8 @@ pub struct Context {
 struct PairKey {
     /// The metric's text: a redefinition is another metric.
     text: Arc<str>,
+    /// The lists, constraints and exclusions that are not shipped, which the metric may use.
+    helpers: Arc<str>,
     pair: Arc<MetricFocus>,
     /// Of the pair alone: the text is long, and few metrics have the same name.
     hash: u64,
@@ -263,8 +265,7 @@ pub struct Session {
     /// The processor time of threads whose timers run, when it was last asked for: of a thread that has ended the kernel says nothing.
     cpu_seen: Mutex<FxHashMap<Tid, u64>>,
     rates: Mutex<cost::Rates>,
-    /// How long threads were held, in nanoseconds.
-    /// What others were seen to have done to woven code, and when that was seen first, in nanoseconds of Unix time.
+    /// Changes by others to woven code, and when each was seen first, in nanoseconds of Unix time.
     disturbed: Mutex<Vec<(String, u64)>>,
 }
 
@@ -777,12 +778,13 @@ impl Hash for PairKey {
 
 impl PairKey {
     fn of(wanted: &Wanted) -> Self {
-        PairKey::new(Arc::clone(&wanted.instrumentation.metric.text), Arc::clone(&wanted.pair))
+        let key = PairKey::new(Arc::clone(&wanted.instrumentation.metric.text), Arc::clone(&wanted.pair));
+        PairKey { helpers: Arc::clone(&wanted.helpers), ..key }
     }
 
     fn new(text: Arc<str>, pair: Arc<MetricFocus>) -> Self {
         let hash = FxBuildHasher.hash_one(&pair);
-        PairKey { text, pair, hash }
+        PairKey { text, helpers: Arc::default(), pair, hash }
     }
 }
 
