@@ -104,6 +104,7 @@ pub(crate) fn with_tracer<R: Send>(
         let mut tracer = Tracer::new(pid);
         let result = work(&mut tracer);
         tracer.settle();
+        tracer.release_all();
         tracer.end_of_hold();
         (result, tracer.holds)
     })
@@ -610,6 +611,16 @@ impl Tracer {
             self.end_of_hold();
         }
         Ok(())
+    }
+
+    /// Gives all held threads back. Our end would do so as well, and nobody could say when.
+    fn release_all(&mut self) {
+        for thread in &mut self.threads {
+            // one that cannot be released now is when we end
+            if matches!(thread.state, State::Stopped(_)) && sys::detach(thread.tid, 0).is_ok() {
+                thread.state = State::Gone;
+            }
+        }
     }
 
     fn end_of_hold(&mut self) {

@@ -198,6 +198,7 @@ impl Session {
 
     /// The same while threads at the loader's hook wait on.
     pub(super) fn pull_out(&self, control: &mut Control) -> Result<Removed, Error> {
+        self.target.take_longest_hold(); // of earlier operations
         let Some(attached) = control.attached.as_ref() else {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
