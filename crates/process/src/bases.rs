@@ -93,7 +93,7 @@ impl Target {
     /// Sets the gs bases back to 0 that an earlier engine has left in threads and that lead nowhere. The caller has seen that the program does not
     /// use the gs base itself, and nothing is woven.
     pub fn reset_residue(&self) -> Result<(), Error> {
-        let reset = self.trace(|tracer| {
+        self.trace(|tracer| {
             tracer.seize_all()?;
             tracer.stop_all()?;
             let maps = self.maps()?;
@@ -103,8 +103,7 @@ impl Target {
                 }
             }
             tracer.repair_all()
-        })?;
-        reset
+        })?
     }
 }
 

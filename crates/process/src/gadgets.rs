@@ -12,6 +12,7 @@ use memchr::memmem;
 use crate::error::Error;
 use crate::frame::MAX_IN_FRONT;
 use crate::module;
+use crate::procfs::Mapping;
 use crate::stack::Frames;
 use crate::target::Target;
 
@@ -106,13 +107,22 @@ impl Gadgets {
     }
 }
 
-/// Shows all code, mapping by mapping, as far as it can be read.
+/// Whether the program may write there while it runs, as compilers do that generate code in memory which is mapped twice.
+fn may_change(m: &Mapping) -> bool {
+    const IN_MEMORY: [&str; 4] = ["/memfd:", "/dev/shm/", "/anon_hugepage", "/SYSV"];
+    m.shared
+        || m.write
+        || IN_MEMORY.iter().any(|begin| m.path.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes()))
+}
+
+/// Shows all code, mapping by mapping, as far as it can be read, but for code that the program may write.
 fn for_all_code(target: &Target, look: &mut dyn FnMut(Avma, &[u8])) -> Result<(), Error> {
     let mut bytes = Vec::new();
     let maps = target.maps()?;
     let moved = module::loads(&maps).into_iter().flat_map(|file| file.moved);
-    let whole = maps.iter().filter(|m| m.is_file() || m.path.as_os_str() == "[vdso]").cloned();
-    for m in whole.chain(moved).filter(|m| m.exec) {
+    let vdso = maps.iter().filter(|m| m.path.as_os_str() == "[vdso]").cloned();
+    let whole = maps.iter().filter(|m| m.is_file() && !may_change(m)).cloned();
+    for m in vdso.chain(whole).chain(moved).filter(|m| m.exec) {
         bytes.resize(usize::try_from(m.len()).unwrap_or(0), 0);
         let n = target.read_some(m.range.start, &mut bytes).unwrap_or(0);
         look(m.range.start, &bytes[..n]);

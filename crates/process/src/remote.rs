@@ -12,7 +12,7 @@ use ingraft_model::{Avma, Tid};
 
 use crate::error::Error;
 use crate::frame;
-use crate::gadgets::WayBack;
+use crate::gadgets::{Gadgets, WayBack};
 use crate::procfs::{self, InKernel, Mapping};
 use crate::sys::{self, Regs, Status};
 use crate::target::Target;
@@ -82,7 +82,7 @@ impl Target {
             tries += 1;
             let mut asleep = false;
             let result = self.trace(|tracer| {
-                let mut remote = Remote::borrow(self, tracer, way, &mut asleep)?;
+                let mut remote = Remote::borrow(self, tracer, (&gadgets, way), &mut asleep)?;
                 let Some(work) = work.take() else { return Err(Error::NoCarrier("it was borrowed before".into())) };
                 let result = work(&mut remote);
                 let returned = remote.give_back();
@@ -110,7 +110,12 @@ impl<'a> Remote<'a> {
     }
 
     /// `asleep`: set if a thread was passed over because it sleeps.
-    fn borrow(target: &'a Target, tracer: &'a mut Tracer, way: &WayBack, asleep: &mut bool) -> Result<Self, Error> {
+    fn borrow(
+        target: &'a Target,
+        tracer: &'a mut Tracer,
+        way: (&Gadgets, &WayBack),
+        asleep: &mut bool,
+    ) -> Result<Self, Error> {
         let maps = target.maps()?;
         let mut refused = String::from("it has no thread");
         let filtered = |tid| procfs::thread_status(target.pid(), tid).is_ok_and(|s| s.seccomp != 0);
@@ -209,7 +214,17 @@ impl<'a> Remote<'a> {
         }
     }
 
-    fn send_away(target: &'a Target, tracer: &'a mut Tracer, i: usize, top: u64, way: &WayBack) -> Result<Self, Error> {
+    fn send_away(
+        target: &'a Target,
+        tracer: &'a mut Tracer,
+        i: usize,
+        top: u64,
+        (gadgets, way): (&Gadgets, &WayBack),
+    ) -> Result<Self, Error> {
+        // libraries may have been unloaded since it was found
+        if !gadgets.still_there(target) {
+            return Err(Error::NoCarrier("the code that it would go through has changed".into()));
+        }
         tracer.repair(i)?;
         let tid = tracer.threads[i].tid;
         let state = tracer.threads[i].state;

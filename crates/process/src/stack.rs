@@ -35,7 +35,7 @@ pub(crate) struct SavedPc {
 pub(crate) enum Frames {
     /// Nobody asks for them.
     None,
-    /// By their return addresses, where handlers call rt_sigreturn: sorted.
+    /// By their return addresses, where handlers call rt_sigreturn (sorted), or by their form.
     Returning(Vec<Avma>),
     /// By their form alone: in this program no code is known that calls rt_sigreturn.
     Formed,
@@ -101,7 +101,8 @@ impl Stacks {
                     let at = |offset: u64| words.get(i + (offset / 8) as usize).copied();
                     let may_be = match frames {
                         Frames::None => false,
-                        Frames::Returning(to) => to.binary_search(&Avma(word)).is_ok(),
+                        // a library that came later may have code of its own to which handlers return
+                        Frames::Returning(to) => to.binary_search(&Avma(word)).is_ok() || has_form(at),
                         Frames::Formed => has_form(at),
                     };
                     if !may_be {
