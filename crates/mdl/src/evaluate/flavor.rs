@@ -51,7 +51,9 @@ impl Library {
         known.extend(OF_EVERY_PROGRAM);
         known.sort_unstable();
         known.dedup();
-        let unknown = stated.iter().filter(|flavor| !known.contains(&flavor.as_str()));
+        let is_new =
+            |&(i, flavor): &(usize, &Flavor)| !stated[..i].contains(flavor) && !known.contains(&flavor.as_str());
+        let unknown = stated.iter().enumerate().filter(is_new).map(|(_, flavor)| flavor);
         let warning = |flavor: &Flavor| {
             let help = match closest(flavor.as_str(), &known) {
                 Some(near) => format!("did you mean `{near}`?"),
