@@ -30,8 +30,13 @@ fn the_time_that_is_told_is_what_the_worst_thread_missed() {
         removed.push((told(&outcome, "removed"), away(&mut target)));
     }
     for (what, rounds) in [("insertions", inserted), ("removals", removed)] {
-        let agree = |(told, missed): &&(f64, f64)| *missed <= told * 1.1 + 0.1;
-        let count = rounds.iter().filter(agree).count();
-        assert!(count * 2 >= ROUNDS, "{what}: {count} of {ROUNDS} agree (told, missed, in ms): {rounds:?}");
+        let count = |agree: fn(&&(f64, f64)) -> bool| rounds.iter().filter(agree).count();
+        let (enough, not_too_much) = (
+            count(|(told, missed)| *missed <= told * 1.1 + 0.1),
+            // not every thread is held from the first moment on
+            count(|(told, missed)| *told <= missed * 1.5 + 0.5),
+        );
+        let both = enough * 2 >= ROUNDS && not_too_much * 2 >= ROUNDS;
+        assert!(both, "{what}: {enough} and {not_too_much} of {ROUNDS} agree (told, missed, in ms): {rounds:?}");
     }
 }
