@@ -10,6 +10,7 @@ mod generic;
 mod hostile;
 mod life;
 mod reading;
+mod returns;
 mod shared_points;
 mod successors;
 

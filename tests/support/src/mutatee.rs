@@ -117,6 +117,7 @@ fn recipe(name: &str) -> Recipe {
         "times" => ("gcc", C, &["times.c"], false),
         "crowd" => ("gcc", C, &["crowd.c"], false),
         "gaps" => ("gcc", C, &["gaps.c"], false),
+        "returns" => ("gcc", C, &["returns.c"], false),
         "execs" => ("gcc", C, &["execs.c"], false),
         "ticks" => ("gcc", C, &["ticks.c"], false),
         "steps" => ("gcc", STEPS, &["steps.c"], false),
