@@ -82,7 +82,7 @@ impl Error {
         let (kind, reason) = match &e {
             P::Denied(d) => denial_class(d),
             P::Gone(_) => (ErrorKind::Gone, "target_ended"),
-            P::Replaced(_) => (ErrorKind::Gone, crate::replaced::REPLACED),
+            P::Replaced(_) => (ErrorKind::Gone, "target_replaced"),
             P::Seccomp => (ErrorKind::Denied, "seccomp"),
             P::ShadowStack => (ErrorKind::Denied, "shadow_stack"),
             P::Unstoppable { .. } => (ErrorKind::Failed, "unstoppable_thread"),

@@ -44,7 +44,7 @@ impl Before {
             return Error::process(self.pid, ProcessError::Gone(self.pid));
         }
         let replaced = || self.program.as_ref().is_some_and(|program| self.is_replaced(program));
-        if e.reason != REPLACED && !replaced() {
+        if e.reason != "target_replaced" && !replaced() {
             return e;
         }
         match self.executes_again() {
@@ -84,9 +84,6 @@ impl Before {
             self.pid
         );
         let hint = "start its command with `ingraft … -- COMMAND`, or measure its parent with `--follow fork,exec`";
-        Error::new(ErrorKind::Gone, REPLACED, what, hint).about(self.pid)
+        Error::new(ErrorKind::Gone, "target_replaced", what, hint).about(self.pid)
     }
 }
-
-/// Reason of the error that the target runs another program.
-pub(crate) const REPLACED: &str = "target_replaced";
