@@ -184,7 +184,7 @@ impl Session {
         if measurement.revoked {
             return Ok(None);
         }
-        self.target.take_longest_hold(); // of earlier operations
+        self.target.take_longest_hold(); // forgets those of earlier operations
         let _acting = self.target.act_for(measurement.rights);
         let (request, library) = (measurement.request.clone(), Arc::clone(&measurement.library));
         if request.pairs.is_empty() && request.functions.is_empty() {

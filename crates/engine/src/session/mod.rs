@@ -410,7 +410,7 @@ impl Session {
             control.lock = Some(lock_target(&self.context, self.pid())?);
         }
         self.release_spare(control);
-        self.target.take_longest_hold(); // of earlier operations
+        self.target.take_longest_hold(); // forgets those of earlier operations
         let attached_before = control.attached.is_some() && !control.measurements.is_empty();
         self.look_at_modules(control)?;
         self.refuse_changed(control)?;

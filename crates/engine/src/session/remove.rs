@@ -50,7 +50,6 @@ impl Session {
 
     /// Takes out what a measurement reads, everything with the last one.
     fn take_measurement_out(&self, control: &mut Control, views: &[View], last: bool) -> Result<Removed, Error> {
-        self.target.take_longest_hold(); // of earlier operations
         if last {
             return self.take_down(control);
         }
@@ -63,6 +62,7 @@ impl Session {
 
     /// Takes out the code of pairs that only this measurement uses.
     pub(super) fn unweave(&self, control: &mut Control, views: &[View]) -> Result<Removed, Error> {
+        self.target.take_longest_hold(); // forgets those of earlier operations
         let mut uses: FxHashMap<&PairKey, u32> = FxHashMap::default();
         for view in views.iter().filter(|v| control.pairs.get(&v.key).is_some_and(|p| p.is_seen_by(v))) {
             *uses.entry(&view.key).or_default() += 1;
@@ -198,7 +198,7 @@ impl Session {
 
     /// The same while threads at the loader's hook wait on.
     pub(super) fn pull_out(&self, control: &mut Control) -> Result<Removed, Error> {
-        self.target.take_longest_hold(); // of earlier operations
+        self.target.take_longest_hold(); // forgets those of earlier operations
         let Some(attached) = control.attached.as_ref() else {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
