@@ -42,13 +42,13 @@ pub enum TypeError {
     /// It is something else.
     #[error("it is {what}, not an integer of 1, 2, 4 or 8 bytes")]
     NoInteger {
-        /// What it is.
+        /// The type that it has, as the message names it.
         what: String,
     },
     /// Where an argument is cannot be told.
     #[error("where argument {argument} is cannot be told: {why}")]
     Misplaced {
-        /// Its number.
+        /// Number of the argument, as the message names it.
         argument: u8,
         /// Why.
         why: &'static str,

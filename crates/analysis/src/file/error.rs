@@ -32,7 +32,7 @@ pub enum ImageError {
     /// An object file or a core dump: nothing that is mapped and executed.
     #[error("neither an executable nor a shared object, but {what}")]
     NotLoadable {
-        /// What it is.
+        /// The kind of file, as the message names it.
         what: &'static str,
     },
 }

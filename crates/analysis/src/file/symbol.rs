@@ -22,7 +22,7 @@ pub struct Label {
     pub name: Name,
 }
 
-/// What the symbol tables say.
+/// Contents of the symbol tables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Symbols {
     pub functions: Vec<Symbol>,

@@ -5,9 +5,9 @@ use ingraft_model::{PointKind, Refusal, Svma, SvmaRange};
 /// A stretch of instructions that is entered only at its first and left only at its last.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its bytes.
+    /// Addresses of its bytes.
     pub range: SvmaRange,
-    /// How many instructions it has.
+    /// Number of instructions.
     pub instructions: u32,
     /// Whether exceptions land at its first byte.
     pub landing_pad: bool,
@@ -55,7 +55,7 @@ pub struct Edge {
 /// A place of a function where snippets could be woven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// What kind of place.
+    /// Kind of the place.
     pub kind: PointKind,
     /// Its instruction.
     pub at: Svma,
