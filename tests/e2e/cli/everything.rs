@@ -1,6 +1,6 @@
 //! All functions of a server timed at once, under load: calls are exact, and times are those that functions have which are measured alone.
 
-use ingraft_testing::server::{Nginx, Postgres};
+use ingraft_testing::server::{Nginx, Postgres, PostgresSession};
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Outcome, scaled, skip};
 
@@ -33,7 +33,7 @@ fn of_a_postgresql_backend() {
     };
     let mut sql = postgres.session();
     let statements = scaled(500, 20_000);
-    let load = |sql: &mut ingraft_testing::server::PostgresSession| {
+    let load = |sql: &mut PostgresSession| {
         for n in 0..statements {
             let balance = sql.ask(&format!("select abalance from pgbench_accounts where aid = {};", n % 1000 + 1));
             assert_eq!(balance, "0");
