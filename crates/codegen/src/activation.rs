@@ -10,7 +10,8 @@ use ingraft_model::layout::{COUNTERS, record};
 use ingraft_model::{BinaryOp, Clock, Expr, Kept, Record, Restore, Stmt, TimeUnit, VariableId, Whose};
 
 use crate::environment::Assembly;
-use crate::routine::{self, Routine};
+use crate::routine::Routine;
+use crate::routines;
 use crate::snippet::{Access, Generator, Operand};
 
 /// Counters of a timer.
@@ -37,11 +38,11 @@ fn kept_at(n: u32) -> u32 {
 
 impl Generator<'_> {
     fn last(&self, field: u32) -> u32 {
-        routine::last(self.env, field)
+        routines::last(self.env, field)
     }
 
     fn top(&self) -> AsmMemoryOperand {
-        routine::top(self.env)
+        routines::top(self.env)
     }
 
     fn slot(&self, v: VariableId, n: u32) -> AsmMemoryOperand {
@@ -362,7 +363,7 @@ impl Generator<'_> {
     /// Goes to a shared routine that comes back to `label`.
     pub(crate) fn routine(&mut self, routine: Routine, label: iced_x86::code_asm::CodeLabel) -> Result<(), Assembly> {
         self.a.lea(rax, iced_x86::code_asm::ptr(label))?;
-        self.a.jmp(routine::FAR)?;
+        self.a.jmp(routines::FAR)?;
         let mut behind = self.a.create_label();
         self.place(&mut behind)?;
         self.exits.push((behind, routine));

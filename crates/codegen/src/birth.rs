@@ -10,7 +10,8 @@ use iced_x86::code_asm::{
 use ingraft_model::layout::{self, CHILD_SHARD, CLAIMS, COUNTERS, FIRST_SHARD, OWNER, TOP, birth, header, record};
 
 use crate::environment::{Assembly, Environment};
-use crate::routine::{Routine, Writer};
+use crate::routine::Routine;
+use crate::routines::Writer;
 use crate::snippet::{Access, Generator};
 
 /// Displacement of what the first shard leaves to a child.

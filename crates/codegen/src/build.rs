@@ -10,12 +10,14 @@ use crate::cost::Cost;
 use crate::environment::Environment;
 use crate::head::{Form, Head};
 use crate::loops::Detour;
-use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, StackView, WovenMini};
+use crate::mini::{self, Compiled, Frame, MiniRequest, Parts};
 use crate::relocate::{self, Displaced};
 use crate::slot::{self, Holds, Slot};
 use crate::slow::{self, COUNT, MARKER};
 use crate::template::Templates;
-use crate::weave::{Inner, PointRequest, RemovalRecord, WovenPoint};
+use crate::weave::PointRequest;
+use crate::woven::{Inner, RemovalRecord, WovenPoint};
+use crate::woven::{StackView, WovenMini};
 
 /// Registers that the check of the shard may use, best first. Never one of an argument: it may be dead for the function and yet be what a
 /// snippet asks for.

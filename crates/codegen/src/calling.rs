@@ -15,7 +15,8 @@ use ingraft_model::layout::{CALL_SP, CALLING, header};
 use ingraft_model::{Call, Called, Expr};
 
 use crate::environment::Assembly;
-use crate::routine::{Routine, Writer};
+use crate::routine::Routine;
+use crate::routines::Writer;
 use crate::snippet::{Access, Generator};
 
 /// Words that a snippet pushes for a call: the arguments from the last to the first, then the function. The routine takes them away.

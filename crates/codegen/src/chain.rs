@@ -5,7 +5,7 @@ use ingraft_model::{Avma, TextWrite};
 
 use crate::block::{LINK, link_bytes, text_write};
 use crate::slot::{Holds, Slot};
-use crate::weave::WovenPoint;
+use crate::woven::WovenPoint;
 
 /// The snippets of a point that lie in a chain, in the order in which they run.
 #[derive(Clone, Debug, PartialEq, Eq)]

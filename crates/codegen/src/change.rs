@@ -6,10 +6,11 @@ use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
 use crate::arena::Arena;
 use crate::block::{Block, EmitError, LINK, jmp_bytes, link_bytes, straddles, text_write};
 use crate::environment::{CodegenError, Environment};
-use crate::mini::{self, Compiled, Frame, MiniRequest, Parts, WovenMini};
+use crate::mini::{self, Compiled, Frame, MiniRequest, Parts};
 use crate::slot::Slot;
 use crate::template::Templates;
-use crate::weave::{Inner, RemovalRecord, WovenPoint};
+use crate::woven::WovenMini;
+use crate::woven::{Inner, RemovalRecord, WovenPoint};
 
 /// Adds a snippet to those at a woven point, as the `index`-th (behind all others if there are fewer). The link before it or the slot is
 /// rewritten; a count that stood in the slot alone gets its place in the chain.

@@ -12,7 +12,8 @@ use ingraft_model::CpuClock;
 use ingraft_model::layout::{self, header};
 
 use crate::environment::{Assembly, Environment};
-use crate::routine::{Routine, Writer};
+use crate::routine::Routine;
+use crate::routines::Writer;
 use crate::snippet::Generator;
 
 /// clock_gettime(2), and the clock of the calling thread.

@@ -14,7 +14,8 @@ use ingraft_model::{ThreadIdentity, VariableId};
 
 use crate::cost::Cost;
 use crate::environment::{Assembly, Environment};
-use crate::routine::{Routine, Writer};
+use crate::routine::Routine;
+use crate::routines::Writer;
 use crate::snippet::{Access, Generator};
 
 /// perf_event_open(2), mmap(2) and close(2).

@@ -8,7 +8,8 @@ use crate::environment::Environment;
 use crate::loops::Detour;
 use crate::relocate::{Displaced, decode, decode_call};
 use crate::text::{ISLAND, Island, TextSpace};
-use crate::weave::{Inner, PointRequest, WovenPoint};
+use crate::weave::PointRequest;
+use crate::woven::{Inner, WovenPoint};
 
 /// Farthest that displacing is extended in order to take a function's own branch along.
 const EXTEND_MAX: u64 = 32;

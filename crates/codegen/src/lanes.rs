@@ -8,7 +8,8 @@ use crate::block::EmitError;
 use crate::build::Builder;
 use crate::head::Head;
 use crate::loops::Detour;
-use crate::weave::{PointRequest, WovenPoint};
+use crate::weave::PointRequest;
+use crate::woven::WovenPoint;
 
 /// Fewer points are not worth a thread of their own.
 const POINTS_OF_LANE: usize = 200;

@@ -11,7 +11,7 @@ use ingraft_model::layout::{LOADER_WAIT_NS, header};
 
 use crate::cpu::{CLOCK_GETTIME, NS_PER_SECOND};
 use crate::environment::Assembly;
-use crate::routine::Writer;
+use crate::routines::Writer;
 use crate::wall::CLOCK_MONOTONIC;
 
 /// futex(2) between processes; a wait for bits of any kind has an absolute time-out, so that signals do not make it longer.

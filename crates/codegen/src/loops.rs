@@ -10,7 +10,8 @@ use crate::environment::Environment;
 use crate::head::{Head, Place};
 use crate::relocate::{Displaced, decode};
 use crate::text::{Island, TextSpace};
-use crate::weave::{Inner, PointRequest};
+use crate::weave::PointRequest;
+use crate::woven::Inner;
 
 /// How one branch is made to miss the springboard.
 #[derive(Clone, Debug)]

@@ -8,7 +8,8 @@ use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
 use crate::mini::MiniRequest;
 use crate::text::TextSpace;
-use crate::weave::{PointRequest, WovenPoint, weave_points};
+use crate::weave::{PointRequest, weave_points};
+use crate::woven::WovenPoint;
 
 /// Bytes between the function and the arena, and of the arena.
 const DISTANCE: u64 = 1 << 20;

@@ -4,19 +4,20 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Clock, CpuClock, Gpr, Snippet, Stmt, ThreadIdentity, WallClock};
+use ingraft_model::{Avma, Clock, CpuClock, Gpr, Snippet, Stmt, ThreadIdentity, WallClock};
 
 use crate::arena::Arena;
-use crate::block::{Back, Block, EmitError, LINK, LINK_NOP};
+use crate::block::{Back, Block, EmitError, LINK_NOP};
 use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
 use crate::event;
 use crate::reading;
-use crate::routine::{self, Routine};
+use crate::routine::Routine;
+use crate::routines;
 use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::snippet::{self, Access, Code};
 use crate::template::{Bound, Templates};
-use crate::weave::RemovalRecord;
+use crate::woven::{MiniCode, RemovalRecord, StackView, WovenMini, WovenPoint};
 
 /// What to do at a point.
 #[derive(Clone, Copy, Debug)]
@@ -27,46 +28,6 @@ pub struct MiniRequest<'a> {
     pub snippet: &'a Snippet,
     /// Counter index of each variable, by its number.
     pub counters: &'a [u32],
-}
-
-/// A snippet in place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WovenMini {
-    /// Its number.
-    pub id: u64,
-    /// Displacement of its counter, if it is a plain count: alone at its point it stands in the slot.
-    pub count: Option<u32>,
-    /// Its code; none if it stands in the point's slot.
-    pub code: Option<MiniCode>,
-    /// Its worst case, with the jumps to it and to the next one.
-    pub cost: Cost,
-    /// What removing the whole point has to know about it.
-    pub removal: RemovalRecord,
-}
-
-/// The code of a snippet in the chain of its point. What is woven together with the point lies behind the slot, one behind the other, as
-/// part of the point's own code; what comes later lies for itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MiniCode {
-    /// Where the link before it leads.
-    pub start: Avma,
-    /// Its last instruction, the live link to the next one or to the point's `leave`: a `jmp rel32`, or a nop if that is right behind it.
-    pub link: Avma,
-    /// What goes with it: what lies aside ([`MiniCode::aside`]), and before that all of it if it lies for itself.
-    pub range: AvmaRange,
-}
-
-impl MiniCode {
-    /// From its first instruction to behind its link.
-    pub fn own(&self) -> AvmaRange {
-        self.start..self.link.offset(LINK as i64)
-    }
-
-    /// The twin that counts in shard 0, if it has one, and behind that what runs only sometimes.
-    pub fn aside(&self) -> AvmaRange {
-        let own = self.own();
-        if self.range.start == own.start { own.end..self.range.end } else { self.range.clone() }
-    }
 }
 
 impl WovenMini {
@@ -95,26 +56,6 @@ impl WovenMini {
     }
 }
 
-/// How the stack looks to the snippets of a point, in bytes from the stack pointer there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StackView {
-    /// What tells one call from another, the same at its beginning and its end. Of a function it is the stack pointer at its entry. Of a
-    /// call that a function makes it is one byte less than the stack pointer before it, so that it lies between those of caller and
-    /// callee.
-    pub key: i8,
-    /// Where arguments on the stack begin.
-    pub arguments: i8,
-}
-
-impl StackView {
-    /// At entries and exits.
-    pub const FUNCTION: StackView = StackView { key: 0, arguments: 8 };
-    /// At a call whose return address is pushed.
-    pub const CALLED: StackView = StackView { key: 7, arguments: 8 };
-    /// Before and behind a call.
-    pub const CALLING: StackView = StackView { key: -1, arguments: 0 };
-}
-
 /// What the base trampoline of a point leaves to its snippets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
@@ -133,6 +74,20 @@ impl Frame {
     /// Where a thread goes from an instruction before or behind which only dead registers have changed.
     pub fn back(&self) -> Back {
         if self.pushed == 0 { self.home } else { Back::StepOut }
+    }
+}
+
+impl WovenPoint {
+    pub(crate) fn frame(&self, arena: &Arena) -> Result<Frame, CodegenError> {
+        let private = match self.scratch {
+            None => None,
+            Some(r) => match arena.slow(r) {
+                Some(slow) => Some((r, slow.walk.0)),
+                None => return Err(CodegenError::OtherEnvironment { at: self.at.0 }),
+            },
+        };
+        let home = self.resume.map_or(Back::StepOut, |at| Back::To(at.0));
+        Ok(Frame { home, stack: self.stack, private, rax_free: self.rax_free, pushed: self.pushed })
     }
 }
 
@@ -267,7 +222,7 @@ impl Parts {
         let read: Cost = of(Routine::Event).map(|_| event::COST).sum();
         let asks = if let WallClock::Vdso(_) = env.wall { of(Routine::Time).count() as u32 } else { 0 };
         let called = of(Routine::Call).chain(of(Routine::Time));
-        let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routine::assemble(env, r).ok()?))).sum();
+        let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routines::assemble(env, r).ok()?))).sum();
         let routines = Cost { system_calls, vdso: asks, ..called } + read;
         // what is written around the snippet's own code, and that
         let (own_bytes, own) =
@@ -326,7 +281,7 @@ impl Compiled<'_> {
                 continue;
             }
             arena.may_share()?;
-            let bytes = routine::assemble(env, routine)?;
+            let bytes = routines::assemble(env, routine)?;
             let len = bytes.len() as u64;
             let at = arena.place(len, |a| a.next_multiple_of(16)).ok_or(EmitError::ArenaFull)?;
             arena.take(at, len);

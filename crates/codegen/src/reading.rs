@@ -13,7 +13,8 @@ use ingraft_model::{Avma, Expr, Scalar, Snippet, ThreadIdentity, Width};
 
 use crate::environment::{Assembly, CodegenError, Environment};
 use crate::event;
-use crate::routine::{Routine, Writer};
+use crate::routine::Routine;
+use crate::routines::Writer;
 use crate::snippet::Generator;
 
 /// What is done with memory.

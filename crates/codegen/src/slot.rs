@@ -9,9 +9,9 @@ use ingraft_model::TextWrite;
 use crate::block::{Back, Block, OutOfReach, jmp_bytes, jmp_target, text_write};
 use crate::cost::Cost;
 
-use crate::mini::WovenMini;
 use crate::slow::{COUNT, LOCKED_COUNT};
-use crate::weave::WovenPoint;
+use crate::woven::WovenMini;
+use crate::woven::WovenPoint;
 
 /// Bytes of a slot.
 pub(crate) const LEN: u64 = 9;
@@ -107,5 +107,12 @@ impl Slot {
             writes.push(text_write(self.at + OPCODE, &old, &new));
         }
         Some(writes)
+    }
+}
+
+impl WovenPoint {
+    /// Whether a plain count may stand in the slot: nothing lies between it and `leave`.
+    pub(crate) fn has_bare_slot(&self) -> bool {
+        self.leave.0 == self.slot.0 + LEN
     }
 }

@@ -16,7 +16,8 @@ use crate::calling::{WORDS, words_of};
 use crate::cost::Cost;
 use crate::environment::{Assembly, CodegenError, Environment};
 use crate::mini::Frame;
-use crate::routine::{FAR, Routine};
+use crate::routine::Routine;
+use crate::routines::FAR;
 
 /// Deepest nesting of a snippet: each level may push one word onto the target's stack.
 const DEPTH_MAX: u32 = 64;

@@ -7,8 +7,9 @@ use iced_x86::{ConstantOffsets, Decoder, DecoderOptions};
 use ingraft_model::Snippet;
 
 use crate::environment::{CodegenError, Environment};
-use crate::mini::{self, Codes, Frame, MiniRequest, Part, StackView};
+use crate::mini::{self, Codes, Frame, MiniRequest, Part};
 use crate::snippet::Code;
+use crate::woven::StackView;
 
 /// As many are kept: a metric has a few for each kind of point.
 const KEPT: usize = 32;

@@ -7,7 +7,7 @@ use ingraft_model::point::Padding;
 use ingraft_model::{Avma, AvmaRange, Bias};
 
 use crate::block::{PAGE, USER_END, straddles};
-use crate::weave::WovenPoint;
+use crate::woven::WovenPoint;
 
 /// Length of an island: one `jmp rel32`.
 pub(crate) const ISLAND: u64 = 5;

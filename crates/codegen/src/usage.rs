@@ -4,7 +4,8 @@ use iced_x86::code_asm::{eax, ecx, edi, edx, r8, r8d, r9, r10, r11, rcx, rdi, rd
 use ingraft_model::Usage;
 
 use crate::environment::Assembly;
-use crate::routine::{Routine, Writer};
+use crate::routine::Routine;
+use crate::routines::Writer;
 use crate::snippet::Generator;
 
 /// getrusage(2).

@@ -11,7 +11,8 @@ use ingraft_model::WallClock;
 
 use crate::cpu::{CLOCK_GETTIME, NS_PER_SECOND};
 use crate::environment::{Assembly, Environment};
-use crate::routine::{Routine, Writer};
+use crate::routine::Routine;
+use crate::routines::Writer;
 use crate::snippet::Generator;
 
 /// The clock (clock_gettime(2)).

@@ -1,20 +1,19 @@
 //! Points: from facts about their places to a plan that weaves them, and to what undoes it.
 
-use ingraft_model::{Avma, AvmaRange, Bias, Gpr, PatchPlan, PcMove, PointKind, Refusal, Site, TextWrite};
+use ingraft_model::{Avma, Bias, PatchPlan, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::arena::Arena;
-use crate::block::{Back, EmitError, displacement, text_write};
+use crate::block::EmitError;
 use crate::build::Builder;
 use crate::choose::{self, Carried, Choice};
-use crate::cost::Cost;
 use crate::environment::{CodegenError, Environment};
 use crate::head::{self, Form, Head};
 use crate::lanes::{self, Built, Task};
 use crate::loops::{self, Detour};
-use crate::mini::{self, Frame, MiniRequest, StackView, WovenMini};
-use crate::slot;
+use crate::mini::{self, MiniRequest};
 use crate::text::TextSpace;
+use crate::woven::WovenPoint;
 
 /// Up to this many points in one plan lie where the processor runs them best; more are packed.
 const ALIGN_MAX: usize = 64;
@@ -34,97 +33,6 @@ pub struct PointRequest<'a> {
     pub beside: &'a [&'a WovenPoint],
 }
 
-/// All that removing a piece of woven code needs, without this crate: a removal's plan is the concatenation of records.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct RemovalRecord {
-    /// The original bytes back.
-    pub text: Vec<TextWrite>,
-    /// Where threads go on.
-    pub moves: Vec<PcMove>,
-    /// From where they are stepped.
-    pub step_out: Vec<AvmaRange>,
-    /// The code that nothing leads to afterwards.
-    pub code: AvmaRange,
-}
-
-/// The copy of a displaced jump, return or call. A point there has its springboard over the copy; and a point to which a jump leads, without
-/// control passing the point, makes the copy lead past it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Inner {
-    /// The instruction in the text.
-    pub original: Avma,
-    /// Its copy.
-    pub copy: Avma,
-    /// The first bytes of the copy, which a springboard overwrites.
-    pub bytes: [u8; 5],
-    /// Where the copy of a jump leads, conditional or not.
-    pub leads: Option<Avma>,
-    /// Where control goes on if the instruction is a conditional jump that is not taken: in the text, and behind the copy.
-    pub next: Option<(Avma, Avma)>,
-}
-
-impl Inner {
-    /// The write that makes the copy of a jump lead to `to`.
-    pub(crate) fn leading(&self, to: u64) -> Option<TextWrite> {
-        let field = self.copy.0 + if self.bytes.starts_with(&[0x0f]) { 2 } else { 1 };
-        let [old, new] = [self.leads?.0, to].map(|target| displacement(field + 4, target).map(i32::to_le_bytes));
-        Some(text_write(field, &old?, &new?))
-    }
-}
-
-/// A point that is woven.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WovenPoint {
-    /// What kind of point it is.
-    pub kind: PointKind,
-    /// Behind the point's instruction instead of before it.
-    pub after: bool,
-    /// Where a thread may go on that has not changed anything since: the springboard of an entry and behind a call, elsewhere the point's
-    /// instruction. At a call that leads to the base itself it is whom the call calls, if that is known.
-    pub resume: Option<Avma>,
-    /// How the stack looks there.
-    pub stack: StackView,
-    /// First byte of the springboard.
-    pub at: Avma,
-    /// First byte of the function.
-    pub function: Avma,
-    /// Where the springboard leads.
-    pub base: Avma,
-    /// The first of nine live bytes: a plain count if that is the only snippet, else they lead to the first one, or to `leave`.
-    pub slot: Avma,
-    /// Behind the slot and the snippets that were woven together with the point: what the base trampoline saved is restored.
-    pub leave: Avma,
-    /// The displaced instructions.
-    pub tail: Avma,
-    /// Behind them and the way home. Instructions follow that are displaced only to make room, if there are any.
-    pub tail_end: Avma,
-    /// First original byte that was not displaced.
-    pub home: Avma,
-    /// Where the call returns to that the point lies before; none elsewhere.
-    pub returns_to: Option<Avma>,
-    /// The register that the check of the shard uses; none with locked counters.
-    pub scratch: Option<Gpr>,
-    /// Whether rax may be overwritten by snippets.
-    pub rax_free: bool,
-    /// Words that the base trampoline pushes.
-    pub pushed: u8,
-    /// The worst case of reaching it, without its snippets and the jumps between them and without what the function itself does:
-    /// springboard, base trampoline, way home.
-    pub cost: Cost,
-    /// The snippets, in the order in which they run.
-    pub minis: Vec<WovenMini>,
-    /// The displaced instructions that others may need. Points that have one as their host, or lead one, go before this or together with it.
-    pub inner: Vec<Inner>,
-    /// Which of another point's it is woven into, if that displaces its instruction.
-    pub host: Option<Inner>,
-    /// Jumps to the springboard that other points displace: their copies lead to the tail.
-    pub led: Vec<Inner>,
-    /// Where stretches begin that are displaced to make room for islands.
-    pub cleared: Vec<Avma>,
-    /// What removing the point has to know, without its snippets; for one with a host: removing it together with the host.
-    pub removal: RemovalRecord,
-}
-
 /// The answer to a request for several entries.
 #[derive(Clone, Debug)]
 pub struct Weave {
@@ -132,40 +40,6 @@ pub struct Weave {
     pub plan: PatchPlan,
     /// Per request, in order: the woven point or why not.
     pub woven: Vec<Result<WovenPoint, Refusal>>,
-}
-
-impl WovenPoint {
-    /// The copies that it changes in the code of other points, which have to stay as long as it does.
-    pub fn needs(&self) -> impl Iterator<Item = &Inner> {
-        self.host.iter().chain(&self.led)
-    }
-
-    /// Whether a thread that stands there in the displaced instructions has the point behind it.
-    pub fn is_passed_at(&self, at: Avma) -> bool {
-        (self.tail..self.tail_end).contains(&at)
-    }
-
-    /// Whether a plain count may stand in the slot: nothing lies between it and `leave`.
-    pub(crate) fn has_bare_slot(&self) -> bool {
-        self.leave.0 == self.slot.0 + slot::LEN
-    }
-
-    pub(crate) fn frame(&self, arena: &Arena) -> Result<Frame, CodegenError> {
-        let private = match self.scratch {
-            None => None,
-            Some(r) => match arena.slow(r) {
-                Some(slow) => Some((r, slow.walk.0)),
-                None => return Err(CodegenError::OtherEnvironment { at: self.at.0 }),
-            },
-        };
-        let home = self.resume.map_or(Back::StepOut, |at| Back::To(at.0));
-        Ok(Frame { home, stack: self.stack, private, rax_free: self.rax_free, pushed: self.pushed })
-    }
-
-    /// All records that removing the point needs, its snippets' included.
-    pub fn records(&self) -> impl Iterator<Item = &RemovalRecord> + Clone {
-        std::iter::once(&self.removal).chain(self.minis.iter().map(|m| &m.removal))
-    }
 }
 
 /// Weaves points: chooses springboards, takes text and arena, writes the code. Points that cannot be woven are refused one

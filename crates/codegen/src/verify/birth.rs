@@ -202,7 +202,7 @@ mod tests {
     use super::*;
     use crate::arena::Arena;
     use crate::environment::Readable;
-    use crate::routine::assemble;
+    use crate::routines::assemble;
     use crate::verify::memory::Memory;
     use crate::verify::walk::Facts;
 

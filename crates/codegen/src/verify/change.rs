@@ -9,10 +9,11 @@ use super::{Flaw, VerifyError, check_writes, fail, prove_routines, ways_out};
 use crate::arena::Arena;
 use crate::block::{LINK, link_target};
 use crate::environment::Environment;
-use crate::mini::{MiniRequest, WovenMini};
+use crate::mini::MiniRequest;
 use crate::slot::{OPCODE, Slot};
 use crate::slow::{COUNT, LOCKED_COUNT};
-use crate::weave::{Inner, WovenPoint};
+use crate::woven::WovenMini;
+use crate::woven::{Inner, WovenPoint};
 
 /// Proves a removal: every original byte comes back, every record of the points is in the plan, nothing else is.
 pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), VerifyError> {

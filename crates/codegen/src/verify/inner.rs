@@ -9,7 +9,8 @@ use super::memory::decode;
 use super::walk::Walk;
 use super::{Flaw, Proof, VerifyError, fail};
 use crate::slot;
-use crate::weave::{Inner, PointRequest, Weave, WovenPoint};
+use crate::weave::{PointRequest, Weave};
+use crate::woven::{Inner, WovenPoint};
 
 /// Bytes of a springboard in the arena.
 const ROOM: usize = 5;

@@ -35,11 +35,12 @@ use ingraft_model::{Avma, Clearing, PcMove, PointKind, Site, TextWrite};
 
 use crate::arena::Arena;
 use crate::environment::Environment;
-use crate::mini::WovenMini;
 use crate::routine::Routine;
 use crate::slot;
 use crate::text::TextSpace;
-use crate::weave::{PointRequest, RemovalRecord, Weave, WovenPoint};
+use crate::weave::{PointRequest, Weave};
+use crate::woven::WovenMini;
+use crate::woven::{RemovalRecord, WovenPoint};
 use inner::Hosts;
 
 pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};

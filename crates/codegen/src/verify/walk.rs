@@ -25,11 +25,12 @@ use super::{Flaw, VerifyError, fail};
 use crate::arena::{Arena, SlowRoutine};
 use crate::block::{LINK, link_target, straddles};
 use crate::environment::Environment;
-use crate::mini::{MiniCode, MiniRequest};
+use crate::mini::MiniRequest;
 use crate::routine::Routine;
 use crate::slot::{self, LEN, Slot};
 use crate::slow::{COUNT, LOCKED_COUNT, MARKER};
-use crate::weave::WovenPoint;
+use crate::woven::MiniCode;
+use crate::woven::WovenPoint;
 
 /// Which generated code is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
