@@ -5,10 +5,10 @@ use ingraft_model::ThreadIdentity;
 use ingraft_model::layout::{CHILD_SHARD, CLAIMS, COUNTERS, FIRST_SHARD, HEIRS, OWNER, TOP, birth, header, record};
 
 use super::form::{self, Right, put};
-use super::walk::Walk;
+use super::interpreter::Walk;
 use super::{Flaw, VerifyError, fail};
-use crate::environment::Environment;
-use crate::routine::Routine;
+use crate::code::environment::Environment;
+use crate::code::routine::Routine;
 
 /// Proves the routine at `at`.
 pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, routine: Routine, at: u64) -> Result<(), VerifyError> {
@@ -200,11 +200,11 @@ mod tests {
     use ingraft_model::{Avma, CpuClock, DataArea, WallClock};
 
     use super::*;
-    use crate::arena::Arena;
-    use crate::environment::Readable;
-    use crate::routines::assemble;
+    use crate::code::arena::Arena;
+    use crate::code::environment::Readable;
+    use crate::snippet::routines::assemble;
+    use crate::verify::interpreter::Facts;
     use crate::verify::memory::Memory;
-    use crate::verify::walk::Facts;
 
     const AT: Avma = Avma(0x80_0000);
 

@@ -4,9 +4,9 @@ use ingraft_model::layout::{CALL_SP, CALLING, header};
 use ingraft_model::{Call, VectorState};
 
 use super::form::{self, Right, put};
-use super::walk::Walk;
+use super::interpreter::Walk;
 use super::{Flaw, VerifyError, fail};
-use crate::environment::Environment;
+use crate::code::environment::Environment;
 
 /// In this order they are pushed, and in the other they come back.
 const KEPT: &str = "rax rdx rbx rbp rsi rdi r8 r9 r10 r11 r12 r13 r14 r15";

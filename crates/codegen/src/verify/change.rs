@@ -3,17 +3,17 @@
 use ingraft_model::{Avma, AvmaRange, PatchPlan, PcMove};
 use rustc_hash::FxHashSet;
 
+use super::interpreter::{Facts, Walk};
 use super::memory::Memory;
-use super::walk::{Facts, Walk};
 use super::{Flaw, VerifyError, check_writes, fail, prove_routines, ways_out};
-use crate::arena::Arena;
-use crate::block::{LINK, link_target};
-use crate::environment::Environment;
-use crate::mini::MiniRequest;
-use crate::slot::{OPCODE, Slot};
-use crate::slow::{COUNT, LOCKED_COUNT};
-use crate::woven::WovenMini;
-use crate::woven::{Inner, WovenPoint};
+use crate::code::arena::Arena;
+use crate::code::block::{LINK, link_target};
+use crate::code::environment::Environment;
+use crate::code::woven::WovenMini;
+use crate::code::woven::{Inner, WovenPoint};
+use crate::snippet::mini::MiniRequest;
+use crate::snippet::slot::{OPCODE, Slot};
+use crate::snippet::slow::{COUNT, LOCKED_COUNT};
 
 /// Proves a removal: every original byte comes back, every record of the points is in the plan, nothing else is.
 pub fn verify_removal(plan: &PatchPlan, points: &[WovenPoint]) -> Result<(), VerifyError> {

@@ -5,9 +5,9 @@ use ingraft_model::ThreadIdentity;
 use ingraft_model::layout::{EVENT_PAGES, EVENT_WORDS, header};
 
 use super::form::{self, Right, put};
-use super::walk::Walk;
+use super::interpreter::Walk;
 use super::{Flaw, VerifyError, fail};
-use crate::environment::Environment;
+use crate::code::environment::Environment;
 
 /// Proves the routine at `at`.
 pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, at: u64) -> Result<(), VerifyError> {

@@ -3,7 +3,7 @@
 
 use iced_x86::{Formatter, Instruction, IntelFormatter};
 
-use super::walk::Walk;
+use super::interpreter::Walk;
 use super::{Flaw, VerifyError, fail};
 
 /// A part of a right form.

@@ -4,13 +4,13 @@
 use ingraft_model::{Avma, BackBranch, PointKind, TextWrite};
 use rustc_hash::FxHashMap;
 
-use super::lockstep::{self, Pair};
+use super::equivalence::{self, Pair};
+use super::interpreter::Walk;
 use super::memory::decode;
-use super::walk::Walk;
 use super::{Flaw, Proof, VerifyError, fail};
-use crate::slot;
-use crate::weave::{PointRequest, Weave};
-use crate::woven::{Inner, WovenPoint};
+use crate::code::woven::{Inner, WovenPoint};
+use crate::patch::weave::{PointRequest, Weave};
+use crate::snippet::slot;
 
 /// Bytes of a springboard in the arena.
 const ROOM: usize = 5;
@@ -96,9 +96,9 @@ impl Proof<'_> {
         let (base, tail) = (point.base.0, point.tail.0);
         let home = if site.kind == PointKind::Exit && decode(bytes, original.0)?.is_jcc_short_or_near() {
             let Some((_, next)) = host.next else { return fail(copy, Flaw::Astray) };
-            Some(lockstep::leaves_if(walk, bytes, original.0, base, tail, Some(next.0), &mut pairs)?)
+            Some(equivalence::leaves_if(walk, bytes, original.0, base, tail, Some(next.0), &mut pairs)?)
         } else {
-            lockstep::run(walk, bytes, original.0, tail, &|target| target, &mut pairs)?
+            equivalence::run(walk, bytes, original.0, tail, &|target| target, &mut pairs)?
         };
         if home.is_some_and(|home| home != point.home.0) {
             return fail(copy, Flaw::NotEquivalent);

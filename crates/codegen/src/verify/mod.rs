@@ -4,49 +4,49 @@
 //! A plan passes if
 //! - text writes are sorted, disjoint, at most 8 bytes, on one page, and expect the original bytes;
 //! - springboards lead to a base trampoline, and nothing can land inside them;
-//! - what runs before the tail changes only dead registers, dead flags, counters and its own words on the stack (`walk`);
-//! - the tail does what the displaced instructions did (`lockstep`), and control goes home;
+//! - what runs before the tail changes only dead registers, dead flags, counters and its own words on the stack (`interpreter`);
+//! - the tail does what the displaced instructions did (`equivalence`), and control goes home;
 //! - no call instruction is in an arena and no address of it is pushed, but by the routines that call functions which a snippet
 //!   names (`calling`) and the one of the vDSO that tells the time (`time`);
 //! - every byte of new code belongs to an instruction that was proven, and no jump leads into the middle of one;
 //! - from every instruction of code that will be taken away a thread has a way home.
 
-mod alike;
 mod birth;
 mod calling;
 mod change;
+mod equivalence;
 mod event;
 mod form;
 mod inner;
-mod lockstep;
+mod interpreter;
 mod memory;
+mod proof_cache;
 mod rules;
 mod slow;
 mod state;
 mod system_call;
 mod time;
 mod waiting;
-mod walk;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use iced_x86::Code;
 use ingraft_model::{Avma, Clearing, PcMove, PointKind, Site, TextWrite};
 
-use crate::arena::Arena;
-use crate::environment::Environment;
-use crate::routine::Routine;
-use crate::slot;
-use crate::text::TextSpace;
-use crate::weave::{PointRequest, Weave};
-use crate::woven::WovenMini;
-use crate::woven::{RemovalRecord, WovenPoint};
+use crate::code::arena::Arena;
+use crate::code::environment::Environment;
+use crate::code::routine::Routine;
+use crate::code::woven::WovenMini;
+use crate::code::woven::{RemovalRecord, WovenPoint};
+use crate::patch::text_space::TextSpace;
+use crate::patch::weave::{PointRequest, Weave};
+use crate::snippet::slot;
 use inner::Hosts;
 
 pub use change::{verify_added, verify_removal, verify_removed, verify_removed_within};
-use lockstep::Pair;
+use equivalence::Pair;
+use interpreter::{Facts, Walk};
 use memory::Memory;
-use walk::{Facts, Walk};
 
 /// What is wrong with a plan: a defect of the generator, or of what stands between it and the verifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -434,7 +434,7 @@ impl Proof<'_> {
             return fail(at, Flaw::LandingInside);
         }
         let mut pairs = Vec::new();
-        let callee = lockstep::called(walk, &original, point.tail.0, &mut pairs)?;
+        let callee = equivalence::called(walk, &original, point.tail.0, &mut pairs)?;
         if point.resume != callee.map(Avma) {
             return fail(at, Flaw::Unmatched);
         }
@@ -492,7 +492,7 @@ impl Proof<'_> {
     /// The instructions in front of the point run first, and straight on; where what follows them begins.
     fn before(&self, walk: &mut Walk<'_>, pairs: &mut Vec<Pair>) -> Result<u64, VerifyError> {
         let bytes = self.site().bytes.get(..usize::from(self.site().point)).unwrap_or_default();
-        lockstep::straight(walk, bytes, self.site().at.to_avma(self.request.bias).0, self.point.base.0, pairs)
+        equivalence::straight(walk, bytes, self.site().at.to_avma(self.request.bias).0, self.point.base.0, pairs)
     }
 
     /// The point's instruction and those behind it; where they go home, if they do.
@@ -506,15 +506,15 @@ impl Proof<'_> {
         let (at, tail) = (self.point_at(), self.point.tail.0);
         let bytes = self.site().bytes.get(usize::from(self.site().point)..).unwrap_or_default();
         if self.site().kind == PointKind::Exit && memory::decode(bytes, at)?.is_jcc_short_or_near() {
-            return lockstep::leaves_if(walk, bytes, at, begin, tail, None, pairs).map(Some);
+            return equivalence::leaves_if(walk, bytes, at, begin, tail, None, pairs).map(Some);
         }
         if self.site().kind == PointKind::Call {
             let stays = walk.memory().decode(tail)?;
             if stays.code() == Code::Jmp_rel32_64 && stays.near_branch_target() == at {
-                return lockstep::stays(walk, at, tail, pairs).map(Some);
+                return equivalence::stays(walk, at, tail, pairs).map(Some);
             }
         }
-        lockstep::run(walk, bytes, at, tail, resolve, pairs)
+        equivalence::run(walk, bytes, at, tail, resolve, pairs)
     }
 
     /// Behind the branch that keeps those away from a conditional exit who do not take it.
@@ -594,7 +594,7 @@ impl Proof<'_> {
         let Some(copy) = copy else { return fail(at, Flaw::Astray) };
         let end = at + c.bytes.len() as u64;
         let mut own = Vec::new();
-        let home = lockstep::run(walk, &c.bytes, at, copy, &|target| target, &mut own)?;
+        let home = equivalence::run(walk, &c.bytes, at, copy, &|target| target, &mut own)?;
         let into = |target: u64| target > at && target < end;
         let mut rest = c.bytes.as_slice();
         while !rest.is_empty() {
@@ -639,7 +639,7 @@ impl Proof<'_> {
             let bytes = branch.bytes.get(offset..).ok_or_else(astray)?;
             let target = self.follow(w).ok_or_else(astray)?;
             let mut own = Vec::new();
-            let home = lockstep::run(walk, bytes, w.at.0, target, resolve, &mut own)?;
+            let home = equivalence::run(walk, bytes, w.at.0, target, resolve, &mut own)?;
             let stretch_end = own.iter().map(|p| p.original_end).max().unwrap_or(0);
             let takes_branch = own.iter().any(|p| p.original == at);
             // control that runs on must find the next instruction whole
@@ -654,7 +654,7 @@ impl Proof<'_> {
             pairs.extend(own);
             return Ok(Some(w.at.0));
         }
-        let target = lockstep::patched_target(original, at, w).ok_or_else(astray)?;
+        let target = equivalence::patched_target(original, at, w).ok_or_else(astray)?;
         let target = if w.len == 1 { self.island(target).ok_or_else(astray)? } else { target };
         if target == self.point.tail.0 { Ok(None) } else { Err(astray()) }
     }

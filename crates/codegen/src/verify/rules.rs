@@ -4,11 +4,11 @@ use iced_x86::{Code, Instruction, Mnemonic, OpAccess, Register, UsedMemory};
 use ingraft_model::layout::{COUNTERS, CPU_DESCRIPTOR, CPU_LAST, CPU_OFFSET, OWNER, TOP, header, record};
 use ingraft_model::{Avma, CpuClock, ThreadIdentity};
 
+use super::interpreter::Mode;
 use super::state::Bound;
-use super::walk::Mode;
-use crate::cpu::{PROCESSOR, SELF};
-use crate::environment::Environment;
-use crate::routine::Routine;
+use crate::code::environment::Environment;
+use crate::code::routine::Routine;
+use crate::snippet::cpu::{PROCESSOR, SELF};
 
 /// Number of the general purpose register that this one is or is part of.
 pub(super) fn number_of(r: Register) -> Option<u8> {

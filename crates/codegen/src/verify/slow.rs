@@ -6,12 +6,12 @@ use ingraft_model::ThreadIdentity;
 use ingraft_model::layout::{CALL_SP, CALLING, CHILD_SHARD, CLAIMS, FIRST_SHARD, HEIRS, OWNER, header};
 
 use super::form::{self, Right, put};
-use super::walk::Walk;
+use super::interpreter::Walk;
 use super::{Flaw, VerifyError, fail};
-use crate::arena::SlowRoutine;
-use crate::environment::Environment;
-use crate::slot::{LEN, NOP, OPCODE};
-use crate::slow::{COUNT, MARKER};
+use crate::code::arena::SlowRoutine;
+use crate::code::environment::Environment;
+use crate::snippet::slot::{LEN, NOP, OPCODE};
+use crate::snippet::slow::{COUNT, MARKER};
 
 /// Proves the routine for the register of that number.
 pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, r: u8, routine: &SlowRoutine) -> Result<(), VerifyError> {
@@ -250,11 +250,11 @@ mod tests {
     use ingraft_model::{Avma, CpuClock, DataArea, Gpr, WallClock};
 
     use super::*;
-    use crate::arena::Arena;
-    use crate::environment::Readable;
-    use crate::slow::assemble;
+    use crate::code::arena::Arena;
+    use crate::code::environment::Readable;
+    use crate::snippet::slow::assemble;
+    use crate::verify::interpreter::Facts;
     use crate::verify::memory::Memory;
-    use crate::verify::walk::Facts;
 
     const AT: Avma = Avma(0x80_0000);
 

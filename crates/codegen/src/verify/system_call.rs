@@ -5,12 +5,12 @@ use iced_x86::{Code, Instruction, Mnemonic, OpKind, Register};
 use ingraft_model::{CpuClock, ThreadIdentity, WallClock};
 
 use super::waiting;
-use crate::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
-use crate::environment::Environment;
-use crate::reading::{Access, LENGTHS, VALUE};
-use crate::routine::Routine;
-use crate::usage::{GETRUSAGE, THREAD};
-use crate::wall::CLOCK_MONOTONIC;
+use crate::code::environment::Environment;
+use crate::code::routine::Routine;
+use crate::snippet::cpu::{CLOCK_GETTIME, THREAD_CPUTIME};
+use crate::snippet::reading::{Access, LENGTHS, VALUE};
+use crate::snippet::usage::{GETRUSAGE, THREAD};
+use crate::snippet::wall::CLOCK_MONOTONIC;
 
 /// What is answered: struct timespec, struct rusage.
 pub(super) const TIME_WORDS: usize = 2;

@@ -4,8 +4,8 @@ use ingraft_model::Avma;
 
 use super::VerifyError;
 use super::form::{self, Right, put};
-use super::walk::Walk;
-use crate::environment::Environment;
+use super::interpreter::Walk;
+use crate::code::environment::Environment;
 
 /// Proves the routine at `at`.
 pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, function: Avma, at: u64) -> Result<(), VerifyError> {

@@ -4,10 +4,10 @@ use iced_x86::{Code, Instruction, Register};
 use ingraft_model::layout::header;
 
 use super::system_call::{SystemCall, TIME_WORDS};
-use crate::cpu::CLOCK_GETTIME;
-use crate::environment::Environment;
-use crate::loader::{ANY_BIT, FUTEX, FUTEX_WAIT_BITSET, FUTEX_WAKE, ONE};
-use crate::wall::CLOCK_MONOTONIC;
+use crate::code::environment::Environment;
+use crate::snippet::cpu::CLOCK_GETTIME;
+use crate::snippet::loader::{ANY_BIT, FUTEX, FUTEX_WAIT_BITSET, FUTEX_WAKE, ONE};
+use crate::snippet::wall::CLOCK_MONOTONIC;
 
 /// What a register is set to right before a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,264 @@
+//! A piece of arena code while it is written: every instruction comes with the place where a thread that stands on it goes on
+//! when the piece is taken away.
+
+use std::cell::RefCell;
+
+use ingraft_model::{Avma, AvmaRange, Gpr, PcMove, TextWrite};
+use rustc_hash::FxHashMap;
+
+use crate::code::cost::Cost;
+
+/// Bytes of a page: what a kill of the writer can fall between.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Beyond the last address of user space (47 bits): below it, sums of addresses and lengths cannot overflow.
+pub(crate) const USER_END: u64 = 1 << 47;
+
+/// Whether `len` bytes at `at` lie on two pages.
+pub(crate) fn straddles(at: u64, len: u64) -> bool {
+    len > 0 && (at & (PAGE - 1)) + len > PAGE
+}
+
+/// Displacement from `end`, the end of a field or instruction, to `target`, if 32 bits hold it.
+pub(crate) fn displacement(end: u64, target: u64) -> Option<i32> {
+    i32::try_from(target.wrapping_sub(end).cast_signed()).ok()
+}
+
+/// A text write of up to 8 bytes.
+pub(crate) fn text_write(at: u64, old: &[u8], new: &[u8]) -> TextWrite {
+    let len = old.len().min(new.len()).min(8);
+    let pad = |bytes: &[u8]| {
+        let mut all = [0; 8];
+        all[..len].copy_from_slice(&bytes[..len]);
+        all
+    };
+    TextWrite { at: Avma(at), len: len as u8, old: pad(old), new: pad(new) }
+}
+
+/// The five bytes of `jmp rel32` at `at`.
+pub(crate) fn jmp_bytes(at: u64, target: u64) -> Option<[u8; 5]> {
+    let [a, b, c, d] = displacement(at.wrapping_add(5), target)?.to_le_bytes();
+    Some([0xe9, a, b, c, d])
+}
+
+/// Where a `jmp rel32` at `at` leads, if it is one.
+pub(crate) fn jmp_target(at: u64, bytes: &[u8]) -> Option<u64> {
+    let [0xe9, disp @ ..] = bytes else { return None };
+    let disp = i32::from_le_bytes(*disp.first_chunk()?);
+    Some(at.wrapping_add(5).wrapping_add_signed(i64::from(disp)))
+}
+
+/// A link of a chain that leads to what is right behind it: `nop dword [rax+rax+0]`.
+pub(crate) const LINK_NOP: [u8; LINK as usize] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+/// Bytes of a link.
+pub(crate) const LINK: u64 = 5;
+
+/// The bytes of the link at `at` that leads to `target`: a jump, or a nop.
+pub(crate) fn link_bytes(at: u64, target: u64) -> Option<[u8; LINK as usize]> {
+    if target == at + LINK { Some(LINK_NOP) } else { jmp_bytes(at, target) }
+}
+
+/// Where the link at `at` leads, if it is one.
+pub(crate) fn link_target(at: u64, bytes: &[u8]) -> Option<u64> {
+    if bytes.starts_with(&LINK_NOP) { Some(at + LINK) } else { jmp_target(at, bytes) }
+}
+
+/// Where a thread goes on that stands on an instruction of retired code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Back {
+    /// At this address, with nothing else to change.
+    To(u64),
+    /// Nowhere yet: it is single-stepped until it stands elsewhere.
+    StepOut,
+}
+
+/// Something lies further away than a displacement reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OutOfReach;
+
+/// Code under construction at a fixed address.
+#[derive(Debug, Default)]
+pub(crate) struct Block {
+    pub at: u64,
+    pub bytes: Vec<u8>,
+    backs: Vec<(u32, Back)>,
+    /// What pieces of code cost: those of one plan are much alike.
+    costs: RefCell<FxHashMap<Box<[u8]>, Cost>>,
+}
+
+impl Block {
+    /// Starts anew at `at`, keeping the buffers.
+    pub fn restart(&mut self, at: u64) {
+        self.at = at;
+        self.bytes.clear();
+        self.backs.clear();
+    }
+
+    /// Address of the next byte.
+    pub fn here(&self) -> u64 {
+        self.at + self.bytes.len() as u64
+    }
+
+    /// The bytes between two addresses of the block, none where it has none.
+    pub fn stretch(&self, from: u64, until: u64) -> &[u8] {
+        let offset = |at: u64| usize::try_from(at.wrapping_sub(self.at)).unwrap_or(usize::MAX);
+        self.bytes.get(offset(from)..offset(until)).unwrap_or_default()
+    }
+
+    /// The bytes from an address of the block on.
+    pub fn rest_from(&mut self, from: u64) -> &mut [u8] {
+        let offset = usize::try_from(from.wrapping_sub(self.at)).unwrap_or(usize::MAX);
+        self.bytes.get_mut(offset..).unwrap_or_default()
+    }
+
+    /// What the dearest path through the code between two addresses costs, from its beginning.
+    pub fn cost(&self, from: u64, until: u64) -> Cost {
+        let code = self.stretch(from, until);
+        if let Some(known) = self.costs.borrow().get(code) {
+            return *known;
+        }
+        let cost = Cost::of(from, code);
+        self.costs.borrow_mut().insert(code.into(), cost);
+        cost
+    }
+
+    /// One instruction.
+    pub fn put(&mut self, bytes: &[u8], back: Back) {
+        self.backs.push((self.bytes.len() as u32, back));
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Several instructions, none of which can be left other than by running on.
+    pub fn put_unit(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.put(bytes, Back::StepOut);
+        }
+    }
+
+    /// An opcode that ends in a 32-bit displacement from its own end.
+    pub fn put_relative(&mut self, opcode: &[u8], target: u64, back: Back) -> Result<(), OutOfReach> {
+        let end = self.here() + opcode.len() as u64 + 4;
+        let disp = displacement(end, target).ok_or(OutOfReach)?;
+        self.put(opcode, back);
+        self.bytes.extend_from_slice(&disp.to_le_bytes());
+        Ok(())
+    }
+
+    /// An opcode followed by an absolute 32-bit address or value.
+    pub fn put_absolute(&mut self, opcode: &[u8], value: u32, back: Back) {
+        self.put(opcode, back);
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    /// `jmp rel32`, always five bytes.
+    pub fn jmp(&mut self, target: u64, back: Back) -> Result<(), OutOfReach> {
+        self.put_relative(&[0xe9], target, back)
+    }
+
+    /// `jcc rel8` to an address at most 128 bytes away.
+    pub fn jcc_short(&mut self, condition: u8, target: u64, back: Back) -> Result<(), OutOfReach> {
+        let disp = target.wrapping_sub(self.here() + 2).cast_signed();
+        let disp = i8::try_from(disp).map_err(|_| OutOfReach)?;
+        self.put(&[0x70 | condition, disp.cast_unsigned()], back);
+        Ok(())
+    }
+
+    /// `push r` or `pop r` (opcode 0x50 or 0x58).
+    pub fn push_pop(&mut self, opcode: u8, r: Gpr, back: Back) {
+        let low = opcode | (r.0 & 7);
+        if r.0 < 8 {
+            self.put(&[low], back);
+        } else {
+            self.put(&[0x41, low], back);
+        }
+    }
+
+    /// An instruction `seg: op r, [disp32]` without base or index; `wide` for 64 bits.
+    pub fn segment_absolute(&mut self, segment: u8, opcode: u8, r: Gpr, wide: bool, disp: u32, back: Back) {
+        let rex = 0x40 | u8::from(wide) << 3 | (r.0 >> 3) << 2;
+        let modrm = 0x04 | (r.0 & 7) << 3;
+        if rex == 0x40 {
+            self.put_absolute(&[segment, opcode, modrm, 0x25], disp, back);
+        } else {
+            self.put_absolute(&[segment, rex, opcode, modrm, 0x25], disp, back);
+        }
+    }
+
+    /// `lea r, [rip + target]`.
+    pub fn lea(&mut self, r: Gpr, target: u64, back: Back) -> Result<(), OutOfReach> {
+        self.put_relative(&[0x48 | (r.0 >> 3) << 2, 0x8d, 0x05 | (r.0 & 7) << 3], target, back)
+    }
+
+    /// `cmp dword [address], 0`.
+    pub fn cmp_zero(&mut self, address: u32, back: Back) {
+        let [a, b, c, d] = address.to_le_bytes();
+        self.put(&[0x83, 0x3c, 0x25, a, b, c, d, 0], back);
+    }
+
+    /// The instructions from `from` on that can be left at once, and the stretches that cannot.
+    pub fn exits(&self, from: u64, until: u64) -> (Vec<PcMove>, Vec<AvmaRange>) {
+        let index = |at: u64| self.backs.partition_point(|(offset, _)| self.at + u64::from(*offset) < at);
+        let (first, last) = (index(from), index(until.max(from)));
+        let backs = self.backs.get(first..last).unwrap_or_default();
+        // most code has none of the one or one of the other: there are many points, and they are kept
+        let mut moves = Vec::with_capacity(backs.iter().filter(|(_, back)| matches!(back, Back::To(_))).count());
+        let mut step_out: Vec<AvmaRange> = Vec::new();
+        for (i, &(offset, back)) in (first..).zip(backs) {
+            let start = self.at + u64::from(offset);
+            match back {
+                Back::To(to) => moves.push(PcMove { from: Avma(start), to: Avma(to) }),
+                Back::StepOut => {
+                    let end = self.backs.get(i + 1).map_or(self.here(), |&(next, _)| self.at + u64::from(next));
+                    match step_out.last_mut() {
+                        Some(last) if last.end.0 == start => last.end = Avma(end),
+                        _ => step_out.push(Avma(start)..Avma(end)),
+                    }
+                }
+            }
+        }
+        (moves, step_out)
+    }
+}
+
+/// Why code could not be written where it should go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum EmitError {
+    /// What it must lead to is too far away.
+    OutOfReach,
+    /// The arena has no room left for it.
+    ArenaFull,
+    /// It needs a routine that many points share, which is not to be written now.
+    Unshared,
+    Codegen(crate::code::environment::CodegenError),
+}
+
+impl From<OutOfReach> for EmitError {
+    fn from(_: OutOfReach) -> Self {
+        EmitError::OutOfReach
+    }
+}
+
+impl From<crate::code::environment::CodegenError> for EmitError {
+    fn from(e: crate::code::environment::CodegenError) -> Self {
+        EmitError::Codegen(e)
+    }
+}
+
+impl Block {
+    /// Makes the link at `at` lead to `target`.
+    pub fn set_link(&mut self, at: u64, target: u64) -> Result<(), OutOfReach> {
+        let bytes = link_bytes(at, target).ok_or(OutOfReach)?;
+        let offset = usize::try_from(at.wrapping_sub(self.at)).map_err(|_| OutOfReach)?;
+        *self.bytes.get_mut(offset..).and_then(|b| b.first_chunk_mut()).ok_or(OutOfReach)? = bytes;
+        Ok(())
+    }
+
+    /// Rewrites the 32-bit displacement at `field`, which ends its instruction.
+    pub fn patch_relative(&mut self, field: u64, target: u64) -> Result<(), OutOfReach> {
+        let disp = displacement(field.wrapping_add(4), target).ok_or(OutOfReach)?;
+        let offset = usize::try_from(field.wrapping_sub(self.at)).map_err(|_| OutOfReach)?;
+        let place = self.bytes.get_mut(offset..).and_then(|b| b.first_chunk_mut::<4>()).ok_or(OutOfReach)?;
+        *place = disp.to_le_bytes();
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! Where branches lie in 32 bytes of code. Intel's processors from Skylake to Cascade Lake do not keep the decoded instructions of 32 bytes
+//! whose end a branch crosses or touches, or the comparison that is fused with one (Intel, "Mitigations for Jump Conditional Code Erratum",
+//! 2019): such code is decoded again at every hit.
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
+
+use crate::code::block::Block;
+
+/// What the processor keeps decoded together.
+pub(crate) const WINDOW: u64 = 32;
+
+/// The branches of a block: where each begins, with what is fused with it, and ends.
+#[derive(Default)]
+pub(crate) struct Branches(Vec<(u64, u64)>);
+
+impl Branches {
+    /// Adds those between two addresses of a block.
+    pub fn add(&mut self, block: &Block, from: u64, until: u64) {
+        let decoder = Decoder::with_ip(64, block.stretch(from, until), from, DecoderOptions::NONE);
+        let mut before = Instruction::default();
+        for i in decoder {
+            use FlowControl as F;
+            if !matches!(i.flow_control(), F::Next | F::Interrupt | F::Exception | F::XbeginXabortXend) {
+                let fused = i.is_jcc_short_or_near() && may_fuse(&before) && before.next_ip() == i.ip();
+                self.0.push((if fused { before.ip() } else { i.ip() }, i.next_ip()));
+            }
+            before = i;
+        }
+    }
+
+    /// Where in a window the block that was written at `at` begins best: the fewest branches are hindered, and its base is as aligned as that allows.
+    pub fn best_start(&self, at: u64, base: u64) -> u64 {
+        let aligned = |shift: u64| (base + shift).trailing_zeros().min(WINDOW.trailing_zeros());
+        let best = (0..WINDOW).min_by_key(|shift| (self.hindered(*shift), std::cmp::Reverse(aligned(*shift))));
+        (at + best.unwrap_or_default()) % WINDOW
+    }
+
+    /// How many the processor decodes at every hit with the block so many bytes further.
+    fn hindered(&self, shift: u64) -> usize {
+        // the end of one that touches the end of its window is where the next window begins
+        let hindered = |(start, end): &&(u64, u64)| (start + shift) / WINDOW != (end + shift) / WINDOW;
+        self.0.iter().filter(hindered).count()
+    }
+}
+
+/// Whether a conditional branch behind it may be one operation with it.
+fn may_fuse(i: &Instruction) -> bool {
+    use Mnemonic as M;
+    matches!(i.mnemonic(), M::Cmp | M::Test | M::Add | M::Sub | M::And | M::Inc | M::Dec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::code::block::Back;
+
+    fn block_of(pieces: &[&[u8]]) -> (Block, Branches) {
+        let mut block = Block::default();
+        block.restart(0x1000);
+        pieces.iter().for_each(|bytes| block.put(bytes, Back::StepOut));
+        let mut branches = Branches::default();
+        branches.add(&block, 0x1000, block.here());
+        (block, branches)
+    }
+
+    const CMP: &[u8] = &[0x48, 0x39, 0xc8];
+    const JE: &[u8] = &[0x74, 0x00];
+    const NOP: &[u8] = &[0x90];
+
+    #[test]
+    fn a_branch_that_touches_or_crosses_the_end_is_hindered() {
+        let (_, branches) = block_of(&[JE]);
+        let hindered: Vec<u64> = (0..WINDOW).filter(|shift| branches.hindered(*shift) > 0).collect();
+        assert_eq!(hindered, [30, 31], "31: it crosses; 30: its last byte is the window's last");
+    }
+
+    #[test]
+    fn a_comparison_counts_with_its_branch() {
+        let (_, branches) = block_of(&[CMP, JE]);
+        let hindered: Vec<u64> = (0..WINDOW).filter(|shift| branches.hindered(*shift) > 0).collect();
+        assert_eq!(hindered, [27, 28, 29, 30, 31]);
+        let (_, apart) = block_of(&[CMP, NOP, JE]);
+        assert_eq!((0..WINDOW).filter(|shift| apart.hindered(*shift) > 0).count(), 2);
+    }
+
+    #[test]
+    fn the_base_is_aligned_where_no_branch_minds() {
+        let (_, branches) = block_of(&[NOP, NOP, CMP, JE]);
+        assert_eq!(branches.best_start(0x1000, 0x1002), 30, "the base at a multiple of 32");
+        // a branch whose end is the window's: half a window further is the next best
+        let late: Vec<&[u8]> = std::iter::repeat_n(NOP, 30).chain([JE]).collect();
+        let (_, late) = block_of(&late);
+        assert_eq!(late.best_start(0x1000, 0x1000), 16);
+    }
+}

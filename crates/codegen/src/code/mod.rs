@@ -1,0 +1,9 @@
+//! Pieces of generated code, the arenas that hold them, and woven points as values. It uses no other folder.
+
+pub(crate) mod arena;
+pub(crate) mod block;
+pub(crate) mod branches;
+pub(crate) mod cost;
+pub(crate) mod environment;
+pub(crate) mod routine;
+pub(crate) mod woven;

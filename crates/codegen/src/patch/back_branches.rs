@@ -1,0 +1,177 @@
+//! A function's own branches to its entry or to a return address: they must reach the tail, because a loop is not a call, and who jumps
+//! past a call has not made it.
+
+use ingraft_model::point::BackBranch;
+use ingraft_model::{Avma, AvmaRange, Offset, PointKind, Refusal};
+
+use crate::code::block::{USER_END, straddles};
+use crate::code::environment::Environment;
+use crate::code::woven::Inner;
+use crate::patch::choose::Carried;
+use crate::patch::relocate::{Displaced, decode};
+use crate::patch::springboard::{Head, Place};
+use crate::patch::text_space::{Island, TextSpace};
+use crate::patch::weave::PointRequest;
+
+/// How one branch is made to miss the springboard.
+#[derive(Clone, Debug)]
+pub(crate) enum Detour {
+    /// Its 32-bit displacement, at this address, is rewritten.
+    Retarget { field: u64, old: [u8; 4] },
+    /// The branch and perhaps instructions before it are displaced as well, or a stretch that only makes room for an island: five bytes of
+    /// springboard at the first of them.
+    Stretch { displaced: Vec<Displaced>, old: [u8; 5], clears: bool },
+    /// Its 8-bit displacement, at this address, is rewritten to lead to an island.
+    Hop { field: u64, old: u8, island: Island },
+    /// Another point displaces the branch at this address: the displacement of its copy is rewritten.
+    Led { branch: u64 },
+}
+
+impl Detour {
+    /// Where a stretch of displaced instructions begins.
+    pub fn first(&self) -> Option<u64> {
+        match self {
+            Detour::Stretch { displaced, .. } => displaced.first().map(|d| d.at),
+            Detour::Retarget { .. } | Detour::Hop { .. } | Detour::Led { .. } => None,
+        }
+    }
+
+    /// Whether it only makes room for an island.
+    pub fn clears(&self) -> bool {
+        matches!(self, Detour::Stretch { clears: true, .. })
+    }
+
+    /// The text that it takes.
+    pub fn taken(&self) -> Vec<(u64, u64)> {
+        match self {
+            Detour::Retarget { field, .. } => vec![(*field, field + 4)],
+            Detour::Stretch { displaced, .. } => displaced.first().map(|d| (d.at, d.at + 5)).into_iter().collect(),
+            Detour::Hop { field, island, .. } => vec![(*field, field + 1), (island.at, island.at + 5)],
+            Detour::Led { .. } => Vec::new(),
+        }
+    }
+}
+
+/// Finds a detour for every branch back that the head does not displace anyway. The point's code will be in `arena`; the copy of a branch may be in
+/// another one.
+pub(crate) fn detours(
+    env: &Environment,
+    text: &mut TextSpace,
+    head: &Head,
+    request: &PointRequest<'_>,
+    carried: &Carried,
+    arena: &AvmaRange,
+) -> Result<Vec<Detour>, Refusal> {
+    let mut out: Vec<Detour> = Vec::new();
+    for b in &request.site.back_branches {
+        let at = b.at.to_avma(request.bias).0;
+        if at >= head.at && at < head.home() {
+            continue;
+        }
+        let found = if carried.has(head.function, at) {
+            let copy = request.beside.iter().flat_map(|p| &p.inner).find(|inner| inner.original.0 == at);
+            let reaches = |copy: &Inner| [arena.start, arena.end].iter().all(|to| copy.leading(to.0).is_some());
+            let led = copy.is_none_or(reaches).then(|| vec![Detour::Led { branch: at }]);
+            led.ok_or(Refusal::NoRoomNearby)
+        } else {
+            detour(env, text, head, b, request).ok_or_else(|| cannot_tell(head, request, at))
+        };
+        match found {
+            Ok(found) => out.extend(found),
+            Err(refusal) => {
+                for (start, end) in out.iter().flat_map(Detour::taken) {
+                    text.release(&(Avma(start)..Avma(end)));
+                }
+                return Err(refusal);
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// Why a point cannot be woven to which the branch at an address leads.
+pub(crate) fn cannot_tell(head: &Head, request: &PointRequest<'_>, branch: u64) -> Refusal {
+    let offset = Offset::between(head.function, branch);
+    match request.site.kind {
+        PointKind::Entry => Refusal::OwnBranchToEntry { offset },
+        _ => Refusal::OwnBranchToReturn { offset },
+    }
+}
+
+fn detour(
+    env: &Environment,
+    text: &mut TextSpace,
+    head: &Head,
+    b: &BackBranch,
+    request: &PointRequest<'_>,
+) -> Option<Vec<Detour>> {
+    let (bias, name) = (request.bias, request.name);
+    let from = b.from.to_avma(bias).0;
+    let at = b.at.to_avma(bias).0;
+    if from >= USER_END || at >= USER_END {
+        return None;
+    }
+    let all = decode_all(env, &b.bytes, from, head.function, at);
+    let branch = *all.as_ref().and_then(|all| all.last())?;
+    let target = branch.branch_target()?;
+    if branch.at != at || !head.begins(request.site.kind, target) {
+        return None;
+    }
+    if branch.is_long_branch() {
+        let field = branch.next() - 4;
+        let old = branch.bytes().last_chunk::<4>().copied()?;
+        if !straddles(field, 4) && text.take(field, field + 4, name).is_ok() {
+            return Some(vec![Detour::Retarget { field, old }]);
+        }
+    }
+    let end = b.until.to_avma(bias).0.min(from + b.bytes.len() as u64);
+    // padding behind a branch is dead only if control never runs on
+    let end = if branch.ends { end } else { branch.next() };
+    for (i, first) in all.as_deref().unwrap_or_default().iter().enumerate().rev() {
+        let start = first.at;
+        let apart = start >= head.home() || branch.next().max(start + 5) <= head.at;
+        let fits = apart && start + 5 <= end && !straddles(start, 5);
+        let displaced = &all.as_deref().unwrap_or_default()[i..];
+        let middle_ends = displaced.split_last().is_some_and(|(_, before)| before.iter().any(|d| d.ends));
+        if fits && !middle_ends && text.take(start, branch.next().max(start + 5), name).is_ok() {
+            let offset = usize::try_from(start - from).ok()?;
+            let old = b.bytes.get(offset..)?.first_chunk::<5>().copied()?;
+            return Some(vec![Detour::Stretch { displaced: displaced.to_vec(), old, clears: false }]);
+        }
+    }
+    if branch.is_long_branch() {
+        return None;
+    }
+    let field = branch.next() - 1;
+    let old = *branch.bytes().last()?;
+    text.take(field, field + 1, name).ok()?;
+    if let Some(island) = text.take_island(branch.next().saturating_sub(128), branch.next() + 127, name) {
+        return Some(vec![Detour::Hop { field, old, island }]);
+    }
+    let place = Place::new(request);
+    if let Some((island, clearing)) = place.clear(env, text, branch.next(), name) {
+        return Some(vec![clearing, Detour::Hop { field, old, island }]);
+    }
+    text.release(&(Avma(field)..Avma(field + 1)));
+    None
+}
+
+/// The instructions from `from` to the branch at `branch`; only the branch itself when those before cannot be displaced.
+fn decode_all(env: &Environment, bytes: &[u8], from: u64, function: u64, branch: u64) -> Option<Vec<Displaced>> {
+    let mut all = Vec::new();
+    let mut at = from;
+    while at <= branch {
+        let offset = usize::try_from(at - from).ok()?;
+        match decode(bytes.get(offset..)?, at, function, env.shadow_stack) {
+            Ok(d) => {
+                at = d.next();
+                all.push(d);
+            }
+            Err(_) => {
+                let offset = usize::try_from(branch.checked_sub(from)?).ok()?;
+                return decode(bytes.get(offset..)?, branch, function, env.shadow_stack).ok().map(|d| vec![d]);
+            }
+        }
+    }
+    Some(all)
+}

@@ -1,0 +1,507 @@
+//! The code of one point: base trampoline, snippets, displaced instructions, and what undoes it.
+
+use ingraft_model::patch::ArenaCode;
+use ingraft_model::{Avma, AvmaRange, Gpr, PatchPlan, PcMove, PointKind, Site, TextWrite, ThreadIdentity};
+
+use crate::code::arena::{Arena, SlowRoutine};
+use crate::code::block::{Back, Block, EmitError, LINK, PAGE, jmp_bytes, straddles, text_write};
+use crate::code::branches::{Branches, WINDOW};
+use crate::code::cost::Cost;
+use crate::code::environment::Environment;
+use crate::code::woven::{Inner, RemovalRecord, WovenPoint};
+use crate::code::woven::{StackView, WovenMini};
+use crate::patch::back_branches::Detour;
+use crate::patch::relocate::{self, Displaced};
+use crate::patch::springboard::{Form, Head};
+use crate::patch::weave::PointRequest;
+use crate::snippet::mini::{self, Compiled, Frame, MiniRequest, Parts};
+use crate::snippet::slot::{self, Holds, Slot};
+use crate::snippet::slow::{self, COUNT, MARKER};
+use crate::snippet::template::Templates;
+
+/// Registers that the check of the shard may use, best first. Never one of an argument: it may be dead for the function and yet be what a
+/// snippet asks for.
+const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
+
+/// Bytes of a `jmp rel32`.
+const SPRINGBOARD: u64 = 5;
+
+/// Writes the code of points, one after the other.
+pub(crate) struct Builder<'a> {
+    pub env: &'a Environment,
+    pub arena: &'a mut Arena,
+    /// Whether code lies where the processor runs it best, or packed.
+    pub align: bool,
+    pub block: Block,
+    pub plan: PatchPlan,
+    pub templates: Templates<'a>,
+}
+
+/// Where the parts of a point's code lie.
+struct Layout {
+    base: u64,
+    /// Behind the function's own instructions that run before the point's.
+    begin: u64,
+    slot: Slot,
+    leave: u64,
+    tail: u64,
+    tail_end: u64,
+    /// First byte behind what belongs to the point itself.
+    own_end: u64,
+    stubs: Vec<u64>,
+    /// Displaced instructions that a thread may be about to execute: original address and copy; for the point's own instruction the
+    /// beginning of what runs before it.
+    copies: Vec<PcMove>,
+    /// Displaced instructions that other points may need: the copy of each, and what is behind that.
+    inner: Vec<(Displaced, u64, u64)>,
+    minis: Vec<Parts>,
+}
+
+impl Layout {
+    /// What the base trampoline costs, with the jumps to it and home.
+    fn cost(&self, block: &Block, head: &Head) -> Cost {
+        let pieces = [(self.begin, self.slot.at), (self.leave, self.tail)];
+        let own: Cost = pieces.into_iter().map(|(from, until)| block.cost(from, until)).sum();
+        let springboard = if matches!(head.form, Form::Short(_)) { 2 } else { 1 };
+        own + Cost::jumps(springboard + u32::from(!head.ends()))
+    }
+
+    /// What may be written while it is live: first byte and length.
+    fn live_fields(&self) -> impl Iterator<Item = (u64, u64)> {
+        let links = self.minis.iter().map(|m| (m.link, LINK));
+        // a springboard, or the last four bytes of a jump
+        let inner = self.inner.iter().map(|(_, copy, behind)| (*copy, SPRINGBOARD.max(behind - copy)));
+        std::iter::once((self.slot.at, slot::LEN)).chain(links).chain(inner)
+    }
+}
+
+/// A point's decisions before any byte is written.
+struct Design<'a> {
+    head: &'a Head,
+    kind: PointKind,
+    /// Whether snippets run before anything that is displaced.
+    springboard_first: bool,
+    detours: &'a [Detour],
+    frame: Frame,
+    save: Save,
+    slow: Option<u64>,
+    minis: &'a [Compiled<'a>],
+}
+
+/// What the base trampoline keeps on the stack.
+#[derive(Clone, Copy)]
+struct Save {
+    scratch: bool,
+    flags: bool,
+    /// rax and the flags, where rax is the function's result: by lahf and seto, a fifth of what pushf and popf take.
+    result: bool,
+}
+
+impl Save {
+    fn words(self) -> u8 {
+        u8::from(self.scratch) + u8::from(self.flags) + 2 * u8::from(self.result)
+    }
+}
+impl<'a> Builder<'a> {
+    pub fn new(env: &'a Environment, arena: &'a mut Arena, align: bool) -> Self {
+        let (block, plan, templates) = (Block::default(), PatchPlan::default(), Templates::default());
+        Builder { env, arena, align, block, plan, templates }
+    }
+
+    /// Writes the slow routine that a point at a site needs, if this arena has it not yet.
+    pub fn share(&mut self, site: &Site) -> Result<(), EmitError> {
+        self.register(site).map_or(Ok(()), |r| self.slow(r).map(drop))
+    }
+
+    /// The register that the check of the shard uses; none with locked counters.
+    fn register(&self, site: &Site) -> Option<Gpr> {
+        let spare = PREFERRED.into_iter().find(|r| site.scratch.contains(r)).unwrap_or(Gpr(0));
+        (self.env.identity != ThreadIdentity::Locked).then_some(spare)
+    }
+
+    /// Writes the code of a point, and notes the writes to text that lead to it.
+    pub fn build(
+        &mut self,
+        head: &Head,
+        detours: &[Detour],
+        request: &PointRequest<'a>,
+    ) -> Result<WovenPoint, EmitError> {
+        let site = request.site;
+        let r = self.register(site);
+        let save = match site.kind {
+            PointKind::Entry => {
+                Save { scratch: r.is_some_and(|r| !site.scratch.contains(&r)), flags: !site.flags_dead, result: false }
+            }
+            _ => Save { scratch: false, flags: false, result: true },
+        };
+        let slow = r.map(|r| self.slow(r)).transpose()?;
+        let (home, stack) = match (site.kind, head.displaced.last()) {
+            (PointKind::Call, Some(call)) if head.is_called() => {
+                (call.callee().map_or(Back::StepOut, Back::To), StackView::CALLED)
+            }
+            (PointKind::Call, _) => (Back::To(head.point), StackView::CALLING),
+            (PointKind::Entry, _) => (Back::To(head.at), StackView::FUNCTION),
+            _ => (Back::To(head.point), StackView::FUNCTION),
+        };
+        let frame = Frame {
+            home,
+            stack,
+            private: r.zip(slow.as_ref().map(|s| s.walk.0)),
+            rax_free: save.scratch || save.result || site.scratch.contains(&Gpr(0)),
+            pushed: save.words(),
+        };
+        let compile = |m: &MiniRequest<'a>| mini::compile(self.env, &frame, m, &mut self.templates);
+        let minis = request.minis.iter().map(compile).collect::<Result<Vec<_>, _>>()?;
+        minis.iter().try_for_each(|m| m.routines(self.env, self.arena, &mut self.plan.code))?;
+        let slow_at = slow.as_ref().map(|s| s.range.start.0);
+        let springboard_first = site.kind == PointKind::Entry || site.after;
+        let design =
+            Design { head, kind: site.kind, springboard_first, detours, frame, save, slow: slow_at, minis: &minis };
+
+        // it will be about as long as the last one: a hole that is too small is not worth writing it for
+        let about = self.block.bytes.len() as u64;
+        let mut at =
+            self.arena.place(about, |a| a).or_else(|| self.arena.place(0, |a| a)).ok_or(EmitError::ArenaFull)?;
+        let layout = loop {
+            self.block.restart(at);
+            let layout = self.emit(&design)?;
+            let begins = self.align.then(|| {
+                let mut branches = Branches::default();
+                branches.add(&self.block, layout.base, layout.tail_end);
+                branches.best_start(at, layout.base)
+            });
+            let fits = |place: &u64| !layout.live_fields().any(|(field, len)| straddles(place + (field - at), len));
+            let best = |place: &u64| begins.is_none_or(|begins| place % WINDOW == begins) && fits(place);
+            // so many fields may lie in long code that none of a page's places is the best, or right at all
+            let somewhere = |right: &dyn Fn(&u64) -> bool| (0..PAGE).any(|place| right(&place));
+            let right: &dyn Fn(&u64) -> bool = match somewhere(&best) {
+                true => &best,
+                false if somewhere(&fits) => &fits,
+                false => return Err(EmitError::OutOfReach),
+            };
+            let adjust = |start: u64| (start..start.saturating_add(PAGE)).find(right).unwrap_or(start);
+            let len = self.block.bytes.len() as u64;
+            let place = self.arena.place(len, adjust).ok_or(EmitError::ArenaFull)?;
+            if place == at {
+                break layout;
+            }
+            at = place;
+        };
+        let writes = self.plan.text.len();
+        let point = self.woven(head, detours, request, &design, &layout, slow.map(|s| s.range));
+        // some of them may reach what the others do not
+        let point = point.inspect_err(|_| self.plan.text.truncate(writes))?;
+        self.arena.take(at, self.block.bytes.len() as u64);
+        self.keep_code();
+        Ok(point)
+    }
+
+    /// The slow routine for `r`, written now if this arena has none yet.
+    fn slow(&mut self, r: Gpr) -> Result<SlowRoutine, EmitError> {
+        if let Some(slow) = self.arena.slow(r) {
+            return Ok(slow.clone());
+        }
+        self.arena.may_share()?;
+        let len = slow::assemble(self.env, r, 0x1000_0000)?.bytes.len() as u64;
+        let at = self.arena.place(len + 32, |a| a.next_multiple_of(16)).ok_or(EmitError::ArenaFull)?;
+        let code = slow::assemble(self.env, r, at)?;
+        let len = code.bytes.len() as u64;
+        let slow = SlowRoutine { range: Avma(at)..Avma(at + len), walk: Avma(at + code.walk) };
+        self.arena.take(at, len);
+        if let Some(entry) = self.arena.slow.get_mut(usize::from(r.0)) {
+            *entry = Some(slow.clone());
+        }
+        self.block.restart(at);
+        self.block.put_unit(&code.bytes);
+        self.keep_code();
+        Ok(slow)
+    }
+
+    /// Adds the block to the plan's code, together with the piece before it if that ends a few bytes earlier.
+    fn keep_code(&mut self) {
+        let block = &self.block;
+        if let Some(last) = self.plan.code.last_mut() {
+            let end = last.at.0 + last.bytes.len() as u64;
+            if (end..end + 5).contains(&block.at) {
+                // nothing else is that short, so the gap is nobody's
+                last.bytes.resize((block.at - last.at.0) as usize, 0xcc);
+                last.bytes.extend_from_slice(&block.bytes);
+                return;
+            }
+        }
+        self.plan.code.push(ArenaCode { at: Avma(block.at), bytes: block.bytes.clone() });
+    }
+
+    fn emit(&mut self, d: &Design<'_>) -> Result<Layout, EmitError> {
+        let block = &mut self.block;
+        let data = &self.env.data;
+        let owner = data.displacement(ingraft_model::layout::OWNER);
+        let back = d.frame.back();
+
+        let (mut slow_lea, mut child) = (None, None);
+        let slow = block.here();
+        if let (Some((r, _)), Some(routine)) = (d.frame.private, d.slow) {
+            block.lea(r, slow, back)?;
+            slow_lea = Some(block.here() - 4);
+            block.jmp(routine, back)?;
+        }
+
+        let base = block.here();
+        let mut inner = Vec::new();
+        let mut copies = Vec::with_capacity(d.head.displaced.len());
+        for displaced in d.head.before() {
+            copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
+            // what branches away in front of a point does not pass it
+            let copy = block.here();
+            relocate::emit(displaced, |target| target, block)?;
+            inner.extend(displaced.is_branch().then(|| (*displaced, copy, block.here())));
+        }
+        let begin = block.here();
+        let leaves_if = d.head.leaves_if(d.kind);
+        if !d.springboard_first && !d.head.is_called() && !d.head.behind().is_empty() {
+            copies.push(PcMove { from: Avma(d.head.point), to: Avma(block.here()) });
+        }
+        let mut first = d.frame.home;
+        if let Some((condition, _)) = leaves_if {
+            block.put_relative(&[0x0f, 0x80 | condition ^ 1], d.head.stays(), first)?;
+        }
+        if d.save.flags {
+            block.put(&[0x9c], std::mem::replace(&mut first, back));
+        }
+        if d.save.scratch {
+            block.push_pop(0x50, Gpr(0), first);
+        }
+        if d.save.result {
+            block.push_pop(0x50, Gpr(0), first);
+            block.put(&[0x9f], back);
+            block.put(&[0x0f, 0x90, 0xc0], back);
+            block.push_pop(0x50, Gpr(0), back);
+        }
+        match (self.env.identity, d.frame.private) {
+            (ThreadIdentity::FsOffset(offset), Some((r, _))) => {
+                block.segment_absolute(0x64, 0x8b, r, false, offset, back);
+                block.segment_absolute(0x65, 0x39, r, false, owner, back);
+                block.jcc_short(5, slow, back)?;
+            }
+            (ThreadIdentity::FsBase, Some((r, _))) => {
+                block.cmp_zero(data.alive(), back);
+                block.jcc_short(4, slow, back)?;
+                block.put(&[0xf3, 0x48 | r.0 >> 3, 0x0f, 0xae, 0xc0 | (r.0 & 7)], back);
+                block.segment_absolute(0x65, 0x39, r, true, owner, back);
+                block.jcc_short(5, slow, back)?;
+            }
+            (_, _) => {
+                block.cmp_zero(data.alive(), back);
+                let je = block.here();
+                block.put_relative(&[0x0f, 0x84], je, back)?;
+                child = Some(block.here() - 4);
+            }
+        }
+        let at = block.here();
+        let only = match d.minis {
+            [only] => only.as_count(),
+            _ => None,
+        };
+        let behind = at + slot::LEN;
+        let holds = only.map_or(Holds::Link(behind), Holds::Count);
+        let slot = Slot { at, private: d.frame.private.is_some(), leave: behind, holds };
+        slot.emit(block, back)?;
+        if let Some(field) = slow_lea {
+            block.patch_relative(field, at)?;
+        }
+        let chained = || d.minis.iter().filter(|_| only.is_none());
+        let minis = chained().map(|code| mini::emit(&d.frame, self.arena, code, block));
+        let mut minis = minis.collect::<Result<Vec<_>, _>>()?;
+        let leave = block.here();
+        if leave != behind {
+            block.patch_relative(at + slot::OPCODE, leave)?;
+        }
+        if let Some(field) = child {
+            block.patch_relative(field, leave)?;
+        }
+
+        if d.save.result {
+            block.push_pop(0x58, Gpr(0), back);
+            block.put(&[0x04, 0x7f], back);
+            block.put(&[0x9e], back);
+            block.push_pop(0x58, Gpr(0), back);
+        }
+        if d.save.scratch {
+            block.push_pop(0x58, Gpr(0), back);
+        }
+        if d.save.flags {
+            block.put(&[0x9d], back);
+        }
+        let tail_begins = |bytes: &[u8]| d.head.displaced.first().is_some_and(|first| first.bytes().starts_with(bytes));
+        if block.here() == leave && (tail_begins(&COUNT[..4]) || tail_begins(&MARKER)) {
+            // the slow routine tells snippets from the tail by their first bytes
+            block.put(&[0x90], back);
+        }
+        let tail = block.here();
+        let own = |target: u64| d.springboard_first && d.head.begins(d.kind, target);
+        let resolve = |target: u64| if own(target) { tail } else { target };
+        for (n, displaced) in d.head.behind().iter().enumerate() {
+            match leaves_if {
+                None if d.head.is_called() => relocate::emit_callee(displaced, block)?,
+                Some((_, target)) => block.jmp(resolve(target), Back::To(target))?,
+                None => {
+                    if d.springboard_first || n > 0 {
+                        copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
+                    }
+                    let copy = block.here();
+                    relocate::emit(displaced, resolve, block)?;
+                    if d.springboard_first && displaced.may_be_point() {
+                        // room for its springboard
+                        while block.here() < copy + SPRINGBOARD {
+                            block.put(&[0xcc], Back::To(displaced.at));
+                        }
+                        inner.push((*displaced, copy, block.here()));
+                    }
+                }
+            }
+        }
+        if !d.head.ends() && leaves_if.is_none() {
+            block.jmp(d.head.home(), Back::To(d.head.home()))?;
+        }
+        let tail_end = block.here();
+        let mut stubs = Vec::new();
+        for detour in d.detours {
+            if let Detour::Stretch { displaced, .. } = detour {
+                stubs.push(block.here());
+                for i in displaced {
+                    let copy = block.here();
+                    copies.push(PcMove { from: Avma(i.at), to: Avma(copy) });
+                    relocate::emit(i, resolve, block)?;
+                    inner.extend(i.is_branch().then(|| (*i, copy, block.here())));
+                }
+                if let Some(last) = displaced.last().filter(|last| !last.ends) {
+                    block.jmp(last.next(), Back::To(last.next()))?;
+                }
+            }
+        }
+        let own_end = block.here();
+        for (code, parts) in chained().zip(&mut minis) {
+            mini::emit_aside(&d.frame, self.arena, code, parts, block)?;
+        }
+        Ok(Layout { base, begin, slot, leave, tail, tail_end, own_end, stubs, copies, inner, minis })
+    }
+
+    /// Writes to text, moves, and the records that undo it all.
+    fn woven(
+        &mut self,
+        head: &Head,
+        detours: &[Detour],
+        request: &PointRequest<'_>,
+        design: &Design<'_>,
+        layout: &Layout,
+        slow: Option<AvmaRange>,
+    ) -> Result<WovenPoint, EmitError> {
+        let reach = |bytes: Option<[u8; 5]>| bytes.ok_or(EmitError::OutOfReach);
+        let block = &self.block;
+        let (mut removed_moves, mut step_out) = block.exits(block.at, layout.own_end);
+        let (offset, springboard) = head.form.write(head.at, layout.base).ok_or(EmitError::OutOfReach)?;
+        let old = request.site.bytes.get(offset as usize..).unwrap_or_default();
+        let writes = &mut self.plan.text;
+        if let Some(host) = head.host {
+            // not part of the removal, which takes the host's code away as well
+            writes.push(text_write(head.at, &host.bytes, &springboard));
+        }
+        let first_write = writes.len();
+        if head.host.is_none() {
+            writes.push(text_write(head.at + offset, old, &springboard));
+        }
+        if let Form::Short(island) = head.form {
+            writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.base))?));
+            removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
+        }
+        let mut stubs = layout.stubs.iter();
+        for detour in detours {
+            match detour {
+                Detour::Retarget { field, old } => {
+                    let jump = reach(jmp_bytes(field.wrapping_sub(1), layout.tail))?;
+                    writes.push(text_write(*field, old, &jump[1..]));
+                }
+                Detour::Hop { field, old, island } => {
+                    let disp = i8::try_from(island.at.wrapping_sub(field + 1).cast_signed())
+                        .map_err(|_| EmitError::OutOfReach)?;
+                    writes.push(text_write(*field, &[*old], &[disp.cast_unsigned()]));
+                    writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.tail))?));
+                    removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
+                }
+                // once all points are there
+                Detour::Led { .. } => {}
+                Detour::Stretch { displaced, old, .. } => {
+                    let (Some(first), Some(stub)) = (displaced.first(), stubs.next()) else { continue };
+                    writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, *stub))?));
+                }
+            }
+        }
+        let text = writes.iter().skip(first_write).map(TextWrite::inverse).collect();
+        step_out.extend(slow);
+        // A thread between two displaced instructions goes on in their copies; one before the first takes the springboard. Where the function's
+        // own branches lead it may have come by one: what has arrived before the snippets is not theirs, and goes on behind them.
+        let looped = design.springboard_first && !request.site.back_branches.is_empty();
+        let own = (!looped).then_some(head.at);
+        let first = |m: &PcMove| detours.iter().filter_map(Detour::first).chain(own).any(|at| at == m.from.0);
+        if head.host.is_none() {
+            self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
+            let marker = looped && head.begins(request.site.kind, head.function) && head.function != head.at;
+            self.plan.moves.extend(marker.then_some(PcMove { from: Avma(head.function), to: Avma(layout.tail) }));
+        }
+        let chain = layout.minis.iter().zip(request.minis.iter().zip(design.minis));
+        let chain =
+            chain.map(|(parts, (m, compiled))| WovenMini::in_chain(self.env, m.id, compiled, parts, true, block));
+        let minis = match (layout.slot.holds, request.minis) {
+            (Holds::Count(counter), [only]) => vec![WovenMini::in_slot(only.id, counter, layout.slot.cost())],
+            _ => chain.collect(),
+        };
+        let removal =
+            RemovalRecord { text, moves: removed_moves, step_out, code: Avma(block.at)..Avma(layout.own_end) };
+        let inner = |(displaced, copy, next_at): &(Displaced, u64, u64)| {
+            let offset = usize::try_from(copy - block.at).ok()?;
+            let bytes = *block.bytes.get(offset..)?.first_chunk()?;
+            let next = displaced.condition().map(|_| (Avma(displaced.next()), Avma(*next_at)));
+            let leads = displaced.is_branch().then(|| {
+                let field = block.stretch(next_at - 4, *next_at).first_chunk::<4>();
+                Avma(next_at.wrapping_add_signed(field.map_or(0, |f| i64::from(i32::from_le_bytes(*f)))))
+            });
+            Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, leads, next })
+        };
+        let point = WovenPoint {
+            kind: request.site.kind,
+            after: request.site.after,
+            resume: match design.frame.home {
+                Back::To(at) => Some(Avma(at)),
+                Back::StepOut => None,
+            },
+            stack: design.frame.stack,
+            at: Avma(head.at),
+            function: Avma(head.function),
+            base: Avma(layout.base),
+            slot: Avma(layout.slot.at),
+            leave: Avma(layout.leave),
+            tail: Avma(layout.tail),
+            tail_end: Avma(layout.tail_end),
+            home: Avma(head.home()),
+            returns_to: returns_to(request),
+            scratch: design.frame.private.map(|(r, _)| r),
+            rax_free: design.frame.rax_free,
+            pushed: design.frame.pushed,
+            cost: layout.cost(block, head),
+            minis,
+            inner: layout.inner.iter().filter_map(inner).collect(),
+            host: head.host,
+            led: Vec::new(),
+            cleared: detours.iter().filter(|d| d.clears()).filter_map(Detour::first).map(Avma).collect(),
+            removal,
+        };
+        Ok(point)
+    }
+}
+
+/// Where the call returns to that a point lies before.
+fn returns_to(request: &PointRequest<'_>) -> Option<Avma> {
+    let site = request.site;
+    let before_call = site.kind == PointKind::Call && !site.after;
+    before_call.then(|| site.at.to_avma(request.bias).offset(i64::from(site.own)))
+}

@@ -1,0 +1,239 @@
+//! Snippets that come to and go from a woven point, and points that go: removal is the concatenation of records.
+
+use ingraft_model::patch::ArenaCode;
+use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
+
+use crate::code::arena::Arena;
+use crate::code::block::{Block, EmitError, LINK, jmp_bytes, link_bytes, straddles, text_write};
+use crate::code::environment::{CodegenError, Environment};
+use crate::code::woven::WovenMini;
+use crate::code::woven::{Inner, RemovalRecord, WovenPoint};
+use crate::snippet::mini::{self, Compiled, Frame, MiniRequest, Parts};
+use crate::snippet::slot::Slot;
+use crate::snippet::template::Templates;
+
+/// Adds a snippet to those at a woven point, as the `index`-th (behind all others if there are fewer). The link before it or the slot is
+/// rewritten; a count that stood in the slot alone gets its place in the chain.
+pub fn add_mini(
+    env: &Environment,
+    arena: &mut Arena,
+    point: &mut WovenPoint,
+    request: &MiniRequest<'_>,
+    index: usize,
+) -> Result<PatchPlan, CodegenError> {
+    env.check()?;
+    mini::check(env, request)?;
+    let frame = point.frame(arena)?;
+    let code = mini::compile(env, &frame, request, &mut Templates::default())?;
+    let mut plan = PatchPlan::default();
+    code.routines(env, arena, &mut plan.code).map_err(no_room)?;
+    let slot = Slot::of(point);
+    let alone = code.as_count().filter(|_| point.minis.is_empty() && point.has_bare_slot());
+    if let Some(counter) = alone {
+        let counting = slot.counting(counter);
+        plan.text = slot.becomes(counting).ok_or(CodegenError::ArenaFull)?;
+        plan.step_out = arena.slow_routines();
+        point.minis.push(WovenMini::in_slot(request.id, counter, counting.cost()));
+        return Ok(plan);
+    }
+    let index = index.min(point.minis.len());
+    // what is written: the new snippet, and the one that stands in the slot
+    let mut pieces = vec![(request.id, code)];
+    let kept: Vec<WovenMini> = point.minis.iter().filter(|m| m.code.is_some()).cloned().collect();
+    let unslotted = point.minis.iter().find(|m| m.code.is_none()).and_then(|m| Some((m.id, m.count?)));
+    let first = if unslotted.is_some() { 0 } else { index };
+    if let Some((id, counter)) = unslotted {
+        pieces.insert(usize::from(index == 0), (id, Compiled::Count(counter)));
+    }
+    let next = kept.get(first).and_then(|m| m.code.as_ref()).map_or(point.leave, |c| c.start).0;
+
+    let mut block = Block::default();
+    let parts = place(&frame, arena, &pieces, next, &mut block)?;
+    let start = block.at;
+    let before = first.checked_sub(1).and_then(|i| kept.get(i)).and_then(|m| m.code.as_ref());
+    plan.text = match before {
+        Some(before) => relink(before.link, next, start).map(|write| vec![write]),
+        None => slot.becomes(slot.leading_to(start)),
+    }
+    .ok_or(CodegenError::ArenaFull)?;
+    arena.take(block.at, block.bytes.len() as u64);
+    let woven = pieces.iter().zip(&parts);
+    let woven = woven.map(|((id, code), parts)| WovenMini::in_chain(env, *id, code, parts, false, &block));
+    if unslotted.is_some() {
+        // a thread may be about to read which counter it was
+        plan.step_out = arena.slow_routines();
+    }
+    let mut minis = kept;
+    minis.splice(first..first, woven.collect::<Vec<_>>());
+    point.minis = minis;
+    plan.code.push(ArenaCode { at: Avma(block.at), bytes: block.bytes });
+    Ok(plan)
+}
+
+/// Writes pieces where there is room for them and no link lies on two pages.
+fn place(
+    frame: &Frame,
+    arena: &Arena,
+    pieces: &[(u64, Compiled<'_>)],
+    next: u64,
+    block: &mut Block,
+) -> Result<Vec<Parts>, CodegenError> {
+    let mut at = arena.place(0, |a| a).ok_or(CodegenError::ArenaFull)?;
+    loop {
+        block.restart(at);
+        let parts = chain(frame, arena, pieces, next, block).map_err(no_room)?;
+        let fields: Vec<u64> = parts.iter().map(|p| p.link - at).collect();
+        let adjust = |start: u64| {
+            let mut place = start;
+            while fields.iter().any(|field| straddles(place + field, LINK)) {
+                place += 1;
+            }
+            place
+        };
+        let place = arena.place(block.bytes.len() as u64, adjust).ok_or(CodegenError::ArenaFull)?;
+        if place == at {
+            return Ok(parts);
+        }
+        at = place;
+    }
+}
+
+/// Writes pieces one behind the other, each going on at the next one and the last one at `next`.
+fn chain(
+    frame: &Frame,
+    arena: &Arena,
+    pieces: &[(u64, Compiled<'_>)],
+    next: u64,
+    block: &mut Block,
+) -> Result<Vec<Parts>, EmitError> {
+    let mut all: Vec<Parts> = Vec::with_capacity(pieces.len());
+    for (_, code) in pieces {
+        let mut parts = mini::emit(frame, arena, code, block)?;
+        mini::emit_aside(frame, arena, code, &mut parts, block)?;
+        all.push(parts);
+    }
+    let nexts = all.iter().skip(1).map(|p| p.start).chain([next]);
+    for (parts, next) in all.iter().zip(nexts) {
+        block.set_link(parts.link, next)?;
+    }
+    Ok(all)
+}
+
+fn no_room(e: EmitError) -> CodegenError {
+    match e {
+        EmitError::OutOfReach | EmitError::ArenaFull | EmitError::Unshared => CodegenError::ArenaFull,
+        EmitError::Codegen(e) => e,
+    }
+}
+
+/// Takes one snippet out of a point's chain. The others' code is not touched, only the link before it; but a plain count that remains alone
+/// goes to the slot, if that is bare.
+pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<PatchPlan, CodegenError> {
+    let missing = CodegenError::NoSuchMini { id, at: point.at.0 };
+    let index = point.minis.iter().position(|m| m.id == id).ok_or(missing)?;
+    let slot = Slot::of(point);
+    let code_at = |i: usize| point.minis.get(i).and_then(|m| m.code.as_ref());
+    let next = code_at(index + 1).map_or(point.leave, |c| c.start);
+    // in a slow routine a thread may be about to go on from the link that goes away, or about to read the slot
+    let mut plan = PatchPlan { step_out: arena.shared(), ..PatchPlan::default() };
+    let other = 1usize.checked_sub(index).filter(|_| point.minis.len() == 2).and_then(|i| point.minis.get(i));
+    let rest = other.filter(|_| point.has_bare_slot()).and_then(|m| Some((m, m.count?)));
+    let mut alone = None;
+    let writes = match (code_at(index), rest) {
+        // in the slot
+        (None, _) => slot.becomes(slot.leading_to(next.0)),
+        (Some(_), Some((mini, counter))) => {
+            let counting = slot.counting(counter);
+            if let Some(code) = &mini.code {
+                plan.moves
+                    .extend([PcMove { from: code.start, to: point.slot }, PcMove { from: code.link, to: point.leave }]);
+                plan.retired.push(code.range.clone());
+            }
+            alone = Some(WovenMini::in_slot(mini.id, counter, counting.cost()));
+            slot.becomes(counting)
+        }
+        (Some(code), None) => match index.checked_sub(1).and_then(code_at) {
+            Some(before) => relink(before.link, code.start.0, next.0).map(|write| vec![write]),
+            None => slot.becomes(slot.leading_to(next.0)),
+        },
+    };
+    plan.text = writes.ok_or(CodegenError::ArenaFull)?;
+    // on its first instruction and on its last one a thread may skip the rest; in between it is stepped
+    let next = if alone.is_some() && index == 0 { point.slot } else { next };
+    let mini = point.minis.remove(index);
+    if let Some(code) = mini.code {
+        plan.moves.extend([PcMove { from: code.start, to: next }, PcMove { from: code.link, to: next }]);
+        plan.step_out.extend([code.own(), code.aside()].into_iter().filter(|range| range.start < range.end));
+        plan.retired.extend(Some(code.range).filter(|range| range.start < range.end));
+    }
+    if let Some(alone) = alone {
+        point.minis = vec![alone];
+    }
+    plan.step_out.sort_unstable_by_key(|r| r.start);
+    plan.moves.sort_unstable();
+    plan.retired.sort_unstable_by_key(|r| r.start);
+    Ok(plan)
+}
+
+/// Takes out a point for which code of others was changed that stays: `stays` tells of each copy that the point needs
+/// ([`WovenPoint::needs`]). None if none stays: then it is removed by its records.
+pub fn remove_within(point: &WovenPoint, stays: impl Fn(&Inner) -> bool) -> Option<PatchPlan> {
+    let mut plan = RemovalRecord::combine(point.records());
+    let led: Vec<&Inner> = point.led.iter().filter(|inner| stays(inner)).collect();
+    let host = point.host.filter(|host| stays(host));
+    if led.is_empty() && host.is_none() {
+        return None;
+    }
+    for inner in led {
+        plan.text.push(inner.leading(point.tail.0)?.inverse());
+    }
+    if let Some(host) = host {
+        for m in &mut plan.moves {
+            if m.to == host.original {
+                m.to = host.copy;
+            } else if let Some((_, copy)) = host.next.filter(|(text, _)| *text == m.to) {
+                m.to = copy;
+            }
+        }
+        plan.text.push(text_write(host.copy.0, &jmp_bytes(host.copy.0, point.base.0)?, &host.bytes));
+    }
+    plan.text.sort_unstable_by_key(|w| w.at);
+    Some(plan)
+}
+
+/// Takes points out altogether, those included that are woven into them.
+pub fn remove_points<'a>(points: impl IntoIterator<Item = &'a WovenPoint>) -> PatchPlan {
+    RemovalRecord::combine(points.into_iter().flat_map(WovenPoint::records))
+}
+
+impl RemovalRecord {
+    /// What tells it from all others: where its code begins.
+    pub fn key(&self) -> Avma {
+        self.code.start
+    }
+
+    /// The plan of a removal: all records of the points that go, snippets included.
+    pub fn combine<'a>(records: impl IntoIterator<Item = &'a RemovalRecord>) -> PatchPlan {
+        let mut plan = PatchPlan::default();
+        for r in records {
+            plan.text.extend_from_slice(&r.text);
+            plan.moves.extend_from_slice(&r.moves);
+            plan.step_out.extend_from_slice(&r.step_out);
+            if r.code.start < r.code.end {
+                plan.retired.push(r.code.clone());
+            }
+        }
+        plan.text.sort_unstable_by_key(|w| w.at);
+        plan.moves.sort_unstable();
+        plan.moves.dedup();
+        plan.step_out.sort_unstable_by_key(|r| (r.start, r.end));
+        plan.step_out.dedup();
+        plan.retired.sort_unstable_by_key(|r| r.start);
+        plan
+    }
+}
+
+/// The write that makes the link at `link` lead elsewhere.
+fn relink(link: Avma, old: u64, new: u64) -> Option<TextWrite> {
+    Some(text_write(link.0, &link_bytes(link.0, old)?, &link_bytes(link.0, new)?))
+}

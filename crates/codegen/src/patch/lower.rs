@@ -1,0 +1,208 @@
+//! What snippets become at a point, for people to look at: woven into an arena that does not exist, disassembled, priced.
+
+use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
+use ingraft_model::{Avma, Bias, Gpr, PointKind, Refusal, Site, Svma};
+
+use crate::code::arena::Arena;
+use crate::code::cost::Cost;
+use crate::code::environment::{CodegenError, Environment};
+use crate::code::woven::WovenPoint;
+use crate::patch::text_space::TextSpace;
+use crate::patch::weave::{PointRequest, weave_points};
+use crate::snippet::mini::MiniRequest;
+
+/// Bytes between the function and the arena, and of the arena.
+const DISTANCE: u64 = 1 << 20;
+const ROOM: u64 = 1 << 20;
+
+/// Snippets at one point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lowered {
+    /// The worst case of reaching the snippets and going on.
+    pub base: Cost,
+    /// The worst case of each snippet, in order.
+    pub minis: Vec<Cost>,
+    /// The code, in the order in which it lies in memory.
+    pub code: Vec<Line>,
+}
+
+/// One instruction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// The part of the code that begins here: `slow`, `base`, `slot`, `leave`, `tail`, `snippet 0`, …. A snippet that stands in the slot is
+    /// named instead of it.
+    pub label: Option<String>,
+    /// Where it lies.
+    pub at: Avma,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// It in the syntax of Intel's manuals.
+    pub text: String,
+}
+
+/// A point of a function as compilers write many: registers and flags are free at its entry, its exit and the places behind its calls have
+/// room, and its calls name their callees.
+pub fn generic_site(kind: PointKind, after: bool) -> Site {
+    let function = Svma(0x1000);
+    let entry = Site {
+        kind,
+        after,
+        function,
+        at: function,
+        point: 0,
+        // push rbp; mov rbp, rsp; sub rsp, 0x20
+        bytes: vec![0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x20],
+        own: 8,
+        landings: Vec::new(),
+        scratch: vec![Gpr(0), Gpr(10), Gpr(11)],
+        flags_dead: true,
+        back_branches: Vec::new(),
+        least: 0,
+        within: false,
+        clearings: Vec::new(),
+    };
+    let (at, point, bytes): (u64, u8, &[u8]) = match (kind, after) {
+        (PointKind::Entry, _) => return entry,
+        // call to a function some pages away
+        (PointKind::Call, false) => (0x1020, 0, &[0xe8, 0, 0x10, 0, 0]),
+        // mov [rbp - 8], rax; mov rdi, [rbp - 16]
+        (PointKind::Call, true) => (0x1025, 0, &[0x48, 0x89, 0x45, 0xf8, 0x48, 0x8b, 0x7d, 0xf0]),
+        // add rsp, 0x20; pop rbp; ret
+        _ => (0x1040, 5, &[0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3]),
+    };
+    let (own, bytes) = (bytes.len() as u8, bytes.to_vec());
+    Site { at: Svma(at), point, own, bytes, scratch: Vec::new(), flags_dead: false, ..entry }
+}
+
+/// Weaves snippets at a point for nobody.
+pub fn lower(
+    env: &Environment,
+    site: &Site,
+    bias: Bias,
+    minis: &[MiniRequest<'_>],
+) -> Result<Result<Lowered, Refusal>, CodegenError> {
+    let start = (site.at.to_avma(bias).0 & !0xfff).saturating_add(DISTANCE);
+    let mut arena = Arena::new(Avma(start)..Avma(start.saturating_add(ROOM)));
+    let request = PointRequest { site, bias, name: "the function", minis, beside: &[] };
+    let weave = weave_points(env, &mut arena, &mut TextSpace::new(), &[request])?;
+    let point = match weave.woven.into_iter().next() {
+        Some(Ok(point)) => point,
+        Some(Err(refusal)) => return Ok(Err(refusal)),
+        None => return Ok(Err(Refusal::NotAFunction { what: "no point" })),
+    };
+    let own = |at: Avma| {
+        let ranges = std::iter::once(&point.removal.code)
+            .chain(point.minis.iter().filter_map(|m| Some(&m.code.as_ref()?.range)));
+        ranges.into_iter().any(|r| r.contains(&at))
+    };
+    let pieces = weave.plan.code.iter();
+    let lines = pieces.flat_map(|piece| disassemble(piece.at, &piece.bytes)).filter(|line| own(line.at));
+    let label = |line: Line| Line { label: label(&point, line.at), ..line };
+    let mut code: Vec<Line> = lines.map(label).collect();
+    code.sort_by_key(|line| line.at);
+    Ok(Ok(Lowered { base: point.cost, minis: point.minis.iter().map(|m| m.cost).collect(), code }))
+}
+
+fn label(point: &WovenPoint, at: Avma) -> Option<String> {
+    let fixed = [
+        (point.tail, "tail"),
+        (point.leave, "leave"),
+        (point.slot, "slot"),
+        (point.base, "base"),
+        (point.removal.code.start, "slow"),
+    ];
+    let fixed = fixed.into_iter().find(|(start, _)| *start == at).map(|(_, name)| name.to_owned());
+    let snippet = point.minis.iter().enumerate().find_map(|(i, mini)| {
+        let start = mini.code.as_ref().map_or(point.slot, |code| code.start);
+        let first = mini.code.as_ref().map(|code| code.range.start);
+        match at {
+            at if at == start => Some(format!("snippet {i}")),
+            at if first == Some(at) => Some(format!("snippet {i} without a shard")),
+            _ => None,
+        }
+    });
+    snippet.or(fixed)
+}
+
+fn disassemble(at: Avma, bytes: &[u8]) -> Vec<Line> {
+    let mut formatter = IntelFormatter::new();
+    let decoder = Decoder::with_ip(64, bytes, at.0, DecoderOptions::NONE);
+    let line = |instruction: iced_x86::Instruction| {
+        let mut text = String::new();
+        formatter.format(&instruction, &mut text);
+        let offset = usize::try_from(instruction.ip().wrapping_sub(at.0)).unwrap_or(usize::MAX);
+        let bytes = bytes.get(offset..).and_then(|rest| rest.get(..instruction.len())).unwrap_or_default().to_vec();
+        Line { label: None, at: Avma(instruction.ip()), bytes, text }
+    };
+    decoder.into_iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::{CpuClock, DataArea, Scale, Snippet, ThreadIdentity, VariableId, WallClock};
+
+    use super::*;
+
+    fn environment() -> Environment {
+        let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
+        Environment {
+            data,
+            identity: ThreadIdentity::FsOffset(0x2d0),
+            shadow_stack: false,
+            ticks: Scale::ONE,
+            wall: WallClock::Tsc,
+            cpu: CpuClock::None,
+            vectors: None,
+            loader: None,
+            readable: crate::Readable::default(),
+        }
+    }
+
+    #[test]
+    fn a_count_as_text() {
+        let count = Snippet::increment(VariableId(0));
+        let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
+        let lowered = lower(&environment(), &generic_site(PointKind::Entry, false), Bias(0), &minis);
+        let lowered = lowered.expect("a request").expect("a point");
+        let mut text = String::new();
+        for line in &lowered.code {
+            if let Some(label) = &line.label {
+                text += &format!("{label}:\n");
+            }
+            text += &format!("  {}\n", line.text);
+        }
+        expect_test::expect![[r#"
+            slow:
+              lea rax,[101232h]
+              jmp 0000000000101000h
+            base:
+              mov eax,fs:[2D0h]
+              cmp gs:[10012000h],eax
+              jne short 0000000000101214h
+            snippet 0:
+              inc qword ptr gs:[10012040h]
+            tail:
+              push rbp
+              mov rbp,rsp
+              sub rsp,20h
+              jmp 0000000000001008h
+        "#]]
+        .assert_eq(&text);
+        assert_eq!((lowered.base.clocks, lowered.base.locked), (0, 0));
+        assert_eq!(lowered.minis, [Cost { slots: 6, ..Cost::default() }]);
+    }
+
+    #[test]
+    fn what_must_be_kept_costs_more_elsewhere_than_at_an_entry() {
+        let count = Snippet::increment(VariableId(0));
+        let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
+        let of = |kind, after| {
+            let lowered = lower(&environment(), &generic_site(kind, after), Bias(0), &minis);
+            lowered.expect("a request").expect("a point").base
+        };
+        let entry = of(PointKind::Entry, false);
+        for (kind, after) in [(PointKind::Exit, false), (PointKind::Call, false), (PointKind::Call, true)] {
+            assert!(of(kind, after).slots > entry.slots, "{kind:?}");
+        }
+    }
+}

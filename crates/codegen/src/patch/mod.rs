@@ -1,0 +1,13 @@
+//! Patches: springboards, base trampolines and relocated instructions, and the plans that weave, change and remove points. It uses `code` and `snippet`.
+
+pub(crate) mod back_branches;
+pub(crate) mod build;
+pub(crate) mod chain;
+pub(crate) mod change;
+pub(crate) mod choose;
+pub(crate) mod lower;
+pub(crate) mod parallel;
+pub(crate) mod relocate;
+pub(crate) mod springboard;
+pub(crate) mod text_space;
+pub(crate) mod weave;

@@ -1,0 +1,271 @@
+//! Displaced instructions: which may be, and what does the same elsewhere.
+//!
+//! Bytes are copied and only displacements change, so prefixes and odd encodings survive. iced's block encoder is of no use here:
+//! it turns far calls into calls whose return address lies in the arena, and it loses the map of addresses.
+
+use iced_x86::{Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Register};
+use ingraft_model::{Offset, Refusal};
+
+use crate::code::block::{Back, Block, OutOfReach, displacement};
+
+/// What an instruction needs in order to work elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Nothing, or a new displacement.
+    Copy,
+    Jump(u64),
+    /// Condition as the instruction set numbers it.
+    Jcc(u8, u64),
+    /// `loop` and `jrcxz`, which have no long form.
+    Loop(u64),
+    Call(u64),
+    IndirectCall,
+}
+
+/// A decoded original instruction that may be displaced.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Displaced {
+    pub at: u64,
+    len: u8,
+    bytes: [u8; 15],
+    kind: Kind,
+    /// Offset of the displacement of a rip-relative operand.
+    rip: Option<u8>,
+    /// Control never runs on behind it.
+    pub ends: bool,
+}
+
+impl Displaced {
+    /// First byte behind it.
+    pub fn next(&self) -> u64 {
+        self.at.wrapping_add(u64::from(self.len))
+    }
+
+    /// Where it branches to, if that is fixed and it is no call.
+    pub fn branch_target(&self) -> Option<u64> {
+        match self.kind {
+            Kind::Jump(t) | Kind::Jcc(_, t) | Kind::Loop(t) => Some(t),
+            Kind::Copy | Kind::Call(_) | Kind::IndirectCall => None,
+        }
+    }
+
+    /// The condition, as the instruction set numbers it, and the target of a conditional jump.
+    pub fn condition(&self) -> Option<(u8, u64)> {
+        match self.kind {
+            Kind::Jcc(condition, target) => Some((condition, target)),
+            _ => None,
+        }
+    }
+
+    /// Whether it can be a point by itself: a return, a jump, conditional or not, or a call.
+    pub fn may_be_point(&self) -> bool {
+        match self.kind {
+            Kind::Copy => self.ends,
+            Kind::Jump(_) | Kind::Jcc(..) | Kind::Call(_) | Kind::IndirectCall => true,
+            Kind::Loop(_) => false,
+        }
+    }
+
+    /// Whether it is a jump, conditional or not, whose copy has a displacement of 32 bits.
+    pub fn is_branch(&self) -> bool {
+        matches!(self.kind, Kind::Jump(_) | Kind::Jcc(..))
+    }
+
+    /// Where it calls, if it is a call of a fixed address.
+    pub fn callee(&self) -> Option<u64> {
+        match self.kind {
+            Kind::Call(target) => Some(target),
+            _ => None,
+        }
+    }
+
+    /// Whether its displacement has 32 bits, the last four bytes.
+    pub fn is_long_branch(&self) -> bool {
+        self.branch_target().is_some() && self.len >= 5
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+/// Decodes the instruction at the beginning of `bytes`, which lies at `at`. `function` is only for the offset in a refusal.
+pub(crate) fn decode(bytes: &[u8], at: u64, function: u64, shadow_stack: bool) -> Result<Displaced, Refusal> {
+    let offset = Offset::between(function, at);
+    let mut decoder = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    if instruction.is_invalid() {
+        return Err(Refusal::UnknownInstruction { offset });
+    }
+    let own = &bytes[..instruction.len()];
+    let no = |why| Refusal::NotDisplaceable { offset, why };
+    let (kind, ends) = classify(&instruction, own, shadow_stack).map_err(no)?;
+    let rip = if instruction.is_ip_rel_memory_operand() {
+        let offsets = decoder.get_constant_offsets(&instruction);
+        if instruction.memory_base() != Register::RIP || offsets.displacement_size() != 4 {
+            return Err(no("an operand relative to eip"));
+        }
+        Some(offsets.displacement_offset() as u8)
+    } else {
+        None
+    };
+    let mut copy = [0; 15];
+    copy[..own.len()].copy_from_slice(own);
+    Ok(Displaced { at, len: own.len() as u8, bytes: copy, kind, rip, ends })
+}
+
+fn classify(i: &Instruction, bytes: &[u8], shadow_stack: bool) -> Result<(Kind, bool), &'static str> {
+    let target = i.near_branch_target();
+    match i.flow_control() {
+        FlowControl::Next if i.is_privileged() => Err("it is privileged"),
+        FlowControl::Next => Ok((Kind::Copy, false)),
+        FlowControl::Return if matches!(i.code(), Code::Retnq | Code::Retnq_imm16) => Ok((Kind::Copy, true)),
+        FlowControl::Return => Err("a far return"),
+        FlowControl::IndirectBranch if i.code() == Code::Jmp_rm64 => Ok((Kind::Copy, true)),
+        FlowControl::IndirectBranch => Err("a far jump"),
+        // a system call restarts by going back two bytes, which works in the copy as well
+        FlowControl::Call if i.code() == Code::Syscall => Ok((Kind::Copy, false)),
+        FlowControl::Call | FlowControl::IndirectCall if shadow_stack => {
+            Err("a call, whose return address a shadow stack would miss")
+        }
+        FlowControl::Call if i.code() == Code::Call_rel32_64 && plain_prefixes(bytes, false) => {
+            Ok((Kind::Call(target), true))
+        }
+        FlowControl::IndirectCall if i.code() == Code::Call_rm64 => {
+            if i.memory_base() == Register::RSP || i.op0_register() == Register::RSP {
+                return Err("a call through the stack pointer");
+            }
+            Ok((Kind::IndirectCall, true))
+        }
+        FlowControl::Call | FlowControl::IndirectCall => Err("a call to the kernel or to another segment"),
+        FlowControl::UnconditionalBranch if i.is_jmp_short_or_near() && plain_prefixes(bytes, false) => {
+            Ok((Kind::Jump(target), true))
+        }
+        FlowControl::UnconditionalBranch => Err("an unusual jump"),
+        FlowControl::ConditionalBranch if i.is_jcc_short_or_near() && plain_prefixes(bytes, false) => {
+            let condition = condition_number(i.condition_code()).ok_or("an unusual branch")?;
+            Ok((Kind::Jcc(condition, target), false))
+        }
+        FlowControl::ConditionalBranch
+            if (i.is_loop() || i.is_loopcc() || i.is_jcx_short()) && plain_prefixes(bytes, true) =>
+        {
+            Ok((Kind::Loop(target), false))
+        }
+        FlowControl::ConditionalBranch => Err("an unusual branch"),
+        FlowControl::Interrupt => Err("an interrupt or breakpoint"),
+        FlowControl::Exception => Err("it faults on purpose, and a handler may look at where"),
+        FlowControl::XbeginXabortXend => Err("a hardware transaction"),
+    }
+}
+
+/// Decodes the call at the beginning of `bytes` in order to replace it where it stands; neither kind needs its return address pushed.
+pub(crate) fn decode_call(bytes: &[u8], at: u64, function: u64) -> Result<Displaced, Refusal> {
+    let call = decode(bytes, at, function, false)?;
+    let offset = Offset::between(function, at);
+    match call.kind {
+        Kind::Call(_) | Kind::IndirectCall => Ok(call),
+        _ => Err(Refusal::NotDisplaceable { offset, why: "not a call" }),
+    }
+}
+
+/// Whether a direct branch has only prefixes that change nothing (branch hints, `bnd`); `address_size` allows 0x67, which makes
+/// `loop` and `jrcxz` use ecx and is copied with them. The padded call of the sequence that finds a thread's variables is `66 66 48 e8`,
+/// where the last prefix undoes the others.
+fn plain_prefixes(bytes: &[u8], address_size: bool) -> bool {
+    if bytes.starts_with(&[0x66, 0x66, 0x48, 0xe8]) {
+        return true;
+    }
+    let opcode = bytes.iter().position(|&b| !(matches!(b, 0x2e | 0x3e | 0xf2) || address_size && b == 0x67));
+    opcode
+        .and_then(|i| bytes.get(i))
+        .is_some_and(|b| matches!(b, 0x0f | 0x70..=0x7f | 0xe0..=0xe3 | 0xe8 | 0xe9 | 0xeb))
+}
+
+fn condition_number(c: ConditionCode) -> Option<u8> {
+    Some(match c {
+        ConditionCode::o => 0,
+        ConditionCode::no => 1,
+        ConditionCode::b => 2,
+        ConditionCode::ae => 3,
+        ConditionCode::e => 4,
+        ConditionCode::ne => 5,
+        ConditionCode::be => 6,
+        ConditionCode::a => 7,
+        ConditionCode::s => 8,
+        ConditionCode::ns => 9,
+        ConditionCode::p => 10,
+        ConditionCode::np => 11,
+        ConditionCode::l => 12,
+        ConditionCode::ge => 13,
+        ConditionCode::le => 14,
+        ConditionCode::g => 15,
+        ConditionCode::None => return None,
+    })
+}
+
+/// Writes code that does what `d` did at its old place. `resolve` says where a branch to an original address must go.
+pub(crate) fn emit(d: &Displaced, resolve: impl Fn(u64) -> u64, block: &mut Block) -> Result<(), OutOfReach> {
+    let back = Back::To(d.at);
+    match d.kind {
+        Kind::Copy => emit_copy(d, d.bytes, back, block),
+        Kind::Jump(target) => block.jmp(resolve(target), back),
+        Kind::Jcc(condition, target) => block.put_relative(&[0x0f, 0x80 | condition], resolve(target), back),
+        Kind::Loop(target) => {
+            // loop 1f; jmp 2f; 1: jmp target; 2:
+            let len = usize::from(d.len);
+            let mut bytes = d.bytes;
+            bytes[len - 1] = 2;
+            block.put(&bytes[..len], back);
+            block.put(&[0xeb, 5], Back::To(d.next()));
+            block.jmp(resolve(target), Back::To(target))
+        }
+        Kind::Call(_) => {
+            push_return(d, block);
+            // with the return address pushed, a thread has arrived at its target
+            emit_callee(d, block)
+        }
+        Kind::IndirectCall => {
+            push_return(d, block);
+            emit_callee(d, block)
+        }
+    }
+}
+
+/// What is left to do of a call once its return address is pushed: the jump to whom it calls.
+pub(crate) fn emit_callee(d: &Displaced, block: &mut Block) -> Result<(), OutOfReach> {
+    if let Kind::Call(target) = d.kind {
+        return block.jmp(target, Back::To(target));
+    }
+    // call r/m is ff /2, jmp r/m is ff /4
+    let mut bytes = d.bytes;
+    if let Some(opcode) = d.bytes().iter().position(|&b| b == 0xff)
+        && let Some(modrm) = bytes.get_mut(opcode + 1)
+    {
+        *modrm = *modrm & 0xc7 | 0x20;
+    }
+    emit_copy(d, bytes, Back::StepOut, block)
+}
+
+fn emit_copy(d: &Displaced, mut bytes: [u8; 15], back: Back, block: &mut Block) -> Result<(), OutOfReach> {
+    let len = usize::from(d.len);
+    if let Some(offset) = d.rip
+        && let Some(field) = bytes.get_mut(usize::from(offset)..usize::from(offset) + 4)
+    {
+        let old = i32::from_le_bytes([field[0], field[1], field[2], field[3]]);
+        let target = d.next().wrapping_add_signed(i64::from(old));
+        let new = displacement(block.here() + u64::from(d.len), target).ok_or(OutOfReach)?;
+        field.copy_from_slice(&new.to_le_bytes());
+    }
+    block.put(&bytes[..len], back);
+    Ok(())
+}
+
+/// Pushes the original return address of a call. Unlike a literal in memory this leaves no data between the code.
+fn push_return(d: &Displaced, block: &mut Block) {
+    let address = d.next();
+    block.put_absolute(&[0x68], address as u32, Back::To(d.at));
+    if i64::from(address as u32 as i32).cast_unsigned() != address {
+        block.put_absolute(&[0xc7, 0x44, 0x24, 0x04], (address >> 32) as u32, Back::StepOut);
+    }
+}

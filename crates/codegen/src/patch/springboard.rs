@@ -1,0 +1,430 @@
+//! Springboards: what of a function's head is overwritten, and which instructions that displaces.
+
+use ingraft_model::{Clearing, Offset, PointKind, Refusal, Site};
+use rustc_hash::FxHashSet;
+
+use crate::code::block::{USER_END, displacement, jmp_bytes, straddles};
+use crate::code::environment::Environment;
+use crate::code::woven::{Inner, WovenPoint};
+use crate::patch::back_branches::Detour;
+use crate::patch::relocate::{Displaced, decode, decode_call};
+use crate::patch::text_space::{ISLAND, Island, TextSpace};
+use crate::patch::weave::PointRequest;
+
+/// Farthest that displacing is extended in order to take a function's own branch along.
+const EXTEND_MAX: u64 = 32;
+
+/// `mov $15, %rax; syscall`, in the two encodings that C libraries use.
+const SIGNAL_RETURNS: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
+
+/// How control gets from the original bytes to new code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `jmp rel32`.
+    Near,
+    /// `jmp rel8` to an island with a `jmp rel32`.
+    Short(Island),
+    /// The call of this length itself, made to call the new code. Of a direct one only the displacement changes.
+    Call { len: u8, direct: bool },
+}
+
+/// Calls of these lengths can be replaced by a direct one that ends at the same address.
+const REPLACEABLE: std::ops::RangeInclusive<u64> = 5..=8;
+/// Bytes of a direct call's displacement, its last.
+const DISPLACEMENT: u64 = 4;
+/// A prefix that a direct call ignores.
+const PADDING: u8 = 0x67;
+
+impl Form {
+    /// Bytes that the springboard itself overwrites.
+    pub fn len(self) -> u64 {
+        match self {
+            Form::Near => 5,
+            Form::Short(_) => 2,
+            Form::Call { len, .. } => u64::from(len),
+        }
+    }
+
+    /// What is written for a springboard at `at` that leads to `target`, and its offset from there; the way to the island for the short form.
+    pub fn write(self, at: u64, target: u64) -> Option<(u64, Vec<u8>)> {
+        match self {
+            Form::Near => jmp_bytes(at, target).map(|b| (0, b.to_vec())),
+            Form::Short(island) => {
+                let disp = i8::try_from(island.at.wrapping_sub(at + 2).cast_signed()).ok()?;
+                Some((0, vec![0xeb, disp.cast_unsigned()]))
+            }
+            Form::Call { len, direct } => {
+                let disp = displacement(at + u64::from(len), target)?.to_le_bytes();
+                let field = u64::from(len) - DISPLACEMENT;
+                if direct {
+                    return Some((field, disp.to_vec()));
+                }
+                let mut bytes = vec![PADDING; usize::try_from(field - 1).ok()?];
+                bytes.push(0xe8);
+                bytes.extend(disp);
+                Some((0, bytes))
+            }
+        }
+    }
+}
+
+/// The chosen springboard of one entry and what it displaces.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub at: u64,
+    pub function: u64,
+    pub form: Form,
+    pub displaced: Vec<Displaced>,
+    /// Address of the point's instruction, before which snippets run.
+    pub point: u64,
+    /// The copy of the point's instruction that it is woven into, if another point displaces it.
+    pub host: Option<Inner>,
+    /// What is displaced besides to make room for the island.
+    pub clearing: Option<Detour>,
+}
+
+impl Head {
+    /// The instructions that run before the snippets.
+    pub fn before(&self) -> &[Displaced] {
+        let n = self.displaced.iter().take_while(|d| d.at < self.point).count();
+        &self.displaced[..n]
+    }
+
+    /// The point's instruction and those behind it.
+    pub fn behind(&self) -> &[Displaced] {
+        &self.displaced[self.before().len()..]
+    }
+
+    /// Where a conditional jump out of the function leads, if the point is one.
+    pub fn leaves_if(&self, kind: PointKind) -> Option<(u8, u64)> {
+        self.behind().first().filter(|_| kind == PointKind::Exit)?.condition()
+    }
+
+    /// Whether a branch to an address is one to the springboard of a point of this kind, and must miss it.
+    pub fn begins(&self, kind: PointKind, target: u64) -> bool {
+        target == self.at || kind == PointKind::Entry && target == self.function
+    }
+
+    /// First original byte that was not displaced.
+    pub fn home(&self) -> u64 {
+        self.displaced.last().map_or(self.at, Displaced::next)
+    }
+
+    /// Where those go on who do not take a conditional jump out of the function.
+    pub fn stays(&self) -> u64 {
+        self.host.and_then(|host| host.next).map_or(self.home(), |(_, copy)| copy.0)
+    }
+
+    /// Whether the return address is pushed when the base is reached, as the call itself leads there.
+    pub fn is_called(&self) -> bool {
+        matches!(self.form, Form::Call { .. })
+    }
+
+    /// Whether the last displaced instruction never runs on.
+    pub fn ends(&self) -> bool {
+        self.displaced.last().is_some_and(|d| d.ends)
+    }
+}
+
+/// The site of a request with actual addresses.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub site: &'a Site,
+    pub at: u64,
+    pub function: u64,
+}
+
+impl<'a> Place<'a> {
+    pub fn new(request: &PointRequest<'a>) -> Self {
+        let site = request.site;
+        Place { site, at: site.at.to_avma(request.bias).0, function: site.function.to_avma(request.bias).0 }
+    }
+
+    /// Bytes that are displaced at least: at an entry and behind a call what the springboard takes or is better taken along, elsewhere all up to the point's
+    /// instruction, and this as well unless it is a call in front of which there is room.
+    fn least(&self, springboard: u64) -> u64 {
+        match self.site.kind {
+            PointKind::Entry => springboard.max(u64::from(self.site.least)),
+            PointKind::Call if self.site.after => springboard.max(u64::from(self.site.least)),
+            PointKind::Call if u64::from(self.site.point) >= springboard => u64::from(self.site.point),
+            _ => springboard.max(u64::from(self.site.own)),
+        }
+    }
+
+    /// The instructions that a springboard of that length displaces.
+    fn displaced_by(&self, env: &Environment, springboard: u64) -> Result<Vec<Displaced>, Refusal> {
+        let all = self.displace(env, self.least(springboard)).and_then(|all| self.agreeing(all));
+        // without its exits an entry can do, and who returns
+        if self.site.kind == PointKind::Entry || self.site.after {
+            all.or_else(|_| self.displace(env, springboard))
+        } else {
+            all
+        }
+    }
+
+    /// The point begins an instruction. Nothing is displaced behind a conditional jump out of the function: who does not take it goes on in
+    /// the text.
+    fn agreeing(&self, displaced: Vec<Displaced>) -> Result<Vec<Displaced>, Refusal> {
+        let no = |at: u64, why| Err(Refusal::NotDisplaceable { offset: Offset::between(self.function, at), why });
+        let behind = displaced.iter().position(|d| d.at >= self.point()).unwrap_or(displaced.len());
+        let before = behind.checked_sub(1).and_then(|last| displaced.get(last)).map_or(self.at, Displaced::next);
+        if before != self.point() {
+            return no(self.point(), "no instruction begins there");
+        }
+        match displaced.get(behind..) {
+            Some([jump, next, ..]) if self.site.kind == PointKind::Exit && jump.condition().is_some() => {
+                no(next.at, "it is behind a conditional jump out of the function")
+            }
+            _ => Ok(displaced),
+        }
+    }
+
+    /// Address of the point's instruction.
+    fn point(&self) -> u64 {
+        self.at.wrapping_add(u64::from(self.site.point))
+    }
+
+    fn head(&self, form: Form, displaced: Vec<Displaced>) -> Head {
+        let point = self.point();
+        Head { at: self.at, function: self.function, form, displaced, point, host: None, clearing: None }
+    }
+
+    /// Room for an island that a jump of two bytes reaches which ends at `end`, and what is displaced for it.
+    pub fn clear(&self, env: &Environment, text: &mut TextSpace, end: u64, name: &str) -> Option<(Island, Detour)> {
+        self.site.clearings.iter().find_map(|clearing| clear(env, text, self, clearing, end, name))
+    }
+
+    /// The first landing place in `at+1 .. at+len`, as offset from `at`.
+    fn landing_within(&self, len: u64) -> Option<u64> {
+        let first = self.site.landings.partition_point(|l| l.0 <= self.site.at.0);
+        let offset = self.site.landings.get(first)?.0 - self.site.at.0;
+        (offset < len).then_some(offset)
+    }
+
+    /// Whole instructions that cover at least `needed` bytes, or the function's own end before that with the rest in
+    /// padding.
+    fn displace(&self, env: &Environment, needed: u64) -> Result<Vec<Displaced>, Refusal> {
+        let bytes = &self.site.bytes;
+        let own = usize::from(self.site.own).min(bytes.len());
+        if let Some(offset) = self.landing_within(needed) {
+            return Err(if offset >= own as u64 {
+                Refusal::TooShort { available: offset as u32, next: "the end of the function" }
+            } else {
+                Refusal::BranchIntoSpringboard { offset: Offset::between(self.function, self.at + offset) }
+            });
+        }
+        let mut displaced = Vec::with_capacity(4);
+        let mut covered = 0usize;
+        while (covered as u64) < needed {
+            let at = self.at.wrapping_add(covered as u64);
+            let ended = displaced.last().is_some_and(|d: &Displaced| d.ends);
+            if ended && covered >= own && bytes.len() as u64 >= needed {
+                return Ok(displaced);
+            }
+            if ended || covered >= own {
+                let next = if covered < own { "code that something else may reach" } else { "the end of the function" };
+                return Err(Refusal::TooShort { available: covered as u32, next });
+            }
+            let d = decode(&bytes[covered..own], at, self.function, env.shadow_stack)?;
+            covered += d.bytes().len();
+            displaced.push(d);
+        }
+        let inside = |d: &Displaced| d.branch_target().is_some_and(|t| t > self.at && t < self.at + covered as u64);
+        if let Some(d) = displaced.iter().find(|d| inside(d)) {
+            let offset = Offset::between(self.function, d.branch_target().unwrap_or_default());
+            return Err(Refusal::BranchIntoSpringboard { offset });
+        }
+        Ok(displaced)
+    }
+}
+
+/// The springboard of a point that is woven into the copy of its instruction that another point displaces.
+pub(crate) fn within(
+    env: &Environment,
+    request: &PointRequest<'_>,
+    host: Option<&WovenPoint>,
+) -> Result<Head, Refusal> {
+    let place = Place::new(request);
+    let point = place.point();
+    let inner = host.filter(|host| place.function == host.function.0);
+    let Some(inner) = inner.and_then(|host| host.inner.iter().find(|inner| inner.original.0 == point)) else {
+        let offset = Offset::between(place.function, point);
+        return Err(Refusal::NotDisplaceable { offset, why: "no other point of the function takes it along" });
+    };
+    let own = request.site.bytes.get(usize::from(request.site.point)..).unwrap_or_default();
+    let displaced = decode(own, point, place.function, env.shadow_stack)?;
+    let head = place.head(Form::Near, vec![displaced]);
+    Ok(Head { at: inner.copy.0, host: Some(*inner), ..head })
+}
+
+/// Which springboards are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Width {
+    /// Of five bytes only.
+    Near,
+    /// Or of two bytes and an island.
+    Any,
+}
+
+/// Chooses the springboard of a point and takes its bytes of text. It displaces none of the instructions at `keep`.
+pub(crate) fn choose(
+    env: &Environment,
+    text: &mut TextSpace,
+    request: &PointRequest<'_>,
+    width: Width,
+    keep: &FxHashSet<u64>,
+) -> Result<Head, Refusal> {
+    let place = Place::new(request);
+    if place.at >= USER_END {
+        return Err(Refusal::NotAFunction { what: "an address beyond user space" });
+    }
+    if SIGNAL_RETURNS.iter().any(|bytes| request.site.bytes.starts_with(bytes)) {
+        return Err(Refusal::NotAFunction {
+            what: "the way back from signal handlers, which unwinders know by its bytes",
+        });
+    }
+    let is_call = request.site.kind == PointKind::Call && !request.site.after && request.site.point == 0;
+    if is_call && let Some(chosen) = choose_call(text, &place, request.name) {
+        return chosen;
+    }
+    let near = choose_near(env, text, &place, keep, request.name);
+    match near {
+        Ok(head) => Ok(head),
+        Err(why) if width == Width::Near => Err(why),
+        Err(why) => choose_short(env, text, &place, keep, request.name).map_err(|_| why),
+    }
+}
+
+/// The call itself as the springboard, if it can be one.
+fn choose_call(text: &mut TextSpace, place: &Place<'_>, name: &str) -> Option<Result<Head, Refusal>> {
+    let own = place.site.bytes.get(..usize::from(place.site.own))?;
+    let call = decode_call(own, place.at, place.function).ok()?;
+    let (len, direct) = (call.bytes().len() as u64, call.callee().is_some());
+    let (first, written) = if direct { (len.checked_sub(DISPLACEMENT)?, DISPLACEMENT) } else { (0, len) };
+    if !REPLACEABLE.contains(&len) || straddles(place.at + first, written) || place.landing_within(len).is_some() {
+        return None;
+    }
+    let taken = text.take(place.at, place.at + len, name).map_err(|other| Refusal::Overlap { other });
+    Some(taken.map(|()| place.head(Form::Call { len: len as u8, direct }, vec![call])))
+}
+
+fn choose_near(
+    env: &Environment,
+    text: &mut TextSpace,
+    place: &Place<'_>,
+    keep: &FxHashSet<u64>,
+    name: &str,
+) -> Result<Head, Refusal> {
+    let len = Form::Near.len();
+    let displaced = place.displaced_by(env, len)?;
+    if straddles(place.at, len) {
+        return Err(Refusal::StraddlesPages);
+    }
+    take(env, text, place, place.head(Form::Near, displaced), keep, name)
+}
+
+fn choose_short(
+    env: &Environment,
+    text: &mut TextSpace,
+    place: &Place<'_>,
+    keep: &FxHashSet<u64>,
+    name: &str,
+) -> Result<Head, Refusal> {
+    let end = place.at + 2;
+    let displaced = place.displaced_by(env, 2)?;
+    if straddles(place.at, 2) {
+        return Err(Refusal::StraddlesPages);
+    }
+    let unknown = Form::Short(Island { at: 0, old: [0; 5] });
+    let head = take(env, text, place, place.head(unknown, displaced), keep, name)?;
+    if let Some(island) = text.take_island(end.saturating_sub(128), end + 127, name) {
+        return Ok(Head { form: Form::Short(island), ..head });
+    }
+    if let Some((island, clearing)) = place.clear(env, text, end, name) {
+        return Ok(Head { form: Form::Short(island), clearing: Some(clearing), ..head });
+    }
+    text.release(&(ingraft_model::Avma(place.at)..ingraft_model::Avma(end)));
+    Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" })
+}
+
+/// Takes the bytes that a springboard overwrites and those that it leaves dead, with more displaced than it needs where that is better.
+fn take(
+    env: &Environment,
+    text: &mut TextSpace,
+    place: &Place<'_>,
+    head: Head,
+    keep: &FxHashSet<u64>,
+    name: &str,
+) -> Result<Head, Refusal> {
+    let mut taken = |head: &Head| {
+        if head.displaced.iter().any(|d| keep.contains(&d.at)) {
+            return Err(name.to_owned());
+        }
+        text.take(head.at, head.home().max(head.at + head.form.len()), name)
+    };
+    if let Some(displaced) = extended(env, place, &head) {
+        let longer = Head { displaced, ..head.clone() };
+        if taken(&longer).is_ok() {
+            return Ok(longer);
+        }
+    }
+    taken(&head).map(|()| head).map_err(|other| Refusal::Overlap { other })
+}
+
+/// Displaces a stretch of the function for an island behind the springboard that leads to its copy; a jump of two bytes that ends at `end`
+/// reaches the island.
+fn clear(
+    env: &Environment,
+    text: &mut TextSpace,
+    place: &Place<'_>,
+    clearing: &Clearing,
+    end: u64,
+    name: &str,
+) -> Option<(Island, Detour)> {
+    let at = place.at.wrapping_add(clearing.at.0.wrapping_sub(place.site.at.0));
+    if at >= USER_END {
+        return None;
+    }
+    let room = at + Form::Near.len();
+    let reached = i8::try_from(room.wrapping_sub(end).cast_signed()).is_ok();
+    if !reached || straddles(at, Form::Near.len()) || straddles(room, ISLAND) {
+        return None;
+    }
+    let mut displaced: Vec<Displaced> = Vec::new();
+    let mut rest = clearing.bytes.as_slice();
+    while !rest.is_empty() {
+        let next = displaced.last().map_or(at, Displaced::next);
+        let d = decode(rest, next, place.function, env.shadow_stack).ok()?;
+        rest = rest.get(d.bytes().len()..)?;
+        // behind a jump nothing is certain to be dead; and into what goes away and to the point itself nothing may lead
+        let cleared = at + clearing.bytes.len() as u64;
+        let inside = |t: u64| t > at && t < cleared || t == place.at || t == place.function;
+        if d.branch_target().is_some_and(inside) || d.ends && !rest.is_empty() {
+            return None;
+        }
+        displaced.push(d);
+    }
+    let old = *clearing.bytes.first_chunk()?;
+    let island = Island { at: room, old: *clearing.bytes.get(5..)?.first_chunk()? };
+    text.take(at, at + clearing.bytes.len() as u64, name).ok()?;
+    Some((island, Detour::Stretch { displaced, old, clears: true }))
+}
+
+/// Displaces more than the springboard needs where that takes along a short branch of the function back to its entry: the
+/// displaced copy of the branch goes to the tail and is not counted.
+fn extended(env: &Environment, place: &Place<'_>, head: &Head) -> Option<Vec<Displaced>> {
+    let ends = place.site.back_branches.iter().filter_map(|b| {
+        let end = b.at.0.checked_sub(place.site.at.0)?.checked_add(2).filter(|end| *end <= EXTEND_MAX)?;
+        (place.at + end > head.home()).then_some(end)
+    });
+    let mut best: Option<Vec<Displaced>> = None;
+    for end in ends {
+        if let Ok(longer) = place.displace(env, end)
+            && longer.len() > best.as_ref().unwrap_or(&head.displaced).len()
+            && longer.last().is_some_and(|d| d.next() >= place.at + end)
+        {
+            best = Some(longer);
+        }
+    }
+    best
+}

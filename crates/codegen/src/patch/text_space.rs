@@ -1,0 +1,148 @@
+//! What of the modules' own text is taken: bytes under springboards, and padding that islands may use.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ingraft_model::point::Padding;
+use ingraft_model::{Avma, AvmaRange, Bias};
+
+use crate::code::block::{PAGE, USER_END, straddles};
+use crate::code::woven::WovenPoint;
+
+/// Length of an island: one `jmp rel32`.
+pub(crate) const ISLAND: u64 = 5;
+
+/// The text of the modules of one neighbourhood, as far as weaving needs it.
+#[derive(Clone, Debug, Default)]
+pub struct TextSpace {
+    /// Padding that nothing reaches: start to bytes. Shared with what this is a copy of.
+    padding: Arc<BTreeMap<u64, Vec<u8>>>,
+    /// Bytes that are or will be overwritten: start to end and the owner's name.
+    taken: BTreeMap<u64, (u64, Arc<str>)>,
+}
+
+/// Five bytes of padding that were taken for an island.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Island {
+    pub at: u64,
+    pub old: [u8; 5],
+}
+
+impl TextSpace {
+    /// Nothing taken, no padding known.
+    pub fn new() -> Self {
+        TextSpace::default()
+    }
+
+    /// Adds the padding of a module that was loaded with `bias`.
+    pub fn add_padding(&mut self, bias: Bias, padding: &[Padding]) {
+        let known = Arc::make_mut(&mut self.padding);
+        for p in padding.iter().filter(|p| p.bytes.len() as u64 >= ISLAND) {
+            let start = p.range.start.to_avma(bias).0;
+            if start < USER_END {
+                known.insert(start, p.bytes.clone());
+            }
+        }
+    }
+
+    /// The original bytes of the padding, by start address: what a verifier compares islands with.
+    pub fn padding(&self) -> impl Iterator<Item = (Avma, &[u8])> {
+        self.padding.iter().map(|(&at, bytes)| (Avma(at), bytes.as_slice()))
+    }
+
+    /// The padding around an address: where it starts and its bytes.
+    pub(crate) fn padding_at(&self, at: u64) -> Option<(u64, &[u8])> {
+        let (&start, bytes) = self.padding.range(..=at).next_back()?;
+        (at - start < bytes.len() as u64).then_some((start, bytes.as_slice()))
+    }
+
+    /// Who has taken a byte of `range`, if anybody.
+    pub(crate) fn owner(&self, start: u64, end: u64) -> Option<&str> {
+        let (_, (e, name)) = self.taken.range(..end).next_back()?;
+        (*e > start).then_some(name)
+    }
+
+    /// Takes a range; the owner's name if somebody else has a byte of it.
+    pub(crate) fn take(&mut self, start: u64, end: u64, name: &str) -> Result<(), String> {
+        match self.owner(start, end) {
+            Some(other) => Err(other.to_owned()),
+            None => {
+                self.taken.insert(start, (end, Arc::from(name)));
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives back all text that a point had taken, once its removal is done.
+    pub fn release_point(&mut self, point: &WovenPoint) {
+        // the bytes of a call of which only the displacement was rewritten
+        self.taken.remove(&point.at.0);
+        for w in &point.removal.text {
+            self.release(&(w.at..w.at.offset(i64::from(w.len))));
+        }
+    }
+
+    /// Gives back the bytes of a text write that was undone.
+    pub fn release(&mut self, range: &AvmaRange) {
+        self.taken.remove(&range.start.0);
+    }
+
+    /// Takes an island that starts in `first..=last`, on one page. Searched from the far end of each padding, because its near end
+    /// is what the short function before it needs for its own springboard.
+    pub(crate) fn take_island(&mut self, first: u64, last: u64, name: &str) -> Option<Island> {
+        let from = self.padding.range(..=first).next_back().map_or(first, |(&at, _)| at);
+        let found = self.padding.range(from..=last).find_map(|(&start, bytes)| {
+            let end = start.checked_add(bytes.len() as u64)?;
+            let low = start.max(first);
+            let mut at = end.checked_sub(ISLAND)?.min(last);
+            while at >= low {
+                if straddles(at, ISLAND) {
+                    at = (at & !(PAGE - 1)) + PAGE - ISLAND;
+                } else if let Some((&s, _)) = self.taken.range(..at + ISLAND).next_back()
+                    && self.owner(at, at + ISLAND).is_some()
+                {
+                    at = s.checked_sub(ISLAND)?;
+                } else {
+                    let offset = usize::try_from(at - start).ok()?;
+                    let old = bytes.get(offset..offset + 5)?.try_into().ok()?;
+                    return Some(Island { at, old });
+                }
+            }
+            None
+        })?;
+        self.take(found.at, found.at + ISLAND, name).ok()?;
+        Some(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ingraft_model::Svma;
+
+    fn space(at: u64, len: usize) -> TextSpace {
+        let mut text = TextSpace::new();
+        let range = Svma(at)..Svma(at + len as u64);
+        text.add_padding(Bias(0x10000), &[Padding { range, bytes: vec![0xcc; len] }]);
+        text
+    }
+
+    #[test]
+    fn islands_come_from_the_far_end_and_never_straddle() {
+        let mut text = space(0x0ff8, 20);
+        let starts: Vec<_> =
+            std::iter::from_fn(|| text.take_island(0x10f00, 0x11100, "f")).map(|i| i.at - 0x10000).collect();
+        assert_eq!(starts, [0x1007, 0x1002, 0x0ffb]);
+        text.release(&(Avma(0x11002)..Avma(0x11007)));
+        assert_eq!(text.take_island(0x10f00, 0x11005, "f").map(|i| i.at), Some(0x11002));
+    }
+
+    #[test]
+    fn reach_is_kept() {
+        let mut text = space(0x1000, 32);
+        assert_eq!(text.take_island(0x10f00, 0x10fff, "f"), None);
+        assert_eq!(text.take_island(0x1101c, 0x11100, "f"), None);
+        assert_eq!(text.take_island(0x11003, 0x11003, "f").map(|i| i.at), Some(0x11003));
+        assert_eq!(text.take(0x11007, 0x11009, "g"), Err("f".to_owned()));
+    }
+}

@@ -1,0 +1,256 @@
+//! Points: from facts about their places to a plan that weaves them, and to what undoes it.
+
+use ingraft_model::{Avma, Bias, PatchPlan, Refusal, Site};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::code::arena::Arena;
+use crate::code::block::EmitError;
+use crate::code::environment::{CodegenError, Environment};
+use crate::code::woven::WovenPoint;
+use crate::patch::back_branches::{self, Detour};
+use crate::patch::build::Builder;
+use crate::patch::choose::{self, Carried, Choice};
+use crate::patch::parallel::{self, Built, Task};
+use crate::patch::springboard::{self, Form, Head};
+use crate::patch::text_space::TextSpace;
+use crate::snippet::mini::{self, MiniRequest};
+
+/// Up to this many points in one plan lie where the processor runs them best; more are packed.
+const ALIGN_MAX: usize = 64;
+
+/// One point to weave.
+#[derive(Clone, Copy, Debug)]
+pub struct PointRequest<'a> {
+    /// The facts about its place.
+    pub site: &'a Site,
+    /// Where its module was loaded.
+    pub bias: Bias,
+    /// Its function's name, for other points that need the same bytes.
+    pub name: &'a str,
+    /// What to do there, in order.
+    pub minis: &'a [MiniRequest<'a>],
+    /// The points of its function that are woven already: one may displace this point's instruction, or branches to it.
+    pub beside: &'a [&'a WovenPoint],
+}
+
+/// The answer to a request for several entries.
+#[derive(Clone, Debug)]
+pub struct Weave {
+    /// One plan for all that can be woven.
+    pub plan: PatchPlan,
+    /// Per request, in order: the woven point or why not.
+    pub woven: Vec<Result<WovenPoint, Refusal>>,
+}
+
+/// Weaves points: chooses springboards, takes text and arena, writes the code. Points that cannot be woven are refused one
+/// by one; an error concerns the request as a whole.
+///
+/// `arena` and `text` hold afterwards what the plan takes, shared slow routines included. After an error, and when the plan was not
+/// applied in the end, go on with clones from before.
+pub fn weave_points<'a>(
+    env: &'a Environment,
+    arena: &'a mut Arena,
+    text: &'a mut TextSpace,
+    requests: &[PointRequest<'a>],
+) -> Result<Weave, CodegenError> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    weave_points_on(processors, env, arena, text, requests)
+}
+
+/// The same on at most so many processors: as few or many as there are, what is woven is right, but lies elsewhere.
+pub fn weave_points_on<'a>(
+    processors: usize,
+    env: &'a Environment,
+    arena: &'a mut Arena,
+    text: &'a mut TextSpace,
+    requests: &[PointRequest<'a>],
+) -> Result<Weave, CodegenError> {
+    env.check()?;
+    let mut known = FxHashSet::default();
+    requests.iter().flat_map(|r| r.minis).try_for_each(|m| {
+        // many are of one snippet
+        if known.insert(std::ptr::from_ref(m.snippet)) {
+            mini::check_snippet(env, m.snippet)?;
+        }
+        mini::check_counters(env, m)
+    })?;
+    arena.lacked_room = false;
+    let mut weaver = Weaver { text, builder: Builder::new(env, arena, requests.len() <= ALIGN_MAX) };
+    let choices = choose::choose(env, weaver.text, requests);
+    let designs = weaver.detours(choices, requests);
+    let task = |(design, request)| -> Option<Task<'_, '_>> {
+        let (design, request): (&Chosen, &PointRequest<'_>) = (design, request);
+        let (head, detours) = design.as_ref().ok()?.as_ref()?;
+        Some(Task { head, detours, request })
+    };
+    let tasks: Vec<_> = designs.iter().zip(requests).filter_map(task).collect();
+    let mut built = parallel::build_all(&mut weaver.builder, &tasks, processors).into_iter();
+    let mut woven = Vec::with_capacity(requests.len());
+    for design in &designs {
+        woven.push(match design {
+            Ok(Some((head, detours))) => {
+                let built = built.next().unwrap_or(Err(EmitError::ArenaFull));
+                weaver.built(built, head, detours)?
+            }
+            Ok(None) => Err(UNHOSTED),
+            Err(refusal) => Err(refusal.clone()),
+        });
+    }
+    weaver.within(requests, &designs, &mut woven)?;
+    weaver.lead(requests, &designs, &mut woven)?;
+    let mut plan = weaver.builder.plan;
+    plan.text.sort_unstable_by_key(|w| w.at);
+    plan.moves.sort_unstable();
+    Ok(Weave { plan, woven })
+}
+
+/// What is refused of a point that only another one's code can hold.
+const UNHOSTED: Refusal = Refusal::NotAFunction { what: "the point that it is displaced with is not woven" };
+
+/// A springboard with all detours around it; none for a point that another one holds.
+type Chosen = Result<Option<(Head, Vec<Detour>)>, Refusal>;
+
+/// Which of the points displaces the instruction at an address.
+fn hosts(woven: &[Result<WovenPoint, Refusal>]) -> FxHashMap<Avma, usize> {
+    let points = woven.iter().enumerate().filter_map(|(i, w)| Some((i, w.as_ref().ok()?)));
+    points.flat_map(|(i, point)| point.inner.iter().map(move |inner| (inner.original, i))).collect()
+}
+
+struct Weaver<'a> {
+    text: &'a mut TextSpace,
+    builder: Builder<'a>,
+}
+
+impl<'a> Weaver<'a> {
+    /// Finds detours for the branches to every springboard; what has none is refused, and with it what counts on its copies.
+    fn detours(&mut self, choices: Vec<Choice>, requests: &[PointRequest<'_>]) -> Vec<Chosen> {
+        let (env, arena) = (self.builder.env, self.builder.arena.range());
+        let mut carried = Carried::new(&choices, requests);
+        let mut designs: Vec<Chosen> = Vec::with_capacity(choices.len());
+        for (owner, (choice, request)) in choices.into_iter().zip(requests).enumerate() {
+            designs.push(match choice {
+                Choice::Hosted => Ok(None),
+                Choice::Refused(refusal) => Err(refusal),
+                Choice::Own(head) => match back_branches::detours(env, self.text, &head, request, &carried, &arena) {
+                    Ok(detours) => {
+                        carried.add_detours(owner, &head, &detours);
+                        let detours = head.clearing.iter().cloned().chain(detours).collect();
+                        Ok(Some((head, detours)))
+                    }
+                    Err(refusal) => {
+                        self.release(&head, head.clearing.as_slice());
+                        carried.remove(owner, &head, head.clearing.as_slice());
+                        Err(refusal)
+                    }
+                },
+            });
+        }
+        loop {
+            let mut stable = true;
+            for (owner, (design, request)) in designs.iter_mut().zip(requests).enumerate() {
+                let Ok(Some((head, detours))) = design else { continue };
+                let lost = |d: &Detour| match d {
+                    Detour::Led { branch } => (!carried.has(head.function, *branch)).then_some(*branch),
+                    _ => None,
+                };
+                let Some(branch) = detours.iter().find_map(lost) else { continue };
+                let refusal = back_branches::cannot_tell(head, request, branch);
+                self.release(head, detours);
+                carried.remove(owner, head, detours);
+                *design = Err(refusal);
+                stable = false;
+            }
+            if stable {
+                return designs;
+            }
+        }
+    }
+
+    /// What became of a point, with its text given back if it has no room.
+    fn built(
+        &mut self,
+        built: Built,
+        head: &Head,
+        detours: &[Detour],
+    ) -> Result<Result<WovenPoint, Refusal>, CodegenError> {
+        match built {
+            Ok(point) => Ok(Ok(*point)),
+            Err(e @ (EmitError::OutOfReach | EmitError::ArenaFull | EmitError::Unshared)) => {
+                self.builder.arena.lacked_room |= e == EmitError::ArenaFull;
+                self.release(head, detours);
+                Ok(Err(Refusal::NoRoomNearby))
+            }
+            Err(EmitError::Codegen(e)) => Err(e),
+        }
+    }
+
+    /// The points whose instructions others displace, into the code of these.
+    fn within(
+        &mut self,
+        requests: &[PointRequest<'a>],
+        designs: &[Chosen],
+        woven: &mut [Result<WovenPoint, Refusal>],
+    ) -> Result<(), CodegenError> {
+        let hosts = hosts(woven);
+        for (i, request) in requests.iter().enumerate().filter(|(i, _)| matches!(designs.get(*i), Some(Ok(None)))) {
+            let original = request.site.at.to_avma(request.bias).offset(i64::from(request.site.point));
+            let has = |p: &&&WovenPoint| p.inner.iter().any(|inner| inner.original == original);
+            let beside = request.beside.iter().find(has).copied();
+            let host = hosts.get(&original).and_then(|host| woven.get(*host)?.as_ref().ok()).or(beside);
+            let point = match springboard::within(self.builder.env, request, host) {
+                Ok(head) => {
+                    let built = self.builder.build(&head, &[], request).map(Box::new);
+                    self.built(built, &head, &[])?
+                }
+                Err(refusal) => Err(refusal),
+            };
+            if let Some(slot) = woven.get_mut(i) {
+                *slot = point;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the copies of branches that other points displace lead past the springboards to which the branches lead.
+    fn lead(
+        &mut self,
+        requests: &[PointRequest<'_>],
+        designs: &[Chosen],
+        woven: &mut [Result<WovenPoint, Refusal>],
+    ) -> Result<(), CodegenError> {
+        let hosts = hosts(woven);
+        for (i, (request, design)) in requests.iter().zip(designs).enumerate() {
+            let Ok(Some((_, detours))) = design else { continue };
+            let Some(Ok(point)) = woven.get(i) else { continue };
+            let tail = point.tail.0;
+            let mut led = Vec::new();
+            for detour in detours {
+                let Detour::Led { branch } = detour else { continue };
+                let of = |p: &WovenPoint| p.inner.iter().find(|inner| inner.original.0 == *branch).copied();
+                let host = hosts.get(&Avma(*branch)).and_then(|host| of(woven.get(*host)?.as_ref().ok()?));
+                let inner =
+                    host.or_else(|| request.beside.iter().find_map(|p| of(p))).ok_or(CodegenError::ArenaFull)?;
+                self.builder.plan.text.push(inner.leading(tail).ok_or(CodegenError::ArenaFull)?);
+                led.push(inner);
+            }
+            if let Some(Ok(point)) = woven.get_mut(i) {
+                point.led = led;
+            }
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, head: &Head, detours: &[Detour]) {
+        if head.host.is_some() {
+            return;
+        }
+        let own = std::iter::once((head.at, head.at + head.form.len()));
+        let island = match head.form {
+            Form::Short(island) => Some((island.at, island.at + 5)),
+            Form::Near | Form::Call { .. } => None,
+        };
+        for (start, end) in own.chain(island).chain(detours.iter().flat_map(Detour::taken)) {
+            self.text.release(&(Avma(start)..Avma(end)));
+        }
+    }
+}

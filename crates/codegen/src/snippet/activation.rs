@@ -1,0 +1,372 @@
+//! Activation records, timers and histograms in a thread's own shard. Shard 0 has none of them: there the code only notes that a call
+//! could not be recorded.
+//!
+//! A record is written, then counted by moving the top, then its stack pointer is written again: a signal handler that comes in between finds
+//! either no record of this call or one with the right stack pointer, and what it puts above it is gone when it returns.
+
+use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
+use ingraft_model::histogram::{Resolution, VALUE_BITS};
+use ingraft_model::layout::{COUNTERS, record};
+use ingraft_model::{BinaryOp, Clock, Expr, Kept, Record, Restore, Stmt, TimeUnit, VariableId, Whose};
+
+use crate::code::environment::Assembly;
+use crate::code::routine::Routine;
+use crate::snippet::generator::{Access, Generator, Operand};
+use crate::snippet::routines;
+
+/// Counters of a timer.
+const NEST: u32 = 0;
+const SUM_OF_STOPS: u32 = 1;
+/// Counters of a record's activations.
+const UNSEEN: u32 = 1;
+const UNRECORDED: u32 = 2;
+/// Counters of a histogram.
+const SUM: u32 = 0;
+const LARGEST: u32 = 1;
+const SMALLEST: u32 = 2;
+const BUCKETS: u32 = 3;
+
+/// Covers every bucket number, so that the address is in the shard whatever the value.
+fn bucket_mask(resolution: Resolution) -> i32 {
+    (resolution.buckets().next_power_of_two() - 1) as i32
+}
+
+/// Where a record has the n-th of what it keeps.
+fn kept_at(n: u32) -> u32 {
+    record::KEPT + 8 * n
+}
+
+impl Generator<'_> {
+    fn last(&self, field: u32) -> u32 {
+        routines::last(self.env, field)
+    }
+
+    fn top(&self) -> AsmMemoryOperand {
+        routines::top(self.env)
+    }
+
+    fn slot(&self, v: VariableId, n: u32) -> AsmMemoryOperand {
+        qword_ptr(u64::from(self.env.data.counter(self.index(v) + n))).gs()
+    }
+
+    /// Offset in a shard of the first counter of a variable.
+    fn offset(&self, v: VariableId) -> u32 {
+        COUNTERS + 8 * self.index(v)
+    }
+
+    /// The key by which this call is known, in rdx.
+    fn call(&mut self) -> Result<(), Assembly> {
+        Ok(self.a.lea(rdx, qword_ptr(rsp + (8 * self.depth + i32::from(self.frame.stack.key))))?)
+    }
+
+    /// The clock in rax; rdx is overwritten.
+    fn clock(&mut self, clock: Clock) -> Result<(), Assembly> {
+        if clock == Clock::Cpu {
+            return self.cpu_clock();
+        }
+        self.wall_clock()
+    }
+
+    /// The clock minus `since` in rax, and 0 if that is negative: a clock may differ between processors by less than a migration takes.
+    fn clock_since(&mut self, clock: Clock, since: AsmMemoryOperand) -> Result<(), Assembly> {
+        let mut later = self.a.create_label();
+        self.clock(clock)?;
+        self.a.sub(rax, since)?;
+        self.a.jae(later)?;
+        self.a.xor(eax, eax)?;
+        self.place(&mut later)
+    }
+
+    pub(crate) fn settle(&mut self) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(());
+        }
+        self.used = [true; 3];
+        let mut end = self.a.create_label();
+        self.a.mov(rcx, self.top())?;
+        self.call()?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.ja(end)?;
+        self.routine(Routine::Settle, end)?;
+        self.place(&mut end)
+    }
+
+    /// Sets the flags for whether this thread has other records than the first.
+    pub(crate) fn has_records(&mut self) -> Result<BinaryOp, Assembly> {
+        self.a.cmp(self.top(), record::SIZE as i32)?;
+        Ok(BinaryOp::NotEqual)
+    }
+
+    pub(crate) fn open(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return self.unrecorded(r);
+        }
+        self.used = [true; 3];
+        let data = self.env.data;
+        let new = |field: u32| data.displacement(data.records() + field);
+        let [mut full, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.a.mov(rcx, self.top())?;
+        self.call()?;
+        // from the second record on: the first one ends every search
+        self.a.lea(eax, dword_ptr(rcx - record::SIZE as i32))?;
+        self.a.cmp(eax, (record::ROOM - record::SIZE) as i32)?;
+        self.a.jae(full)?;
+        self.a.mov(qword_ptr(rcx + new(record::SP)).gs(), rdx)?;
+        self.a.add(self.top(), record::SIZE as i32)?;
+        self.a.mov(qword_ptr(rcx + new(record::SP)).gs(), rdx)?;
+        self.a.mov(dword_ptr(rcx + new(record::NAME)).gs(), self.offset(r.activations) as i32)?;
+        let restore = match r.restore {
+            Some(Restore::Value(v) | Restore::Flag(v)) => Some((v, self.offset(v))),
+            Some(Restore::Timer(v, Clock::Wall)) => Some((v, self.offset(v) | record::RESTORE_WALL)),
+            Some(Restore::Timer(v, Clock::Cpu)) => Some((v, self.offset(v) | record::RESTORE_CPU)),
+            None => None,
+        };
+        self.a.mov(dword_ptr(rcx + new(record::RESTORE)).gs(), restore.map_or(0, |(_, word)| word) as i32)?;
+        if let Some((v, _)) = restore {
+            self.a.mov(rax, self.slot(v, 0))?;
+            self.a.mov(qword_ptr(rcx + new(record::SAVED)).gs(), rax)?;
+        }
+        // clocks come first in a record, and are read last
+        for (n, kept) in (0..).zip(r.kept.iter().take(Record::KEPT_MAX)).collect::<Vec<_>>().into_iter().rev() {
+            let from = match kept {
+                Kept::Time(clock) => self.clock(*clock).map(|()| rax)?,
+                Kept::Float(float) => self.float(*float).map(|()| rax)?,
+                Kept::Argument(n) => match self.source(&Expr::Arg(*n))? {
+                    Operand::Register(from) => from,
+                    Operand::Immediate(_) | Operand::Memory(_) => rax,
+                },
+            };
+            self.a.mov(qword_ptr(rcx + new(kept_at(n))).gs(), from)?;
+        }
+        if !r.is_optional() {
+            self.stmts(body)?;
+        }
+        self.a.jmp(end)?;
+        self.place(&mut full)?;
+        self.unrecorded(r)?;
+        self.place(&mut end)?;
+        if r.is_optional() { self.stmts(body) } else { Ok(()) }
+    }
+
+    pub(crate) fn close(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+        let inside = if r.is_optional() { &[] } else { body };
+        self.at_record(r, Whose::Own, |g| g.end(r, inside), |_| Ok(()))?;
+        let recorded = self.access == Access::Own;
+        if recorded && r.is_optional() { self.stmts(body) } else { Ok(()) }
+    }
+
+    pub(crate) fn close_handed(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+        self.at_record(r, Whose::Earlier, |g| g.end(r, body), |_| Ok(()))
+    }
+
+    pub(crate) fn hand_over(&mut self, r: &Record, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
+        let mark = |g: &mut Self| Ok(g.a.or(dword_ptr(rcx + g.last(record::RESTORE)).gs(), record::HANDED)?);
+        self.at_record(r, whose, mark, |g| g.without_record(r, body))
+    }
+
+    pub(crate) fn give_up(&mut self, r: &Record, whose: Whose, body: &[Stmt]) -> Result<(), Assembly> {
+        let take_away = |g: &mut Self| {
+            let mut done = g.a.create_label();
+            g.a.mov(ecx, g.offset(r.activations) as i32)?;
+            g.routine(Routine::GiveUp, done)?;
+            g.place(&mut done)
+        };
+        self.at_record(r, whose, take_away, |g| g.without_record(r, body))
+    }
+
+    /// Code that runs at the end of a call even if the call has no record.
+    fn without_record(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+        if r.is_optional() { self.stmts(body) } else { Ok(()) }
+    }
+
+    /// Runs `found_it` if this frame has the record, which is the last one then; rcx holds the top. Otherwise, for `Whose::Own`, counts the call as
+    /// unseen and runs `missed_it`.
+    fn at_record(
+        &mut self,
+        r: &Record,
+        whose: Whose,
+        found_it: impl FnOnce(&mut Self) -> Result<(), Assembly>,
+        missed_it: impl FnOnce(&mut Self) -> Result<(), Assembly>,
+    ) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return if whose == Whose::Own { self.unrecorded(r) } else { Ok(()) };
+        }
+        self.used = [true; 3];
+        let name = self.offset(r.activations) as i32;
+        let [mut search, mut found, mut answer, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.a.mov(rcx, self.top())?;
+        self.call()?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        if whose == Whose::Earlier {
+            // the frame has no record at all: all that most calls pay
+            self.a.ja(end)?;
+        }
+        self.a.jne(search)?;
+        self.a.cmp(dword_ptr(rcx + self.last(record::NAME)).gs(), name)?;
+        self.a.jne(search)?;
+        self.place(&mut found)?;
+        found_it(self)?;
+        self.a.jmp(end)?;
+        self.place(&mut search)?;
+        self.a.mov(ecx, name)?;
+        self.routine(Routine::Find, answer)?;
+        self.place(&mut answer)?;
+        self.a.test(ecx, ecx)?;
+        self.a.jne(found)?;
+        if whose == Whose::Own {
+            self.a.inc(self.slot(r.activations, UNSEEN))?;
+            missed_it(self)?;
+        }
+        self.place(&mut end)
+    }
+
+    /// Ends the call of the last record.
+    fn end(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
+        for (n, kept) in (0..).zip(&r.kept) {
+            if let Kept::Time(clock) = kept {
+                let time = qword_ptr(rcx + self.last(kept_at(n))).gs();
+                self.clock_since(*clock, time)?;
+                self.a.mov(time, rax)?;
+            }
+        }
+        let around = std::mem::replace(&mut self.closed, r.kept.clone());
+        self.stmts(body)?;
+        self.closed = around;
+        Ok(self.a.sub(self.top(), record::SIZE as i32)?)
+    }
+
+    /// Notes a call that has no record.
+    fn unrecorded(&mut self, r: &Record) -> Result<(), Assembly> {
+        let slot = self.slot(r.activations, UNRECORDED);
+        match self.access {
+            Access::Own => self.a.inc(slot)?,
+            Access::Shared => {
+                let absolute = u64::from(self.env.data.counter(self.index(r.activations) + UNRECORDED));
+                self.a.lock().inc(qword_ptr(absolute))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A field of the record that the enclosing statement closes, in rax.
+    pub(crate) fn field(&mut self, field: u32) -> Result<(), Assembly> {
+        self.used[1] = true;
+        self.a.mov(rcx, self.top())?;
+        Ok(self.a.mov(rax, qword_ptr(rcx + self.last(field)).gs())?)
+    }
+
+    /// What that record has kept, in rax.
+    pub(crate) fn kept(&mut self, kept: Kept) -> Result<(), Assembly> {
+        match (0..).zip(&self.closed).find(|(_, known)| **known == kept) {
+            Some((n, _)) => self.field(kept_at(n)),
+            None => Err(Assembly(format!("{kept} is not kept"))),
+        }
+    }
+
+    /// Ticks in rax to nanoseconds.
+    pub(crate) fn nanoseconds(&mut self) -> Result<(), Assembly> {
+        self.used[2] = true;
+        self.a.mov(edx, self.env.ticks.mult)?;
+        self.a.mul(rdx)?;
+        Ok(self.a.shrd(rax, rdx, self.env.ticks.shift.min(63))?)
+    }
+
+    /// What the function returns, in rax: the first word that the base trampoline has pushed.
+    pub(crate) fn returned(&mut self) -> Result<(), Assembly> {
+        Ok(self.a.mov(rax, qword_ptr(rsp + 8 * (self.depth - 1)))?)
+    }
+
+    pub(crate) fn start(&mut self, timer: VariableId, clock: Clock) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(());
+        }
+        self.used = [true, self.used[1], true];
+        let mut runs = self.a.create_label();
+        self.a.cmp(self.slot(timer, NEST), 0)?;
+        self.a.jne(runs)?;
+        self.clock(clock)?;
+        self.a.sub(self.slot(timer, SUM_OF_STOPS), rax)?;
+        self.place(&mut runs)?;
+        Ok(self.a.inc(self.slot(timer, NEST))?)
+    }
+
+    pub(crate) fn stop(&mut self, timer: VariableId, clock: Clock) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(());
+        }
+        self.used = [true, self.used[1], true];
+        let [mut nested, mut later, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.a.cmp(self.slot(timer, NEST), 1)?;
+        self.a.jl(end)?;
+        self.a.jne(nested)?;
+        self.clock(clock)?;
+        self.a.add(self.slot(timer, SUM_OF_STOPS), rax)?;
+        // clocks of two processors may be some ticks apart, and a negative sum would say that the timer runs
+        self.a.jns(later)?;
+        self.a.mov(self.slot(timer, SUM_OF_STOPS), 0)?;
+        self.place(&mut later)?;
+        self.place(&mut nested)?;
+        self.a.dec(self.slot(timer, NEST))?;
+        self.place(&mut end)
+    }
+
+    pub(crate) fn observe(&mut self, histogram: VariableId, resolution: Resolution, e: &Expr) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(());
+        }
+        self.used = [true; 3];
+        self.value(e)?;
+        let [mut positive, mut smaller, mut larger, mut fits] = std::array::from_fn(|_| self.a.create_label());
+        if !matches!(e, Expr::Elapsed(_, TimeUnit::Ticks)) {
+            self.a.test(rax, rax)?;
+            self.a.jns(positive)?;
+            self.a.xor(eax, eax)?;
+            self.place(&mut positive)?;
+        }
+        self.a.add(self.slot(histogram, SUM), rax)?;
+        self.a.cmp(self.slot(histogram, LARGEST), rax)?;
+        self.a.jae(smaller)?;
+        self.a.mov(self.slot(histogram, LARGEST), rax)?;
+        self.place(&mut smaller)?;
+        self.a.mov(rdx, rax)?;
+        self.a.not(rdx)?;
+        self.a.cmp(self.slot(histogram, SMALLEST), rdx)?;
+        self.a.jae(larger)?;
+        self.a.mov(self.slot(histogram, SMALLEST), rdx)?;
+        self.place(&mut larger)?;
+        // the bucket, as `Resolution::bucket_of` says
+        self.a.mov(rdx, rax)?;
+        self.a.shr(rdx, VALUE_BITS)?;
+        self.a.je(fits)?;
+        self.a.mov(rax, (1i64 << VALUE_BITS) - 1)?;
+        self.place(&mut fits)?;
+        self.a.mov(rcx, rax)?;
+        self.a.or(rcx, resolution.per_octave() as i32)?;
+        self.a.bsr(rcx, rcx)?;
+        self.a.sub(ecx, resolution.sub_bits() as i32)?;
+        self.a.shr(rax, cl)?;
+        self.a.shl(ecx, resolution.sub_bits())?;
+        self.a.add(eax, ecx)?;
+        self.a.and(eax, bucket_mask(resolution))?;
+        let first = u64::from(self.env.data.counter(self.index(histogram) + BUCKETS));
+        Ok(self.a.inc(qword_ptr(rax * 8 + first).gs())?)
+    }
+
+    /// Tells the engine what the loader has done, and waits for it.
+    pub(crate) fn await_engine(&mut self) -> Result<(), Assembly> {
+        self.used[0] = true;
+        let mut end = self.a.create_label();
+        self.routine(Routine::Await, end)?;
+        self.place(&mut end)
+    }
+
+    /// Goes to a shared routine that comes back to `label`.
+    pub(crate) fn routine(&mut self, routine: Routine, label: iced_x86::code_asm::CodeLabel) -> Result<(), Assembly> {
+        self.a.lea(rax, iced_x86::code_asm::ptr(label))?;
+        self.a.jmp(routines::FAR)?;
+        let mut behind = self.a.create_label();
+        self.place(&mut behind)?;
+        self.exits.push((behind, routine));
+        Ok(())
+    }
+}

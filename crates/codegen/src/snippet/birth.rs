@@ -1,0 +1,256 @@
+//! What a fork child inherits where children are measured with their parent, see `layout::birth`: the thread that forks copies its counters and
+//! records into a shard for the child; the child makes of the copy what it begins with.
+//!
+//! The copy is made before fork(2), as the parent's own shard changes at once afterwards, and only the forking thread writes it. Which shard it is
+//! stands in private memory, so that the child has it as it was at the birth, whatever the parent does. The slow routine takes it (`slow.rs`).
+
+use iced_x86::code_asm::{
+    AsmMemoryOperand, AsmRegister64, dword_ptr, eax, ecx, edi, qword_ptr, r8, r8d, r9, r10, rax, rcx, rdi, rdx,
+};
+use ingraft_model::layout::{self, CHILD_SHARD, CLAIMS, COUNTERS, FIRST_SHARD, OWNER, TOP, birth, header, record};
+
+use crate::code::environment::{Assembly, Environment};
+use crate::code::routine::Routine;
+use crate::snippet::generator::{Access, Generator};
+use crate::snippet::routines::Writer;
+
+/// Displacement of what the first shard leaves to a child.
+pub(crate) fn heirs(env: &Environment) -> u64 {
+    u64::from(env.data.displacement(layout::HEIRS)) + u64::from(CHILD_SHARD) * env.data.stride
+}
+
+/// From the offset of a shard to the offset of what it leaves: a shift to the right.
+pub(crate) fn heir_shift(env: &Environment) -> u32 {
+    env.data.stride.trailing_zeros().saturating_sub(layout::HEIR_BYTES.trailing_zeros())
+}
+
+impl Generator<'_> {
+    pub(crate) fn fork(&mut self) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(());
+        }
+        self.used = [true; 3];
+        let mut end = self.a.create_label();
+        self.routine(Routine::Fork, end)?;
+        self.place(&mut end)
+    }
+
+    pub(crate) fn forked(&mut self) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            return Ok(());
+        }
+        self.used = [true; 3];
+        let mut end = self.a.create_label();
+        self.returned()?;
+        self.a.mov(rcx, rax)?;
+        self.wall_clock()?;
+        self.a.mov(rdx, rax)?;
+        self.routine(Routine::Forked, end)?;
+        self.place(&mut end)
+    }
+}
+
+impl Writer<'_> {
+    fn place(&self, offset: u32) -> u64 {
+        u64::from(self.env.data.displacement(offset))
+    }
+
+    /// A word of this thread's shard at an offset in a register.
+    fn word(&self, offset: AsmRegister64, field: u32) -> AsmMemoryOperand {
+        qword_ptr(offset + self.env.data.displacement(field)).gs()
+    }
+
+    /// The address of the shard with the rules in r10.
+    fn rules(&mut self) -> Result<(), Assembly> {
+        let at = self.env.data.base.0 + self.env.data.stride * u64::from(birth::RULES);
+        Ok(self.a.mov(r10, at)?)
+    }
+
+    /// See [`Routine::Fork`]. The verifier knows its one right form.
+    pub(crate) fn fork(&mut self) -> Result<(), Assembly> {
+        let [mut reset, mut start, mut probe, mut occupied, mut more, mut won] =
+            std::array::from_fn(|_| self.a.create_label());
+        let [mut counters, mut copied, mut records, mut whole, mut done] =
+            std::array::from_fn(|_| self.a.create_label());
+        let (shards, log) = (self.env.data.shards, self.env.data.stride.trailing_zeros());
+        let heirs = heirs(self.env);
+        let hint = self.place(header::CLAIM_HINT);
+        let keep = [rcx, rdx, rdi];
+        self.save()?;
+        for r in keep {
+            self.a.push(r)?;
+        }
+        // a shard for the child, as a thread takes its own
+        let claim = qword_ptr(rcx * 8 + self.place(CLAIMS));
+        self.a.mov(rdx, qword_ptr(self.place(OWNER)).gs())?;
+        self.a.bts(rdx, birth::UNBORN)?;
+        self.a.mov(ecx, 1)?;
+        self.a.lock().xadd(dword_ptr(hint), ecx)?;
+        self.a.cmp(ecx, shards as i32)?;
+        self.a.jae(reset)?;
+        self.a.cmp(ecx, FIRST_SHARD as i32)?;
+        self.a.jae(start)?;
+        self.a.set_label(&mut reset)?;
+        self.a.mov(ecx, FIRST_SHARD)?;
+        self.a.mov(dword_ptr(hint), FIRST_SHARD + 1)?;
+        self.a.set_label(&mut start)?;
+        self.a.mov(edi, shards - FIRST_SHARD)?;
+        self.a.set_label(&mut probe)?;
+        self.a.cmp(claim, 0)?;
+        self.a.jne(occupied)?;
+        self.a.xor(eax, eax)?;
+        self.a.lock().cmpxchg(claim, rdx)?;
+        self.a.je(won)?;
+        self.a.set_label(&mut occupied)?;
+        self.a.inc(ecx)?;
+        self.a.cmp(ecx, shards as i32)?;
+        self.a.jb(more)?;
+        self.a.mov(ecx, FIRST_SHARD)?;
+        self.a.set_label(&mut more)?;
+        self.a.dec(edi)?;
+        self.a.jne(probe)?;
+        let missed = self.place(header::BIRTHS_MISSED);
+        self.a.lock().inc(dword_ptr(missed))?;
+        self.a.jmp(done)?;
+
+        self.a.set_label(&mut won)?;
+        self.a.mov(rdx, rcx)?;
+        self.a.mov(r9, rcx)?;
+        self.a.shl(r9, log)?;
+        self.rules()?;
+        self.a.mov(rdi, qword_ptr(r10 + TOP))?;
+        self.a.mov(ecx, COUNTERS)?;
+        let base = self.env.data.displacement(0);
+        let child = |offset: u32| qword_ptr(r9 + base.wrapping_add(offset));
+        self.a.set_label(&mut counters)?;
+        self.a.cmp(rcx, rdi)?;
+        self.a.jae(copied)?;
+        self.a.mov(rax, self.word(rcx, 0))?;
+        self.a.mov(qword_ptr(r9 + rcx + base), rax)?;
+        self.a.add(rcx, 8)?;
+        self.a.jmp(counters)?;
+        self.a.set_label(&mut copied)?;
+        self.a.mov(rdi, qword_ptr(self.place(TOP)).gs())?;
+        self.a.mov(child(TOP), rdi)?;
+        self.a.xor(ecx, ecx)?;
+        let first = self.env.data.records();
+        self.a.set_label(&mut records)?;
+        self.a.cmp(rcx, rdi)?;
+        self.a.jae(whole)?;
+        self.a.mov(rax, self.word(rcx, first))?;
+        self.a.mov(qword_ptr(r9 + rcx + base.wrapping_add(first)), rax)?;
+        self.a.add(rcx, 8)?;
+        self.a.jmp(records)?;
+        self.a.set_label(&mut whole)?;
+        self.a.mov(child(self.env.data.readings_open()), 0)?;
+        self.a.rdgsbase(r8)?;
+        self.a.shr(r8, heir_shift(self.env))?;
+        self.a.rdfsbase(rax)?;
+        self.a.mov(qword_ptr(r8 + heirs), rax)?;
+        self.a.mov(qword_ptr(r8 + (heirs + 8)), rdx)?;
+        self.a.set_label(&mut done)?;
+        for r in keep.into_iter().rev() {
+            self.a.pop(r)?;
+        }
+        self.leave()
+    }
+
+    /// See [`Routine::Forked`]. What fork has returned is in ecx, the time in rdx. The verifier knows its one right form.
+    pub(crate) fn forked(&mut self) -> Result<(), Assembly> {
+        let [mut child, mut counters, mut store, mut next, mut records, mut each, mut finish, mut done] =
+            std::array::from_fn(|_| self.a.create_label());
+        let heirs = heirs(self.env);
+        let keep = [rcx, rdx, rdi];
+        self.save()?;
+        for r in keep {
+            self.a.push(r)?;
+        }
+        self.a.rdgsbase(r9)?;
+        self.a.shr(r9, self.env.data.stride.trailing_zeros())?;
+        self.a.mov(rdi, r9)?;
+        self.a.shl(rdi, layout::HEIR_BYTES.trailing_zeros())?;
+        self.a.mov(eax, dword_ptr(rdi + (heirs + 8)))?;
+        self.a.test(eax, eax)?;
+        self.a.je(child)?;
+        // the parent
+        self.a.mov(qword_ptr(rdi + (heirs + 8)), 0)?;
+        self.a.test(ecx, ecx)?;
+        self.a.jns(done)?;
+        self.a.mov(ecx, 1)?;
+        self.a.shl(rcx, birth::FAILED)?;
+        self.a.mov(qword_ptr(rax * 8 + self.place(CLAIMS)), rcx)?;
+        self.a.jmp(done)?;
+
+        // a child, if it has found a shard that was prepared for it
+        self.a.set_label(&mut child)?;
+        let claim = qword_ptr(r9 * 8 + self.place(CLAIMS));
+        self.a.bt(claim, birth::UNBORN)?;
+        self.a.jae(done)?;
+        self.rules()?;
+        self.a.mov(rdi, qword_ptr(r10 + TOP))?;
+        self.a.mov(ecx, COUNTERS)?;
+        self.a.set_label(&mut counters)?;
+        self.a.cmp(rcx, rdi)?;
+        self.a.jae(records)?;
+        self.a.mov(rax, qword_ptr(r10 + rcx))?;
+        self.a.cmp(rax, birth::KEEP as i32)?;
+        self.a.je(next)?;
+        self.a.xor(r8d, r8d)?;
+        self.a.cmp(rax, birth::WALL as i32)?;
+        self.a.jb(store)?;
+        self.a.cmp(rax, birth::CPU as i32)?;
+        self.a.ja(store)?;
+        let nest = qword_ptr(rcx + self.env.data.displacement(0).wrapping_sub(8)).gs();
+        self.a.cmp(nest, 0)?;
+        self.a.jle(store)?;
+        self.a.mov(r8, -1i64)?;
+        self.a.cmp(rax, birth::CPU as i32)?;
+        self.a.je(store)?;
+        self.a.mov(r8, rdx)?;
+        self.a.neg(r8)?;
+        self.a.set_label(&mut store)?;
+        let counter = self.word(rcx, 0);
+        self.a.mov(counter, r8)?;
+        self.a.set_label(&mut next)?;
+        self.a.add(rcx, 8)?;
+        self.a.jmp(counters)?;
+
+        self.a.set_label(&mut records)?;
+        self.a.mov(rcx, qword_ptr(self.place(TOP)).gs())?;
+        let first = self.env.data.records();
+        self.a.set_label(&mut each)?;
+        self.a.sub(rcx, record::SIZE as i32)?;
+        self.a.cmp(rcx, record::SIZE as i32)?;
+        self.a.jl(finish)?;
+        let name = dword_ptr(rcx + self.env.data.displacement(first + record::NAME)).gs();
+        self.a.mov(eax, name)?;
+        self.a.mov(rax, qword_ptr(r10 + rax))?;
+        for n in 0..birth::KEPT_TIMES {
+            let kept = self.word(rcx, first + record::KEPT + 8 * n);
+            let [mut wall, mut cpu] = std::array::from_fn(|_| self.a.create_label());
+            self.a.bt(eax, birth::KEPT_WALL + n)?;
+            self.a.jae(wall)?;
+            self.a.mov(kept, rdx)?;
+            self.a.set_label(&mut wall)?;
+            self.a.bt(eax, birth::KEPT_CPU + n)?;
+            self.a.jae(cpu)?;
+            self.a.mov(kept, 0)?;
+            self.a.set_label(&mut cpu)?;
+        }
+        self.a.bt(eax, birth::SAVED_TIME)?;
+        self.a.jae(each)?;
+        let saved = self.word(rcx, first + record::SAVED);
+        self.a.mov(saved, 0)?;
+        self.a.jmp(each)?;
+
+        self.a.set_label(&mut finish)?;
+        self.a.mov(qword_ptr(self.place(first + birth::BORN)).gs(), 1)?;
+        self.a.mov(rax, qword_ptr(self.place(OWNER)).gs())?;
+        self.a.mov(claim, rax)?;
+        self.a.set_label(&mut done)?;
+        for r in keep.into_iter().rev() {
+            self.a.pop(r)?;
+        }
+        self.leave()
+    }
+}

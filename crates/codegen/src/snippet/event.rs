@@ -1,0 +1,188 @@
+//! Events of the processor, read by each thread itself with RDPMC (perf_event_open(2), linux/perf_event.h).
+//!
+//! At its first reading a thread opens a counter of its own, maps the counter's page over one that its shard keeps for it, and closes the
+//! descriptor, as the mapping keeps the counter: nothing that the program could see or close is left. The page says which counter of the
+//! processor has the event now, and what must be added to it. The counter is pinned: the kernel either counts all the time, or says on the
+//! page that no counter has the event. Then, and where the kernel has refused the counter, the reading is the last one, and is counted.
+
+use iced_x86::code_asm::{
+    AsmMemoryOperand, AsmRegister64, cl, dword_ptr, eax, ecx, edi, edx, esi, qword_ptr, r8, r8d, r9, r9d, r10, r10d,
+    r11, r11d, rax, rcx, rdi, rdx, rsi, word_ptr,
+};
+use ingraft_model::layout::{EVENT_PAGES, EVENT_WORDS, EVENT_WORDS_BYTES, EVENTS_MAX, event, header};
+use ingraft_model::{ThreadIdentity, VariableId};
+
+use crate::code::cost::Cost;
+use crate::code::environment::{Assembly, Environment};
+use crate::code::routine::Routine;
+use crate::snippet::generator::{Access, Generator};
+use crate::snippet::routines::Writer;
+
+/// perf_event_open(2), mmap(2) and close(2).
+const PERF_EVENT_OPEN: u32 = 298;
+const MMAP: u32 = 9;
+const CLOSE: u32 = 3;
+/// PERF_FLAG_FD_CLOEXEC; MAP_SHARED | MAP_FIXED; PROT_READ.
+const CLOSE_ON_EXEC: u32 = 8;
+const SHARED_FIXED: u32 = 0x11;
+const READABLE: u32 = 1;
+/// The page: the number that changes with it, which counter has the event (and one more), what is to be added, what may be done, and how many
+/// bits the counter has.
+const LOCK: u32 = 8;
+const INDEX: u32 = 12;
+const OFFSET: u32 = 16;
+const CAPABILITIES: u32 = 40;
+const WIDTH: u32 = 48;
+/// `cap_user_rdpmc`.
+const MAY_READ: i32 = 4;
+/// How often a reading begins anew because the kernel has changed the page meanwhile, which takes it longer than a reading.
+const TRIES: u32 = 8;
+/// Offset of the last reading in an event's words.
+const LAST: u32 = 8;
+
+/// A reading that is not a thread's first: the routine's instructions, and RDPMC, which takes about as long as a reading of the clock.
+pub(crate) const COST: Cost = Cost { slots: 80, jumps: 4, clocks: 1, vdso: 0, locked: 0, system_calls: 0 };
+
+/// Whether threads can open counters of their own: they know their numbers, and may make system calls.
+pub(crate) fn can_read(env: &Environment) -> bool {
+    matches!(env.identity, ThreadIdentity::FsOffset(_)) && env.readable.process.is_some()
+}
+
+impl Generator<'_> {
+    /// What has been counted, in rax. rcx and rdx are overwritten.
+    pub(crate) fn event(&mut self, v: VariableId) -> Result<(), Assembly> {
+        if self.access == Access::Shared {
+            let unread = self.env.data.displacement(header::EVENTS_UNREAD);
+            self.a.lock().inc(dword_ptr(u64::from(unread)))?;
+            return Ok(self.a.xor(eax, eax)?);
+        }
+        self.used = [true; 3];
+        let mut answer = self.a.create_label();
+        self.a.mov(edx, self.index(v))?;
+        self.routine(Routine::Event, answer)?;
+        self.place(&mut answer)?;
+        Ok(self.a.mov(rax, rcx)?)
+    }
+}
+
+impl Writer<'_> {
+    /// See [`Routine::Event`]. The verifier knows its one right form.
+    pub(crate) fn event(&mut self) -> Result<(), Assembly> {
+        let [mut read, mut again, mut unread, mut whole, mut done] = std::array::from_fn(|_| self.a.create_label());
+        let keep = [rdx, rsi, rdi, r11];
+        self.save()?;
+        for r in keep {
+            self.a.push(r)?;
+        }
+        // r9: of its words, r10: of its page
+        self.a.and(edx, EVENTS_MAX as i32 - 1)?;
+        self.a.mov(r9d, edx)?;
+        self.a.shl(r9d, EVENT_WORDS_BYTES.trailing_zeros())?;
+        self.a.mov(r10d, edx)?;
+        self.a.shl(r10d, event::PAGE.trailing_zeros())?;
+        self.a.mov(eax, self.own(r9, EVENT_WORDS))?;
+        self.a.cmp(eax, event::OPEN as i32)?;
+        self.a.je(read)?;
+        self.a.test(eax, eax)?;
+        self.a.jne(unread)?;
+        self.open()?;
+        self.a.test(rax, rax)?;
+        self.a.jne(unread)?;
+        self.a.mov(self.own(r9, EVENT_WORDS), event::OPEN)?;
+
+        self.a.set_label(&mut read)?;
+        self.a.mov(esi, TRIES)?;
+        self.a.set_label(&mut again)?;
+        self.a.mov(edi, self.page(LOCK))?;
+        self.a.mov(eax, self.page(CAPABILITIES))?;
+        self.a.test(eax, MAY_READ)?;
+        self.a.je(unread)?;
+        self.a.mov(ecx, self.page(INDEX))?;
+        self.a.test(ecx, ecx)?;
+        self.a.je(unread)?;
+        self.a.mov(r8, qword_ptr(r10 + self.env.data.displacement(EVENT_PAGES + OFFSET)).gs())?;
+        self.a.movzx(r11d, word_ptr(r10 + self.env.data.displacement(EVENT_PAGES + WIDTH)).gs())?;
+        self.a.dec(ecx)?;
+        self.a.rdpmc()?;
+        self.a.shl(rdx, 32)?;
+        self.a.or(rax, rdx)?;
+        // its highest bit is the sign
+        self.a.mov(ecx, 64)?;
+        self.a.sub(ecx, r11d)?;
+        self.a.shl(rax, cl)?;
+        self.a.sar(rax, cl)?;
+        self.a.add(r8, rax)?;
+        self.a.mov(rcx, r8)?;
+        self.a.cmp(edi, self.page(LOCK))?;
+        self.a.je(whole)?;
+        self.a.dec(esi)?;
+        self.a.jne(again)?;
+
+        self.a.set_label(&mut unread)?;
+        self.a.lock().inc(dword_ptr(u64::from(self.env.data.displacement(header::EVENTS_UNREAD))))?;
+        self.a.mov(rcx, qword_ptr(r9 + self.env.data.displacement(EVENT_WORDS + LAST)).gs())?;
+        self.a.jmp(done)?;
+        self.a.set_label(&mut whole)?;
+        self.a.mov(qword_ptr(r9 + self.env.data.displacement(EVENT_WORDS + LAST)).gs(), rcx)?;
+        self.a.set_label(&mut done)?;
+        for r in keep.into_iter().rev() {
+            self.a.pop(r)?;
+        }
+        self.leave()
+    }
+
+    /// Opens this thread's counter and maps its page: 0 in rax, or anything else. r9 and r10 stay.
+    fn open(&mut self) -> Result<(), Assembly> {
+        let ThreadIdentity::FsOffset(tid) = self.env.identity else {
+            return Err(Assembly("threads have no numbers".to_owned()));
+        };
+        let mut none = self.a.create_label();
+        // a signal handler that reads meanwhile finds none
+        self.a.mov(self.own(r9, EVENT_WORDS), event::REFUSED)?;
+        self.a.mov(edi, r9d)?;
+        self.a.shl(edi, (header::EVENT_BYTES / EVENT_WORDS_BYTES).trailing_zeros())?;
+        self.a.add(edi, self.env.data.displacement(header::EVENTS).cast_signed())?;
+        // by its number: a vfork child that passes here opens it for the thread whose shard this is
+        self.a.mov(esi, dword_ptr(u64::from(tid)).fs())?;
+        self.a.mov(rdx, -1i64)?;
+        self.a.push(r10)?;
+        self.a.mov(r10, rdx)?;
+        self.a.mov(r8d, CLOSE_ON_EXEC)?;
+        self.a.mov(eax, PERF_EVENT_OPEN)?;
+        self.a.syscall()?;
+        self.a.pop(r10)?;
+        self.a.test(eax, eax)?;
+        self.a.js(none)?;
+        self.a.mov(r8d, eax)?;
+        self.a.rdgsbase(rdi)?;
+        self.a.lea(rdi, qword_ptr(rdi + r10 + self.env.data.displacement(EVENT_PAGES)))?;
+        self.a.mov(esi, event::PAGE)?;
+        self.a.mov(edx, READABLE)?;
+        self.a.push(r9)?;
+        self.a.push(r10)?;
+        self.a.mov(r10d, SHARED_FIXED)?;
+        self.a.xor(r9d, r9d)?;
+        self.a.mov(eax, MMAP)?;
+        self.a.syscall()?;
+        self.a.pop(r10)?;
+        self.a.pop(r9)?;
+        self.a.sub(rax, rdi)?;
+        self.a.push(rax)?;
+        self.a.mov(edi, r8d)?;
+        self.a.mov(eax, CLOSE)?;
+        self.a.syscall()?;
+        self.a.pop(rax)?;
+        self.a.set_label(&mut none)?;
+        Ok(self.a.zero_bytes()?)
+    }
+
+    /// A word of 4 bytes of the page.
+    fn page(&self, field: u32) -> AsmMemoryOperand {
+        self.own(r10, EVENT_PAGES + field)
+    }
+
+    /// 4 bytes of this thread's shard, so many behind `word`.
+    fn own(&self, behind: AsmRegister64, word: u32) -> AsmMemoryOperand {
+        dword_ptr(behind + self.env.data.displacement(word)).gs()
+    }
+}

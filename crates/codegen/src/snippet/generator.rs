@@ -1,0 +1,822 @@
+//! Snippets that are more than one increment: compiled for an accumulator (rax), one further operand (rcx) and the division's second
+//! register (rdx). What of these the snippet uses and the function may need is saved on the stack, which is free below rsp at a
+//! function's entry. No vector register, no loop; calls of functions of the program are made by a shared routine (`calling`).
+
+use iced_x86::BlockEncoderOptions;
+use iced_x86::code_asm::{
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, al, cl, eax, qword_ptr, r8, r9, rax, rcx, rdi, rdx, rsi,
+    rsp,
+};
+use ingraft_model::layout::record;
+use ingraft_model::{
+    BinaryOp, Call, Called, Expr, Float, Fold, Kept, Restore, Shape, Snippet, Stmt, TimeUnit, UnaryOp, VariableId,
+};
+
+use crate::code::cost::Cost;
+use crate::code::environment::{Assembly, CodegenError, Environment};
+use crate::code::routine::Routine;
+use crate::snippet::calling::{WORDS, words_of};
+use crate::snippet::mini::Frame;
+use crate::snippet::routines::FAR;
+
+/// Deepest nesting of a snippet: each level may push one word onto the target's stack.
+const DEPTH_MAX: u32 = 64;
+
+/// Which shard the code works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// The thread's own, through gs.
+    Own,
+    /// Shard 0, with `lock`.
+    Shared,
+}
+
+/// Checks nesting, and that every variable is bound to counters that exist.
+pub(crate) fn check(snippet: &Snippet, bound: &[u32], counters: u32) -> Result<(), CodegenError> {
+    check_stmts(
+        &snippet.stmts,
+        &|v: VariableId, shape: Shape| {
+            let index = bound.get(v.0 as usize).ok_or(CodegenError::Unbound { variable: v.0 })?;
+            let end = index.saturating_add(shape.slots());
+            if end <= counters { Ok(()) } else { Err(CodegenError::CounterOutOfRange { index: end - 1, counters }) }
+        },
+        0,
+    )
+}
+
+/// Whether a variable of that shape is bound.
+type Bound<'a> = dyn Fn(VariableId, Shape) -> Result<(), CodegenError> + 'a;
+
+fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
+    stmts.iter().try_for_each(|stmt| match stmt {
+        Stmt::Add(v, e) | Stmt::Set(v, e) => bound(*v, Shape::Counter).and_then(|()| check_expr(e, bound, depth)),
+        Stmt::If(c, body) => check_expr(c, bound, depth).and_then(|()| check_stmts(body, bound, deeper(depth)?)),
+        Stmt::Settle | Stmt::Await | Stmt::Fork | Stmt::Forked => Ok(()),
+        Stmt::Open(record, body)
+        | Stmt::Close(record, body)
+        | Stmt::HandOver(record, _, body)
+        | Stmt::GiveUp(record, _, body)
+        | Stmt::CloseHanded(record, body) => {
+            bound(record.activations, Shape::Activations)?;
+            match record.restore {
+                Some(Restore::Value(v) | Restore::Flag(v)) => bound(v, Shape::Counter)?,
+                Some(Restore::Timer(v, clock)) => bound(v, Shape::Timer(clock))?,
+                None => {}
+            }
+            check_stmts(body, bound, deeper(depth)?)
+        }
+        Stmt::Start(v, clock) | Stmt::Stop(v, clock) => bound(*v, Shape::Timer(*clock)),
+        Stmt::Observe(v, resolution, e) => {
+            bound(*v, Shape::Histogram(*resolution)).and_then(|()| check_expr(e, bound, depth))
+        }
+        Stmt::AddAt(v, key, e) => {
+            bound(*v, Shape::Table(Fold::Sum))?;
+            check_expr(key, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        }
+        Stmt::AddIn(v, ranges, number, e) => {
+            bound(*v, Shape::Vector(ranges.count()))?;
+            check_expr(number, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        }
+        Stmt::Mark(v, key, _) => bound(*v, Shape::Table(Fold::Last)).and_then(|()| check_expr(key, bound, depth)),
+        Stmt::Call(call) => check_call(call, bound, depth),
+        Stmt::Store(_, _, e) => check_expr(e, bound, depth),
+        Stmt::Write(address, _, e) => {
+            check_expr(address, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        }
+    })
+}
+
+fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
+    match e {
+        Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(..) | Expr::Restored => Ok(()),
+        // whether they can be read is the environment's to say, see [`crate::snippet::reading`]
+        Expr::Load(..) | Expr::Usage(_) | Expr::ThreadPointer => Ok(()),
+        Expr::Event(v) => bound(*v, Shape::Event),
+        Expr::Float(float) if float.register < Float::ARGS_MAX => Ok(()),
+        Expr::Float(_) => Err(CodegenError::NoFloat),
+        Expr::Text(_) | Expr::Address(_) => {
+            Err(CodegenError::NoCall { why: "a text or an address is an argument of something else" })
+        }
+        Expr::Variable(v) | Expr::Number(v) => bound(*v, Shape::Counter),
+        Expr::ValueAt(v, key) => bound(*v, Shape::Table(Fold::Sum)).and_then(|()| check_expr(key, bound, depth)),
+        Expr::ValueIn(v, ranges, number) => {
+            bound(*v, Shape::Vector(ranges.count())).and_then(|()| check_expr(number, bound, depth))
+        }
+        Expr::Unary(_, e) | Expr::Read(e, _) => check_expr(e, bound, deeper(depth)?),
+        Expr::Binary(_, a, b) => check_expr(a, bound, deeper(depth)?).and_then(|()| check_expr(b, bound, depth + 1)),
+        Expr::Call(call) => check_call(call, bound, depth),
+    }
+}
+
+fn check_call(call: &Call, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
+    if let Called::Named(_) = call.callee {
+        return Err(CodegenError::NoCall { why: "it is known by its name only" });
+    }
+    if call.args.len() > Call::ARGS_MAX {
+        return Err(CodegenError::NoCall { why: "more than six arguments" });
+    }
+    // each level pushes all its words, and its texts before
+    let texts = call.args.iter().map(|e| if let Expr::Text(text) = e { words_of(text).len() } else { 0 });
+    let words = texts.sum::<usize>().saturating_add(WORDS as usize);
+    let depth = (0..words).try_fold(depth, |depth, _| deeper(depth))?;
+    call.args.iter().try_for_each(|e| match e {
+        Expr::Text(_) => Ok(()),
+        Expr::Address(v) => bound(*v, Shape::Counter),
+        e => check_expr(e, bound, depth),
+    })
+}
+
+fn deeper(depth: u32) -> Result<u32, CodegenError> {
+    if depth < DEPTH_MAX { Ok(depth + 1) } else { Err(CodegenError::TooDeep { limit: DEPTH_MAX }) }
+}
+
+/// The code of a snippet: position-independent but for the jumps to shared routines.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Code {
+    pub bytes: Vec<u8>,
+    /// Offset behind each `jmp rel32` to a routine.
+    pub exits: Vec<(u32, Routine)>,
+    /// The dearest path through it, without the routines.
+    pub cost: Cost,
+    /// What runs only if its last instruction, a `jcc rel32`, leads there; it goes on behind that. So a constraint that is not met costs a load
+    /// and a branch that is not taken.
+    pub cold: Option<Box<Code>>,
+}
+
+impl Code {
+    /// The jumps to routines of all of it.
+    pub fn routines(&self) -> impl Iterator<Item = Routine> {
+        let cold = self.cold.iter().flat_map(|cold| &cold.exits);
+        self.exits.iter().chain(cold).map(|(_, routine)| *routine)
+    }
+
+    /// The dearest path, with the jumps between its parts.
+    pub fn whole_cost(&self) -> Cost {
+        self.cold.as_ref().map_or(self.cost, |cold| self.cost + cold.cost + Cost::jumps(2))
+    }
+}
+
+/// What stands before code that runs only sometimes.
+enum Gate {
+    /// A condition.
+    If(Expr),
+    /// The thread has records, or has never used them: then it has not even the first, which ends every search.
+    Records,
+}
+
+/// A snippet that ends by something that runs only sometimes: what always runs, and what.
+fn split(stmts: &[Stmt]) -> Option<(&[Stmt], Gate, &[Stmt])> {
+    match stmts {
+        [Stmt::Settle | Stmt::CloseHanded(..)] => Some((&[], Gate::Records, stmts)),
+        [first @ .., Stmt::If(c, body)] => match fold(c) {
+            Expr::Const(_) => None,
+            c => Some((first, Gate::If(c), body)),
+        },
+        _ => None,
+    }
+}
+
+/// Compiles a snippet that [`check`] has accepted.
+pub(crate) fn compile(
+    snippet: &Snippet,
+    counters: &[u32],
+    env: &Environment,
+    frame: &Frame,
+    access: Access,
+) -> Result<Code, CodegenError> {
+    let compiler = Compiler { snippet, counters, env, frame, access };
+    compiler.compile().map_err(|Assembly(why)| CodegenError::Assembler { what: "a snippet", why })
+}
+
+struct Compiler<'a> {
+    snippet: &'a Snippet,
+    counters: &'a [u32],
+    env: &'a Environment,
+    frame: &'a Frame,
+    access: Access,
+}
+
+impl<'a> Compiler<'a> {
+    fn compile(&self) -> Result<Code, Assembly> {
+        if let Some((first, gate, rest)) = split(&self.snippet.stmts).filter(|_| self.access == Access::Own) {
+            let mut g = self.generator(Vec::new())?;
+            g.stmts(first)?;
+            if g.gate(&gate)? && self.saves(g.used).is_empty() {
+                let cold = Some(Box::new(self.all(rest)?));
+                return Ok(Code { cold, ..encode(g)? });
+            }
+        }
+        self.all(&self.snippet.stmts)
+    }
+
+    /// All these statements, with the registers that they need saved around them.
+    fn all(&self, stmts: &[Stmt]) -> Result<Code, Assembly> {
+        // the first pass is made only to see which registers the second one must save
+        let used = self.generate(WORK.to_vec(), stmts)?.used;
+        encode(self.generate(self.saves(used), stmts)?)
+    }
+
+    fn generate(&self, saved: Vec<AsmRegister64>, stmts: &[Stmt]) -> Result<Generator<'a>, Assembly> {
+        let mut g = self.generator(saved)?;
+        match self.access {
+            Access::Shared if self.snippet.interferes() => g.missed_calls()?,
+            _ => g.all(stmts)?,
+        }
+        Ok(g)
+    }
+
+    fn generator(&self, saved: Vec<AsmRegister64>) -> Result<Generator<'a>, Assembly> {
+        Ok(Generator {
+            a: CodeAssembler::new(64)?,
+            counters: self.counters,
+            env: self.env,
+            access: self.access,
+            used: [false; 3],
+            saved,
+            depth: i32::from(self.frame.pushed),
+            closed: Vec::new(),
+            frame: *self.frame,
+            exits: Vec::new(),
+        })
+    }
+
+    /// Which registers must be saved of those that are used.
+    fn saves(&self, used: [bool; 3]) -> Vec<AsmRegister64> {
+        let save = |(i, r): (usize, &AsmRegister64)| (used[i] && (i > 0 || !self.frame.rax_free)).then_some(*r);
+        WORK.iter().enumerate().filter_map(save).collect()
+    }
+}
+
+fn encode(mut g: Generator<'_>) -> Result<Code, Assembly> {
+    let result = g.a.assemble_options(0, BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS)?;
+    let exit = |(label, routine): &(CodeLabel, Routine)| Ok((result.label_ip(label)? as u32, *routine));
+    let exits = g.exits.iter().map(exit).collect::<Result<_, Assembly>>()?;
+    let bytes = result.inner.code_buffer;
+    Ok(Code { cost: Cost::of(0, &bytes), bytes, exits, cold: None })
+}
+
+/// Accumulator, operand, and the upper half of a dividend.
+const WORK: [AsmRegister64; 3] = [rax, rcx, rdx];
+/// Registers of the first six integer arguments.
+const ARGUMENTS: [AsmRegister64; 6] = [rdi, rsi, rdx, rcx, r8, r9];
+
+/// A value that an instruction can take as it is.
+pub(crate) enum Operand {
+    Immediate(i32),
+    Register(AsmRegister64),
+    Memory(AsmMemoryOperand),
+}
+
+pub(crate) struct Generator<'a> {
+    pub a: CodeAssembler,
+    counters: &'a [u32],
+    pub env: &'a Environment,
+    pub access: Access,
+    /// Which of [`WORK`] are overwritten.
+    pub used: [bool; 3],
+    saved: Vec<AsmRegister64>,
+    /// Words pushed since the point was reached.
+    pub depth: i32,
+    /// What the record keeps that is being closed.
+    pub closed: Vec<Kept>,
+    pub frame: Frame,
+    /// Labels behind the jumps to shared routines.
+    pub exits: Vec<(CodeLabel, Routine)>,
+}
+
+impl Generator<'_> {
+    fn all(&mut self, stmts: &[Stmt]) -> Result<(), Assembly> {
+        for r in self.saved.clone() {
+            self.push(r)?;
+        }
+        self.stmts(stmts)?;
+        for r in self.saved.clone().into_iter().rev() {
+            self.pop(r)?;
+        }
+        Ok(())
+    }
+
+    /// Jumps away if what is behind the gate is to run. None if the condition is more than one comparison.
+    fn gate(&mut self, gate: &Gate) -> Result<bool, Assembly> {
+        let op = match gate {
+            Gate::Records => self.has_records()?,
+            Gate::If(Expr::Binary(BinaryOp::LogicalAnd | BinaryOp::LogicalOr, ..) | Expr::Unary(UnaryOp::Not, _)) => {
+                return Ok(false);
+            }
+            Gate::If(c) => self.test(c)?,
+        };
+        self.jump_if(op, None)?;
+        Ok(true)
+    }
+
+    pub fn push(&mut self, r: AsmRegister64) -> Result<(), Assembly> {
+        self.depth += 1;
+        Ok(self.a.push(r)?)
+    }
+
+    pub fn pop(&mut self, r: AsmRegister64) -> Result<(), Assembly> {
+        self.depth -= 1;
+        Ok(self.a.pop(r)?)
+    }
+
+    pub fn place(&mut self, label: &mut CodeLabel) -> Result<(), Assembly> {
+        self.a.set_label(label)?;
+        // two labels may meet, and one may be the last thing of all
+        Ok(self.a.zero_bytes()?)
+    }
+
+    /// Index of the first counter of a variable.
+    pub fn index(&self, v: VariableId) -> u32 {
+        self.counters.get(v.0 as usize).copied().unwrap_or_default()
+    }
+
+    fn variable(&self, v: VariableId) -> AsmMemoryOperand {
+        let slot = qword_ptr(u64::from(self.env.data.counter(self.index(v))));
+        match self.access {
+            Access::Own => slot.gs(),
+            Access::Shared => slot,
+        }
+    }
+
+    pub fn argument(&self, n: u8) -> Operand {
+        let stack = |words: i32| qword_ptr(rsp + (8 * (self.depth + words)));
+        let (pushed, returns) = (i32::from(self.frame.pushed), i32::from(self.frame.stack.arguments) / 8);
+        match ARGUMENTS.get(usize::from(n)) {
+            Some(r) => match self.saved.iter().position(|s| s == r) {
+                Some(i) => Operand::Memory(stack(-pushed - 1 - i as i32)),
+                None => Operand::Register(*r),
+            },
+            None => Operand::Memory(stack(returns + i32::from(n) - 6)),
+        }
+    }
+
+    fn leaf(&self, e: &Expr) -> Option<Operand> {
+        match e {
+            Expr::Const(c) => i32::try_from(*c).ok().map(Operand::Immediate),
+            Expr::Arg(n) => Some(self.argument(*n)),
+            Expr::Variable(v) => Some(Operand::Memory(self.variable(*v))),
+            Expr::Number(v) => i32::try_from(self.index(*v)).ok().map(Operand::Immediate),
+            Expr::Unary(..)
+            | Expr::Binary(..)
+            | Expr::Return
+            | Expr::Saved(_)
+            | Expr::Elapsed(..)
+            | Expr::Restored
+            | Expr::Load(..)
+            | Expr::Read(..)
+            | Expr::ThreadPointer
+            | Expr::ValueAt(..)
+            | Expr::ValueIn(..)
+            | Expr::Float(_)
+            | Expr::Usage(_)
+            | Expr::Event(_)
+            | Expr::Text(_)
+            | Expr::Address(_)
+            | Expr::Call(_) => None,
+        }
+    }
+
+    pub fn stmts(&mut self, stmts: &[Stmt]) -> Result<(), Assembly> {
+        stmts.iter().try_for_each(|s| self.stmt(s))
+    }
+
+    fn stmt(&mut self, stmt: &Stmt) -> Result<(), Assembly> {
+        match stmt {
+            Stmt::Add(v, e) => {
+                let (slot, e) = (self.variable(*v), fold(e));
+                let source = self.source(&e)?;
+                if let Operand::Immediate(0) = source {
+                    return Ok(());
+                }
+                if self.access == Access::Shared {
+                    let _ = self.a.lock();
+                }
+                self.add(slot, &source)?;
+            }
+            Stmt::Set(v, e) => {
+                let (slot, e) = (self.variable(*v), fold(e));
+                match self.source(&e)? {
+                    Operand::Immediate(c) => self.a.mov(slot, c)?,
+                    Operand::Register(r) => self.a.mov(slot, r)?,
+                    Operand::Memory(_) => self.a.mov(slot, rax)?,
+                }
+            }
+            Stmt::If(c, body) => match fold(c) {
+                Expr::Const(0) => {}
+                Expr::Const(_) => self.stmts(body)?,
+                c => {
+                    let mut end = self.a.create_label();
+                    self.branch(&c, false, end)?;
+                    self.stmts(body)?;
+                    self.place(&mut end)?;
+                }
+            },
+            Stmt::Settle => self.settle()?,
+            Stmt::Await => self.await_engine()?,
+            Stmt::Fork => self.fork()?,
+            Stmt::Forked => self.forked()?,
+            Stmt::Open(record, body) => self.open(record, body)?,
+            Stmt::Close(record, body) => self.close(record, body)?,
+            Stmt::HandOver(record, whose, body) => self.hand_over(record, *whose, body)?,
+            Stmt::GiveUp(record, whose, body) => self.give_up(record, *whose, body)?,
+            Stmt::CloseHanded(record, body) => self.close_handed(record, body)?,
+            Stmt::Start(v, clock) => self.start(*v, *clock)?,
+            Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
+            Stmt::Observe(v, resolution, e) => self.observe(*v, *resolution, &fold(e))?,
+            Stmt::AddAt(v, key, e) => self.add_at(*v, &fold(key), &fold(e))?,
+            Stmt::AddIn(v, ranges, number, e) => self.add_in(*v, *ranges, &fold(number), &fold(e))?,
+            Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
+            Stmt::Call(call) => self.call_function(&fold_call(call))?,
+            Stmt::Store(at, width, e) => self.store(*at, *width, &fold(e))?,
+            Stmt::Write(address, width, e) => self.write(&fold(address), *width, &fold(e))?,
+        }
+        Ok(())
+    }
+
+    /// Adds what [`Generator::source`] has answered.
+    pub fn add(&mut self, slot: AsmMemoryOperand, source: &Operand) -> Result<(), Assembly> {
+        match *source {
+            Operand::Immediate(1) => self.a.inc(slot)?,
+            Operand::Immediate(c) => self.a.add(slot, c)?,
+            Operand::Register(r) => self.a.add(slot, r)?,
+            Operand::Memory(_) => self.a.add(slot, rax)?,
+        }
+        Ok(())
+    }
+
+    /// A value as an immediate or in a register: rax unless it lies in one already.
+    pub fn source(&mut self, e: &Expr) -> Result<Operand, Assembly> {
+        match self.leaf(e) {
+            Some(o @ (Operand::Immediate(_) | Operand::Register(_))) => Ok(o),
+            Some(Operand::Memory(_)) | None => {
+                self.value(e)?;
+                Ok(Operand::Register(rax))
+            }
+        }
+    }
+
+    /// Computes a value in rax.
+    pub fn value(&mut self, e: &Expr) -> Result<(), Assembly> {
+        self.used[0] = true;
+        match e {
+            Expr::Const(0) => self.a.xor(eax, eax)?,
+            Expr::Const(c) => match u32::try_from(*c) {
+                Ok(c) => self.a.mov(eax, c)?,
+                Err(_) => self.a.mov(rax, *c)?,
+            },
+            Expr::Arg(_) | Expr::Variable(_) => match self.leaf(e) {
+                Some(Operand::Register(r)) => self.a.mov(rax, r)?,
+                Some(Operand::Memory(m)) => self.a.mov(rax, m)?,
+                Some(Operand::Immediate(_)) | None => {}
+            },
+            Expr::Unary(op, e) => {
+                self.value(e)?;
+                match op {
+                    UnaryOp::Negate => self.a.neg(rax)?,
+                    UnaryOp::Complement => self.a.not(rax)?,
+                    UnaryOp::Not => {
+                        self.a.test(rax, rax)?;
+                        self.a.sete(al)?;
+                        self.a.movzx(eax, al)?;
+                    }
+                }
+            }
+            Expr::Binary(op, a, b) => self.binary(e, *op, a, b)?,
+            Expr::Number(v) => self.a.mov(eax, self.index(*v))?,
+            Expr::Load(at, scalar) => self.load(*at, *scalar)?,
+            Expr::ThreadPointer => self.a.mov(rax, qword_ptr(0).fs())?,
+            Expr::Read(address, scalar) => self.read(address, *scalar)?,
+            Expr::ValueAt(v, key) => self.value_at(*v, key)?,
+            Expr::ValueIn(v, ranges, number) => self.value_in(*v, *ranges, number)?,
+            Expr::Return => self.returned()?,
+            Expr::Float(float) => {
+                self.float(*float)?;
+                self.truncate(float.format)?;
+            }
+            Expr::Usage(usage) => self.usage(*usage)?,
+            Expr::Event(v) => self.event(*v)?,
+            // only as arguments, see `call_function`
+            Expr::Text(_) | Expr::Address(_) => {}
+            Expr::Call(call) => self.call_function(call)?,
+            Expr::Restored => self.field(record::SAVED)?,
+            Expr::Saved(kept) => {
+                self.kept(*kept)?;
+                if let Kept::Float(float) = kept {
+                    self.truncate(float.format)?;
+                }
+            }
+            Expr::Elapsed(clock, unit) => {
+                self.kept(Kept::Time(*clock))?;
+                if *unit == TimeUnit::Nanoseconds {
+                    self.nanoseconds()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn binary(&mut self, whole: &Expr, op: BinaryOp, a: &Expr, b: &Expr) -> Result<(), Assembly> {
+        use BinaryOp as B;
+        match op {
+            B::Add | B::Subtract | B::Multiply | B::And | B::Or | B::Xor => {
+                let commutes = op != B::Subtract;
+                let (a, b) = if commutes && self.leaf(a).is_some() && self.leaf(b).is_none() { (b, a) } else { (a, b) };
+                let right = self.operands(a, b)?;
+                self.arithmetic(op, right)
+            }
+            B::ShiftLeft | B::ShiftRight => {
+                if let Expr::Const(c) = b {
+                    self.value(a)?;
+                    let count = (c & 63) as i32;
+                    return self.shift(op, |a, left| if left { a.shl(rax, count) } else { a.sar(rax, count) });
+                }
+                self.both(a, b)?;
+                self.shift(op, |a, left| if left { a.shl(rax, cl) } else { a.sar(rax, cl) })
+            }
+            B::Divide | B::Remainder => {
+                self.both(a, b)?;
+                self.divide(op == B::Remainder)
+            }
+            B::Equal | B::NotEqual | B::Less | B::LessOrEqual | B::Greater | B::GreaterOrEqual => {
+                match self.compare(op, a, b)? {
+                    B::Equal => self.a.sete(al)?,
+                    B::NotEqual => self.a.setne(al)?,
+                    B::Less => self.a.setl(al)?,
+                    B::LessOrEqual => self.a.setle(al)?,
+                    B::Greater => self.a.setg(al)?,
+                    _ => self.a.setge(al)?,
+                }
+                Ok(self.a.movzx(eax, al)?)
+            }
+            B::LogicalAnd | B::LogicalOr => {
+                let [mut no, mut end] = [self.a.create_label(), self.a.create_label()];
+                self.branch(whole, false, no)?;
+                self.a.mov(eax, 1)?;
+                self.a.jmp(end)?;
+                self.place(&mut no)?;
+                self.a.xor(eax, eax)?;
+                self.place(&mut end)
+            }
+        }
+    }
+
+    fn shift(
+        &mut self,
+        op: BinaryOp,
+        emit: impl FnOnce(&mut CodeAssembler, bool) -> Result<(), iced_x86::IcedError>,
+    ) -> Result<(), Assembly> {
+        Ok(emit(&mut self.a, op == BinaryOp::ShiftLeft)?)
+    }
+
+    fn arithmetic(&mut self, op: BinaryOp, right: Operand) -> Result<(), Assembly> {
+        macro_rules! apply {
+            ($name:ident) => {
+                match right {
+                    Operand::Immediate(c) => self.a.$name(rax, c)?,
+                    Operand::Register(r) => self.a.$name(rax, r)?,
+                    Operand::Memory(m) => self.a.$name(rax, m)?,
+                }
+            };
+        }
+        match op {
+            BinaryOp::Subtract => apply!(sub),
+            BinaryOp::And => apply!(and),
+            BinaryOp::Or => apply!(or),
+            BinaryOp::Xor => apply!(xor),
+            BinaryOp::Multiply => match right {
+                Operand::Immediate(c) => self.a.imul_3(rax, rax, c)?,
+                Operand::Register(r) => self.a.imul_2(rax, r)?,
+                Operand::Memory(m) => self.a.imul_2(rax, m)?,
+            },
+            _ => apply!(add),
+        }
+        Ok(())
+    }
+
+    /// `a` in rax, and `b` as something that an instruction can take: as it is or in rcx.
+    fn operands(&mut self, a: &Expr, b: &Expr) -> Result<Operand, Assembly> {
+        if let Some(right) = self.leaf(b) {
+            self.value(a)?;
+            return Ok(right);
+        }
+        self.both(a, b)?;
+        Ok(Operand::Register(rcx))
+    }
+
+    /// `a` in rax and `b` in rcx.
+    fn both(&mut self, a: &Expr, b: &Expr) -> Result<(), Assembly> {
+        self.used[1] = true;
+        match self.leaf(b) {
+            Some(right) => {
+                self.value(a)?;
+                match right {
+                    Operand::Immediate(c) => self.a.mov(rcx, i64::from(c))?,
+                    Operand::Register(r) => self.a.mov(rcx, r)?,
+                    Operand::Memory(m) => self.a.mov(rcx, m)?,
+                }
+            }
+            None => {
+                self.value(b)?;
+                self.push(rax)?;
+                self.value(a)?;
+                self.pop(rcx)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// rax by rcx: 0 for a divisor of 0, and for -1 without the fault of the smallest number.
+    fn divide(&mut self, remainder: bool) -> Result<(), Assembly> {
+        self.used[2] = true;
+        let [mut zero, mut minus, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.a.test(rcx, rcx)?;
+        self.a.je(zero)?;
+        self.a.cmp(rcx, -1)?;
+        self.a.je(minus)?;
+        self.a.cqo()?;
+        self.a.idiv(rcx)?;
+        if remainder {
+            self.a.mov(rax, rdx)?;
+        }
+        self.a.jmp(end)?;
+        self.place(&mut minus)?;
+        if !remainder {
+            self.a.neg(rax)?;
+            self.a.jmp(end)?;
+        }
+        self.place(&mut zero)?;
+        self.a.xor(eax, eax)?;
+        self.place(&mut end)
+    }
+
+    /// Sets the flags for a comparison; the operator to test, which is mirrored when the operands were.
+    fn compare(&mut self, op: BinaryOp, a: &Expr, b: &Expr) -> Result<BinaryOp, Assembly> {
+        if let (Some(Operand::Memory(slot)), Some(Operand::Immediate(c))) = (self.leaf(a), self.leaf(b)) {
+            self.a.cmp(slot, c)?;
+            return Ok(op);
+        }
+        self.used[0] = true;
+        let mirrored = self.leaf(a).is_some() && self.leaf(b).is_none();
+        let (op, a, b) = if mirrored { (mirror(op), b, a) } else { (op, a, b) };
+        let left = match self.leaf(a) {
+            Some(Operand::Register(r)) if self.leaf(b).is_some() => r,
+            _ => {
+                let right = self.operands(a, b)?;
+                match right {
+                    Operand::Immediate(c) => self.a.cmp(rax, c)?,
+                    Operand::Register(r) => self.a.cmp(rax, r)?,
+                    Operand::Memory(m) => self.a.cmp(rax, m)?,
+                }
+                return Ok(op);
+            }
+        };
+        match self.leaf(b) {
+            Some(Operand::Immediate(c)) => self.a.cmp(left, c)?,
+            Some(Operand::Register(r)) => self.a.cmp(left, r)?,
+            Some(Operand::Memory(m)) => self.a.cmp(left, m)?,
+            None => {}
+        }
+        Ok(op)
+    }
+
+    /// Jumps to `label` if `e` is not 0 (`when`) or is 0.
+    fn branch(&mut self, e: &Expr, when: bool, label: CodeLabel) -> Result<(), Assembly> {
+        use BinaryOp as B;
+        match e {
+            Expr::Unary(UnaryOp::Not, e) => self.branch(e, !when, label)?,
+            Expr::Binary(op @ (B::LogicalAnd | B::LogicalOr), a, b) => {
+                // one operand alone decides when it is 0 (and) or not 0 (or)
+                let decisive = *op == B::LogicalOr;
+                if when == decisive {
+                    self.branch(a, when, label)?;
+                    self.branch(b, when, label)?;
+                } else {
+                    let mut past = self.a.create_label();
+                    self.branch(a, decisive, past)?;
+                    self.branch(b, when, label)?;
+                    self.place(&mut past)?;
+                }
+            }
+            _ => {
+                let op = self.test(e)?;
+                self.jump_if(if when { op } else { negate(op) }, Some(label))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the flags for a value, or a comparison; by the answer it is seen whether it is not 0.
+    fn test(&mut self, e: &Expr) -> Result<BinaryOp, Assembly> {
+        match e {
+            Expr::Binary(op, a, b) if is_comparison(*op) => return self.compare(*op, a, b),
+            _ => match self.leaf(e) {
+                Some(Operand::Memory(slot)) => self.a.cmp(slot, 0)?,
+                Some(Operand::Register(r)) => self.a.test(r, r)?,
+                _ => {
+                    self.value(e)?;
+                    self.a.test(rax, rax)?;
+                }
+            },
+        }
+        Ok(BinaryOp::NotEqual)
+    }
+
+    /// Jumps if the flags are those of that comparison; without a label to where it is told later.
+    fn jump_if(&mut self, op: BinaryOp, to: Option<CodeLabel>) -> Result<(), Assembly> {
+        use BinaryOp as B;
+        macro_rules! jump {
+            ($jcc:ident) => {
+                match to {
+                    Some(label) => self.a.$jcc(label)?,
+                    None => self.a.$jcc(FAR)?,
+                }
+            };
+        }
+        match op {
+            B::Equal => jump!(je),
+            B::NotEqual => jump!(jne),
+            B::Less => jump!(jl),
+            B::LessOrEqual => jump!(jle),
+            B::Greater => jump!(jg),
+            _ => jump!(jge),
+        }
+        Ok(())
+    }
+}
+
+fn is_comparison(op: BinaryOp) -> bool {
+    use BinaryOp as B;
+    matches!(op, B::Equal | B::NotEqual | B::Less | B::LessOrEqual | B::Greater | B::GreaterOrEqual)
+}
+
+fn mirror(op: BinaryOp) -> BinaryOp {
+    use BinaryOp as B;
+    match op {
+        B::Less => B::Greater,
+        B::LessOrEqual => B::GreaterOrEqual,
+        B::Greater => B::Less,
+        B::GreaterOrEqual => B::LessOrEqual,
+        same => same,
+    }
+}
+
+fn negate(op: BinaryOp) -> BinaryOp {
+    use BinaryOp as B;
+    match op {
+        B::Equal => B::NotEqual,
+        B::NotEqual => B::Equal,
+        B::Less => B::GreaterOrEqual,
+        B::LessOrEqual => B::Greater,
+        B::Greater => B::LessOrEqual,
+        B::GreaterOrEqual => B::Less,
+        same => same,
+    }
+}
+
+fn fold_call(call: &Call) -> Call {
+    Call { callee: call.callee.clone(), args: call.args.iter().map(fold).collect() }
+}
+
+/// Computes what is known already.
+fn fold(e: &Expr) -> Expr {
+    match e {
+        Expr::Const(_)
+        | Expr::Arg(_)
+        | Expr::Variable(_)
+        | Expr::Number(_)
+        | Expr::Load(..)
+        | Expr::ThreadPointer
+        | Expr::Return
+        | Expr::Float(_)
+        | Expr::Usage(_)
+        | Expr::Event(_)
+        | Expr::Text(_)
+        | Expr::Address(_)
+        | Expr::Saved(_)
+        | Expr::Elapsed(..)
+        | Expr::Restored => e.clone(),
+        Expr::Call(call) => Expr::Call(Box::new(fold_call(call))),
+        Expr::Read(address, scalar) => Expr::Read(Box::new(fold(address)), *scalar),
+        Expr::ValueAt(v, key) => Expr::ValueAt(*v, Box::new(fold(key))),
+        Expr::ValueIn(v, ranges, number) => Expr::ValueIn(*v, *ranges, Box::new(fold(number))),
+        Expr::Unary(op, e) => match fold(e) {
+            Expr::Const(c) => Expr::Const(op.apply(c)),
+            e => Expr::Unary(*op, Box::new(e)),
+        },
+        Expr::Binary(op, a, b) => match (fold(a), fold(b)) {
+            (Expr::Const(a), Expr::Const(b)) => Expr::Const(op.apply(a, b)),
+            // what has no effects needs not be computed, so a known operand of a logical operator decides or goes away
+            (Expr::Const(c), e) | (e, Expr::Const(c))
+                if matches!(op, BinaryOp::LogicalAnd | BinaryOp::LogicalOr) && !e.has_calls() =>
+            {
+                let decisive = *op == BinaryOp::LogicalOr;
+                if (c != 0) == decisive {
+                    Expr::Const(decisive.into())
+                } else {
+                    Expr::Binary(BinaryOp::NotEqual, Box::new(e), Box::new(Expr::Const(0)))
+                }
+            }
+            (a, b) => Expr::Binary(*op, Box::new(a), Box::new(b)),
+        },
+    }
+}

@@ -1,0 +1,122 @@
+//! The loader's hook: a thread that has just mapped a library tells the engine, and waits until what is measured in it is woven, so that
+//! nothing of it runs uncounted.
+//!
+//! The loader calls an empty function when it begins and when it ends to map or unmap (`r_brk` in link.h), and says by a word which of these
+//! it is (`r_state`). Only where mapping has ended is there anything to wait for; glibc and musl have not run any code of the library by then.
+//! The wait ends with the engine's answer, with the time, or when nobody listens any more. Who waited in vain says that nobody
+//! listens, so that an engine that is dead costs one delay in all.
+
+use iced_x86::code_asm::{dword_ptr, eax, ecx, edi, edx, esi, r8d, r9d, r10, r11, rcx, rdi, rdx, rsi, rsp};
+use ingraft_model::layout::{LOADER_WAIT_NS, header};
+
+use crate::code::environment::Assembly;
+use crate::snippet::cpu::{CLOCK_GETTIME, NS_PER_SECOND};
+use crate::snippet::routines::Writer;
+use crate::snippet::wall::CLOCK_MONOTONIC;
+
+/// futex(2) between processes; a wait for bits of any kind has an absolute time-out, so that signals do not make it longer.
+pub(crate) const FUTEX: i32 = 202;
+pub(crate) const FUTEX_WAKE: i32 = 1;
+pub(crate) const FUTEX_WAIT_BITSET: i32 = 9;
+pub(crate) const ANY_BIT: i32 = -1;
+/// Only the engine waits there.
+pub(crate) const ONE: i32 = 1;
+const EINTR: i32 = 4;
+const EAGAIN: i32 = 11;
+/// `r_state`: a library is being unmapped; nothing is being mapped or unmapped is 0.
+const RT_DELETE: i32 = 2;
+
+impl Writer<'_> {
+    /// Without the address of `r_state` it does nothing; a snippet that needs it is refused before.
+    pub(crate) fn await_engine(&mut self) -> Result<(), Assembly> {
+        let word = |at: u32| u64::from(self.env.data.displacement(at));
+        let address = |at: u32| self.env.data.displacement(at).cast_signed();
+        let (listening, loads) = (word(header::LISTENING), word(header::LOADS));
+        let (answered, before) = (word(header::ANSWERED), word(header::LOADER_STATE));
+        let (loads_at, answered_at) = (address(header::LOADS), address(header::ANSWERED));
+        let alive = u64::from(self.env.data.alive());
+        let state = self.env.loader.map_or(0, |at| at.0);
+        let [mut consistent, mut whole, mut wait, mut gone, mut over, mut done] =
+            std::array::from_fn(|_| self.a.create_label());
+        let keep = [rcx, rdx, rsi, rdi, r11];
+        self.save()?;
+        for r in keep {
+            self.a.push(r)?;
+        }
+        self.a.mov(rcx, state)?;
+        self.a.mov(ecx, dword_ptr(rcx))?;
+        self.a.test(ecx, ecx)?;
+        self.a.je(consistent)?;
+        self.a.mov(dword_ptr(before), ecx)?;
+        self.a.jmp(done)?;
+
+        self.a.set_label(&mut consistent)?;
+        self.a.cmp(dword_ptr(alive), 0)?;
+        self.a.je(done)?;
+        self.a.mov(r8d, 1)?;
+        self.a.lock().xadd(dword_ptr(loads), r8d)?;
+        self.a.inc(r8d)?;
+        // a loader holds a lock of its own from the beginning of its work to its end
+        self.a.mov(r9d, dword_ptr(before))?;
+        self.a.mov(dword_ptr(before), 0)?;
+        self.a.cmp(dword_ptr(listening), 0)?;
+        self.a.je(done)?;
+        self.a.mov(edi, loads_at)?;
+        self.a.mov(esi, FUTEX_WAKE)?;
+        self.a.mov(edx, ONE)?;
+        self.a.mov(eax, FUTEX)?;
+        self.a.syscall()?;
+        self.a.cmp(r9d, RT_DELETE)?;
+        self.a.je(done)?;
+
+        // room for a timespec
+        self.a.push(rcx)?;
+        self.a.push(rcx)?;
+        self.a.mov(edi, CLOCK_MONOTONIC)?;
+        self.a.mov(rsi, rsp)?;
+        self.a.mov(eax, CLOCK_GETTIME)?;
+        self.a.syscall()?;
+        self.a.pop(rsi)?;
+        self.a.pop(rdi)?;
+        self.a.add(rdi, LOADER_WAIT_NS as i32)?;
+        self.a.cmp(rdi, NS_PER_SECOND)?;
+        self.a.jl(whole)?;
+        self.a.sub(rdi, NS_PER_SECOND)?;
+        self.a.inc(rsi)?;
+        self.a.set_label(&mut whole)?;
+        self.a.push(rdi)?;
+        self.a.push(rsi)?;
+        self.a.test(eax, eax)?;
+        self.a.jne(gone)?;
+
+        self.a.set_label(&mut wait)?;
+        self.a.mov(edx, dword_ptr(answered))?;
+        self.a.mov(ecx, edx)?;
+        self.a.sub(ecx, r8d)?;
+        self.a.jns(over)?;
+        self.a.cmp(dword_ptr(listening), 0)?;
+        self.a.je(over)?;
+        self.a.mov(edi, answered_at)?;
+        self.a.mov(esi, FUTEX_WAIT_BITSET)?;
+        self.a.mov(r10, rsp)?;
+        self.a.mov(r9d, ANY_BIT)?;
+        self.a.mov(eax, FUTEX)?;
+        self.a.syscall()?;
+        self.a.test(eax, eax)?;
+        self.a.je(wait)?;
+        self.a.cmp(eax, -EAGAIN)?;
+        self.a.je(wait)?;
+        self.a.cmp(eax, -EINTR)?;
+        self.a.je(wait)?;
+        self.a.set_label(&mut gone)?;
+        self.a.mov(dword_ptr(listening), 0)?;
+        self.a.set_label(&mut over)?;
+        self.a.pop(rcx)?;
+        self.a.pop(rcx)?;
+        self.a.set_label(&mut done)?;
+        for r in keep.into_iter().rev() {
+            self.a.pop(r)?;
+        }
+        self.leave()
+    }
+}

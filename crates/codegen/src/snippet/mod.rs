@@ -1,0 +1,21 @@
+//! Snippets to machine code: mini trampolines, the slots that lead to them, and the shared routines that they use. It uses `code`.
+
+pub(crate) mod activation;
+pub(crate) mod birth;
+pub(crate) mod calling;
+pub(crate) mod cpu;
+pub(crate) mod event;
+pub(crate) mod float;
+pub(crate) mod generator;
+pub(crate) mod loader;
+pub(crate) mod mini;
+pub(crate) mod reading;
+pub(crate) mod routines;
+pub(crate) mod slot;
+pub(crate) mod slow;
+pub(crate) mod storing;
+pub(crate) mod table;
+pub(crate) mod template;
+pub(crate) mod usage;
+pub(crate) mod vector;
+pub(crate) mod wall;

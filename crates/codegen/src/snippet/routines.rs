@@ -1,0 +1,249 @@
+//! Shared routines: what is rare or needs a loop. A snippet enters one by a jump with the address where it goes on in rax; those for
+//! activation records find its call's stack pointer in rdx and answer in rcx. All other registers stay, and the routine leaves by `jmp rax`.
+
+use iced_x86::BlockEncoderOptions;
+use iced_x86::code_asm::{
+    AsmMemoryOperand, AsmRegister64, CodeAssembler, dword_ptr, ecx, qword_ptr, r8, r8d, r9, r9d, r10, rax, rbx, rcx,
+    rdx, rsp,
+};
+use ingraft_model::CpuClock;
+use ingraft_model::layout::{TOP, record};
+
+use crate::code::environment::{Assembly, CodegenError, Environment};
+use crate::code::routine::Routine;
+use crate::snippet::reading::Access;
+
+/// Stands for a routine's address while a snippet is assembled at 0: far enough for a jump of five bytes.
+pub(crate) const FAR: u64 = 0x1000_0000;
+
+/// Counters of a record's activations.
+const LEFT: u32 = 0;
+const LEFT_BY_TAIL_JUMP: u32 = 3;
+
+/// The top of this thread's activation records.
+pub(crate) fn top(env: &Environment) -> AsmMemoryOperand {
+    qword_ptr(u64::from(env.data.displacement(TOP))).gs()
+}
+
+/// Displacement of a field of the last record from the top.
+pub(crate) fn last(env: &Environment, field: u32) -> u32 {
+    env.data.displacement(env.data.records() + field - record::SIZE)
+}
+
+/// Assembles a routine; it is position-independent.
+pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, CodegenError> {
+    let build = || -> Result<Vec<u8>, Assembly> {
+        let mut w = Writer { a: CodeAssembler::new(64)?, env };
+        match routine {
+            Routine::Settle => w.settle()?,
+            Routine::Find => w.find()?,
+            Routine::GiveUp => w.give_up()?,
+            Routine::CpuTime => w.cpu_time()?,
+            Routine::Call => w.call()?,
+            Routine::Await => w.await_engine()?,
+            Routine::Read => w.memory(Access::Read)?,
+            Routine::Write => w.memory(Access::Write)?,
+            Routine::Usage => w.usage()?,
+            Routine::Event => w.event()?,
+            Routine::Time => w.time()?,
+            Routine::Fork => w.fork()?,
+            Routine::Forked => w.forked()?,
+        }
+        Ok(w.a.assemble_options(0, BlockEncoderOptions::NONE)?.inner.code_buffer)
+    };
+    build().map_err(|Assembly(why)| CodegenError::Assembler { what: "a shared routine", why })
+}
+
+pub(crate) struct Writer<'a> {
+    pub a: CodeAssembler,
+    pub env: &'a Environment,
+}
+
+impl Writer<'_> {
+    fn top(&self) -> AsmMemoryOperand {
+        top(self.env)
+    }
+
+    fn last(&self, field: u32) -> u32 {
+        last(self.env, field)
+    }
+
+    fn settle(&mut self) -> Result<(), Assembly> {
+        let [mut used, mut own, mut unmark, mut done] = std::array::from_fn(|_| self.a.create_label());
+        self.save()?;
+        self.a.mov(rcx, self.top())?;
+        self.a.test(ecx, ecx)?;
+        self.a.jne(used)?;
+        // the first record of this shard: the one that ends every search comes before it
+        let first = self.env.data.displacement(self.env.data.records());
+        self.a.mov(qword_ptr(u64::from(first + record::SP)).gs(), -1)?;
+        self.a.mov(qword_ptr(u64::from(first + record::NAME)).gs(), 0)?;
+        self.a.mov(self.top(), record::SIZE as i32)?;
+        self.a.mov(ecx, record::SIZE)?;
+        self.a.set_label(&mut used)?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.ja(done)?;
+        self.a.je(own)?;
+        let mut left = self.a.create_label();
+        self.a.set_label(&mut left)?;
+        self.abandon(LEFT)?;
+        self.a.jmp(used)?;
+        self.a.set_label(&mut own)?;
+        // of this very frame: handed over, or left by a call that had the frame before
+        self.a.test(dword_ptr(rcx + self.last(record::RESTORE)).gs(), record::HANDED)?;
+        self.a.je(left)?;
+        self.a.set_label(&mut unmark)?;
+        self.a.and(dword_ptr(rcx + self.last(record::RESTORE)).gs(), !record::HANDED.cast_signed())?;
+        self.a.sub(rcx, record::SIZE as i32)?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.jne(done)?;
+        self.a.test(dword_ptr(rcx + self.last(record::RESTORE)).gs(), record::HANDED)?;
+        self.a.jne(unmark)?;
+        self.a.set_label(&mut done)?;
+        self.a.mov(rcx, self.top())?;
+        self.leave()
+    }
+
+    fn find(&mut self) -> Result<(), Assembly> {
+        self.save()?;
+        self.a.mov(r8d, ecx)?;
+        self.search()?;
+        self.leave()
+    }
+
+    fn give_up(&mut self) -> Result<(), Assembly> {
+        let [mut next, mut done] = std::array::from_fn(|_| self.a.create_label());
+        self.save()?;
+        self.a.push(rcx)?;
+        self.a.set_label(&mut next)?;
+        self.a.mov(r8, qword_ptr(rsp))?;
+        self.search()?;
+        self.a.test(ecx, ecx)?;
+        self.a.je(done)?;
+        self.abandon(LEFT_BY_TAIL_JUMP)?;
+        self.a.jmp(next)?;
+        self.a.set_label(&mut done)?;
+        self.a.pop(rcx)?;
+        self.a.mov(rcx, self.top())?;
+        self.leave()
+    }
+
+    /// Brings the record of this frame whose name is in r8d to the top, which rcx is then; 0 if there is none.
+    fn search(&mut self) -> Result<(), Assembly> {
+        let [mut scan, mut other, mut hit, mut pop, mut own, mut swap, mut none, mut done] =
+            std::array::from_fn(|_| self.a.create_label());
+        self.a.mov(rcx, self.top())?;
+        self.a.test(ecx, ecx)?;
+        self.a.je(done)?;
+        self.a.set_label(&mut scan)?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.ja(none)?;
+        self.a.jb(other)?;
+        self.a.cmp(dword_ptr(rcx + self.last(record::NAME)).gs(), r8d)?;
+        self.a.je(hit)?;
+        self.a.set_label(&mut other)?;
+        self.a.sub(rcx, record::SIZE as i32)?;
+        self.a.jmp(scan)?;
+        self.a.set_label(&mut none)?;
+        self.a.xor(ecx, ecx)?;
+        self.a.jmp(done)?;
+        self.a.set_label(&mut hit)?;
+        // `abandon` leaves r8 alone
+        self.a.mov(r8, rcx)?;
+        self.a.mov(rcx, self.top())?;
+        self.a.set_label(&mut pop)?;
+        self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
+        self.a.jae(own)?;
+        self.abandon(LEFT)?;
+        self.a.jmp(pop)?;
+        // other records of this very call lie above it when its exits close them in another order: it trades places with each
+        self.a.set_label(&mut own)?;
+        self.a.cmp(r8, self.top())?;
+        self.a.mov(rcx, r8)?;
+        self.a.je(done)?;
+        self.a.add(r8, record::SIZE as i32)?;
+        self.a.set_label(&mut swap)?;
+        self.a.mov(r9, qword_ptr(rcx + self.last(0)).gs())?;
+        self.a.mov(r10, qword_ptr(rcx + self.last(record::SIZE)).gs())?;
+        self.a.mov(qword_ptr(rcx + self.last(0)).gs(), r10)?;
+        self.a.mov(qword_ptr(rcx + self.last(record::SIZE)).gs(), r9)?;
+        self.a.add(rcx, 8)?;
+        self.a.cmp(rcx, r8)?;
+        self.a.jne(swap)?;
+        self.a.jmp(own)?;
+        self.a.set_label(&mut done)?;
+        Ok(self.a.zero_bytes()?)
+    }
+
+    fn cpu_time(&mut self) -> Result<(), Assembly> {
+        self.save()?;
+        self.renew()?;
+        self.leave()
+    }
+
+    /// Takes the last record away: counts it by that counter of its activations, and gives what it restores back. rcx is the top before and
+    /// afterwards.
+    fn abandon(&mut self, counter: u32) -> Result<(), Assembly> {
+        let [mut restored, mut plain, mut stopped, mut counted, mut cpu, mut timer] =
+            std::array::from_fn(|_| self.a.create_label());
+        let base = self.env.data.displacement(0);
+        let word = |n: u32| base + 8 * n;
+        self.a.mov(r9d, dword_ptr(rcx + self.last(record::RESTORE)).gs())?;
+        self.a.and(r9d, !record::HANDED.cast_signed())?;
+        self.a.je(restored)?;
+        self.a.mov(r10, qword_ptr(rcx + self.last(record::SAVED)).gs())?;
+        let has_cpu = self.env.cpu != CpuClock::None;
+        if has_cpu {
+            self.a.btr(r9d, record::RESTORE_CPU.trailing_zeros())?;
+            self.a.jb(cpu)?;
+        }
+        self.a.btr(r9d, record::RESTORE_WALL.trailing_zeros())?;
+        self.a.jae(plain)?;
+        self.wall_clock()?;
+        if has_cpu {
+            self.a.jmp(timer)?;
+            self.a.set_label(&mut cpu)?;
+            self.renew()?;
+            self.a.set_label(&mut timer)?;
+        }
+        self.a.cmp(qword_ptr(r9 + word(0)).gs(), 0)?;
+        self.a.je(stopped)?;
+        self.a.test(r10, r10)?;
+        self.a.jne(plain)?;
+        self.a.add(qword_ptr(r9 + word(1)).gs(), rax)?;
+        self.a.jmp(plain)?;
+        self.a.set_label(&mut stopped)?;
+        self.a.test(r10, r10)?;
+        self.a.je(plain)?;
+        self.a.sub(qword_ptr(r9 + word(1)).gs(), rax)?;
+        self.a.set_label(&mut plain)?;
+        self.a.mov(qword_ptr(r9 + word(0)).gs(), r10)?;
+        self.a.set_label(&mut restored)?;
+        // a record whose measurement is gone has no name
+        self.a.mov(r9d, dword_ptr(rcx + self.last(record::NAME)).gs())?;
+        self.a.test(r9d, r9d)?;
+        self.a.je(counted)?;
+        self.a.inc(qword_ptr(r9 + word(counter)).gs())?;
+        self.a.set_label(&mut counted)?;
+        self.a.sub(self.top(), record::SIZE as i32)?;
+        Ok(self.a.mov(rcx, self.top())?)
+    }
+
+    /// Addresses of an arena stay in registers, hence rbx, which no system call changes, for the way back.
+    pub fn save(&mut self) -> Result<(), Assembly> {
+        for r in SAVED {
+            self.a.push(r)?;
+        }
+        Ok(self.a.mov(rbx, rax)?)
+    }
+
+    pub fn leave(&mut self) -> Result<(), Assembly> {
+        self.a.mov(rax, rbx)?;
+        for r in SAVED.into_iter().rev() {
+            self.a.pop(r)?;
+        }
+        Ok(self.a.jmp(rax)?)
+    }
+}
+
+const SAVED: [AsmRegister64; 4] = [r8, r9, r10, rbx];

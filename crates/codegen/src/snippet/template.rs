@@ -1,0 +1,282 @@
+//! Snippets that differ only in which counters they use are compiled once: code for other counters is that code with their places written
+//! over (copy-and-patch, Xu and Kjolstad, OOPSLA 2021). Which places these are is seen where code for shifted counters differs.
+
+use std::sync::Arc;
+
+use iced_x86::{ConstantOffsets, Decoder, DecoderOptions};
+use ingraft_model::Snippet;
+
+use crate::code::environment::{CodegenError, Environment};
+use crate::code::woven::StackView;
+use crate::snippet::generator::Code;
+use crate::snippet::mini::{self, Codes, Frame, MiniRequest, Part};
+
+/// As many are kept: a metric has a few for each kind of point.
+const KEPT: usize = 32;
+/// With more variables no places are looked for.
+const VARIABLES_MAX: usize = 32;
+
+/// What was compiled so far for one environment.
+#[derive(Clone, Default)]
+pub(crate) struct Templates<'a>(Vec<Template<'a>>);
+
+#[derive(Clone)]
+struct Template<'a> {
+    snippet: &'a Snippet,
+    form: Form,
+    codes: Arc<Codes>,
+    places: Places,
+}
+
+#[derive(Clone)]
+enum Places {
+    /// It was needed once.
+    NotSought,
+    /// They are not all fields of their own.
+    None,
+    Known(Arc<[Place]>),
+}
+
+/// What code depends on at a point.
+#[derive(Clone, PartialEq, Eq)]
+struct Form {
+    stack: StackView,
+    private: bool,
+    rax_free: bool,
+    pushed: u8,
+}
+
+/// A field of an instruction that holds the number of a counter, or its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    part: Part,
+    at: usize,
+    wide: bool,
+    variable: usize,
+    /// What it grows by with the counter's number.
+    scale: i64,
+    /// With counter 0.
+    base: i64,
+}
+
+impl Place {
+    /// What it holds with these counters; none if it has no room for that.
+    fn value(&self, counters: &[u32]) -> Option<i64> {
+        let value = self.base + self.scale * i64::from(*counters.get(self.variable)?);
+        (self.wide || i32::try_from(value).is_ok()).then_some(value)
+    }
+}
+
+/// The counters that take the place of those of a template.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound<'a> {
+    places: Arc<[Place]>,
+    counters: &'a [u32],
+}
+
+impl<'a> Bound<'a> {
+    /// None if a place has no room for its counter.
+    fn new(places: &Arc<[Place]>, counters: &'a [u32]) -> Option<Self> {
+        let fits = places.iter().all(|place| place.value(counters).is_some());
+        fits.then(|| Bound { places: Arc::clone(places), counters })
+    }
+
+    /// Writes them over those in the code of a part.
+    pub fn write_over(&self, part: Part, code: &mut [u8]) {
+        for place in self.places.iter().filter(|place| place.part == part) {
+            let (Some(value), Some(field)) = (place.value(self.counters), code.get_mut(place.at..)) else { continue };
+            let bytes = value.to_le_bytes();
+            let len = if place.wide { 8 } else { 4 };
+            field.iter_mut().zip(bytes).take(len).for_each(|(field, byte)| *field = byte);
+        }
+    }
+}
+
+impl<'a> Templates<'a> {
+    /// Code for a request that is more than a count, and what is written over it.
+    pub fn compile(
+        &mut self,
+        env: &Environment,
+        frame: &Frame,
+        request: &MiniRequest<'a>,
+    ) -> Result<(Arc<Codes>, Option<Bound<'a>>), CodegenError> {
+        let form = Form {
+            stack: frame.stack,
+            private: frame.private.is_some(),
+            rax_free: frame.rax_free,
+            pushed: frame.pushed,
+        };
+        let anew = |counters: &[u32]| {
+            mini::compile_anew(env, frame, &MiniRequest { id: request.id, snippet: request.snippet, counters })
+        };
+        let same = |other: &Snippet| std::ptr::eq(other, request.snippet) || other == request.snippet;
+        let known = self.0.iter_mut().rev().find(|t| t.form == form && same(t.snippet));
+        let Some(template) = known else {
+            let codes = Arc::new(anew(request.counters)?);
+            if self.0.len() == KEPT {
+                self.0.remove(0);
+            }
+            let (snippet, places) = (request.snippet, Places::NotSought);
+            self.0.push(Template { snippet, form, codes: Arc::clone(&codes), places });
+            return Ok((codes, None));
+        };
+        if let Places::NotSought = template.places {
+            template.codes = Arc::new(anew(request.counters)?);
+            let shifted: Vec<u32> = (0..).zip(request.counters).map(|(v, c)| c.wrapping_add(shift(v))).collect();
+            let other = Some(&shifted).filter(|c| c.len() <= VARIABLES_MAX).and_then(|c| anew(c).ok());
+            let places = other.and_then(|other| {
+                let places = places(&template.codes, &other, request.counters)?.into();
+                (with(&template.codes, &Bound::new(&places, &shifted)?) == other).then_some(places)
+            });
+            template.places = places.map_or(Places::None, Places::Known);
+        }
+        let bound = match &template.places {
+            Places::Known(places) => Bound::new(places, request.counters),
+            Places::NotSought | Places::None => None,
+        };
+        match bound {
+            Some(bound) => Ok((Arc::clone(&template.codes), Some(bound))),
+            None => Ok((Arc::new(anew(request.counters)?), None)),
+        }
+    }
+}
+
+/// How far the counter of a variable is shifted in order to see its places: odd, so that a place in bytes and a number, which differ by a
+/// factor of eight, are not taken for one another.
+fn shift(variable: u32) -> u32 {
+    2 * variable + 1
+}
+
+/// Where code depends on its counters, seen by what it would be with shifted ones; none if it differs in anything else.
+fn places(one: &Codes, other: &Codes, counters: &[u32]) -> Option<Vec<Place>> {
+    let mut places = Vec::new();
+    for part in Part::ALL {
+        let (Some(one), Some(other)) = (one.part(part), other.part(part)) else { continue };
+        let mut decoders = [one, other].map(|code| Decoder::new(64, &code.bytes, DecoderOptions::NONE));
+        while decoders.iter().all(|d| d.can_decode()) {
+            let at = decoders[0].position();
+            let [mine, its] = decoders.each_mut().map(Decoder::decode);
+            if mine.len() != its.len() || mine.code() != its.code() {
+                return None;
+            }
+            for (offset, size) in fields(&decoders[0].get_constant_offsets(&mine)) {
+                let field = |code: &Code| number(code.bytes.get(at + offset..at + offset + size)?);
+                let (value, shifted) = (field(one)?, field(other)?);
+                if value == shifted {
+                    continue;
+                }
+                let by = |v: usize, scale: i64| scale * i64::from(shift(v as u32)) == shifted - value;
+                let found = (0..counters.len()).find_map(|v| Some((v, [8, 1].into_iter().find(|s| by(v, *s))?)));
+                let (variable, scale) = found.filter(|_| size >= 4)?;
+                let base = value - scale * i64::from(*counters.get(variable)?);
+                places.push(Place { part, at: at + offset, wide: size == 8, variable, scale, base });
+            }
+        }
+    }
+    Some(places)
+}
+
+/// Offset and bytes of an instruction's displacement and immediate value.
+fn fields(constants: &ConstantOffsets) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let displacement = (constants.displacement_offset(), constants.displacement_size());
+    let immediate = (constants.immediate_offset(), constants.immediate_size());
+    [displacement, immediate].into_iter().filter(|(_, size)| *size > 0)
+}
+
+/// A little-endian number, as instructions read it.
+fn number(bytes: &[u8]) -> Option<i64> {
+    Some(match bytes {
+        [a] => i64::from(a.cast_signed()),
+        [a, b] => i64::from(i16::from_le_bytes([*a, *b])),
+        [a, b, c, d] => i64::from(i32::from_le_bytes([*a, *b, *c, *d])),
+        _ => i64::from_le_bytes(*bytes.first_chunk()?),
+    })
+}
+
+/// The same for other counters.
+fn with(codes: &Codes, bound: &Bound<'_>) -> Codes {
+    let mut copy = codes.clone();
+    for part in Part::ALL {
+        if let Some(code) = copy.part_mut(part) {
+            bound.write_over(part, &mut code.bytes);
+        }
+    }
+    copy
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_model::{
+        Avma, BinaryOp, Clock, CpuClock, DataArea, Expr, Gpr, Kept, Record, Restore, Scale, Stmt, ThreadIdentity,
+        VariableId,
+    };
+
+    use super::*;
+    use crate::code::block::Back;
+    use crate::code::environment::Readable;
+
+    const V: [VariableId; 3] = [VariableId(0), VariableId(1), VariableId(2)];
+
+    fn environment() -> Environment {
+        Environment {
+            data: DataArea { base: Avma(0x7fd0_0000), stride: 1 << 20, shards: 16, journal_bytes: 0 },
+            identity: ThreadIdentity::FsOffset(0x2d0),
+            shadow_stack: false,
+            ticks: Scale::ONE,
+            wall: ingraft_model::WallClock::Tsc,
+            cpu: CpuClock::None,
+            vectors: None,
+            loader: None,
+            readable: Readable { start: Avma(0), end: Avma(0), process: None },
+        }
+    }
+
+    fn frame(pushed: u8) -> Frame {
+        let private = Some((Gpr(0), 0x1000));
+        Frame { home: Back::StepOut, stack: StackView::FUNCTION, private, rax_free: true, pushed }
+    }
+
+    /// A flag, a timer and a record that depend on a constraint.
+    fn timer() -> Snippet {
+        let restore = Some(Restore::Timer(V[1], Clock::Wall));
+        let kept = vec![Kept::Time(Clock::Wall), Kept::Argument(0)];
+        let record = Record { activations: V[0], restore, kept };
+        let met = Expr::Binary(BinaryOp::Greater, Box::new(Expr::Variable(V[2])), Box::new(Expr::Const(0)));
+        let body = vec![Stmt::Open(record, vec![Stmt::Start(V[1], Clock::Wall)])];
+        Snippet { stmts: vec![Stmt::Add(V[2], Expr::Const(1)), Stmt::If(met, body)] }
+    }
+
+    #[test]
+    fn what_is_written_over_is_what_would_be_compiled() {
+        let (env, mut templates) = (environment(), Templates::default());
+        // bound to counters in any order, at the ends of a shard, and twice to one
+        let last = env.data.counters() - 1;
+        for (snippet, fields) in
+            [(timer(), true), (Snippet { stmts: vec![Stmt::Add(V[0], Expr::Number(V[1]))] }, false)]
+        {
+            let bound = [[5, 300, 6], [900, 2, 1000], [0, 1, 3], [last, last - 2, last - 3], [700, 700, 700]];
+            for (n, counters) in bound.iter().enumerate() {
+                let request = MiniRequest { id: 1, snippet: &snippet, counters };
+                for frame in [frame(0), frame(2)] {
+                    let (code, bound) = templates.compile(&env, &frame, &request).unwrap();
+                    let code = bound.map_or_else(|| Codes::clone(&code), |bound| with(&code, &bound));
+                    assert_eq!(code, mini::compile_anew(&env, &frame, &request).unwrap(), "{snippet} {counters:?}");
+                }
+                let known = templates.0.iter().all(|t| matches!(t.places, Places::Known(_)));
+                assert_eq!(known, n > 0 && fields, "{snippet}");
+            }
+            templates = Templates::default();
+        }
+    }
+
+    #[test]
+    fn only_so_many_are_kept() {
+        let snippet = |n: i64| Snippet { stmts: vec![Stmt::Add(V[0], Expr::Const(n + 2))] };
+        let snippets: Vec<Snippet> = (0..100).map(snippet).collect();
+        let (env, mut templates) = (environment(), Templates::default());
+        for snippet in &snippets {
+            templates.compile(&env, &frame(0), &MiniRequest { id: 1, snippet, counters: &[7] }).unwrap();
+        }
+        assert_eq!(templates.0.len(), KEPT);
+    }
+}

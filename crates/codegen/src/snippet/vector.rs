@@ -1,0 +1,122 @@
+//! Values by index in a thread's own shard, see [`ingraft_model::vector`]. In shard 0, where several threads may be at once, everything counts as
+//! what lies outside, unless the index is a constant.
+
+use iced_x86::code_asm::{AsmMemoryOperand, CodeLabel, eax, ecx, qword_ptr, rax, rcx};
+use ingraft_model::vector::{FIRST, OUTSIDE, USED};
+use ingraft_model::{Expr, Ranges, VariableId};
+
+use crate::code::environment::Assembly;
+use crate::snippet::generator::{Access, Generator, Operand};
+
+impl Generator<'_> {
+    /// Adds to the value of the granule in which a number lies. What is added, if it is no constant, is on the stack meanwhile.
+    pub(crate) fn add_in(
+        &mut self,
+        v: VariableId,
+        ranges: Ranges,
+        number: &Expr,
+        amount: &Expr,
+    ) -> Result<(), Assembly> {
+        if let Some(index) = self.known_index(ranges, number) {
+            return self.add_to_word(v, index.map_or(OUTSIDE, |index| FIRST + index), amount);
+        }
+        self.used = [true; 3];
+        let known = if let Expr::Const(c) = amount { i32::try_from(*c).ok() } else { None };
+        if known.is_none() {
+            self.value(amount)?;
+            self.push(rax)?;
+        }
+        let [mut outside, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.granule(ranges, number, outside)?;
+        self.add_known(self.at_granule(v), known)?;
+        self.a.jmp(end)?;
+        self.place(&mut outside)?;
+        self.add_known(self.word_of(v, OUTSIDE), known)?;
+        self.place(&mut end)?;
+        self.a.mov(self.word_of(v, USED), 1)?;
+        // both ways have taken the amount from the stack
+        self.depth -= i32::from(known.is_none());
+        Ok(())
+    }
+
+    /// This thread's value of the granule in which a number lies, in rax.
+    pub(crate) fn value_in(&mut self, v: VariableId, ranges: Ranges, number: &Expr) -> Result<(), Assembly> {
+        match self.known_index(ranges, number) {
+            Some(Some(index)) => return Ok(self.a.mov(rax, self.word_of(v, FIRST + index))?),
+            Some(None) => return Ok(self.a.xor(eax, eax)?),
+            None => {}
+        }
+        self.used = [true; 3];
+        let [mut outside, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.granule(ranges, number, outside)?;
+        self.a.mov(rax, self.at_granule(v))?;
+        self.a.jmp(end)?;
+        self.place(&mut outside)?;
+        self.a.xor(eax, eax)?;
+        self.place(&mut end)
+    }
+
+    /// The index if code need not look for it; none inside of it for what lies outside.
+    fn known_index(&self, ranges: Ranges, number: &Expr) -> Option<Option<u32>> {
+        match (number, self.access) {
+            (Expr::Const(number), _) => Some(ranges.index(*number)),
+            (_, Access::Shared) => Some(None),
+            (_, Access::Own) => None,
+        }
+    }
+
+    /// The value of the granule whose number is in ecx.
+    fn at_granule(&self, v: VariableId) -> AsmMemoryOperand {
+        qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(v) + FIRST))).gs()
+    }
+
+    /// The number of a granule in ecx.
+    fn granule(&mut self, ranges: Ranges, number: &Expr, outside: CodeLabel) -> Result<(), Assembly> {
+        self.value(number)?;
+        match i32::try_from(ranges.base()) {
+            Ok(0) => {}
+            Ok(base) => self.a.sub(rax, base)?,
+            Err(_) => {
+                self.a.mov(rcx, ranges.base())?;
+                self.a.sub(rax, rcx)?;
+            }
+        }
+        // of numbers below the base the difference is negative, or wraps: larger than any length
+        match i32::try_from(ranges.length()) {
+            Ok(length) => self.a.cmp(rax, length)?,
+            Err(_) => {
+                self.a.mov(rcx, ranges.length())?;
+                self.a.cmp(rax, rcx)?;
+            }
+        }
+        self.a.jae(outside)?;
+        let granule = ranges.granule();
+        if granule.is_power_of_two() {
+            self.a.shr(rax, granule.trailing_zeros())?;
+        } else {
+            self.a.mov(rcx, granule)?;
+            self.a.cqo()?;
+            self.a.idiv(rcx)?;
+        }
+        self.a.mov(ecx, eax)?;
+        Ok(self.a.and(ecx, ranges.mask() as i32)?)
+    }
+
+    /// Adds to a word whose place is known.
+    fn add_to_word(&mut self, v: VariableId, n: u32, amount: &Expr) -> Result<(), Assembly> {
+        let source = self.source(amount)?;
+        if self.access == Access::Shared {
+            let _ = self.a.lock();
+        }
+        self.add(self.word_of(v, n), &source)?;
+        Ok(self.a.mov(self.word_of(v, USED), 1)?)
+    }
+
+    /// Adds an amount that is known, or lies on the stack.
+    fn add_known(&mut self, to: AsmMemoryOperand, known: Option<i32>) -> Result<(), Assembly> {
+        if known.is_none() {
+            self.a.pop(rax)?;
+        }
+        self.add(to, &known.map_or(Operand::Register(rax), Operand::Immediate))
+    }
+}

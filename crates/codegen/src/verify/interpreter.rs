@@ -1,0 +1,895 @@
+//! Abstract execution of generated code: which registers still hold what they held at the point, and what lies on its own part of the
+//! stack. Where paths meet, what is not sure is given up.
+
+use std::sync::Arc;
+
+use iced_x86::{
+    Code, ConditionCode, FlowControl, Instruction, InstructionInfoFactory, InstructionInfoOptions, Mnemonic, OpKind,
+    Register,
+};
+use ingraft_model::layout::{OWNER, TOP};
+use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity, WallClock};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::birth;
+use super::calling;
+use super::event;
+use super::memory::Memory;
+use super::proof_cache::{Executed, Known, Part};
+use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
+use super::slow;
+use super::state::{Bound, CALLEE, FLAGS, IMAGE, Image, OTHER, Parent, State};
+use super::system_call::{self, SystemCall};
+use super::time;
+use super::{Flaw, VerifyError, fail};
+use crate::code::arena::{Arena, SlowRoutine};
+use crate::code::block::{LINK, link_target, straddles};
+use crate::code::environment::Environment;
+use crate::code::routine::Routine;
+use crate::code::woven::MiniCode;
+use crate::code::woven::WovenPoint;
+use crate::snippet::mini::MiniRequest;
+use crate::snippet::slot::{self, LEN, Slot};
+use crate::snippet::slow::{COUNT, LOCKED_COUNT, MARKER};
+
+/// Which generated code is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    Point,
+    /// The code that a mini runs on shard 0; it ends by walking on from this jump.
+    Twin(u64),
+    /// A shared routine.
+    Routine(Routine),
+}
+
+fn called(call: &Call) -> Option<u64> {
+    match call.callee {
+        Called::At(at) => Some(at.0),
+        Called::Named(_) => None,
+    }
+}
+
+/// What is known about one instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Visit {
+    /// Proven elsewhere: a displaced instruction.
+    Marked,
+    /// Executed; the number of its state.
+    State(u32),
+}
+
+/// What all proofs of a plan share.
+pub(super) struct Facts<'a> {
+    env: &'a Environment,
+    memory: &'a Memory<'a>,
+    /// The slow routines by register.
+    slow: Vec<(u8, &'a SlowRoutine)>,
+    /// The entries of the shared routines.
+    routines: Vec<(u64, Routine)>,
+    /// The functions that snippets of the plan may call.
+    callees: Vec<u64>,
+    /// The integers of the program that they may set: address and bytes.
+    stores: Vec<(u64, usize)>,
+    /// Whether they may set memory at addresses that they compute.
+    writes: bool,
+    /// What was executed so far.
+    executed: Executed,
+}
+
+impl<'a> Facts<'a> {
+    /// `requests`: the snippets of the plan, whose calls are allowed.
+    pub fn new<'r>(
+        env: &'a Environment,
+        arena: &'a Arena,
+        memory: &'a Memory<'a>,
+        requests: impl Iterator<Item = &'r MiniRequest<'r>>,
+    ) -> Self {
+        let (mut callees, mut stores, mut writes) = (Vec::new(), Vec::new(), false);
+        // many requests share one
+        let mut seen = FxHashSet::default();
+        for snippet in requests.map(|request| request.snippet).filter(|s| seen.insert(std::ptr::from_ref(*s))) {
+            callees.extend(snippet.calls().into_iter().filter_map(called));
+            writes |= snippet.writes();
+            stores.extend(snippet.stores().into_iter().map(|(at, width)| (at.0, width.bytes() as usize)));
+        }
+        let lasting = |(at, bytes): &(u64, usize)| env.readable.lasts(Avma(*at), *bytes as u64);
+        stores.retain(lasting);
+        callees.sort_unstable();
+        callees.dedup();
+        Facts {
+            env,
+            memory,
+            slow: arena.slow.iter().enumerate().filter_map(|(r, s)| Some((r as u8, s.as_ref()?))).collect(),
+            routines: Routine::ALL.iter().filter_map(|r| Some((arena.routine(*r)?.start.0, *r))).collect(),
+            callees,
+            stores,
+            writes,
+            executed: Executed::default(),
+        }
+    }
+}
+
+impl<'a> Facts<'a> {
+    pub fn env(&self) -> &'a Environment {
+        self.env
+    }
+
+    pub fn memory(&self) -> &'a Memory<'a> {
+        self.memory
+    }
+
+    /// Whether an address is a function that may be called.
+    pub fn may_call(&self, at: u64) -> bool {
+        self.callees.binary_search(&at).is_ok()
+    }
+}
+
+pub(super) struct Walk<'a> {
+    facts: &'a Facts<'a>,
+    env: &'a Environment,
+    memory: &'a Memory<'a>,
+    /// Where routines have come back to in the current proof.
+    answers: Vec<u64>,
+    info: InstructionInfoFactory,
+    /// The instructions of the current proof by address, each with its end.
+    visits: FxHashMap<u64, (u64, Visit)>,
+    /// Where the instruction begins that ends there.
+    before: FxHashMap<u64, u64>,
+    states: Vec<State>,
+    tiled: usize,
+    scratch: u16,
+    flags_dead: bool,
+    /// The tail, where generated code ends; the slot; and where the chain ends.
+    tail: u64,
+    slot: u64,
+    leave: u64,
+    base: u64,
+    /// The way into the slow routine, in front of the base.
+    slow: u64,
+    /// The slot and the links, and where each must lead.
+    chain: Vec<(u64, u64)>,
+    /// What of snippets lies aside, and its place in the chain: from its first instruction to its link.
+    asides: Vec<(AvmaRange, AvmaRange)>,
+    /// Words on the stack that must stay there: what the base trampoline has pushed before an added snippet.
+    pushed: usize,
+    /// The parts of this point's code and its shape, by which what is like it is found.
+    parts: Vec<Part>,
+    shape: Vec<u64>,
+    /// What this one's code was found to be like: its instructions count as visited.
+    alike: Option<Arc<Known>>,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(facts: &'a Facts<'a>) -> Self {
+        Walk {
+            facts,
+            env: facts.env,
+            memory: facts.memory,
+            answers: Vec::new(),
+            info: InstructionInfoFactory::new(),
+            visits: FxHashMap::default(),
+            before: FxHashMap::default(),
+            states: Vec::new(),
+            tiled: 0,
+            scratch: 0,
+            flags_dead: false,
+            tail: 0,
+            slot: 0,
+            leave: 0,
+            base: 0,
+            slow: 0,
+            chain: Vec::new(),
+            asides: Vec::new(),
+            pushed: 0,
+            parts: Vec::new(),
+            shape: Vec::new(),
+            alike: None,
+        }
+    }
+
+    pub fn memory(&self) -> &'a Memory<'a> {
+        self.memory
+    }
+
+    /// Begins another proof.
+    fn restart(&mut self) {
+        self.visits.clear();
+        self.before.clear();
+        self.states.clear();
+        self.answers.clear();
+        self.alike = None;
+        self.tiled = 0;
+    }
+
+    fn set(&mut self, instruction: &Instruction, visit: Visit) {
+        let (at, end) = (instruction.ip(), instruction.next_ip());
+        self.visits.insert(at, (end, visit));
+        self.before.insert(end, at);
+    }
+
+    fn visit(&self, at: u64) -> Option<Visit> {
+        self.visits.get(&at).map(|(_, visit)| *visit)
+    }
+
+    /// The n-th of the visited instructions that lie one right behind the other before an address.
+    fn before(&self, at: u64, n: usize) -> Option<Instruction> {
+        let start = (0..n).try_fold(at, |at, _| self.before.get(&at).copied())?;
+        self.memory.decode(start).ok()
+    }
+
+    /// How many instructions the current proof has visited.
+    fn touched(&self) -> usize {
+        self.visits.len() + self.alike.as_ref().map_or(0, |known| known.len())
+    }
+
+    fn state(&self, visit: Visit) -> Option<&State> {
+        match visit {
+            Visit::State(n) => self.states.get(n as usize),
+            Visit::Marked => None,
+        }
+    }
+
+    /// Starts the proof of a point.
+    pub fn begin(&mut self, site: &Site, point: &WovenPoint) {
+        self.restart();
+        self.scratch = site.scratch.iter().filter(|r| r.0 < 16 && r.0 != 4).fold(0, |mask, r| mask | 1 << r.0);
+        self.flags_dead = site.flags_dead;
+        self.tail = point.tail.0;
+        self.slot = point.slot.0;
+        self.leave = point.leave.0;
+        self.pushed = 0;
+        self.base = point.base.0;
+        self.slow = point.removal.code.start.0;
+        let chain = || point.minis.iter().filter_map(|m| m.code.as_ref());
+        let links = std::iter::once(point.slot).chain(chain().map(|m| m.link));
+        let starts = chain().map(|m| m.start).chain([point.leave]);
+        self.chain.clear();
+        self.chain.extend(links.zip(starts).map(|(link, start)| (link.0, start.0)));
+        self.asides.clear();
+        self.asides.extend(chain().map(|m| (m.aside(), m.start..m.link)));
+    }
+
+    /// Whether only dead registers and flags have changed.
+    pub fn harmless(&self, state: &State) -> bool {
+        state.stack.len() == self.pushed
+            && state.stack.words().iter().all(|w| *w == OTHER)
+            && !state.kept & !self.scratch == 0
+            && (state.flags_kept || self.flags_dead)
+    }
+
+    /// Notes an instruction that is proven elsewhere.
+    pub fn mark(&mut self, instruction: &Instruction) -> Result<(), VerifyError> {
+        if self.visit(instruction.ip()).is_some() {
+            return fail(instruction.ip(), Flaw::Untiled);
+        }
+        self.set(instruction, Visit::Marked);
+        Ok(())
+    }
+
+    /// The instructions in a range that [`Walk::tile`] has accepted, and of each whether a thread that stands on it has changed nothing that is live: of
+    /// those that are proven elsewhere it is not known.
+    pub fn visited(&self, range: &AvmaRange) -> impl Iterator<Item = (u64, Option<bool>)> {
+        let (from, until) = (range.start.0, range.end.0);
+        let harmless = |visit: Visit| self.state(visit).map(|state| self.harmless(state));
+        let own = self.visits.iter().map(move |(at, (_, visit))| (*at, harmless(*visit)));
+        let alike = self.alike.iter().flat_map(move |known| known.instructions(&self.parts, from..until));
+        own.filter(move |(at, _)| (from..until).contains(at)).chain(alike.map(|(at, harmless)| (at, Some(harmless))))
+    }
+
+    /// The instructions that were visited fill the range exactly.
+    pub fn tile(&mut self, range: &AvmaRange) -> Result<(), VerifyError> {
+        let mut at = range.start.0;
+        while at < range.end.0 {
+            let run = self.alike.as_ref().and_then(|known| known.run_at(&self.parts, at));
+            let (end, count) = match (run, self.visits.get(&at)) {
+                (Some(run), None) => run,
+                (None, Some((end, _))) => (*end, 1),
+                _ => return fail(at, Flaw::Untiled),
+            };
+            self.tiled += count;
+            at = end;
+        }
+        if at == range.end.0.max(range.start.0) { Ok(()) } else { fail(at, Flaw::Untiled) }
+    }
+
+    /// No instruction was visited outside of the ranges that were tiled.
+    pub fn all_tiled(&self) -> Result<(), VerifyError> {
+        if self.tiled == self.touched() { Ok(()) } else { fail(self.slot, Flaw::Untiled) }
+    }
+
+    /// Executes from `at` on, where nothing has happened yet, until every path has left in a permitted way; or finds code that is like this.
+    pub fn from(&mut self, at: u64, point: &WovenPoint) -> Result<(), VerifyError> {
+        self.measure(at, point);
+        self.alike = self.facts.executed.alike(self.facts, &self.shape, &self.parts);
+        if self.alike.is_none() {
+            self.execute(at, State::entry(), Mode::Point)?;
+        }
+        let begins = |bytes: &[u8], what: &[u8]| bytes.starts_with(what);
+        let leave = self.leave;
+        let Some(bytes) = self.memory.bytes(leave) else { return fail(leave, Flaw::NoInstruction) };
+        // the slow routine would take the tail for a snippet
+        if begins(bytes, &COUNT[..4]) || begins(bytes, &MARKER) {
+            return fail(leave, Flaw::Forbidden);
+        }
+        if self.alike.is_some() || self.visit(self.slot).is_some() { Ok(()) } else { fail(self.slot, Flaw::Astray) }
+    }
+
+    /// The parts of a point's code that begins at `begin`, and what must be the same for another to be like it.
+    fn measure(&mut self, begin: u64, point: &WovenPoint) {
+        let aside = |(aside, _): &(AvmaRange, AvmaRange)| (aside.start.0, aside.end.0);
+        let first = point.removal.code.start.0;
+        self.parts.clear();
+        self.parts.extend([(first, first.max(point.base.0)), (begin, self.tail)]);
+        self.parts.extend(self.asides.iter().map(aside).filter(|(from, until)| from < until));
+        let places = [self.slot, self.leave, self.tail].into_iter();
+        let chain = self.chain.iter().flat_map(|(link, start)| [*link, *start]);
+        let asides = self.asides.iter().flat_map(|(_, place)| [place.start.0, place.end.0]);
+        let lengths = self.parts.iter().map(|(from, until)| until.wrapping_sub(*from));
+        let registers = u64::from(self.scratch) << 1 | u64::from(self.flags_dead);
+        let scratch = point.scratch.map_or(u64::MAX, |r| u64::from(r.0));
+        self.shape.clear();
+        self.shape.extend([registers, scratch, self.chain.len() as u64, self.asides.len() as u64]);
+        self.shape.extend(places.chain(chain).chain(asides).map(|at| at.wrapping_sub(begin)));
+        self.shape.extend(lengths);
+    }
+
+    /// Keeps what was executed of a point, its twins included, for those that are like it.
+    pub fn keep(&mut self) {
+        if self.alike.is_some() {
+            return;
+        }
+        let executed =
+            self.visits.iter().filter_map(|(at, (_, visit))| Some((*at, self.harmless(self.state(*visit)?))));
+        let executed = executed.collect();
+        self.facts.executed.keep(self.facts, &self.shape, &self.parts, executed);
+    }
+
+    /// The slot is the point's only snippet, in the form in which the slow routine finds it, or a nop, behind which the chain is; all on one
+    /// page.
+    pub fn slot(&mut self, point: &WovenPoint) -> Result<(), VerifyError> {
+        let at = self.slot;
+        let bytes = self.memory.bytes(at).and_then(|b| b.first_chunk::<{ LEN as usize }>());
+        let Some([opcode @ .., a, b, c, d]) = bytes else { return fail(at, Flaw::NoInstruction) };
+        if at % 4096 > 4096 - LEN {
+            return fail(at, Flaw::Straddles);
+        }
+        if Slot::of(point).operand() != u32::from_le_bytes([*a, *b, *c, *d]) {
+            return fail(at, Flaw::Unmatched);
+        }
+        let slot = self.memory.decode(at)?;
+        if point.minis.iter().all(|m| m.code.is_some()) {
+            let right = *opcode == slot::NOP && slot.next_ip() == at + LEN;
+            return if right { Ok(()) } else { fail(at, Flaw::Astray) };
+        }
+        let count = if self.env.identity == ThreadIdentity::Locked { LOCKED_COUNT } else { COUNT };
+        let alone = point.minis.len() == 1 && point.has_bare_slot() && *opcode == count && slot.next_ip() == at + LEN;
+        if alone { Ok(()) } else { fail(at, Flaw::Astray) }
+    }
+
+    /// The instructions right before the slot keep every thread out whose shard this is not, and fork children.
+    pub fn guards(&self, point: &WovenPoint) -> Result<(), VerifyError> {
+        if self.alike.is_some() {
+            return Ok(());
+        }
+        let astray = || fail(point.slot.0, Flaw::Astray);
+        let before = |n: usize| self.before(point.slot.0, n).unwrap_or_default();
+        let alive = |compare: &Instruction, jump: &Instruction, to: u64| {
+            compare.code() == Code::Cmp_rm32_imm8
+                && compare.memory_displacement64() == u64::from(self.env.data.alive())
+                && compare.immediate8to32() == 0
+                && matches!(jump.code(), Code::Je_rel8_64 | Code::Je_rel32_64)
+                && jump.near_branch_target() == to
+        };
+        let (jump, compare, identity) = (before(1), before(2), before(3));
+        let Some(r) = point.scratch else {
+            let right = self.env.identity == ThreadIdentity::Locked && alive(&compare, &jump, point.leave.0);
+            return if right { Ok(()) } else { astray() };
+        };
+        let slow = jump.near_branch_target();
+        let owner = compare.memory_segment() == Register::GS
+            && compare.memory_displacement64() == u64::from(self.env.data.displacement(OWNER))
+            && number_of(identity.op0_register()) == Some(r.0)
+            && number_of(compare.op1_register()) == Some(r.0)
+            && jump.code() == Code::Jne_rel8_64
+            && self.enters_slow_routine(slow, r)?;
+        let right = owner
+            && match self.env.identity {
+                ThreadIdentity::FsOffset(_) => {
+                    compare.code() == Code::Cmp_rm32_r32
+                        && identity.code() == Code::Mov_r32_rm32
+                        && identity.memory_segment() == Register::FS
+                }
+                ThreadIdentity::FsBase => {
+                    compare.code() == Code::Cmp_rm64_r64
+                        && identity.code() == Code::Rdfsbase_r64
+                        && alive(&before(5), &before(4), slow)
+                }
+                ThreadIdentity::Locked => false,
+            };
+        // nothing but these leads to the slot, and none of them is jumped over
+        if right { Ok(()) } else { astray() }
+    }
+
+    /// `lea r, [slot]` and the jump to the routine for `r`; anything else could run in circles.
+    fn enters_slow_routine(&self, at: u64, r: Gpr) -> Result<bool, VerifyError> {
+        let lea = self.memory.decode(at)?;
+        let jump = self.memory.decode(lea.next_ip())?;
+        let routine = self.facts.slow.iter().find(|(s, _)| *s == r.0).map(|(_, s)| s.range.start.0);
+        Ok(lea.code() == Code::Lea_r64_m
+            && lea.ip_rel_memory_address() == self.slot
+            && jump.code() == Code::Jmp_rel32_64
+            && Some(jump.near_branch_target()) == routine)
+    }
+
+    /// Starts the proof of a snippet that is added to a woven point, and ends generated code at `next`, where its chain goes on.
+    pub fn begin_added(&mut self, point: &WovenPoint, mini: &MiniCode, next: u64) {
+        self.restart();
+        let free = point.scratch.map_or(0, |r| 1u16 << (r.0 & 15)) | u16::from(point.rax_free);
+        self.scratch = free;
+        self.flags_dead = true;
+        self.tail = next;
+        self.slot = point.slot.0;
+        self.pushed = usize::from(point.pushed);
+        self.base = self.slot;
+        self.chain.clear();
+        self.chain.push((mini.link.0, next));
+        self.asides = vec![(mini.aside(), mini.start..mini.link)];
+    }
+
+    /// Executes an added snippet from its first instruction on.
+    pub fn added(&mut self, at: u64) -> Result<(), VerifyError> {
+        let mut state = State::entry();
+        for _ in 0..self.pushed {
+            state.stack.push(at, OTHER)?;
+        }
+        self.execute(at, state, Mode::Point)
+    }
+
+    /// Proves the twin of a snippet, if it has one, and that the slow routine finds its way over the snippet.
+    pub fn twin(&mut self, mini: &MiniCode) -> Result<(), VerifyError> {
+        let start = mini.start.0;
+        let state = self.visit(start).and_then(|visit| self.state(visit)).cloned();
+        if state.is_none() && self.alike.is_none() {
+            return fail(start, Flaw::Untiled);
+        }
+        let (link, aside) = (self.memory.decode(mini.link.0)?, mini.aside());
+        let is_link = self.memory.bytes(mini.link.0).and_then(|bytes| link_target(mini.link.0, bytes)).is_some();
+        if !is_link || link.next_ip() != mini.own().end.0 || straddles(mini.link.0, LINK) {
+            return fail(mini.link.0, Flaw::Astray);
+        }
+        let bytes = self.memory.bytes(start).unwrap_or_default();
+        let private = self.env.identity != ThreadIdentity::Locked;
+        if !private || bytes.starts_with(&COUNT) {
+            let direct = !private || mini.link.0 == start + 9;
+            return if direct && aside.start == aside.end { Ok(()) } else { fail(start, Flaw::Astray) };
+        }
+        let marker = self.memory.decode(start)?;
+        let leads = bytes
+            .get(4..8)
+            .and_then(|d| d.first_chunk::<4>())
+            .map(|d| marker.next_ip().wrapping_add_signed(i64::from(i32::from_le_bytes(*d))));
+        if !bytes.starts_with(&MARKER) || marker.len() != 8 || leads != Some(aside.start.0) {
+            return fail(start, Flaw::Astray);
+        }
+        match state {
+            Some(state) => self.execute(aside.start.0, state, Mode::Twin(mini.link.0)),
+            // with its point
+            None => Ok(()),
+        }
+    }
+
+    /// Where a counter lies.
+    pub fn displacement(&self, counter: u32) -> u32 {
+        self.env.data.counter(counter)
+    }
+
+    /// Whether the code of a snippet is one increment of the counter at that displacement.
+    pub fn counts(&self, start: u64, behind: u64, displacement: u32) -> bool {
+        self.memory.decode(start).is_ok_and(|i| {
+            i.code() == Code::Inc_rm64 && i.next_ip() == behind && i.memory_displacement64() == u64::from(displacement)
+        })
+    }
+
+    /// Proves a shared slow routine.
+    pub fn slow_routine(&mut self, r: u8, routine: &SlowRoutine) -> Result<(), VerifyError> {
+        self.restart();
+        slow::prove(self, self.env, r, routine)
+    }
+
+    /// Proves a shared routine.
+    pub fn routine(&mut self, at: u64, routine: Routine) -> Result<(), VerifyError> {
+        self.restart();
+        if routine == Routine::Call {
+            return calling::prove(self, self.env, at);
+        }
+        if routine == Routine::Event {
+            return event::prove(self, self.env, at);
+        }
+        if matches!(routine, Routine::Fork | Routine::Forked) {
+            return birth::prove(self, self.env, routine, at);
+        }
+        if let (Routine::Time, WallClock::Vdso(function)) = (routine, self.env.wall) {
+            return time::prove(self, self.env, function, at);
+        }
+        let mode = Mode::Routine(routine);
+        self.execute(at, State::entry(), mode)?;
+        // what a system call is asked for stands right before it, and nothing leads in between
+        let visited = || self.visits.keys().filter_map(|at| self.memory.decode(*at).ok());
+        let calls =
+            visited().filter(|i| i.code() == Code::Syscall).filter_map(|i| Some((self.call(&i, mode)?.start, i.ip())));
+        let calls: Vec<_> = calls.collect();
+        for branch in visited().filter(|i| i.is_jmp_short_or_near() || i.is_jcc_short_or_near()) {
+            let target = branch.near_branch_target();
+            if calls.iter().any(|(start, call)| target > *start && target <= *call) {
+                return fail(branch.ip(), Flaw::Astray);
+            }
+        }
+        Ok(())
+    }
+
+    fn call(&self, i: &Instruction, mode: Mode) -> Option<SystemCall> {
+        let before = |n: usize| self.before(i.ip(), n).unwrap_or_default();
+        let Mode::Routine(routine) = mode else { return None };
+        system_call::call(self.env, routine, i.ip(), &before)
+    }
+
+    /// A system call of a routine, and what it leaves.
+    fn system_call(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+        let at = i.ip();
+        let Some(call) = self.call(i, mode) else { return fail(at, Flaw::Forbidden) };
+        // a reading's answer lies where zeroes were pushed
+        for _ in 0..call.writes {
+            state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
+        }
+        for _ in 0..call.writes {
+            state.stack.push(at, OTHER)?;
+        }
+        [0, 1, 11].into_iter().for_each(|r| state.lose(r));
+        state.flags_kept = false;
+        Ok(())
+    }
+
+    fn execute(&mut self, at: u64, state: State, mode: Mode) -> Result<(), VerifyError> {
+        let mut others = vec![(at, state)];
+        while let Some((at, mut state)) = others.pop() {
+            let mut next = Some(at);
+            while let Some(at) = next {
+                next = self.step(at, &mut state, mode, &mut others)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes the instruction at `at`. Where control goes on; `others` is where else it may. None where it has left, or nothing new is known.
+    fn step(
+        &mut self,
+        at: u64,
+        state: &mut State,
+        mode: Mode,
+        others: &mut Vec<(u64, State)>,
+    ) -> Result<Option<u64>, VerifyError> {
+        if self.leaves(at, state, mode)? {
+            return Ok(None);
+        }
+        let instruction = &self.memory.decode(at)?;
+        match self.visit(at) {
+            None => {
+                self.set(instruction, Visit::State(self.states.len() as u32));
+                self.states.push(state.clone());
+            }
+            // generated code and displaced instructions do not mix
+            Some(Visit::Marked) => return fail(at, Flaw::Untiled),
+            Some(Visit::State(n)) => {
+                let Some(old) = self.states.get_mut(n as usize) else { return fail(at, Flaw::Untiled) };
+                if old.stack != state.stack {
+                    return fail(at, Flaw::Stack);
+                }
+                state.meet(old);
+                if *state == *old {
+                    return Ok(None);
+                }
+                *old = state.clone();
+            }
+        }
+        let behind = Some(instruction.next_ip());
+        match instruction.flow_control() {
+            FlowControl::Next => {
+                self.forward(at, instruction.next_ip(), mode)?;
+                let compared = state.parent == Parent::Compared;
+                self.effect(instruction, state, mode)?;
+                if compared {
+                    state.parent = Parent::Unknown;
+                }
+                Ok(behind)
+            }
+            FlowControl::Call if instruction.code() == Code::Syscall => {
+                self.system_call(instruction, state, mode)?;
+                Ok(behind)
+            }
+            FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => {
+                let target = instruction.near_branch_target();
+                if let Some((_, routine)) = self.facts.routines.iter().find(|(entry, _)| *entry == target) {
+                    return Ok(Some(self.past_routine(at, state, *routine)?));
+                }
+                self.forward(at, target, mode)?;
+                Ok(Some(target))
+            }
+            FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
+                self.forward(at, instruction.near_branch_target(), mode)?;
+                others.push((instruction.near_branch_target(), state.clone()));
+                if state.parent == Parent::Compared && instruction.condition_code() == ConditionCode::e {
+                    state.parent = Parent::Yes;
+                }
+                Ok(behind)
+            }
+            FlowControl::IndirectBranch if instruction.code() == Code::Jmp_rm64 => {
+                self.returns(instruction, state, mode)?;
+                Ok(None)
+            }
+            _ => fail(at, Flaw::Forbidden),
+        }
+    }
+
+    /// Where a snippet goes on that has jumped to a shared routine, and what it finds there: the flags are changed, and rcx is the top of the
+    /// activation records if the routine is one for these.
+    fn past_routine(&mut self, at: u64, state: &mut State, routine: Routine) -> Result<u64, VerifyError> {
+        let Some((0, back)) = state.pointer else { return fail(at, Flaw::Astray) };
+        state.flags_kept = false;
+        if state.parent == Parent::Compared {
+            state.parent = Parent::Unknown;
+        }
+        match routine {
+            Routine::Settle | Routine::Find | Routine::GiveUp => {
+                self.answers.push(back);
+                state.lose(1);
+                state.bound = Bound::Top(1);
+            }
+            Routine::Call => {
+                if state.stack.pop() != Some(CALLEE) {
+                    return fail(at, Flaw::Undeclared);
+                }
+                for _ in 0..Call::ARGS_MAX {
+                    state.stack.pop().ok_or(VerifyError { at: Avma(at), flaw: Flaw::Stack })?;
+                }
+                if state.stack.len() < self.pushed {
+                    return fail(at, Flaw::Stack);
+                }
+                // the function may have forked
+                state.parent = Parent::Unknown;
+                state.lose(1);
+            }
+            Routine::Write if !self.facts.writes => return fail(at, Flaw::ForeignWrite),
+            Routine::Read | Routine::Write | Routine::Usage | Routine::Event => state.lose(1),
+            Routine::Time => state.lose(2),
+            Routine::CpuTime | Routine::Await | Routine::Fork | Routine::Forked => {}
+        }
+        Ok(back)
+    }
+
+    /// Generated code runs in no circle: branches lead forwards, out of it, or along the chain of snippets. What lies aside of a snippet is
+    /// reached from there only, and goes back to its link.
+    fn forward(&self, at: u64, target: u64, mode: Mode) -> Result<(), VerifyError> {
+        if let Some((_, next)) = self.chain.iter().find(|(jump, _)| *jump == at) {
+            return if *next == target { Ok(()) } else { fail(at, Flaw::Astray) };
+        }
+        let holds = |range: &AvmaRange, at: u64| range.contains(&Avma(at));
+        // `test ecx, ecx` and back: behind the jump to the routine that gave the answer, which is not reached from there
+        let answered = self.answers.contains(&at.wrapping_sub(2));
+        if let Some((aside, place)) = self.asides.iter().find(|(aside, _)| holds(aside, target)) {
+            let right = if answered { holds(aside, at) } else { target > at && (holds(aside, at) || holds(place, at)) };
+            return if right { Ok(()) } else { fail(at, Flaw::Astray) };
+        }
+        let back = self.asides.iter().any(|(aside, place)| holds(aside, at) && target == place.end.0);
+        let guard = (self.base..self.slot).contains(&at) && target == self.slow && self.slow < self.base;
+        let slow = |target: u64| self.facts.slow.iter().any(|(_, s)| s.range.start.0 == target || s.walk.0 == target);
+        let right = matches!(mode, Mode::Routine(_))
+            || answered
+            || back
+            || target > at
+            || target == self.tail
+            || guard
+            || slow(target);
+        if right { Ok(()) } else { fail(at, Flaw::Astray) }
+    }
+
+    /// Whether control leaves generated code at `at`, which only a right state permits.
+    fn leaves(&self, at: u64, state: &State, mode: Mode) -> Result<bool, VerifyError> {
+        if matches!(mode, Mode::Routine(_)) {
+            return Ok(false);
+        }
+        if at == self.tail {
+            return match mode {
+                Mode::Point if self.harmless(state) => Ok(true),
+                Mode::Point if state.stack.len() == self.pushed => fail(at, Flaw::Lost),
+                _ => fail(at, Flaw::Stack),
+            };
+        }
+        for (r, routine) in &self.facts.slow {
+            let (entry, place) = match mode {
+                Mode::Twin(jump) => (routine.walk.0, jump),
+                _ => (routine.range.start.0, self.slot),
+            };
+            if at == entry {
+                return if state.pointer == Some((*r, place)) { Ok(true) } else { fail(at, Flaw::Astray) };
+            }
+        }
+        Ok(false)
+    }
+
+    /// A routine ends by a jump to its register, with everything else as it was.
+    fn returns(&self, i: &Instruction, state: &State, mode: Mode) -> Result<(), VerifyError> {
+        let (r, changed) = match mode {
+            Mode::Routine(Routine::CpuTime | Routine::Await) => (0, 0),
+            Mode::Routine(Routine::Time) => (0, 1 << 2),
+            // the answer is in rcx
+            Mode::Routine(_) => (0, 1 << 1),
+            Mode::Point | Mode::Twin(_) => return fail(i.ip(), Flaw::Forbidden),
+        };
+        if i.op0_kind() != OpKind::Register || number_of(i.op0_register()) != Some(r) {
+            return fail(i.ip(), Flaw::Forbidden);
+        }
+        if state.stack.len() != 0 {
+            return fail(i.ip(), Flaw::Stack);
+        }
+        if !state.kept & !changed == 0 { Ok(()) } else { fail(i.ip(), Flaw::Lost) }
+    }
+
+    fn effect(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+        let at = i.ip();
+        match i.code() {
+            Code::Push_r64 => {
+                let r = number_of(i.op0_register()).filter(|r| *r != 4);
+                // addresses of the arena stay in registers
+                if state.pointer.is_some_and(|(p, _)| Some(p) == r) || mode_register(mode) == r {
+                    return fail(at, Flaw::Forbidden);
+                }
+                if r == Some(0) && state.image == Image::Whole {
+                    return state.stack.push(at, IMAGE);
+                }
+                if r.is_some_and(|r| state.bound == Bound::Callee(r)) {
+                    return state.stack.push(at, CALLEE);
+                }
+                return state.stack.push(at, r.filter(|r| state.kept & 1 << r != 0).unwrap_or(OTHER));
+            }
+            Code::Pushfq => {
+                return state.stack.push(at, if state.flags_kept { FLAGS } else { OTHER });
+            }
+            Code::Pop_r64 if state.stack.len() <= self.pushed => return fail(at, Flaw::Stack),
+            Code::Pop_r64 => {
+                let (Some(r), Some(value)) = (number_of(i.op0_register()), state.stack.pop()) else {
+                    return fail(at, Flaw::Stack);
+                };
+                if r == 4 {
+                    return fail(at, Flaw::Stack);
+                }
+                state.lose(r);
+                if value == r {
+                    state.kept |= 1 << r;
+                }
+                if (r, value) == (0, IMAGE) {
+                    state.image = Image::Whole;
+                }
+                return Ok(());
+            }
+            Code::Popfq => {
+                let Some(value) = state.stack.pop() else { return fail(at, Flaw::Stack) };
+                if value != FLAGS {
+                    return fail(at, Flaw::Lost);
+                }
+                state.flags_kept = true;
+                return Ok(());
+            }
+            Code::Lahf => {
+                let kept = state.flags_kept;
+                state.lose(0);
+                state.image = if kept { Image::Low } else { Image::None };
+                return Ok(());
+            }
+            Code::Seto_rm8 if i.op0_register() == Register::AL && state.image == Image::Low => {
+                state.image = Image::Whole;
+                return Ok(());
+            }
+            // 1 + 0x7f overflows, 0 + 0x7f does not
+            Code::Add_AL_imm8 if i.immediate8() == 0x7f && state.image == Image::Whole => {
+                state.image = Image::Overflow;
+                state.flags_kept = false;
+                return Ok(());
+            }
+            Code::Sahf => {
+                state.flags_kept = state.image == Image::Overflow;
+                return if state.flags_kept { Ok(()) } else { fail(at, Flaw::Lost) };
+            }
+            // how the answer of a routine gets past the register that holds the way back
+            Code::Mov_rm64_r64 | Code::Mov_r64_rm64
+                if matches!(mode, Mode::Routine(_)) && i.op_kinds().all(|k| k == OpKind::Register) =>
+            {
+                state.moves(i);
+                return Ok(());
+            }
+            Code::Nop_rm32 | Code::Nop_rm16 | Code::Nopd => return Ok(()),
+            _ if !permitted(i.mnemonic()) => return fail(at, Flaw::Forbidden),
+            _ => {}
+        }
+        let env = self.env;
+        let bound = state.bound;
+        let info = self.info.info_options(i, InstructionInfoOptions::NONE);
+        for used in info.used_registers() {
+            if !writes(used.access()) {
+                continue;
+            }
+            match number_of(used.register()) {
+                Some(4) => return fail(at, Flaw::Stack),
+                Some(r) => state.lose(r),
+                None => return fail(at, Flaw::Forbidden),
+            }
+        }
+        for memory in info.used_memory() {
+            let stored = (memory.displacement(), memory.memory_size().size());
+            let store = mode == Mode::Point
+                && state.parent == Parent::Yes
+                && i.mnemonic() == Mnemonic::Mov
+                && is_absolute(memory)
+                && self.facts.stores.contains(&stored);
+            if writes(memory.access()) && !store && !may_write(env, i, memory, bound, mode) {
+                return fail(at, Flaw::ForeignWrite);
+            }
+            if !may_read(env, i, memory, bound, mode) {
+                return fail(at, Flaw::ForeignRead);
+            }
+        }
+        match i.code() {
+            Code::Mov_r64_rm64
+                if i.segment_prefix() == Register::GS
+                    && i.memory_base() == Register::None
+                    && i.memory_index() == Register::None
+                    && i.memory_displacement64() == u64::from(env.data.displacement(TOP)) =>
+            {
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Top);
+            }
+            Code::Mov_r64_imm64 if env.loader == Some(Avma(i.immediate64())) => {
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Loader);
+            }
+            Code::Mov_r64_imm64 | Code::Mov_r32_imm32 | Code::Mov_rm64_imm32
+                if i.op0_kind() == OpKind::Register && self.facts.callees.binary_search(&i.immediate(1)).is_ok() =>
+            {
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, Bound::Callee);
+            }
+            Code::And_EAX_imm32 => state.bound = Bound::Most(0, i.immediate32()),
+            Code::And_rm32_imm32 if i.op0_kind() == OpKind::Register => {
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, |r| Bound::Most(r, i.immediate32()));
+            }
+            // a mask below 0 bounds nothing: as a number it is larger than any room
+            Code::And_rm32_imm8 if i.op0_kind() == OpKind::Register => {
+                let most = i.immediate8to32().cast_unsigned();
+                state.bound = number_of(i.op0_register()).map_or(Bound::None, |r| Bound::Most(r, most));
+            }
+            _ => {}
+        }
+        if i.rflags_modified() != 0 {
+            state.flags_kept = false;
+            let compares = i.code() == Code::Cmp_rm32_imm8
+                && i.memory_displacement64() == u64::from(env.data.alive())
+                && i.memory_base() == Register::None
+                && i.memory_index() == Register::None
+                && i.segment_prefix() == Register::None
+                && i.immediate8to32() == 0;
+            if compares {
+                state.parent = Parent::Compared;
+            }
+        }
+        if i.code() == Code::Lea_r64_m
+            && i.is_ip_rel_memory_operand()
+            && let Some(r) = number_of(i.op0_register())
+        {
+            state.pointer = Some((r, i.ip_rel_memory_address()));
+        }
+        Ok(())
+    }
+}
+
+fn mode_register(mode: Mode) -> Option<u8> {
+    match mode {
+        Mode::Routine(_) => Some(0),
+        Mode::Point | Mode::Twin(_) => None,
+    }
+}
