@@ -35,6 +35,7 @@ pub mod verify;
 pub use code::arena::Arena;
 pub use code::cost::{Cost, SLOTS_PER_CYCLE};
 pub use code::environment::{CodegenError, Environment, Readable};
+pub use code::spread::{OneThread, Spread};
 pub use code::woven::{Inner, MiniCode, RemovalRecord, StackView, WovenMini, WovenPoint};
 pub use patch::chain::{Chain, Linked};
 pub use patch::change::{add_mini, remove_mini, remove_points, remove_within};

@@ -67,6 +67,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Engine {
     /// Starts an engine: checks that the state directory can be written, loads the shipped metrics.
     pub fn start(config: Config) -> Result<Engine, Error> {
+        crate::background::start();
         let state = StateDir::open(&config.state_dir)?;
         state.sweep(&|pid, start| Identity::of(pid).is_ok_and(|now| start.is_none_or(|start| now.start_time == start)));
         let images = Arc::new(ImageStore::new(state.clone()));

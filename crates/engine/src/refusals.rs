@@ -1,13 +1,13 @@
 //! Which entries of a target cannot be woven, found out without touching it.
 
-use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points};
+use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points_on};
 use ingraft_mdl::{FunctionRef, ModuleRef};
 use ingraft_model::{Avma, CpuClock, DataArea, Refusal, Scale, Site, Snippet, ThreadIdentity, VariableId, WallClock};
 use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
-use crate::background::in_background;
+use crate::background::{Quick, in_background};
 use crate::modules::Modules;
 use crate::sites::{Text, entry_site};
 
@@ -56,7 +56,7 @@ pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -
             })
             .collect();
         // A request as a whole fails only for reasons that this one does not have.
-        let Ok(weave) = weave_points(&env, &mut arena, &mut text, &entries) else { continue };
+        let Ok(weave) = weave_points_on(&Quick, &env, &mut arena, &mut text, &entries) else { continue };
         refused.extend(members.iter().zip(weave.woven).filter_map(|((f, _), woven)| Some((*f, woven.err()?))));
     }
     refused

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave};
+use ingraft_codegen::verify::{verify_added, verify_removed, verify_removed_within, verify_weave_on};
 use ingraft_codegen::{
     Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini,
-    remove_mini, remove_within, weave_points,
+    remove_mini, remove_within, weave_points_on,
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
@@ -16,7 +16,7 @@ use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::background::{each, in_background};
+use crate::background::{Quick, each, in_background};
 use crate::cost;
 use crate::error::{Error, ErrorKind};
 use crate::exits::Exits;
@@ -498,7 +498,8 @@ impl Woven {
         let (arena_index, weave) = loop {
             let index = arena_for(&mut self.arenas, target, &file.text(), bytes, record, signatures)?;
             let before = (self.arenas[index].clone(), text.clone());
-            let weave = weave_points(env, &mut self.arenas[index], text, &requests).map_err(codegen_error)?;
+            let weave =
+                weave_points_on(&Quick, env, &mut self.arenas[index], text, &requests).map_err(codegen_error)?;
             if !self.arenas[index].lacked_room() || bytes >= ARENA_MAX {
                 break (index, weave);
             }
@@ -506,7 +507,7 @@ impl Woven {
             (self.arenas[index], *text) = before;
             bytes = (bytes * 4).min(ARENA_MAX);
         };
-        verify_weave(env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
+        verify_weave_on(&Quick, env, &self.arenas[arena_index], text, &requests, &weave).map_err(|e| defect(&e))?;
         let file = file.id();
         change.new_points.reserve(points.len());
         for (p, woven) in points.iter().zip(weave.woven) {

@@ -6,4 +6,5 @@ pub(crate) mod branches;
 pub(crate) mod cost;
 pub(crate) mod environment;
 pub(crate) mod routine;
+pub(crate) mod spread;
 pub(crate) mod woven;

@@ -6,6 +6,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::code::arena::Arena;
 use crate::code::block::EmitError;
 use crate::code::environment::{CodegenError, Environment};
+use crate::code::spread::{OneThread, Spread};
 use crate::code::woven::WovenPoint;
 use crate::patch::back_branches::{self, Detour};
 use crate::patch::build::Builder;
@@ -53,13 +54,12 @@ pub fn weave_points<'a>(
     text: &'a mut TextSpace,
     requests: &[PointRequest<'a>],
 ) -> Result<Weave, CodegenError> {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    weave_points_on(processors, env, arena, text, requests)
+    weave_points_on(&OneThread, env, arena, text, requests)
 }
 
-/// The same on at most so many processors: as few or many as there are, what is woven is right, but lies elsewhere.
+/// Weaves points as [`weave_points`] does, with the code of many points written in parts that `spread` runs.
 pub fn weave_points_on<'a>(
-    processors: usize,
+    spread: &dyn Spread,
     env: &'a Environment,
     arena: &'a mut Arena,
     text: &'a mut TextSpace,
@@ -84,7 +84,7 @@ pub fn weave_points_on<'a>(
         Some(Task { head, detours, request })
     };
     let tasks: Vec<_> = designs.iter().zip(requests).filter_map(task).collect();
-    let mut built = parallel::build_all(&mut weaver.builder, &tasks, processors).into_iter();
+    let mut built = parallel::build_all(&mut weaver.builder, &tasks, spread).into_iter();
     let mut woven = Vec::with_capacity(requests.len());
     for design in &designs {
         woven.push(match design {

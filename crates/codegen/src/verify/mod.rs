@@ -28,14 +28,13 @@ mod system_call;
 mod time;
 mod waiting;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use iced_x86::Code;
 use ingraft_model::{Avma, Clearing, PcMove, PointKind, Site, TextWrite};
 
 use crate::code::arena::Arena;
 use crate::code::environment::Environment;
 use crate::code::routine::Routine;
+use crate::code::spread::{self, OneThread, Spread};
 use crate::code::woven::WovenMini;
 use crate::code::woven::{RemovalRecord, WovenPoint};
 use crate::patch::text_space::TextSpace;
@@ -130,6 +129,18 @@ pub fn verify_weave(
     requests: &[PointRequest<'_>],
     weave: &Weave,
 ) -> Result<(), VerifyError> {
+    verify_weave_on(&OneThread, env, arena, text, requests, weave)
+}
+
+/// Proves a plan as [`verify_weave`] does, with many points proven in parts that `spread` runs.
+pub fn verify_weave_on(
+    spread: &dyn Spread,
+    env: &Environment,
+    arena: &Arena,
+    text: &TextSpace,
+    requests: &[PointRequest<'_>],
+    weave: &Weave,
+) -> Result<(), VerifyError> {
     let plan = &weave.plan;
     check_writes(&plan.text)?;
     let memory = Memory::new(&plan.code, &arena.range())?;
@@ -153,7 +164,7 @@ pub fn verify_weave(
         .zip(&weave.woven)
         .filter_map(|(request, point)| Some(Proof { text, request, point: point.as_ref().ok()? }))
         .collect();
-    let all = Points::prove_all(&proofs, &facts, &hosts)?;
+    let all = Points::prove_all(spread, &proofs, &facts, &hosts)?;
     let (mut writes, mut expected) = (all.writes, all.expected);
     proven.extend(all.proven);
     writes.sort_unstable_by_key(|w| w.at);
@@ -164,10 +175,8 @@ pub fn verify_weave(
     memory.all_proven(&mut proven)
 }
 
-/// Fewer points are not worth a thread of their own.
-const POINTS_OF_THREAD: usize = 200;
-/// A thread takes so many: they differ in what they cost, and processors in what else they do.
-const POINTS_AT_ONCE: usize = 32;
+/// Number of points that are worth a part of their own.
+const POINTS_OF_PART: usize = 200;
 
 /// What the points of a plan were found to do.
 #[derive(Default)]
@@ -180,31 +189,25 @@ struct Points {
 }
 
 impl Points {
-    /// Proves points, many on several processors. That the code of one is not another's is seen when all is put together.
-    fn prove_all(proofs: &[Proof<'_>], facts: &Facts<'_>, hosts: &Hosts<'_>) -> Result<Self, VerifyError> {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (proofs.len() / POINTS_OF_THREAD).clamp(1, processors);
-        let next = AtomicUsize::new(0);
-        let share = || {
-            let mut all = Points::default();
-            let mut walk = Walk::new(facts);
-            let taken = || next.fetch_add(POINTS_AT_ONCE, Ordering::Relaxed);
-            while let Some(rest) = proofs.get(taken()..).filter(|rest| !rest.is_empty()) {
-                all.prove(&rest[..rest.len().min(POINTS_AT_ONCE)], &mut walk, hosts)?;
-            }
-            Ok(all)
-        };
-        std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(share)).collect();
-            let mut all = share()?;
-            for other in others {
-                let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-                all.writes.extend(other.writes);
-                all.expected.extend(other.expected);
-                all.proven.extend(other.proven);
-            }
-            Ok(all)
-        })
+    /// Proves points, many in parts. Overlaps between the code of points of different parts are found when all is put together.
+    fn prove_all(
+        spread: &dyn Spread,
+        proofs: &[Proof<'_>],
+        facts: &Facts<'_>,
+        hosts: &Hosts<'_>,
+    ) -> Result<Self, VerifyError> {
+        let parts = spread::map(spread, proofs.chunks(POINTS_OF_PART).collect(), |proofs| {
+            let mut part = Points::default();
+            part.prove(proofs, &mut Walk::new(facts), hosts).map(|()| part)
+        });
+        let mut all = Points::default();
+        for part in parts {
+            let part = part?;
+            all.writes.extend(part.writes);
+            all.expected.extend(part.expected);
+            all.proven.extend(part.proven);
+        }
+        Ok(all)
     }
 
     fn prove(&mut self, proofs: &[Proof<'_>], walk: &mut Walk<'_>, hosts: &Hosts<'_>) -> Result<(), VerifyError> {

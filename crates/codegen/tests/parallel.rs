@@ -1,9 +1,11 @@
-//! Many points at once: their code is written on all processors, whatever the arena has room for.
+//! Many points at once: their code is written and proven in parts, whatever the arena has room for.
 
 mod support;
 
-use ingraft_codegen::verify::{verify_removal, verify_weave};
-use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, WovenPoint, remove_points, weave_points_on};
+use ingraft_codegen::verify::{verify_removal, verify_weave_on};
+use ingraft_codegen::{
+    Arena, MiniRequest, OneThread, PointRequest, Spread, TextSpace, WovenPoint, remove_points, weave_points_on,
+};
 use ingraft_model::{Avma, Bias, Gpr, Refusal, Site, Snippet, Stmt, Svma};
 use support::*;
 
@@ -18,8 +20,17 @@ fn sites(n: usize) -> Vec<Site> {
     (0..n).map(one).collect()
 }
 
+/// Runs each part on a thread of its own.
+struct ManyThreads;
+
+impl Spread for ManyThreads {
+    fn run(&self, parts: usize, part: &(dyn Fn(usize) + Sync)) {
+        std::thread::scope(|scope| (0..parts).for_each(|i| drop(scope.spawn(move || part(i)))));
+    }
+}
+
 /// How many of the points are woven in so many bytes, all proven, and what is left when they are gone.
-fn woven(sites: &[Site], processors: usize, bytes: u64) -> (usize, bool) {
+fn woven(sites: &[Site], spread: &dyn Spread, bytes: u64) -> (usize, bool) {
     let (env, mut arena, mut text) =
         (environment(GLIBC), Arena::new(Avma(START)..Avma(START + bytes)), TextSpace::new());
     let (count, settle) = (count(), Snippet { stmts: vec![Stmt::Settle] });
@@ -33,8 +44,8 @@ fn woven(sites: &[Site], processors: usize, bytes: u64) -> (usize, bool) {
         .collect();
     let request = |(site, minis)| PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] };
     let requests: Vec<_> = sites.iter().zip(minis.iter().map(Vec::as_slice)).map(request).collect();
-    let weave = weave_points_on(processors, &env, &mut arena, &mut text, &requests).expect("makes sense");
-    verify_weave(&env, &arena, &text, &requests, &weave).expect("right");
+    let weave = weave_points_on(spread, &env, &mut arena, &mut text, &requests).expect("makes sense");
+    verify_weave_on(spread, &env, &arena, &text, &requests, &weave).expect("right");
     for (point, site) in weave.woven.iter().zip(sites) {
         match point {
             Ok(point) => assert_eq!(point.at, site.at.to_avma(Bias(0)), "in order"),
@@ -52,40 +63,44 @@ fn woven(sites: &[Site], processors: usize, bytes: u64) -> (usize, bool) {
 
 #[test]
 fn many_points_are_woven_in_order() {
-    for (n, processors) in [(399, 2), (400, 2), (401, 2), (1500, 1), (1500, 2), (1500, 3), (1500, 64)] {
-        assert_eq!(woven(&sites(n), processors, 1 << 20), (n, false));
+    for n in [499, 500, 501, 1500, 5000] {
+        for spread in [&OneThread as &dyn Spread, &ManyThreads] {
+            assert_eq!(woven(&sites(n), spread, 1 << 20), (n, false));
+        }
     }
 }
 
 #[test]
-fn as_many_write_as_there_are_processors_and_points_for() {
-    let (env, count, sites) = (environment(GLIBC), count(), sites(1000));
+fn code_lies_at_the_same_place_however_it_is_written() {
+    let (env, count, sites) = (environment(GLIBC), count(), sites(5000));
     let minis = [MiniRequest { id: 1, snippet: &count, counters: &[0] }];
     let request = |site| PointRequest { site, bias: Bias(0), name: "f", minis: &minis, beside: &[] };
-    let requests: Vec<_> = sites.iter().map(request).collect();
-    // what is left over where parts of the arena meet
-    let gaps = |processors| {
+    let code = |spread: &dyn Spread, points: usize| {
+        let requests: Vec<_> = sites.iter().take(points).map(request).collect();
         let (mut arena, mut text) = (Arena::new(Avma(START)..Avma(START + (1 << 20))), TextSpace::new());
-        let mut code =
-            weave_points_on(processors, &env, &mut arena, &mut text, &requests).expect("makes sense").plan.code;
+        let mut code = weave_points_on(spread, &env, &mut arena, &mut text, &requests).expect("makes sense").plan.code;
         code.sort_by_key(|piece| piece.at);
-        code.windows(2).filter(|two| two[1].at.0 - two[0].at.0 - two[0].bytes.len() as u64 > 512).count()
+        code
     };
-    assert_eq!([1, 2, 3, 5, 64].map(gaps), [0, 1, 2, 4, 4], "each has 200 points at least");
+    // what is left over where parts of the arena meet
+    let gaps = |points| {
+        let code = code(&OneThread, points);
+        code.windows(2).filter(|two| two[1].at.0 - two[0].at.0 - two[0].bytes.len() as u64 > 256).count()
+    };
+    assert_eq!(code(&OneThread, 5000), code(&ManyThreads, 5000));
+    assert_eq!([249, 499, 500, 1000, 5000].map(gaps), [0, 0, 1, 3, 15], "each part has 250 points at least");
 }
 
 #[test]
 fn arenas_of_any_size_are_filled() {
-    let sites = sites(900);
-    for processors in [2, 4] {
-        let all = |bytes: &u64| woven(&sites, processors, *bytes) == (sites.len(), false);
-        let least = (0..400).map(|kib| kib << 10).find(all).expect("they have room in some arena");
-        for bytes in (0..least).step_by(3331) {
-            let (points, lacked) = woven(&sites, processors, bytes);
-            assert_eq!(lacked, points < sites.len());
-            // a little is lost to routines and where parts of the arena meet
-            let filled = points as u64 * least / sites.len() as u64 * 11 / 10 + 4096;
-            assert!(filled > bytes, "{points} in {bytes} of {least} bytes on {processors}");
-        }
+    let sites = sites(1000);
+    let all = |bytes: &u64| woven(&sites, &ManyThreads, *bytes) == (sites.len(), false);
+    let least = (0..400).map(|kib| kib << 10).find(all).expect("they have room in some arena");
+    for bytes in (0..least).step_by(3331) {
+        let (points, lacked) = woven(&sites, &ManyThreads, bytes);
+        assert_eq!(lacked, points < sites.len());
+        // a little is lost to routines and where parts of the arena meet
+        let filled = points as u64 * least / sites.len() as u64 * 11 / 10 + 4096;
+        assert!(filled > bytes, "{points} in {bytes} of {least} bytes");
     }
 }
