@@ -290,7 +290,7 @@ pub struct CaughtUp {
     /// Calls whose flags, timers and other states are what they would have been had the code been there when they began.
     pub calls: u64,
     /// Calls of which something is missing, by the reason: their exits are unseen.
-    pub missed: BTreeMap<crate::catch_up::Uncaught, u64>,
+    pub missed: BTreeMap<crate::weaving::catch_up::Uncaught, u64>,
     /// Threads whose stack could not be looked at to its end. What they have in progress beyond that is unseen.
     pub not_unwound: u32,
 }

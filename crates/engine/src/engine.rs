@@ -15,18 +15,18 @@ use rustc_hash::FxHashMap;
 use crate::api::*;
 use crate::background::in_background;
 use crate::error::{Error, ErrorKind};
-use crate::images::ImageStore;
-use crate::internal::Internal;
-use crate::labels;
-use crate::leftover;
-use crate::lower;
-use crate::modules::Modules;
-use crate::pattern::glob_match;
-use crate::refusals::refusals;
-use crate::replaced::Before;
-use crate::request::{Missing, resolve_patterns};
+use crate::measure::internal::Internal;
+use crate::measure::lower;
+use crate::measure::request::{Missing, resolve_patterns};
+use crate::program::images::ImageStore;
+use crate::program::labels;
+use crate::program::modules::Modules;
+use crate::program::pattern::glob_match;
+use crate::recovery::leftover;
+use crate::session::replaced::Before;
 use crate::session::{AtEnd, Context, OVER, Session};
 use crate::state_dir::StateDir;
+use crate::weaving::refusals::refusals;
 
 /// Time between two looks after the threads of a target.
 const WATCH: Duration = Duration::from_millis(100);
@@ -212,7 +212,7 @@ impl Engine {
         let modules = Modules::of(&target)?;
         let everything = ["*".to_owned()];
         let patterns = if patterns.is_empty() { &everything } else { patterns };
-        let parsed: Vec<_> = patterns.iter().map(|p| crate::pattern::Pattern::parse(p)).collect();
+        let parsed: Vec<_> = patterns.iter().map(|p| crate::program::pattern::Pattern::parse(p)).collect();
         modules.load(&target, &self.inner.context.images, &parsed, progress);
         let found = resolve_patterns(&modules, patterns, Missing::Fails)?;
         progress("looking at the points");
@@ -512,7 +512,8 @@ impl Engine {
         }
         let (library, left_out) = self.library_for(&request.enable)?;
         let id = self.new_id()?;
-        let started = crate::launch::start(self.inner.context.clone(), id, request, &library, begin, progress)?;
+        let started =
+            crate::session::launch::start(self.inner.context.clone(), id, request, &library, begin, progress)?;
         let (session, mut enabled) = started;
         enabled.warnings.extend(left_out);
         let session = Arc::new(session);

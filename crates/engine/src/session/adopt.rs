@@ -5,7 +5,7 @@ use ingraft_model::{TextWrite, WallClock};
 use ingraft_process::contains;
 
 use super::*;
-use crate::journal::{Contents, PointChain};
+use crate::recovery::journal::{Contents, PointChain};
 
 /// Time between two tries to take out what a dead engine wove: each holds the target.
 const SPARE_PAUSE: Duration = Duration::from_secs(60);

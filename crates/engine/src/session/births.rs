@@ -8,8 +8,8 @@ use ingraft_model::layout::{COUNTERS, TOP, birth};
 use ingraft_model::{Expr, Kept, Record as CallRecord, Restore};
 
 use super::*;
-use crate::exits::Exits;
-use crate::modules::ModuleFile;
+use crate::program::modules::ModuleFile;
+use crate::weaving::exits::Exits;
 
 /// The function that makes the system call and gives the child's thread its number: in glibc since 2.34 and in musl, and before.
 const FORKS: [&[&str]; 2] = [&["_Fork"], &["__libc_fork", "fork"]];

@@ -5,7 +5,7 @@
 //! reported and stay.
 
 use super::*;
-use crate::internal::{Internal, processors};
+use crate::measure::internal::{Internal, processors};
 use ingraft_codegen::Cost;
 
 /// Over its limit in so many windows in a row: a burst that is over when it is noticed takes nothing out.
@@ -365,7 +365,7 @@ impl Session {
         }
         let mut each: FxHashMap<(*const Snippet, PointKind, bool), f64> = FxHashMap::default();
         let mut total = 0.0;
-        let wall = crate::lower::wall_of(self.clock.as_ref().ok());
+        let wall = crate::measure::lower::wall_of(self.clock.as_ref().ok());
         let mut worst: Option<(f64, f64, &Wanted)> = None;
         for w in wanted {
             let shapes = w.instrumentation.variables.iter().map(|v| v.shape);
@@ -378,7 +378,7 @@ impl Session {
                 let ns = each
                     .entry((Arc::as_ptr(&insertion.snippet), insertion.point, insertion.after))
                     .or_insert_with(|| {
-                        crate::lower::worst_case(insertion, &w.instrumentation.variables, wall)
+                        crate::measure::lower::worst_case(insertion, &w.instrumentation.variables, wall)
                             .map_or(0.0, |cost| Prices::here().ns(cost))
                     });
                 own += rate * *ns;

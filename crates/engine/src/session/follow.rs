@@ -3,7 +3,7 @@
 use ingraft_process::MemoryNeed;
 
 use super::*;
-use crate::pattern::Pattern;
+use crate::program::pattern::Pattern;
 
 impl Session {
     /// Compares what is known of the modules with what is mapped. Points of text that is gone are forgotten: its addresses may be another

@@ -7,12 +7,12 @@ use ingraft_process::{Event, EventError, MemoryNeed};
 use super::landing::restores;
 use super::tails::{TailCalls, await_results};
 use super::*;
-use crate::exits::Exits;
-use crate::resolution;
-use crate::symbols::Symbols;
-use crate::variables::data_of;
-use crate::wall;
-use crate::weaving::WovenAnew;
+use crate::measure::resolution;
+use crate::program::symbols::Symbols;
+use crate::program::variables::data_of;
+use crate::program::wall;
+use crate::weaving::exits::Exits;
+use crate::weaving::plan::WovenAnew;
 
 /// The clock of processor time where the time stamp counter is no clock.
 fn without_counter(cpu: CpuClock) -> CpuClock {

@@ -5,7 +5,7 @@ use ingraft_mdl::Program as _;
 use ingraft_model::{CallSite, Callee};
 
 use super::*;
-use crate::modules::ModuleFile;
+use crate::program::modules::ModuleFile;
 
 /// The first thing that a handler calls, and the last thing that a cleanup calls, each from the frame that the exception has reached.
 const LANDINGS: [&str; 2] = ["__cxa_begin_catch", "_Unwind_Resume"];

@@ -5,7 +5,7 @@
 use ingraft_model::VariableId;
 
 use super::*;
-use crate::exits::Exits;
+use crate::weaving::exits::Exits;
 
 /// The hook's name in glibc and musl.
 const HOOK: &str = "_dl_debug_state";

@@ -33,27 +33,27 @@ use ingraft_process::{
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
 use crate::api::*;
-use crate::calls;
-use crate::catch_up::{CatchUp, Counters};
-use crate::cost::{Metered, Meters, Prices};
 use crate::error::{Error, ErrorKind};
-use crate::event_places::EventPlaces;
-use crate::images::ImageStore;
-use crate::internal::{self, Internal};
-use crate::journal::{self, Entries, Head, Journal, Kept, KeptPair, PointRecord, Record};
-use crate::labels;
-use crate::leftover;
-use crate::modules::Modules;
-use crate::request::{self, Missing, Wanted};
-use crate::resolution::{self, Coarsening};
-use crate::restore;
-use crate::sites::{Spot, Text, sites};
-use crate::state_dir::StateDir;
-use crate::symbols::Symbols;
-use crate::values::{
+use crate::measure::calls;
+use crate::measure::event_places::EventPlaces;
+use crate::measure::internal::{self, Internal};
+use crate::measure::request::{self, Missing, Wanted};
+use crate::measure::resolution::{self, Coarsening};
+use crate::program::images::ImageStore;
+use crate::program::labels;
+use crate::program::modules::Modules;
+use crate::program::symbols::Symbols;
+use crate::readings::values::{
     Columns, CounterAllocator, ENDED_MAX, EndedThreads, LastSeen, RECORDS_ONLY, Raw, Ruler, Shapes, Shards, Slots,
 };
-use crate::weaving::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
+use crate::recovery::journal::{self, Entries, Head, Journal, Kept, KeptPair, PointRecord, Record};
+use crate::recovery::leftover;
+use crate::recovery::restore;
+use crate::state_dir::StateDir;
+use crate::weaving::catch_up::{CatchUp, Counters};
+use crate::weaving::cost::{Metered, Meters, Prices};
+use crate::weaving::plan::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
+use crate::weaving::sites::{Spot, Text, sites};
 
 use self::internals::OwnValue;
 use self::numbering::Numbering;
@@ -69,10 +69,12 @@ mod follow;
 mod insert;
 mod internals;
 mod landing;
+pub(crate) mod launch;
 mod loader;
 mod numbering;
 mod read;
 mod remove;
+pub(crate) mod replaced;
 mod rights;
 mod tails;
 mod unfinished;

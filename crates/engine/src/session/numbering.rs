@@ -7,9 +7,9 @@ use ingraft_mdl::{Instrumentation, Variable};
 
 use super::Pair;
 use super::insert::{take, too_many};
-use crate::cost::{Metered, Meters};
 use crate::error::Error;
-use crate::values::CounterAllocator;
+use crate::readings::values::CounterAllocator;
+use crate::weaving::cost::{Metered, Meters};
 
 /// One order of a pair's variables, where it is not the first one's.
 #[derive(Debug)]

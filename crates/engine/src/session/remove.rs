@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::*;
-use crate::ground::{self, Left, Why};
+use crate::recovery::ground::{self, Left, Why};
 
 /// How many different findings about changed code are remembered until the end.
 const DISTURBANCES_MAX: usize = 64;

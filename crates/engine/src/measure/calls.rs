@@ -9,11 +9,11 @@ use ingraft_model::{Avma, Called, Snippet, Svma, Width};
 use ingraft_process::{Mapping, Target};
 
 use crate::error::{Error, ErrorKind};
-use crate::images::ImageStore;
-use crate::modules::{Module, Modules};
-use crate::pattern::{Pattern, has_wildcard};
-use crate::request::{Missing, Wanted, resolve_patterns};
-use crate::sites;
+use crate::measure::request::{Missing, Wanted, resolve_patterns};
+use crate::program::images::ImageStore;
+use crate::program::modules::{Module, Modules};
+use crate::program::pattern::{Pattern, has_wildcard};
+use crate::weaving::sites;
 
 /// The C library: no program unloads it.
 const C_LIBRARY: [&str; 2] = ["libc", "musl"];

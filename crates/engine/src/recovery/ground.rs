@@ -8,9 +8,9 @@ use ingraft_process::{MappedFile, Mapping, Target, loads};
 use rustc_hash::FxHashSet;
 
 use crate::error::Error;
-use crate::journal::{FileId, PointRecord};
 use crate::names::some_of;
-use crate::text_pages::TextPages;
+use crate::program::text_pages::TextPages;
+use crate::recovery::journal::{FileId, PointRecord};
 
 /// `int3`: what debuggers and the kernel's uprobes write over the first byte of an instruction.
 const BREAKPOINT: u8 = 0xcc;

@@ -8,8 +8,8 @@ use ingraft_model::{Avma, AvmaRange, DataArea, PatchPlan, PcMove, TextWrite, Tid
 use ingraft_process::{Applied, ApplyError, Options as ApplyOptions, Target, ThreadBase, contains};
 
 use crate::error::Error;
-use crate::ground::{Ground, Left, Place, State, Why, classify, copy_of};
-use crate::journal::PointRecord;
+use crate::recovery::ground::{Ground, Left, Place, State, Why, classify, copy_of};
+use crate::recovery::journal::PointRecord;
 
 /// What a removal found and did.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::background::in_background;
-use crate::modules::Modules;
-use crate::wall;
-use crate::weaving::Woven;
+use crate::program::modules::Modules;
+use crate::program::wall;
+use crate::weaving::plan::Woven;
 
 /// Deepest stack that is walked.
 const FRAMES_MAX: usize = 100_000;
@@ -110,7 +110,7 @@ impl Walker {
         };
         let parts: Vec<_> = code.map(|m| (m, file_of(m))).collect();
         let tables = in_background(|| {
-            let read = |(m, file): &(&ingraft_process::Mapping, Option<&crate::modules::ModuleFile>)| {
+            let read = |(m, file): &(&ingraft_process::Mapping, Option<&crate::program::modules::ModuleFile>)| {
                 let (bias, table) = match file {
                     Some(file) => file.frames(target)?,
                     None if wall::is_vdso(m) => {

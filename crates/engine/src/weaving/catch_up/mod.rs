@@ -16,9 +16,9 @@ pub use self::replay::Uncaught;
 use self::replay::{Shard, State};
 use self::walk::{Frame, Places, Walk, Walker};
 use crate::api::CaughtUp;
-use crate::modules::Modules;
-use crate::sites::Spot;
-use crate::weaving::{Change, Wanted, Woven};
+use crate::program::modules::Modules;
+use crate::weaving::plan::{Change, Wanted, Woven};
+use crate::weaving::sites::Spot;
 
 /// What an entry's code would have left behind.
 type Prepared = Result<State, Uncaught>;

@@ -12,14 +12,14 @@ use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
-use crate::foci;
-use crate::gs_search::sets_gs;
-use crate::images::{ImageStore, bytes_of, debug_elf};
-use crate::journal::FileId;
-use crate::libc_search::ThreadArea;
-use crate::packages;
-use crate::pattern::{Pattern, glob_match, has_wildcard};
-use crate::variables;
+use crate::measure::foci;
+use crate::program::gs_search::sets_gs;
+use crate::program::images::{ImageStore, bytes_of, debug_elf};
+use crate::program::libc_search::ThreadArea;
+use crate::program::packages;
+use crate::program::pattern::{Pattern, glob_match, has_wildcard};
+use crate::program::variables;
+use crate::recovery::journal::FileId;
 
 const PAGE: u64 = 4096;
 /// Offset of `r_state` in `struct r_debug` (link.h).
@@ -495,7 +495,7 @@ impl Modules {
                 let whole = function.names().first().and_then(|name| name.without_parameters()).unwrap_or(&shown);
                 // A name without its namespace is compared with the last part of the whole one, and answered with the whole one.
                 let last = if name.contains("::") { whole } else { whole.rsplit("::").next().unwrap_or(whole) };
-                if let Some(d) = crate::pattern::edit_distance(name, last, limit)
+                if let Some(d) = crate::program::pattern::edit_distance(name, last, limit)
                     && best.as_ref().is_none_or(|(b, _)| d < *b)
                 {
                     best = Some((d, format!("{}:{whole}", file.name)));
@@ -512,7 +512,7 @@ impl Modules {
         }
         let limit = (name.len() / 3).clamp(1, 4);
         let distance = |known: &String| {
-            let far = crate::pattern::edit_distance(name, known, limit);
+            let far = crate::program::pattern::edit_distance(name, known, limit);
             let prefixed = known.strip_prefix("lib").is_some_and(|rest| rest == name);
             if prefixed { Some(0) } else { far }
         };

@@ -11,14 +11,14 @@ use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
 use crate::background::each;
-use crate::calls;
 use crate::error::{Error, ErrorKind};
-use crate::foci;
-use crate::images::ImageStore;
-use crate::labels;
-use crate::modules::Modules;
+use crate::measure::calls;
+use crate::measure::foci;
 use crate::names::some_of;
-use crate::pattern::Pattern;
+use crate::program::images::ImageStore;
+use crate::program::labels;
+use crate::program::modules::Modules;
+use crate::program::pattern::Pattern;
 
 /// Modules that an error names before it counts the rest.
 const NAMED: usize = 12;
@@ -163,7 +163,9 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
         return Error::new(ErrorKind::NotFound, "no_such_function", what, hint);
     }
     let near = match pattern {
-        Pattern::Names { function, .. } if !crate::pattern::has_wildcard(function) => modules.nearest(function),
+        Pattern::Names { function, .. } if !crate::program::pattern::has_wildcard(function) => {
+            modules.nearest(function)
+        }
         _ => None,
     };
     Error::new(

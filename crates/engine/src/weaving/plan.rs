@@ -17,12 +17,12 @@ use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::background::{Quick, each, in_background};
-use crate::cost;
 use crate::error::{Error, ErrorKind};
-use crate::exits::Exits;
-use crate::journal::{FileId, NOBODY, PointChain, PointRecord, SHARED};
-use crate::modules::{ModuleFile, Modules};
-use crate::sites::{Found, Spot, Text, are_known, entry_site, sites};
+use crate::program::modules::{ModuleFile, Modules};
+use crate::recovery::journal::{FileId, NOBODY, PointChain, PointRecord, SHARED};
+use crate::weaving::cost;
+use crate::weaving::exits::Exits;
+use crate::weaving::sites::{Found, Spot, Text, are_known, entry_site, sites};
 
 /// An arena of more bytes is not asked for.
 const ARENA_MAX: u64 = 1 << 28;

@@ -8,7 +8,7 @@ use ingraft_process::{Rights, Start, Streams, Target, spawn};
 
 use crate::api::{Enabled, LaunchRequest, MeasurementId};
 use crate::error::{Error, ErrorKind};
-use crate::request::{Missing, refuse_absent, resolve_patterns};
+use crate::measure::request::{Missing, refuse_absent, resolve_patterns};
 use crate::session::{Context, Session};
 
 /// Starts a program and measures it. Whatever it maps until it is loaded is woven before any of it runs. Names that nothing has by then end it,

@@ -7,9 +7,9 @@ use ingraft_model::{Focus, ResourcePath};
 
 use crate::api::MetricFocus;
 use crate::error::Error;
-use crate::modules::Modules;
-use crate::pattern::{Pattern, glob_match, has_wildcard};
-use crate::request::{Missing, resolve_patterns};
+use crate::measure::request::{Missing, resolve_patterns};
+use crate::program::modules::Modules;
+use crate::program::pattern::{Pattern, glob_match, has_wildcard};
 
 /// A pair, and the function that its focus names if it came from a pattern.
 pub type Expanded = (Arc<MetricFocus>, Option<FunctionRef>);

@@ -16,14 +16,14 @@ use ingraft_process::{ClockChoice, Target, TickClock, vector_state};
 use rustc_hash::FxHashMap;
 
 use crate::api::{EnableRequest, LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, TargetSpec};
-use crate::cost::{Metered, Meters, Prices};
 use crate::error::{Error, ErrorKind};
-use crate::images::ImageStore;
-use crate::internal::Internal;
-use crate::modules::Modules;
-use crate::request::{self, Missing};
-use crate::sites::{Spot, Text, sites};
-use crate::weaving::SETTLE;
+use crate::measure::internal::Internal;
+use crate::measure::request::{self, Missing};
+use crate::program::images::ImageStore;
+use crate::program::modules::Modules;
+use crate::weaving::cost::{Metered, Meters, Prices};
+use crate::weaving::plan::SETTLE;
+use crate::weaving::sites::{Spot, Text, sites};
 
 /// Module and function of the program that stands for all.
 const MODULE: &str = "program";

@@ -15,7 +15,7 @@ use ingraft_model::vector::GRANULES_MAX;
 use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, PcMove, Pid, Resolution, Shape, TextWrite};
 use rustc_hash::FxHashMap;
 
-use crate::values::Slots;
+use crate::readings::values::Slots;
 
 const MAGIC: [u8; 8] = *b"INGJRNL\x04";
 /// Without [`Record::Chain`]: the successor of such an engine cannot tell whose a point is.

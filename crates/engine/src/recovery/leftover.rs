@@ -10,12 +10,12 @@ use ingraft_process::{Mapping, SharedArea, Target};
 use crate::api::{Inserted, Removed};
 use crate::background::each;
 use crate::error::{Error, ErrorKind};
-use crate::ground::Left;
-use crate::journal::{self, Contents, PointRecord};
-use crate::restore::{Restored, disturbed, restore, withdraw};
+use crate::recovery::ground::Left;
+use crate::recovery::journal::{self, Contents, PointRecord};
+use crate::recovery::restore::{Restored, disturbed, restore, withdraw};
 use crate::session::describe;
 use crate::state_dir::StateDir;
-use crate::weaving::SIGNATURE;
+use crate::weaving::plan::SIGNATURE;
 
 /// A data area of ours in a target, whoever made it.
 pub struct Found {

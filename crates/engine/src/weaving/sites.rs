@@ -10,9 +10,9 @@ use ingraft_process::Target;
 
 use ingraft_codegen::RemovalRecord;
 
-use crate::modules::{Module, Modules};
-use crate::text_pages::TextPages;
-use crate::weaving::NewMini;
+use crate::program::modules::{Module, Modules};
+use crate::program::text_pages::TextPages;
+use crate::weaving::plan::NewMini;
 
 /// Which points of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -4,9 +4,9 @@
 use ingraft_analysis::{Binding, Image, Label};
 
 use crate::api::UntypedSymbol;
-use crate::modules::Modules;
 use crate::names::some_of;
-use crate::pattern::{Pattern, glob_match, has_wildcard};
+use crate::program::modules::Modules;
+use crate::program::pattern::{Pattern, glob_match, has_wildcard};
 
 /// Names that a warning has before it counts the rest.
 const NAMED: usize = 5;

@@ -4,7 +4,7 @@ use ingraft_analysis::DataSymbol;
 use ingraft_mdl::Program;
 use ingraft_model::{Avma, AvmaRange};
 
-use crate::modules::Modules;
+use crate::program::modules::Modules;
 
 /// Longest name that is told, in bytes.
 const NAME_MAX: usize = 256;

@@ -8,8 +8,8 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::background::{Quick, in_background};
-use crate::modules::Modules;
-use crate::sites::{Text, entry_site};
+use crate::program::modules::Modules;
+use crate::weaving::sites::{Text, entry_site};
 
 /// Which of these functions' entries cannot be woven, and why: found out by weaving all of them into an arena that does not exist.
 pub fn refusals(target: &Target, modules: &Modules, functions: &[FunctionRef]) -> FxHashMap<FunctionRef, Refusal> {

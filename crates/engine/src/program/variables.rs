@@ -4,9 +4,9 @@ use ingraft_analysis::{DataSymbol, DebugInfo, Elf, Function, Reach, TypeError};
 use ingraft_mdl::{Access, FunctionRef, Global, Location, ModuleRef, Parameter, Program, Unresolved};
 use ingraft_model::{Avma, CallSite, Refusal, Scalar, Svma, Width};
 
-use crate::modules::{Module, ModuleFile, Modules};
-use crate::pattern::edit_distance;
-use crate::sites;
+use crate::program::modules::{Module, ModuleFile, Modules};
+use crate::program::pattern::edit_distance;
+use crate::weaving::sites;
 
 /// What compilers add to the names of functions whose arguments they have changed.
 const CHANGED: [&str; 3] = [".isra.", ".constprop.", ".part."];

@@ -1,0 +1,9 @@
+//! Requests: patterns, metrics and foci to what is woven for them, and values that need no code. It uses `program` and `weaving`.
+
+pub(crate) mod calls;
+pub(crate) mod event_places;
+pub(crate) mod foci;
+pub(crate) mod internal;
+pub(crate) mod lower;
+pub(crate) mod request;
+pub(crate) mod resolution;

@@ -1,0 +1,13 @@
+//! Program of a target: its modules and their images, what it names, and the text in its memory.
+
+pub(crate) mod gs_search;
+pub(crate) mod images;
+pub(crate) mod labels;
+pub(crate) mod libc_search;
+pub(crate) mod modules;
+pub(crate) mod packages;
+pub(crate) mod pattern;
+pub(crate) mod symbols;
+pub(crate) mod text_pages;
+pub(crate) mod variables;
+pub(crate) mod wall;
