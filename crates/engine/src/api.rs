@@ -290,9 +290,32 @@ pub struct CaughtUp {
     /// Calls whose flags, timers and other states are what they would have been had the code been there when they began.
     pub calls: u64,
     /// Calls of which something is missing, by the reason: their exits are unseen.
-    pub missed: BTreeMap<crate::weaving::catch_up::Uncaught, u64>,
+    pub missed: BTreeMap<Uncaught, u64>,
     /// Threads whose stack could not be looked at to its end. What they have in progress beyond that is unseen.
     pub not_unwound: u32,
+}
+
+/// Why a call in progress stays as if it had not been seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum Uncaught {
+    /// Its code needs an argument of the call, which may be gone.
+    #[error("their arguments are not known any more")]
+    Arguments,
+    /// Its code needs what the program's memory held then.
+    #[error("what memory held then is not known any more")]
+    Memory,
+    /// Its code needs to know when the call began.
+    #[error("when they began is not known")]
+    Begin,
+    /// The thread has no shard and can get none: it uses gs itself, has no id yet, or all shards are taken.
+    #[error("their threads have no counters of their own")]
+    NoShard,
+    /// Its stack is not the one on which the thread began.
+    #[error("they are on another stack than the calls around them")]
+    OtherStack,
+    /// The measurement has calls open in that thread already, into which this one cannot be put.
+    #[error("they are around calls that are measured already")]
+    Mixed,
 }
 
 /// The value of one pair. Small, as there may be thousands, most of them mere numbers.

@@ -21,4 +21,3 @@ pub use engine::Engine;
 pub use error::{Error, ErrorKind};
 pub use ingraft_mdl::{Diagnostic, Severity};
 pub use session::{AtEnd, now_ns};
-pub use weaving::catch_up::Uncaught;

@@ -10,10 +10,10 @@ use ingraft_process::{Mapping, Target};
 
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::{Missing, Wanted, resolve_patterns};
+use crate::program::callees::never_returns;
 use crate::program::images::ImageStore;
 use crate::program::modules::{Module, Modules};
 use crate::program::pattern::{Pattern, has_wildcard};
-use crate::weaving::sites;
 
 /// The C library: no program unloads it.
 const C_LIBRARY: [&str; 2] = ["libc", "musl"];
@@ -118,7 +118,7 @@ fn chosen(target: &Target, modules: &Modules, module: &Module, resolver: Svma) -
     let function = modules.function_at(at)?;
     let (_, of, known) = modules.resolve(function)?;
     let same = std::ptr::eq(of, module) && known.start() != resolver;
-    (same && !sites::never_returns(modules, function)).then_some(at)
+    (same && !never_returns(modules, function)).then_some(at)
 }
 
 /// Where the one function of that name begins.
@@ -147,7 +147,7 @@ fn find(target: &Target, modules: &Modules, name: &str) -> Result<Avma, Error> {
         FunctionKind::IfuncResolver | FunctionKind::Stub => "it is a stub of the linker",
         FunctionKind::Normal if !stays => "a library other than the C library could be unloaded while code calls it",
         FunctionKind::Normal if module.image.elf().is_go() => "the stacks of Go have no room for it",
-        FunctionKind::Normal if sites::never_returns(modules, *function) => "it never returns",
+        FunctionKind::Normal if never_returns(modules, *function) => "it never returns",
         FunctionKind::Normal => return Ok(known.start().to_avma(module.bias)),
     };
     Err(refusal(name, why))

@@ -9,7 +9,7 @@ use crate::api::MetricFocus;
 use crate::error::Error;
 use crate::measure::request::{Missing, resolve_patterns};
 use crate::program::modules::Modules;
-use crate::program::pattern::{Pattern, glob_match, has_wildcard};
+use crate::program::pattern::{glob_match, has_wildcard};
 
 /// A pair, and the function that its focus names if it came from a pattern.
 pub type Expanded = (Arc<MetricFocus>, Option<FunctionRef>);
@@ -50,12 +50,4 @@ pub fn has_pattern(modules: &Modules, module: &str, function: &str) -> bool {
 fn narrowed(focus: &Focus, code: Vec<String>) -> Option<Focus> {
     let others = focus.parts().iter().filter(|part| part.root != "Code").cloned();
     Focus::new(others.chain([ResourcePath::new("Code", code)])).ok()
-}
-
-/// The functions that a pattern of an MDL item names, in all modules or in those of a name.
-pub fn matching(modules: &Modules, module: Option<&str>, function: &str) -> Vec<FunctionRef> {
-    let pattern = Pattern::Names { module: module.map(str::to_owned), function: function.to_owned() };
-    let mut found = modules.matching(&pattern);
-    found.retain(|f| modules.resolve(*f).is_some_and(|(_, _, f)| f.kind() == ingraft_analysis::FunctionKind::Normal));
-    found
 }

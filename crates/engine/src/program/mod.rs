@@ -1,6 +1,9 @@
 //! Program of a target: its modules and their images, what it names, and the text in its memory.
 
+pub(crate) mod callees;
+pub(crate) mod file_id;
 pub(crate) mod gs_search;
+pub(crate) mod identity;
 pub(crate) mod images;
 pub(crate) mod labels;
 pub(crate) mod libc_search;

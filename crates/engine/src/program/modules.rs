@@ -12,14 +12,13 @@ use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, Target};
 use rustc_hash::FxHashMap;
 
 use crate::error::Error;
-use crate::measure::foci;
+use crate::program::file_id::FileId;
 use crate::program::gs_search::sets_gs;
 use crate::program::images::{ImageStore, bytes_of, debug_elf};
 use crate::program::libc_search::ThreadArea;
 use crate::program::packages;
 use crate::program::pattern::{Pattern, glob_match, has_wildcard};
 use crate::program::variables;
-use crate::recovery::journal::FileId;
 
 const PAGE: u64 = 4096;
 /// Offset of `r_state` in `struct r_debug` (link.h).
@@ -718,7 +717,7 @@ impl Program for Modules {
             m.named(name).iter().map(|&function| FunctionRef { module, function }).collect()
         };
         let found: Vec<FunctionRef> = self.loaded().flat_map(of).collect();
-        if found.is_empty() && has_wildcard(name) { foci::matching(self, None, name) } else { found }
+        if found.is_empty() && has_wildcard(name) { matching(self, None, name) } else { found }
     }
 
     fn function(&self, module: &str, function: &str) -> Vec<FunctionRef> {
@@ -746,7 +745,7 @@ impl Program for Modules {
             return found;
         }
         self.look_into(|file| file.names.iter().any(|name| glob_match(module, name)));
-        foci::matching(self, Some(module), function)
+        matching(self, Some(module), function)
     }
 
     fn module_name(&self, module: ModuleRef) -> &str {
@@ -772,6 +771,14 @@ impl Program for Modules {
     fn member(&self, function: FunctionRef, of: Parameter, members: &[&str]) -> Result<Access, Unresolved> {
         variables::member(self, function, of, members)
     }
+}
+
+/// The functions that a pattern of an MDL item names, in all modules or in those of a name.
+fn matching(modules: &Modules, module: Option<&str>, function: &str) -> Vec<FunctionRef> {
+    let pattern = Pattern::Names { module: module.map(str::to_owned), function: function.to_owned() };
+    let mut found = modules.matching(&pattern);
+    found.retain(|f| modules.resolve(*f).is_some_and(|(_, _, f)| f.kind() == FunctionKind::Normal));
+    found
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ use ingraft_analysis::{DataSymbol, DebugInfo, Elf, Function, Reach, TypeError};
 use ingraft_mdl::{Access, FunctionRef, Global, Location, ModuleRef, Parameter, Program, Unresolved};
 use ingraft_model::{Avma, CallSite, Refusal, Scalar, Svma, Width};
 
+use crate::program::callees::named;
 use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::program::pattern::edit_distance;
-use crate::weaving::sites;
 
 /// What compilers add to the names of functions whose arguments they have changed.
 const CHANGED: [&str; 3] = [".isra.", ".constprop.", ".part."];
@@ -90,7 +90,7 @@ pub fn callees(modules: &Modules, caller: FunctionRef) -> Result<Vec<FunctionRef
     let unclear = |why: Refusal| Unresolved::Unreadable(format!("the calls of `{name}`: {why}"));
     let calls = module.image.call_sites(f).map_err(unclear)?;
     let callee = |call: &CallSite| {
-        sites::named(module, caller, call).flatten().ok_or_else(|| {
+        named(module, caller, call).flatten().ok_or_else(|| {
             let offset = call.at.0.wrapping_sub(f.start().0);
             Unresolved::Unreadable(format!("the call at `{name}+{offset:#x}` does not name whom it calls"))
         })

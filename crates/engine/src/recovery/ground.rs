@@ -9,8 +9,9 @@ use rustc_hash::FxHashSet;
 
 use crate::error::Error;
 use crate::names::some_of;
+use crate::program::file_id::FileId;
 use crate::program::text_pages::TextPages;
-use crate::recovery::journal::{FileId, PointRecord};
+use crate::recovery::journal::PointRecord;
 
 /// `int3`: what debuggers and the kernel's uprobes write over the first byte of an instruction.
 const BREAKPOINT: u8 = 0xcc;

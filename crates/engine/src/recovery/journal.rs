@@ -15,6 +15,7 @@ use ingraft_model::vector::GRANULES_MAX;
 use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, PcMove, Pid, Resolution, Shape, TextWrite};
 use rustc_hash::FxHashMap;
 
+use crate::program::file_id::FileId;
 use crate::readings::values::Slots;
 
 const MAGIC: [u8; 8] = *b"INGJRNL\x04";
@@ -80,15 +81,6 @@ pub struct Kept {
     pub definitions: Vec<(String, String)>,
     /// Its pairs.
     pub pairs: Vec<KeptPair>,
-}
-
-/// A file, wherever it is mapped: device (major, minor) and inode.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct FileId {
-    /// Device, (major, minor).
-    pub device: (u32, u32),
-    /// Inode.
-    pub inode: u64,
 }
 
 /// A point that is, or was about to be, woven.

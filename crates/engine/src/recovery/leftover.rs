@@ -10,12 +10,12 @@ use ingraft_process::{Mapping, SharedArea, Target};
 use crate::api::{Inserted, Removed};
 use crate::background::each;
 use crate::error::{Error, ErrorKind};
+use crate::program::identity::describe;
 use crate::recovery::ground::Left;
 use crate::recovery::journal::{self, Contents, PointRecord};
 use crate::recovery::restore::{Restored, disturbed, restore, withdraw};
-use crate::session::describe;
+use crate::recovery::signature::SIGNATURE;
 use crate::state_dir::StateDir;
-use crate::weaving::plan::SIGNATURE;
 
 /// A data area of ours in a target, whoever made it.
 pub struct Found {

@@ -4,3 +4,4 @@ pub(crate) mod ground;
 pub(crate) mod journal;
 pub(crate) mod leftover;
 pub(crate) mod restore;
+pub(crate) mod signature;

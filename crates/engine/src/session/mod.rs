@@ -39,6 +39,7 @@ use crate::measure::event_places::EventPlaces;
 use crate::measure::internal::{self, Internal};
 use crate::measure::request::{self, Missing, Wanted};
 use crate::measure::resolution::{self, Coarsening};
+use crate::program::identity::describe;
 use crate::program::images::ImageStore;
 use crate::program::labels;
 use crate::program::modules::Modules;
@@ -838,15 +839,6 @@ fn kept_pair(info: &PairInfo, view: &View) -> KeptPair {
         activations: view.activations.clone(),
         function: info.function.as_ref().map(|f| (f.module.clone(), f.function.clone(), f.offset.0)),
         points: info.points,
-    }
-}
-
-/// How threads are told apart, in words.
-pub fn describe(identity: ThreadIdentity) -> String {
-    match identity {
-        ThreadIdentity::FsOffset(offset) => format!("by thread id at fs:{offset:#x}"),
-        ThreadIdentity::FsBase => "by fs base".to_owned(),
-        ThreadIdentity::Locked => "not at all: locked counters".to_owned(),
     }
 }
 

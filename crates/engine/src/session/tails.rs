@@ -14,10 +14,10 @@ use rayon::prelude::*;
 
 use super::*;
 use crate::background::in_background;
+use crate::program::callees::callees;
 use crate::program::modules::ModuleFile;
 use crate::program::variables::data_of;
 use crate::weaving::exits::Exits;
-use crate::weaving::sites::callees;
 
 /// The library whose functions most slots are for.
 const LIBC: &str = "libc";

@@ -18,8 +18,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::background::{Quick, each, in_background};
 use crate::error::{Error, ErrorKind};
+use crate::program::file_id::FileId;
 use crate::program::modules::{ModuleFile, Modules};
-use crate::recovery::journal::{FileId, NOBODY, PointChain, PointRecord, SHARED};
+use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
+use crate::recovery::signature::SIGNATURE;
 use crate::weaving::cost;
 use crate::weaving::exits::Exits;
 use crate::weaving::sites::{Found, Spot, Text, are_known, entry_site, sites};
@@ -33,8 +35,6 @@ const ARENA_LEAST: u64 = 1 << 20;
 /// How far code may be away from what it serves: a little less than a 32-bit displacement reaches.
 const REACH: u64 = (1 << 31) - (1 << 20);
 
-/// First bytes of an arena, by which one that a dead engine left is told from anything else.
-pub const SIGNATURE: &[u8; 16] = b"ingraft's arena\0";
 /// Bytes at the start of an arena that hold no code.
 const SIGNATURE_ROOM: u64 = SIGNATURE.len() as u64;
 

@@ -12,10 +12,9 @@ use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PointKind, Snippet, Thread
 use ingraft_process::{Held, HeldRegisters, SharedArea, Target, Visitor};
 use rustc_hash::FxHashMap;
 
-pub use self::replay::Uncaught;
 use self::replay::{Shard, State};
 use self::walk::{Frame, Places, Walk, Walker};
-use crate::api::CaughtUp;
+use crate::api::{CaughtUp, Uncaught};
 use crate::program::modules::Modules;
 use crate::weaving::plan::{Change, Wanted, Woven};
 use crate::weaving::sites::Spot;

@@ -8,6 +8,8 @@ use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
 use ingraft_model::{Clock, DataArea, Expr, Record, Restore, Stmt, VariableId};
 use rustc_hash::FxHashSet;
 
+use crate::api::Uncaught;
+
 /// Counters of a timer.
 const NEST: u32 = 0;
 const SUM_OF_STOPS: u32 = 1;
@@ -17,29 +19,6 @@ const UNRECORDED: u32 = 2;
 const WORDS: usize = record::SIZE as usize / 8;
 /// Most records that can be open.
 const OPEN_MAX: usize = (record::ROOM / record::SIZE) as usize;
-
-/// Why a call in progress stays as if it had not been seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
-pub enum Uncaught {
-    /// Its code needs an argument of the call, which may be gone.
-    #[error("their arguments are not known any more")]
-    Arguments,
-    /// Its code needs what the program's memory held then.
-    #[error("what memory held then is not known any more")]
-    Memory,
-    /// Its code needs to know when the call began.
-    #[error("when they began is not known")]
-    Begin,
-    /// The thread has no shard and can get none: it uses gs itself, has no id yet, or all shards are taken.
-    #[error("their threads have no counters of their own")]
-    NoShard,
-    /// Its stack is not the one on which the thread began.
-    #[error("they are on another stack than the calls around them")]
-    OtherStack,
-    /// The measurement has calls open in that thread already, into which this one cannot be put.
-    #[error("they are around calls that are measured already")]
-    Mixed,
-}
 
 /// The part of an entry's code that has an effect on states.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,58 @@
+//! Callees of the calls in a program: what a call names, and what the slot that it goes through holds now.
+
+use ingraft_mdl::FunctionRef;
+use ingraft_model::{Avma, CallSite, Callee, Svma};
+use ingraft_process::Target;
+
+use crate::program::modules::{Module, Modules};
+
+/// Whether it is certain that a function has no exit.
+pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
+    modules
+        .resolve(function)
+        .is_some_and(|(_, module, f)| module.image.exit_sites(f).is_ok_and(|exits| exits.is_empty()))
+}
+
+/// Whom a call calls: named by itself, by a stub of the linker, or by the slot that it goes through as that is now. A slot that the loader
+/// has not filled yet is known by the name that it will look up, of which there may be several versions. What is computed when the call is
+/// made is not known.
+pub fn callees(
+    target: &Target,
+    modules: &Modules,
+    caller: FunctionRef,
+    module: &Module,
+    call: &CallSite,
+) -> Vec<FunctionRef> {
+    if let Some(named) = named(module, caller, call) {
+        return named.into_iter().collect();
+    }
+    let Some(slot) = slot(module, call) else { return Vec::new() };
+    let mut word = [0; 8];
+    if target.read(slot.to_avma(module.bias), &mut word).is_err() {
+        return Vec::new();
+    }
+    let pointer = Avma(u64::from_le_bytes(word));
+    if let Some(function) = modules.function_at(pointer) {
+        return vec![function];
+    }
+    // through the stub it leads back to the loader, or the loader has not come to it yet and it is as in the file
+    let unfilled =
+        module.image.is_stub(pointer.to_svma(module.bias)) || module.image.is_stub(Svma(pointer.0)) || pointer.0 == 0;
+    let name = module.image.import_at(slot).filter(|_| unfilled);
+    name.map_or_else(Vec::new, |name| modules.functions_named_exactly(name))
+}
+
+/// Whom a call names itself, if it does.
+pub fn named(module: &Module, caller: FunctionRef, call: &CallSite) -> Option<Option<FunctionRef>> {
+    let Callee::Direct(at) = call.callee else { return None };
+    let function = |number| FunctionRef { module: caller.module, function: number };
+    module.image.stub_slot(at).is_none().then(|| module.number_at(at).map(function))
+}
+
+fn slot(module: &Module, call: &CallSite) -> Option<Svma> {
+    match call.callee {
+        Callee::Direct(at) => module.image.stub_slot(at),
+        Callee::Slot(slot) => Some(slot),
+        Callee::Computed => None,
+    }
+}
