@@ -40,9 +40,9 @@ fn survey(path: &Path, verbose: bool) -> Result<(), Box<dyn std::error::Error>> 
     for (function, site) in counted.iter().zip(&sites) {
         let why = match site {
             Ok(site) => {
-                scratch += usize::from(!site.scratch.is_empty());
-                flags += usize::from(site.flags_dead);
-                back += usize::from(!site.back_branches.is_empty());
+                scratch += usize::from(!site.scratch().is_empty());
+                flags += usize::from(site.are_flags_free());
+                back += usize::from(!site.back_branches().is_empty());
                 match fit(&image, site) {
                     Fit::Own => in_place += 1,
                     Fit::Padding => padded += 1,
@@ -123,7 +123,7 @@ fn first_instruction(site: &Site) -> &'static str {
     }
     let room = (site.bytes.len() as u64).saturating_sub(len);
     let padded = covered + len >= u64::from(site.own) && room >= 5;
-    if !site.back_branches.is_empty() {
+    if !site.back_branches().is_empty() {
         "a branch back arrives"
     } else if free <= len {
         "no: an arrival behind it"

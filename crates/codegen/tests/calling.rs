@@ -7,8 +7,7 @@ use iced_x86::code_asm::*;
 use ingraft_codegen::verify::{Flaw, verify_weave};
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, TextSpace, Weave, weave_points};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Call, Called, Expr, PointKind, Site, Snippet, Stmt, Svma, ThreadIdentity, VariableId,
-    VectorState,
+    Avma, Bias, BinaryOp, Call, Called, Expr, PointKind, Site, Snippet, Stmt, ThreadIdentity, VariableId, VectorState,
 };
 use support::image::{self, Outcome, Program, SCRATCH, Step, TEXT, TID, TLS};
 use support::*;
@@ -103,7 +102,7 @@ fn ask<T>(sites: &[Site], snippets: &[Snippet], f: impl FnOnce(&[PointRequest<'_
 fn entry(text: &[u8], at: u64) -> Site {
     let from = (at - TEXT) as usize;
     let bytes = text[from..from + 8].to_vec();
-    Site { function: Svma(at), at: Svma(at), own: 8, bytes, scratch: Vec::new(), flags_dead: false, ..site(&[]) }
+    Site { own: 8, ..entry_at(at, &bytes) }
 }
 
 fn plain(target: u64) -> Step {

@@ -73,12 +73,8 @@ fn shapes() -> Vec<Shape> {
 
 impl Shape {
     fn site(&self, at: usize, point: usize, own: usize, padding: usize, after: bool) -> Site {
-        Site {
-            kind: PointKind::Call,
-            after,
-            own: own as u8,
-            ..exit_site(TEXT, TEXT + at as u64, point, &self.text[at..at + own], &vec![0x90; padding])
-        }
+        let bytes = &self.text[at..at + own];
+        call_site(after, TEXT, TEXT + at as u64, point, bytes, &vec![0x90; padding])
     }
 
     fn before(&self) -> Site {
@@ -175,7 +171,7 @@ fn a_call_that_an_entry_displaces_is_woven_into_the_copy() {
     let env = environment(GLIBC);
     let (mut arena, mut text) = (arena(), TextSpace::new());
     // an entry whose first five bytes reach into the call
-    let entry = Site { scratch: vec![], ..site(&shape.text[..16]) };
+    let entry = site(&shape.text[..16]).free(&[], true);
     let minis = [[0], [1]].map(|counters| (count(), counters));
     let minis = minis.each_ref().map(|(snippet, counters)| [MiniRequest { id: 0, snippet, counters }]);
     let sites = [shape.before(), entry];
@@ -273,7 +269,7 @@ fn the_verifier_sees_what_is_wrong_at_a_call() {
     };
     assert!(check(&|w| point(w, |p| p.resume = Some(p.at))).is_err());
     assert!(check(&|w| point(w, |p| p.home = p.at)).is_err());
-    assert!(check(&|w| point(w, |p| p.after = true)).is_err());
+    assert!(check(&|w| point(w, |p| p.kind = PointKind::CallAfter)).is_err());
     // facts that say that somebody lands inside
     assert!(check(&|w| w.site.landings = vec![Svma(w.site.at.0 + 2)]).is_err());
     // the tail jumps elsewhere, or pushes the address of the arena

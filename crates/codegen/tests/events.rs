@@ -39,7 +39,7 @@ impl Field {
     fn new(env: Environment) -> Result<Field, CodegenError> {
         let here = Svma(TEXT);
         let bytes = vec![0x90; 8];
-        let site = Site { function: here, at: here, own: 8, bytes, scratch: vec![], flags_dead: false, ..site(&[]) };
+        let site = Site { own: 8, ..entry_at(here.0, &bytes) };
         let (mut arena, mut text) = (arena(), TextSpace::new());
         let weave = ask(&site, |requests| weave_points(&env, &mut arena, &mut text, requests))?;
         let field = Field { env, arena, text, site, weave };

@@ -44,8 +44,7 @@ fn saved_registers_and_flags_survive() {
     let text = [0x48, 0x11, 0xf0, 0x0f, 0x92, 0xc3, 0xc3];
     for identity in IDENTITIES {
         let mut s = site(&text);
-        s.scratch.clear();
-        s.flags_dead = false;
+        s = s.free(&[], false);
         let w = weave(identity, s, &[], &[count()]);
         let steps: Vec<_> =
             [0x247, 0x246, 0xad7].map(|flags| Step::Call { target: TEXT, registers: vec![], flags }).to_vec();
@@ -60,7 +59,7 @@ fn saved_registers_and_flags_survive() {
 fn every_scratch_register_has_a_right_slow_routine() {
     for r in [0, 10, 11] {
         let mut s = site(&PLAIN);
-        s.scratch = vec![Gpr(r)];
+        s = s.free(&[Gpr(r)], true);
         let w = weave(GLIBC, s, &[], &[count()]);
         let steps = vec![call(TEXT), Step::Exhaust, call(TEXT), Step::ForeignGs, call(TEXT), call(TEXT)];
         let out = run(&w, &PLAIN, steps.clone());
@@ -153,7 +152,7 @@ fn snippets_come_and_go_in_any_order() {
     let third = (SCRATCH as i64 + 0x100) / 3;
     for identity in IDENTITIES {
         for (scratch, flags_dead) in [(vec![Gpr(0)], true), (vec![Gpr(11)], true), (vec![], true), (vec![], false)] {
-            let s = ingraft_model::Site { scratch, flags_dead, ..site(&PLAIN) };
+            let s = site(&PLAIN).free(&scratch, flags_dead);
             let mut w = weave(identity, s, &[], &[count()]);
             let mut point = w.point().clone();
             let mut plans: Vec<PatchPlan> = Vec::new();
@@ -204,7 +203,7 @@ fn a_count_alone_stands_in_the_slot() {
     let count = count();
     for identity in IDENTITIES {
         for (scratch, flags_dead) in [(vec![Gpr(0)], true), (vec![Gpr(11)], true), (vec![], false)] {
-            let s = ingraft_model::Site { scratch, flags_dead, ..site(&PLAIN) };
+            let s = site(&PLAIN).free(&scratch, flags_dead);
             let mut w = weave(identity, s, &[], std::slice::from_ref(&count));
             let mut point = w.point().clone();
             let mut plans: Vec<PatchPlan> = Vec::new();

@@ -9,7 +9,7 @@ use ingraft_codegen::{
 use ingraft_model::layout::{COUNTERS, TOP, header, record};
 use ingraft_model::{
     Avma, Bias, BinaryOp, Clock, CpuClock, Expr, Float, FloatFormat, Fold, Kept, PatchPlan, PointKind, Record,
-    Resolution, Restore, Shape, Site, Snippet, Stmt, Svma, ThreadIdentity, TimeUnit, VariableId, WallClock, Whose,
+    Resolution, Restore, Shape, Site, Snippet, Stmt, ThreadIdentity, TimeUnit, VariableId, WallClock, Whose,
 };
 use support::image::{self, HELPER, Outcome, Program, SCRATCH, Step, TEXT};
 use support::*;
@@ -211,7 +211,7 @@ impl Nest {
     fn entry(&self, function: u64) -> Site {
         let offset = (function - TEXT) as usize;
         let bytes = &self.text[offset..offset + 7];
-        Site { function: Svma(function), at: Svma(function), scratch: vec![], ..site(bytes) }
+        entry_at(function, bytes).free(&[], true)
     }
 
     /// Entry and exit snippets for middle and inner; runs calls of outer with these values of rbx.
@@ -236,7 +236,7 @@ impl Nest {
             .zip(&minis)
             .map(|(site, minis)| {
                 // what has ended otherwise is looked for at entries
-                let minis = if site.kind == PointKind::Entry { &minis[..] } else { &minis[1..] };
+                let minis = if site.point_kind() == PointKind::Entry { &minis[..] } else { &minis[1..] };
                 PointRequest { site, bias: Bias(0), name: "f", minis, beside: &[] }
             })
             .collect();

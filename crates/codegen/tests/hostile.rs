@@ -5,7 +5,7 @@ mod support;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{Arena, MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::point::{BackBranch, Padding};
-use ingraft_model::{Avma, Bias, Clearing, Gpr, PointKind, Site, Svma, ThreadIdentity};
+use ingraft_model::{Arrival, Avma, Bias, Clearing, Free, Gpr, Site, SiteKind, Svma, ThreadIdentity};
 use proptest::prelude::*;
 use support::*;
 
@@ -44,27 +44,26 @@ fn any_site() -> impl Strategy<Value = Site> {
     let clearing = (address(), bytes(16)).prop_map(|(at, bytes)| Clearing { at: Svma(at), bytes });
     let exit = (any::<u8>(), any::<u8>(), 0..9u8, prop::collection::vec(clearing, 0..3));
     (address(), 0..8u64, bytes(24), any::<u8>(), landings, scratch, any::<bool>(), branches, exit).prop_map(
-        |(function, skip, bytes, own, mut landings, scratch, flags_dead, back_branches, exit)| {
+        |(function, skip, bytes, own, mut landings, scratch, flags, back_branches, exit)| {
             let (least, point, kind, clearings) = exit;
             landings.sort_unstable();
+            let arrival = Arrival { back_branches, least };
             Site {
                 kind: match kind {
-                    0 | 1 => PointKind::Entry,
-                    2..=4 => PointKind::Exit,
-                    _ => PointKind::Call,
+                    0 | 1 => {
+                        let scratch = scratch.into_iter().map(Gpr).collect();
+                        SiteKind::Entry { arrival, free: Free { scratch, flags } }
+                    }
+                    2..=4 => SiteKind::Exit { within: kind == 3 },
+                    5 | 6 => SiteKind::CallBefore,
+                    _ => SiteKind::CallAfter { arrival },
                 },
-                after: kind > 6,
                 point: if matches!(kind, 4 | 6) { point } else { 0 },
                 function: Svma(function),
                 at: Svma(function.wrapping_add(if skip == 4 { 4 } else { 0 })),
                 own: if own & 1 == 0 { bytes.len() as u8 } else { own },
                 bytes,
                 landings: landings.into_iter().map(Svma).collect(),
-                scratch: scratch.into_iter().map(Gpr).collect(),
-                flags_dead,
-                back_branches,
-                least,
-                within: kind == 3,
                 clearings,
             }
         },
@@ -97,7 +96,7 @@ proptest! {
         let weave = weave_points(&env, &mut arena, &mut text, &requests).expect("the request makes sense");
         let proof = verify_weave(&env, &arena, &text, &requests, &weave);
         // facts that contradict each other (code that is padding too) may be woven; then it is the verifier that refuses
-        let consistent = padding.is_empty() && sites.len() == 1 && sites[0].back_branches.is_empty();
+        let consistent = padding.is_empty() && sites.len() == 1 && sites[0].back_branches().is_empty();
         prop_assert!(proof.is_ok() || !consistent, "{proof:?}\n{}", list(&weave.plan, &weave.woven));
     }
 }

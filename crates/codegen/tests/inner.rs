@@ -9,7 +9,7 @@ use ingraft_codegen::{
     weave_points,
 };
 use ingraft_model::{
-    Avma, BackBranch, Bias, BinaryOp, Clearing, Expr, PatchPlan, PcMove, PointKind, Refusal, Site, Snippet, Stmt, Svma,
+    Avma, BackBranch, Bias, BinaryOp, Clearing, Expr, PatchPlan, PcMove, Refusal, Site, SiteKind, Snippet, Stmt, Svma,
     ThreadIdentity, VariableId,
 };
 use support::image::{HELPER, Outcome, Program, Step, TEXT};
@@ -33,12 +33,13 @@ fn jump(opcode: &[u8], at: u64) -> Vec<u8> {
 /// An entry with these bytes, all displaced.
 fn entry(bytes: &[u8], padding: &[u8]) -> Site {
     let own = bytes.len() as u8;
-    Site { bytes: [bytes, padding].concat(), own, least: own, scratch: vec![], flags_dead: false, ..site(bytes) }
+    Site { bytes: [bytes, padding].concat(), ..site(bytes) }.least(own).free(&[], false)
 }
 
 /// An exit that the entry displaces.
 fn within(text: &[u8], at: usize, len: usize) -> Site {
-    Site { within: true, ..exit_site(TEXT, TEXT + at as u64, 0, &text[at..at + len], &[]) }
+    let kind = SiteKind::Exit { within: true };
+    Site { kind, ..exit_site(TEXT, TEXT + at as u64, 0, &text[at..at + len], &[]) }
 }
 
 /// Functions of which the entry displaces the exits: a return, jumps near and through memory, a conditional one taken and not.
@@ -112,8 +113,7 @@ fn branched() -> Vec<Function> {
 /// A place before or behind a call, with a stretch of the text.
 fn beside_call(text: &[u8], stretch: std::ops::Range<usize>, point: usize, padding: usize, after: bool) -> Site {
     let (from, end) = (TEXT + stretch.start as u64, stretch.end);
-    let site = exit_site(TEXT, from, point, &text[stretch], &text[end..end + padding]);
-    Site { kind: PointKind::Call, after, ..site }
+    call_site(after, TEXT, from, point, &text[stretch], &text[end..end + padding])
 }
 
 const LEA: &[u8] = &[0x48, 0x8d, 0x04, 0x37];
@@ -125,7 +125,7 @@ fn neighbours() -> Function {
     // push rbx; lea rax,[rdi+rsi]; call; mov rax,rbx; call; pop rbx; ret
     let head = [&[0x53][..], LEA, &jump(&[0xe8], 5), &[0x48, 0x89, 0xd8]].concat();
     let text = [&head[..], &jump(&[0xe8], 13), &[0x5b, 0xc3], &[0x90; 8]].concat();
-    let entry = Site { least: 0, ..entry(&text[..5], &[]) };
+    let entry = entry(&text[..5], &[]).least(0);
     let sites = vec![
         entry,
         beside_call(&text, 5..10, 0, 0, false),
@@ -149,10 +149,9 @@ fn jumped_past() -> Vec<Function> {
             until: Svma(TEXT + 10),
             bytes: text[5..10].to_vec(),
         };
-        let behind = Site { back_branches: vec![around], ..beside_call(&text, 15..22, 0, 0, true) };
+        let behind = beside_call(&text, 15..22, 0, 0, true).back(vec![around]);
         let exit = exit_site(TEXT, TEXT + 21, 0, &text[21..22], &text[22..]);
-        let sites =
-            vec![Site { least: 0, ..entry(&text[..5], &[]) }, beside_call(&text, 10..15, 0, 0, false), behind, exit];
+        let sites = vec![entry(&text[..5], &[]).least(0), beside_call(&text, 10..15, 0, 0, false), behind, exit];
         Function { text, sites, passes: vec![1, calls, calls, 1] }
     };
     vec![make(7, 0), make(6, 1)]
@@ -170,10 +169,8 @@ fn displaced_jump() -> Vec<Function> {
             until: Svma(TEXT + 15),
             bytes: text[10..15].to_vec(),
         };
-        let sites = vec![
-            beside_call(&text, 10..20, 0, 0, true),
-            Site { back_branches: vec![around], ..beside_call(&text, 20..27, 0, 0, true) },
-        ];
+        let sites =
+            vec![beside_call(&text, 10..20, 0, 0, true), beside_call(&text, 20..27, 0, 0, true).back(vec![around])];
         Function { text, sites, passes: vec![1, calls] }
     };
     vec![make(7, 0), make(6, 1)]

@@ -16,7 +16,7 @@ const HEAD: &[u8] = &[0x41, 0x57, 0x41, 0x56, 0x41, 0x55, 0x41, 0x54];
 fn sites(n: usize) -> Vec<Site> {
     let register = |i: usize| Gpr(if i < n / 3 { 0 } else { 10 + (i / 7 % 2) as u8 });
     let place = |i: usize| Svma(0x40_1000 + 48 * i as u64);
-    let one = |i| Site { function: place(i), at: place(i), scratch: vec![register(i)], ..site(HEAD) };
+    let one = |i| entry_at(place(i).0, HEAD).free(&[register(i)], true);
     (0..n).map(one).collect()
 }
 

@@ -39,7 +39,7 @@ impl Field {
         let env = Environment { vectors: Some(VECTORS), ..environment(identity) };
         let bytes = code[..8].to_vec();
         let here = Svma(TEXT);
-        let site = Site { function: here, at: here, own: 8, bytes, scratch: vec![], flags_dead: false, ..site(&[]) };
+        let site = Site { own: 8, ..entry_at(here.0, &bytes) };
         let (mut arena, mut text) = (arena(), TextSpace::new());
         let weave = ask(&site, snippet, |requests| weave_points(&env, &mut arena, &mut text, requests))?;
         let field = Field { env, arena, text, site, weave };

@@ -47,8 +47,7 @@ fn plain_count_locked() {
 #[test]
 fn no_scratch_register_and_live_flags() {
     let mut s = site(&PLAIN);
-    s.scratch.clear();
-    s.flags_dead = false;
+    s = s.free(&[], false);
     golden("saves", &weave(GLIBC, s.clone(), &[], &[count()]));
     golden("saves_locked", &weave(ThreadIdentity::Locked, s, &[], &[count()]));
 }
@@ -56,7 +55,7 @@ fn no_scratch_register_and_live_flags() {
 #[test]
 fn high_scratch_register() {
     let mut s = site(&PLAIN);
-    s.scratch = vec![Gpr(2), Gpr(11)];
+    s = s.free(&[Gpr(2), Gpr(11)], true);
     golden("scratch_r11", &weave(GLIBC, s, &[], &[count(), count()]));
 }
 
@@ -157,27 +156,32 @@ fn looping(name: &str, change: impl FnOnce(&mut Site)) {
 fn own_branches_back_to_the_entry() {
     // jne -0x106 (rel32) at 0x401100
     looping("loop_retarget", |s| {
-        s.back_branches = vec![back_branch(0x401100, 0x401100, 0x401106, &[0x0f, 0x85, 0xfa, 0xfe, 0xff, 0xff])]
+        *s = s.clone().back(vec![back_branch(0x401100, 0x401100, 0x401106, &[0x0f, 0x85, 0xfa, 0xfe, 0xff, 0xff])])
     });
     // dec ecx; lea eax,[rsi+5]; jne at 0x401035
     looping("loop_stretch", |s| {
-        s.back_branches = vec![back_branch(0x401035, 0x401030, 0x401037, &[0xff, 0xc9, 0x8d, 0x46, 0x05, 0x75, 0xc9])];
+        *s = s.clone().back(vec![back_branch(
+            0x401035,
+            0x401030,
+            0x401037,
+            &[0xff, 0xc9, 0x8d, 0x46, 0x05, 0x75, 0xc9],
+        )]);
     });
     // jmp at 0x401030, dead padding behind
     looping("loop_stretch_padding", |s| {
-        s.back_branches = vec![back_branch(0x401030, 0x401030, 0x401036, &[0xeb, 0xce, 0xcc, 0xcc, 0xcc, 0xcc])];
+        *s = s.clone().back(vec![back_branch(0x401030, 0x401030, 0x401036, &[0xeb, 0xce, 0xcc, 0xcc, 0xcc, 0xcc])]);
     });
     // only the branch: over an island
-    looping("loop_hop", |s| s.back_branches = vec![back_branch(0x401030, 0x401030, 0x401032, &[0x75, 0xce])]);
+    looping("loop_hop", |s| *s = s.clone().back(vec![back_branch(0x401030, 0x401030, 0x401032, &[0x75, 0xce])]));
     // dec ecx; jne to the entry right behind the springboard: taken along
     let bytes = [0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xff, 0xc9, 0x75, 0xf6, 0xc3];
     let mut s = site(&bytes);
-    s.back_branches = vec![back_branch(0x401008, 0x401008, 0x40100a, &[0x75, 0xf6])];
+    s = s.back(vec![back_branch(0x401008, 0x401008, 0x40100a, &[0x75, 0xf6])]);
     golden("loop_extend", &weave(ThreadIdentity::Locked, s, &[], &[count()]));
     // the branch is displaced anyway, and leads to the endbr64: dec ecx; jne -8; nop; ret behind endbr64
     let mut s = site(&[0xff, 0xc9, 0x75, 0xf8, 0x90, 0xc3]);
     s.at = Svma(0x401004);
-    s.back_branches = vec![back_branch(0x401006, 0x401006, 0x401008, &[0x75, 0xf8])];
+    s = s.back(vec![back_branch(0x401006, 0x401006, 0x401008, &[0x75, 0xf8])]);
     golden("loop_displaced", &weave(ThreadIdentity::Locked, s, &[], &[count()]));
 }
 
@@ -321,7 +325,7 @@ fn refusals_say_why() {
     let with = |bytes: &[u8]| site(bytes);
     let mut shadow = site(&PLAIN[..6]);
     shadow.landings = vec![Svma(0x401006)];
-    shadow.back_branches = vec![back_branch(0x401030, 0x401030, 0x401032, &[0x75, 0xce])];
+    shadow = shadow.back(vec![back_branch(0x401030, 0x401030, 0x401032, &[0x75, 0xce])]);
     let straddling = Site { at: Svma(0x401ffd), ..site(&PLAIN) };
     for (site, expected) in [
         (short(3), "too short: 3 bytes before the end of the function, and no padding or island within reach"),
@@ -462,7 +466,7 @@ fn senseless_requests_are_errors() {
 
 #[test]
 fn thousands_of_snippets_at_one_point() {
-    let site = Site { scratch: vec![Gpr(0)], ..site(&[0x90; 5]) };
+    let site = site(&[0x90; 5]).free(&[Gpr(0)], true);
     let (env, count) = (environment(GLIBC), count());
     for n in [100, 1000, 2000, 5000] {
         let mini = |id| MiniRequest { id, snippet: &count, counters: &[7] };

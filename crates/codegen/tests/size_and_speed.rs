@@ -26,7 +26,7 @@ fn sites(n: usize) -> Vec<Site> {
             let bytes = HEADS[i % HEADS.len()].to_vec();
             Site { function: at, at, own: bytes.len() as u8, bytes, ..site(&[]) }
         })
-        .map(|s| Site { scratch: vec![Gpr(0), Gpr(10), Gpr(11)], ..s })
+        .map(|s| s.free(&[Gpr(0), Gpr(10), Gpr(11)], true))
         .collect()
 }
 

@@ -5,7 +5,7 @@ mod support;
 use ingraft_codegen::verify::verify_weave;
 use ingraft_codegen::{MiniRequest, PointRequest, TextSpace, weave_points};
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Expr, Gpr, Scalar, Site, Snippet, Stmt, Svma, ThreadIdentity, UnaryOp, VariableId, Width,
+    Avma, Bias, BinaryOp, Expr, Gpr, Scalar, Site, Snippet, Stmt, ThreadIdentity, UnaryOp, VariableId, Width,
 };
 use proptest::prelude::*;
 use support::image::{self, Program, STACK, Step, TEXT};
@@ -178,7 +178,7 @@ fn site_of(kind: usize, at: u64) -> Site {
     // lea rax,[rdx+rcx]; test rsi,rsi; ret
     let code = [0x48, 0x8d, 0x04, 0x0a, 0x48, 0x85, 0xf6, 0xc3];
     let scratch = [vec![], vec![Gpr(0)], vec![Gpr(11)], vec![]][kind].clone();
-    Site { function: Svma(at), at: Svma(at), scratch, flags_dead: kind != 3, ..site(&code) }
+    entry_at(at, &code).free(&scratch, kind != 3)
 }
 
 fn check(snippets: &[Vec<Stmt>], arguments: [i64; 6], identity: ThreadIdentity, exhaust: bool) {

@@ -543,8 +543,6 @@ pub struct LoweredMetric {
 pub struct LoweredPiece {
     /// The kind of its points.
     pub point: PointKind,
-    /// Behind the point's instruction instead of before it.
-    pub after: bool,
     /// How many functions it goes into.
     pub functions: u32,
     /// The function whose code is shown.

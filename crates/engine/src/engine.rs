@@ -230,7 +230,7 @@ impl Engine {
                     why_not: entry.cloned(),
                 },
                 summary(&code, PointKind::Exit),
-                summary(&code, PointKind::Call),
+                summary(&code, PointKind::CallBefore),
             ];
             Some(FunctionEntry {
                 module: file.name.clone(),

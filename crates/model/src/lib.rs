@@ -29,7 +29,10 @@ pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use object::{ObjectKind, ObjectState};
 pub use patch::{PatchPlan, PcMove, TextWrite};
-pub use point::{BackBranch, CallPoint, CallSite, Callee, Clearing, Gpr, How, Offset, PointKind, Refusal, Site};
+pub use point::{
+    Arrival, BackBranch, CallPoint, CallSite, Callee, Clearing, Free, Gpr, How, Offset, PointKind, Refusal, Site,
+    SiteKind,
+};
 pub use resource::{Focus, FocusError, ResourcePath};
 pub use snippet::{
     BinaryOp, Clock, Expr, Float, FloatFormat, Kept, Record, Restore, Scalar, Shape, Snippet, Stmt, TimeUnit, UnaryOp,

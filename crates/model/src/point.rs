@@ -11,8 +11,10 @@ pub enum PointKind {
     Entry,
     /// A return or a tail jump out of a function.
     Exit,
-    /// A call instruction.
-    Call,
+    /// In front of a call instruction. A list of a function's points has each call once, under this kind.
+    CallBefore,
+    /// Behind a call instruction, where the call returns to.
+    CallAfter,
     /// The beginning of a basic block.
     Block,
     /// A transfer between two basic blocks.
@@ -41,6 +43,18 @@ impl Offset {
     /// From one address to another, both as in the file or both as in the process.
     pub fn between(first: u64, at: u64) -> Offset {
         Offset(at.wrapping_sub(first).cast_signed())
+    }
+}
+
+impl PointKind {
+    /// Whether something begins there that ends at other points: a call of the function, or a call that it makes.
+    pub fn opens(self) -> bool {
+        matches!(self, PointKind::Entry | PointKind::CallBefore)
+    }
+
+    /// Whether the point is in front of or behind a call that the function makes.
+    pub fn is_at_call(self) -> bool {
+        matches!(self, PointKind::CallBefore | PointKind::CallAfter)
     }
 }
 
@@ -204,13 +218,57 @@ pub struct BackBranch {
     pub bytes: Vec<u8>,
 }
 
-/// Everything that the code generator needs to weave one point of a function. Pure facts, as in the file.
+/// Facts about an address at which control arrives from elsewhere: the first byte of a function, or a return address.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Arrival {
+    /// Branches of the function itself to this address: at an entry those to [`Site::at`] or to [`Site::function`], behind a call those to the
+    /// return address.
+    pub back_branches: Vec<BackBranch>,
+    /// Length in bytes that is better displaced than not, because an exit that ends there has no room of its own and can be woven into the
+    /// displaced copy. 0 if there is no such exit.
+    pub least: u8,
+}
+
+/// Registers and flags that snippets may overwrite at an entry.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Free {
+    /// Registers that are dead and that the function itself overwrites. (A register that is merely dead may hold a value of a caller compiled
+    /// with -fipa-ra.)
+    pub scratch: Vec<Gpr>,
+    /// Whether the arithmetic flags are dead.
+    pub flags: bool,
+}
+
+/// Kind of a site, with the facts that sites of other kinds do not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SiteKind {
+    /// An entry.
+    Entry {
+        /// Branches back to it, and an exit that goes with it.
+        arrival: Arrival,
+        /// Registers and flags that are free.
+        free: Free,
+    },
+    /// An exit.
+    Exit {
+        /// Whether the entry displaces this exit (see [`Arrival::least`]), so that it can only be woven into the entry's copy of it.
+        /// [`Site::at`] is then the exit itself.
+        within: bool,
+    },
+    /// In front of a call.
+    CallBefore,
+    /// Behind a call.
+    CallAfter {
+        /// Branches to the return address, and an exit that goes with it.
+        arrival: Arrival,
+    },
+}
+
+/// Facts about one point of a function that the code generator needs to weave it. Addresses are those of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// What kind of point it is.
-    pub kind: PointKind,
-    /// Behind the point's instruction instead of before it: at a call, where it returns to.
-    pub after: bool,
+    /// Kind of the point, with the facts that only this kind has.
+    pub kind: SiteKind,
     /// The function's first byte (its `endbr64` if it has one).
     pub function: Svma,
     /// First byte that may be overwritten. At an entry, behind an `endbr64`, where indirect branches must keep landing; elsewhere the first
@@ -222,27 +280,63 @@ pub struct Site {
     /// The original bytes from `at` on, at most 64: at an entry the function's contiguous head, elsewhere up to the end of the point's
     /// instruction; then the padding proven dead behind it.
     pub bytes: Vec<u8>,
-    /// How many of `bytes` are the function's own; the rest is padding.
+    /// Number of the first `bytes` that are the function's own; the rest is padding.
     pub own: u8,
     /// Addresses in `at+1 .. at+bytes.len()` where control can arrive other than by falling through: branch targets,
     /// return points of calls, landing pads, jump-table targets, other symbols, instructions at which a goroutine may be suspended. Sorted.
     pub landings: Vec<Svma>,
-    /// Registers that are dead at `at` and that the function itself overwrites: free for a snippet. (A register that
-    /// is merely dead may hold a value of a caller compiled with -fipa-ra.)
-    pub scratch: Vec<Gpr>,
-    /// Whether the arithmetic flags are dead at `at`.
-    pub flags_dead: bool,
-    /// The function's own branches to where control also comes from elsewhere: at an entry those to `at` or to `function`, behind a call
-    /// those to the return address. Empty elsewhere.
-    pub back_branches: Vec<BackBranch>,
-    /// At an entry and behind a call: bytes that are better displaced than not, because an exit that ends there has no room of its own and can be woven into
-    /// the displaced copy. 0 elsewhere.
-    pub least: u8,
-    /// The entry displaces this exit (see `least`), so that it can only be woven into the entry's copy of it. `at` is then the exit itself.
-    pub within: bool,
-    /// At an exit that is too short for a springboard of five bytes: stretches in reach of one of two bytes that may make room for its
-    /// island, nearest first.
+    /// If `bytes` are too short for a springboard of five bytes: stretches in reach of one of two bytes that may make room for its island,
+    /// nearest first.
     pub clearings: Vec<Clearing>,
+}
+
+impl Site {
+    /// A site whose bytes are all the function's own and to which nothing else applies.
+    pub fn new(kind: SiteKind, function: Svma, at: Svma, bytes: Vec<u8>) -> Site {
+        let own = u8::try_from(bytes.len()).unwrap_or(u8::MAX);
+        Site { kind, function, at, point: 0, bytes, own, landings: Vec::new(), clearings: Vec::new() }
+    }
+
+    /// Kind of the point.
+    pub fn point_kind(&self) -> PointKind {
+        match self.kind {
+            SiteKind::Entry { .. } => PointKind::Entry,
+            SiteKind::Exit { .. } => PointKind::Exit,
+            SiteKind::CallBefore => PointKind::CallBefore,
+            SiteKind::CallAfter { .. } => PointKind::CallAfter,
+        }
+    }
+
+    /// Facts about the way in that begins at `at`; `None` at exits and in front of calls.
+    pub fn arrival(&self) -> Option<&Arrival> {
+        match &self.kind {
+            SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => Some(arrival),
+            SiteKind::Exit { .. } | SiteKind::CallBefore => None,
+        }
+    }
+
+    /// Branches of the function itself to a way in, which must not be counted as calls or returns; empty at exits and in front of calls.
+    pub fn back_branches(&self) -> &[BackBranch] {
+        self.arrival().map_or(&[], |arrival| &arrival.back_branches)
+    }
+
+    /// Registers that snippets may overwrite.
+    pub fn scratch(&self) -> &[Gpr] {
+        match &self.kind {
+            SiteKind::Entry { free, .. } => &free.scratch,
+            SiteKind::Exit { .. } | SiteKind::CallBefore | SiteKind::CallAfter { .. } => &[],
+        }
+    }
+
+    /// Whether snippets may overwrite the arithmetic flags.
+    pub fn are_flags_free(&self) -> bool {
+        matches!(&self.kind, SiteKind::Entry { free, .. } if free.flags)
+    }
+
+    /// Whether this is an exit that only the entry's copy of it can hold.
+    pub fn is_within_entry(&self) -> bool {
+        self.kind == SiteKind::Exit { within: true }
+    }
 }
 
 /// A straight stretch of a function that may be displaced: a springboard of five bytes at its beginning leaves five behind it for an

@@ -244,7 +244,7 @@ fn ask<R>(sites: &[Arc<Site>], identity: ThreadIdentity, answer: impl FnOnce(&[P
         .iter()
         .enumerate()
         .map(|(i, site)| {
-            let follower = if site.kind == PointKind::Entry { &open } else { &close };
+            let follower = if site.point_kind() == PointKind::Entry { &open } else { &close };
             let snippet = if i % 3 == 0 { &count } else { follower };
             [MiniRequest { id: i as u64, snippet, counters: &counters }]
         })

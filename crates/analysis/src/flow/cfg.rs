@@ -84,7 +84,7 @@ impl Builder<'_> {
                     if let Some(next) = next {
                         edge(next, EdgeKind::CallFallThrough);
                     }
-                    self.point(PointKind::Call, &i);
+                    self.point(PointKind::CallBefore, &i);
                 }
                 FlowControl::IndirectBranch => self.indirect(from, last, &mut budget),
                 FlowControl::Return => {

@@ -4,7 +4,7 @@
 //! instructions in front of it. Behind a call the springboard lies at the return address.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, Register};
-use ingraft_model::{BackBranch, CallPoint, CallSite, Callee, PointKind, Refusal, Site, Svma};
+use ingraft_model::{Arrival, BackBranch, CallPoint, CallSite, Callee, PointKind, Refusal, Site, SiteKind, Svma};
 
 use crate::flow;
 use crate::flow::body::Body;
@@ -83,11 +83,12 @@ pub(crate) fn points(image: &Image, function: &Function, after: bool) -> Result<
 fn make_room(image: &Image, function: &Function, points: &mut [CallPoint]) {
     let short = |site: &Site| {
         let first = site.landings.first().map_or(u64::MAX, |landing| landing.0 - site.at.0);
-        let room = if site.after { first.min(site.bytes.len() as u64) } else { u64::from(site.own) };
+        let after = site.point_kind() == PointKind::CallAfter;
+        let room = if after { first.min(site.bytes.len() as u64) } else { u64::from(site.own) };
         let hop = |b: &BackBranch| {
             b.bytes.get((b.at.0 - b.from.0) as usize).is_some_and(|opcode| *opcode != 0xe9 && *opcode != 0x0f)
         };
-        room < SPRINGBOARD || !on_one_page(site.at.0, SPRINGBOARD) && site.after || site.back_branches.iter().any(hop)
+        room < SPRINGBOARD || !on_one_page(site.at.0, SPRINGBOARD) && after || site.back_branches().iter().any(hop)
     };
     let mut sites: Vec<&mut Site> = points.iter_mut().filter_map(|p| p.site.as_mut().ok()?.as_mut()).collect();
     if !sites.iter().any(|site| short(site)) {
@@ -161,7 +162,8 @@ fn before(stretches: &Stretches<'_>, index: usize) -> Result<Site, Refusal> {
         // better the call stays: it and its return are then a pair for the processor
         stretches.choose(&stretches.starts(index, false), &[point, end])?
     };
-    let site = Site { point: (point - at) as u8, own: (end - at) as u8, ..bare(stretches, at, end - at, false) };
+    let (point, own) = ((point - at) as u8, (end - at) as u8);
+    let site = Site { point, own, ..at_call(stretches, SiteKind::CallBefore, at, end - at) };
     allowed(stretches, site)
 }
 
@@ -207,7 +209,8 @@ fn behind(stretches: &Stretches<'_>, index: usize) -> Result<Option<Site>, Refus
     }
     // an exit that would have no room of its own behind the springboard is displaced with it
     let least = if leaves && landings.is_empty() && at + len - home < SPRINGBOARD { own as u8 } else { 0 };
-    let site = Site { own: own as u8, landings, back_branches, least, ..bare(stretches, at, len, true) };
+    let kind = SiteKind::CallAfter { arrival: Arrival { back_branches, least } };
+    let site = Site { own: own as u8, landings, ..at_call(stretches, kind, at, len) };
     allowed(stretches, site).map(Some)
 }
 
@@ -232,23 +235,10 @@ fn ends_there(i: &Instruction) -> bool {
     matches!(i.code(), Code::Int3 | Code::Hlt | Code::Ud2)
 }
 
-fn bare(stretches: &Stretches<'_>, at: u64, len: u64, after: bool) -> Site {
-    Site {
-        kind: PointKind::Call,
-        after,
-        function: stretches.body.function.start(),
-        at: Svma(at),
-        point: 0,
-        bytes: stretches.body.image.elf().data_at(at, len).unwrap_or_default().to_vec(),
-        own: 0,
-        landings: Vec::new(),
-        scratch: Vec::new(),
-        flags_dead: false,
-        back_branches: Vec::new(),
-        least: 0,
-        within: false,
-        clearings: Vec::new(),
-    }
+/// A site with the bytes of the file at `at`.
+fn at_call(stretches: &Stretches<'_>, kind: SiteKind, at: u64, len: u64) -> Site {
+    let bytes = stretches.body.image.elf().data_at(at, len).unwrap_or_default().to_vec();
+    Site::new(kind, stretches.body.function.start(), Svma(at), bytes)
 }
 
 fn allowed(stretches: &Stretches<'_>, site: Site) -> Result<Site, Refusal> {

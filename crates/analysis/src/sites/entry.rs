@@ -1,7 +1,7 @@
 //! The entry of a function as a site for a springboard.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
-use ingraft_model::{BackBranch, PointKind, Refusal, Site, Svma};
+use ingraft_model::{Arrival, BackBranch, Free, Refusal, Site, SiteKind, Svma};
 
 use crate::flow::liveness::{self, CALLER_SAVED, SCRATCH_ORDER};
 use crate::functions::explore;
@@ -79,19 +79,16 @@ pub(crate) fn site(image: &Image, function: &Function) -> Result<Site, Refusal> 
     }
     let back_branches = image.back_branches_to(start).filter_map(|b| back_branch(image, function, at, b)).collect();
     Ok(Site {
-        kind: PointKind::Entry,
-        after: false,
+        kind: SiteKind::Entry {
+            arrival: Arrival { back_branches, least: (displaced_until(image, function) - at) as u8 },
+            free: Free { scratch, flags: dead.flags },
+        },
         point: 0,
         function: Svma(start),
         at: Svma(at),
         bytes,
         own: own as u8,
         landings,
-        scratch,
-        flags_dead: dead.flags,
-        back_branches,
-        least: (displaced_until(image, function) - at) as u8,
-        within: false,
         clearings: if short { clearing::around(image, at, None) } else { Vec::new() },
     })
 }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, UsedRegister};
-use ingraft_model::{Callee, Clearing, PointKind, Refusal, Site, Svma};
+use ingraft_model::{Callee, Clearing, Refusal, Site, SiteKind, Svma};
 
 use crate::flow::body::Body;
 use crate::flow::{self, Flow};
@@ -24,7 +24,7 @@ const ENOUGH: usize = 4;
 
 pub(crate) fn sites(image: &Image, function: &Function) -> Result<Vec<Result<Site, Refusal>>, Refusal> {
     let mut known = known(image, function)?;
-    let short = |site: &&mut Site| !site.within && !fits(site.at.0, needed(site).end, SPRINGBOARD);
+    let short = |site: &&mut Site| !site.is_within_entry() && !fits(site.at.0, needed(site).end, SPRINGBOARD);
     if known.sites.iter_mut().flatten().any(|site| short(&site)) {
         let own = known.clearings(image, &[]);
         known.sites.iter_mut().flatten().filter(short).for_each(|site| offer(image, &own, site));
@@ -168,7 +168,7 @@ fn site(stretches: &mut Stretches<'_>, exit: usize) -> Result<Site, Refusal> {
         return Err(Refusal::RestartableSequence);
     }
     let bytes = image.elf().data_at(at, len).unwrap_or_default().to_vec();
-    Ok(Site { within, ..bare(function, at, point, end, bytes) })
+    Ok(exit_at(within, function, at, point, end, bytes))
 }
 
 /// Control that runs off the end of a function into padding and on to the next function leaves it where the padding begins.
@@ -185,25 +185,11 @@ fn run_off(image: &Image, function: &Function, behind: u64) -> Option<Site> {
     }
     let bytes = image.elf().data_at(behind, end - behind)?.to_vec();
     let usable = fits(behind, end, SPRINGBOARD) && !image.in_restartable_sequence(behind, end - behind);
-    usable.then(|| bare(function, behind, behind, end, bytes))
+    usable.then(|| exit_at(false, function, behind, behind, end, bytes))
 }
 
 /// An exit at `point` that ends at `end`, with a stretch of these bytes from `at` on.
-fn bare(function: &Function, at: u64, point: u64, end: u64, bytes: Vec<u8>) -> Site {
-    Site {
-        kind: PointKind::Exit,
-        after: false,
-        function: function.start(),
-        at: Svma(at),
-        point: (point - at) as u8,
-        bytes,
-        own: (end - at) as u8,
-        landings: Vec::new(),
-        scratch: Vec::new(),
-        flags_dead: false,
-        back_branches: Vec::new(),
-        least: 0,
-        within: false,
-        clearings: Vec::new(),
-    }
+fn exit_at(within: bool, function: &Function, at: u64, point: u64, end: u64, bytes: Vec<u8>) -> Site {
+    let (point, own) = ((point - at) as u8, (end - at) as u8);
+    Site { point, own, ..Site::new(SiteKind::Exit { within }, function.start(), Svma(at), bytes) }
 }

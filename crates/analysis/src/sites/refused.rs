@@ -37,7 +37,7 @@ fn exits(image: &Image, function: &Function, code: &mut FunctionCode) {
 /// The same of calls, as far as the places before them go. A call that nothing is known to reach is none that could be missed.
 fn calls(image: &Image, function: &Function, code: &mut FunctionCode) {
     let sites = image.call_points(function, false);
-    for call in code.points.iter_mut().filter(|p| p.kind == PointKind::Call) {
+    for call in code.points.iter_mut().filter(|p| p.kind == PointKind::CallBefore) {
         call.refusal = match &sites {
             Ok(sites) => sites.iter().find(|c| c.call.at == call.at).and_then(|c| c.site.clone().err()),
             Err(refusal) => Some(refusal.clone()),

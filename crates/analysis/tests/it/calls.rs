@@ -10,7 +10,8 @@ fn points(elf: &TestElf, after: bool) -> Points {
     let image = elf.image();
     let points = image.call_points(find(&image, "f"), after).unwrap();
     let check = |site: &Site| {
-        assert_eq!((site.kind, site.after), (PointKind::Call, after));
+        let kind = if after { PointKind::CallAfter } else { PointKind::CallBefore };
+        assert_eq!(site.point_kind(), kind);
         assert_eq!(image.bytes_at(site.at, site.bytes.len()), Some(&site.bytes[..]));
     };
     points.iter().filter_map(|p| p.site.as_ref().ok()?.as_ref()).for_each(check);
@@ -87,7 +88,7 @@ fn who_jumps_to_a_return_address_is_told() {
     let Ok(Some(site)) = &behind[1] else { panic!("{behind:?}") };
     let jump =
         BackBranch { at: Svma(TEXT + 21), from: Svma(TEXT + 21), until: Svma(TEXT + 23), bytes: vec![0x75, 0xfc] };
-    assert_eq!((site.at.0, site.back_branches.as_slice()), (TEXT + 19, [jump].as_slice()));
+    assert_eq!((site.at.0, site.back_branches()), (TEXT + 19, [jump].as_slice()));
     assert_eq!(behind[2], Ok(None), "it never returns");
 }
 

@@ -45,9 +45,14 @@ fn a_return_takes_what_runs_into_it() {
     let site = image.exit_sites(f).unwrap().remove(0).unwrap();
     // The padding up to the next function is enough with the `pop` and the `ret`.
     assert_eq!((site.at, site.point, site.own), (Svma(TEXT + 20), 0, 1));
-    assert_eq!((site.kind, site.function, site.bytes.len()), (PointKind::Exit, f.start(), 12));
+    assert_eq!((site.point_kind(), site.function, site.bytes.len()), (PointKind::Exit, f.start(), 12));
     assert_eq!(image.bytes_at(site.at, 12), Some(&site.bytes[..]));
-    assert!(site.landings.is_empty() && site.scratch.is_empty() && site.back_branches.is_empty() && !site.flags_dead);
+    assert!(
+        site.landings.is_empty()
+            && site.scratch().is_empty()
+            && site.back_branches().is_empty()
+            && !site.are_flags_free()
+    );
     // Without padding: the smallest stretch of five bytes.
     let full = TestElf::new()
         .assemble("f", |a| {
@@ -96,7 +101,8 @@ fn the_entry_keeps_what_it_displaces() {
     let apart = TestElf::new().function("f", &[0xb8, 1, 0, 0, 0, 0xc3]).function("g", &[0xc3]);
     assert_eq!(stretches(&apart, "f"), [(5, 0, 1, 11)]);
     // The return is among what the entry displaces: it goes with it.
-    let within = |elf: &TestElf| exits(elf, "f").unwrap().into_iter().map(|s| s.unwrap().within).collect::<Vec<_>>();
+    let within =
+        |elf: &TestElf| exits(elf, "f").unwrap().into_iter().map(|s| s.unwrap().is_within_entry()).collect::<Vec<_>>();
     let shared = TestElf::new().function("f", &[0x89, 0xf8, 0xc3]).function("g", &[0xc3]);
     assert_eq!((stretches(&shared, "f"), within(&shared)), (vec![(2, 0, 1, 1)], vec![true]));
     let behind_endbr = TestElf::new().function("f", &[0xf3, 0x0f, 0x1e, 0xfa, 0x89, 0xf8, 0xc3]).function("g", &[0xc3]);
@@ -106,7 +112,7 @@ fn the_entry_keeps_what_it_displaces() {
     let long = TestElf::new().function("f", &[0x48, 0x8b, 0x47, 0x08, 0xd1, 0xe8, 0xc3]).raw(&[0xf4]);
     assert_eq!((stretches(&long, "f"), within(&long)), (vec![(6, 0, 1, 1)], vec![true]));
     let image = long.image();
-    assert_eq!(image.entry_site(find(&image, "f")).unwrap().least, 7);
+    assert_eq!(image.entry_site(find(&image, "f")).unwrap().arrival().unwrap().least, 7);
     let jump = TestElf::new().function("f", &[0x85, 0xff, 0x0f, 0x84, 0x78, 0, 0, 0, 0xb8, 1, 0, 0, 0, 0xc3]);
     let jump = jump.raw(&[0x90; 0x80 - 14]).function("g", &[0xc3]);
     assert_eq!((stretches(&jump, "f"), within(&jump)), (vec![(2, 0, 6, 6), (13, 0, 1, 17)], vec![true, false]));

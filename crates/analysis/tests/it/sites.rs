@@ -25,8 +25,8 @@ fn a_short_function_borrows_padding() {
     let elf = TestElf::new().function("f", &[0x31, 0xc0, 0xc3]).function("g", &[0xc3]);
     let site = site(&elf, "f").unwrap();
     assert_eq!((site.own, site.bytes.len()), (3, 16));
-    assert_eq!(site.scratch, [RAX]);
-    assert!(site.flags_dead && site.landings.is_empty() && site.back_branches.is_empty());
+    assert_eq!(site.scratch(), [RAX]);
+    assert!(site.are_flags_free() && site.landings.is_empty() && site.back_branches().is_empty());
     let image = elf.image();
     assert_eq!(image.padding().len(), 1);
     assert_eq!(image.padding()[0].range, Svma(TEXT + 3)..Svma(TEXT + 16));
@@ -86,7 +86,7 @@ fn branches_back_are_described() {
         a.ret().unwrap();
     });
     let f = site(&elf, "f").unwrap();
-    let [back] = &f.back_branches[..] else { panic!("{:?}", f.back_branches) };
+    let [back] = f.back_branches() else { panic!("{:?}", f.back_branches()) };
     assert_eq!((back.at, back.from, back.until), (Svma(TEXT + 10), Svma(TEXT + 7), Svma(TEXT + 12)));
     assert_eq!(back.bytes, [0x48, 0x85, 0xc0, 0x75, 0xf4]);
     assert_eq!(offsets(&f), [0u64; 0]);
@@ -105,9 +105,9 @@ fn branches_back_are_described() {
         .raw(&[0xcc; 15])
         .function("morestack", &[0xc3]);
     let f = site(&go, "f").unwrap();
-    assert_eq!(f.back_branches.len(), 1);
+    assert_eq!(f.back_branches().len(), 1);
     // Behind the jump lies padding; in front of it the call's return point.
-    assert_eq!((f.back_branches[0].from.0 - TEXT, f.back_branches[0].until.0 - TEXT), (12, 30));
+    assert_eq!((f.back_branches()[0].from.0 - TEXT, f.back_branches()[0].until.0 - TEXT), (12, 30));
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
             a.mov(eax, ecx).unwrap();
             a.ret().unwrap();
         })
-        .scratch,
+        .scratch(),
         []
     );
     // Only half of it written.
@@ -132,7 +132,7 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
             a.mov(cx, 1).unwrap();
             a.ret().unwrap();
         })
-        .scratch,
+        .scratch(),
         []
     );
     // Dead at the return, as it is no register of results.
@@ -145,7 +145,7 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
             a.set_label(&mut out).unwrap();
             a.ret().unwrap();
         })
-        .scratch,
+        .scratch(),
         [R10]
     );
     // An argument of a call until it is overwritten.
@@ -155,14 +155,14 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
         a.mov(eax, 1).unwrap();
         a.ret().unwrap();
     };
-    assert_eq!(f(&passes).scratch, []);
+    assert_eq!(f(&passes).scratch(), []);
     // A flag that is read from the caller.
     assert!(
         !f(&|a| {
             a.setc(al).unwrap();
             a.ret().unwrap();
         })
-        .flags_dead
+        .are_flags_free()
     );
     // A shift by zero keeps the flags.
     assert!(
@@ -171,7 +171,7 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
             a.setc(al).unwrap();
             a.ret().unwrap();
         })
-        .flags_dead
+        .are_flags_free()
     );
     assert_eq!(
         f(&|a| {
@@ -179,7 +179,7 @@ fn registers_are_scratch_only_when_dead_and_overwritten() {
             a.xor(ecx, ecx).unwrap();
             a.ret().unwrap();
         })
-        .scratch,
+        .scratch(),
         [RAX, RCX]
     );
 }
@@ -344,8 +344,8 @@ fn cold_parts_belong_to_their_function() {
     let f = find(&image, "f");
     assert_eq!(f.parts(), [Svma(TEXT + 0x20)..Svma(TEXT + 0x24)]);
     let site = image.entry_site(f).unwrap();
-    assert_eq!(site.back_branches.len(), 1);
-    assert_eq!(site.scratch, [] as [Gpr; 0]);
+    assert_eq!(site.back_branches().len(), 1);
+    assert_eq!(site.scratch(), [] as [Gpr; 0]);
     let code = image.analyse(f);
     assert_eq!(code.blocks.len(), 3);
     assert!(code.edges.iter().all(|e| e.kind != EdgeKind::TailJump));

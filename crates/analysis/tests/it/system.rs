@@ -277,7 +277,7 @@ fn compiled_switches_are_resolved() {
         let code = image.analyse(pick);
         assert!(code.unresolved.is_empty(), "{arguments:?}");
         assert!(code.edges.iter().filter(|e| e.kind == EdgeKind::JumpTable).count() >= 6, "{arguments:?} {code:#?}");
-        assert!(code.points_of(PointKind::Call).count() >= 1 && code.points_of(PointKind::Exit).count() >= 1);
+        assert!(code.points_of(PointKind::CallBefore).count() >= 1 && code.points_of(PointKind::Exit).count() >= 1);
         assert!(image.entry_site(pick).is_ok() && image.entry_site(find(&image, "threaded")).is_ok());
         assert!(!image.uses_gs(), "{arguments:?}");
     }
@@ -344,7 +344,7 @@ fn stripped_go_programs_keep_their_names() {
         assert!(image.elf().is_go());
         assert!(image.functions().len() > 1000, "{}", image.functions().len());
         let site = image.entry_site(find(&image, "main.work")).unwrap();
-        assert_eq!(site.back_branches.len(), 1, "growing the stack begins anew");
+        assert_eq!(site.back_branches().len(), 1, "growing the stack begins anew");
         assert!(share_of_sites(&image) > 0.97);
         assert_eq!(image.exit_sites(find(&image, "main.work")), Err(Refusal::MovingCalls));
     }

@@ -48,8 +48,6 @@ impl Inner {
 pub struct WovenPoint {
     /// What kind of point it is.
     pub kind: PointKind,
-    /// Behind the point's instruction instead of before it.
-    pub after: bool,
     /// Where a thread may go on that has not changed anything since: the springboard of an entry and behind a call, elsewhere the point's
     /// instruction. At a call that leads to the base itself it is whom the call calls, if that is known.
     pub resume: Option<Avma>,

@@ -63,7 +63,7 @@ pub(crate) fn detours(
     arena: &AvmaRange,
 ) -> Result<Vec<Detour>, Refusal> {
     let mut out: Vec<Detour> = Vec::new();
-    for b in &request.site.back_branches {
+    for b in request.site.back_branches() {
         let at = b.at.to_avma(request.bias).0;
         if at >= head.at && at < head.home() {
             continue;
@@ -92,7 +92,7 @@ pub(crate) fn detours(
 /// Why a point cannot be woven to which the branch at an address leads.
 pub(crate) fn cannot_tell(head: &Head, request: &PointRequest<'_>, branch: u64) -> Refusal {
     let offset = Offset::between(head.function, branch);
-    match request.site.kind {
+    match request.site.point_kind() {
         PointKind::Entry => Refusal::OwnBranchToEntry { offset },
         _ => Refusal::OwnBranchToReturn { offset },
     }
@@ -114,7 +114,7 @@ fn detour(
     let all = decode_all(env, &b.bytes, from, head.function, at);
     let branch = *all.as_ref().and_then(|all| all.last())?;
     let target = branch.branch_target()?;
-    if branch.at != at || !head.begins(request.site.kind, target) {
+    if branch.at != at || !head.begins(request.site.point_kind(), target) {
         return None;
     }
     if branch.is_long_branch() {

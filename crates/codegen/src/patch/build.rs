@@ -1,7 +1,7 @@
 //! The code of one point: base trampoline, snippets, displaced instructions, and what undoes it.
 
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Gpr, PatchPlan, PcMove, PointKind, Site, TextWrite, ThreadIdentity};
+use ingraft_model::{Avma, AvmaRange, Gpr, PatchPlan, PcMove, PointKind, Site, SiteKind, TextWrite, ThreadIdentity};
 
 use crate::code::arena::{Arena, SlowRoutine};
 use crate::code::block::{Back, Block, EmitError, LINK, PAGE, jmp_bytes, straddles, text_write};
@@ -115,7 +115,7 @@ impl<'a> Builder<'a> {
 
     /// The register that the check of the shard uses; none with locked counters.
     fn register(&self, site: &Site) -> Option<Gpr> {
-        let spare = PREFERRED.into_iter().find(|r| site.scratch.contains(r)).unwrap_or(Gpr(0));
+        let spare = PREFERRED.into_iter().find(|r| site.scratch().contains(r)).unwrap_or(Gpr(0));
         (self.env.identity != ThreadIdentity::Locked).then_some(spare)
     }
 
@@ -128,18 +128,20 @@ impl<'a> Builder<'a> {
     ) -> Result<WovenPoint, EmitError> {
         let site = request.site;
         let r = self.register(site);
-        let save = match site.kind {
-            PointKind::Entry => {
-                Save { scratch: r.is_some_and(|r| !site.scratch.contains(&r)), flags: !site.flags_dead, result: false }
-            }
+        let save = match site.point_kind() {
+            PointKind::Entry => Save {
+                scratch: r.is_some_and(|r| !site.scratch().contains(&r)),
+                flags: !site.are_flags_free(),
+                result: false,
+            },
             _ => Save { scratch: false, flags: false, result: true },
         };
         let slow = r.map(|r| self.slow(r)).transpose()?;
-        let (home, stack) = match (site.kind, head.displaced.last()) {
-            (PointKind::Call, Some(call)) if head.is_called() => {
+        let (home, stack) = match (site.point_kind(), head.displaced.last()) {
+            (PointKind::CallBefore, Some(call)) if head.is_called() => {
                 (call.callee().map_or(Back::StepOut, Back::To), StackView::CALLED)
             }
-            (PointKind::Call, _) => (Back::To(head.point), StackView::CALLING),
+            (PointKind::CallBefore | PointKind::CallAfter, _) => (Back::To(head.point), StackView::CALLING),
             (PointKind::Entry, _) => (Back::To(head.at), StackView::FUNCTION),
             _ => (Back::To(head.point), StackView::FUNCTION),
         };
@@ -147,16 +149,24 @@ impl<'a> Builder<'a> {
             home,
             stack,
             private: r.zip(slow.as_ref().map(|s| s.walk.0)),
-            rax_free: save.scratch || save.result || site.scratch.contains(&Gpr(0)),
+            rax_free: save.scratch || save.result || site.scratch().contains(&Gpr(0)),
             pushed: save.words(),
         };
         let compile = |m: &MiniRequest<'a>| mini::compile(self.env, &frame, m, &mut self.templates);
         let minis = request.minis.iter().map(compile).collect::<Result<Vec<_>, _>>()?;
         minis.iter().try_for_each(|m| m.routines(self.env, self.arena, &mut self.plan.code))?;
         let slow_at = slow.as_ref().map(|s| s.range.start.0);
-        let springboard_first = site.kind == PointKind::Entry || site.after;
-        let design =
-            Design { head, kind: site.kind, springboard_first, detours, frame, save, slow: slow_at, minis: &minis };
+        let springboard_first = site.arrival().is_some();
+        let design = Design {
+            head,
+            kind: site.point_kind(),
+            springboard_first,
+            detours,
+            frame,
+            save,
+            slow: slow_at,
+            minis: &minis,
+        };
 
         // it will be about as long as the last one: a hole that is too small is not worth writing it for
         let about = self.block.bytes.len() as u64;
@@ -440,12 +450,12 @@ impl<'a> Builder<'a> {
         step_out.extend(slow);
         // A thread between two displaced instructions goes on in their copies; one before the first takes the springboard. Where the function's
         // own branches lead it may have come by one: what has arrived before the snippets is not theirs, and goes on behind them.
-        let looped = design.springboard_first && !request.site.back_branches.is_empty();
+        let looped = design.springboard_first && !request.site.back_branches().is_empty();
         let own = (!looped).then_some(head.at);
         let first = |m: &PcMove| detours.iter().filter_map(Detour::first).chain(own).any(|at| at == m.from.0);
         if head.host.is_none() {
             self.plan.moves.extend(layout.copies.iter().filter(|m| !first(m)));
-            let marker = looped && head.begins(request.site.kind, head.function) && head.function != head.at;
+            let marker = looped && head.begins(request.site.point_kind(), head.function) && head.function != head.at;
             self.plan.moves.extend(marker.then_some(PcMove { from: Avma(head.function), to: Avma(layout.tail) }));
         }
         let chain = layout.minis.iter().zip(request.minis.iter().zip(design.minis));
@@ -468,8 +478,7 @@ impl<'a> Builder<'a> {
             Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, leads, next })
         };
         let point = WovenPoint {
-            kind: request.site.kind,
-            after: request.site.after,
+            kind: request.site.point_kind(),
             resume: match design.frame.home {
                 Back::To(at) => Some(Avma(at)),
                 Back::StepOut => None,
@@ -502,6 +511,6 @@ impl<'a> Builder<'a> {
 /// Where the call returns to that a point lies before.
 fn returns_to(request: &PointRequest<'_>) -> Option<Avma> {
     let site = request.site;
-    let before_call = site.kind == PointKind::Call && !site.after;
+    let before_call = site.kind == SiteKind::CallBefore;
     before_call.then(|| site.at.to_avma(request.bias).offset(i64::from(site.own)))
 }

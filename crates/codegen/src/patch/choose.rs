@@ -1,7 +1,7 @@
 //! Springboards for all points of a request, so that they get along: which have bytes of their own, and which are woven into the copies of
 //! instructions that another point of their function displaces.
 
-use ingraft_model::{PointKind, Refusal};
+use ingraft_model::{Refusal, SiteKind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::code::environment::Environment;
@@ -27,15 +27,16 @@ pub(crate) enum Choice {
 /// pair with its return for the processor. Springboards of five bytes go before those of two, as what padding they leave is for islands.
 pub(crate) fn choose(env: &Environment, text: &mut TextSpace, requests: &[PointRequest<'_>]) -> Vec<Choice> {
     let point = |r: &PointRequest<'_>| r.site.at.to_avma(r.bias).0.wrapping_add(u64::from(r.site.point));
-    let before_call = |r: &PointRequest<'_>| r.site.kind == PointKind::Call && !r.site.after;
-    let first = |r: &PointRequest<'_>| r.site.kind == PointKind::Entry || r.site.after;
+    let before_call = |r: &PointRequest<'_>| r.site.kind == SiteKind::CallBefore;
+    let first = |r: &PointRequest<'_>| r.site.arrival().is_some();
     let exit = |r: &PointRequest<'_>| !first(r) && !before_call(r);
     let calls: FxHashSet<u64> = requests.iter().filter(|r| before_call(r)).map(point).collect();
     let none = FxHashSet::default();
     let held = requests.iter().flat_map(|r| r.beside).flat_map(|woven| &woven.inner).map(|inner| inner.original.0);
     let mut held: FxHashSet<u64> = held.collect();
 
-    let mut choices: Vec<Option<Choice>> = requests.iter().map(|r| r.site.within.then_some(Choice::Hosted)).collect();
+    let mut choices: Vec<Option<Choice>> =
+        requests.iter().map(|r| r.site.is_within_entry().then_some(Choice::Hosted)).collect();
     let mut round = |which: &dyn Fn(&PointRequest<'_>) -> bool, width, keep: &FxHashSet<u64>, host: bool| {
         for (choice, r) in choices.iter_mut().zip(requests).filter(|(_, r)| which(r)) {
             if !matches!(choice, None | Some(Choice::Refused(_))) {

@@ -1,7 +1,7 @@
 //! What snippets become at a point, for people to look at: woven into an arena that does not exist, disassembled, priced.
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
-use ingraft_model::{Avma, Bias, Gpr, PointKind, Refusal, Site, Svma};
+use ingraft_model::{Arrival, Avma, Bias, Free, Gpr, PointKind, Refusal, Site, SiteKind, Svma};
 
 use crate::code::arena::Arena;
 use crate::code::cost::Cost;
@@ -42,36 +42,28 @@ pub struct Line {
 
 /// A point of a function as compilers write many: registers and flags are free at its entry, its exit and the places behind its calls have
 /// room, and its calls name their callees.
-pub fn generic_site(kind: PointKind, after: bool) -> Site {
-    let function = Svma(0x1000);
-    let entry = Site {
-        kind,
-        after,
-        function,
-        at: function,
-        point: 0,
+pub fn generic_site(kind: PointKind) -> Site {
+    let entry = Svma(0x1000);
+    let (kind, at, point, bytes): (SiteKind, u64, u8, &[u8]) = match kind {
         // push rbp; mov rbp, rsp; sub rsp, 0x20
-        bytes: vec![0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x20],
-        own: 8,
-        landings: Vec::new(),
-        scratch: vec![Gpr(0), Gpr(10), Gpr(11)],
-        flags_dead: true,
-        back_branches: Vec::new(),
-        least: 0,
-        within: false,
-        clearings: Vec::new(),
-    };
-    let (at, point, bytes): (u64, u8, &[u8]) = match (kind, after) {
-        (PointKind::Entry, _) => return entry,
+        PointKind::Entry => {
+            let free = Free { scratch: vec![Gpr(0), Gpr(10), Gpr(11)], flags: true };
+            let kind = SiteKind::Entry { arrival: Arrival::default(), free };
+            (kind, entry.0, 0, &[0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x20])
+        }
         // call to a function some pages away
-        (PointKind::Call, false) => (0x1020, 0, &[0xe8, 0, 0x10, 0, 0]),
+        PointKind::CallBefore => (SiteKind::CallBefore, 0x1020, 0, &[0xe8, 0, 0x10, 0, 0]),
         // mov [rbp - 8], rax; mov rdi, [rbp - 16]
-        (PointKind::Call, true) => (0x1025, 0, &[0x48, 0x89, 0x45, 0xf8, 0x48, 0x8b, 0x7d, 0xf0]),
+        PointKind::CallAfter => {
+            let kind = SiteKind::CallAfter { arrival: Arrival::default() };
+            (kind, 0x1025, 0, &[0x48, 0x89, 0x45, 0xf8, 0x48, 0x8b, 0x7d, 0xf0])
+        }
         // add rsp, 0x20; pop rbp; ret
-        _ => (0x1040, 5, &[0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3]),
+        PointKind::Exit | PointKind::Block | PointKind::Edge => {
+            (SiteKind::Exit { within: false }, 0x1040, 5, &[0x48, 0x83, 0xc4, 0x20, 0x5d, 0xc3])
+        }
     };
-    let (own, bytes) = (bytes.len() as u8, bytes.to_vec());
-    Site { at: Svma(at), point, own, bytes, scratch: Vec::new(), flags_dead: false, ..entry }
+    Site { point, ..Site::new(kind, entry, Svma(at), bytes.to_vec()) }
 }
 
 /// Weaves snippets at a point for nobody.
@@ -162,7 +154,7 @@ mod tests {
     fn a_count_as_text() {
         let count = Snippet::increment(VariableId(0));
         let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-        let lowered = lower(&environment(), &generic_site(PointKind::Entry, false), Bias(0), &minis);
+        let lowered = lower(&environment(), &generic_site(PointKind::Entry), Bias(0), &minis);
         let lowered = lowered.expect("a request").expect("a point");
         let mut text = String::new();
         for line in &lowered.code {
@@ -196,13 +188,13 @@ mod tests {
     fn what_must_be_kept_costs_more_elsewhere_than_at_an_entry() {
         let count = Snippet::increment(VariableId(0));
         let minis = [MiniRequest { id: 0, snippet: &count, counters: &[0] }];
-        let of = |kind, after| {
-            let lowered = lower(&environment(), &generic_site(kind, after), Bias(0), &minis);
+        let of = |kind| {
+            let lowered = lower(&environment(), &generic_site(kind), Bias(0), &minis);
             lowered.expect("a request").expect("a point").base
         };
-        let entry = of(PointKind::Entry, false);
-        for (kind, after) in [(PointKind::Exit, false), (PointKind::Call, false), (PointKind::Call, true)] {
-            assert!(of(kind, after).slots > entry.slots, "{kind:?}");
+        let entry = of(PointKind::Entry);
+        for kind in [PointKind::Exit, PointKind::CallBefore, PointKind::CallAfter] {
+            assert!(of(kind).slots > entry.slots, "{kind:?}");
         }
     }
 }

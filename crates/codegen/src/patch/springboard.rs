@@ -1,6 +1,6 @@
 //! Springboards: what of a function's head is overwritten, and which instructions that displaces.
 
-use ingraft_model::{Clearing, Offset, PointKind, Refusal, Site};
+use ingraft_model::{Clearing, Offset, PointKind, Refusal, Site, SiteKind};
 use rustc_hash::FxHashSet;
 
 use crate::code::block::{USER_END, displacement, jmp_bytes, straddles};
@@ -143,11 +143,12 @@ impl<'a> Place<'a> {
     /// Bytes that are displaced at least: at an entry and behind a call what the springboard takes or is better taken along, elsewhere all up to the point's
     /// instruction, and this as well unless it is a call in front of which there is room.
     fn least(&self, springboard: u64) -> u64 {
-        match self.site.kind {
-            PointKind::Entry => springboard.max(u64::from(self.site.least)),
-            PointKind::Call if self.site.after => springboard.max(u64::from(self.site.least)),
-            PointKind::Call if u64::from(self.site.point) >= springboard => u64::from(self.site.point),
-            _ => springboard.max(u64::from(self.site.own)),
+        match &self.site.kind {
+            SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => {
+                springboard.max(u64::from(arrival.least))
+            }
+            SiteKind::CallBefore if u64::from(self.site.point) >= springboard => u64::from(self.site.point),
+            SiteKind::CallBefore | SiteKind::Exit { .. } => springboard.max(u64::from(self.site.own)),
         }
     }
 
@@ -155,11 +156,7 @@ impl<'a> Place<'a> {
     fn displaced_by(&self, env: &Environment, springboard: u64) -> Result<Vec<Displaced>, Refusal> {
         let all = self.displace(env, self.least(springboard)).and_then(|all| self.agreeing(all));
         // without its exits an entry can do, and who returns
-        if self.site.kind == PointKind::Entry || self.site.after {
-            all.or_else(|_| self.displace(env, springboard))
-        } else {
-            all
-        }
+        if self.site.arrival().is_some() { all.or_else(|_| self.displace(env, springboard)) } else { all }
     }
 
     /// The point begins an instruction. Nothing is displaced behind a conditional jump out of the function: who does not take it goes on in
@@ -172,7 +169,7 @@ impl<'a> Place<'a> {
             return no(self.point(), "no instruction begins there");
         }
         match displaced.get(behind..) {
-            Some([jump, next, ..]) if self.site.kind == PointKind::Exit && jump.condition().is_some() => {
+            Some([jump, next, ..]) if self.site.point_kind() == PointKind::Exit && jump.condition().is_some() => {
                 no(next.at, "it is behind a conditional jump out of the function")
             }
             _ => Ok(displaced),
@@ -283,7 +280,7 @@ pub(crate) fn choose(
             what: "the way back from signal handlers, which unwinders know by its bytes",
         });
     }
-    let is_call = request.site.kind == PointKind::Call && !request.site.after && request.site.point == 0;
+    let is_call = request.site.kind == SiteKind::CallBefore && request.site.point == 0;
     if is_call && let Some(chosen) = choose_call(text, &place, request.name) {
         return chosen;
     }
@@ -413,7 +410,7 @@ fn clear(
 /// Displaces more than the springboard needs where that takes along a short branch of the function back to its entry: the
 /// displaced copy of the branch goes to the tail and is not counted.
 fn extended(env: &Environment, place: &Place<'_>, head: &Head) -> Option<Vec<Displaced>> {
-    let ends = place.site.back_branches.iter().filter_map(|b| {
+    let ends = place.site.back_branches().iter().filter_map(|b| {
         let end = b.at.0.checked_sub(place.site.at.0)?.checked_add(2).filter(|end| *end <= EXTEND_MAX)?;
         (place.at + end > head.home()).then_some(end)
     });

@@ -75,12 +75,11 @@ impl Proof<'_> {
         let (site, point, original) = (self.site(), self.point, host.original);
         let copy = host.copy.0;
         // what runs behind the host's own code, and before nothing of it
-        let proven = |h: &&WovenPoint| (h.kind == PointKind::Entry || h.after) && h.function == point.function;
+        let proven =
+            |h: &&WovenPoint| matches!(h.kind, PointKind::Entry | PointKind::CallAfter) && h.function == point.function;
         let bytes = site.bytes.get(usize::from(site.point)..).unwrap_or_default();
-        let right = matches!(site.kind, PointKind::Exit | PointKind::Call)
-            && point.kind == site.kind
-            && !site.after
-            && !point.after
+        let right = matches!(site.point_kind(), PointKind::Exit | PointKind::CallBefore)
+            && point.kind == site.point_kind()
             && point.inner.is_empty()
             && point.led.is_empty()
             && point.removal.text.is_empty()
@@ -94,7 +93,7 @@ impl Proof<'_> {
         walk.begin(site, point);
         let mut pairs = Vec::new();
         let (base, tail) = (point.base.0, point.tail.0);
-        let home = if site.kind == PointKind::Exit && decode(bytes, original.0)?.is_jcc_short_or_near() {
+        let home = if site.point_kind() == PointKind::Exit && decode(bytes, original.0)?.is_jcc_short_or_near() {
             let Some((_, next)) = host.next else { return fail(copy, Flaw::Astray) };
             Some(equivalence::leaves_if(walk, bytes, original.0, base, tail, Some(next.0), &mut pairs)?)
         } else {
@@ -115,13 +114,13 @@ impl Proof<'_> {
     /// The jumps to the springboard that others displace: in their copies a write makes them lead to the tail.
     pub(super) fn led(&self, hosts: &Hosts<'_>) -> Result<Vec<TextWrite>, VerifyError> {
         let (site, point) = (self.site(), self.point);
-        let begins = |to: Avma| to == point.at || site.kind == PointKind::Entry && to == point.function;
+        let begins = |to: Avma| to == point.at || site.point_kind() == PointKind::Entry && to == point.function;
         let mut writes = Vec::with_capacity(point.led.len());
         for inner in &point.led {
             let copy = inner.copy.0;
             let stated = |b: &BackBranch| b.at.to_avma(self.request.bias) == inner.original;
             let proven = hosts.0.get(inner).is_some_and(|h| h.function == point.function);
-            let leads = inner.leads.filter(|to| proven && begins(*to) && site.back_branches.iter().any(stated));
+            let leads = inner.leads.filter(|to| proven && begins(*to) && site.back_branches().iter().any(stated));
             let Some(old) = leads else { return fail(copy, Flaw::Unmatched) };
             let end = copy + if inner.next.is_some() { 6 } else { 5 };
             let to = |target: u64| i32::try_from(target.wrapping_sub(end).cast_signed()).ok();

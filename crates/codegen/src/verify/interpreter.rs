@@ -232,8 +232,8 @@ impl<'a> Walk<'a> {
     /// Starts the proof of a point.
     pub fn begin(&mut self, site: &Site, point: &WovenPoint) {
         self.restart();
-        self.scratch = site.scratch.iter().filter(|r| r.0 < 16 && r.0 != 4).fold(0, |mask, r| mask | 1 << r.0);
-        self.flags_dead = site.flags_dead;
+        self.scratch = site.scratch().iter().filter(|r| r.0 < 16 && r.0 != 4).fold(0, |mask, r| mask | 1 << r.0);
+        self.flags_dead = site.are_flags_free();
         self.tail = point.tail.0;
         self.slot = point.slot.0;
         self.leave = point.leave.0;

@@ -321,8 +321,8 @@ impl Proof<'_> {
         let (site, bias) = (self.site(), self.request.bias);
         let point = self.point;
         let at = site.at.to_avma(bias);
-        let entry = site.kind == PointKind::Entry;
-        if point.kind != site.kind || point.after != site.after {
+        let entry = site.point_kind() == PointKind::Entry;
+        if point.kind != site.point_kind() {
             return fail(at.0, Flaw::Unmatched);
         }
         if point.at != at || point.function != site.function.to_avma(bias) || point.leave.0 < point.slot.0 + slot::LEN {
@@ -333,7 +333,7 @@ impl Proof<'_> {
         // what stands in the text afterwards, and where it leads
         let mut pairs: Vec<Pair> = Vec::new();
         // a branch to where something begins, or has been returned to, must miss it
-        let begins = |t: u64| (entry || site.after) && t == at.0 || entry && t == point.function.0;
+        let begins = |t: u64| site.arrival().is_some() && t == at.0 || entry && t == point.function.0;
         let resolve = |t: u64| if begins(t) { point.tail.0 } else { t };
         let mut springboard = None;
         for w in &point.removal.text {
@@ -369,9 +369,9 @@ impl Proof<'_> {
             return fail(at.0, Flaw::NotEquivalent);
         }
         // who may have come by a branch of the function's own is not seen by the snippets
-        let looped = (entry || site.after) && !site.back_branches.is_empty();
+        let looped = site.arrival().is_some() && !site.back_branches().is_empty();
         let mut begins = if looped { Vec::new() } else { vec![at.0] };
-        for branch in &site.back_branches {
+        for branch in site.back_branches() {
             let b = branch.at.to_avma(bias).0;
             let led = point.led.iter().any(|inner| inner.original.0 == b);
             if b >= at.0 && b < displaced_end || led {
@@ -385,7 +385,7 @@ impl Proof<'_> {
         inner::offered(walk, point, &mut pairs)?;
         let first_parts = pairs.iter().filter(|p| p.first && !begins.contains(&p.original));
         // a thread that has arrived at the point has not passed it
-        let arrival = |p: &Pair| if p.original == self.point_at() && !site.after && !entry { begin } else { p.copy };
+        let arrival = |p: &Pair| if p.original == self.point_at() && site.arrival().is_none() { begin } else { p.copy };
         expected.extend(first_parts.map(|p| PcMove { from: Avma(p.original), to: Avma(arrival(p)) }));
         if looped && entry && point.function != at {
             expected.push(PcMove { from: point.function, to: point.tail });
@@ -399,7 +399,7 @@ impl Proof<'_> {
     fn is_called(&self) -> bool {
         let site = self.site();
         let now = || memory::decode(&self.text_now()?, site.at.to_avma(self.request.bias).0).ok();
-        site.kind == PointKind::Call && now().is_some_and(|i| i.is_call_near())
+        site.point_kind().is_at_call() && now().is_some_and(|i| i.is_call_near())
     }
 
     /// What stands at the site once the plan is applied, as far as its own instructions go.
@@ -427,7 +427,7 @@ impl Proof<'_> {
             && call.next_ip() == end
             && call.near_branch_target() == point.base.0
             && matches!(original.code(), Code::Call_rel32_64 | Code::Call_rm64)
-            && !site.after
+            && site.point_kind() != PointKind::CallAfter
             && site.point == 0;
         let [write] = point.removal.text.as_slice() else { return fail(at, Flaw::Unmatched) };
         if !leads || write.at.0 < at || write.at.0 + u64::from(write.len) > end || point.home.0 != end {
@@ -508,10 +508,10 @@ impl Proof<'_> {
     ) -> Result<Option<u64>, VerifyError> {
         let (at, tail) = (self.point_at(), self.point.tail.0);
         let bytes = self.site().bytes.get(usize::from(self.site().point)..).unwrap_or_default();
-        if self.site().kind == PointKind::Exit && memory::decode(bytes, at)?.is_jcc_short_or_near() {
+        if self.site().point_kind() == PointKind::Exit && memory::decode(bytes, at)?.is_jcc_short_or_near() {
             return equivalence::leaves_if(walk, bytes, at, begin, tail, None, pairs).map(Some);
         }
-        if self.site().kind == PointKind::Call {
+        if self.site().point_kind().is_at_call() {
             let stays = walk.memory().decode(tail)?;
             if stays.code() == Code::Jmp_rel32_64 && stays.near_branch_target() == at {
                 return equivalence::stays(walk, at, tail, pairs).map(Some);
@@ -522,7 +522,7 @@ impl Proof<'_> {
 
     /// Behind the branch that keeps those away from a conditional exit who do not take it.
     fn past_condition(&self, walk: &Walk<'_>, begin: u64) -> Result<u64, VerifyError> {
-        if self.site().kind != PointKind::Exit {
+        if self.site().point_kind() != PointKind::Exit {
             return Ok(begin);
         }
         let i = walk.memory().decode(begin)?;
@@ -541,7 +541,7 @@ impl Proof<'_> {
         if let Some(range) = within(site.at.to_avma(bias).0, &site.bytes) {
             return site.bytes.get(range);
         }
-        for b in &site.back_branches {
+        for b in site.back_branches() {
             if let Some(range) = within(b.from.to_avma(bias).0, &b.bytes) {
                 return b.bytes.get(range);
             }

@@ -14,8 +14,8 @@ use ingraft_codegen::{
 use ingraft_model::histogram::Scale;
 use ingraft_model::point::{BackBranch, Padding};
 use ingraft_model::{
-    Avma, AvmaRange, Bias, CpuClock, DataArea, Gpr, PatchPlan, Refusal, Site, Snippet, Svma, ThreadIdentity,
-    VariableId, WallClock,
+    Arrival, Avma, AvmaRange, Bias, CpuClock, DataArea, Free, Gpr, PatchPlan, Refusal, Site, SiteKind, Snippet, Svma,
+    ThreadIdentity, VariableId, WallClock,
 };
 
 /// Few cases as an ordinary test; `PROPTEST_CASES` asks for more.
@@ -49,39 +49,66 @@ pub const READABLE: Readable =
 /// 3 GHz.
 pub const TICKS: Scale = Scale { mult: 1_431_655_765, shift: 32 };
 
-/// A head at 0x401000 with everything of it the function's own.
+/// An entry at 0x401000 with everything of it the function's own, where rax and the flags are free.
 pub fn site(bytes: &[u8]) -> Site {
-    Site {
-        kind: ingraft_model::PointKind::Entry,
-        after: false,
-        point: 0,
-        function: Svma(0x401000),
-        at: Svma(0x401000),
-        bytes: bytes.to_vec(),
-        own: bytes.len() as u8,
-        landings: Vec::new(),
-        scratch: vec![Gpr(0)],
-        flags_dead: true,
-        back_branches: Vec::new(),
-        least: 0,
-        within: false,
-        clearings: Vec::new(),
-    }
+    let kind = SiteKind::Entry { arrival: Arrival::default(), free: Free { scratch: vec![Gpr(0)], flags: true } };
+    Site::new(kind, Svma(0x401000), Svma(0x401000), bytes.to_vec())
+}
+
+/// An entry at an address, where nothing is free.
+pub fn entry_at(at: u64, bytes: &[u8]) -> Site {
+    Site { function: Svma(at), at: Svma(at), ..site(bytes) }.free(&[], false)
 }
 
 /// An exit: `bytes` at `at`, of which the last instruction, at `point`, is the exit; then padding.
 pub fn exit_site(function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
-    Site {
-        kind: ingraft_model::PointKind::Exit,
-        point: point as u8,
-        function: Svma(function),
-        at: Svma(at),
-        bytes: [bytes, padding].concat(),
-        own: bytes.len() as u8,
-        least: bytes.len() as u8,
-        scratch: Vec::new(),
-        flags_dead: false,
-        ..site(&[])
+    site_of(SiteKind::Exit { within: false }, function, at, point, bytes, padding)
+}
+
+/// A place in front of a call or behind it, laid out as an exit is.
+pub fn call_site(after: bool, function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
+    let arrival = Arrival { least: bytes.len() as u8, back_branches: Vec::new() };
+    let kind = if after { SiteKind::CallAfter { arrival } } else { SiteKind::CallBefore };
+    site_of(kind, function, at, point, bytes, padding)
+}
+
+fn site_of(kind: SiteKind, function: u64, at: u64, point: usize, bytes: &[u8], padding: &[u8]) -> Site {
+    let (point, own, all) = (point as u8, bytes.len() as u8, [bytes, padding].concat());
+    Site { point, own, ..Site::new(kind, Svma(function), Svma(at), all) }
+}
+
+/// Sites with other facts of their kind.
+pub trait WithFacts {
+    /// With these registers free, and the flags or not.
+    fn free(self, scratch: &[Gpr], flags: bool) -> Site;
+    /// With branches back to it.
+    fn back(self, branches: Vec<BackBranch>) -> Site;
+    /// With so many bytes that are better displaced.
+    fn least(self, least: u8) -> Site;
+}
+
+impl WithFacts for Site {
+    fn free(mut self, scratch: &[Gpr], flags: bool) -> Site {
+        let SiteKind::Entry { free, .. } = &mut self.kind else { panic!("only entries have free registers") };
+        *free = Free { scratch: scratch.to_vec(), flags };
+        self
+    }
+
+    fn back(mut self, branches: Vec<BackBranch>) -> Site {
+        arrival(&mut self).back_branches = branches;
+        self
+    }
+
+    fn least(mut self, least: u8) -> Site {
+        arrival(&mut self).least = least;
+        self
+    }
+}
+
+fn arrival(site: &mut Site) -> &mut Arrival {
+    match &mut site.kind {
+        SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => arrival,
+        SiteKind::Exit { .. } | SiteKind::CallBefore => panic!("only entries and places behind calls are ways in"),
     }
 }
 

@@ -113,10 +113,10 @@ pub fn weave_all(path: &Path, calls: bool) -> Option<Program> {
     let mut out: Vec<Outcome> = names.into_iter().zip(&asked).map(|(name, asked)| asked.outcome(name)).collect();
     for ((i, site), woven) in all.iter().zip(weave.woven) {
         let Err(refusal) = woven else { continue };
-        match (site.kind, site.after) {
-            (PointKind::Entry, _) => out[*i].entry = Some(refusal),
-            (PointKind::Call, false) => out[*i].before.push(refusal),
-            (PointKind::Call, true) => out[*i].behind.push(refusal),
+        match site.point_kind() {
+            PointKind::Entry => out[*i].entry = Some(refusal),
+            PointKind::CallBefore => out[*i].before.push(refusal),
+            PointKind::CallAfter => out[*i].behind.push(refusal),
             _ => out[*i].exits.push(refusal),
         }
     }

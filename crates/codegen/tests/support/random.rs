@@ -6,6 +6,7 @@ use ingraft_model::point::Padding;
 use ingraft_model::{Bias, Gpr, PatchPlan, Site, Snippet, Svma, ThreadIdentity};
 use proptest::prelude::*;
 
+use super::WithFacts as _;
 use super::image::{HELPER, HELPER_POINTER, SCRATCH, TEXT};
 use super::{back_branch, list, padding};
 
@@ -225,22 +226,11 @@ fn build(f: &Function, function: u64) -> (Vec<u8>, Site) {
         known.extend(std::iter::repeat_n(0xcc, gap.min(64 - own)));
     }
     landings.sort_unstable();
-    let site = Site {
-        kind: ingraft_model::PointKind::Entry,
-        after: false,
-        point: 0,
-        function: Svma(function),
-        at: Svma(at),
-        bytes: known,
-        own: own as u8,
-        landings: landings.into_iter().filter(|l| l.0 > at && l.0 < at + 64).collect(),
-        scratch: dead.map(Gpr).into_iter().collect(),
-        flags_dead: dead.is_some(),
-        least: 0,
-        within: false,
-        clearings: Vec::new(),
-        back_branches,
-    };
+    let landings = landings.into_iter().filter(|l| l.0 > at && l.0 < at + 64).collect();
+    let scratch: Vec<Gpr> = dead.map(Gpr).into_iter().collect();
+    let site = Site { function: Svma(function), at: Svma(at), own: own as u8, landings, ..super::site(&known) }
+        .free(&scratch, dead.is_some())
+        .back(back_branches);
     (bytes, site)
 }
 

@@ -9,7 +9,7 @@ use ingraft_engine::{
     LowerRequest, LoweredLine, LoweredMetric, LoweredPiece, MetricFocus, PairCost, PairInfo, PointSummary,
     ProcessEntry, RefusedFunction, Removed, TargetSpec, UntypedSymbol,
 };
-use ingraft_model::{FLAVORS_MAX, Flavor, Pid, Tid};
+use ingraft_model::{FLAVORS_MAX, Flavor, Pid, PointKind, Tid};
 use ingraft_wire::convert::{self, FieldError, required};
 use ingraft_wire::{Failure, FailureKind, v1};
 
@@ -302,7 +302,7 @@ fn piece(piece: LoweredPiece) -> v1::LoweredPiece {
     let line = |l: LoweredLine| v1::LoweredLine { label: l.label, at: l.at, bytes: l.bytes, text: l.text };
     v1::LoweredPiece {
         point: v1::PointKind::from(piece.point).into(),
-        after: piece.after,
+        after: piece.point == PointKind::CallAfter,
         functions: piece.functions,
         function: piece.function,
         snippet: piece.snippet,

@@ -23,7 +23,7 @@ use crate::program::images::ImageStore;
 use crate::program::modules::Modules;
 use crate::weaving::cost::{Metered, Meters, Prices};
 use crate::weaving::plan::SETTLE;
-use crate::weaving::sites::{Spot, Text, sites};
+use crate::weaving::sites::{Text, sites};
 
 /// Module and function of the program that stands for all.
 const MODULE: &str = "program";
@@ -131,7 +131,7 @@ pub fn wall_of(clock: Option<&TickClock>) -> WallClock {
 
 /// The worst case of a snippet at a point as compilers make many, with all that is needed to get there.
 pub fn worst_case(insertion: &Insertion, variables: &[Variable], wall: WallClock) -> Option<Cost> {
-    let site = generic_site(insertion.point, insertion.after);
+    let site = generic_site(insertion.point);
     let lowered = woven(&insertion.snippet, &site, Bias(0), variables, wall)?.ok()?;
     Some(lowered.minis.into_iter().chain([lowered.base]).sum())
 }
@@ -266,9 +266,9 @@ fn lower_one(
     let needs_focus = instrumentation.warnings.iter().any(|warning| warning.code == codes::NO_CONSTRAINT);
     Meters::default().apply(&mut instrumentation, &mut Metered::default());
     let mut pieces: Vec<LoweredPiece> = Vec::new();
-    let mut known: FxHashMap<(Arc<Snippet>, PointKind, bool), usize> = FxHashMap::default();
+    let mut known: FxHashMap<(Arc<Snippet>, PointKind), usize> = FxHashMap::default();
     for insertion in &instrumentation.insertions {
-        let key = (Arc::clone(&insertion.snippet), insertion.point, insertion.after);
+        let key = (Arc::clone(&insertion.snippet), insertion.point);
         if let Some(piece) = known.get(&key).and_then(|at| pieces.get_mut(*at)) {
             piece.functions += 1;
             continue;
@@ -291,7 +291,6 @@ fn piece(
 ) -> LoweredPiece {
     let mut piece = LoweredPiece {
         point: insertion.point,
-        after: insertion.after,
         functions: 1,
         function: program.function_name(insertion.function).to_owned(),
         snippet: insertion.snippet.to_string(),
@@ -301,10 +300,10 @@ fn piece(
         refused: None,
     };
     let site = match place {
-        None => Ok((Arc::new(generic_site(insertion.point, insertion.after)), Bias(0))),
+        None => Ok((Arc::new(generic_site(insertion.point)), Bias(0))),
         Some((target, modules)) => {
             let bias = modules.module(insertion.function.module).map_or(Bias(0), |(_, module)| module.bias);
-            let spot = Spot { kind: insertion.point, after: insertion.after };
+            let spot = insertion.point;
             let first = sites(&Text::untouched(target), modules, insertion.function, spot).and_then(|sites| {
                 sites.into_iter().next().ok_or(Refusal::NotAFunction { what: "it has no such point" })?.site
             });
@@ -312,10 +311,10 @@ fn piece(
         }
     };
     // an exit in the bytes that its entry displaces is woven into the entry's code: another one is shown
-    let site = site.map(|(site, bias)| match site.within {
+    let site = site.map(|(site, bias)| match site.is_within_entry() {
         true => {
             FUNCTION.clone_into(&mut piece.function);
-            (Arc::new(generic_site(insertion.point, insertion.after)), Bias(0))
+            (Arc::new(generic_site(insertion.point)), Bias(0))
         }
         false => (site, bias),
     });

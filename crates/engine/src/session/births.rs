@@ -112,7 +112,7 @@ impl Session {
         };
         let mut wanted = Vec::new();
         for function in functions {
-            for (spot, snippet) in [(Spot::ENTRY, &before), (Spot::EXIT, &after)] {
+            for (spot, snippet) in [(PointKind::Entry, &before), (PointKind::Exit, &after)] {
                 wanted.push(WantedPoints { function, spot, minis: vec![mini(snippet)] });
             }
         }

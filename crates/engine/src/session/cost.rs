@@ -363,7 +363,7 @@ impl Session {
         if known.is_empty() {
             return Ok(());
         }
-        let mut each: FxHashMap<(*const Snippet, PointKind, bool), f64> = FxHashMap::default();
+        let mut each: FxHashMap<(*const Snippet, PointKind), f64> = FxHashMap::default();
         let mut total = 0.0;
         let wall = crate::measure::lower::wall_of(self.clock.as_ref().ok());
         let mut worst: Option<(f64, f64, &Wanted)> = None;
@@ -375,12 +375,10 @@ impl Session {
             let (mut own, mut often) = (0.0, 0.0f64);
             for insertion in &w.instrumentation.insertions {
                 let Some(rate) = known.get(&insertion.function) else { continue };
-                let ns = each
-                    .entry((Arc::as_ptr(&insertion.snippet), insertion.point, insertion.after))
-                    .or_insert_with(|| {
-                        crate::measure::lower::worst_case(insertion, &w.instrumentation.variables, wall)
-                            .map_or(0.0, |cost| Prices::here().ns(cost))
-                    });
+                let ns = each.entry((Arc::as_ptr(&insertion.snippet), insertion.point)).or_insert_with(|| {
+                    crate::measure::lower::worst_case(insertion, &w.instrumentation.variables, wall)
+                        .map_or(0.0, |cost| Prices::here().ns(cost))
+                });
                 own += rate * *ns;
                 often = often.max(*rate);
             }

@@ -36,14 +36,14 @@ pub(super) struct Minis {
 /// A snippet, and what says where it stands among all of a request.
 struct Placed<'a> {
     /// Its points; then the pairs, of which what begins first ends last; then its place in its pair.
-    rank: (MdlFunction, Spot, i64, i64),
+    rank: (MdlFunction, PointKind, i64, i64),
     mini: NewMini<'a>,
 }
 
 impl<'a> Placed<'a> {
     /// `n`: how many its pair has had before.
     fn new(insertion: &Insertion, n: i64, mini: NewMini<'a>) -> Self {
-        let spot = Spot { kind: insertion.point, after: insertion.after };
+        let spot = insertion.point;
         let pair = mini.pair as i64;
         let place = match insertion.order {
             Order::Append => n,
@@ -298,7 +298,7 @@ impl Session {
         settle: &'w Snippet,
         wanted: &mut Vec<WantedPoints<'w>>,
         minis: &mut [Minis],
-    ) -> FxHashMap<(MdlFunction, Spot), usize> {
+    ) -> FxHashMap<(MdlFunction, PointKind), usize> {
         let mut brought = FxHashMap::default();
         let puts_back = |(key, instrumentation, _): &(PairKey, Instrumentation, _)| {
             restores(instrumentation) || control.pairs.get(key).is_some_and(|pair| pair.restores)
@@ -701,7 +701,7 @@ impl Session {
 
 impl Pair {
     /// The snippet at points of a function that it shares with others.
-    fn landing(&self, function: MdlFunction, spot: Spot) -> Option<u64> {
+    fn landing(&self, function: MdlFunction, spot: PointKind) -> Option<u64> {
         self.landings.iter().find(|(f, s, _)| (*f, *s) == (function, spot)).map(|(.., id)| *id)
     }
 }
@@ -715,34 +715,34 @@ fn add_tail_calls<'w>(
     (settle, anchor): (&'w Snippet, &'w Snippet),
     wanted: &mut Vec<WantedPoints<'w>>,
     minis: &mut [Minis],
-    brought: &mut FxHashMap<(MdlFunction, Spot), usize>,
+    brought: &mut FxHashMap<(MdlFunction, PointKind), usize>,
 ) {
-    for w in wanted.iter_mut().filter(|w| w.spot == Spot::EXIT) {
+    for w in wanted.iter_mut().filter(|w| w.spot == PointKind::Exit) {
         for mini in &mut w.minis {
             if let Some(jumps) = tails.jumps_without(w.function, mini.pair, mini.snippet) {
                 mini.exits = Exits::But(Arc::clone(jumps));
             }
         }
     }
-    let mut places: FxHashMap<(MdlFunction, Spot), usize> =
+    let mut places: FxHashMap<(MdlFunction, PointKind), usize> =
         wanted.iter().enumerate().map(|(i, w)| ((w.function, w.spot), i)).collect();
-    let mut at = |function: MdlFunction, spot: Spot, wanted: &mut Vec<WantedPoints<'w>>| {
+    let mut at = |function: MdlFunction, spot: PointKind, wanted: &mut Vec<WantedPoints<'w>>| {
         *places.entry((function, spot)).or_insert_with(|| {
             wanted.push(WantedPoints { function, spot, minis: Vec::new() });
             wanted.len() - 1
         })
     };
     for (&function, &pair) in &tails.entries {
-        let known = control.pairs.values().find_map(|pair| pair.landing(function, Spot::ENTRY));
+        let known = control.pairs.values().find_map(|pair| pair.landing(function, PointKind::Entry));
         let id = known.unwrap_or(control.next_mini);
         let users = tails.users.get(&function).into_iter().flatten();
-        users.for_each(|user| minis[*user].landings.push((function, Spot::ENTRY, id)));
+        users.for_each(|user| minis[*user].landings.push((function, PointKind::Entry, id)));
         if known.is_some() {
             continue;
         }
         control.next_mini += 1;
-        brought.insert((function, Spot::ENTRY), pair);
-        let place = at(function, Spot::ENTRY, wanted);
+        brought.insert((function, PointKind::Entry), pair);
+        let place = at(function, PointKind::Entry, wanted);
         let all = &mut wanted[place].minis;
         let mini =
             |id, snippet| NewMini { id, pair, role: None, snippet, counters: &[], except: &[], exits: Exits::All };

@@ -19,16 +19,16 @@ const LIBRARIES: [&str; 6] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind",
 
 impl Session {
     /// The points that a thread passes when an exception or a longjmp has just cut its stack, as far as their libraries are mapped.
-    pub(super) fn landings(&self, modules: &Modules) -> Vec<(MdlFunction, Spot)> {
+    pub(super) fn landings(&self, modules: &Modules) -> Vec<(MdlFunction, PointKind)> {
         let has_some = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
         // a library that cannot be looked into leaves what it would have put back to later entries
         for error in modules.load_files(&self.target, &self.context.images, &has_some) {
             tracing::debug!(%error, "exceptions and longjmp are noticed late");
         }
-        let caught = LANDINGS.iter().flat_map(|name| modules.functions_named(name)).map(|f| (f, Spot::ENTRY));
+        let caught = LANDINGS.iter().flat_map(|name| modules.functions_named(name)).map(|f| (f, PointKind::Entry));
         let jumps = JUMPS.iter().flat_map(|name| modules.functions_named(name));
         let jumps: BTreeSet<MdlFunction> = jumps.flat_map(|f| leaps(modules, f)).chain(unnamed(modules)).collect();
-        caught.chain(jumps.into_iter().map(|f| (f, Spot::EXIT))).collect()
+        caught.chain(jumps.into_iter().map(|f| (f, PointKind::Exit))).collect()
     }
 }
 

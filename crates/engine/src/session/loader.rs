@@ -47,7 +47,7 @@ impl Session {
         control.next_mini += 1;
         let mini =
             NewMini { id, pair: 0, role: None, snippet: &snippet, counters: &counters, except: &[], exits: Exits::All };
-        let wanted = [WantedPoints { function, spot: Spot::ENTRY, minis: vec![mini] }];
+        let wanted = [WantedPoints { function, spot: PointKind::Entry, minis: vec![mini] }];
         match self.change(control, &wanted, &|_| &[]) {
             Ok((refused, _)) => {
                 if refused.is_empty() {

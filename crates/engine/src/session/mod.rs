@@ -54,7 +54,7 @@ use crate::state_dir::StateDir;
 use crate::weaving::catch_up::{CatchUp, Counters};
 use crate::weaving::cost::{Metered, Meters, Prices};
 use crate::weaving::plan::{NewMini, SETTLE, Wanted as WantedPoints, Woven};
-use crate::weaving::sites::{Spot, Text, sites};
+use crate::weaving::sites::{Text, sites};
 
 use self::internals::OwnValue;
 use self::numbering::Numbering;
@@ -112,7 +112,7 @@ struct PairKey {
 }
 
 /// A snippet that pairs share, where control lands after exceptions, longjmp and tail jumps: its function, which of the points, its number.
-type Landing = (MdlFunction, Spot, u64);
+type Landing = (MdlFunction, PointKind, u64);
 
 /// A metric-focus pair that is woven.
 #[derive(Debug)]

@@ -44,7 +44,7 @@ pub(super) struct Derived {
     /// Its function.
     pub function: MdlFunction,
     /// At the exits, or at the entry.
-    pub spot: Spot,
+    pub spot: PointKind,
     /// The number of its pair in the request.
     pub pair: usize,
     /// When it runs among others.
@@ -130,8 +130,7 @@ impl Session {
                     return None;
                 }
                 let record = record.clone().filter(|_| awaits_result(i));
-                (i.point == PointKind::Exit && !i.after && (record.is_some() || closes(&i.snippet.stmts)))
-                    .then_some(record)
+                (i.point == PointKind::Exit && (record.is_some() || closes(&i.snippet.stmts))).then_some(record)
             };
             let closing = instrumentation.insertions.iter().filter_map(|i| Some((i, closer(i)?)));
             let closing =
@@ -179,7 +178,7 @@ fn stopped_at_calls(instrumentation: &Instrumentation) -> FxHashSet<(MdlFunction
             changed(stmt.body().unwrap_or_default(), found);
         }
     }
-    let at_calls = instrumentation.insertions.iter().filter(|i| i.point == PointKind::Call);
+    let at_calls = instrumentation.insertions.iter().filter(|i| i.point.is_at_call());
     let of = |i: &Insertion| {
         let mut found = Vec::new();
         changed(&i.snippet.stmts, &mut found);
@@ -203,7 +202,7 @@ fn restored(stmts: &[Stmt]) -> Vec<VariableId> {
 
 /// Whether code at an exit uses what the call gives without a record of the call.
 fn awaits_result(i: &Insertion) -> bool {
-    i.point == PointKind::Exit && !i.after && !closes(&i.snippet.stmts) && uses_result(&i.snippet)
+    i.point == PointKind::Exit && !closes(&i.snippet.stmts) && uses_result(&i.snippet)
 }
 
 /// Whether code uses what a call gives.
@@ -524,7 +523,7 @@ impl Follow<'_> {
 
     fn add(&mut self, function: MdlFunction, closer: &Closer<'_>, stmts: Vec<Stmt>, exits: Exits) {
         let snippet = Snippet { stmts };
-        let derived = Derived { function, spot: Spot::EXIT, pair: self.pair, role: closer.role, snippet, exits };
+        let derived = Derived { function, spot: PointKind::Exit, pair: self.pair, role: closer.role, snippet, exits };
         self.found.derived.push(derived);
     }
 

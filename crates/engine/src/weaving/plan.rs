@@ -11,7 +11,7 @@ use ingraft_codegen::{
 };
 use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Bias, PatchPlan, Refusal, Site, Snippet, Stmt, Svma, TextWrite};
+use ingraft_model::{Avma, AvmaRange, Bias, PatchPlan, PointKind, Refusal, Site, Snippet, Stmt, Svma, TextWrite};
 use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -24,7 +24,7 @@ use crate::recovery::journal::{NOBODY, PointChain, PointRecord, SHARED};
 use crate::recovery::signature::SIGNATURE;
 use crate::weaving::cost;
 use crate::weaving::exits::Exits;
-use crate::weaving::sites::{Found, Spot, Text, are_known, entry_site, sites};
+use crate::weaving::sites::{Found, Text, are_known, entry_site, sites};
 
 /// An arena of more bytes is not asked for.
 const ARENA_MAX: u64 = 1 << 28;
@@ -44,7 +44,7 @@ fn holds(arena: &Arena, code: &AvmaRange) -> bool {
 }
 
 fn first_of(module: ModuleRef) -> Place {
-    Place { function: FunctionRef { module, function: 0 }, spot: Spot::ENTRY, at: Svma(0) }
+    Place { function: FunctionRef { module, function: 0 }, spot: PointKind::Entry, at: Svma(0) }
 }
 
 fn whole_arena(arena: &Arena) -> AvmaRange {
@@ -61,7 +61,7 @@ pub struct Place {
     /// Its function.
     pub function: FunctionRef,
     /// What kind of point it is.
-    pub spot: Spot,
+    pub spot: PointKind,
     /// First byte that a springboard may overwrite.
     pub at: Svma,
 }
@@ -71,7 +71,7 @@ pub struct Wanted<'a> {
     /// The function.
     pub function: FunctionRef,
     /// Which of its points.
-    pub spot: Spot,
+    pub spot: PointKind,
     /// The snippets in order.
     pub minis: Vec<NewMini<'a>>,
 }
@@ -302,7 +302,7 @@ impl Woven {
 
     /// The springboard of a function's entry.
     pub fn entry_of(&self, function: FunctionRef) -> Option<Avma> {
-        let place = self.places_of(function).find(|place| place.spot == Spot::ENTRY)?;
+        let place = self.places_of(function).find(|place| place.spot == PointKind::Entry)?;
         self.points.get(&place).map(|p| p.woven.at)
     }
 
@@ -391,7 +391,7 @@ impl Woven {
             refused.extend(w.refused(sites));
         }
         // only a function with several points can fail at one of them with others woven
-        let simple = wanted.iter().all(|w| w.spot == Spot::ENTRY);
+        let simple = wanted.iter().all(|w| w.spot == PointKind::Entry);
         let needed: FxHashSet<(FunctionRef, usize)> =
             wanted.iter().flat_map(|w| &w.minis).flat_map(|m| m.exits.needs()).copied().collect();
         loop {
@@ -402,7 +402,7 @@ impl Woven {
                 let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
                 its.filter(|(w, _)| w.minis.iter().any(|m| m.pair == *pair))
                     .flat_map(|(_, sites)| sites.iter().flatten())
-                    .map(|found| 1 + usize::from(found.site.as_ref().is_ok_and(|site| site.within)))
+                    .map(|found| 1 + usize::from(found.site.as_ref().is_ok_and(|site| site.is_within_entry())))
                     .sum::<usize>()
                     > 1
             };
@@ -461,13 +461,14 @@ impl Woven {
     /// Entries without snippets for exits that only they can hold, where they are not woven and not among the points.
     fn add_hosts<'a>(&self, hosts: &'a FxHashMap<FunctionRef, Arc<Site>>, points: &mut Vec<NewPoint<'a>>) {
         let entries: FxHashSet<FunctionRef> =
-            points.iter().filter(|p| p.place.spot == Spot::ENTRY).map(|p| p.place.function).collect();
-        let mut missing: Vec<FunctionRef> = points.iter().filter(|p| p.site.within).map(|p| p.place.function).collect();
+            points.iter().filter(|p| p.place.spot == PointKind::Entry).map(|p| p.place.function).collect();
+        let mut missing: Vec<FunctionRef> =
+            points.iter().filter(|p| p.site.is_within_entry()).map(|p| p.place.function).collect();
         missing.retain(|function| !entries.contains(function) && entry_of(&self.points, *function).is_none());
         missing.dedup();
         points.extend(missing.into_iter().filter_map(|function| {
             let site = hosts.get(&function)?;
-            let place = Place { function, spot: Spot::ENTRY, at: site.at };
+            let place = Place { function, spot: PointKind::Entry, at: site.at };
             Some(NewPoint { place, site, minis: Vec::new() })
         }));
     }
@@ -688,7 +689,7 @@ fn points_of(
     points: &BTreeMap<Place, Arc<Point>>,
     function: FunctionRef,
 ) -> impl Iterator<Item = (&Place, &Arc<Point>)> {
-    let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
+    let first = Place { function, spot: PointKind::Entry, at: Svma(0) };
     points.range(first..).take_while(move |(place, _)| place.function == function)
 }
 
@@ -710,9 +711,9 @@ fn staying(points: &BTreeMap<Place, Arc<Point>>, places: &[Place], idle: impl Fn
 
 /// The woven entry of a function.
 fn entry_of(points: &BTreeMap<Place, Arc<Point>>, function: FunctionRef) -> Option<&Arc<Point>> {
-    let first = Place { function, spot: Spot::ENTRY, at: Svma(0) };
+    let first = Place { function, spot: PointKind::Entry, at: Svma(0) };
     let (place, point) = points.range(first..).next()?;
-    (place.function == function && place.spot == Spot::ENTRY).then_some(point)
+    (place.function == function && place.spot == PointKind::Entry).then_some(point)
 }
 
 /// The entries of the functions that have exits which only their entry can hold. Without such an entry there is no exit either.
@@ -725,7 +726,7 @@ fn hosts(
     let mut hosts = FxHashMap::default();
     for (w, found) in wanted.iter().zip(sites) {
         let mut within: Vec<_> =
-            found.iter_mut().flatten().filter(|f| f.site.as_ref().is_ok_and(|site| site.within)).collect();
+            found.iter_mut().flatten().filter(|f| f.site.as_ref().is_ok_and(|site| site.is_within_entry())).collect();
         if within.is_empty() || hosts.contains_key(&w.function) {
             continue;
         }
@@ -868,7 +869,7 @@ impl Point {
         &mut self,
         env: &Environment,
         arena: &mut Arena,
-        spot: Spot,
+        spot: PointKind,
         mini: &NewMini<'_>,
         plan: &mut PatchPlan,
     ) -> Result<(), Error> {

@@ -15,27 +15,6 @@ use crate::program::modules::{Module, Modules};
 use crate::program::text_pages::TextPages;
 use crate::weaving::plan::NewMini;
 
-/// Which points of a function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Spot {
-    /// Their kind.
-    pub kind: PointKind,
-    /// Behind the point's instruction instead of before it.
-    pub after: bool,
-}
-
-impl Spot {
-    /// The entry.
-    pub const ENTRY: Spot = Spot { kind: PointKind::Entry, after: false };
-    /// The exits.
-    pub const EXIT: Spot = Spot { kind: PointKind::Exit, after: false };
-
-    /// Whether something begins there that ends at other points: a call of the function, or one that it makes.
-    pub fn opens(self) -> bool {
-        !self.after && matches!(self.kind, PointKind::Entry | PointKind::Call)
-    }
-}
-
 /// One point of a function.
 #[derive(Clone, Debug)]
 pub struct Found {
@@ -91,27 +70,31 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The points of a function at a spot, as far as their bytes tell; an error if it is not certain that these are all.
-pub fn sites(text: &Text<'_>, modules: &Modules, function: FunctionRef, spot: Spot) -> Result<Vec<Found>, Refusal> {
+/// The points of a function of one kind, as far as their bytes tell; an error if it is not certain that these are all.
+pub fn sites(
+    text: &Text<'_>,
+    modules: &Modules,
+    function: FunctionRef,
+    kind: PointKind,
+) -> Result<Vec<Found>, Refusal> {
     let found = |site| Found { site, callees: Vec::new() };
-    match (spot.kind, spot.after) {
-        (PointKind::Entry, false) => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
-        (PointKind::Exit, false) => {
+    match kind {
+        PointKind::Entry => Ok(vec![found(Ok(entry_site(text, modules, function)?))]),
+        PointKind::Exit => {
             let (module, f) = body(modules, function)?;
             let check = |site: Result<Arc<Site>, Refusal>| site.and_then(|s| agrees(text, module, s));
             Ok(module.image.exit_sites(f)?.into_iter().map(|site| found(check(site))).collect())
         }
-        (PointKind::Call, after) => calls(text, modules, function, after),
-        (PointKind::Entry, true) => Err(Refusal::NotYet { kind: "after-entry" }),
-        (PointKind::Exit, true) => Err(Refusal::NotYet { kind: "after-exit" }),
-        (PointKind::Block, _) => Err(Refusal::NotYet { kind: "block" }),
-        (PointKind::Edge, _) => Err(Refusal::NotYet { kind: "edge" }),
+        PointKind::CallBefore => calls(text, modules, function, false),
+        PointKind::CallAfter => calls(text, modules, function, true),
+        PointKind::Block => Err(Refusal::NotYet { kind: "block" }),
+        PointKind::Edge => Err(Refusal::NotYet { kind: "edge" }),
     }
 }
 
 /// Whether little has to be done to find them.
-pub fn are_known(modules: &Modules, function: FunctionRef, spot: Spot) -> bool {
-    let known = |(_, module, f): (_, &Module, &Function)| module.image.knows_sites(f, spot.kind);
+pub fn are_known(modules: &Modules, function: FunctionRef, kind: PointKind) -> bool {
+    let known = |(_, module, f): (_, &Module, &Function)| module.image.knows_sites(f, kind);
     modules.resolve(function).is_none_or(known)
 }
 

@@ -6,7 +6,6 @@ use ingraft_model::{
     TimeUnit, UnaryOp, VariableId,
 };
 
-use super::insert::Place;
 use super::meta::{Binding, Evaluation, Value, binary, unary};
 use super::vector::Slot;
 use super::{ValueUnit, VariableKind};
@@ -314,7 +313,7 @@ impl<'a> Evaluation<'a> {
     /// A value that exists only at the end of a call.
     pub(super) fn at_end(&mut self, expr: &Expr, otherwise: &str, value: Out) -> Option<Out> {
         match self.place {
-            None | Some(Place { point: PointKind::Exit, .. } | Place::BEHIND_CALL) => Some(value),
+            None | Some(PointKind::Exit | PointKind::CallAfter) => Some(value),
             Some(_) => {
                 self.error(codes::PLACE, expr.span, otherwise.to_owned(), "");
                 None

@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, Kept, PointKind, Scalar, Stmt};
 
 use super::code::fold_binary;
-use super::insert::Place;
 use super::meta::Evaluation;
 use crate::ast::{AssignOp, Callee, Expr, ExprKind};
 use crate::diagnostic::codes;
@@ -99,7 +98,7 @@ impl<'a> Evaluation<'a> {
             ExprKind::Arg(_) => match self.value(base) {
                 Some(Out::Arg(n)) if n < Float::ARGS_MAX => {
                     let float = Float { register: n, format };
-                    let at_beginning = self.place.is_none_or(|p| p == Place::ENTRY || p == Place::BEFORE_CALL);
+                    let at_beginning = self.place.is_none_or(PointKind::opens);
                     Some(if at_beginning { Out::Float(float) } else { Out::Saved(Kept::Float(float)) })
                 }
                 Some(_) => self.refuse(expr, "a floating-point argument beyond the eighth"),
@@ -235,7 +234,7 @@ impl<'a> Evaluation<'a> {
 
     /// The functions whose arguments and results the code sees: those where it is, or those that are called there.
     fn getting(&mut self, expr: &'a Expr) -> Option<Vec<FunctionRef>> {
-        if self.place.is_none_or(|place| place.point != PointKind::Call) {
+        if !self.place.is_some_and(PointKind::is_at_call) {
             return Some(self.there.clone());
         }
         let mut callees = BTreeSet::new();

@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use ingraft_model::snippet::{BinaryOp, Kept, Record, Restore, TimeUnit};
 use ingraft_model::{Clock, Expr, PointKind, Shape, Stmt, Style, VariableId};
 
-use super::insert::{Change, Draft, Place};
+use super::insert::{Change, Draft};
 use super::meta::Evaluation;
 use super::walk::{each_expr, each_stmt};
 use super::{Order, VariableKind};
@@ -23,21 +23,21 @@ pub(super) enum Frame {
 }
 
 impl Frame {
-    fn of(place: Place) -> Frame {
-        if place.point == PointKind::Call { Frame::Call } else { Frame::Function }
+    fn of(place: PointKind) -> Frame {
+        if place.is_at_call() { Frame::Call } else { Frame::Function }
     }
 
-    fn opening(self) -> Place {
+    fn opening(self) -> PointKind {
         match self {
-            Frame::Function => Place::ENTRY,
-            Frame::Call => Place::BEFORE_CALL,
+            Frame::Function => PointKind::Entry,
+            Frame::Call => PointKind::CallBefore,
         }
     }
 
-    fn closing(self) -> Place {
+    fn closing(self) -> PointKind {
         match self {
-            Frame::Function => Place::EXIT,
-            Frame::Call => Place::BEHIND_CALL,
+            Frame::Function => PointKind::Exit,
+            Frame::Call => PointKind::CallAfter,
         }
     }
 }

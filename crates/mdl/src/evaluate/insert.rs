@@ -11,25 +11,11 @@ use crate::ast::{Insert, Meta, MetaKind};
 use crate::program::FunctionRef;
 use crate::source::Span;
 
-/// A kind of point, before or behind its instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) point: PointKind,
-    pub(super) after: bool,
-}
-
-impl Place {
-    pub(super) const ENTRY: Place = Place { point: PointKind::Entry, after: false };
-    pub(super) const EXIT: Place = Place { point: PointKind::Exit, after: false };
-    pub(super) const BEFORE_CALL: Place = Place { point: PointKind::Call, after: false };
-    pub(super) const BEHIND_CALL: Place = Place { point: PointKind::Call, after: true };
-}
-
 /// Code of one definition at one place of one function, before it is known what belongs to it elsewhere.
 #[derive(Clone, Debug)]
 pub(super) struct Draft {
     pub(super) function: FunctionRef,
-    pub(super) place: Place,
+    pub(super) place: PointKind,
     pub(super) order: Order,
     pub(super) role: Role,
     pub(super) snippet: Arc<Snippet>,
@@ -40,9 +26,9 @@ pub(super) struct Draft {
 impl<'a> Evaluation<'a> {
     pub(super) fn insert(&mut self, insert: &'a Insert) {
         let target = match self.expr(&insert.points) {
-            // the code behind an entry's instruction comes last at the entry: what the instruction does changes none of its values
-            Value::Points(PointKind::Entry, functions) => Some((Place::ENTRY, functions)),
-            Value::Points(point, functions) => Some((Place { point, after: insert.after }, functions)),
+            // The code behind an entry's instruction comes last at the entry: what the instruction does changes none of its values.
+            Value::Points(PointKind::CallBefore, functions) if insert.after => Some((PointKind::CallAfter, functions)),
+            Value::Points(point, functions) => Some((point, functions)),
             Value::Refused => None,
             _ => {
                 self.wrong(&insert.points, "points");
@@ -59,7 +45,7 @@ impl<'a> Evaluation<'a> {
                 stmts = vec![Stmt::If(Out::Variable(*flag), stmts)];
             }
         }
-        let last = insert.after && place == Place::ENTRY;
+        let last = insert.after && place == PointKind::Entry;
         let order = if insert.prepend && !last { Order::Prepend } else { Order::Append };
         let before = self.drafts.len();
         self.draft(&functions, place, order, stmts, insert.code_span);
@@ -69,7 +55,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Code for one kind of point of several functions.
-    fn draft(&mut self, functions: &[FunctionRef], place: Place, order: Order, stmts: Vec<Stmt>, span: Span) {
+    fn draft(&mut self, functions: &[FunctionRef], place: PointKind, order: Order, stmts: Vec<Stmt>, span: Span) {
         if stmts.is_empty() {
             return;
         }
@@ -113,11 +99,11 @@ impl<'a> Evaluation<'a> {
             FlagWord::Inclusive => (add(1), add(-1)),
             FlagWord::Exclusive => (set(1), set(0)),
         };
-        self.draft(functions, Place::ENTRY, Order::Prepend, up, span);
-        self.draft(functions, Place::EXIT, Order::Append, down, span);
+        self.draft(functions, PointKind::Entry, Order::Prepend, up, span);
+        self.draft(functions, PointKind::Exit, Order::Append, down, span);
         if word == FlagWord::Exclusive {
-            self.draft(functions, Place::BEFORE_CALL, Order::Append, set(0), span);
-            self.draft(functions, Place::BEHIND_CALL, Order::Prepend, set(1), span);
+            self.draft(functions, PointKind::CallBefore, Order::Append, set(0), span);
+            self.draft(functions, PointKind::CallAfter, Order::Prepend, set(1), span);
         }
     }
 
@@ -129,13 +115,12 @@ impl<'a> Evaluation<'a> {
         let (group, nothing) = (self.group, Arc::from([]));
         self.insertions.extend(drafts.into_iter().map(|draft| Insertion {
             function: draft.function,
-            point: draft.place.point,
-            after: draft.place.after,
+            point: draft.place,
             order: draft.order,
             role: draft.role,
             snippet: draft.snippet,
             group,
-            except: Arc::clone(if draft.place.point == PointKind::Call { &self.measured } else { &nothing }),
+            except: Arc::clone(if draft.place.is_at_call() { &self.measured } else { &nothing }),
         }));
     }
 

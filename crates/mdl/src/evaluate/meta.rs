@@ -10,7 +10,7 @@ use ingraft_model::{Clock, Flavor, Focus, PointKind, Resolution, ResourcePath, S
 use super::events::{EventTimer, Metered};
 use super::flavor;
 use super::frame::KnownRecord;
-use super::insert::{Draft, Place};
+use super::insert::Draft;
 use super::select::{HIERARCHIES, Selection, parse_number};
 use super::vector::{IndexNames, Indexed};
 use super::walk::observes_times_alone;
@@ -131,7 +131,7 @@ pub(super) struct Evaluation<'a> {
     /// Its flag, if it is a constraint.
     pub(super) flag: Option<VariableId>,
     /// Where the code at hand will run; unknown after a finding.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<PointKind>,
     /// The functions in which it will run.
     pub(super) there: Vec<FunctionRef>,
     /// How many functions' arguments and results were looked into.
@@ -579,7 +579,7 @@ impl<'a> Evaluation<'a> {
             (Value::Refused, _) => Value::Refused,
             (Value::Functions(functions), "entry") => Value::Points(PointKind::Entry, functions),
             (Value::Functions(functions), "return") => Value::Points(PointKind::Exit, functions),
-            (Value::Functions(functions), "calls") => Value::Points(PointKind::Call, functions),
+            (Value::Functions(functions), "calls") => Value::Points(PointKind::CallBefore, functions),
             (Value::Functions(functions), "name") => {
                 let name = functions.first().map_or("", |f| self.beyond().function_name(*f));
                 Value::Text(Cow::Borrowed(name))

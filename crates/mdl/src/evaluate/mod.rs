@@ -135,8 +135,6 @@ pub struct Insertion {
     pub function: FunctionRef,
     /// Which of its points.
     pub point: PointKind,
-    /// Behind the point's instruction instead of before it.
-    pub after: bool,
     /// Where among the code of its role.
     pub order: Order,
     /// When among the code of the point.

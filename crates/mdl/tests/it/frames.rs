@@ -282,7 +282,7 @@ fn waits_for_one_mutex_in_one_function() {
     let program = Table::server();
     for insertion in &done.insertions {
         let names: Vec<&str> = insertion.except.iter().map(|f| program.function_name(*f)).collect();
-        let at_calls = insertion.point == ingraft_model::PointKind::Call;
+        let at_calls = insertion.point.is_at_call();
         assert_eq!(names, if at_calls { &["pthread_mutex_lock"][..] } else { &[] });
     }
     // a `default` constraint needs no flag, a module the nesting one
@@ -302,7 +302,7 @@ fn flag_code(done: &Instrumentation) -> Vec<String> {
             for (n, v) in done.variables.iter().enumerate().rev() {
                 text = text.replace(&format!("v{n}"), &v.name).replace(&format!("r{n} "), &format!("{} ", v.name));
             }
-            format!("{:?} {:?} {} {:?} {:?}: {text}", i.function, i.point, i.after, i.role, i.order)
+            format!("{:?} {:?} {:?} {:?}: {text}", i.function, i.point, i.role, i.order)
         })
         .collect()
 }

@@ -15,7 +15,7 @@ pub fn assert_sound(done: &Instrumentation) {
     let mut points: BTreeMap<_, Vec<&Insertion>> = BTreeMap::new();
     for insertion in &done.insertions {
         check.stmts(&insertion.snippet.stmts, insertion, None);
-        let chain = points.entry((insertion.function, insertion.point, insertion.after)).or_default();
+        let chain = points.entry((insertion.function, insertion.point)).or_default();
         match insertion.order {
             Order::Append => chain.push(insertion),
             Order::Prepend => chain.insert(0, insertion),
@@ -25,13 +25,11 @@ pub fn assert_sound(done: &Instrumentation) {
     let records = |place, open| points.get(&place).map_or_else(Vec::new, |chain| named(chain, open));
     let mut all: Vec<Record> = Vec::new();
     for function in done.insertions.iter().map(|i| i.function).collect::<BTreeSet<_>>() {
-        for (begin, end, after) in
-            [(PointKind::Entry, PointKind::Exit, false), (PointKind::Call, PointKind::Call, true)]
-        {
-            let mut opened = records((function, begin, false), true);
+        for (begin, end) in [(PointKind::Entry, PointKind::Exit), (PointKind::CallBefore, PointKind::CallAfter)] {
+            let mut opened = records((function, begin), true);
             all.extend(opened.iter().cloned());
             opened.reverse();
-            assert_eq!(records((function, end, after), false), opened, "they close like brackets");
+            assert_eq!(records((function, end), false), opened, "they close like brackets");
         }
     }
     for a in &all {
@@ -40,7 +38,7 @@ pub fn assert_sound(done: &Instrumentation) {
 }
 
 fn is_end(insertion: &Insertion) -> bool {
-    insertion.point == PointKind::Exit || insertion.after
+    matches!(insertion.point, PointKind::Exit | PointKind::CallAfter)
 }
 
 /// The records that code opens or closes, in the order in which it does.

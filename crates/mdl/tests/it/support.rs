@@ -24,12 +24,12 @@ pub fn show(library: &Library, metric: &str, focus: &str) -> String {
         Ok(done) => {
             let mut out: String = done.thread.map(|t| format!("thread {t}\n")).unwrap_or_default();
             for insertion in &done.insertions {
-                let point = match (insertion.point, insertion.after) {
-                    (PointKind::Entry, false) => "",
-                    (PointKind::Exit, false) => ".return",
-                    (PointKind::Call, false) => ".calls",
-                    (PointKind::Call, true) => ".calls after",
-                    other => panic!("{other:?}"),
+                let point = match insertion.point {
+                    PointKind::Entry => "",
+                    PointKind::Exit => ".return",
+                    PointKind::CallBefore => ".calls",
+                    PointKind::CallAfter => ".calls after",
+                    PointKind::Block | PointKind::Edge => panic!("not yet"),
                 };
                 out += &format!(
                     "{}{point} {:?} {:?}: {}\n",

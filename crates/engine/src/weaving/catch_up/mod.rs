@@ -17,7 +17,6 @@ use self::walk::{Frame, Places, Walk, Walker};
 use crate::api::{CaughtUp, Uncaught};
 use crate::program::modules::Modules;
 use crate::weaving::plan::{Change, Wanted, Woven};
-use crate::weaving::sites::Spot;
 
 /// What an entry's code would have left behind.
 type Prepared = Result<State, Uncaught>;
@@ -93,7 +92,7 @@ impl<'a> CatchUp<'a> {
                     ids.push(m.id);
                 }
             }
-            if w.spot != Spot::ENTRY {
+            if w.spot != PointKind::Entry {
                 for (_, point) in after.points_of(w.function).filter(|(place, _)| place.spot == w.spot) {
                     // not every call has all of them
                     let there = |id: &u64| point.minis.iter().any(|m| m.id == *id);
