@@ -1,11 +1,36 @@
 //! A dead engine's measurements that were to stay go on in a new one.
 
-use ingraft_model::layout::header;
-use ingraft_model::{TextWrite, WallClock};
-use ingraft_process::contains;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::*;
-use crate::recovery::journal::{Contents, PointChain};
+use ingraft_codegen::{Environment, Readable};
+use ingraft_mdl::{FunctionRef as MdlFunction, Library, ValueUnit};
+use ingraft_model::layout::{COUNTERS, header};
+use ingraft_model::{
+    Aggregate, AvmaRange, Focus, MetricInfo, PatchPlan, Pid, Scale, Shape, Style, Svma, TextWrite, UnitsType, WallClock,
+};
+use ingraft_process::{
+    Identity, Options as ApplyOptions, Rights, SharedArea, Target, TickClock, contains, vector_state,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::api::{EnableRequest, FunctionRef, MeasurementId, MetricFocus, PairInfo, Removed, TargetSpec};
+use crate::error::{Error, ErrorKind};
+use crate::readings::values::{CounterAllocator, RECORDS_ONLY};
+use crate::recovery::journal::{Contents, Entries, Head, Journal, KeptPair, PointChain, Record};
+use crate::recovery::{journal, leftover, restore};
+use crate::weaving::plan::Woven;
+
+use super::context::Context;
+use super::control::{Attached, Control};
+use super::driver::{Session, lock_target};
+use super::errors::journal_error;
+use super::measurement::Measurement;
+use super::pair::PairKey;
+use super::shared::Shared;
+use super::unfinished::Unfinished;
+use super::view::View;
 
 /// Time between two tries to take out what a dead engine wove: each holds the target.
 const SPARE_PAUSE: Duration = Duration::from_secs(60);

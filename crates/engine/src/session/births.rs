@@ -3,13 +3,24 @@
 //!
 //! The C library's fork is woven for that, at its entry and its exits (`layout::birth` says what happens there), once there is a pair with a state.
 
-use ingraft_mdl::Program as _;
-use ingraft_model::layout::{COUNTERS, TOP, birth};
-use ingraft_model::{Expr, Kept, Record as CallRecord, Restore};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use super::*;
-use crate::program::modules::ModuleFile;
+use ingraft_mdl::{FunctionRef as MdlFunction, Instrumentation, Program as _, Variable, VariableKind};
+use ingraft_model::layout::{COUNTERS, DEFAULT_STRIDE, TOP, birth};
+use ingraft_model::{
+    Clock, Expr, Kept, PointKind, Record as CallRecord, Restore, Shape, Snippet, Stmt, ThreadIdentity, WallClock,
+};
+use ingraft_process::SharedArea;
+
+use crate::error::Error;
+use crate::program::modules::{ModuleFile, Modules};
 use crate::weaving::exits::Exits;
+use crate::weaving::plan::{NewMini, Wanted as WantedPoints};
+
+use super::control::Control;
+use super::driver::Session;
+use super::pair::PairKey;
 
 /// The function that makes the system call and gives the child's thread its number: in glibc since 2.34 and in musl, and before.
 const FORKS: [&[&str]; 2] = [&["_Fork"], &["__libc_fork", "fork"]];

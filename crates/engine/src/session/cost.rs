@@ -4,9 +4,27 @@
 //! the watch looks at these counters, and takes out of a measurement what costs most until the rest costs what it may. Pairs that only count are
 //! reported and stay.
 
-use super::*;
-use crate::measure::internal::{Internal, processors};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Instant;
+
 use ingraft_codegen::Cost;
+use ingraft_mdl::{FunctionRef as MdlFunction, Variable};
+use ingraft_model::{Clock, PointKind, Shape, Snippet, Tid};
+use rustc_hash::FxHashMap;
+
+use crate::api::{Costs, MeasurementId, PAIRS_TOLD, PairCost, TakenOut};
+use crate::error::{Error, ErrorKind};
+use crate::measure::internal::{Internal, processors};
+use crate::measure::request::Wanted;
+use crate::readings::values::{Columns, Raw, Shards};
+use crate::weaving::cost::Prices;
+
+use super::clocks::now_ns;
+use super::control::{Attached, Control};
+use super::driver::Session;
+use super::pair::{Pair, PairKey};
+use super::shared::Shared;
+use super::view::View;
 
 /// Over its limit in so many windows in a row: a burst that is over when it is noticed takes nothing out.
 const WINDOWS: u32 = 2;
@@ -508,6 +526,8 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_mdl::{ValueUnit, VariableKind};
+
     use super::*;
 
     #[test]

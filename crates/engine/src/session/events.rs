@@ -1,10 +1,17 @@
 //! Events that the kernel counts for each thread of the target: no code, no stop, read by the engine.
 
-use ingraft_mdl::Evaluator;
-use ingraft_model::Flavor;
-use ingraft_process::{CountedEvents, Event, EventError, EventReading, KernelRefusal};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::*;
+use ingraft_mdl::{Evaluator, Library};
+use ingraft_model::{Flavor, MetricInfo, Tid};
+use ingraft_process::{CountedEvents, Event, EventError, EventReading, KernelRefusal, Target};
+
+use crate::api::{Counted, MetricFocus};
+use crate::error::{Error, ErrorKind};
+use crate::program::modules::Modules;
+use crate::readings::values::Raw;
+
+use super::driver::Session;
 
 /// What a pair counts.
 #[derive(Clone, Debug)]

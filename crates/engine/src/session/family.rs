@@ -2,7 +2,15 @@
 
 use std::fs;
 
-use super::*;
+use ingraft_mdl::Insertion;
+use ingraft_model::{DataArea, Fold, Pid, Shape, Tid};
+
+use crate::error::{Error, ErrorKind};
+use crate::measure::request::Wanted;
+use crate::recovery::leftover;
+
+use super::control::Control;
+use super::driver::Session;
 
 impl Session {
     /// Whether fork children are to be measured with the target. That is decided with the first measurement in it, for all that come while it is in.

@@ -1,9 +1,26 @@
 //! What a target maps and unmaps while it is measured: libraries that come are measured, those that go take their points along.
 
-use ingraft_process::MemoryNeed;
+use std::sync::Arc;
+use std::time::Instant;
 
-use super::*;
+use ingraft_mdl::{FunctionRef as MdlFunction, ModuleRef};
+use ingraft_model::ThreadIdentity;
+use ingraft_process::MemoryNeed;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::api::{Enabled, MeasurementId, PairInfo, TakenOut};
+use crate::error::Error;
+use crate::measure::request::Missing;
 use crate::program::pattern::Pattern;
+use crate::recovery::restore;
+
+use super::clocks::now_ns;
+use super::control::Control;
+use super::driver::Session;
+use super::internals;
+use super::measurement::Measurement;
+use super::pair::{Pair, PairKey, pair_infos};
+use super::view::View;
 
 impl Session {
     /// Compares what is known of the modules with what is mapped. Points of text that is gone are forgotten: its addresses may be another

@@ -1,18 +1,42 @@
 //! What new pairs need is woven: counters, code, journal, stop. On an error the target and the session are as before.
 
-use ingraft_model::WallClock;
-use ingraft_model::layout::EVENTS_MAX;
-use ingraft_process::{Event, EventError, MemoryNeed};
+use std::sync::Arc;
 
-use super::landing::restores;
-use super::tails::{TailCalls, await_results};
-use super::*;
-use crate::measure::resolution;
+use ingraft_codegen::{Environment, Readable};
+use ingraft_mdl::{FunctionRef as MdlFunction, Insertion, Instrumentation, Order, Variable};
+use ingraft_model::layout::EVENTS_MAX;
+use ingraft_model::{
+    AvmaRange, Clock, CpuClock, DataArea, PointKind, Refusal, Scale, Shape, Snippet, Stmt, ThreadIdentity, WallClock,
+};
+use ingraft_process::{
+    DataAreaRequest, Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor, vector_state,
+};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::api::{CaughtUp, RefusedFunction};
+use crate::error::{Error, ErrorKind};
+use crate::measure::{calls, resolution};
+use crate::program::modules::Modules;
 use crate::program::symbols::Symbols;
 use crate::program::variables::data_of;
 use crate::program::wall;
+use crate::readings::values::CounterAllocator;
+use crate::recovery::journal::{Entries, Head, Journal, Record};
+use crate::weaving::catch_up::{CatchUp, Counters};
+use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::WovenAnew;
+use crate::weaving::plan::{NewMini, SETTLE, Wanted as WantedPoints, Woven, WovenAnew};
+use crate::weaving::sites::{Text, sites};
+
+use super::clocks::now_ns;
+use super::control::{Attached, Control};
+use super::driver::Session;
+use super::errors::journal_error;
+use super::landing::restores;
+use super::pair::{Landing, Pair, PairKey, function_ref};
+use super::shared::Shared;
+use super::tails::{TailCalls, await_results};
+use super::{births, events};
 
 /// The clock of processor time where the time stamp counter is no clock.
 fn without_counter(cpu: CpuClock) -> CpuClock {

@@ -1,6 +1,23 @@
 //! Metrics of the engine's own in a request: values without code, beside those that have some.
 
-use super::*;
+use std::sync::Arc;
+
+use ingraft_mdl::{Library, ValueUnit};
+use ingraft_model::{Aggregate, Focus, Shape};
+use rustc_hash::FxHashMap;
+
+use crate::api::{EnableRequest, MeasurementId, MetricFocus, PairInfo};
+use crate::error::{Error, ErrorKind};
+use crate::measure::internal;
+use crate::measure::internal::Internal;
+use crate::program::modules::Modules;
+use crate::readings::values::{Raw, Slots};
+
+use super::control::Control;
+use super::driver::Session;
+use super::events;
+use super::pair::PairKey;
+use super::view::View;
 
 /// A pair of a request that the engine knows by itself: its position among the pairs, its key, what it is.
 pub(super) type Own = (usize, PairKey, Known);

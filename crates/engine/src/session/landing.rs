@@ -1,11 +1,14 @@
 //! Where a thread goes on after an exception or a longjmp. Everything deeper in the stack has ended there: flags go down and timers stop at
 //! once, not only at a later entry.
 
-use ingraft_mdl::Program as _;
-use ingraft_model::{CallSite, Callee};
+use std::collections::BTreeSet;
 
-use super::*;
-use crate::program::modules::ModuleFile;
+use ingraft_mdl::{FunctionRef as MdlFunction, Instrumentation, Program as _};
+use ingraft_model::{CallSite, Callee, PointKind, Stmt};
+
+use crate::program::modules::{ModuleFile, Modules};
+
+use super::driver::Session;
 
 /// The first thing that a handler calls, and the last thing that a cleanup calls, each from the frame that the exception has reached.
 const LANDINGS: [&str; 2] = ["__cxa_begin_catch", "_Unwind_Resume"];

@@ -2,10 +2,16 @@
 //! stop at (`r_brk` in link.h). Woven code there tells when to look at the mappings, and nobody has to stop. A thread that has mapped something
 //! waits there, for a bounded time, until it is woven: nothing of a library then runs uncounted, its constructors included.
 
-use ingraft_model::VariableId;
+use std::time::{Duration, Instant};
 
-use super::*;
+use ingraft_model::{PointKind, Snippet, Stmt, VariableId};
+use ingraft_process::SharedArea;
+
 use crate::weaving::exits::Exits;
+use crate::weaving::plan::{NewMini, Wanted as WantedPoints};
+
+use super::control::Control;
+use super::driver::Session;
 
 /// The hook's name in glibc and musl.
 const HOOK: &str = "_dl_debug_state";

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use ingraft_mdl::{Instrumentation, Variable};
 
-use super::Pair;
-use super::insert::{take, too_many};
 use crate::error::Error;
 use crate::readings::values::CounterAllocator;
 use crate::weaving::cost::{Metered, Meters};
+
+use super::insert::{take, too_many};
+use super::pair::Pair;
 
 /// One order of a pair's variables, where it is not the first one's.
 #[derive(Debug)]

@@ -1,6 +1,25 @@
 //! Values, read while the target runs, and what has to be done for them from time to time.
 
-use super::*;
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use ingraft_mdl::{FunctionRef as MdlFunction, ValueUnit, VariableKind};
+use ingraft_model::{Activations, Clock, Shape, ThreadIdentity, Tid};
+use ingraft_process::{ExitStatus, TickClock, thread_exists};
+use rustc_hash::FxHashSet;
+
+use crate::api::{Details, Ended, MeasurementId, Reading, Value};
+use crate::error::{Error, ErrorKind};
+use crate::readings::values::{ENDED_MAX, LastSeen, RECORDS_ONLY, Ruler, Shards, Slots};
+
+use super::clocks::now_ns;
+use super::context::AtEnd;
+use super::control::Control;
+use super::driver::Session;
+use super::errors::no_measurement;
+use super::internals::OwnValue;
+use super::pair::{Pair, PairKey};
+use super::view::{Plain, View, Views};
 
 /// Time between two looks for threads that have ended while there are timers, where threads come and go.
 const LOOK: Duration = Duration::from_millis(5);
@@ -343,14 +362,6 @@ impl Session {
         let known: FxHashSet<Tid> = shared.tids.values().chain(shared.kin.keys()).copied().collect();
         self.cpu_seen.lock().unwrap_or_else(PoisonError::into_inner).retain(|tid, _| known.contains(tid));
     }
-
-    pub(super) fn shared(&self) -> RwLockReadGuard<'_, Shared> {
-        self.shared.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn shared_mut(&self) -> RwLockWriteGuard<'_, Shared> {
-        self.shared.write().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Pair {
@@ -362,31 +373,5 @@ impl Pair {
         let activations =
             activations.map(|(first, v)| if v.sampled { *first } else { *first | RECORDS_ONLY }).collect();
         Some((Slots { first, shape: own.shape }, activations, own.unit))
-    }
-}
-
-impl Shared {
-    pub(super) fn columns(&self) -> Option<Columns<'_>> {
-        let area = self.area.as_deref()?;
-        let by_id = matches!(self.identity, Some(ThreadIdentity::FsOffset(_)));
-        let tid = |identity: u64| self.tids.get(&identity).copied().or(by_id.then_some(Tid(identity as i32)));
-        Some(Columns::new(area, &self.ended, self.used_counters, &tid))
-    }
-
-    /// What is known of synchronisation objects, by address, if a list of them is being kept.
-    fn objects(&self, columns: &Columns<'_>) -> FxHashMap<u64, ObjectState> {
-        let lists =
-            self.shapes.tables().filter(|(first, fold)| *fold == Fold::Last && !self.frozen.contains_key(first));
-        let tables = lists
-            .flat_map(|(first, fold)| columns.threads(Slots { first, shape: Shape::Table(fold) }, &[], Ruler::PLAIN));
-        let all = tables.map(|(_, raw)| raw).fold(Raw::default(), Raw::plus);
-        all.table.iter().flat_map(|table| table.states()).collect()
-    }
-
-    /// Which thread has which thread pointer, if that is how they are told apart.
-    pub(super) fn remember(&mut self, threads: &[ThreadBase], identity: ThreadIdentity) {
-        if identity == ThreadIdentity::FsBase {
-            self.tids.extend(threads.iter().map(|t| (t.fs_base, t.tid)));
-        }
     }
 }

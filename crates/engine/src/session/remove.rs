@@ -1,9 +1,28 @@
 //! What was woven is taken out: of pairs that nobody measures any more, or everything.
 
 use std::ops::Range;
+use std::sync::{Arc, PoisonError};
 
-use super::*;
-use crate::recovery::ground::{self, Left, Why};
+use ingraft_mdl::FunctionRef as MdlFunction;
+use ingraft_model::layout::COUNTERS;
+use ingraft_model::{PatchPlan, Pid, Shape};
+use ingraft_process::{Identity, Options as ApplyOptions};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::api::{MeasurementId, Removed};
+use crate::error::{Error, ErrorKind};
+use crate::measure::event_places::EventPlaces;
+use crate::readings::values::Shards;
+use crate::recovery::ground::{Left, Why};
+use crate::recovery::journal::{PointRecord, Record};
+use crate::recovery::{ground, leftover, restore};
+
+use super::clocks::now_ns;
+use super::control::{Attached, Control};
+use super::driver::Session;
+use super::errors::no_measurement;
+use super::pair::{Pair, PairKey};
+use super::view::View;
 
 /// How many different findings about changed code are remembered until the end.
 const DISTURBANCES_MAX: usize = 64;

@@ -1,11 +1,20 @@
 //! Rights that end: a process may become another user's, or protected, while its user measures it. What was inserted for that user is taken out
 //! then, and nothing is served any more.
 
+use std::collections::BTreeSet;
 use std::sync::TryLockError;
 
-use ingraft_process::Denial;
+use ingraft_process::{Denial, Rights};
+use rustc_hash::FxHashSet;
 
-use super::*;
+use crate::api::{MeasurementId, TakenOut};
+use crate::error::Error;
+
+use super::clocks::now_ns;
+use super::control::Control;
+use super::driver::Session;
+use super::measurement::Measurement;
+use super::pair::PairKey;
 
 impl Session {
     /// Whether the end of the target, or of its program, was noticed.

@@ -5,19 +5,28 @@
 //! with its value at the insertion. At any other jump the record is discarded and the call counted (`left_by_tail_jump`), as it is where a cycle of
 //! jumps leads back to a function that opens such a record: the number of open records would be unbounded.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_mdl::Role;
-use ingraft_model::{Avma, BinaryOp, CallSite, Callee, Expr, Record as CallRecord, Restore, Scalar, VariableId, Whose};
+use ingraft_mdl::{FunctionRef as MdlFunction, Insertion, Instrumentation, Role, ValueUnit, Variable, VariableKind};
+use ingraft_model::{
+    Avma, BinaryOp, CallSite, Callee, Expr, PointKind, Record as CallRecord, Restore, Scalar, Shape, Snippet, Stmt,
+    Svma, VariableId, Whose,
+};
+use ingraft_process::Target;
 use rayon::prelude::*;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::*;
 use crate::background::in_background;
 use crate::program::callees::callees;
-use crate::program::modules::ModuleFile;
+use crate::program::images::ImageStore;
+use crate::program::modules::{ModuleFile, Modules};
 use crate::program::variables::data_of;
 use crate::weaving::exits::Exits;
+
+use super::driver::Session;
+use super::pair::PairKey;
 
 /// The library whose functions most slots are for.
 const LIBC: &str = "libc";
@@ -540,6 +549,8 @@ impl Follow<'_> {
 
 #[cfg(test)]
 mod tests {
+    use ingraft_mdl::ModuleRef;
+
     use super::*;
 
     #[test]

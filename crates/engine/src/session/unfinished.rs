@@ -2,7 +2,19 @@
 //! kernel may have a gs base of ours, or something may return to an arena. The memory stays until that is over. Whoever measures in the target
 //! meanwhile goes on with the same memory, in which such a thread finds its shard.
 
-use super::*;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use ingraft_model::{AvmaRange, Pid, ThreadIdentity, Tid};
+use ingraft_process::{Identity, Target};
+
+use crate::api::MeasurementId;
+use crate::error::{Error, ErrorKind};
+use crate::recovery::journal::{PointRecord, Record};
+use crate::weaving::plan::Woven;
+
+use super::control::Control;
+use super::driver::Session;
 
 /// Time until a removal is first tried again that does not wait on threads that sleep; it doubles with each try.
 const PAUSE: Duration = Duration::from_secs(1);

@@ -1,7 +1,15 @@
 //! What the pairs of a measurement are read from.
 
+use ingraft_mdl::{IndexNames, ValueUnit};
+use ingraft_model::{Aggregate, Fold, Shape, Table, Tid};
+use rustc_hash::FxHashMap;
+
+use crate::api::{Details, Keys, ThreadValue};
+use crate::readings::values::{Raw, Slots};
+
 use super::events::Counting;
-use super::*;
+use super::internals::OwnValue;
+use super::pair::PairKey;
 
 /// One measurement's view of a pair.
 #[derive(Debug, Clone)]

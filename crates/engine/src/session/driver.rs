@@ -1,0 +1,183 @@
+//! A session with one target, and its beginning.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::time::Duration;
+
+use ingraft_model::layout::DEFAULT_STRIDE;
+use ingraft_model::{Pid, Tid};
+use ingraft_process::{ClockProblem, Target, TickClock};
+use rustc_hash::FxHashMap;
+
+use crate::api::{Ended, Inserted};
+use crate::error::Error;
+use crate::measure::event_places::EventPlaces;
+use crate::program::identity::describe;
+use crate::program::modules::Modules;
+use crate::readings::values::CounterAllocator;
+use crate::recovery::leftover;
+
+use super::context::{AtEnd, Context};
+use super::control::Control;
+use super::errors::journal_error;
+use super::shared::Shared;
+use super::{births, cost};
+
+/// A session with one target.
+pub struct Session {
+    pub(super) context: Context,
+    pub(super) target: Arc<Target>,
+    pub(super) owner: u32,
+    pub(super) clock: Result<TickClock, ClockProblem>,
+    /// How long a nanosecond is in the ticks of processor time, once that is measured.
+    pub(super) cpu_rate: OnceLock<u64>,
+    pub(super) control: Mutex<Control>,
+    pub(super) shared: RwLock<Shared>,
+    pub(super) ended: OnceLock<Ended>,
+    /// The clock of the timers when the end was noticed: then all of them stood still.
+    pub(super) ended_at: OnceLock<u64>,
+    /// Time until the next look for threads that have ended.
+    pub(super) look_pause: Mutex<Duration>,
+    /// Who wants to know of the end at once.
+    pub(super) at_end: Mutex<Vec<Weak<AtEnd>>>,
+    /// The processor time of threads whose timers run, when it was last asked for: of a thread that has ended the kernel says nothing.
+    pub(super) cpu_seen: Mutex<FxHashMap<Tid, u64>>,
+    pub(super) rates: Mutex<cost::Rates>,
+    /// Changes by others to woven code, and when each was seen first, in nanoseconds of Unix time.
+    pub(super) disturbed: Mutex<Vec<(String, u64)>>,
+}
+
+impl Session {
+    /// Opens a session; the target is not touched yet, unless a dead engine left something in it: that is removed. What cannot be removed yet, because
+    /// a thread sleeps in the kernel, the session goes on with.
+    pub fn open(context: Context, target: Arc<Target>) -> Result<Self, Error> {
+        let failed = |e| Error::process(target.pid(), e);
+        let areas = target.find_areas().map_err(failed)?;
+        areas.iter().try_for_each(|range| leftover::refuse_held(&target, range))?;
+        let lock = lock_target(&context, target.pid())?;
+        for range in areas {
+            let removed = leftover::restore_area(&context.state, &target, &range)?;
+            if removed.memory_left && removed.text_restored {
+                return Session::with_memory(context, target, lock, &range, removed);
+            }
+        }
+        Session::with_modules(context, target, lock)
+    }
+
+    pub(super) fn with_modules(context: Context, target: Arc<Target>, lock: File) -> Result<Self, Error> {
+        let modules = Modules::of(&target)?;
+        let owner = target.status().map_err(|e| Error::process(target.pid(), e))?.uid;
+        let clock = TickClock::start(context.clock);
+        let control = Control {
+            modules,
+            attached: None,
+            counters: CounterAllocator::default(),
+            stride: DEFAULT_STRIDE,
+            pairs: FxHashMap::default(),
+            retired: Vec::new(),
+            measurements: BTreeMap::new(),
+            next_mini: 1,
+            lock: Some(lock),
+            behind: false,
+            unrun: false,
+            events: EventPlaces::default(),
+            unsettled: false,
+            family: false,
+            births: births::Births::NotNeeded,
+            unfinished: None,
+            has_spare: false,
+            spare_after: None,
+            closed: false,
+        };
+        Ok(Session {
+            context,
+            target,
+            owner,
+            clock,
+            cpu_rate: OnceLock::new(),
+            control: Mutex::new(control),
+            shared: RwLock::default(),
+            ended: OnceLock::new(),
+            ended_at: OnceLock::new(),
+            look_pause: Mutex::default(),
+            at_end: Mutex::default(),
+            cpu_seen: Mutex::default(),
+            rates: Mutex::default(),
+            disturbed: Mutex::default(),
+        })
+    }
+
+    /// Looks for modules that were mapped or unmapped since.
+    pub fn refresh(&self) -> Result<(), Error> {
+        self.look_at_modules(&mut self.control()).map(drop)
+    }
+
+    /// Asks something about the modules.
+    pub fn check_names(&self, ask: impl FnOnce(&Modules) -> Result<(), Error>) -> Result<(), Error> {
+        ask(&self.control().modules)
+    }
+
+    /// Whether nothing of this session is in the target any more, and nothing will come.
+    pub fn is_over(&self) -> bool {
+        let control = self.control();
+        control.lock.is_none() && control.attached.is_none() && control.measurements.is_empty()
+    }
+
+    /// The target.
+    pub fn target(&self) -> &Arc<Target> {
+        &self.target
+    }
+
+    /// Whose the target is or was (real user id).
+    pub fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        self.target.pid()
+    }
+
+    pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn shared(&self) -> RwLockReadGuard<'_, Shared> {
+        self.shared.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn shared_mut(&self) -> RwLockWriteGuard<'_, Shared> {
+        self.shared.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn failed(&self, e: ingraft_process::Error) -> Error {
+        Error::process(self.pid(), e)
+    }
+
+    /// What is inserted here.
+    pub fn inserted(&self) -> Option<Inserted> {
+        let control = self.control();
+        let attached = control.attached.as_ref()?;
+        // not within what follows: there the costs look as well, and whoever holds the values must not ask for them again while a writer waits
+        let hooks = usize::from(self.shared().hook.is_some());
+        Some(Inserted {
+            pid: self.pid(),
+            holder: format!("{} {}", self.context.program, std::process::id()),
+            ours: true,
+            points: (attached.woven.len() - hooks) as u32,
+            code_bytes: attached.woven.code_bytes(),
+            since_ns: attached.since_ns,
+            identity: describe(attached.env.identity),
+            costs: attached.woven.knows_all().then(|| self.costs(&control, attached)),
+            measurements: control.measurements.keys().copied().collect(),
+            kept_measurements: control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| *id).collect(),
+            kept: control.measurements.values().filter(|m| m.keep).count() as u32,
+            warnings: self.disturbances(&control),
+        })
+    }
+}
+
+pub(super) fn lock_target(context: &Context, pid: Pid) -> Result<File, Error> {
+    let lock = context.state.lock_target(pid).map_err(|e| journal_error(pid, &e))?;
+    lock.ok_or_else(|| leftover::held(pid, "another ingraft"))
+}

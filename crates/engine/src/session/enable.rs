@@ -1,0 +1,324 @@
+//! Insertion of a measurement: from a request to woven pairs and an answer.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ingraft_mdl::{FunctionRef as MdlFunction, Library, Variable};
+use ingraft_model::{Clock, CpuClock, Resolution, Shape, WallClock};
+use ingraft_process::{Rights, TickClock};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::api::{CaughtUp, EnableRequest, Enabled, MeasurementId};
+use crate::error::Error;
+use crate::measure::request::{Missing, Wanted};
+use crate::measure::resolution::Coarsening;
+use crate::measure::{calls, request, resolution};
+use crate::program::labels;
+use crate::weaving::cost::{Metered, Meters, Prices};
+
+use super::clocks::now_ns;
+use super::control::Control;
+use super::driver::{Session, lock_target};
+use super::errors::{ending, over};
+use super::measurement::{Measurement, warnings_of};
+use super::pair::{PairKey, pair_infos};
+use super::{births, insert, internals};
+
+/// What is said when there is no better clock.
+const SYSTEM_CALLS: &str =
+    "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because";
+const NO_AREAS: &str = "the program's threads have no rseq areas that tell of switches";
+const NO_COUNTER: &str = "the time stamp counter is not the clock";
+
+/// What is said of definitions that call functions.
+const CALLS_COST: &str = "what the called functions themselves take is in no cost";
+
+impl Session {
+    /// Inserts a measurement, with the rights of who asks for it. With [`Missing::MayCome`] it begins with what is there and grows by
+    /// [`Session::grow`].
+    #[expect(clippy::too_many_arguments, reason = "a request, and how it is served")]
+    pub fn enable(
+        &self,
+        id: MeasurementId,
+        rights: Rights,
+        library: &Arc<Library>,
+        request: &EnableRequest,
+        missing: Missing,
+        begin: Instant,
+        progress: &dyn Fn(&str),
+    ) -> Result<Enabled, Error> {
+        let mut guard = self.control();
+        let control = &mut *guard;
+        if control.closed {
+            return Err(ending(self.pid()));
+        }
+        let _acting = self.target.act_for(rights);
+        if control.lock.is_none() && self.ended.get().is_none() {
+            // measurements without code outlive an insertion that was taken back
+            let is_clean = self.target.find_areas().is_ok_and(|areas| areas.is_empty());
+            if control.measurements.is_empty() || !is_clean {
+                return Err(over(self.pid()));
+            }
+            control.lock = Some(lock_target(&self.context, self.pid())?);
+        }
+        self.release_spare(control);
+        self.target.take_longest_hold(); // forgets those of earlier operations
+        let attached_before = control.attached.is_some() && !control.measurements.is_empty();
+        self.look_at_modules(control)?;
+        self.refuse_changed(control)?;
+        let own = internals::of_request(library, request, &control.modules)?;
+        let before = self.internal_views(&own)?;
+        let (errors, wanted) = self.evaluate_rest(control, library, request, &own, missing, progress);
+        let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
+        warnings.extend(library.unknown_flavors(&request.flavors).into_iter().map(with_help));
+        let from_memory = control.modules.loaded().filter(|(_, _, m)| m.from_memory);
+        warnings.extend(
+            from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
+        );
+        let wanted = wanted?;
+        if missing == Missing::ModulesMayCome {
+            request::refuse_absent(&control.modules, request)?;
+        }
+        let awaited = match missing {
+            Missing::Fails => Vec::new(),
+            Missing::MayCome | Missing::ModulesMayCome => request::awaited(&control.modules, request),
+        };
+        if missing == Missing::ModulesMayCome {
+            warnings.extend(warnings_of(&awaited, &control.modules));
+        }
+        warnings.extend(labels::warning(&control.modules, &request.functions));
+        request::refuse_empty(&self.target, &wanted)?;
+        warnings.extend(before.iter().filter_map(|v| v.own.as_ref()?.events()?.warning()));
+        for w in &wanted {
+            warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
+        }
+        self.decide_family(control, request.family && own.is_empty(), &wanted, &mut warnings)?;
+        let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
+        self.refuse_dear(control, &wanted, limit)?;
+        if wanted.iter().any(|w| calls::has_calls(&w.instrumentation)) {
+            warnings.push(CALLS_COST.to_owned());
+        }
+        let reads = |clock| wanted.iter().any(|w| insert::reads(&w.instrumentation, clock));
+        let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
+        // Values that need no code have no stop in which that would be asked.
+        self.target.check(rights).map_err(|e| self.failed(e))?;
+        let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty())?;
+        warnings.extend(keys.iter().filter_map(|(key, _)| control.pairs.get(key)?.why_barren(key)));
+        let resolutions =
+            keys.iter().filter_map(|(key, _)| resolution::of_variables(&control.pairs.get(key)?.variables));
+        warnings.extend(resolutions.min().and_then(resolution::warning));
+        warnings.extend(self.mapped_again(control));
+        // a program that is started maps its C library later
+        warnings.extend(control.births.warning().filter(|_| control.births != births::Births::Absent));
+        if reads_wall {
+            warnings.extend(control.attached.as_ref().and_then(|a| self.other_clock(a.env.wall)));
+        }
+        let calling = control.attached.as_ref().filter(|a| reads_cpu && a.env.cpu == CpuClock::SystemCall);
+        if let Some(attached) = calling {
+            let why = if attached.env.wall == WallClock::Tsc { NO_AREAS } else { NO_COUNTER };
+            warnings.push(format!("{SYSTEM_CALLS} {why}"));
+        }
+        let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
+        internals::merge(&own, before, &mut views, &mut pairs);
+        let measurement = Measurement {
+            views: Arc::new(views.into()),
+            pairs: Arc::new(pairs),
+            grown: false,
+            request: EnableRequest { max_pairs: None, ..request.clone() },
+            library: Arc::clone(library),
+            awaited,
+            keep: false,
+            rights,
+            revoked: false,
+            limit,
+        };
+        control.add_users(&keys);
+        self.settle_accounts(control);
+        let enabled = self.enabled(control, id, &measurement, !attached_before, begin, caught_up, warnings);
+        control.measurements.insert(id, measurement);
+        if request.keep {
+            self.keep_locked(control, id, true)?;
+        }
+        Ok(enabled)
+    }
+
+    /// What is said of code that the program has mapped a second time, elsewhere.
+    fn mapped_again(&self, control: &Control) -> Vec<String> {
+        let Some(attached) = &control.attached else { return Vec::new() };
+        let warning = |module| {
+            let at = control.modules.again(module, attached.woven.text_of(module).map(|w| w.at))?;
+            let name = &control.modules.file(module)?.name;
+            Some(format!(
+                "code of {name} is mapped a second time, at {:#x}: calls that are made there are not counted",
+                at.0
+            ))
+        };
+        attached.woven.modules().into_iter().filter_map(warning).collect()
+    }
+
+    /// What is said of another clock than the time stamp counter.
+    fn other_clock(&self, wall: WallClock) -> Option<String> {
+        let prices = Prices::here();
+        let (how, ns) = match wall {
+            WallClock::Tsc => return None,
+            WallClock::Vdso(_) => ("through the vDSO", prices.vdso_ns),
+            WallClock::SystemCall => ("by a system call", prices.system_call_ns),
+        };
+        let problem = self.clock.as_ref().ok().and_then(TickClock::problem);
+        let why = problem.map_or_else(|| "as was asked for".to_owned(), |problem| format!("because {problem}"));
+        Some(format!("the time is read {how}, some {ns:.0} ns each time, {why}"))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "an answer with as many facts")]
+    pub(super) fn enabled(
+        &self,
+        control: &Control,
+        id: MeasurementId,
+        measurement: &Measurement,
+        attached: bool,
+        begin: Instant,
+        caught_up: CaughtUp,
+        mut warnings: Vec<String>,
+    ) -> Enabled {
+        warnings.extend(caught_up.warnings());
+        let pairs = &measurement.pairs;
+        let unwoven = pairs.iter().filter(|p| p.points == 0 && p.function.is_some());
+        let (parent, title) = ingraft_process::parent_and_title(self.pid());
+        Enabled {
+            id,
+            pid: self.pid(),
+            parent,
+            title,
+            attached,
+            threads: self.target.threads().map_or(0, |t| t.len() as u32),
+            modules: control.modules.mapped().count() as u32,
+            functions: control.modules.loaded().map(|(_, _, m)| m.image.functions().len() as u32).sum(),
+            points: pairs.iter().map(|p| p.points).sum(),
+            since_ns: now_ns(),
+            attach_time: begin.elapsed(),
+            stopped: self.target.take_longest_hold(),
+            pairs: Arc::clone(pairs),
+            refused: unwoven.flat_map(|p| p.refused.clone()).collect(),
+            caught_up,
+            warnings,
+        }
+    }
+
+    /// Weaves what is wanted and not there yet. Returns the keys of all that is wanted. `whole`: it fails if nothing of it can be woven.
+    #[expect(clippy::type_complexity, reason = "a list and its stop")]
+    pub(super) fn insert_wanted(
+        &self,
+        control: &mut Control,
+        wanted: Vec<Wanted>,
+        whole: bool,
+    ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp), Error> {
+        let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
+        let mut fresh = Vec::new();
+        let mut more = Vec::new();
+        let mut meters = Vec::new();
+        let mut seen = FxHashSet::default();
+        let mut wanted = wanted;
+        Self::fit_histograms(control, &mut wanted, &keys);
+        let limit = insert::counters_max(control);
+        let mut made = Metered::default();
+        for (w, (key, _)) in wanted.into_iter().zip(&keys) {
+            if !seen.insert(key.clone()) {
+                continue;
+            }
+            let mut instrumentation = w.instrumentation;
+            let Some(pair) = control.pairs.get_mut(key) else {
+                let mut known = Meters::default();
+                known.apply(&mut instrumentation, &mut made);
+                meters.push((key.clone(), known));
+                fresh.push((key.clone(), instrumentation));
+                continue;
+            };
+            // A pair that is there grows by the functions of modules that were loaded since.
+            let known: FxHashSet<MdlFunction> =
+                pair.minis.iter().map(|(f, _)| *f).chain(pair.unwoven.iter().map(|(f, _)| *f)).collect();
+            instrumentation.insertions.retain(|i| !known.contains(&i.function));
+            // also one that has all its functions may need what was loaded since: exceptions and longjmp land there
+            if !instrumentation.insertions.is_empty() || pair.restores {
+                let counters = if instrumentation.insertions.is_empty() {
+                    pair.counters.clone()
+                } else {
+                    let free = &mut control.counters;
+                    let counters = pair.counters_for(&mut instrumentation, &mut made, free, limit);
+                    counters.map_err(|e| e.about(self.target.pid()))?
+                };
+                more.push((key.clone(), instrumentation, counters));
+            }
+        }
+        let whole = whole && fresh.len() == seen.len();
+        let mut caught_up = self.insert(control, fresh, whole)?;
+        for (key, meters) in meters {
+            if let Some(pair) = control.pairs.get_mut(&key) {
+                pair.meters = meters;
+            }
+        }
+        caught_up.add(self.extend(control, more)?);
+        Ok((keys, caught_up))
+    }
+
+    /// Chooses how finely histograms tell values apart, and before anything is woven how far the shards lie from each other.
+    fn fit_histograms(control: &mut Control, wanted: &mut [Wanted], keys: &[(PairKey, Option<MdlFunction>)]) {
+        let is_new = |key: &PairKey| !control.pairs.contains_key(key);
+        let histograms =
+            |variables: &[Variable]| variables.iter().filter(|v| matches!(v.shape, Shape::Histogram(_))).count();
+        let there: usize = control.pairs.values().map(|pair| histograms(&pair.variables)).sum();
+        let new = || wanted.iter().zip(keys).filter(|(_, (key, _))| is_new(key)).map(|(w, _)| &w.instrumentation);
+        let count = there + new().map(|i| histograms(&i.variables)).sum::<usize>();
+        let slots_at = |resolution: Resolution| -> u64 {
+            let saved = Shape::Histogram(Resolution::Fine).slots() - Shape::Histogram(resolution).slots();
+            let of = |variables: &[Variable]| {
+                // one hidden counter for each snippet, of which there are two for most pairs
+                resolution::slots(variables) + 2 - u64::from(saved) * histograms(variables) as u64
+            };
+            u64::from(control.counters.used()) + new().map(|i| of(&i.variables)).sum::<u64>()
+        };
+        let usual = resolution::of(count);
+        let resolution = match &control.attached {
+            None => {
+                control.stride = resolution::stride_for(slots_at(usual));
+                usual
+            }
+            Some(attached) => {
+                let room = u64::from(attached.area.layout().counters());
+                let fits = |r: &Resolution| *r <= usual && slots_at(*r) <= room;
+                let finest_first = [Resolution::Fine, Resolution::Medium, Resolution::Coarse];
+                finest_first.into_iter().find(fits).unwrap_or(Resolution::Coarse)
+            }
+        };
+        let mut to: FxHashMap<Resolution, Coarsening> = FxHashMap::default();
+        for (w, (key, _)) in wanted.iter_mut().zip(keys) {
+            // one that is there stays as it is
+            let known = control.pairs.get(key).and_then(|pair| resolution::of_variables(&pair.variables));
+            let to_what = known.unwrap_or(resolution);
+            to.entry(to_what).or_insert_with(|| Coarsening::to(to_what)).apply(&mut w.instrumentation);
+        }
+    }
+
+    /// Evaluates what of a request the engine does not know by itself. The errors are of modules that cannot be looked into.
+    pub(super) fn evaluate_rest(
+        &self,
+        control: &Control,
+        library: &Library,
+        request: &EnableRequest,
+        own: &[internals::Own],
+        missing: Missing,
+        progress: &dyn Fn(&str),
+    ) -> (Vec<Error>, Result<Vec<Wanted>, Error>) {
+        let rest = if own.is_empty() { Cow::Borrowed(request) } else { Cow::Owned(internals::without(request, own)) };
+        if !own.is_empty() && rest.pairs.is_empty() && rest.functions.is_empty() {
+            return (Vec::new(), Ok(Vec::new()));
+        }
+        let places = (&*self.target, &*self.context.images, &control.modules);
+        request::evaluate(places, library, &rest, missing, progress)
+    }
+}
+
+/// A finding as one line with its help, without the code, which is for texts.
+fn with_help(ingraft_mdl::Diagnostic { message, help, .. }: ingraft_mdl::Diagnostic) -> String {
+    help.map_or_else(|| message.clone(), |help| format!("{message}; {help}"))
+}

@@ -1,0 +1,76 @@
+//! State that readers of values share with the driver.
+
+use std::sync::Arc;
+
+use ingraft_model::{Fold, ObjectState, Pid, Shape, ThreadIdentity, Tid};
+use ingraft_process::{SharedArea, ThreadBase};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::program::symbols::Symbols;
+use crate::readings::values::{Columns, EndedThreads, Raw, Ruler, Shapes, Slots};
+
+use super::{cost, loader};
+
+/// What readers need.
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) area: Option<Arc<SharedArea>>,
+    pub(super) identity: Option<ThreadIdentity>,
+    pub(super) ended: EndedThreads,
+    /// What tells that the loader has worked.
+    pub(super) hook: Option<loader::Hook>,
+    /// Counters from 0 up to here may have been counted into.
+    pub(super) used_counters: u32,
+    /// What the counters belong to that are not variables of their own.
+    pub(super) shapes: Shapes,
+    /// What addresses are called, once a pair has values by key.
+    pub(super) symbols: Symbols,
+    /// Identities (as the target's threads see themselves, or fs bases) to thread ids as we see them.
+    pub(super) tids: FxHashMap<u64, Tid>,
+    /// Fork children count like threads of the target.
+    pub(super) family: bool,
+    /// The processes of their threads, those that have ended included.
+    pub(super) kin: FxHashMap<Tid, Pid>,
+    /// Everything is being taken out of the target and its children: they are not looked at.
+    pub(super) leaving: bool,
+    /// Those of them that began without the state of the thread that forked.
+    pub(super) stateless: FxHashSet<Pid>,
+    /// What pairs cost, by the first counter of their value.
+    pub(super) accounts: FxHashMap<u32, cost::Account>,
+    /// The same by counter, in order, once that was asked for: what is looked at all the time.
+    pub(super) bill: Option<Vec<cost::Item>>,
+    /// What pairs have cost that are gone, in nanoseconds of processor time.
+    pub(super) spent_ns: f64,
+    /// Number of pairs with a timer of either clock, and of others.
+    pub(super) wall_timers: i64,
+    pub(super) cpu_timers: i64,
+    pub(super) no_timers: i64,
+    /// Values that stay as they are, by the first counter.
+    pub(super) frozen: FxHashMap<u32, cost::Frozen>,
+}
+
+impl Shared {
+    pub(super) fn columns(&self) -> Option<Columns<'_>> {
+        let area = self.area.as_deref()?;
+        let by_id = matches!(self.identity, Some(ThreadIdentity::FsOffset(_)));
+        let tid = |identity: u64| self.tids.get(&identity).copied().or(by_id.then_some(Tid(identity as i32)));
+        Some(Columns::new(area, &self.ended, self.used_counters, &tid))
+    }
+
+    /// What is known of synchronisation objects, by address, if a list of them is being kept.
+    pub(super) fn objects(&self, columns: &Columns<'_>) -> FxHashMap<u64, ObjectState> {
+        let lists =
+            self.shapes.tables().filter(|(first, fold)| *fold == Fold::Last && !self.frozen.contains_key(first));
+        let tables = lists
+            .flat_map(|(first, fold)| columns.threads(Slots { first, shape: Shape::Table(fold) }, &[], Ruler::PLAIN));
+        let all = tables.map(|(_, raw)| raw).fold(Raw::default(), Raw::plus);
+        all.table.iter().flat_map(|table| table.states()).collect()
+    }
+
+    /// Which thread has which thread pointer, if that is how they are told apart.
+    pub(super) fn remember(&mut self, threads: &[ThreadBase], identity: ThreadIdentity) {
+        if identity == ThreadIdentity::FsBase {
+            self.tids.extend(threads.iter().map(|t| (t.fs_base, t.tid)));
+        }
+    }
+}
