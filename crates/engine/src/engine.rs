@@ -158,7 +158,7 @@ impl Engine {
                 let e = permitted.err()?;
                 Some(Denied { why: e.what, hint: e.hint })
             });
-            let with_parent = may_know && sessions.iter().any(|s| s.target().pid() != p.pid && s.is_kin(p.pid));
+            let with_parent = may_know && sessions.iter().any(|s| s.target().pid() != p.pid && s.is_followed(p.pid));
             ProcessEntry { pid: p.pid, name: p.name, uid: p.uid, denied, parent: p.parent, title, with_parent }
         };
         Ok(found.into_iter().filter(wanted).map(entry).collect())
@@ -176,7 +176,7 @@ impl Engine {
             let session = lock(&self.inner.sessions).get(parent).cloned();
             let mut children: Vec<_> = children.into_iter().map(|child| (child, *parent)).collect();
             while let Some((child, parent)) = children.pop() {
-                if session.as_ref().is_some_and(|s| s.is_kin(child)) {
+                if session.as_ref().is_some_and(|s| s.is_followed(child)) {
                     let theirs = ingraft_process::children(child).unwrap_or_default();
                     children.extend(theirs.into_iter().map(|grandchild| (grandchild, child)));
                 } else if ingraft_process::has_memory(child) {

@@ -22,6 +22,7 @@ use crate::recovery::journal::{Contents, Entries, Head, Journal, KeptPair, Point
 use crate::recovery::{journal, leftover, restore};
 use crate::weaving::plan::Woven;
 
+use super::clocks::Clocks;
 use super::context::Context;
 use super::control::{Attached, Control};
 use super::driver::{Session, lock_target};
@@ -218,10 +219,7 @@ impl Session {
         let wall = area.wall_clock().map_err(failed)?;
         let session = Session::with_modules(context, target, lock)?;
         let clock = if wall == WallClock::Tsc { TickClock::counter() } else { TickClock::monotonic(None) };
-        let session = Session { clock: Ok(clock), ..session };
-        if rate != 0 {
-            session.cpu_rate.get_or_init(|| rate);
-        }
+        let session = Session { clocks: Clocks::resume(clock, rate), ..session };
         {
             let mut control = session.control();
             control.family = family;

@@ -178,7 +178,7 @@ fn own_counters(counters: &[u32], variables: &[Variable]) -> impl Iterator<Item 
 
 impl Pair {
     /// Whether it costs more by nature than a count.
-    fn is_dear(&self) -> bool {
+    fn is_costly(&self) -> bool {
         self.variables.iter().any(|v| v.shape != Shape::Counter)
     }
 
@@ -265,7 +265,7 @@ impl Session {
         };
         let mut control = self.control();
         // which pairs are whose is looked up only if it can matter
-        if self.ended.get().is_some() || control.measurements.values().all(|m| all <= m.limit * PERCENT) {
+        if self.end.is_known() || control.measurements.values().all(|m| all <= m.limit * PERCENT) {
             self.rates().over.clear();
             return;
         }
@@ -297,7 +297,7 @@ impl Session {
         let shared = self.shared();
         let rates = self.rates();
         for view in measurement.views.iter().filter(|v| v.own.is_none()) {
-            let pair = control.pairs.get(&view.key).filter(|p| p.is_dear() && p.is_seen_by(view));
+            let pair = control.pairs.get(&view.key).filter(|p| p.is_costly() && p.is_seen_by(view));
             let account = pair.and_then(|p| p.counters.first()).and_then(|first| shared.accounts.get(first));
             if let Some(rate) = account.and_then(|account| rates.of(account)) {
                 costs.insert(&view.key, rate);
@@ -309,7 +309,7 @@ impl Session {
             return Vec::new();
         }
         // what several measure stays as long as one of them may pay for it
-        costs.retain(|key, _| control.patron(key) == Some(id));
+        costs.retain(|key, _| control.payer(key) == Some(id));
         let mut sum = sum_of(&costs);
         let mut costs: Vec<(PairRate, &PairKey)> = costs.into_iter().map(|(key, rate)| (rate, key)).collect();
         costs.sort_by(|a, b| b.0.ns_per_s.total_cmp(&a.0.ns_per_s));
@@ -348,8 +348,8 @@ impl Session {
         pair.landings.clear();
         let Some((value, activations, unit)) = pair.value() else { return };
         self.close_accounts(std::iter::once(value.first));
-        let (now, cpu) = (|| self.time_now(), |tid| self.cpu_ticks(tid));
-        let ruler = self.ruler(unit, &now, &cpu);
+        let (now, cpu) = (|| self.clocks.now(), |tid| self.clocks.cpu_ticks(&self.target, tid));
+        let ruler = self.clocks.ruler(unit, &now, &cpu);
         let mut shared = self.shared_mut();
         let rows = shared.columns().map(|columns| columns.threads(value, &activations, ruler)).unwrap_or_default();
         shared.frozen.insert(value.first, Frozen { rows, why });
@@ -362,7 +362,7 @@ impl Session {
     }
 
     /// Refuses a request of which it is known that it will cost more than it may: calls of its functions are counted already.
-    pub(super) fn refuse_dear(&self, control: &Control, wanted: &[Wanted], limit: f64) -> Result<(), Error> {
+    pub(super) fn refuse_costly(&self, control: &Control, wanted: &[Wanted], limit: f64) -> Result<(), Error> {
         let mut known: FxHashMap<MdlFunction, f64> = FxHashMap::default();
         let shared = self.shared();
         if let (Some(columns), Some(attached)) = (shared.columns(), &control.attached) {
@@ -383,7 +383,7 @@ impl Session {
         }
         let mut each: FxHashMap<(*const Snippet, PointKind), f64> = FxHashMap::default();
         let mut total = 0.0;
-        let wall = crate::measure::lower::wall_of(self.clock.as_ref().ok());
+        let wall = crate::measure::lower::wall_of(self.clocks.wall().ok());
         let mut worst: Option<(f64, f64, &Wanted)> = None;
         for w in wanted {
             let shapes = w.instrumentation.variables.iter().map(|v| v.shape);
@@ -428,7 +428,7 @@ impl Session {
     pub(super) fn internal(&self, metric: Internal, shared: &Shared) -> i64 {
         let whole = |ns: f64| ns.round() as i64;
         let threads = || self.target.threads().map_or(0, |t| t.len() as i64);
-        let running = self.ended.get().is_none() && self.target.is_alive();
+        let running = !self.end.is_known() && self.target.is_alive();
         match metric {
             Internal::PauseTime => i64::try_from(self.target.time_held().as_nanos()).unwrap_or(i64::MAX),
             Internal::ObservedCost => whole(self.spent(shared)),
@@ -518,7 +518,7 @@ impl Attached {
 
 impl Control {
     /// The measurement that answers for what a pair costs: the one that may cost most.
-    fn patron(&self, key: &PairKey) -> Option<MeasurementId> {
+    fn payer(&self, key: &PairKey) -> Option<MeasurementId> {
         let users = self.measurements.iter().filter(|(_, m)| m.views.iter().any(|v| v.key == *key));
         users.max_by(|a, b| a.1.limit.total_cmp(&b.1.limit)).map(|(id, _)| *id)
     }

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+use ingraft_model::Pid;
 use ingraft_model::layout::DEFAULT_STRIDE;
-use ingraft_model::{Pid, Tid};
-use ingraft_process::{ClockProblem, Target, TickClock};
+use ingraft_process::Target;
 use rustc_hash::FxHashMap;
 
-use crate::api::{Ended, Inserted};
+use crate::api::Inserted;
 use crate::error::Error;
 use crate::measure::event_places::EventPlaces;
 use crate::program::identity::describe;
@@ -18,8 +18,11 @@ use crate::program::modules::Modules;
 use crate::readings::values::CounterAllocator;
 use crate::recovery::leftover;
 
-use super::context::{AtEnd, Context};
+use super::clocks::Clocks;
+use super::context::Context;
 use super::control::Control;
+use super::disturbances::Findings;
+use super::end::End;
 use super::errors::journal_error;
 use super::shared::Shared;
 use super::{births, cost};
@@ -29,23 +32,14 @@ pub struct Session {
     pub(super) context: Context,
     pub(super) target: Arc<Target>,
     pub(super) owner: u32,
-    pub(super) clock: Result<TickClock, ClockProblem>,
-    /// How long a nanosecond is in the ticks of processor time, once that is measured.
-    pub(super) cpu_rate: OnceLock<u64>,
+    pub(super) clocks: Clocks,
     pub(super) control: Mutex<Control>,
     pub(super) shared: RwLock<Shared>,
-    pub(super) ended: OnceLock<Ended>,
-    /// The clock of the timers when the end was noticed: then all of them stood still.
-    pub(super) ended_at: OnceLock<u64>,
+    pub(super) end: End,
     /// Time until the next look for threads that have ended.
     pub(super) look_pause: Mutex<Duration>,
-    /// Who wants to know of the end at once.
-    pub(super) at_end: Mutex<Vec<Weak<AtEnd>>>,
-    /// The processor time of threads whose timers run, when it was last asked for: of a thread that has ended the kernel says nothing.
-    pub(super) cpu_seen: Mutex<FxHashMap<Tid, u64>>,
     pub(super) rates: Mutex<cost::Rates>,
-    /// Changes by others to woven code, and when each was seen first, in nanoseconds of Unix time.
-    pub(super) disturbed: Mutex<Vec<(String, u64)>>,
+    pub(super) findings: Findings,
 }
 
 impl Session {
@@ -68,7 +62,7 @@ impl Session {
     pub(super) fn with_modules(context: Context, target: Arc<Target>, lock: File) -> Result<Self, Error> {
         let modules = Modules::of(&target)?;
         let owner = target.status().map_err(|e| Error::process(target.pid(), e))?.uid;
-        let clock = TickClock::start(context.clock);
+        let clocks = Clocks::start(context.clock);
         let control = Control {
             modules,
             attached: None,
@@ -94,17 +88,13 @@ impl Session {
             context,
             target,
             owner,
-            clock,
-            cpu_rate: OnceLock::new(),
+            clocks,
             control: Mutex::new(control),
             shared: RwLock::default(),
-            ended: OnceLock::new(),
-            ended_at: OnceLock::new(),
+            end: End::default(),
             look_pause: Mutex::default(),
-            at_end: Mutex::default(),
-            cpu_seen: Mutex::default(),
             rates: Mutex::default(),
-            disturbed: Mutex::default(),
+            findings: Findings::default(),
         })
     }
 

@@ -54,7 +54,7 @@ impl Session {
             return Err(ending(self.pid()));
         }
         let _acting = self.target.act_for(rights);
-        if control.lock.is_none() && self.ended.get().is_none() {
+        if control.lock.is_none() && !self.end.is_known() {
             // measurements without code outlive an insertion that was taken back
             let is_clean = self.target.find_areas().is_ok_and(|areas| areas.is_empty());
             if control.measurements.is_empty() || !is_clean {
@@ -95,7 +95,7 @@ impl Session {
         }
         self.decide_family(control, request.family && own.is_empty(), &wanted, &mut warnings)?;
         let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
-        self.refuse_dear(control, &wanted, limit)?;
+        self.refuse_costly(control, &wanted, limit)?;
         if wanted.iter().any(|w| calls::has_calls(&w.instrumentation)) {
             warnings.push(CALLS_COST.to_owned());
         }
@@ -104,7 +104,7 @@ impl Session {
         // Values that need no code have no stop in which that would be asked.
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty())?;
-        warnings.extend(keys.iter().filter_map(|(key, _)| control.pairs.get(key)?.why_barren(key)));
+        warnings.extend(keys.iter().filter_map(|(key, _)| control.pairs.get(key)?.why_unmeasured(key)));
         let resolutions =
             keys.iter().filter_map(|(key, _)| resolution::of_variables(&control.pairs.get(key)?.variables));
         warnings.extend(resolutions.min().and_then(resolution::warning));
@@ -165,7 +165,7 @@ impl Session {
             WallClock::Vdso(_) => ("through the vDSO", prices.vdso_ns),
             WallClock::SystemCall => ("by a system call", prices.system_call_ns),
         };
-        let problem = self.clock.as_ref().ok().and_then(TickClock::problem);
+        let problem = self.clocks.wall().ok().and_then(TickClock::problem);
         let why = problem.map_or_else(|| "as was asked for".to_owned(), |problem| format!("because {problem}"));
         Some(format!("the time is read {how}, some {ns:.0} ns each time, {why}"))
     }

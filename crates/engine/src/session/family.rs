@@ -54,14 +54,14 @@ impl Session {
     }
 
     /// Whether a process is measured with the target.
-    pub fn is_kin(&self, pid: Pid) -> bool {
+    pub fn is_followed(&self, pid: Pid) -> bool {
         let shared = self.shared();
-        let area = shared.area.as_ref().filter(|_| shared.family && self.ended.get().is_none());
+        let area = shared.area.as_ref().filter(|_| shared.family && !self.end.is_known());
         area.is_some_and(|area| self.has_inherited(pid, area.layout()))
     }
 
     /// The process of a thread that counts in an area, if that is not the target's and lives.
-    pub(super) fn find_kin(&self, tid: Tid, area: DataArea) -> Option<(Tid, Pid)> {
+    pub(super) fn find_followed(&self, tid: Tid, area: DataArea) -> Option<(Tid, Pid)> {
         if !self.has_inherited(Pid(tid.0), area) {
             return None;
         }

@@ -114,10 +114,10 @@ impl Session {
         let area = control.attached.as_ref().map(|a| Arc::clone(&a.area));
         let taken = self.pull_out(control);
         if let Some(area) = area {
-            self.deafen(&area);
+            self.stop_listening(&area);
         }
         taken?;
-        self.bury_ended_threads();
+        self.retire_ended_threads();
         let why = TakenOut { time_ns: now_ns(), hits_per_s: 0, cost_ns_per_s: 0, limit_ns_per_s: 0, own_gs: true };
         for key in control.pairs.keys().cloned().collect::<Vec<_>>() {
             self.freeze(control, &key, why);

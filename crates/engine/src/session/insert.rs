@@ -136,7 +136,7 @@ impl Session {
         control.pairs.reserve(bound.len());
         for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
             let unwoven = refused_of(control, &instrumentation, &refused, number);
-            let barren = is_barren(&instrumentation, number, &refused);
+            let unmeasured = is_unmeasured(&instrumentation, number, &refused);
             let restores = restores(&instrumentation);
             let (metric, thread, object) = (instrumentation.metric, instrumentation.thread, instrumentation.object);
             let index_names = instrumentation.index_names;
@@ -152,7 +152,7 @@ impl Session {
                 unlanded,
                 restores,
                 unwoven,
-                barren,
+                unmeasured,
                 thread,
                 object,
                 index_names,
@@ -194,7 +194,7 @@ impl Session {
             pair.unlanded.extend(minis.unlanded);
             pair.restores |= restores(&instrumentation);
             pair.unwoven.append(&mut unwoven);
-            pair.barren &= is_barren(&instrumentation, number, &refused);
+            pair.unmeasured &= is_unmeasured(&instrumentation, number, &refused);
         }
         Ok(caught_up)
     }
@@ -386,12 +386,12 @@ impl Session {
         if let Some(why) = in_the_way {
             return refuse("no_clock", format!("times cannot be measured here: {why}"), "counts work");
         }
-        match &self.clock {
+        match self.clocks.wall() {
             Ok(clock) => {
                 attached.env.ticks = clock.scale();
                 // ticks of the thread's clock in this target are of one length for ever, whoever measures
                 let rate = attached.area.cpu_rate(clock.scale().inverse()).map_err(|e| self.failed(e))?;
-                self.cpu_rate.get_or_init(|| rate);
+                self.clocks.set_cpu_rate(rate);
                 Ok(())
             }
             Err(problem) => refuse("no_clock", format!("times cannot be measured here: {problem}"), "counts work"),
@@ -461,7 +461,7 @@ impl Session {
         reasons: &Refused,
     ) -> Option<Error> {
         let mut with_code = bound.iter().enumerate().filter(|(_, (_, i, _))| !i.insertions.is_empty());
-        if with_code.any(|(pair, (_, instrumentation, _))| !is_barren(instrumentation, pair, reasons)) {
+        if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
             return None;
         }
         let ((function, _), refusal) = reasons.iter().min_by_key(|(p, _)| **p)?;
@@ -505,7 +505,7 @@ impl Session {
         let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
         control.family &= identity != ThreadIdentity::FsBase && own_namespace;
         let family = control.family;
-        let (wall, cpu) = match (&self.clock, cpu) {
+        let (wall, cpu) = match (self.clocks.wall(), cpu) {
             (Ok(clock), cpu) if !clock.is_counter() => (wall::of_kernel(&self.target), without_counter(cpu)),
             (_, cpu) => (WallClock::Tsc, cpu),
         };
@@ -615,8 +615,8 @@ impl Session {
             return Err(self.failed(e));
         }
         let now = |clock, tid| match clock {
-            Clock::Wall => self.time_now(),
-            Clock::Cpu => self.cpu_ticks(tid),
+            Clock::Wall => self.clocks.now(),
+            Clock::Cpu => self.clocks.cpu_ticks(&self.target, tid),
         };
         let counters = Counters { area: &area, identity: attached.env.identity, now: &now };
         let versions = (&before, &attached.woven);
@@ -824,7 +824,7 @@ fn rough_need(modules: &Modules, wanted: &[WantedPoints<'_>]) -> MemoryNeed {
 }
 
 /// Whether one of its definitions, the metric's or a constraint's, is woven nowhere, so that its value tells nothing.
-fn is_barren(instrumentation: &Instrumentation, pair: usize, refused: &Refused) -> bool {
+fn is_unmeasured(instrumentation: &Instrumentation, pair: usize, refused: &Refused) -> bool {
     if refused.is_empty() {
         return false;
     }

@@ -156,7 +156,7 @@ impl Session {
     }
 
     /// Nobody is answered any more; who waits goes on.
-    pub(super) fn deafen(&self, area: &SharedArea) {
+    pub(super) fn stop_listening(&self, area: &SharedArea) {
         if let Err(error) = area.stop_listening() {
             tracing::debug!(%error, "threads at the loader's hook wait until their time is over");
         }

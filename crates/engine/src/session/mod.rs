@@ -14,8 +14,10 @@ mod clocks;
 mod context;
 mod control;
 mod cost;
+mod disturbances;
 mod driver;
 mod enable;
+mod end;
 mod errors;
 mod events;
 mod family;
@@ -34,6 +36,7 @@ pub(crate) mod replaced;
 mod rights;
 mod shared;
 mod tails;
+mod threads;
 mod unfinished;
 mod view;
 

@@ -48,7 +48,7 @@ pub(super) struct Pair {
     /// Functions that could not be woven, and why.
     pub(super) unwoven: Vec<(MdlFunction, RefusedFunction)>,
     /// One of its definitions is woven nowhere: its value tells nothing.
-    pub(super) barren: bool,
+    pub(super) unmeasured: bool,
     /// The only thread that counts.
     pub(super) thread: Option<Tid>,
     /// The address of the object that the focus names.
@@ -71,10 +71,10 @@ impl Pair {
     }
 
     /// What is said of a pair that cannot be measured although others are.
-    pub(super) fn why_barren(&self, key: &PairKey) -> Option<String> {
+    pub(super) fn why_unmeasured(&self, key: &PairKey) -> Option<String> {
         // a function by name is told as refused
         let by_name = key.pair.focus.part("Code").is_some_and(|code| code.names.len() == 2) && self.minis.is_empty();
-        if !self.barren || by_name {
+        if !self.unmeasured || by_name {
             return None;
         }
         let MetricFocus { metric, focus } = &*key.pair;

@@ -1,7 +1,7 @@
 //! What was woven is taken out: of pairs that nobody measures any more, or everything.
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use ingraft_mdl::FunctionRef as MdlFunction;
 use ingraft_model::layout::COUNTERS;
@@ -15,17 +15,13 @@ use crate::measure::event_places::EventPlaces;
 use crate::readings::values::Shards;
 use crate::recovery::ground::{Left, Why};
 use crate::recovery::journal::{PointRecord, Record};
-use crate::recovery::{ground, leftover, restore};
+use crate::recovery::{leftover, restore};
 
-use super::clocks::now_ns;
 use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::no_measurement;
 use super::pair::{Pair, PairKey};
 use super::view::View;
-
-/// How many different findings about changed code are remembered until the end.
-const DISTURBANCES_MAX: usize = 64;
 
 impl Session {
     /// Removes a measurement; with the last one everything goes. Returns whether the session is over.
@@ -38,14 +34,14 @@ impl Session {
         let grown = measurement.grown.then(|| Arc::clone(&measurement.pairs));
         let last = control.measurements.len() == 1;
         // which children there are is not seen any more once they are restored
-        self.bury_ended_threads();
+        self.retire_ended_threads();
         // Children that are measured with the target lose the area with it and live on: nobody is to take them for ended.
         let family = last && self.shared().family;
         self.shared_mut().leaving = family;
         let taken = self.take_measurement_out(control, &views, last);
         if !family {
             // threads that ended with calls open have left them
-            self.bury_ended_threads();
+            self.retire_ended_threads();
         }
         let reading = taken.is_ok().then(|| self.reading(&views, true));
         self.shared_mut().leaving = false;
@@ -72,7 +68,7 @@ impl Session {
         if last {
             return self.take_down(control);
         }
-        if self.ended.get().is_some() {
+        if self.end.is_known() {
             return Ok(leftover::untouched(self.pid()));
         }
         self.look_at_modules(control)?;
@@ -210,7 +206,7 @@ impl Session {
     /// Takes everything out of the target: text, threads, arenas, data area, fork children, journal.
     pub(super) fn take_down(&self, control: &mut Control) -> Result<Removed, Error> {
         if let Some(attached) = &control.attached {
-            self.deafen(&attached.area);
+            self.stop_listening(&attached.area);
         }
         self.pull_out(control)
     }
@@ -222,7 +218,7 @@ impl Session {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
         };
-        if self.ended.get().is_some() || !self.target.is_alive() {
+        if self.end.is_known() || !self.target.is_alive() {
             self.discard(control);
             return Ok(leftover::untouched(self.pid()));
         }
@@ -285,55 +281,6 @@ impl Session {
         Ok(Removed { stopped, text_restored, children_left, warnings, memory_left, asleep, ..rest })
     }
 
-    fn warnings(&self, control: &Control, left: &[Left]) -> Vec<String> {
-        Left::warnings(left, &self.target, &|at| control.modules.name_at(at))
-    }
-
-    /// What others have done to the code that is woven here.
-    pub(super) fn disturbances(&self, control: &Control) -> Vec<String> {
-        let left = self.disturbed_places(control);
-        if left.is_empty() { Vec::new() } else { self.warnings(control, &left) }
-    }
-
-    /// Where others have changed what is woven here.
-    fn disturbed_places(&self, control: &Control) -> Vec<Left> {
-        let Some(attached) = &control.attached else { return Vec::new() };
-        let text = attached.woven.points().flat_map(|(_, point)| &point.removal.text);
-        ground::disturbed(&self.target, text)
-    }
-
-    /// Adds to the warnings of a removal what others have done to the code while it was woven: places that have the original code again, of which
-    /// the removal itself sees nothing, and what a look has found before, each once and with the time since. `left` are the places that are told of.
-    fn add_lost_calls(&self, control: &Control, before: Vec<Left>, left: &[Left], warnings: &mut Vec<String>) {
-        let lost: Vec<Left> =
-            before.into_iter().filter(|l| l.state == Why::Lost && !left.iter().any(|k| k.at == l.at)).collect();
-        if !lost.is_empty() {
-            warnings.extend(self.warnings(control, &lost));
-        }
-        let seen = self.disturbed.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = now_ns();
-        for (what, since) in seen.iter() {
-            let ago = now.saturating_sub(*since) / 1_000_000_000;
-            let dated = format!("{what} (seen first {ago} s before the end)");
-            match warnings.iter_mut().find(|known| *known == what) {
-                Some(known) => *known = dated,
-                None => warnings.push(dated),
-            }
-        }
-    }
-
-    /// Looks at the woven code, and says once what others have done to it.
-    pub fn notice_disturbances(&self) {
-        let found = self.disturbances(&self.control());
-        let mut told = self.disturbed.lock().unwrap_or_else(PoisonError::into_inner);
-        for what in found {
-            if told.len() < DISTURBANCES_MAX && !told.iter().any(|(known, _)| *known == what) {
-                tracing::warn!(pid = self.pid().0, "{what}");
-                told.push((what, now_ns()));
-            }
-        }
-    }
-
     /// Nothing of ours is in the target any more: the journal and the lock go.
     pub(super) fn discard(&self, control: &mut Control) {
         control.unfinished = None;
@@ -363,7 +310,7 @@ impl Session {
         let mut control = self.control();
         control.closed = true;
         if let Some(attached) = &control.attached {
-            self.deafen(&attached.area);
+            self.stop_listening(&attached.area);
         }
         let ids: Vec<_> = control.measurements.iter().filter(|(_, m)| !m.keep).map(|(id, _)| *id).collect();
         drop(control);

@@ -17,11 +17,6 @@ use super::measurement::Measurement;
 use super::pair::PairKey;
 
 impl Session {
-    /// Whether the end of the target, or of its program, was noticed.
-    pub fn has_ended(&self) -> bool {
-        self.ended.get().is_some()
-    }
-
     /// Whether a measurement lost its rights.
     pub fn is_revoked(&self, id: MeasurementId) -> bool {
         self.control().measurements.get(&id).is_some_and(|m| m.revoked)
@@ -67,7 +62,7 @@ impl Session {
             let minis = control.minis_of(&going.iter().collect());
             self.withdraw(control, &minis)?;
         }
-        self.bury_ended_threads();
+        self.retire_ended_threads();
         let why = TakenOut { time_ns: now_ns(), hits_per_s: 0, cost_ns_per_s: 0, limit_ns_per_s: 0, own_gs: false };
         going.iter().for_each(|key| self.freeze(control, key, why));
         self.settle_accounts(control);

@@ -30,7 +30,7 @@ pub(super) struct Shared {
     /// Fork children count like threads of the target.
     pub(super) family: bool,
     /// The processes of their threads, those that have ended included.
-    pub(super) kin: FxHashMap<Tid, Pid>,
+    pub(super) followed: FxHashMap<Tid, Pid>,
     /// Everything is being taken out of the target and its children: they are not looked at.
     pub(super) leaving: bool,
     /// Those of them that began without the state of the thread that forked.

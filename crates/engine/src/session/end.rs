@@ -1,0 +1,137 @@
+//! End of a target: noticed by the watch, told to listeners.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use ingraft_model::Tid;
+use ingraft_process::ExitStatus;
+
+use crate::api::Ended;
+
+use super::context::AtEnd;
+use super::driver::Session;
+
+/// Time between two looks for threads that have ended while there are timers, where threads come and go.
+const LOOK: Duration = Duration::from_millis(5);
+/// The same where they stay.
+const LOOK_RARELY: Duration = Duration::from_millis(20);
+/// What these looks may take of a processor, as a divisor.
+const LOOK_SHARE: u32 = 100;
+
+/// The end of a target, and its listeners.
+#[derive(Default)]
+pub(super) struct End {
+    known: OnceLock<Ended>,
+    listeners: Mutex<Vec<Weak<AtEnd>>>,
+}
+
+impl End {
+    /// How the target has ended; `None` as long as no end was noticed.
+    pub fn get(&self) -> Option<Ended> {
+        self.known.get().copied()
+    }
+
+    /// Whether the end was noticed.
+    pub fn is_known(&self) -> bool {
+        self.known.get().is_some()
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Vec<Weak<AtEnd>>> {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a listener. One that comes after the end is told at once.
+    fn add_listener(&self, tell: &Arc<AtEnd>) {
+        let mut all = self.listeners();
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(tell));
+        drop(all);
+        if self.is_known() {
+            tell();
+        }
+    }
+
+    /// Notes the end and tells the listeners. The first end stays.
+    fn note(&self, ended: Ended) {
+        let _ = self.known.set(ended);
+        let all = std::mem::take(&mut *self.listeners());
+        all.iter().filter_map(Weak::upgrade).for_each(|tell| tell());
+    }
+}
+
+impl Session {
+    /// Whether the end of the target, or of its program, was noticed.
+    pub fn has_ended(&self) -> bool {
+        self.end.is_known()
+    }
+
+    /// Lets a listener know of the end of the target as soon as it is noticed.
+    pub fn at_end(&self, tell: &Arc<AtEnd>) {
+        self.end.add_listener(tell);
+    }
+
+    fn note_end(&self, ended: Ended) {
+        self.stop_the_clock();
+        self.end.note(ended);
+    }
+
+    /// Stops the clock of the timers if the target has ended. No reader runs meanwhile, so that no later reading is lower than one before.
+    pub(super) fn stop_the_clock(&self) {
+        if !self.clocks.is_stopped() {
+            let _nobody_reads = self.shared_mut();
+            self.clocks.stop();
+        }
+    }
+
+    /// Waits a little for the end of the target, and does what has to be done from time to time. `false`: the target is gone.
+    pub fn watch(&self, at_most: Duration) -> bool {
+        if self.ends_within(at_most) {
+            self.stop_the_clock();
+            // as long as its status was not fetched, the kernel tells what its main thread has taken
+            self.clocks.cpu_ticks(&self.target, Tid(self.pid().0));
+        }
+        if let Some(status) = self.target.wait_exit(Duration::ZERO) {
+            let (status, signal) = match status {
+                ExitStatus::Code(code) => (Some(code), None),
+                ExitStatus::Signal(signal) => (None, Some(signal)),
+                ExitStatus::Unknown => (None, None),
+            };
+            self.note_end(Ended { status, signal, exec: false });
+            return false;
+        }
+        if !self.target.is_same_program() {
+            self.note_end(Ended { status: None, signal: None, exec: true });
+            return false;
+        }
+        self.revoke();
+        self.retire_ended_threads();
+        self.follow_events();
+        true
+    }
+
+    /// Waits for the end of the target, and looks for threads that have ended meanwhile if timers may run in them.
+    fn ends_within(&self, at_most: Duration) -> bool {
+        let mut pause = self.look_pause.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = Instant::now();
+        let end = now + at_most;
+        loop {
+            let left = end.saturating_duration_since(now);
+            let (wall, cpu) = self.timers();
+            if self.target.ends_within(if wall || cpu { left.min(*pause) } else { left }) {
+                return true;
+            }
+            let begin = Instant::now();
+            if begin >= end {
+                return false;
+            }
+            // where only wall timers run nothing has to be asked of threads that live on
+            let misses = self.misses_threads();
+            if cpu || misses {
+                self.retire_ended_threads();
+            }
+            now = Instant::now();
+            let least = if misses { LOOK } else { (*pause * 2).clamp(LOOK, LOOK_RARELY) };
+            *pause = ((now - begin) * LOOK_SHARE).clamp(least, at_most.max(least));
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Threads that count: which of them live, and the shards of those that have ended.
+
+use ingraft_model::{Clock, ThreadIdentity, Tid};
+use ingraft_process::{SharedArea, thread_exists};
+use rustc_hash::FxHashSet;
+
+use crate::readings::values::{ENDED_MAX, LastSeen, Shards};
+
+use super::driver::Session;
+use super::shared::Shared;
+
+impl Session {
+    /// Whether some thread that counts has ended, or is one that was not seen yet: as cheap to ask as threads count.
+    pub(super) fn misses_threads(&self) -> bool {
+        let shared = self.shared();
+        let (Some(area), Some(ThreadIdentity::FsOffset(_))) = (&shared.area, shared.identity) else { return false };
+        let lives = |tid: &Tid| thread_exists(shared.followed.get(tid).copied().unwrap_or(self.pid()), *tid);
+        let child = |id: u64| Some(Tid(id as i32)).filter(|tid| shared.followed.contains_key(tid));
+        let known = |id: u64| shared.tids.get(&id).copied().or_else(|| child(id));
+        Shards::claims(&**area).iter().any(|(_, identity)| !known(*identity).is_some_and(|tid| lives(&tid)))
+    }
+
+    /// Whether there are timers, by clock. How long those of a thread that ended in a measured function have run is known as well as its end is.
+    pub(super) fn timers(&self) -> (bool, bool) {
+        let shared = self.shared();
+        (shared.wall_timers > 0, shared.cpu_timers > 0)
+    }
+
+    /// Frees the shards of threads that have ended. Their values stay in [`Shared::ended`].
+    pub(super) fn retire_ended_threads(&self) {
+        let mut shared = self.shared_mut();
+        let shared = &mut *shared;
+        // An fs base may belong to the next thread already: its shard is simply used again.
+        let (Some(area), Some(ThreadIdentity::FsOffset(_))) = (shared.area.clone(), shared.identity) else { return };
+        if shared.leaving {
+            return;
+        }
+        let claims = Shards::claims(&*area);
+        if claims.is_empty() {
+            return;
+        }
+        let Ok(live) = self.target.threads() else { return };
+        // Read before any shard is looked at: the clock is not ahead of what a reader was told of a thread that lives.
+        let now = self.clocks.now();
+        let own_namespace = self.target.status().is_ok_and(|s| s.own_id == self.pid().0);
+        let mut living = self.identities(shared, &live, own_namespace);
+        if shared.family {
+            living.extend(self.look_at_children(shared, &area, &claims, &living));
+            for shard in area.unborn().unwrap_or_default() {
+                Shards::free(&*area, shard, shared.used_counters);
+            }
+        }
+        let running = self.free_shards(shared, &area, claims, &mut living, (now, own_namespace));
+        // asked now, it is known when they have ended
+        for tid in running {
+            self.clocks.cpu_ticks(&self.target, tid);
+        }
+        shared.tids.retain(|id, _| living.contains(id));
+        let known: FxHashSet<Tid> = shared.tids.values().chain(shared.followed.keys()).copied().collect();
+        self.clocks.cpu_seen().retain(|tid, _| known.contains(tid));
+    }
+
+    /// The identities of the target's threads, as these see themselves. Notes which thread has which.
+    fn identities(&self, shared: &mut Shared, live: &[Tid], own_namespace: bool) -> FxHashSet<u64> {
+        let mut living = FxHashSet::default();
+        for &tid in live {
+            let id = if own_namespace {
+                tid.0
+            } else if let Some((id, _)) = shared.tids.iter().find(|(_, known)| **known == tid) {
+                *id as i32
+            } else {
+                self.target.thread_status(tid).map_or(tid.0, |s| s.own_id)
+            };
+            let id = id as u64;
+            shared.tids.insert(id, tid);
+            shared.followed.remove(&tid);
+            living.insert(id);
+        }
+        living
+    }
+
+    /// Looks for threads of followed children among the owners of shards that are no threads of the target. Returns their identities.
+    fn look_at_children(
+        &self,
+        shared: &mut Shared,
+        area: &SharedArea,
+        claims: &[(u32, u64)],
+        living: &FxHashSet<u64>,
+    ) -> Vec<u64> {
+        let strangers = claims.iter().map(|(_, identity)| *identity).filter(|id| !living.contains(id));
+        let found: Vec<_> = strangers.filter_map(|id| self.find_followed(Tid(id as i32), area.layout())).collect();
+        if area.follows_births().unwrap_or(false) {
+            let new = found.iter().filter(|(tid, pid)| tid.0 == pid.0 && !shared.followed.contains_key(tid));
+            for (tid, pid) in new {
+                let shard = claims.iter().find(|(_, identity)| *identity == tid.0 as u64).map(|(shard, _)| *shard);
+                if shard.is_some_and(|shard| area.was_born(shard).is_ok_and(|born| !born)) {
+                    shared.stateless.insert(*pid);
+                }
+            }
+        }
+        let identities = found.iter().map(|(tid, _)| tid.0 as u64).collect();
+        if shared.followed.len() < ENDED_MAX {
+            shared.followed.extend(found);
+        }
+        identities
+    }
+
+    /// Frees the shards of owners that do not live. Returns the living threads in which a timer of processor time runs. An owner whose thread the
+    /// kernel still knows is added to `living`.
+    fn free_shards(
+        &self,
+        shared: &mut Shared,
+        area: &SharedArea,
+        claims: Vec<(u32, u64)>,
+        living: &mut FxHashSet<u64>,
+        (now, own_namespace): (u64, bool),
+    ) -> Vec<Tid> {
+        // Counters are handed out from 0 on.
+        let used = shared.used_counters;
+        let mut running = Vec::new();
+        let seen = self.clocks.cpu_seen();
+        for (shard, identity) in claims {
+            let tid = shared.tids.get(&identity).copied().or(own_namespace.then_some(Tid(identity as i32)));
+            // the kernel's list ends early when a thread ends while it is being read
+            let is_there = |tid: Tid| self.target.thread_cpu_ns(tid).is_some();
+            if !living.contains(&identity) && tid.is_some_and(is_there) {
+                living.insert(identity);
+            }
+            if !living.contains(&identity) {
+                // of a child whose parent has not asked for its status yet the kernel still knows
+                let ended = |tid: Tid| {
+                    let ticks = self.clocks.ticks_of(self.target.child_cpu_ns(tid)?);
+                    Some(ticks).filter(|_| shared.followed.contains_key(&tid))
+                };
+                let cpu = || tid.and_then(|tid| ended(tid).or_else(|| seen.get(&tid).copied())).unwrap_or(0);
+                let last = LastSeen { wall: now, cpu: area.cpu_last(shard).unwrap_or(0).max(cpu()) };
+                shared.ended.bury(area, &shared.shapes, shard, tid, used, last);
+            } else if shared.cpu_timers > 0 && shared.shapes.timers(Clock::Cpu).any(|n| area.load(shard, n + 1) < 0) {
+                running.extend(tid);
+            }
+        }
+        running
+    }
+}
