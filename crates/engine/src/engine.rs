@@ -24,7 +24,7 @@ use crate::program::modules::Modules;
 use crate::program::pattern::glob_match;
 use crate::recovery::leftover;
 use crate::session::replaced::Before;
-use crate::session::{AtEnd, Context, OVER, Session};
+use crate::session::{AtEnd, Context, NewMeasurement, OVER, Session};
 use crate::state_dir::StateDir;
 use crate::weaving::refusals::refusals;
 
@@ -375,7 +375,7 @@ impl Engine {
     ) -> Result<Enabled, Error> {
         let id = self.new_id()?;
         let missing = if request.await_modules { Missing::ModulesMayCome } else { Missing::Fails };
-        let enabled = session.enable(id, rights, library, request, missing, begin, progress);
+        let enabled = session.enable(&NewMeasurement { id, rights, library, request, missing, begin, progress });
         let enabled = enabled.and_then(|enabled| {
             if request.await_modules
                 && let Err(e) = session.await_modules(id)

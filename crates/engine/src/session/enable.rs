@@ -5,63 +5,54 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingraft_mdl::{FunctionRef as MdlFunction, Library, Variable};
-use ingraft_model::{Clock, CpuClock, Resolution, Shape, WallClock};
-use ingraft_process::{Rights, TickClock};
+use ingraft_model::{Clock, Resolution, Shape};
+use ingraft_process::Rights;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{CaughtUp, EnableRequest, Enabled, MeasurementId};
 use crate::error::Error;
 use crate::measure::request::{Missing, Wanted};
 use crate::measure::resolution::Coarsening;
-use crate::measure::{calls, request, resolution};
-use crate::program::labels;
-use crate::weaving::cost::{Metered, Meters, Prices};
+use crate::measure::{request, resolution};
+use crate::weaving::cost::{Metered, Meters};
 
 use super::clocks::now_ns;
 use super::control::Control;
 use super::driver::{Session, lock_target};
 use super::errors::{ending, over};
-use super::measurement::{Measurement, warnings_of};
+use super::measurement::Measurement;
 use super::pair::{PairKey, pair_infos};
-use super::{births, insert, internals};
+use super::{insert, internals, warnings};
 
-/// What is said when there is no better clock.
-const SYSTEM_CALLS: &str =
-    "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because";
-const NO_AREAS: &str = "the program's threads have no rseq areas that tell of switches";
-const NO_COUNTER: &str = "the time stamp counter is not the clock";
-
-/// What is said of definitions that call functions.
-const CALLS_COST: &str = "what the called functions themselves take is in no cost";
+/// A measurement that is asked for.
+pub struct NewMeasurement<'a> {
+    /// Its id.
+    pub id: MeasurementId,
+    /// Rights with which the target is touched.
+    pub rights: Rights,
+    /// Definitions of metrics, those of the request included.
+    pub library: &'a Arc<Library>,
+    /// The request.
+    pub request: &'a EnableRequest,
+    /// Treatment of names that nothing in the target has.
+    pub missing: Missing,
+    /// Time when the request came.
+    pub begin: Instant,
+    /// Told in words what is being done.
+    pub progress: &'a dyn Fn(&str),
+}
 
 impl Session {
-    /// Inserts a measurement, with the rights of who asks for it. With [`Missing::MayCome`] it begins with what is there and grows by
-    /// [`Session::grow`].
-    #[expect(clippy::too_many_arguments, reason = "a request, and how it is served")]
-    pub fn enable(
-        &self,
-        id: MeasurementId,
-        rights: Rights,
-        library: &Arc<Library>,
-        request: &EnableRequest,
-        missing: Missing,
-        begin: Instant,
-        progress: &dyn Fn(&str),
-    ) -> Result<Enabled, Error> {
+    /// Inserts a measurement. With [`Missing::MayCome`] it begins with what is there and grows by [`Session::grow`].
+    pub fn enable(&self, new: &NewMeasurement<'_>) -> Result<Enabled, Error> {
+        let &NewMeasurement { id, rights, library, request, missing, begin, progress } = new;
         let mut guard = self.control();
         let control = &mut *guard;
         if control.closed {
             return Err(ending(self.pid()));
         }
         let _acting = self.target.act_for(rights);
-        if control.lock.is_none() && !self.end.is_known() {
-            // measurements without code outlive an insertion that was taken back
-            let is_clean = self.target.find_areas().is_ok_and(|areas| areas.is_empty());
-            if control.measurements.is_empty() || !is_clean {
-                return Err(over(self.pid()));
-            }
-            control.lock = Some(lock_target(&self.context, self.pid())?);
-        }
+        self.lock_again(control)?;
         self.release_spare(control);
         self.target.take_longest_hold(); // forgets those of earlier operations
         let attached_before = control.attached.is_some() && !control.measurements.is_empty();
@@ -70,12 +61,6 @@ impl Session {
         let own = internals::of_request(library, request, &control.modules)?;
         let before = self.internal_views(&own)?;
         let (errors, wanted) = self.evaluate_rest(control, library, request, &own, missing, progress);
-        let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
-        warnings.extend(library.unknown_flavors(&request.flavors).into_iter().map(with_help));
-        let from_memory = control.modules.loaded().filter(|(_, _, m)| m.from_memory);
-        warnings.extend(
-            from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name)),
-        );
         let wanted = wanted?;
         if missing == Missing::ModulesMayCome {
             request::refuse_absent(&control.modules, request)?;
@@ -84,41 +69,21 @@ impl Session {
             Missing::Fails => Vec::new(),
             Missing::MayCome | Missing::ModulesMayCome => request::awaited(&control.modules, request),
         };
-        if missing == Missing::ModulesMayCome {
-            warnings.extend(warnings_of(&awaited, &control.modules));
-        }
-        warnings.extend(labels::warning(&control.modules, &request.functions));
         request::refuse_empty(&self.target, &wanted)?;
-        warnings.extend(before.iter().filter_map(|v| v.own.as_ref()?.events()?.warning()));
-        for w in &wanted {
-            warnings.extend(w.instrumentation.warnings.iter().map(ToString::to_string));
-        }
+        let mut warnings: Vec<String> = errors.into_iter().map(|e| e.what).collect();
+        warnings.extend(warnings::of_request(&control.modules, new, &awaited));
+        warnings.extend(warnings::of_values(&before, &wanted));
         self.decide_family(control, request.family && own.is_empty(), &wanted, &mut warnings)?;
         let limit = request.max_overhead.unwrap_or(self.context.max_overhead);
         self.refuse_costly(control, &wanted, limit)?;
-        if wanted.iter().any(|w| calls::has_calls(&w.instrumentation)) {
-            warnings.push(CALLS_COST.to_owned());
-        }
+        warnings.extend(warnings::of_calls(&wanted));
         let reads = |clock| wanted.iter().any(|w| insert::reads(&w.instrumentation, clock));
         let (reads_wall, reads_cpu) = (reads(Clock::Wall), reads(Clock::Cpu));
         // Values that need no code have no stop in which that would be asked.
         self.target.check(rights).map_err(|e| self.failed(e))?;
         let (keys, caught_up) = self.insert_wanted(control, wanted, own.is_empty())?;
-        warnings.extend(keys.iter().filter_map(|(key, _)| control.pairs.get(key)?.why_unmeasured(key)));
-        let resolutions =
-            keys.iter().filter_map(|(key, _)| resolution::of_variables(&control.pairs.get(key)?.variables));
-        warnings.extend(resolutions.min().and_then(resolution::warning));
-        warnings.extend(self.mapped_again(control));
-        // a program that is started maps its C library later
-        warnings.extend(control.births.warning().filter(|_| control.births != births::Births::Absent));
-        if reads_wall {
-            warnings.extend(control.attached.as_ref().and_then(|a| self.other_clock(a.env.wall)));
-        }
-        let calling = control.attached.as_ref().filter(|a| reads_cpu && a.env.cpu == CpuClock::SystemCall);
-        if let Some(attached) = calling {
-            let why = if attached.env.wall == WallClock::Tsc { NO_AREAS } else { NO_COUNTER };
-            warnings.push(format!("{SYSTEM_CALLS} {why}"));
-        }
+        warnings.extend(self.insertion_warnings(control, &keys));
+        warnings.extend(self.clock_warnings(control, reads_wall, reads_cpu));
         let (mut views, mut pairs) = (self.views(control, &keys), pair_infos(control, &keys));
         internals::merge(&own, before, &mut views, &mut pairs);
         let measurement = Measurement {
@@ -143,31 +108,17 @@ impl Session {
         Ok(enabled)
     }
 
-    /// What is said of code that the program has mapped a second time, elsewhere.
-    fn mapped_again(&self, control: &Control) -> Vec<String> {
-        let Some(attached) = &control.attached else { return Vec::new() };
-        let warning = |module| {
-            let at = control.modules.again(module, attached.woven.text_of(module).map(|w| w.at))?;
-            let name = &control.modules.file(module)?.name;
-            Some(format!(
-                "code of {name} is mapped a second time, at {:#x}: calls that are made there are not counted",
-                at.0
-            ))
-        };
-        attached.woven.modules().into_iter().filter_map(warning).collect()
-    }
-
-    /// What is said of another clock than the time stamp counter.
-    fn other_clock(&self, wall: WallClock) -> Option<String> {
-        let prices = Prices::here();
-        let (how, ns) = match wall {
-            WallClock::Tsc => return None,
-            WallClock::Vdso(_) => ("through the vDSO", prices.vdso_ns),
-            WallClock::SystemCall => ("by a system call", prices.system_call_ns),
-        };
-        let problem = self.clocks.wall().ok().and_then(TickClock::problem);
-        let why = problem.map_or_else(|| "as was asked for".to_owned(), |problem| format!("because {problem}"));
-        Some(format!("the time is read {how}, some {ns:.0} ns each time, {why}"))
+    /// Takes the lock of the target again if an insertion that was taken back gave it up: measurements without code outlive that. Fails if the
+    /// session is over.
+    fn lock_again(&self, control: &mut Control) -> Result<(), Error> {
+        if control.lock.is_none() && !self.end.is_known() {
+            let is_clean = self.target.find_areas().is_ok_and(|areas| areas.is_empty());
+            if control.measurements.is_empty() || !is_clean {
+                return Err(over(self.pid()));
+            }
+            control.lock = Some(lock_target(&self.context, self.pid())?);
+        }
+        Ok(())
     }
 
     #[expect(clippy::too_many_arguments, reason = "an answer with as many facts")]
@@ -316,9 +267,4 @@ impl Session {
         let places = (&*self.target, &*self.context.images, &control.modules);
         request::evaluate(places, library, &rest, missing, progress)
     }
-}
-
-/// A finding as one line with its help, without the code, which is for texts.
-fn with_help(ingraft_mdl::Diagnostic { message, help, .. }: ingraft_mdl::Diagnostic) -> String {
-    help.map_or_else(|| message.clone(), |help| format!("{message}; {help}"))
 }

@@ -9,7 +9,7 @@ use ingraft_process::{Rights, Start, Streams, Target, spawn};
 use crate::api::{Enabled, LaunchRequest, MeasurementId};
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::{Missing, refuse_absent, resolve_patterns};
-use crate::session::{Context, Session};
+use crate::session::{Context, NewMeasurement, Session};
 
 /// Starts a program and measures it. Whatever it maps until it is loaded is woven before any of it runs. Names that nothing has by then end it,
 /// unless they name a module that is not loaded: that is waited for.
@@ -102,7 +102,16 @@ impl Launch<'_> {
         if !begun {
             session.refresh()?;
             let enable = &self.request.enable;
-            match session.enable(self.id, Rights::All, self.library, enable, Missing::MayCome, self.begin, &|_| ()) {
+            let new = NewMeasurement {
+                id: self.id,
+                rights: Rights::All,
+                library: self.library,
+                request: enable,
+                missing: Missing::MayCome,
+                begin: self.begin,
+                progress: &|_| (),
+            };
+            match session.enable(&new) {
                 Ok(enabled) => self.answer = Ok(Some(enabled)),
                 // The code that carries system calls may come with the C library; until then only the loader runs.
                 Err(e) if e.reason == "no_carrier" && why != Start::Loaded => {}

@@ -39,8 +39,10 @@ mod tails;
 mod threads;
 mod unfinished;
 mod view;
+mod warnings;
 
 pub use self::clocks::now_ns;
 pub use self::context::{AtEnd, Context};
 pub use self::driver::Session;
+pub(crate) use self::enable::NewMeasurement;
 pub(crate) use self::errors::{OVER, ending};

@@ -1,0 +1,115 @@
+//! Warnings about a measurement that begins: what its values leave out, and what they cost.
+
+use ingraft_mdl::FunctionRef as MdlFunction;
+use ingraft_model::{CpuClock, WallClock};
+use ingraft_process::TickClock;
+
+use crate::measure::request::{Missing, Wanted};
+use crate::measure::{calls, request, resolution};
+use crate::program::labels;
+use crate::program::modules::Modules;
+use crate::weaving::cost::Prices;
+
+use super::births;
+use super::control::Control;
+use super::driver::Session;
+use super::enable::NewMeasurement;
+use super::measurement::warnings_of;
+use super::pair::PairKey;
+use super::view::View;
+
+/// Beginning of the warning that no clock of processor time can be read without a system call.
+const SYSTEM_CALLS: &str =
+    "processor time is read by a system call at each entry and exit here, some hundred nanoseconds, because";
+const NO_AREAS: &str = "the program's threads have no rseq areas that tell of switches";
+const NO_COUNTER: &str = "the time stamp counter is not the clock";
+
+/// Warning about definitions that call functions.
+const CALLS_COST: &str = "what the called functions themselves take is in no cost";
+
+/// Warnings that follow from a request and the modules of its target.
+pub(super) fn of_request(modules: &Modules, new: &NewMeasurement<'_>, awaited: &[request::Awaited]) -> Vec<String> {
+    let request = new.request;
+    let flavors = new.library.unknown_flavors(&request.flavors).into_iter().map(with_help);
+    let from_memory = modules.loaded().filter(|(_, _, m)| m.from_memory);
+    let from_memory =
+        from_memory.map(|(_, file, _)| format!("{} was read from memory: its file cannot be reached", file.name));
+    let mut warnings: Vec<String> = flavors.chain(from_memory).collect();
+    if new.missing == Missing::ModulesMayCome {
+        warnings.extend(warnings_of(awaited, modules));
+    }
+    warnings.extend(labels::warning(modules, &request.functions));
+    warnings
+}
+
+/// Warnings about the values of events and of metrics.
+pub(super) fn of_values(before: &[View], wanted: &[Wanted]) -> Vec<String> {
+    let events = before.iter().filter_map(|v| v.own.as_ref()?.events()?.warning());
+    let metrics = wanted.iter().flat_map(|w| w.instrumentation.warnings.iter().map(ToString::to_string));
+    events.chain(metrics).collect()
+}
+
+/// The warning that the called functions themselves cost something, if any is called.
+pub(super) fn of_calls(wanted: &[Wanted]) -> Option<String> {
+    wanted.iter().any(|w| calls::has_calls(&w.instrumentation)).then(|| CALLS_COST.to_owned())
+}
+
+impl Session {
+    /// Warnings about pairs that were woven.
+    pub(super) fn insertion_warnings(&self, control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec<String> {
+        let pairs = || keys.iter().filter_map(|(key, _)| Some((key, control.pairs.get(key)?)));
+        let mut warnings: Vec<String> = pairs().filter_map(|(key, pair)| pair.why_unmeasured(key)).collect();
+        let resolutions = pairs().filter_map(|(_, pair)| resolution::of_variables(&pair.variables));
+        warnings.extend(resolutions.min().and_then(resolution::warning));
+        warnings.extend(self.mapped_again(control));
+        // a program that is started maps its C library later
+        warnings.extend(control.births.warning().filter(|_| control.births != births::Births::Absent));
+        warnings
+    }
+
+    /// Warnings about the clocks that the code of a request reads.
+    pub(super) fn clock_warnings(&self, control: &Control, reads_wall: bool, reads_cpu: bool) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if reads_wall {
+            warnings.extend(control.attached.as_ref().and_then(|a| self.other_clock(a.env.wall)));
+        }
+        let calling = control.attached.as_ref().filter(|a| reads_cpu && a.env.cpu == CpuClock::SystemCall);
+        if let Some(attached) = calling {
+            let why = if attached.env.wall == WallClock::Tsc { NO_AREAS } else { NO_COUNTER };
+            warnings.push(format!("{SYSTEM_CALLS} {why}"));
+        }
+        warnings
+    }
+
+    /// Warnings about code that the program has mapped a second time, elsewhere.
+    fn mapped_again(&self, control: &Control) -> Vec<String> {
+        let Some(attached) = &control.attached else { return Vec::new() };
+        let warning = |module| {
+            let at = control.modules.again(module, attached.woven.text_of(module).map(|w| w.at))?;
+            let name = &control.modules.file(module)?.name;
+            Some(format!(
+                "code of {name} is mapped a second time, at {:#x}: calls that are made there are not counted",
+                at.0
+            ))
+        };
+        attached.woven.modules().into_iter().filter_map(warning).collect()
+    }
+
+    /// The warning that another clock than the time stamp counter is read, and what that costs.
+    fn other_clock(&self, wall: WallClock) -> Option<String> {
+        let prices = Prices::here();
+        let (how, ns) = match wall {
+            WallClock::Tsc => return None,
+            WallClock::Vdso(_) => ("through the vDSO", prices.vdso_ns),
+            WallClock::SystemCall => ("by a system call", prices.system_call_ns),
+        };
+        let problem = self.clocks.wall().ok().and_then(TickClock::problem);
+        let why = problem.map_or_else(|| "as was asked for".to_owned(), |problem| format!("because {problem}"));
+        Some(format!("the time is read {how}, some {ns:.0} ns each time, {why}"))
+    }
+}
+
+/// A finding as one line with its help, without the code, which is for texts.
+fn with_help(ingraft_mdl::Diagnostic { message, help, .. }: ingraft_mdl::Diagnostic) -> String {
+    help.map_or_else(|| message.clone(), |help| format!("{message}; {help}"))
+}
