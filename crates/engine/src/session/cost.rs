@@ -5,10 +5,8 @@
 //! reported and stay.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::Instant;
 
-use ingraft_codegen::Cost;
-use ingraft_mdl::{FunctionRef as MdlFunction, Variable};
+use ingraft_mdl::FunctionRef as MdlFunction;
 use ingraft_model::{Clock, PointKind, Shape, Snippet, Tid};
 use rustc_hash::FxHashMap;
 
@@ -16,9 +14,10 @@ use crate::api::{Costs, MeasurementId, PAIRS_TOLD, PairCost, TakenOut};
 use crate::error::{Error, ErrorKind};
 use crate::measure::internal::{Internal, processors};
 use crate::measure::request::Wanted;
-use crate::readings::values::{Columns, Raw, Shards};
+use crate::readings::values::{Raw, Shards};
 use crate::weaving::cost::Prices;
 
+use super::accounts::{PairRate, Rates, Timers};
 use super::clocks::now_ns;
 use super::control::{Attached, Control};
 use super::driver::Session;
@@ -31,137 +30,6 @@ const WINDOWS: u32 = 2;
 /// Nanoseconds of processor time in a second that are one percent of a processor.
 const PERCENT: f64 = 1e7;
 
-/// What a pair costs.
-#[derive(Clone, Debug)]
-pub(super) struct Account {
-    /// The first counter of the pair's value.
-    first: u32,
-    meters: Vec<MeterAccount>,
-}
-
-/// What the hits cost that one counter counts.
-#[derive(Clone, Copy, Debug)]
-struct MeterAccount {
-    counter: u32,
-    /// The worst cases of all points that it stands at, and their number.
-    cost: Cost,
-    points: u32,
-    /// What the hits had cost when the points changed last, and how many they were.
-    before_ns: f64,
-    before: i64,
-}
-
-impl MeterAccount {
-    /// What a hit takes at worst, on average over the points.
-    fn hit_ns(&self) -> f64 {
-        Prices::here().ns(self.cost) / f64::from(self.points.max(1))
-    }
-
-    /// What all hits so far have taken at worst.
-    fn spent_ns(&self, columns: &Columns<'_>) -> f64 {
-        let hits = columns.sum(self.counter).wrapping_sub(self.before).max(0);
-        self.before_ns + hits as f64 * self.hit_ns()
-    }
-
-    /// The same with other points; without any the hits so far are all that there will be.
-    fn with(self, new: Option<&(Cost, u32)>, columns: Option<&Columns<'_>>) -> Self {
-        match (new, columns) {
-            (Some((cost, points)), Some(columns)) if (*cost, *points) != (self.cost, self.points) => MeterAccount {
-                cost: *cost,
-                points: *points,
-                before_ns: self.spent_ns(columns),
-                before: columns.sum(self.counter),
-                ..self
-            },
-            _ => self,
-        }
-    }
-}
-
-/// A counter, and what a hit takes that it counts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Item {
-    counter: u32,
-    hit_ns: f64,
-}
-
-impl Account {
-    /// How often its code has run since a time so many seconds ago, at least.
-    fn mean(&self, columns: &Columns<'_>, seconds: f64) -> PairRate {
-        let most = self.meters.iter().map(|m| columns.sum(m.counter).max(0) as f64 / seconds);
-        PairRate { hits_per_s: most.fold(0.0, f64::max), ns_per_s: self.spent_ns(columns) / seconds }
-    }
-
-    /// What all hits so far have taken at worst.
-    fn spent_ns(&self, columns: &Columns<'_>) -> f64 {
-        self.meters.iter().map(|m| m.spent_ns(columns)).sum()
-    }
-}
-
-/// How often code runs, by the latest two looks at the counters.
-#[derive(Debug, Default)]
-pub(super) struct Rates {
-    at: Option<Instant>,
-    /// Number of the latest look, from 1.
-    round: u32,
-    /// By counter.
-    hits: Vec<Hits>,
-    /// How many looks in a row a measurement was over its limit.
-    over: FxHashMap<MeasurementId, u32>,
-}
-
-/// How often a snippet has run.
-#[derive(Clone, Copy, Debug, Default)]
-struct Hits {
-    /// The look that saw it.
-    round: u32,
-    total: i64,
-    /// None before the second look.
-    per_s: Option<f64>,
-}
-
-impl Rates {
-    /// Takes in where the counters of a bill stand now. What all of it costs, in nanoseconds of processor time a second.
-    fn look(&mut self, bill: &[Item], columns: &Columns<'_>) -> f64 {
-        let now = Instant::now();
-        let before = self.at.replace(now);
-        let seconds = before.map_or(0.0, |before| now.saturating_duration_since(before).as_secs_f64()).max(1e-6);
-        self.round = self.round.saturating_add(1);
-        let places = bill.last().map_or(0, |last| last.counter as usize + 1);
-        self.hits.resize(places, Hits::default());
-        let mut sum = 0.0;
-        for item in bill {
-            let Some(hits) = self.hits.get_mut(item.counter as usize) else { continue };
-            let (before, total) = (*hits, columns.sum(item.counter));
-            let known = before.round != 0 && before.round + 1 == self.round;
-            let per_s = known.then(|| total.wrapping_sub(before.total).max(0) as f64 / seconds);
-            *hits = Hits { round: self.round, total, per_s };
-            sum += per_s.unwrap_or(0.0) * item.hit_ns;
-        }
-        sum
-    }
-
-    fn of(&self, account: &Account) -> Option<PairRate> {
-        let mut rate = PairRate::default();
-        for meter in &account.meters {
-            let hits = self.hits.get(meter.counter as usize).filter(|hits| hits.round == self.round)?;
-            let per_s = hits.per_s?;
-            rate.hits_per_s = rate.hits_per_s.max(per_s);
-            rate.ns_per_s += per_s * meter.hit_ns();
-        }
-        Some(rate)
-    }
-}
-
-/// What a pair takes now.
-#[derive(Clone, Copy, Debug, Default)]
-struct PairRate {
-    /// Of the snippet that runs most often.
-    hits_per_s: f64,
-    /// Processor time.
-    ns_per_s: f64,
-}
-
 /// The values of a pair that was taken out.
 #[derive(Debug)]
 pub(super) struct Frozen {
@@ -169,11 +37,6 @@ pub(super) struct Frozen {
     pub rows: Vec<(Option<Tid>, Raw)>,
     /// When and why.
     pub why: TakenOut,
-}
-
-/// The counters of a pair's variables: the number of an event is none.
-fn own_counters(counters: &[u32], variables: &[Variable]) -> impl Iterator<Item = u32> {
-    counters.iter().zip(variables).filter(|(_, variable)| variable.shape != Shape::Event).map(|(counter, _)| *counter)
 }
 
 impl Pair {
@@ -197,62 +60,37 @@ impl Pair {
 }
 
 impl Session {
-    /// Reckons anew what each pair costs, after a change of what is woven.
+    /// Renews the accounts of all pairs after a change of what is woven.
     pub(super) fn settle_accounts(&self, control: &Control) {
         let costs = control.attached.as_ref().map(|a| a.woven.costs()).unwrap_or_default();
         let mut shared = self.shared_mut();
         let columns = shared.columns();
-        let account = |pair: &Pair| {
-            let first = *pair.counters.first()?;
-            let known = shared.accounts.get(&first);
-            let meter = |counter: u32| {
-                let new = costs.get(&counter);
-                let old = known.and_then(|a| a.meters.iter().find(|m| m.counter == counter));
-                match (old, new) {
-                    (Some(old), new) => Some(old.with(new, columns.as_ref())),
-                    (None, Some((cost, points))) => {
-                        let (cost, points) = (*cost, *points);
-                        Some(MeterAccount { counter, cost, points, before_ns: 0.0, before: 0 })
-                    }
-                    (None, None) => None,
-                }
-            };
-            Some(Account { first, meters: own_counters(&pair.counters, &pair.variables).filter_map(meter).collect() })
-        };
-        let accounts: FxHashMap<u32, Account> =
-            control.pairs.values().filter_map(account).map(|account| (account.first, account)).collect();
+        let accounts = control.pairs.values().filter_map(|pair| shared.ledger.account(pair, &costs, columns.as_ref()));
+        let accounts = accounts.collect();
+        shared.ledger.replace(accounts);
         let count = |clock| control.pairs.values().filter(|p| p.timer() == clock).count() as i64;
-        shared.wall_timers = count(Some(Clock::Wall));
-        shared.cpu_timers = count(Some(Clock::Cpu));
-        shared.no_timers = count(None);
-        shared.accounts = accounts;
-        shared.bill = None;
+        shared.timers = Timers { wall: count(Some(Clock::Wall)), cpu: count(Some(Clock::Cpu)), none: count(None) };
     }
 
     /// Lists the counters of all accounts, if that is not done.
     fn write_bill(&self) {
-        if self.shared().bill.is_some() {
+        if self.shared().ledger.bill().is_some() {
             return;
         }
         // what has to be measured first is not measured while others wait
         Prices::here();
-        let mut shared = self.shared_mut();
-        let meters = shared.accounts.values().flat_map(|account| &account.meters);
-        let mut bill: Vec<_> = meters.map(|m| Item { counter: m.counter, hit_ns: m.hit_ns() }).collect();
-        bill.sort_unstable_by_key(|item| item.counter);
-        shared.bill = Some(bill);
+        self.shared_mut().ledger.write_bill();
     }
 
-    /// Pairs go: what they have cost stays in the sum.
+    /// Closes the accounts of pairs that go: what they have cost stays in the sum.
     pub(super) fn close_accounts(&self, firsts: impl Iterator<Item = u32>) {
         let mut shared = self.shared_mut();
-        let closed: Vec<Account> = firsts.filter_map(|first| shared.accounts.remove(&first)).collect();
+        let closed = shared.ledger.remove(firsts);
         if closed.is_empty() {
             return;
         }
-        shared.bill = None;
-        let spent: f64 = shared.columns().iter().flat_map(|c| closed.iter().map(|account| account.spent_ns(c))).sum();
-        shared.spent_ns += spent;
+        let spent = shared.columns().map_or(0.0, |columns| closed.iter().map(|a| a.spent_ns(&columns)).sum());
+        shared.ledger.add_closed(spent);
     }
 
     /// Looks at how often code runs, and takes out what costs more than it may.
@@ -260,7 +98,7 @@ impl Session {
         self.write_bill();
         let all = {
             let shared = self.shared();
-            let (Some(columns), Some(bill)) = (shared.columns(), &shared.bill) else { return };
+            let (Some(columns), Some(bill)) = (shared.columns(), shared.ledger.bill()) else { return };
             self.rates().look(bill, &columns)
         };
         let mut control = self.control();
@@ -298,7 +136,7 @@ impl Session {
         let rates = self.rates();
         for view in measurement.views.iter().filter(|v| v.own.is_none()) {
             let pair = control.pairs.get(&view.key).filter(|p| p.is_costly() && p.is_seen_by(view));
-            let account = pair.and_then(|p| p.counters.first()).and_then(|first| shared.accounts.get(first));
+            let account = pair.and_then(|p| p.counters.first()).and_then(|first| shared.ledger.get(*first));
             if let Some(rate) = account.and_then(|account| rates.of(account)) {
                 costs.insert(&view.key, rate);
             }
@@ -370,7 +208,7 @@ impl Session {
             for pair in control.pairs.values() {
                 let mut functions = pair.minis.iter().map(|(f, _)| *f);
                 let Some(function) = functions.next().filter(|first| functions.all(|f| f == *first)) else { continue };
-                let account = pair.counters.first().and_then(|first| shared.accounts.get(first));
+                let account = pair.counters.first().and_then(|first| shared.ledger.get(*first));
                 let Some(account) = account else { continue };
                 let rate = rates.of(account).unwrap_or_else(|| account.mean(&columns, attached.seconds()));
                 let most = known.entry(function).or_default();
@@ -431,11 +269,10 @@ impl Session {
         let running = !self.end.is_known() && self.target.is_alive();
         match metric {
             Internal::PauseTime => i64::try_from(self.target.time_held().as_nanos()).unwrap_or(i64::MAX),
-            Internal::ObservedCost => whole(self.spent(shared)),
+            Internal::ObservedCost => whole(shared.ledger.spent_ns(shared.columns().as_ref())),
             Internal::PredictedCost => {
                 let rates = self.rates();
-                let now = shared.accounts.values().filter_map(|a| rates.of(a)).map(|rate| rate.ns_per_s);
-                if running { whole(now.sum()) } else { 0 }
+                if running { whole(shared.ledger.ns_per_s(&rates)) } else { 0 }
             }
             Internal::NumberOfCpus => {
                 let list = std::fs::read_to_string("/sys/devices/system/cpu/online").ok();
@@ -444,9 +281,9 @@ impl Session {
             }
             Internal::ActiveThreads | Internal::CurrentThreads if !running => 0,
             Internal::ActiveThreads | Internal::CurrentThreads => threads(),
-            Internal::ActCounters => shared.no_timers,
-            Internal::ActWallTimers => shared.wall_timers,
-            Internal::ActProcTimers => shared.cpu_timers,
+            Internal::ActCounters => shared.timers.none,
+            Internal::ActWallTimers => shared.timers.wall,
+            Internal::ActProcTimers => shared.timers.cpu,
             Internal::ActiveProcesses => i64::from(running),
             Internal::CallsLeft
             | Internal::CallsMissed
@@ -465,13 +302,6 @@ impl Session {
         }
     }
 
-    /// Processor time that everything so far has cost.
-    fn spent(&self, shared: &Shared) -> f64 {
-        let open: f64 =
-            shared.columns().map_or(0.0, |columns| shared.accounts.values().map(|a| a.spent_ns(&columns)).sum());
-        shared.spent_ns + open
-    }
-
     /// What is inserted here costs.
     pub(super) fn costs(&self, control: &Control, attached: &Attached) -> Costs {
         let shared = self.shared();
@@ -480,12 +310,12 @@ impl Session {
         let Some(columns) = shared.columns() else { return Costs::default() };
         let mut pairs = Vec::with_capacity(control.pairs.len());
         for (key, pair) in &control.pairs {
-            let Some(account) = pair.counters.first().and_then(|first| shared.accounts.get(first)) else { continue };
+            let Some(account) = pair.counters.first().and_then(|first| shared.ledger.get(*first)) else { continue };
             let spent = account.spent_ns(&columns);
             let rate = rates.of(account).unwrap_or_else(|| account.mean(&columns, seconds));
             pairs.push(PairCost {
                 pair: Arc::clone(&key.pair),
-                hit_ns: account.meters.iter().map(MeterAccount::hit_ns).sum(),
+                hit_ns: account.hit_ns(),
                 hits_per_s: rate.hits_per_s,
                 cost_ns_per_s: rate.ns_per_s,
                 observed_ns: spent,
@@ -494,7 +324,7 @@ impl Session {
         pairs.sort_by(|a, b| {
             b.cost_ns_per_s.total_cmp(&a.cost_ns_per_s).then_with(|| a.pair.metric.cmp(&b.pair.metric))
         });
-        let observed_ns = shared.spent_ns + pairs.iter().map(|p| p.observed_ns).sum::<f64>();
+        let observed_ns = shared.ledger.closed_ns() + pairs.iter().map(|p| p.observed_ns).sum::<f64>();
         let cpu = self.target.cpu_time().ok().map(|now| now.saturating_sub(attached.cpu_before).as_secs_f64() * 1e9);
         Costs {
             cost_ns_per_s: pairs.iter().map(|p| p.cost_ns_per_s).sum(),
@@ -521,25 +351,5 @@ impl Control {
     fn payer(&self, key: &PairKey) -> Option<MeasurementId> {
         let users = self.measurements.iter().filter(|(_, m)| m.views.iter().any(|v| v.key == *key));
         users.max_by(|a, b| a.1.limit.total_cmp(&b.1.limit)).map(|(id, _)| *id)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use ingraft_mdl::{ValueUnit, VariableKind};
-
-    use super::*;
-
-    #[test]
-    fn the_number_of_an_event_is_no_counter() {
-        let variable = |shape| Variable {
-            name: String::new(),
-            kind: VariableKind::Scratch,
-            shape,
-            unit: ValueUnit::Plain,
-            sampled: false,
-        };
-        let variables = [Shape::Counter, Shape::Event, Shape::Activations].map(variable);
-        assert_eq!(own_counters(&[4, 0, 5], &variables).collect::<Vec<_>>(), [4, 5]);
     }
 }

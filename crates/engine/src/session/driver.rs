@@ -18,6 +18,8 @@ use crate::program::modules::Modules;
 use crate::readings::values::CounterAllocator;
 use crate::recovery::leftover;
 
+use super::accounts::Rates;
+use super::births;
 use super::clocks::Clocks;
 use super::context::Context;
 use super::control::Control;
@@ -25,7 +27,6 @@ use super::disturbances::Findings;
 use super::end::End;
 use super::errors::journal_error;
 use super::shared::Shared;
-use super::{births, cost};
 
 /// A session with one target.
 pub struct Session {
@@ -38,7 +39,7 @@ pub struct Session {
     pub(super) end: End,
     /// Time until the next look for threads that have ended.
     pub(super) look_pause: Mutex<Duration>,
-    pub(super) rates: Mutex<cost::Rates>,
+    pub(super) rates: Mutex<Rates>,
     pub(super) findings: Findings,
 }
 

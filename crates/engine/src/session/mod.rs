@@ -8,6 +8,7 @@
 //!                           \-- the target ends or starts another program --> ended: values stay until they are fetched
 //! ```
 
+mod accounts;
 mod adopt;
 mod births;
 mod clocks;

@@ -9,6 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::program::symbols::Symbols;
 use crate::readings::values::{Columns, EndedThreads, Raw, Ruler, Shapes, Slots};
 
+use super::accounts::{Ledger, Timers};
 use super::{cost, loader};
 
 /// What readers need.
@@ -35,16 +36,9 @@ pub(super) struct Shared {
     pub(super) leaving: bool,
     /// Those of them that began without the state of the thread that forked.
     pub(super) stateless: FxHashSet<Pid>,
-    /// What pairs cost, by the first counter of their value.
-    pub(super) accounts: FxHashMap<u32, cost::Account>,
-    /// The same by counter, in order, once that was asked for: what is looked at all the time.
-    pub(super) bill: Option<Vec<cost::Item>>,
-    /// What pairs have cost that are gone, in nanoseconds of processor time.
-    pub(super) spent_ns: f64,
-    /// Number of pairs with a timer of either clock, and of others.
-    pub(super) wall_timers: i64,
-    pub(super) cpu_timers: i64,
-    pub(super) no_timers: i64,
+    /// What pairs cost.
+    pub(super) ledger: Ledger,
+    pub(super) timers: Timers,
     /// Values that stay as they are, by the first counter.
     pub(super) frozen: FxHashMap<u32, cost::Frozen>,
 }

@@ -23,7 +23,7 @@ impl Session {
     /// Whether there are timers, by clock. How long those of a thread that ended in a measured function have run is known as well as its end is.
     pub(super) fn timers(&self) -> (bool, bool) {
         let shared = self.shared();
-        (shared.wall_timers > 0, shared.cpu_timers > 0)
+        (shared.timers.wall > 0, shared.timers.cpu > 0)
     }
 
     /// Frees the shards of threads that have ended. Their values stay in [`Shared::ended`].
@@ -135,7 +135,7 @@ impl Session {
                 let cpu = || tid.and_then(|tid| ended(tid).or_else(|| seen.get(&tid).copied())).unwrap_or(0);
                 let last = LastSeen { wall: now, cpu: area.cpu_last(shard).unwrap_or(0).max(cpu()) };
                 shared.ended.bury(area, &shared.shapes, shard, tid, used, last);
-            } else if shared.cpu_timers > 0 && shared.shapes.timers(Clock::Cpu).any(|n| area.load(shard, n + 1) < 0) {
+            } else if shared.timers.cpu > 0 && shared.shapes.timers(Clock::Cpu).any(|n| area.load(shard, n + 1) < 0) {
                 running.extend(tid);
             }
         }

@@ -1,0 +1,278 @@
+//! Accounts of pairs: how often the snippets of a pair run, and what a hit takes.
+
+use std::time::Instant;
+
+use ingraft_codegen::Cost;
+use ingraft_mdl::Variable;
+use ingraft_model::Shape;
+use rustc_hash::FxHashMap;
+
+use crate::api::MeasurementId;
+use crate::readings::values::Columns;
+use crate::weaving::cost::Prices;
+
+use super::pair::Pair;
+
+/// What a pair costs.
+#[derive(Clone, Debug)]
+pub(super) struct Account {
+    /// The first counter of the pair's value.
+    first: u32,
+    meters: Vec<MeterAccount>,
+}
+
+/// What the hits cost that one counter counts.
+#[derive(Clone, Copy, Debug)]
+struct MeterAccount {
+    counter: u32,
+    /// The worst cases of all points that it stands at, and their number.
+    cost: Cost,
+    points: u32,
+    /// What the hits had cost when the points changed last, and how many they were.
+    before_ns: f64,
+    before: i64,
+}
+
+impl MeterAccount {
+    /// What a hit takes at worst, on average over the points.
+    fn hit_ns(&self) -> f64 {
+        Prices::here().ns(self.cost) / f64::from(self.points.max(1))
+    }
+
+    /// What all hits so far have taken at worst.
+    fn spent_ns(&self, columns: &Columns<'_>) -> f64 {
+        let hits = columns.sum(self.counter).wrapping_sub(self.before).max(0);
+        self.before_ns + hits as f64 * self.hit_ns()
+    }
+
+    /// The same with other points; without any the hits so far are all that there will be.
+    fn with(self, new: Option<&(Cost, u32)>, columns: Option<&Columns<'_>>) -> Self {
+        match (new, columns) {
+            (Some((cost, points)), Some(columns)) if (*cost, *points) != (self.cost, self.points) => MeterAccount {
+                cost: *cost,
+                points: *points,
+                before_ns: self.spent_ns(columns),
+                before: columns.sum(self.counter),
+                ..self
+            },
+            _ => self,
+        }
+    }
+}
+
+/// A counter, and what a hit takes that it counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Item {
+    counter: u32,
+    hit_ns: f64,
+}
+
+impl Account {
+    /// What a hit takes at worst, added up over its snippets.
+    pub fn hit_ns(&self) -> f64 {
+        self.meters.iter().map(MeterAccount::hit_ns).sum()
+    }
+
+    /// How often its code has run since a time so many seconds ago, at least.
+    pub fn mean(&self, columns: &Columns<'_>, seconds: f64) -> PairRate {
+        let most = self.meters.iter().map(|m| columns.sum(m.counter).max(0) as f64 / seconds);
+        PairRate { hits_per_s: most.fold(0.0, f64::max), ns_per_s: self.spent_ns(columns) / seconds }
+    }
+
+    /// What all hits so far have taken at worst.
+    pub fn spent_ns(&self, columns: &Columns<'_>) -> f64 {
+        self.meters.iter().map(|m| m.spent_ns(columns)).sum()
+    }
+}
+
+/// How often code runs, by the latest two looks at the counters.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    at: Option<Instant>,
+    /// Number of the latest look, from 1.
+    round: u32,
+    /// By counter.
+    hits: Vec<Hits>,
+    /// How many looks in a row a measurement was over its limit.
+    pub over: FxHashMap<MeasurementId, u32>,
+}
+
+/// How often a snippet has run.
+#[derive(Clone, Copy, Debug, Default)]
+struct Hits {
+    /// The look that saw it.
+    round: u32,
+    total: i64,
+    /// None before the second look.
+    per_s: Option<f64>,
+}
+
+impl Rates {
+    /// Takes in where the counters of a bill stand now. What all of it costs, in nanoseconds of processor time a second.
+    pub fn look(&mut self, bill: &[Item], columns: &Columns<'_>) -> f64 {
+        let now = Instant::now();
+        let before = self.at.replace(now);
+        let seconds = before.map_or(0.0, |before| now.saturating_duration_since(before).as_secs_f64()).max(1e-6);
+        self.round = self.round.saturating_add(1);
+        let places = bill.last().map_or(0, |last| last.counter as usize + 1);
+        self.hits.resize(places, Hits::default());
+        let mut sum = 0.0;
+        for item in bill {
+            let Some(hits) = self.hits.get_mut(item.counter as usize) else { continue };
+            let (before, total) = (*hits, columns.sum(item.counter));
+            let known = before.round != 0 && before.round + 1 == self.round;
+            let per_s = known.then(|| total.wrapping_sub(before.total).max(0) as f64 / seconds);
+            *hits = Hits { round: self.round, total, per_s };
+            sum += per_s.unwrap_or(0.0) * item.hit_ns;
+        }
+        sum
+    }
+
+    /// How often the code of a pair has run between the latest two looks; `None` before the second one.
+    pub fn of(&self, account: &Account) -> Option<PairRate> {
+        let mut rate = PairRate::default();
+        for meter in &account.meters {
+            let hits = self.hits.get(meter.counter as usize).filter(|hits| hits.round == self.round)?;
+            let per_s = hits.per_s?;
+            rate.hits_per_s = rate.hits_per_s.max(per_s);
+            rate.ns_per_s += per_s * meter.hit_ns();
+        }
+        Some(rate)
+    }
+}
+
+/// What a pair takes now.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PairRate {
+    /// Of the snippet that runs most often.
+    pub hits_per_s: f64,
+    /// Processor time.
+    pub ns_per_s: f64,
+}
+
+/// The accounts of all pairs of a target.
+#[derive(Default)]
+pub(super) struct Ledger {
+    /// By the first counter of the value of their pairs.
+    accounts: FxHashMap<u32, Account>,
+    /// The meters of all accounts by counter, once they were asked for: the watch looks at them all the time.
+    bill: Option<Vec<Item>>,
+    /// Nanoseconds of processor time that pairs have taken whose accounts are closed.
+    closed_ns: f64,
+}
+
+impl Ledger {
+    /// The account of the pair whose value begins at a counter.
+    pub fn get(&self, first: u32) -> Option<&Account> {
+        self.accounts.get(&first)
+    }
+
+    /// The account of a pair after a change. `costs`: by counter, the worst cases of all points of a snippet and their number.
+    pub fn account(
+        &self,
+        pair: &Pair,
+        costs: &FxHashMap<u32, (Cost, u32)>,
+        columns: Option<&Columns<'_>>,
+    ) -> Option<Account> {
+        let first = *pair.counters.first()?;
+        let known = self.accounts.get(&first);
+        let meter = |counter: u32| {
+            let new = costs.get(&counter);
+            let old = known.and_then(|a| a.meters.iter().find(|m| m.counter == counter));
+            match (old, new) {
+                (Some(old), new) => Some(old.with(new, columns)),
+                (None, Some((cost, points))) => {
+                    let (cost, points) = (*cost, *points);
+                    Some(MeterAccount { counter, cost, points, before_ns: 0.0, before: 0 })
+                }
+                (None, None) => None,
+            }
+        };
+        Some(Account { first, meters: own_counters(&pair.counters, &pair.variables).filter_map(meter).collect() })
+    }
+
+    /// Replaces all accounts.
+    pub fn replace(&mut self, accounts: Vec<Account>) {
+        self.accounts = accounts.into_iter().map(|account| (account.first, account)).collect();
+        self.bill = None;
+    }
+
+    /// Removes the accounts of pairs that go.
+    pub fn remove(&mut self, firsts: impl Iterator<Item = u32>) -> Vec<Account> {
+        let removed: Vec<Account> = firsts.filter_map(|first| self.accounts.remove(&first)).collect();
+        if !removed.is_empty() {
+            self.bill = None;
+        }
+        removed
+    }
+
+    /// Adds what removed accounts have cost, in nanoseconds of processor time.
+    pub fn add_closed(&mut self, ns: f64) {
+        self.closed_ns += ns;
+    }
+
+    /// Nanoseconds of processor time that the pairs of removed accounts have taken.
+    pub fn closed_ns(&self) -> f64 {
+        self.closed_ns
+    }
+
+    /// Nanoseconds of processor time that all pairs so far have taken.
+    pub fn spent_ns(&self, columns: Option<&Columns<'_>>) -> f64 {
+        let open: f64 = columns.map_or(0.0, |columns| self.accounts.values().map(|a| a.spent_ns(columns)).sum());
+        self.closed_ns + open
+    }
+
+    /// Nanoseconds of processor time in a second that all pairs take, by the latest two looks.
+    pub fn ns_per_s(&self, rates: &Rates) -> f64 {
+        self.accounts.values().filter_map(|account| rates.of(account)).map(|rate| rate.ns_per_s).sum()
+    }
+
+    /// The meters of all accounts in the order of their counters, if they were listed.
+    pub fn bill(&self) -> Option<&[Item]> {
+        self.bill.as_deref()
+    }
+
+    /// Lists the meters of all accounts.
+    pub fn write_bill(&mut self) {
+        let meters = self.accounts.values().flat_map(|account| &account.meters);
+        let mut bill: Vec<_> = meters.map(|m| Item { counter: m.counter, hit_ns: m.hit_ns() }).collect();
+        bill.sort_unstable_by_key(|item| item.counter);
+        self.bill = Some(bill);
+    }
+}
+
+/// Number of pairs by the clock of their timer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Timers {
+    /// Pairs with a timer of the wall clock.
+    pub wall: i64,
+    /// Pairs with a timer of processor time.
+    pub cpu: i64,
+    /// Pairs without a timer.
+    pub none: i64,
+}
+
+/// The counters of a pair's variables: the number of an event is none.
+fn own_counters(counters: &[u32], variables: &[Variable]) -> impl Iterator<Item = u32> {
+    counters.iter().zip(variables).filter(|(_, variable)| variable.shape != Shape::Event).map(|(counter, _)| *counter)
+}
+
+#[cfg(test)]
+mod tests {
+    use ingraft_mdl::{ValueUnit, VariableKind};
+
+    use super::*;
+
+    #[test]
+    fn the_number_of_an_event_is_no_counter() {
+        let variable = |shape| Variable {
+            name: String::new(),
+            kind: VariableKind::Scratch,
+            shape,
+            unit: ValueUnit::Plain,
+            sampled: false,
+        };
+        let variables = [Shape::Counter, Shape::Event, Shape::Activations].map(variable);
+        assert_eq!(own_counters(&[4, 0, 5], &variables).collect::<Vec<_>>(), [4, 5]);
+    }
+}
