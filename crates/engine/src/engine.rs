@@ -217,7 +217,7 @@ impl Engine {
         let found = resolve_patterns(&modules, patterns, Missing::Fails)?;
         progress("looking at the points");
         let refusals = refusals(&target, &modules, &found);
-        let describe = |function: &ingraft_mdl::FunctionRef| {
+        let describe = |function: &ingraft_model::FunctionRef| {
             let (file, module, f) = modules.resolve(*function)?;
             let parts: u64 = f.parts().iter().map(|p| p.end.0 - p.start.0).sum();
             let code = module.image.analyse(f);

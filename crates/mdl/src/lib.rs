@@ -32,14 +32,11 @@ pub mod shipped;
 mod source;
 
 pub use diagnostic::{Diagnostic, Severity, codes};
-pub use evaluate::{
-    Evaluator, IndexNames, Insertion, Instrumentation, Metered, Order, Role, ValueUnit, Variable, VariableKind,
-    evaluate,
-};
+pub use evaluate::{Evaluated, Evaluator, Metered, evaluate};
 pub use library::{Library, ProcessDefinition};
 pub use parse::{Options, parse};
 pub use pattern::Exclusion;
 pub use print::{format, print};
-pub use program::{Access, FunctionRef, Global, Location, ModuleRef, Parameter, Program, Unresolved};
+pub use program::{Access, Global, Location, Parameter, Program, Unresolved};
 pub use render::{Look, render};
 pub use source::{Source, Span};

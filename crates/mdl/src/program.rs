@@ -1,19 +1,6 @@
 //! What the request stage must know of a program. The engine implements it; tests use a table.
 
-use ingraft_model::{Avma, Pid, Scalar};
-
-/// A module of a program: a number that only the implementor of [`Program`] understands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ModuleRef(pub u32);
-
-/// A function of a program. Equal for aliases of one address, so that code is never put twice into the same function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FunctionRef {
-    /// Its module.
-    pub module: ModuleRef,
-    /// Its number in the module.
-    pub function: u32,
-}
+use ingraft_model::{Avma, FunctionRef, ModuleRef, Pid, Scalar};
 
 /// How an integer of the program is reached from an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

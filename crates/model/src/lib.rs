@@ -9,6 +9,7 @@ pub mod call;
 pub mod flavor;
 pub mod histogram;
 pub mod history;
+pub mod instrumentation;
 pub mod layout;
 pub mod metric;
 pub mod object;
@@ -25,6 +26,9 @@ pub use call::{Call, Called, VectorState};
 pub use flavor::{FLAVORS_MAX, Flavor, FlavorError};
 pub use histogram::{Bucket, Distribution, Resolution, Scale};
 pub use history::{Bin, Course, History};
+pub use instrumentation::{
+    FunctionRef, Insertion, Instrumentation, ModuleRef, Order, Role, ValueUnit, Variable, VariableKind,
+};
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use object::{ObjectKind, ObjectState};
@@ -39,4 +43,4 @@ pub use snippet::{
     Usage, VariableId, Whose, Width,
 };
 pub use table::{Fold, Table};
-pub use vector::Ranges;
+pub use vector::{IndexNames, Ranges};

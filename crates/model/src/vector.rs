@@ -7,6 +7,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::table::{Fold, Table};
 
@@ -18,6 +19,9 @@ pub const OUTSIDE: u32 = 1;
 pub const FIRST: u32 = 2;
 /// Most granules.
 pub const GRANULES_MAX: u32 = 1 << 15;
+
+/// Numbers from here on are addresses rather than amounts.
+const HEXADECIMAL_FROM: i64 = 1 << 32;
 
 /// A range of numbers, divided into granules of equal length; the last one may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +99,32 @@ pub fn from_slots(count: u32, at: impl Fn(u32) -> i64) -> Table {
         table.values.extend(values.filter(|(_, value)| *value != 0));
     }
     table
+}
+
+/// Names of the values of a vector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IndexNames {
+    /// By the items of a list.
+    Items(Arc<[String]>),
+    /// By the numbers that they are for.
+    Ranges(Ranges),
+    /// By the index alone.
+    Numbers,
+}
+
+impl IndexNames {
+    /// Name of the value at an index; `None` if it has none but the index.
+    pub fn name(&self, index: u64) -> Option<String> {
+        match self {
+            IndexNames::Items(items) => items.get(usize::try_from(index).ok()?).cloned(),
+            IndexNames::Ranges(ranges) => {
+                let (start, end) = ranges.bounds(u32::try_from(index).ok()?);
+                let address = start >= HEXADECIMAL_FROM;
+                Some(if address { format!("{start:#x}..{end:#x}") } else { format!("{start}..{end}") })
+            }
+            IndexNames::Numbers => None,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_mdl::Instrumentation;
-use ingraft_model::{Avma, Called, Snippet, Svma, Width};
+use ingraft_model::{Avma, Called, Instrumentation, Snippet, Svma, Width};
 use ingraft_process::{Mapping, Target};
 
 use crate::error::{Error, ErrorKind};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ingraft_mdl::{FunctionRef, Program};
-use ingraft_model::{Focus, ResourcePath};
+use ingraft_mdl::Program;
+use ingraft_model::{Focus, FunctionRef, ResourcePath};
 
 use crate::api::MetricFocus;
 use crate::error::Error;

@@ -4,13 +4,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use ingraft_codegen::{Cost, Environment, MiniRequest, Readable, generic_site};
-use ingraft_mdl::{
-    Access, Evaluator, FunctionRef, Global, Insertion, Library, Location, ModuleRef, Parameter, Program, Unresolved,
-    Variable, codes,
-};
+use ingraft_mdl::{Access, Evaluated, Evaluator, Global, Library, Location, Parameter, Program, Unresolved, codes};
 use ingraft_model::{
-    Avma, Bias, Called, CpuClock, DataArea, Flavor, Focus, Pid, PointKind, Refusal, ResourcePath, Scalar, Scale, Site,
-    Snippet, Stmt, ThreadIdentity, WallClock,
+    Avma, Bias, Called, CpuClock, DataArea, Flavor, Focus, FunctionRef, Insertion, ModuleRef, Pid, PointKind, Refusal,
+    ResourcePath, Scalar, Scale, Site, Snippet, Stmt, ThreadIdentity, Variable, WallClock,
 };
 use ingraft_process::{ClockChoice, Target, TickClock, vector_state};
 use rustc_hash::FxHashMap;
@@ -248,22 +245,23 @@ fn lower_one(
     wall: WallClock,
     code: bool,
 ) -> LoweredMetric {
-    let mut instrumentation = match Evaluator::new(library, program, flavors).evaluate(&metric, &focus) {
-        Ok(instrumentation) => instrumentation,
-        Err(errors) => {
-            let problem = errors.into_iter().next().map(|d| match d.help {
-                Some(help) if d.code == codes::FLAVOR => format!("{}; {help}", d.message),
-                _ => d.message,
-            });
-            return LoweredMetric { metric, focus, pieces: Vec::new(), problem, applies: false };
-        }
-    };
+    let Evaluated { mut instrumentation, warnings } =
+        match Evaluator::new(library, program, flavors).evaluate(&metric, &focus) {
+            Ok(evaluated) => evaluated,
+            Err(errors) => {
+                let problem = errors.into_iter().next().map(|d| match d.help {
+                    Some(help) if d.code == codes::FLAVOR => format!("{}; {help}", d.message),
+                    _ => d.message,
+                });
+                return LoweredMetric { metric, focus, pieces: Vec::new(), problem, applies: false };
+            }
+        };
     if library.event(&metric).is_some() && instrumentation.insertions.is_empty() {
         let problem = Some("the kernel counts it: there is no code".to_owned());
         return LoweredMetric { metric, focus, pieces: Vec::new(), problem, applies: true };
     }
     // what has code at a focus only can be restricted to any function that the program has
-    let needs_focus = instrumentation.warnings.iter().any(|warning| warning.code == codes::NO_CONSTRAINT);
+    let needs_focus = warnings.iter().any(|warning| warning.code == codes::NO_CONSTRAINT);
     Meters::default().apply(&mut instrumentation, &mut Metered::default());
     let mut pieces: Vec<LoweredPiece> = Vec::new();
     let mut known: FxHashMap<(Arc<Snippet>, PointKind), usize> = FxHashMap::default();

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_mdl::{Diagnostic, Evaluator, FunctionRef, Instrumentation, Library, Program, codes};
-use ingraft_model::{Focus, ResourcePath, Shape, Snippet, Tid};
+use ingraft_mdl::{Diagnostic, Evaluated, Evaluator, Library, Program, codes};
+use ingraft_model::{Focus, FunctionRef, Instrumentation, ResourcePath, Shape, Snippet, Tid};
 use ingraft_process::Target;
 
 use crate::api::{EnableRequest, MetricFocus};
@@ -31,6 +31,8 @@ pub struct Wanted {
     pub function: Option<FunctionRef>,
     /// What must be woven for it.
     pub instrumentation: Instrumentation,
+    /// Findings that do not prevent it.
+    pub warnings: Vec<Diagnostic>,
     /// The definitions besides metrics with which it was evaluated, without those that are shipped ([`Library::helpers`]).
     pub helpers: Arc<str>,
 }
@@ -247,9 +249,9 @@ fn evaluate_request(
     let mut diagnostics = Vec::new();
     for ((pair, function), evaluated) in pairs.into_iter().zip(evaluated) {
         match evaluated {
-            Ok(mut instrumentation) => {
+            Ok(Evaluated { mut instrumentation, warnings }) => {
                 instrumentation.insertions.iter_mut().for_each(|i| share(&mut known, &mut i.snippet));
-                wanted.push(Wanted { pair, function, instrumentation, helpers: Arc::clone(&helpers) });
+                wanted.push(Wanted { pair, function, instrumentation, warnings, helpers: Arc::clone(&helpers) });
             }
             // a library that is not loaded (any more) may come
             Err(errors)
@@ -299,7 +301,7 @@ const NOT_FOUND: [&str; 3] = [codes::NO_METRIC, codes::NO_CONSTRAINT, codes::NOT
 pub fn refuse_empty(target: &Target, wanted: &[Wanted]) -> Result<(), Error> {
     for w in wanted {
         let without_code = |d: &&Diagnostic| w.instrumentation.insertions.is_empty() && d.code == codes::NO_CONSTRAINT;
-        if let Some(why) = w.instrumentation.warnings.iter().find(without_code) {
+        if let Some(why) = w.warnings.iter().find(without_code) {
             let what = format!("`{}` measures nothing without a focus", w.pair.metric);
             return Err(Error::new(ErrorKind::Usage, "needs_focus", what, why.help.clone().unwrap_or_default()));
         }

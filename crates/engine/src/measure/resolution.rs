@@ -3,9 +3,8 @@
 
 use std::sync::Arc;
 
-use ingraft_mdl::{Instrumentation, Variable};
 use ingraft_model::layout::{DEFAULT_STRIDE, STRIDE_MAX};
-use ingraft_model::{Avma, DataArea, Resolution, Shape, Snippet};
+use ingraft_model::{Avma, DataArea, Instrumentation, Resolution, Shape, Snippet, Variable};
 use rustc_hash::FxHashMap;
 
 /// So many histograms in one process are fine ones.

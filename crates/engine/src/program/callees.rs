@@ -1,7 +1,6 @@
 //! Callees of the calls in a program: what a call names, and what the slot that it goes through holds now.
 
-use ingraft_mdl::FunctionRef;
-use ingraft_model::{Avma, CallSite, Callee, Svma};
+use ingraft_model::{Avma, CallSite, Callee, FunctionRef, Svma};
 use ingraft_process::Target;
 
 use crate::program::modules::{Module, Modules};

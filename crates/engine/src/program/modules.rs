@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ingraft_analysis::{Elf, FrameTable, Function, FunctionKind, Image, Segment};
-use ingraft_mdl::{Access, FunctionRef, Global, ModuleRef, Parameter, Program, Unresolved};
-use ingraft_model::{Avma, AvmaRange, Bias, Pid, Svma, ThreadIdentity};
+use ingraft_mdl::{Access, Global, Parameter, Program, Unresolved};
+use ingraft_model::{Avma, AvmaRange, Bias, FunctionRef, ModuleRef, Pid, Svma, ThreadIdentity};
 use ingraft_process::{AT_BASE, AT_ENTRY, MappedFile, Mapping, Target};
 use rustc_hash::FxHashMap;
 

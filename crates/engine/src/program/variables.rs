@@ -1,8 +1,8 @@
 //! Data of a target by its names: symbols say where variables lie, debugging information what they are.
 
 use ingraft_analysis::{DataSymbol, DebugInfo, Elf, Function, Reach, TypeError};
-use ingraft_mdl::{Access, FunctionRef, Global, Location, ModuleRef, Parameter, Program, Unresolved};
-use ingraft_model::{Avma, CallSite, Refusal, Scalar, Svma, Width};
+use ingraft_mdl::{Access, Global, Location, Parameter, Program, Unresolved};
+use ingraft_model::{Avma, CallSite, FunctionRef, ModuleRef, Refusal, Scalar, Svma, Width};
 
 use crate::program::callees::named;
 use crate::program::modules::{Module, ModuleFile, Modules};

@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use ingraft_codegen::Cost;
-use ingraft_mdl::Variable;
-use ingraft_model::Shape;
+use ingraft_model::{Shape, Variable};
 use rustc_hash::FxHashMap;
 
 use crate::api::MeasurementId;
@@ -259,9 +258,9 @@ fn own_counters(counters: &[u32], variables: &[Variable]) -> impl Iterator<Item 
 
 #[cfg(test)]
 mod tests {
-    use ingraft_mdl::{ValueUnit, VariableKind};
 
     use super::*;
+    use ingraft_model::{ValueUnit, VariableKind};
 
     #[test]
     fn the_number_of_an_event_is_no_counter() {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ingraft_codegen::{Environment, Readable};
-use ingraft_mdl::{FunctionRef as MdlFunction, Library, ValueUnit};
+use ingraft_mdl::Library;
 use ingraft_model::layout::{COUNTERS, header};
 use ingraft_model::{
-    Aggregate, AvmaRange, Focus, MetricInfo, PatchPlan, Pid, Scale, Shape, Style, Svma, TextWrite, UnitsType, WallClock,
+    Aggregate, AvmaRange, Focus, FunctionRef as MdlFunction, MetricInfo, PatchPlan, Pid, Scale, Shape, Style, Svma,
+    TextWrite, UnitsType, ValueUnit, WallClock,
 };
 use ingraft_process::{
     Identity, Options as ApplyOptions, Rights, SharedArea, Target, TickClock, contains, vector_state,

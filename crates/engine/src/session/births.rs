@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ingraft_mdl::{FunctionRef as MdlFunction, Instrumentation, Program as _, Variable, VariableKind};
+use ingraft_mdl::Program as _;
 use ingraft_model::layout::{COUNTERS, DEFAULT_STRIDE, TOP, birth};
 use ingraft_model::{
-    Clock, Expr, Kept, PointKind, Record as CallRecord, Restore, Shape, Snippet, Stmt, ThreadIdentity, WallClock,
+    Clock, Expr, FunctionRef as MdlFunction, Instrumentation, Kept, PointKind, Record as CallRecord, Restore, Shape,
+    Snippet, Stmt, ThreadIdentity, Variable, VariableKind, WallClock,
 };
 use ingraft_process::SharedArea;
 

@@ -3,8 +3,7 @@
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ingraft_mdl::ValueUnit;
-use ingraft_model::Tid;
+use ingraft_model::{Tid, ValueUnit};
 use ingraft_process::{ClockChoice, ClockProblem, Target, TickClock};
 use rustc_hash::FxHashMap;
 

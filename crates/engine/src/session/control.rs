@@ -1,12 +1,12 @@
 //! State that the driver of a session changes.
 
+use ingraft_model::FunctionRef as MdlFunction;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ingraft_codegen::Environment;
-use ingraft_mdl::FunctionRef as MdlFunction;
 use ingraft_process::SharedArea;
 use rustc_hash::FxHashMap;
 

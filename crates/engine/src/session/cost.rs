@@ -6,8 +6,7 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use ingraft_mdl::FunctionRef as MdlFunction;
-use ingraft_model::{Clock, PointKind, Shape, Snippet, Tid};
+use ingraft_model::{Clock, FunctionRef as MdlFunction, PointKind, Shape, Snippet, Tid};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Costs, MeasurementId, PAIRS_TOLD, PairCost, TakenOut};

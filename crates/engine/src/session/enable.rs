@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ingraft_mdl::{FunctionRef as MdlFunction, Library, Variable};
-use ingraft_model::{Clock, Resolution, Shape};
+use ingraft_mdl::Library;
+use ingraft_model::{Clock, FunctionRef as MdlFunction, Resolution, Shape, Variable};
 use ingraft_process::Rights;
 use rustc_hash::{FxHashMap, FxHashSet};
 

@@ -36,8 +36,9 @@ pub(super) fn of_pair(
 ) -> Result<Option<Wish>, Error> {
     let restricted = ["Code", "SyncObject"].iter().any(|root| pair.focus.part(root).is_some());
     let Some(name) = library.event(&pair.metric).filter(|_| !restricted) else { return Ok(None) };
-    let instrumentation =
+    let evaluated =
         Evaluator::new(library, modules, flavors).evaluate(&pair.metric, &pair.focus).map_err(Error::mdl)?;
+    let instrumentation = evaluated.instrumentation;
     let event = Event::parse(name).map_err(|e| refused(e.into()))?;
     Ok(Some(Wish { metric: instrumentation.metric, event, thread: instrumentation.thread }))
 }

@@ -2,8 +2,7 @@
 
 use std::fs;
 
-use ingraft_mdl::Insertion;
-use ingraft_model::{DataArea, Fold, Pid, Shape, Tid};
+use ingraft_model::{DataArea, Fold, Insertion, Pid, Shape, Tid};
 
 use crate::error::{Error, ErrorKind};
 use crate::measure::request::Wanted;

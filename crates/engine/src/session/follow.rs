@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use ingraft_mdl::{FunctionRef as MdlFunction, ModuleRef};
-use ingraft_model::ThreadIdentity;
+use ingraft_model::{FunctionRef as MdlFunction, ModuleRef, ThreadIdentity};
 use ingraft_process::MemoryNeed;
 use rustc_hash::{FxHashMap, FxHashSet};
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ingraft_codegen::{Environment, Readable};
-use ingraft_mdl::{FunctionRef as MdlFunction, Insertion, Instrumentation, Order, Variable};
 use ingraft_model::layout::EVENTS_MAX;
 use ingraft_model::{
-    AvmaRange, Clock, CpuClock, DataArea, PointKind, Refusal, Scale, Shape, Snippet, Stmt, ThreadIdentity, WallClock,
+    AvmaRange, Clock, CpuClock, DataArea, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, PointKind,
+    Refusal, Scale, Shape, Snippet, Stmt, ThreadIdentity, Variable, WallClock,
 };
 use ingraft_process::{
     DataAreaRequest, Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor, vector_state,

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ingraft_mdl::{Library, ValueUnit};
-use ingraft_model::{Aggregate, Focus, Shape};
+use ingraft_mdl::Library;
+use ingraft_model::{Aggregate, Focus, Shape, ValueUnit};
 use rustc_hash::FxHashMap;
 
 use crate::api::{EnableRequest, MeasurementId, MetricFocus, PairInfo};

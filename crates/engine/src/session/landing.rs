@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_mdl::{FunctionRef as MdlFunction, Instrumentation, Program as _};
-use ingraft_model::{CallSite, Callee, PointKind, Stmt};
+use ingraft_mdl::Program as _;
+use ingraft_model::{CallSite, Callee, FunctionRef as MdlFunction, Instrumentation, PointKind, Stmt};
 
 use crate::program::modules::{ModuleFile, Modules};
 

@@ -1,8 +1,9 @@
 //! Measurements of a session: what clients ask of one after it began.
 
+use ingraft_model::ValueUnit;
 use std::sync::Arc;
 
-use ingraft_mdl::{Library, ValueUnit};
+use ingraft_mdl::Library;
 use ingraft_process::Rights;
 
 use crate::api::{EnableRequest, MeasurementId, PairInfo};

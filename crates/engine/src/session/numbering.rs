@@ -1,9 +1,8 @@
 //! The numbers by which code names the variables of its pair. They are given anew whenever the pair is evaluated: what a library brings that was
 //! loaded since may come among what is there, so its code may have them in another order, or others among them.
 
+use ingraft_model::{Instrumentation, Variable};
 use std::sync::Arc;
-
-use ingraft_mdl::{Instrumentation, Variable};
 
 use crate::error::Error;
 use crate::readings::values::CounterAllocator;

@@ -3,8 +3,7 @@
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use ingraft_mdl::{FunctionRef as MdlFunction, IndexNames, Variable};
-use ingraft_model::{MetricInfo, PointKind, Tid};
+use ingraft_model::{FunctionRef as MdlFunction, IndexNames, MetricInfo, PointKind, Tid, Variable};
 use rustc_hash::FxBuildHasher;
 
 use crate::api::{FunctionRef, MetricFocus, PairInfo, RefusedFunction};

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_mdl::{FunctionRef as MdlFunction, ValueUnit, VariableKind};
-use ingraft_model::{Activations, Shape};
+use ingraft_model::{Activations, FunctionRef as MdlFunction, Shape, ValueUnit, VariableKind};
 
 use crate::api::{Details, MeasurementId, Reading, Value};
 use crate::error::{Error, ErrorKind};

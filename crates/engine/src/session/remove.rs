@@ -3,9 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use ingraft_mdl::FunctionRef as MdlFunction;
 use ingraft_model::layout::COUNTERS;
-use ingraft_model::{PatchPlan, Pid, Shape};
+use ingraft_model::{FunctionRef as MdlFunction, PatchPlan, Pid, Shape};
 use ingraft_process::{Identity, Options as ApplyOptions};
 use rustc_hash::{FxHashMap, FxHashSet};
 

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use ingraft_analysis::FunctionKind;
-use ingraft_mdl::{FunctionRef as MdlFunction, Insertion, Instrumentation, Role, ValueUnit, Variable, VariableKind};
 use ingraft_model::{
-    Avma, BinaryOp, CallSite, Callee, Expr, PointKind, Record as CallRecord, Restore, Scalar, Shape, Snippet, Stmt,
-    Svma, VariableId, Whose,
+    Avma, BinaryOp, CallSite, Callee, Expr, FunctionRef as MdlFunction, Insertion, Instrumentation, PointKind,
+    Record as CallRecord, Restore, Role, Scalar, Shape, Snippet, Stmt, Svma, ValueUnit, Variable, VariableId,
+    VariableKind, Whose,
 };
 use ingraft_process::Target;
 use rayon::prelude::*;
@@ -549,9 +549,9 @@ impl Follow<'_> {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_mdl::ModuleRef;
 
     use super::*;
+    use ingraft_model::ModuleRef;
 
     #[test]
     fn functions_that_jump_to_each_other_are_one_circle() {

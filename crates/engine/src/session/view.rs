@@ -1,7 +1,6 @@
 //! What the pairs of a measurement are read from.
 
-use ingraft_mdl::{IndexNames, ValueUnit};
-use ingraft_model::{Aggregate, Fold, Shape, Table, Tid};
+use ingraft_model::{Aggregate, Fold, IndexNames, Shape, Table, Tid, ValueUnit};
 use rustc_hash::FxHashMap;
 
 use crate::api::{Details, Keys, ThreadValue};

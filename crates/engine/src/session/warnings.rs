@@ -1,7 +1,6 @@
 //! Warnings about a measurement that begins: what its values leave out, and what they cost.
 
-use ingraft_mdl::FunctionRef as MdlFunction;
-use ingraft_model::{CpuClock, WallClock};
+use ingraft_model::{CpuClock, FunctionRef as MdlFunction, WallClock};
 use ingraft_process::TickClock;
 
 use crate::measure::request::{Missing, Wanted};
@@ -45,7 +44,7 @@ pub(super) fn of_request(modules: &Modules, new: &NewMeasurement<'_>, awaited: &
 /// Warnings about the values of events and of metrics.
 pub(super) fn of_values(before: &[View], wanted: &[Wanted]) -> Vec<String> {
     let events = before.iter().filter_map(|v| v.own.as_ref()?.events()?.warning());
-    let metrics = wanted.iter().flat_map(|w| w.instrumentation.warnings.iter().map(ToString::to_string));
+    let metrics = wanted.iter().flat_map(|w| w.warnings.iter().map(ToString::to_string));
     events.chain(metrics).collect()
 }
 

@@ -6,8 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use ingraft_codegen::{Cost, SLOTS_PER_CYCLE};
-use ingraft_mdl::{Instrumentation, ValueUnit, Variable, VariableKind};
-use ingraft_model::{Expr, Shape, Snippet, Stmt, VariableId};
+use ingraft_model::{Expr, Instrumentation, Shape, Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind};
 use ingraft_process::TickClock;
 use rustc_hash::FxHashMap;
 

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use ingraft_mdl::FunctionRef;
-use ingraft_model::{Refusal, Svma};
+use ingraft_model::{FunctionRef, Refusal, Svma};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Which exits of a function a snippet is for, and on what that depends.
@@ -43,9 +42,9 @@ impl Exits {
 
 #[cfg(test)]
 mod tests {
-    use ingraft_mdl::ModuleRef;
 
     use super::*;
+    use ingraft_model::ModuleRef;
 
     #[test]
     fn what_depends_on_another_function_gives_way_when_that_is_refused() {

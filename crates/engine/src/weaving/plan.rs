@@ -9,9 +9,11 @@ use ingraft_codegen::{
     Arena, Chain, Cost, Environment, Inner, MiniRequest, PointRequest, RemovalRecord, TextSpace, WovenPoint, add_mini,
     remove_mini, remove_within, weave_points_on,
 };
-use ingraft_mdl::{FunctionRef, ModuleRef, Role};
 use ingraft_model::patch::ArenaCode;
-use ingraft_model::{Avma, AvmaRange, Bias, PatchPlan, PointKind, Refusal, Site, Snippet, Stmt, Svma, TextWrite};
+use ingraft_model::{
+    Avma, AvmaRange, Bias, FunctionRef, ModuleRef, PatchPlan, PointKind, Refusal, Role, Site, Snippet, Stmt, Svma,
+    TextWrite,
+};
 use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};

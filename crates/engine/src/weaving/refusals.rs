@@ -1,8 +1,10 @@
 //! Which entries of a target cannot be woven, found out without touching it.
 
 use ingraft_codegen::{Arena, Environment, MiniRequest, PointRequest, Readable, TextSpace, weave_points_on};
-use ingraft_mdl::{FunctionRef, ModuleRef};
-use ingraft_model::{Avma, CpuClock, DataArea, Refusal, Scale, Site, Snippet, ThreadIdentity, VariableId, WallClock};
+use ingraft_model::{
+    Avma, CpuClock, DataArea, FunctionRef, ModuleRef, Refusal, Scale, Site, Snippet, ThreadIdentity, VariableId,
+    WallClock,
+};
 use ingraft_process::Target;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ingraft_analysis::{Function, FunctionKind};
-use ingraft_mdl::FunctionRef;
-use ingraft_model::{Avma, Clearing, Offset, PointKind, Refusal, Site};
+use ingraft_model::{Avma, Clearing, FunctionRef, Offset, PointKind, Refusal, Site};
 use ingraft_process::Target;
 
 use ingraft_codegen::RemovalRecord;

@@ -4,12 +4,12 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingraft_model::{Flavor, Focus};
+use ingraft_model::{Flavor, Focus, FunctionRef, Instrumentation};
 
-use super::{Instrumentation, evaluate_and_tell};
+use super::{Evaluated, evaluate_and_tell};
 use crate::diagnostic::Diagnostic;
 use crate::library::Library;
-use crate::program::{FunctionRef, Program};
+use crate::program::Program;
 
 /// So many requests that stand for others are kept: one request has a few metrics.
 const KEPT: usize = 16;
@@ -43,21 +43,25 @@ impl<'a> Evaluator<'a> {
     }
 
     /// What [`crate::evaluate`] says, of a program with these flavors.
-    pub fn evaluate(&self, metric: &str, focus: &Focus) -> Result<Instrumentation, Vec<Diagnostic>> {
+    pub fn evaluate(&self, metric: &str, focus: &Focus) -> Result<Evaluated, Vec<Diagnostic>> {
         let function = self.function(focus);
         if let Some(function) = function
             && let Some(found) = self.known(metric, focus, function)
         {
-            return Ok(found);
+            return Ok(Evaluated { instrumentation: found, warnings: Vec::new() });
         }
         let (found, beyond) = evaluate_and_tell(self.library, metric, focus, (self.program, self.flavors))?;
         if let Some(function) = function.filter(|_| !beyond && found.warnings.is_empty())
-            && found.insertions.iter().all(|insertion| insertion.function == function)
+            && found.instrumentation.insertions.iter().all(|insertion| insertion.function == function)
         {
             let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
             // another processor may have been faster
             if known.len() < KEPT && !known.iter().any(|known| known.is_like(metric, focus)) {
-                known.push(Known { metric: metric.to_owned(), focus: focus.clone(), instrumentation: found.clone() });
+                known.push(Known {
+                    metric: metric.to_owned(),
+                    focus: focus.clone(),
+                    instrumentation: found.instrumentation.clone(),
+                });
             }
         }
         Ok(found)
@@ -81,12 +85,11 @@ impl<'a> Evaluator<'a> {
         Some(Instrumentation {
             metric: Arc::clone(metric),
             variables: Arc::clone(variables),
-            insertions: insertions.map(|insertion| super::Insertion { function, ..insertion }).collect(),
+            insertions: insertions.map(|insertion| ingraft_model::Insertion { function, ..insertion }).collect(),
             event: event.clone(),
             thread: *thread,
             object: *object,
             index_names: index_names.clone(),
-            warnings: Vec::new(),
         })
     }
 }

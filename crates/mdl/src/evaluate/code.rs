@@ -3,12 +3,11 @@
 
 use ingraft_model::{
     BinaryOp, Call, Called, Clock, Expr as Out, Fold, ObjectKind, ObjectState, PointKind, Resolution, Shape, Stmt,
-    TimeUnit, UnaryOp, VariableId,
+    TimeUnit, UnaryOp, ValueUnit, VariableId, VariableKind,
 };
 
 use super::meta::{Binding, Evaluation, Value, binary, unary};
 use super::vector::Slot;
-use super::{ValueUnit, VariableKind};
 use crate::ast::{AssignOp, Callee, Code, CodeKind, Expr, ExprKind};
 use crate::diagnostic::codes;
 use crate::source::Span;

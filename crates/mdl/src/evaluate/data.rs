@@ -5,13 +5,13 @@
 
 use std::collections::BTreeSet;
 
-use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, Kept, PointKind, Scalar, Stmt};
+use ingraft_model::{Avma, BinaryOp, Expr as Out, Float, FloatFormat, FunctionRef, Kept, PointKind, Scalar, Stmt};
 
 use super::code::fold_binary;
 use super::meta::Evaluation;
 use crate::ast::{AssignOp, Callee, Expr, ExprKind};
 use crate::diagnostic::codes;
-use crate::program::{Access, FunctionRef, Global, Location, Parameter, Unresolved};
+use crate::program::{Access, Global, Location, Parameter, Unresolved};
 
 /// Most elements that `DYNINSTCountElmsInArray` adds up: each is a system call.
 const ELEMENTS_MAX: i64 = 16;

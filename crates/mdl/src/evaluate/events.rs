@@ -1,8 +1,7 @@
 //! Events at points: what the kernel counts for a thread and the processor for it, asked by the thread itself.
 
-use ingraft_model::{BinaryOp, Clock, Expr as Out, Shape, Stmt, Usage, VariableId};
+use ingraft_model::{BinaryOp, Clock, Expr as Out, Shape, Stmt, Usage, VariableId, VariableKind};
 
-use super::VariableKind;
 use super::code::fold_binary;
 use super::meta::Evaluation;
 use crate::ast::Expr;

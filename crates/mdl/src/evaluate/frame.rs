@@ -4,14 +4,12 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use ingraft_model::snippet::{BinaryOp, Kept, Record, Restore, TimeUnit};
-use ingraft_model::{Clock, Expr, PointKind, Shape, Stmt, Style, VariableId};
+use ingraft_model::{Clock, Expr, FunctionRef, Order, PointKind, Shape, Stmt, Style, VariableId, VariableKind};
 
 use super::insert::{Change, Draft};
 use super::meta::Evaluation;
 use super::walk::{each_expr, each_stmt};
-use super::{Order, VariableKind};
 use crate::diagnostic::codes;
-use crate::program::FunctionRef;
 
 /// What has a beginning and an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use ingraft_model::{Expr as Out, PointKind, Snippet, Stmt, UnaryOp, VariableId};
+use ingraft_model::{Expr as Out, FunctionRef, Insertion, Order, PointKind, Role, Snippet, Stmt, UnaryOp, VariableId};
 
 use super::meta::{Evaluation, FlagWord, Value};
 use super::walk::each_stmt;
-use super::{Insertion, Order, Role};
 use crate::ast::{Insert, Meta, MetaKind};
-use crate::program::FunctionRef;
 use crate::source::Span;
 
 /// Code of one definition at one place of one function, before it is known what belongs to it elsewhere.

@@ -5,20 +5,22 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use ingraft_model::{Clock, Flavor, Focus, PointKind, Resolution, ResourcePath, Shape, Snippet, Stmt, VariableId};
+use ingraft_model::{
+    Clock, Flavor, Focus, FunctionRef, IndexNames, Insertion, ModuleRef, PointKind, Resolution, ResourcePath, Shape,
+    Snippet, Stmt, ValueUnit, Variable, VariableId, VariableKind,
+};
 
 use super::events::{EventTimer, Metered};
 use super::flavor;
 use super::frame::KnownRecord;
 use super::insert::Draft;
 use super::select::{HIERARCHIES, Selection, parse_number};
-use super::vector::{IndexNames, Indexed};
+use super::vector::Indexed;
 use super::walk::observes_times_alone;
-use super::{Insertion, ValueUnit, Variable, VariableKind};
 use crate::ast::{Accumulator, BinaryOp, Element, Expr, ExprKind, List, Meta, MetaKind, UnaryOp};
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::library::{Library, MetricEntry};
-use crate::program::{FunctionRef, ModuleRef, Program};
+use crate::program::Program;
 use crate::source::Span;
 
 /// Most rounds of foreach in one request: ten times the functions of the largest programs.

@@ -1,12 +1,12 @@
 //! Which constraints of a metric a focus calls for, and which process and thread it means.
 
-use ingraft_model::{Focus, ResourcePath, Tid};
+use ingraft_model::{Focus, FunctionRef, ResourcePath, Tid};
 
 use super::meta::{Body, Evaluation, Flag, FlagCode, FlagWord, Value};
 use crate::ast::{Constraint, ConstraintBody, FieldKind};
 use crate::check::path::SYNC;
 use crate::diagnostic::{Diagnostic, Severity, codes};
-use crate::program::{FunctionRef, Unresolved};
+use crate::program::Unresolved;
 use crate::source::Span;
 
 /// The hierarchies that constraints restrict, in the order in which their flags are tested.

@@ -1,42 +1,11 @@
 //! Vectors: what an index means, and what the values are called.
 
-use std::sync::Arc;
-
-use ingraft_model::{Call, Called, Expr as Out, Fold, Ranges, Shape, Stmt, VariableId};
+use ingraft_model::{Call, Called, Expr as Out, Fold, IndexNames, Ranges, Shape, Stmt, VariableId};
 
 use super::meta::{Binding, Evaluation, Value};
 use crate::ast::{Expr, ExprKind, List, Vector};
 use crate::diagnostic::codes;
 use crate::source::Span;
-
-/// What the values of a vector are called.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum IndexNames {
-    /// By the items of a list.
-    Items(Arc<[String]>),
-    /// By the numbers that they are for.
-    Ranges(Ranges),
-    /// By the index alone.
-    Numbers,
-}
-
-/// Numbers from here on are addresses rather than amounts.
-const HEXADECIMAL_FROM: i64 = 1 << 32;
-
-impl IndexNames {
-    /// The name of a value.
-    pub fn name(&self, index: u64) -> Option<String> {
-        match self {
-            IndexNames::Items(items) => items.get(usize::try_from(index).ok()?).cloned(),
-            IndexNames::Ranges(ranges) => {
-                let (start, end) = ranges.bounds(u32::try_from(index).ok()?);
-                let address = start >= HEXADECIMAL_FROM;
-                Some(if address { format!("{start:#x}..{end:#x}") } else { format!("{start}..{end}") })
-            }
-            IndexNames::Numbers => None,
-        }
-    }
-}
 
 /// A vector of the metric at hand.
 #[derive(Clone, Copy)]

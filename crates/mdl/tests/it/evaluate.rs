@@ -477,7 +477,7 @@ fn one_request_of_thousands_is_cheap() {
     let begin = std::time::Instant::now();
     let mut insertions = 0;
     for focus in &foci {
-        insertions += evaluate(&library, "calls", focus, &program).expect("evaluated").insertions.len();
+        insertions += evaluate(&library, "calls", focus, &program).expect("evaluated").instrumentation.insertions.len();
     }
     let each = begin.elapsed() / 13_900;
     assert_eq!(insertions, 13_900);
@@ -485,7 +485,7 @@ fn one_request_of_thousands_is_cheap() {
     // a hundred times what it takes
     assert!(each < std::time::Duration::from_micros(200), "{each:?}");
     let begin = std::time::Instant::now();
-    let all = evaluate(&library, "calls", &Focus::whole_program(), &program).expect("evaluated");
+    let all = evaluate(&library, "calls", &Focus::whole_program(), &program).expect("evaluated").instrumentation;
     println!("{:?} for all in one", begin.elapsed());
     assert_eq!(all.insertions.len(), 13_900);
     assert!(all.insertions.iter().all(|i| std::sync::Arc::ptr_eq(&i.snippet, &all.insertions[0].snippet)));
@@ -510,7 +510,7 @@ fn a_flavor_that_is_stated_of_a_program_makes_its_definitions_exist() {
     let said = |names: &[&str]| {
         let flavors = flavors(names);
         let found = Evaluator::new(&library, &program, &flavors).evaluate("m", &Focus::default());
-        found.map(|found| found.insertions.len()).map_err(|errors| {
+        found.map(|found| found.instrumentation.insertions.len()).map_err(|errors| {
             assert!(errors.iter().all(|error| error.code == codes::FLAVOR));
             errors.into_iter().map(|error| format!("{}; {}", error.message, error.help.unwrap_or_default())).collect()
         })

@@ -1,7 +1,7 @@
 //! Code at exits and around calls: what is remembered from the beginning of a call to its end.
 
-use ingraft_mdl::{Instrumentation, Program, evaluate};
-use ingraft_model::Focus;
+use ingraft_mdl::{Program, evaluate};
+use ingraft_model::{Focus, Instrumentation};
 
 use crate::support::{Table, library, show};
 
@@ -19,12 +19,12 @@ fn base(kind: &str, body: &str) -> String {
 
 fn done(text: &str, metric: &str, focus: &str) -> Instrumentation {
     let focus = Focus::parse(focus).expect("focus");
-    evaluate(&library(&[text]), metric, &focus, &Table::server()).expect("evaluated")
+    evaluate(&library(&[text]), metric, &focus, &Table::server()).expect("evaluated").instrumentation
 }
 
 /// One line per variable.
 fn variables(done: &Instrumentation) -> String {
-    let line = |(i, v): (usize, &ingraft_mdl::Variable)| {
+    let line = |(i, v): (usize, &ingraft_model::Variable)| {
         let sampled = if v.sampled { " sampled" } else { "" };
         format!("v{i} {} {:?} {:?} {:?}{sampled}\n", v.name, v.kind, v.shape, v.unit)
     };
@@ -346,7 +346,7 @@ fn records_of_thousands_of_functions_are_two_snippets() {
         "base is histogram { foreach f in $procedures prepend preInsn f.return (* if ($return) observe(m, $elapsed); else observe(m, $elapsed); *) }",
     );
     let begin = std::time::Instant::now();
-    let done = evaluate(&library(&[&text]), "m", &Focus::whole_program(), &program).expect("evaluated");
+    let done = evaluate(&library(&[&text]), "m", &Focus::whole_program(), &program).expect("evaluated").instrumentation;
     println!("{:?}", begin.elapsed());
     assert_eq!(done.insertions.len(), 2 * 13_900);
     assert_eq!(done.variables.len(), 3);

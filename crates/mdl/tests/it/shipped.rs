@@ -36,7 +36,7 @@ fn every_metric_is_enabled_or_refused_by_name() {
     let mut refused = Vec::new();
     for metric in library.metrics() {
         match evaluate(&library, &metric.name, &Focus::whole_program(), &program) {
-            Ok(done) => assert!(done.variables[0].sampled),
+            Ok(done) => assert!(done.instrumentation.variables[0].sampled),
             Err(findings) => {
                 for finding in &findings {
                     assert!(finding.code == "MDL054" && finding.line > 0, "{finding}");
@@ -94,7 +94,8 @@ fn a_focus_on_a_kind_of_objects_restricts_to_it() {
     let at = |metric: &str, kind: &str| {
         let focus = Focus::parse(&format!("/SyncObject/{kind}")).expect("a focus");
         evaluate(&library, metric, &focus, &program).map(|done| {
-            let mut names: Vec<_> = done.insertions.iter().map(|i| program.function_name(i.function)).collect();
+            let mut names: Vec<_> =
+                done.instrumentation.insertions.iter().map(|i| program.function_name(i.function)).collect();
             names.dedup();
             names.join(" ")
         })

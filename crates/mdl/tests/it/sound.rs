@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ingraft_mdl::{Insertion, Instrumentation, Options, Order, evaluate, shipped};
-use ingraft_model::{Expr, Float, Focus, Fold, Kept, PointKind, Record, Restore, Shape, Stmt, VariableId};
+use ingraft_mdl::{Options, evaluate, shipped};
+use ingraft_model::{
+    Expr, Float, Focus, Fold, Insertion, Instrumentation, Kept, Order, PointKind, Record, Restore, Shape, Stmt,
+    VariableId,
+};
 use proptest::prelude::*;
 
 use crate::support::{Table, library};
@@ -185,7 +188,7 @@ fn shipped_metrics_at_all_kinds_of_focus() {
         {
             let focus = Focus::parse(focus).expect("focus");
             if let Ok(done) = evaluate(&library, &metric.name, &focus, &Table::server()) {
-                assert_sound(&done);
+                assert_sound(&done.instrumentation);
                 sound += 1;
             }
         }
@@ -262,7 +265,7 @@ proptest! {
         for name in ["timed", "counted", "level"] {
             for focus in ["", "/Code/server/call"] {
                 match evaluate(&library, name, &Focus::parse(focus).expect("focus"), &Table::server()) {
-                    Ok(done) => assert_sound(&done),
+                    Ok(done) => assert_sound(&done.instrumentation),
                     // more arguments than a record keeps
                     Err(findings) => prop_assert!(findings.iter().all(|f| f.code == "MDL005"), "{findings:#?}"),
                 }

@@ -123,7 +123,7 @@ fn all(text: &str) {
             {
                 let focus = Focus::parse(focus).expect("focus");
                 match evaluate(&library, &metric.name, &focus, &program) {
-                    Ok(done) => assert_sound(&done),
+                    Ok(done) => assert_sound(&done.instrumentation),
                     Err(findings) => drop(library.render(&findings, Look::Plain)),
                 }
             }

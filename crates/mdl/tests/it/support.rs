@@ -1,9 +1,7 @@
 //! A program as a table, for tests of the request stage.
 
-use ingraft_mdl::{
-    Access, FunctionRef, Global, Library, Location, ModuleRef, Options, Parameter, Program, Unresolved, evaluate,
-};
-use ingraft_model::{Avma, Focus, Pid, PointKind, Scalar, Width};
+use ingraft_mdl::{Access, Global, Library, Location, Options, Parameter, Program, Unresolved, evaluate};
+use ingraft_model::{Avma, Focus, FunctionRef, ModuleRef, Pid, PointKind, Scalar, Width};
 
 /// These texts, which have no error.
 pub fn library(texts: &[&str]) -> Library {
@@ -22,6 +20,7 @@ pub fn show(library: &Library, metric: &str, focus: &str) -> String {
     match evaluate(library, metric, &focus, &program) {
         Err(findings) => findings.iter().map(|d| format!("{d}\n")).collect(),
         Ok(done) => {
+            let done = done.instrumentation;
             let mut out: String = done.thread.map(|t| format!("thread {t}\n")).unwrap_or_default();
             for insertion in &done.insertions {
                 let point = match insertion.point {

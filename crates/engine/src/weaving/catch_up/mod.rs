@@ -6,9 +6,8 @@ mod walk;
 
 use std::time::Instant;
 
-use ingraft_mdl::Variable;
 use ingraft_model::layout::{FIRST_SHARD, OWNER};
-use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PointKind, Snippet, ThreadIdentity, Tid};
+use ingraft_model::{Avma, AvmaRange, Clock, DataArea, PointKind, Snippet, ThreadIdentity, Tid, Variable};
 use ingraft_process::{Held, HeldRegisters, SharedArea, Target, Visitor};
 use rustc_hash::FxHashMap;
 

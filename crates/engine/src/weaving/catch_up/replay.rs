@@ -3,9 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use ingraft_mdl::{Variable, VariableKind};
 use ingraft_model::layout::{COUNTERS, OWNER, TOP, record};
-use ingraft_model::{Clock, DataArea, Expr, Record, Restore, Stmt, VariableId};
+use ingraft_model::{Clock, DataArea, Expr, Record, Restore, Stmt, Variable, VariableId, VariableKind};
 use rustc_hash::FxHashSet;
 
 use crate::api::Uncaught;
@@ -299,8 +298,7 @@ fn name_of(words: &[u64; WORDS]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ingraft_mdl::ValueUnit;
-    use ingraft_model::{Avma, BinaryOp, Kept, Shape};
+    use ingraft_model::{Avma, BinaryOp, Kept, Shape, ValueUnit};
     use rustc_hash::FxHashMap;
     use std::cell::RefCell;
 
