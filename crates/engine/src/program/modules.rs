@@ -133,8 +133,8 @@ impl Module {
     /// The number of the function that begins at an address, or in front of it with an `endbr64`.
     pub fn number_at(&self, at: Svma) -> Option<u32> {
         let number = self.number_containing(at)?;
-        let behind = at.0 - self.function(number)?.start().0;
-        (behind == 0 || behind == ENDBR).then_some(number)
+        let offset = at.0 - self.function(number)?.start().0;
+        (offset == 0 || offset == ENDBR).then_some(number)
     }
 
     /// A function by its number.
@@ -318,7 +318,7 @@ impl Modules {
         let mut places = places.filter_map(|at| {
             let mapping = file.mappings.iter().find(|m| m.range.contains(&at))?;
             let offset = at.0 - mapping.range.start.0 + mapping.offset;
-            file.again.iter().find(|m| offset.checked_sub(m.offset).is_some_and(|behind| behind < m.len()))
+            file.again.iter().find(|m| offset.checked_sub(m.offset).is_some_and(|into| into < m.len()))
         });
         places.next().map(|m| m.range.start)
     }
@@ -328,9 +328,9 @@ impl Modules {
         let (_, file, loaded) = self.loaded().find(|(_, file, _)| file.text().contains(&at))?;
         let svma = at.to_svma(loaded.bias);
         let function = loaded.image.function_containing(svma)?;
-        let behind = svma.0 - function.start().0;
-        let behind = if behind == 0 { String::new() } else { format!("+{behind:#x}") };
-        Some(format!("{}:{}{behind}", file.name, function.display_name()))
+        let offset = svma.0 - function.start().0;
+        let offset = if offset == 0 { String::new() } else { format!("+{offset:#x}") };
+        Some(format!("{}:{}{offset}", file.name, function.display_name()))
     }
 
     /// The files that are mapped.

@@ -177,7 +177,7 @@ impl Session {
         let session = Session::with_area(context, target, lock, found.area, contents)?;
         let mut control = session.control();
         control.unfinished = Some(Unfinished::new(removed.asleep, None));
-        control.unsettled = true;
+        control.has_stragglers = true;
         if let Some(attached) = control.attached.as_mut() {
             attached.woven.forget_adopted(&gone);
             attached.woven.keep_inherited(gone);

@@ -48,12 +48,12 @@ pub(super) struct Control {
     pub(super) measurements: BTreeMap<MeasurementId, Measurement>,
     pub(super) next_mini: u64,
     pub(super) lock: Option<File>,
-    /// Something that was loaded could not be measured yet: it is tried again.
-    pub(super) behind: bool,
-    /// What is being woven has never run: no call of it can be in progress.
+    /// Whether something that was loaded could not be measured yet: it is tried again.
+    pub(super) has_unmeasured: bool,
+    /// The functions that are being woven have never run: no call of them can be in progress.
     pub(super) unrun: bool,
-    /// A thread may be in code that was taken out: counters are not used again.
-    pub(super) unsettled: bool,
+    /// Whether a thread may be in code that was taken out: counters are not used again then.
+    pub(super) has_stragglers: bool,
     /// Fork children count like threads of the target; before anything is woven: they are to.
     pub(super) family: bool,
     /// Whether such children begin with the state of their parents.

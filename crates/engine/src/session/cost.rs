@@ -107,17 +107,17 @@ impl Session {
             return;
         }
         for id in control.measurements.keys().copied().collect::<Vec<_>>() {
-            let dearest = self.excess(&control, id);
+            let costliest = self.excess(&control, id);
             let over = {
                 let mut rates = self.rates();
                 let over = rates.over.entry(id).or_default();
-                *over = if dearest.is_empty() { 0 } else { *over + 1 };
+                *over = if costliest.is_empty() { 0 } else { *over + 1 };
                 *over
             };
             if over < WINDOWS {
                 continue;
             }
-            if let Err(error) = self.take_out(&mut control, &dearest) {
+            if let Err(error) = self.take_out(&mut control, &costliest) {
                 tracing::warn!(%error, "a measurement that costs too much stays in; it is tried again");
                 continue;
             }

@@ -138,12 +138,12 @@ impl Session {
         if control.attached.is_none() {
             return;
         }
-        let behind = std::mem::take(&mut control.behind);
+        let retried = std::mem::take(&mut control.has_unmeasured);
         let looked = match self.look_at_modules(&mut control) {
-            Ok(more) => more || behind,
+            Ok(more) => more || retried,
             Err(error) => {
                 tracing::debug!(%error, "the modules were not looked at");
-                control.behind = true;
+                control.has_unmeasured = true;
                 return;
             }
         };
@@ -158,10 +158,10 @@ impl Session {
             return;
         }
         for id in control.measurements.keys().copied().collect::<Vec<_>>() {
-            if let Err(error) = self.grow_locked(&mut control, id, &|| !behind && waited(), Instant::now()) {
+            if let Err(error) = self.grow_locked(&mut control, id, &|| !retried && waited(), Instant::now()) {
                 // It may have been unloaded meanwhile.
                 tracing::warn!(%error, "a library that was loaded is not measured yet");
-                control.behind = true;
+                control.has_unmeasured = true;
             }
         }
     }
@@ -218,7 +218,7 @@ impl Session {
         control.unrun = false;
         let (found, caught_up) = inserted?;
         let exact = exact();
-        // Pairs that were there keep their places, those of unloaded libraries included; what is new comes behind.
+        // Pairs that were there keep their places, those of unloaded libraries included; new pairs come after them.
         let functions: FxHashMap<_, _> = found.iter().cloned().collect();
         let known: FxHashSet<&PairKey> = old.iter().map(|v| &v.key).collect();
         let new: Vec<_> = found.iter().filter(|(key, _)| !known.contains(key)).cloned().collect();

@@ -32,10 +32,10 @@ use super::clocks::now_ns;
 use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::journal_error;
-use super::landing::restores;
 use super::pair::{Landing, Pair, PairKey, function_ref};
 use super::shared::Shared;
 use super::tails::{TailCalls, await_results};
+use super::unwind_targets::restores;
 use super::{births, events};
 
 /// The clock of processor time where the time stamp counter is no clock.
@@ -331,7 +331,7 @@ impl Session {
         if restoring.is_empty() {
             return brought;
         }
-        for (function, spot) in self.landings(&control.modules) {
+        for (function, spot) in self.unwind_targets(&control.modules) {
             let there = |pair: &Pair| pair.landing(function, spot);
             let needs = |pair: &usize| {
                 let known = bound.get(*pair).and_then(|(key, ..)| control.pairs.get(key));

@@ -25,7 +25,6 @@ mod family;
 mod follow;
 mod insert;
 mod internals;
-mod landing;
 pub(crate) mod launch;
 mod loader;
 mod measurement;
@@ -39,6 +38,7 @@ mod shared;
 mod tails;
 mod threads;
 mod unfinished;
+mod unwind_targets;
 mod view;
 mod warnings;
 

@@ -127,7 +127,7 @@ impl Session {
                 Ok(applied) => quiet = applied.quiet,
                 Err(error) => {
                     tracing::debug!(%error, "a thread may still be in code that was taken out");
-                    control.unsettled = true;
+                    control.has_stragglers = true;
                 }
             }
         }
@@ -161,7 +161,7 @@ impl Session {
     }
 
     pub(super) fn drop_users(&self, control: &mut Control, views: &[View]) {
-        let counted_elsewhere = control.unsettled || self.has_heirs(control);
+        let counted_elsewhere = control.has_stragglers || self.has_heirs(control);
         let (mut unused, mut records, mut counters) = (Vec::new(), FxHashSet::default(), Vec::new());
         let last_use = |view: &View| Some((view.value.first, control.last_use(view)?));
         let gone: Vec<(u32, Pair)> = views.iter().filter_map(last_use).collect();

@@ -55,7 +55,7 @@ impl Session {
     ) -> Result<(), Error> {
         control.unfinished = Some(Unfinished::new(asleep, control.unfinished.as_ref()));
         // a thread may still count in code that was taken out
-        control.unsettled = true;
+        control.has_stragglers = true;
         // libraries are noticed without the loader's hook, which is out
         self.shared_mut().hook = None;
         let kept: Vec<MeasurementId> = control.measurements.iter().filter(|(_, m)| m.keep).map(|(id, _)| *id).collect();

@@ -1,5 +1,5 @@
-//! Where a thread goes on after an exception or a longjmp. Everything deeper in the stack has ended there: flags go down and timers stop at
-//! once, not only at a later entry.
+//! Unwind targets: the points at which a thread goes on after an exception or a longjmp. Everything deeper in the stack has ended there, so
+//! flags go down and timers stop at once, not only at a later entry.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::program::modules::{ModuleFile, Modules};
 use super::driver::Session;
 
 /// The first thing that a handler calls, and the last thing that a cleanup calls, each from the frame that the exception has reached.
-const LANDINGS: [&str; 2] = ["__cxa_begin_catch", "_Unwind_Resume"];
+const CATCHES: [&str; 2] = ["__cxa_begin_catch", "_Unwind_Resume"];
 /// Their last step, or that of a function that they call, jumps with the stack pointer of the frame that it leads to. The last of them is
 /// how glibc goes to the cleanup handlers of a thread that is cancelled.
 const JUMPS: [&str; 5] = ["longjmp", "_longjmp", "siglongjmp", "__longjmp_chk", "__longjmp_cancel"];
@@ -22,13 +22,13 @@ const LIBRARIES: [&str; 6] = ["libstdc++", "libgcc_s", "libc++abi", "libunwind",
 
 impl Session {
     /// The points that a thread passes when an exception or a longjmp has just cut its stack, as far as their libraries are mapped.
-    pub(super) fn landings(&self, modules: &Modules) -> Vec<(MdlFunction, PointKind)> {
+    pub(super) fn unwind_targets(&self, modules: &Modules) -> Vec<(MdlFunction, PointKind)> {
         let has_some = |file: &ModuleFile| file.names.iter().any(|name| LIBRARIES.contains(&name.as_str()));
         // a library that cannot be looked into leaves what it would have put back to later entries
         for error in modules.load_files(&self.target, &self.context.images, &has_some) {
             tracing::debug!(%error, "exceptions and longjmp are noticed late");
         }
-        let caught = LANDINGS.iter().flat_map(|name| modules.functions_named(name)).map(|f| (f, PointKind::Entry));
+        let caught = CATCHES.iter().flat_map(|name| modules.functions_named(name)).map(|f| (f, PointKind::Entry));
         let jumps = JUMPS.iter().flat_map(|name| modules.functions_named(name));
         let jumps: BTreeSet<MdlFunction> = jumps.flat_map(|f| leaps(modules, f)).chain(unnamed(modules)).collect();
         caught.chain(jumps.into_iter().map(|f| (f, PointKind::Exit))).collect()
