@@ -183,6 +183,22 @@ impl WovenAnew {
     }
 }
 
+/// The target that is woven, its modules, and the facts about it that generated code depends on.
+#[derive(Clone, Copy)]
+struct Subject<'a> {
+    target: &'a Target,
+    modules: &'a Modules,
+    env: &'a Environment,
+}
+
+/// Arenas that a change maps.
+struct NewArenas<'a> {
+    /// Told the range of each arena before it is mapped.
+    record: &'a mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
+    /// Signatures of the arenas that were mapped, to be written.
+    signatures: Vec<ArenaCode>,
+}
+
 impl Woven {
     /// Takes over what a dead engine wove.
     pub fn adopt(
@@ -380,7 +396,8 @@ impl Woven {
         wanted: &[Wanted<'_>],
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     ) -> Result<Change, Error> {
-        let mut signatures = Vec::new();
+        let subject = Subject { target, modules, env };
+        let mut mapped = NewArenas { record, signatures: Vec::new() };
         let text = Text::new(target, self.points.values().map(|p| &p.woven.removal));
         let look = |w: &Wanted<'_>| sites(&text, modules, w.function, w.spot);
         let mut sites: Vec<_> = match wanted.iter().all(|w| are_known(modules, w.function, w.spot)) {
@@ -399,7 +416,9 @@ impl Woven {
         loop {
             let before = (!simple).then(|| self.clone());
             let mut change = Change::default();
-            self.attempt(target, modules, env, wanted, &sites, &hosts, &refused, &mut change, record, &mut signatures)?;
+            let found: Vec<_> = wanted.iter().zip(&sites).collect();
+            let found = each(&found, |(w, sites)| w.points(sites, &refused));
+            self.attempt(subject, found, &hosts, &mut change, &mut mapped)?;
             let several = |(function, pair): &(FunctionRef, usize)| {
                 let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
                 its.filter(|(w, _)| w.minis.iter().any(|m| m.pair == *pair))
@@ -417,36 +436,29 @@ impl Woven {
             }
             change.refused = refused;
             // by these a successor knows an arena, so they are written before anything else
-            signatures.append(&mut change.plan.code);
-            change.plan.code = signatures;
+            mapped.signatures.append(&mut change.plan.code);
+            change.plan.code = mapped.signatures;
             sort(&mut change.plan);
             return Ok(change);
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one loop's body")]
+    /// Weaves snippets at the points that were found: into those that are woven, and into new ones.
     fn attempt<'a>(
         &mut self,
-        target: &Target,
-        modules: &Modules,
-        env: &Environment,
-        wanted: &'a [Wanted<'a>],
-        sites: &'a [Result<Vec<Found>, Refusal>],
-        hosts: &FxHashMap<FunctionRef, Arc<Site>>,
-        refused: &FxHashMap<(FunctionRef, usize), Refusal>,
+        subject: Subject<'_>,
+        found: Vec<Vec<NewPoint<'a>>>,
+        hosts: &'a FxHashMap<FunctionRef, Arc<Site>>,
         change: &mut Change,
-        record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
-        signatures: &mut Vec<ArenaCode>,
+        mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
-        let asked: Vec<_> = wanted.iter().zip(sites).collect();
-        let found = each(&asked, |(w, sites)| w.points(sites, refused));
-        let mut new: BTreeMap<ModuleRef, Vec<NewPoint<'_>>> = BTreeMap::new();
+        let mut new: BTreeMap<ModuleRef, Vec<NewPoint<'a>>> = BTreeMap::new();
         for found in found.into_iter().flatten() {
             match self.points.get_mut(&found.place) {
                 Some(point) => {
                     let Some(arena) = self.arenas.get_mut(point.arena) else { continue };
                     for mini in &found.minis {
-                        Arc::make_mut(point).add(env, arena, found.place.spot, mini, &mut change.plan)?;
+                        Arc::make_mut(point).add(subject.env, arena, found.place.spot, mini, &mut change.plan)?;
                     }
                     change.chains.push(point.chain());
                 }
@@ -455,7 +467,7 @@ impl Woven {
         }
         for (module, mut points) in new {
             self.add_hosts(hosts, &mut points);
-            self.weave_new(target, modules, env, module, &points, change, record, signatures)?;
+            self.weave_new(subject, module, &points, change, mapped)?;
         }
         Ok(())
     }
@@ -475,17 +487,14 @@ impl Woven {
         }));
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one loop's body")]
+    /// Weaves the new points of a module.
     fn weave_new(
         &mut self,
-        target: &Target,
-        modules: &Modules,
-        env: &Environment,
+        Subject { target, modules, env }: Subject<'_>,
         number: ModuleRef,
         points: &[NewPoint<'_>],
         change: &mut Change,
-        record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
-        signatures: &mut Vec<ArenaCode>,
+        mapped: &mut NewArenas<'_>,
     ) -> Result<(), Error> {
         let Some((file, module)) = modules.module(number) else { return Ok(()) };
         let code = points.iter().map(|p| if p.is_plain() { 1 } else { COMPILED }).sum();
@@ -499,7 +508,7 @@ impl Woven {
         let requests: Vec<PointRequest<'_>> = prepared.iter().map(|p| p.request(module.bias)).collect();
         let mut bytes = Arena::estimate_bytes(code);
         let (arena_index, weave) = loop {
-            let index = arena_for(&mut self.arenas, target, &file.text(), bytes, record, signatures)?;
+            let index = arena_for(&mut self.arenas, target, &file.text(), bytes, mapped)?;
             let before = (self.arenas[index].clone(), text.clone());
             let weave =
                 weave_points_on(&Quick, env, &mut self.arenas[index], text, &requests).map_err(codegen_error)?;
@@ -660,8 +669,7 @@ fn arena_for(
     target: &Target,
     text: &AvmaRange,
     bytes: u64,
-    record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
-    signatures: &mut Vec<ArenaCode>,
+    mapped: &mut NewArenas<'_>,
 ) -> Result<usize, Error> {
     let reaches = |range: &AvmaRange| {
         text.end.0.saturating_sub(range.start.0) < REACH && range.end.0.saturating_sub(text.start.0) < REACH
@@ -677,9 +685,9 @@ fn arena_for(
         let roomy = target.find_arena(text, generous + SIGNATURE_ROOM);
         let range = roomy.or_else(|_| target.find_arena(text, bytes + SIGNATURE_ROOM)).map_err(failed)?;
         // Recorded before it is there: should we die in between, whoever comes next knows where to look for it.
-        record(&range)?;
+        (mapped.record)(&range)?;
         if target.map_arena_at(&range).map_err(failed)? {
-            signatures.push(ArenaCode { at: range.start, bytes: SIGNATURE.to_vec() });
+            mapped.signatures.push(ArenaCode { at: range.start, bytes: SIGNATURE.to_vec() });
             arenas.push(Arena::new(range.start.offset(SIGNATURE_ROOM as i64)..range.end));
             return Ok(arenas.len() - 1);
         }
