@@ -55,7 +55,6 @@ fn print_reasons(program: &program::Program, verbose: bool) {
 fn kind(refusal: &Refusal) -> String {
     match refusal {
         Refusal::TooShort { available, next } => format!("TooShort {available} before {next}"),
-        Refusal::NotAFunction { what } => format!("NotAFunction {what}"),
         Refusal::NotDisplaceable { why, .. } => format!("NotDisplaceable {why}"),
         other => format!("{other:?}").split(['{', ' ']).next().unwrap_or_default().to_owned(),
     }

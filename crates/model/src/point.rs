@@ -143,12 +143,30 @@ pub enum Refusal {
     /// A symbol of an IFUNC: the code there chooses an implementation and is not the function that callers reach.
     #[error("an IFUNC resolver; count the implementations that it chooses from instead")]
     IfuncResolver,
-    /// The bytes are not code of a function: data in text, a stub of the linker.
-    #[error("not a function body: {what}")]
-    NotAFunction {
-        /// What it is instead.
-        what: &'static str,
-    },
+    /// The program has no function of this name or number.
+    #[error("no such function")]
+    NoSuchFunction,
+    /// The function has no point of this kind.
+    #[error("it has no such point")]
+    NoSuchPoint,
+    /// The code is a stub of the linker.
+    #[error("not a function body: a stub of the linker")]
+    LinkerStub,
+    /// The code is what signal handlers return through: unwinders know it by its bytes.
+    #[error("not a function body: the way back from signal handlers, which unwinders know by its bytes")]
+    SignalReturn,
+    /// The address is no address of a program.
+    #[error("not a function body: an address beyond user space")]
+    BeyondUserSpace,
+    /// The memory of the function cannot be read.
+    #[error("not a function body: its memory cannot be read")]
+    Unreadable,
+    /// Code outside of the function jumps into the middle of it.
+    #[error("not a function body: control arrives in its middle, and not only from itself")]
+    EnteredFromElsewhere,
+    /// The point has no bytes of its own, and the point that displaces its instruction is not woven.
+    #[error("the point that it is displaced with is not woven")]
+    HostNotWoven,
     /// The code changes itself, is checked by the kernel, or restarts there (rseq).
     #[error("a restartable sequence of the kernel (rseq) lies there")]
     RestartableSequence,

@@ -48,7 +48,14 @@ pub fn reason(refusal: &Refusal) -> &'static str {
         Refusal::RunsOn { .. } => "runs_on",
         Refusal::MovingCalls => "moving_calls",
         Refusal::IfuncResolver => "ifunc_resolver",
-        Refusal::NotAFunction { .. } => "not_a_function",
+        Refusal::NoSuchFunction
+        | Refusal::NoSuchPoint
+        | Refusal::LinkerStub
+        | Refusal::SignalReturn
+        | Refusal::BeyondUserSpace
+        | Refusal::Unreadable
+        | Refusal::EnteredFromElsewhere
+        | Refusal::HostNotWoven => "not_a_function",
         Refusal::RestartableSequence => "restartable_sequence",
         Refusal::BytesDiffer { .. } => "bytes_differ",
         Refusal::Kept { .. } => "kept",

@@ -57,7 +57,7 @@ pub(crate) fn follow(body: &Body<'_>) -> Result<Flow, Refusal> {
         !reached && body.image.arrivals().get(at) && !starts_part(at) && !elsewhere(at)
     };
     if body.code.iter().zip(&flow.reached).any(unexplained) {
-        return Err(Refusal::NotAFunction { what: "control arrives in its middle, and not only from itself" });
+        return Err(Refusal::EnteredFromElsewhere);
     }
     // A jump through a register surely leaves the function only if no code is left inside that it could lead to.
     let through_register = |i: &&usize| {

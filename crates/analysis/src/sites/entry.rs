@@ -143,7 +143,7 @@ pub(crate) fn check_kind(function: &Function) -> Result<(), Refusal> {
     match function.kind {
         FunctionKind::Normal => Ok(()),
         FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
-        FunctionKind::Stub => Err(Refusal::NotAFunction { what: "a stub of the linker" }),
+        FunctionKind::Stub => Err(Refusal::LinkerStub),
     }
 }
 

@@ -289,7 +289,7 @@ fn ways_in_that_are_not_known_are_refused() {
             .function("g", &[0xc3])
             .rodata(&held.to_le_bytes())
     };
-    assert!(matches!(exits(&elf(TEXT + 3), "f"), Err(Refusal::NotAFunction { .. })));
+    assert!(matches!(exits(&elf(TEXT + 3), "f"), Err(Refusal::EnteredFromElsewhere)));
     assert_eq!(exits(&elf(TEXT), "f").unwrap().len(), 1);
 }
 

@@ -80,7 +80,7 @@ pub fn lower(
     let point = match weave.woven.into_iter().next() {
         Some(Ok(point)) => point,
         Some(Err(refusal)) => return Ok(Err(refusal)),
-        None => return Ok(Err(Refusal::NotAFunction { what: "no point" })),
+        None => return Ok(Err(Refusal::NoSuchPoint)),
     };
     let own = |at: Avma| {
         let ranges = std::iter::once(&point.removal.code)

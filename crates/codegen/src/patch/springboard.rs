@@ -273,12 +273,10 @@ pub(crate) fn choose(
 ) -> Result<Head, Refusal> {
     let place = Place::new(request);
     if place.at >= USER_END {
-        return Err(Refusal::NotAFunction { what: "an address beyond user space" });
+        return Err(Refusal::BeyondUserSpace);
     }
     if SIGNAL_RETURNS.iter().any(|bytes| request.site.bytes.starts_with(bytes)) {
-        return Err(Refusal::NotAFunction {
-            what: "the way back from signal handlers, which unwinders know by its bytes",
-        });
+        return Err(Refusal::SignalReturn);
     }
     let is_call = request.site.kind == SiteKind::CallBefore && request.site.point == 0;
     if is_call && let Some(chosen) = choose_call(text, &place, request.name) {

@@ -92,7 +92,7 @@ pub fn weave_points_on<'a>(
                 let built = built.next().unwrap_or(Err(EmitError::ArenaFull));
                 weaver.built(built, head, detours)?
             }
-            Ok(None) => Err(UNHOSTED),
+            Ok(None) => Err(Refusal::HostNotWoven),
             Err(refusal) => Err(refusal.clone()),
         });
     }
@@ -103,9 +103,6 @@ pub fn weave_points_on<'a>(
     plan.moves.sort_unstable();
     Ok(Weave { plan, woven })
 }
-
-/// What is refused of a point that only another one's code can hold.
-const UNHOSTED: Refusal = Refusal::NotAFunction { what: "the point that it is displaced with is not woven" };
 
 /// A springboard with all detours around it; none for a point that another one holds.
 type Chosen = Result<Option<(Head, Vec<Detour>)>, Refusal>;

@@ -302,9 +302,8 @@ fn piece(
         Some((target, modules)) => {
             let bias = modules.module(insertion.function.module).map_or(Bias(0), |(_, module)| module.bias);
             let spot = insertion.point;
-            let first = sites(&Text::untouched(target), modules, insertion.function, spot).and_then(|sites| {
-                sites.into_iter().next().ok_or(Refusal::NotAFunction { what: "it has no such point" })?.site
-            });
+            let first = sites(&Text::untouched(target), modules, insertion.function, spot)
+                .and_then(|sites| sites.into_iter().next().ok_or(Refusal::NoSuchPoint)?.site);
             first.map(|site| (site, bias))
         }
     };

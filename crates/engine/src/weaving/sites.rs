@@ -123,13 +123,13 @@ fn calls(text: &Text<'_>, modules: &Modules, function: FunctionRef, after: bool)
 
 /// A function whose code may be changed.
 fn body(modules: &Modules, function: FunctionRef) -> Result<(&Module, &Function), Refusal> {
-    let (file, module, f) = modules.resolve(function).ok_or(Refusal::NotAFunction { what: "no such function" })?;
+    let (file, module, f) = modules.resolve(function).ok_or(Refusal::NoSuchFunction)?;
     match f.kind() {
         FunctionKind::Normal if file.is_shared() => Err(Refusal::SharedText),
         FunctionKind::Normal if module.image.elf().has_text_relocations() => Err(Refusal::TextRelocations),
         FunctionKind::Normal => Ok((module, f)),
         FunctionKind::IfuncResolver => Err(Refusal::IfuncResolver),
-        FunctionKind::Stub => Err(Refusal::NotAFunction { what: "a stub of the linker" }),
+        FunctionKind::Stub => Err(Refusal::LinkerStub),
     }
 }
 
@@ -138,7 +138,7 @@ fn agrees(text: &Text<'_>, module: &Module, mut site: Arc<Site>) -> Result<Arc<S
     let at = site.at.to_avma(module.bias);
     let mut now = vec![0; site.bytes.len()];
     if !text.original(at, &mut now) {
-        return Err(Refusal::NotAFunction { what: "its memory cannot be read" });
+        return Err(Refusal::Unreadable);
     }
     // what is displaced only to make room is left alone unless it is as in the file
     let is_there = |c: &Clearing| {
