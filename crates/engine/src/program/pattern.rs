@@ -120,23 +120,12 @@ pub fn glob_match(glob: &str, text: &str) -> bool {
     g[i..].iter().all(|&c| c == b'*')
 }
 
-/// How many single-character edits lie between two names, for "did you mean"; gives up above `limit`.
+/// Number of single-character edits between two names, for "did you mean"; `None` above `limit`.
 pub fn edit_distance(a: &str, b: &str, limit: usize) -> Option<usize> {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
     if a.len().abs_diff(b.len()) > limit {
         return None;
     }
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, &ca) in a.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &cb) in b.iter().enumerate() {
-            let cost = if ca == cb { diagonal } else { 1 + diagonal.min(row[j]).min(row[j + 1]) };
-            diagonal = row[j + 1];
-            row[j + 1] = cost;
-        }
-    }
-    row.last().copied().filter(|&d| d <= limit)
+    Some(strsim::levenshtein(a, b)).filter(|&distance| distance <= limit)
 }
 
 #[cfg(test)]

@@ -470,21 +470,10 @@ pub(crate) fn closest<'c>(word: &str, candidates: &[&'c str]) -> Option<&'c str>
     (near.0 <= 2 && near.0 * 2 < word.len().max(2)).then_some(near.1)
 }
 
-/// Edits between two short words, letter case aside; long ones are never near.
+/// Number of edits between two short words, letter case aside; long words are never near.
 fn distance(a: &str, b: &str) -> usize {
     if a.len() > 40 || b.len() > 40 || a.len().abs_diff(b.len()) > 2 {
         return usize::MAX / 4;
     }
-    let (a, b) = (a.to_ascii_lowercase().into_bytes(), b.to_ascii_lowercase().into_bytes());
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
+    strsim::levenshtein(&a.to_ascii_lowercase(), &b.to_ascii_lowercase())
 }

@@ -130,7 +130,7 @@ fn illegal_in_syntax() {
     illegal(&code("metric = 1;"), "expected an expression, found the word `metric`");
     illegal("metric name { }", "`name` is a reserved word");
     illegal("exclude \"libc\";", "excludes nothing");
-    illegal("exclude regex \"/Code/(\";", "a `(` without a `)`");
+    illegal("exclude regex \"/Code/(\";", "unclosed group");
     illegal("metrik m { name \"m\"; units u; }", "`metrik` begins no definition");
 }
 
