@@ -242,71 +242,19 @@ impl<'a> Builder<'a> {
         self.plan.code.push(ArenaCode { at: Avma(block.at), bytes: block.bytes.clone() });
     }
 
+    /// Writes the code of a point from the current address on.
     fn emit(&mut self, d: &Design<'_>) -> Result<Layout, EmitError> {
         let block = &mut self.block;
-        let data = &self.env.data;
-        let owner = data.displacement(ingraft_model::layout::OWNER);
         let back = d.frame.back();
-
-        let (mut slow_lea, mut child) = (None, None);
-        let slow = block.here();
-        if let (Some((r, _)), Some(routine)) = (d.frame.private, d.slow) {
-            block.lea(r, slow, back)?;
-            slow_lea = Some(block.here() - 4);
-            block.jmp(routine, back)?;
-        }
-
+        let (slow, slow_lea) = emit_slow_path(block, d)?;
         let base = block.here();
-        let mut inner = Vec::new();
-        let mut copies = Vec::with_capacity(d.head.displaced.len());
-        for displaced in d.head.before() {
-            copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
-            // what branches away in front of a point does not pass it
-            let copy = block.here();
-            relocate::emit(displaced, |target| target, block)?;
-            inner.extend(displaced.is_branch().then(|| (*displaced, copy, block.here())));
-        }
+        let mut copied = Copied::before(block, d.head)?;
         let begin = block.here();
-        let leaves_if = d.head.leaves_if(d.kind);
         if !d.springboard_first && !d.head.is_called() && !d.head.behind().is_empty() {
-            copies.push(PcMove { from: Avma(d.head.point), to: Avma(block.here()) });
+            copied.moves.push(PcMove { from: Avma(d.head.point), to: Avma(begin) });
         }
-        let mut first = d.frame.home;
-        if let Some((condition, _)) = leaves_if {
-            block.put_relative(&[0x0f, 0x80 | condition ^ 1], d.head.stays(), first)?;
-        }
-        if d.save.flags {
-            block.put(&[0x9c], std::mem::replace(&mut first, back));
-        }
-        if d.save.scratch {
-            block.push_pop(0x50, Gpr(0), first);
-        }
-        if d.save.result {
-            block.push_pop(0x50, Gpr(0), first);
-            block.put(&[0x9f], back);
-            block.put(&[0x0f, 0x90, 0xc0], back);
-            block.push_pop(0x50, Gpr(0), back);
-        }
-        match (self.env.identity, d.frame.private) {
-            (ThreadIdentity::FsOffset(offset), Some((r, _))) => {
-                block.segment_absolute(0x64, 0x8b, r, false, offset, back);
-                block.segment_absolute(0x65, 0x39, r, false, owner, back);
-                block.jcc_short(5, slow, back)?;
-            }
-            (ThreadIdentity::FsBase, Some((r, _))) => {
-                block.cmp_zero(data.alive(), back);
-                block.jcc_short(4, slow, back)?;
-                block.put(&[0xf3, 0x48 | r.0 >> 3, 0x0f, 0xae, 0xc0 | (r.0 & 7)], back);
-                block.segment_absolute(0x65, 0x39, r, true, owner, back);
-                block.jcc_short(5, slow, back)?;
-            }
-            (_, _) => {
-                block.cmp_zero(data.alive(), back);
-                let je = block.here();
-                block.put_relative(&[0x0f, 0x84], je, back)?;
-                child = Some(block.here() - 4);
-            }
-        }
+        emit_save(block, d)?;
+        let child = emit_owner_check(block, d, self.env, slow)?;
         let at = block.here();
         let only = match d.minis {
             [only] => only.as_count(),
@@ -329,19 +277,7 @@ impl<'a> Builder<'a> {
         if let Some(field) = child {
             block.patch_relative(field, leave)?;
         }
-
-        if d.save.result {
-            block.push_pop(0x58, Gpr(0), back);
-            block.put(&[0x04, 0x7f], back);
-            block.put(&[0x9e], back);
-            block.push_pop(0x58, Gpr(0), back);
-        }
-        if d.save.scratch {
-            block.push_pop(0x58, Gpr(0), back);
-        }
-        if d.save.flags {
-            block.put(&[0x9d], back);
-        }
+        emit_restore(block, d);
         let tail_begins = |bytes: &[u8]| d.head.displaced.first().is_some_and(|first| first.bytes().starts_with(bytes));
         if block.here() == leave && (tail_begins(&COUNT[..4]) || tail_begins(&MARKER)) {
             // the slow routine tells snippets from the tail by their first bytes
@@ -350,49 +286,14 @@ impl<'a> Builder<'a> {
         let tail = block.here();
         let own = |target: u64| d.springboard_first && d.head.begins(d.kind, target);
         let resolve = |target: u64| if own(target) { tail } else { target };
-        for (n, displaced) in d.head.behind().iter().enumerate() {
-            match leaves_if {
-                None if d.head.is_called() => relocate::emit_callee(displaced, block)?,
-                Some((_, target)) => block.jmp(resolve(target), Back::To(target))?,
-                None => {
-                    if d.springboard_first || n > 0 {
-                        copies.push(PcMove { from: Avma(displaced.at), to: Avma(block.here()) });
-                    }
-                    let copy = block.here();
-                    relocate::emit(displaced, resolve, block)?;
-                    if d.springboard_first && displaced.may_be_point() {
-                        // room for its springboard
-                        while block.here() < copy + SPRINGBOARD {
-                            block.put(&[0xcc], Back::To(displaced.at));
-                        }
-                        inner.push((*displaced, copy, block.here()));
-                    }
-                }
-            }
-        }
-        if !d.head.ends() && leaves_if.is_none() {
-            block.jmp(d.head.home(), Back::To(d.head.home()))?;
-        }
+        copied.emit_tail(block, d, &resolve)?;
         let tail_end = block.here();
-        let mut stubs = Vec::new();
-        for detour in d.detours {
-            if let Detour::Stretch { displaced, .. } = detour {
-                stubs.push(block.here());
-                for i in displaced {
-                    let copy = block.here();
-                    copies.push(PcMove { from: Avma(i.at), to: Avma(copy) });
-                    relocate::emit(i, resolve, block)?;
-                    inner.extend(i.is_branch().then(|| (*i, copy, block.here())));
-                }
-                if let Some(last) = displaced.last().filter(|last| !last.ends) {
-                    block.jmp(last.next(), Back::To(last.next()))?;
-                }
-            }
-        }
+        let stubs = copied.emit_stretches(block, d.detours, &resolve)?;
         let own_end = block.here();
         for (code, parts) in chained().zip(&mut minis) {
             mini::emit_aside(&d.frame, self.arena, code, parts, block)?;
         }
+        let Copied { moves: copies, inner } = copied;
         Ok(Layout { base, begin, slot, leave, tail, tail_end, own_end, stubs, copies, inner, minis })
     }
 
@@ -424,28 +325,7 @@ impl<'a> Builder<'a> {
             writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.base))?));
             removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
         }
-        let mut stubs = layout.stubs.iter();
-        for detour in detours {
-            match detour {
-                Detour::Retarget { field, old } => {
-                    let jump = reach(jmp_bytes(field.wrapping_sub(1), layout.tail))?;
-                    writes.push(text_write(*field, old, &jump[1..]));
-                }
-                Detour::Hop { field, old, island } => {
-                    let disp = i8::try_from(island.at.wrapping_sub(field + 1).cast_signed())
-                        .map_err(|_| EmitError::OutOfReach)?;
-                    writes.push(text_write(*field, &[*old], &[disp.cast_unsigned()]));
-                    writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.tail))?));
-                    removed_moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
-                }
-                // once all points are there
-                Detour::Led { .. } => {}
-                Detour::Stretch { displaced, old, .. } => {
-                    let (Some(first), Some(stub)) = (displaced.first(), stubs.next()) else { continue };
-                    writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, *stub))?));
-                }
-            }
-        }
+        removed_moves.extend(detour_writes(detours, head, layout, writes)?);
         let text = writes.iter().skip(first_write).map(TextWrite::inverse).collect();
         step_out.extend(slow);
         // A thread between two displaced instructions goes on in their copies; one before the first takes the springboard. Where the function's
@@ -467,16 +347,6 @@ impl<'a> Builder<'a> {
         };
         let removal =
             RemovalRecord { text, moves: removed_moves, step_out, code: Avma(block.at)..Avma(layout.own_end) };
-        let inner = |(displaced, copy, next_at): &(Displaced, u64, u64)| {
-            let offset = usize::try_from(copy - block.at).ok()?;
-            let bytes = *block.bytes.get(offset..)?.first_chunk()?;
-            let next = displaced.condition().map(|_| (Avma(displaced.next()), Avma(*next_at)));
-            let leads = displaced.is_branch().then(|| {
-                let field = block.stretch(next_at - 4, *next_at).first_chunk::<4>();
-                Avma(next_at.wrapping_add_signed(field.map_or(0, |f| i64::from(i32::from_le_bytes(*f)))))
-            });
-            Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, leads, next })
-        };
         let point = WovenPoint {
             kind: request.site.point_kind(),
             resume: match design.frame.home {
@@ -498,13 +368,219 @@ impl<'a> Builder<'a> {
             pushed: design.frame.pushed,
             cost: layout.cost(block, head),
             minis,
-            inner: layout.inner.iter().filter_map(inner).collect(),
+            inner: layout.inner.iter().filter_map(|copied| inner_of(block, copied)).collect(),
             host: head.host,
             led: Vec::new(),
             cleared: detours.iter().filter(|d| d.clears()).filter_map(Detour::first).map(Avma).collect(),
             removal,
         };
         Ok(point)
+    }
+}
+
+/// Adds the writes of detours to `writes`; returns where threads in their islands go on once the point is removed.
+fn detour_writes(
+    detours: &[Detour],
+    head: &Head,
+    layout: &Layout,
+    writes: &mut Vec<TextWrite>,
+) -> Result<Vec<PcMove>, EmitError> {
+    let reach = |bytes: Option<[u8; 5]>| bytes.ok_or(EmitError::OutOfReach);
+    let mut moves = Vec::new();
+    let mut stubs = layout.stubs.iter();
+    for detour in detours {
+        match detour {
+            Detour::Retarget { field, old } => {
+                let jump = reach(jmp_bytes(field.wrapping_sub(1), layout.tail))?;
+                writes.push(text_write(*field, old, &jump[1..]));
+            }
+            Detour::Hop { field, old, island } => {
+                let disp =
+                    i8::try_from(island.at.wrapping_sub(field + 1).cast_signed()).map_err(|_| EmitError::OutOfReach)?;
+                writes.push(text_write(*field, &[*old], &[disp.cast_unsigned()]));
+                writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.tail))?));
+                moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
+            }
+            // once all points are there
+            Detour::Led { .. } => {}
+            Detour::Stretch { displaced, old, .. } => {
+                let (Some(first), Some(stub)) = (displaced.first(), stubs.next()) else { continue };
+                writes.push(text_write(first.at, old, &reach(jmp_bytes(first.at, *stub))?));
+            }
+        }
+    }
+    Ok(moves)
+}
+
+/// The copy of an instruction as other points find it; `None` if it is shorter than a springboard.
+fn inner_of(block: &Block, (displaced, copy, next_at): &(Displaced, u64, u64)) -> Option<Inner> {
+    let offset = usize::try_from(copy - block.at).ok()?;
+    let bytes = *block.bytes.get(offset..)?.first_chunk()?;
+    let next = displaced.condition().map(|_| (Avma(displaced.next()), Avma(*next_at)));
+    let leads = displaced.is_branch().then(|| {
+        let field = block.stretch(next_at - 4, *next_at).first_chunk::<4>();
+        Avma(next_at.wrapping_add_signed(field.map_or(0, |f| i64::from(i32::from_le_bytes(*f)))))
+    });
+    Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, leads, next })
+}
+
+/// Instructions that have been copied: where threads on the originals go on, and the copies that other points may need.
+struct Copied {
+    moves: Vec<PcMove>,
+    /// Each original with the addresses of its copy and of the code behind the copy.
+    inner: Vec<(Displaced, u64, u64)>,
+}
+
+impl Copied {
+    /// Copies the instructions that are displaced in front of the point.
+    fn before(block: &mut Block, head: &Head) -> Result<Self, EmitError> {
+        let mut copied = Copied { moves: Vec::with_capacity(head.displaced.len()), inner: Vec::new() };
+        for displaced in head.before() {
+            // a branch away in front of a point does not pass it
+            copied.copy(block, displaced, |target| target)?;
+        }
+        Ok(copied)
+    }
+
+    /// Copies an instruction to which threads can be moved; the copy of a branch can be led elsewhere later.
+    fn copy(
+        &mut self,
+        block: &mut Block,
+        displaced: &Displaced,
+        resolve: impl Fn(u64) -> u64,
+    ) -> Result<(), EmitError> {
+        let copy = block.here();
+        self.moves.push(PcMove { from: Avma(displaced.at), to: Avma(copy) });
+        relocate::emit(displaced, resolve, block)?;
+        self.inner.extend(displaced.is_branch().then(|| (*displaced, copy, block.here())));
+        Ok(())
+    }
+
+    /// Copies the point's instruction and what is displaced behind it, and goes home.
+    fn emit_tail(&mut self, block: &mut Block, d: &Design<'_>, resolve: &impl Fn(u64) -> u64) -> Result<(), EmitError> {
+        let leaves_if = d.head.leaves_if(d.kind);
+        for (n, displaced) in d.head.behind().iter().enumerate() {
+            match leaves_if {
+                None if d.head.is_called() => relocate::emit_callee(displaced, block)?,
+                Some((_, target)) => block.jmp(resolve(target), Back::To(target))?,
+                None => {
+                    let copy = block.here();
+                    if d.springboard_first || n > 0 {
+                        self.moves.push(PcMove { from: Avma(displaced.at), to: Avma(copy) });
+                    }
+                    relocate::emit(displaced, resolve, block)?;
+                    if d.springboard_first && displaced.may_be_point() {
+                        // room for its springboard
+                        while block.here() < copy + SPRINGBOARD {
+                            block.put(&[0xcc], Back::To(displaced.at));
+                        }
+                        self.inner.push((*displaced, copy, block.here()));
+                    }
+                }
+            }
+        }
+        if !d.head.ends() && leaves_if.is_none() {
+            block.jmp(d.head.home(), Back::To(d.head.home()))?;
+        }
+        Ok(())
+    }
+
+    /// Copies the stretches that are displaced together with branches to the springboard; returns where each copy begins.
+    fn emit_stretches(
+        &mut self,
+        block: &mut Block,
+        detours: &[Detour],
+        resolve: &impl Fn(u64) -> u64,
+    ) -> Result<Vec<u64>, EmitError> {
+        let mut stubs = Vec::new();
+        for detour in detours {
+            let Detour::Stretch { displaced, .. } = detour else { continue };
+            stubs.push(block.here());
+            for i in displaced {
+                self.copy(block, i, resolve)?;
+            }
+            if let Some(last) = displaced.last().filter(|last| !last.ends) {
+                block.jmp(last.next(), Back::To(last.next()))?;
+            }
+        }
+        Ok(stubs)
+    }
+}
+
+/// Writes the way to the slow routine. Returns its address, and the field that is to hold the address of the slot.
+fn emit_slow_path(block: &mut Block, d: &Design<'_>) -> Result<(u64, Option<u64>), EmitError> {
+    let (slow, back) = (block.here(), d.frame.back());
+    let (Some((r, _)), Some(routine)) = (d.frame.private, d.slow) else { return Ok((slow, None)) };
+    block.lea(r, slow, back)?;
+    let field = block.here() - 4;
+    block.jmp(routine, back)?;
+    Ok((slow, Some(field)))
+}
+
+/// Writes the branch past a conditional exit that is not taken, and saves the registers and flags that snippets change.
+fn emit_save(block: &mut Block, d: &Design<'_>) -> Result<(), EmitError> {
+    let back = d.frame.back();
+    let mut first = d.frame.home;
+    if let Some((condition, _)) = d.head.leaves_if(d.kind) {
+        block.put_relative(&[0x0f, 0x80 | condition ^ 1], d.head.stays(), first)?;
+    }
+    if d.save.flags {
+        block.put(&[0x9c], std::mem::replace(&mut first, back));
+    }
+    if d.save.scratch {
+        block.push_pop(0x50, Gpr(0), first);
+    }
+    if d.save.result {
+        block.push_pop(0x50, Gpr(0), first);
+        block.put(&[0x9f], back);
+        block.put(&[0x0f, 0x90, 0xc0], back);
+        block.push_pop(0x50, Gpr(0), back);
+    }
+    Ok(())
+}
+
+/// Writes the check that the shard in the gs base is this thread's. Without shards of threads it asks whether this is a fork child, and the
+/// field of the branch that leaves is returned.
+fn emit_owner_check(block: &mut Block, d: &Design<'_>, env: &Environment, slow: u64) -> Result<Option<u64>, EmitError> {
+    let (data, back) = (&env.data, d.frame.back());
+    let owner = data.displacement(ingraft_model::layout::OWNER);
+    match (env.identity, d.frame.private) {
+        (ThreadIdentity::FsOffset(offset), Some((r, _))) => {
+            block.segment_absolute(0x64, 0x8b, r, false, offset, back);
+            block.segment_absolute(0x65, 0x39, r, false, owner, back);
+            block.jcc_short(5, slow, back)?;
+        }
+        (ThreadIdentity::FsBase, Some((r, _))) => {
+            block.cmp_zero(data.alive(), back);
+            block.jcc_short(4, slow, back)?;
+            block.put(&[0xf3, 0x48 | r.0 >> 3, 0x0f, 0xae, 0xc0 | (r.0 & 7)], back);
+            block.segment_absolute(0x65, 0x39, r, true, owner, back);
+            block.jcc_short(5, slow, back)?;
+        }
+        (_, _) => {
+            block.cmp_zero(data.alive(), back);
+            let je = block.here();
+            block.put_relative(&[0x0f, 0x84], je, back)?;
+            return Ok(Some(block.here() - 4));
+        }
+    }
+    Ok(None)
+}
+
+/// Restores what [`emit_save`] has saved.
+fn emit_restore(block: &mut Block, d: &Design<'_>) {
+    let back = d.frame.back();
+    if d.save.result {
+        block.push_pop(0x58, Gpr(0), back);
+        block.put(&[0x04, 0x7f], back);
+        block.put(&[0x9e], back);
+        block.push_pop(0x58, Gpr(0), back);
+    }
+    if d.save.scratch {
+        block.push_pop(0x58, Gpr(0), back);
+    }
+    if d.save.flags {
+        block.put(&[0x9d], back);
     }
 }
 
