@@ -11,6 +11,7 @@ pub mod histogram;
 pub mod history;
 pub mod instrumentation;
 pub mod layout;
+pub mod listed;
 pub mod metric;
 pub mod object;
 pub mod patch;
@@ -30,6 +31,7 @@ pub use instrumentation::{
     FunctionRef, Insertion, Instrumentation, ModuleRef, Order, Role, ValueUnit, Variable, VariableKind,
 };
 pub use layout::{CpuClock, DataArea, ThreadIdentity, WallClock};
+pub use listed::{ListedKeys, Listing};
 pub use metric::{Aggregate, MetricInfo, Style, UnitsType};
 pub use object::{ObjectKind, ObjectState};
 pub use patch::{PatchPlan, PcMove, TextWrite};

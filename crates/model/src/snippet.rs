@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::Avma;
 use crate::call::{Call, Called};
 use crate::histogram::Resolution;
+use crate::listed::Listing;
 use crate::object::ObjectState;
 use crate::table::Fold;
 use crate::vector::Ranges;
@@ -34,6 +35,8 @@ pub enum Shape {
     Table(Fold),
     /// So many values by index (see [`crate::vector`]).
     Vector(u32),
+    /// Values of keys that the engine lists (see [`crate::listed`]).
+    Listed(Listing),
     /// An event of the processor that each thread counts for itself: no counters, but the number of the event in the target
     /// ([`crate::layout::header::EVENTS`]).
     Event,
@@ -49,6 +52,7 @@ impl Shape {
             Shape::Histogram(resolution) => 3 + resolution.buckets(),
             Shape::Table(_) => crate::table::SLOTS,
             Shape::Vector(count) => crate::vector::slots(count),
+            Shape::Listed(listing) => listing.slots(),
             Shape::Event => 0,
         }
     }
@@ -429,6 +433,8 @@ pub enum Stmt {
     AddAt(VariableId, Expr, Expr),
     /// Add to the value of the granule in which a number lies, or to that of what lies outside: the number, then what is added.
     AddIn(VariableId, Ranges, Expr, Expr),
+    /// Add to the value of a key if the engine lists it: the key, then what is added.
+    AddListed(VariableId, Listing, Expr, Expr),
     /// Note in a table what an object is from now on, by its address: the time with the state in its lowest bits, see [`crate::object`].
     Mark(VariableId, Expr, ObjectState),
     /// Call a function of the program for its effect.
@@ -469,6 +475,7 @@ impl Snippet {
                 | Stmt::Set(..)
                 | Stmt::AddAt(..)
                 | Stmt::AddIn(..)
+                | Stmt::AddListed(..)
                 | Stmt::Settle
                 | Stmt::Observe(..)
                 | Stmt::Call(_)
@@ -505,6 +512,7 @@ impl Snippet {
                     | Stmt::Stop(..)
                     | Stmt::AddAt(..)
                     | Stmt::AddIn(..)
+                    | Stmt::AddListed(..)
                     | Stmt::Mark(..)
                     | Stmt::Call(_)
                     | Stmt::Store(..)
@@ -527,6 +535,17 @@ impl Snippet {
     /// Puts in place of every callee what `place` says; the first error ends it.
     pub fn place_callees<E>(&mut self, place: &mut dyn FnMut(&Called) -> Result<Called, E>) -> Result<(), E> {
         place_in(&mut self.stmts, place)
+    }
+
+    /// The tables of listed keys in which it looks keys up.
+    pub fn listings(&self) -> Vec<(VariableId, Listing)> {
+        let mut found = Vec::new();
+        self.each_stmt(&mut |stmt| {
+            if let Stmt::AddListed(variable, listing, ..) = stmt {
+                found.push((*variable, *listing));
+            }
+        });
+        found
     }
 
     /// Whether it reads or sets memory of the program, or asks for what the kernel counts, by system calls.
@@ -589,7 +608,10 @@ impl Snippet {
                     | Stmt::Observe(_, _, e)
                     | Stmt::Store(_, _, e)
                     | Stmt::Mark(_, e, _) => e.each(visit),
-                    Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
+                    Stmt::AddAt(_, key, e)
+                    | Stmt::AddIn(_, _, key, e)
+                    | Stmt::AddListed(_, _, key, e)
+                    | Stmt::Write(key, _, e) => {
                         key.each(visit);
                         e.each(visit);
                     }
@@ -625,7 +647,10 @@ fn calls_of<'a>(stmts: &'a [Stmt], calls: &mut Vec<&'a Call>) {
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, _, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 e.calls_in(calls)
             }
-            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
+            Stmt::AddAt(_, key, e)
+            | Stmt::AddIn(_, _, key, e)
+            | Stmt::AddListed(_, _, key, e)
+            | Stmt::Write(key, _, e) => {
                 key.calls_in(calls);
                 e.calls_in(calls);
             }
@@ -653,7 +678,10 @@ fn place_in<E>(stmts: &mut [Stmt], place: &mut dyn FnMut(&Called) -> Result<Call
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, _, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 e.place_callees(place)?
             }
-            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
+            Stmt::AddAt(_, key, e)
+            | Stmt::AddIn(_, _, key, e)
+            | Stmt::AddListed(_, _, key, e)
+            | Stmt::Write(key, _, e) => {
                 key.place_callees(place)?;
                 e.place_callees(place)?;
             }
@@ -935,6 +963,7 @@ impl fmt::Display for Stmt {
             Stmt::Stop(v, clock) => write!(f, "{clock}stop v{};", v.0),
             Stmt::Observe(v, _, e) => write!(f, "observe v{}, {e};", v.0),
             Stmt::AddAt(v, key, e) => write!(f, "v{}[{key}] += {e};", v.0),
+            Stmt::AddListed(v, _, key, e) => write!(f, "if listed v{}[{key}] += {e};", v.0),
             Stmt::AddIn(v, ranges, n, e) => write!(f, "v{}[{}] += {e};", v.0, granule(ranges, n)),
             Stmt::Mark(v, key, ObjectState { kind, retired: false }) => {
                 write!(f, "discover v{}, {key}, {};", v.0, kind.name())

@@ -73,6 +73,10 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
             bound(*v, Shape::Table(Fold::Sum))?;
             check_expr(key, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
         }
+        Stmt::AddListed(v, listing, key, e) => {
+            bound(*v, Shape::Listed(*listing))?;
+            check_expr(key, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
+        }
         Stmt::AddIn(v, ranges, number, e) => {
             bound(*v, Shape::Vector(ranges.count()))?;
             check_expr(number, bound, deeper(depth)?).and_then(|()| check_expr(e, bound, depth))
@@ -424,6 +428,7 @@ impl Generator<'_> {
             Stmt::Stop(v, clock) => self.stop(*v, *clock)?,
             Stmt::Observe(v, resolution, e) => self.observe(*v, *resolution, &fold(e))?,
             Stmt::AddAt(v, key, e) => self.add_at(*v, &fold(key), &fold(e))?,
+            Stmt::AddListed(v, listing, key, e) => self.add_listed(*v, *listing, &fold(key), &fold(e))?,
             Stmt::AddIn(v, ranges, number, e) => self.add_in(*v, *ranges, &fold(number), &fold(e))?,
             Stmt::Mark(v, key, state) => self.mark(*v, &fold(key), *state)?,
             Stmt::Call(call) => self.call_function(&fold_call(call))?,

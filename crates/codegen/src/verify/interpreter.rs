@@ -1,6 +1,7 @@
 //! Abstract execution of generated code: which registers still hold what they held at the point, and what lies on its own part of the
 //! stack. Where paths meet, what is not sure is given up.
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use iced_x86::{
@@ -9,11 +10,12 @@ use iced_x86::{
 };
 use ingraft_model::layout::{OWNER, TOP};
 use ingraft_model::{Avma, AvmaRange, Call, Called, Gpr, Site, ThreadIdentity, WallClock};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use super::birth;
 use super::calling;
 use super::event;
+use super::listed::Listed;
 use super::memory::Memory;
 use super::proof_cache::{Executed, Known, Part};
 use super::rules::{is_absolute, may_read, may_write, number_of, permitted, writes};
@@ -72,6 +74,8 @@ pub(super) struct Facts<'a> {
     stores: Vec<(u64, usize)>,
     /// Whether they may set memory at addresses that they compute.
     writes: bool,
+    /// The tables of listed keys in which they look keys up.
+    listed: Vec<Listed>,
     /// What was executed so far.
     executed: Executed,
 }
@@ -86,8 +90,16 @@ impl<'a> Facts<'a> {
     ) -> Self {
         let (mut callees, mut stores, mut writes) = (Vec::new(), Vec::new(), false);
         // many requests share one
-        let mut seen = FxHashSet::default();
-        for snippet in requests.map(|request| request.snippet).filter(|s| seen.insert(std::ptr::from_ref(*s))) {
+        let (mut seen, mut listed) = (FxHashMap::default(), Vec::new());
+        for request in requests {
+            let snippet = request.snippet;
+            let known = seen.entry(std::ptr::from_ref(snippet));
+            let is_new = matches!(known, Entry::Vacant(_));
+            let listings = known.or_insert_with(|| snippet.listings());
+            listed.extend(listings.iter().filter_map(|(v, listing)| Listed::of(env, request, *v, *listing)));
+            if !is_new {
+                continue;
+            }
             callees.extend(snippet.calls().into_iter().filter_map(called));
             writes |= snippet.writes();
             stores.extend(snippet.stores().into_iter().map(|(at, width)| (at.0, width.bytes() as usize)));
@@ -96,6 +108,7 @@ impl<'a> Facts<'a> {
         stores.retain(lasting);
         callees.sort_unstable();
         callees.dedup();
+        listed.dedup();
         Facts {
             env,
             memory,
@@ -104,6 +117,7 @@ impl<'a> Facts<'a> {
             callees,
             stores,
             writes,
+            listed,
             executed: Executed::default(),
         }
     }
@@ -830,6 +844,10 @@ impl<'a> Walk<'a> {
                 && i.mnemonic() == Mnemonic::Mov
                 && is_absolute(memory)
                 && self.facts.stores.contains(&stored);
+            let listed = |l: &Listed| l.permits(i, memory, bound) && matches!(mode, Mode::Point | Mode::Twin(_));
+            if self.facts.listed.iter().any(listed) {
+                continue;
+            }
             if writes(memory.access()) && !store && !may_write(env, i, memory, bound, mode) {
                 return fail(at, Flaw::ForeignWrite);
             }

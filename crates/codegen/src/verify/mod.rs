@@ -19,6 +19,7 @@ mod event;
 mod form;
 mod inner;
 mod interpreter;
+mod listed;
 mod memory;
 mod proof_cache;
 mod rules;

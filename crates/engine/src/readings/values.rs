@@ -258,8 +258,8 @@ impl Raw {
             Shape::Vector(count) => raw = Raw::of_table(vector::from_slots(count, at)),
             Shape::Table(fold) => raw = Raw::of_table(Table::from_slots(fold, at)),
             Shape::Activations => raw.activations = calls(&[slots.first], load),
-            // it is no value
-            Shape::Event => {}
+            // the event has no value, and each value of a table is a pair's counter
+            Shape::Event | Shape::Listed(_) => {}
         }
         raw
     }

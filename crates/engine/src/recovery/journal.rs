@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use ingraft_codegen::{Chain, Linked, RemovalRecord};
 use ingraft_model::vector::GRANULES_MAX;
-use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, PcMove, Pid, Resolution, Shape, TextWrite};
+use ingraft_model::{Avma, AvmaRange, Clock, DataArea, Fold, Listing, PcMove, Pid, Resolution, Shape, TextWrite};
 use rustc_hash::FxHashMap;
 
 use crate::program::file_id::FileId;
@@ -66,6 +66,8 @@ pub struct KeptPair {
     pub ticks: bool,
     /// Where it lies what became of the calls that it follows.
     pub activations: Vec<u32>,
+    /// The first counter of the group whose code it shares; none if it has its own.
+    pub owner: Option<u32>,
     /// Module, function and offset that the focus names, if it names one function.
     pub function: Option<(String, String, u64)>,
     /// Points woven.
@@ -393,6 +395,13 @@ fn encode_record(record: &Record, p: &mut Vec<u8>) {
                     put(p, *offset);
                 }
             }
+            let owned = (0u64..).zip(pairs).filter_map(|(n, pair)| Some((n, pair.owner?)));
+            let owned: Vec<_> = owned.collect();
+            put(p, owned.len() as u64);
+            for (pair, owner) in owned {
+                put(p, pair);
+                put(p, u64::from(owner));
+            }
             4
         }
         Record::KeptGone(id) => {
@@ -436,9 +445,13 @@ fn put_shape(out: &mut Vec<u8>, shape: Shape) {
         Shape::Table(Fold::Last) => 6,
         Shape::Vector(_) => 7,
         Shape::Event => 8,
+        Shape::Listed(_) => 11,
     });
     if let Shape::Vector(count) = shape {
         put(out, u64::from(count));
+    }
+    if let Shape::Listed(listing) = shape {
+        put(out, u64::from(listing.places()));
     }
 }
 
@@ -467,7 +480,7 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
         4 => {
             let id = p.u64()?;
             let definitions = p.list(|p| Some((p.text()?, p.text()?)))?;
-            let pairs = p.list(|p| {
+            let mut pairs = p.list(|p| {
                 let (metric, focus) = (p.text()?, p.text()?);
                 let first = u32::try_from(p.u64()?).ok()?;
                 let shape = p.shape()?;
@@ -476,8 +489,17 @@ fn decode_record(r: &mut Reader<'_>) -> Option<Record> {
                 let value = Slots { first, shape };
                 let points = u32::try_from(p.u64()?).ok()?;
                 let function = if p.take(1)?[0] == 1 { Some((p.text()?, p.text()?, p.u64()?)) } else { None };
-                Some(KeptPair { metric, focus, value, ticks, activations, function, points })
+                Some(KeptPair { metric, focus, value, ticks, activations, owner: None, function, points })
             })?;
+            // journals of earlier engines end here
+            if !p.bytes.is_empty() {
+                let owners = p.list(|p| Some((usize::try_from(p.u64()?).ok()?, u32::try_from(p.u64()?).ok()?)))?;
+                owners.into_iter().for_each(|(pair, owner)| {
+                    if let Some(pair) = pairs.get_mut(pair) {
+                        pair.owner = Some(owner);
+                    }
+                });
+            }
             Some(Record::Kept(Kept { id, definitions, pairs }))
         }
         5 => Some(Record::KeptGone(p.u64()?)),
@@ -512,6 +534,7 @@ impl Reader<'_> {
             8 => Shape::Event,
             9 => Shape::Histogram(Resolution::Medium),
             10 => Shape::Histogram(Resolution::Coarse),
+            11 => Shape::Listed(Listing::of_places(u32::try_from(self.u64()?).ok()?)?),
             _ => return None,
         })
     }
@@ -653,10 +676,12 @@ mod tests {
             value: Slots { first: 3, shape: Shape::Histogram(Resolution::Fine) },
             ticks: true,
             activations: vec![9, 12],
+            owner: None,
             function: Some(("m".into(), "f".into(), 1)),
             points: 1,
         };
         let vector = KeptPair { value: Slots { first: 4, shape: Shape::Vector(700) }, ..kept.clone() };
+        let shared = KeptPair { value: Slots { first: 720, shape: Shape::Counter }, owner: Some(704), ..kept.clone() };
         for records in [
             vec![
                 Record::Arena(Avma(0x1000)..Avma(0x2000)),
@@ -669,7 +694,7 @@ mod tests {
             vec![
                 Record::PointGone(point(0x400000).removal.key()),
                 Record::PointGone(point(0x400200).removal.key()),
-                Record::Kept(Kept { id: 1, definitions: vec![], pairs: vec![kept, vector] }),
+                Record::Kept(Kept { id: 1, definitions: vec![], pairs: vec![kept, vector, shared] }),
             ],
         ] {
             copy.extend(journal.append(records.into_iter().collect()).expect("append"));

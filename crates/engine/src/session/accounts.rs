@@ -11,6 +11,7 @@ use crate::readings::values::Columns;
 use crate::weaving::cost::Prices;
 
 use super::pair::Pair;
+use super::sharing::Group;
 
 /// What a pair costs.
 #[derive(Clone, Debug)]
@@ -27,15 +28,17 @@ struct MeterAccount {
     /// The worst cases of all points that it stands at, and their number.
     cost: Cost,
     points: u32,
+    /// Number of pairs that share the code.
+    members: u32,
     /// What the hits had cost when the points changed last, and how many they were.
     before_ns: f64,
     before: i64,
 }
 
 impl MeterAccount {
-    /// What a hit takes at worst, on average over the points.
+    /// Share of the pair in what a hit takes at worst, on average over the points.
     fn hit_ns(&self) -> f64 {
-        Prices::here().ns(self.cost) / f64::from(self.points.max(1))
+        Prices::here().ns(self.cost) / f64::from(self.points.max(1)) / f64::from(self.members.max(1))
     }
 
     /// What all hits so far have taken at worst.
@@ -45,11 +48,13 @@ impl MeterAccount {
     }
 
     /// The same with other points; without any the hits so far are all that there will be.
-    fn with(self, new: Option<&(Cost, u32)>, columns: Option<&Columns<'_>>) -> Self {
+    fn with(self, new: Option<&(Cost, u32)>, members: u32, columns: Option<&Columns<'_>>) -> Self {
+        let before = (self.cost, self.points, self.members);
         match (new, columns) {
-            (Some((cost, points)), Some(columns)) if (*cost, *points) != (self.cost, self.points) => MeterAccount {
+            (Some((cost, points)), Some(columns)) if (*cost, *points, members) != before => MeterAccount {
                 cost: *cost,
                 points: *points,
+                members,
                 before_ns: self.spent_ns(columns),
                 before: columns.sum(self.counter),
                 ..self
@@ -166,28 +171,32 @@ impl Ledger {
         self.accounts.get(&first)
     }
 
-    /// The account of a pair after a change. `costs`: by counter, the worst cases of all points of a snippet and their number.
+    /// The account of a pair, and of its share in the code of its group, after a change. `costs`: by counter, the worst cases of all points of a snippet and their number.
     pub fn account(
         &self,
-        pair: &Pair,
+        (pair, group): (&Pair, Option<&Group>),
         costs: &FxHashMap<u32, (Cost, u32)>,
         columns: Option<&Columns<'_>>,
     ) -> Option<Account> {
         let first = *pair.counters.first()?;
         let known = self.accounts.get(&first);
-        let meter = |counter: u32| {
+        let meter = |(counter, members): (u32, u32)| {
             let new = costs.get(&counter);
             let old = known.and_then(|a| a.meters.iter().find(|m| m.counter == counter));
             match (old, new) {
-                (Some(old), new) => Some(old.with(new, columns)),
+                (Some(old), new) => Some(old.with(new, members, columns)),
                 (None, Some((cost, points))) => {
                     let (cost, points) = (*cost, *points);
-                    Some(MeterAccount { counter, cost, points, before_ns: 0.0, before: 0 })
+                    // the hits of shared code before the pair joined are the others'
+                    let before = columns.filter(|_| group.is_some()).map_or(0, |columns| columns.sum(counter));
+                    Some(MeterAccount { counter, cost, points, members, before_ns: 0.0, before })
                 }
                 (None, None) => None,
             }
         };
-        Some(Account { first, meters: own_counters(&pair.counters, &pair.variables).filter_map(meter).collect() })
+        let own = own_counters(&pair.counters, &pair.variables).map(|counter| (counter, 1));
+        let shared = group.into_iter().flat_map(|group| group.hits.iter().map(|hits| (*hits, group.members())));
+        Some(Account { first, meters: own.chain(shared).filter_map(meter).collect() })
     }
 
     /// Replaces all accounts.
@@ -236,6 +245,14 @@ impl Ledger {
         let meters = self.accounts.values().flat_map(|account| &account.meters);
         let mut bill: Vec<_> = meters.map(|m| Item { counter: m.counter, hit_ns: m.hit_ns() }).collect();
         bill.sort_unstable_by_key(|item| item.counter);
+        // the pairs of a group have one counter
+        bill.dedup_by(|later, first| {
+            let same = later.counter == first.counter;
+            if same {
+                first.hit_ns += later.hit_ns;
+            }
+            same
+        });
         self.bill = Some(bill);
     }
 }

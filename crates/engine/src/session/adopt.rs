@@ -92,7 +92,7 @@ impl Session {
     fn try_release_spare(&self, control: &mut Control) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut().filter(|a| !a.woven.knows_all()) else { return Ok(()) };
         let views = || control.measurements.values().flat_map(|m| m.views.iter()).filter(|view| view.own.is_none());
-        let owners: FxHashSet<u32> = views().map(|view| view.value.first).collect();
+        let owners: FxHashSet<u32> = views().flat_map(View::owners).collect();
         let follow = views().any(|view| !view.activations.is_empty());
         let spare = attached.woven.spare(&owners, follow);
         if spare.points.is_empty() && spare.chains.is_empty() {
@@ -153,7 +153,9 @@ impl Session {
         let (_, module, f) = control.modules.resolve(function)?;
         let start = f.start().to_avma(module.bias);
         let owners = attached.woven.adopted_within(&(start..start.offset(f.size().cast_signed())))?;
-        let has = |m: &Measurement| m.views.iter().any(|v| v.own.is_none() && owners.contains(&v.value.first));
+        let has = |m: &Measurement| {
+            m.views.iter().any(|v| v.own.is_none() && v.owners().any(|first| owners.contains(&first)))
+        };
         let adopted = || control.measurements.iter().filter(|(_, m)| m.keep);
         adopted().find(|(_, m)| has(m)).or_else(|| adopted().next()).map(|(id, _)| id.0)
     }
@@ -289,6 +291,7 @@ fn adopted(pid: Pid, library: &Arc<Library>, definitions: Vec<(String, String)>,
             key,
             value,
             activations,
+            owner: pair.owner,
             unit,
             aggregate,
             thread,

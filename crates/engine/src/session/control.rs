@@ -20,6 +20,7 @@ use crate::weaving::plan::Woven;
 use super::births;
 use super::measurement::Measurement;
 use super::pair::{Pair, PairKey};
+use super::sharing::{Group, GroupId};
 use super::unfinished::Unfinished;
 
 /// What exists once something was woven.
@@ -43,6 +44,9 @@ pub(super) struct Control {
     pub(super) stride: u64,
     pub(super) events: EventPlaces,
     pub(super) pairs: FxHashMap<PairKey, Pair>,
+    /// Pairs that share their code.
+    pub(super) groups: BTreeMap<GroupId, Group>,
+    pub(super) next_group: GroupId,
     /// Pairs whose code was taken out because it cost too much; measurements still have their values.
     pub(super) retired: Vec<Pair>,
     pub(super) measurements: BTreeMap<MeasurementId, Measurement>,

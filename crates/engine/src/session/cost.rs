@@ -64,7 +64,9 @@ impl Session {
         let costs = control.attached.as_ref().map(|a| a.woven.costs()).unwrap_or_default();
         let mut shared = self.shared_mut();
         let columns = shared.columns();
-        let accounts = control.pairs.values().filter_map(|pair| shared.ledger.account(pair, &costs, columns.as_ref()));
+        let group = |pair: &Pair| control.groups.get(&pair.group?.0);
+        let account = |pair: &Pair| shared.ledger.account((pair, group(pair)), &costs, columns.as_ref());
+        let accounts = control.pairs.values().filter_map(account);
         let accounts = accounts.collect();
         shared.ledger.replace(accounts);
         let count = |clock| control.pairs.values().filter(|p| p.timer() == clock).count() as i64;
@@ -172,6 +174,7 @@ impl Session {
     fn take_out(&self, control: &mut Control, pairs: &[(PairKey, TakenOut)]) -> Result<(), Error> {
         let minis = control.minis_of(&pairs.iter().map(|(key, _)| key).collect());
         self.withdraw(control, &minis)?;
+        control.retire_keys(pairs.iter().map(|(key, _)| key));
         for (key, why) in pairs {
             self.freeze(control, key, *why);
         }

@@ -70,6 +70,8 @@ impl Session {
             counters: CounterAllocator::default(),
             stride: DEFAULT_STRIDE,
             pairs: FxHashMap::default(),
+            groups: BTreeMap::new(),
+            next_group: 0,
             retired: Vec::new(),
             measurements: BTreeMap::new(),
             next_mini: 1,

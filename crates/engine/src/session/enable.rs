@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ingraft_mdl::Library;
-use ingraft_model::{Clock, FunctionRef as MdlFunction, Resolution, Shape, Variable};
+use ingraft_model::{Clock, FunctionRef as MdlFunction, Instrumentation, Resolution, Shape, Variable};
 use ingraft_process::Rights;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -22,7 +22,7 @@ use super::driver::{Session, lock_target};
 use super::errors::{ending, over};
 use super::measurement::Measurement;
 use super::pair::{PairKey, pair_infos};
-use super::{insert, internals, warnings};
+use super::{insert, internals, sharing, warnings};
 
 /// A measurement that is asked for.
 pub struct NewMeasurement<'a> {
@@ -165,9 +165,10 @@ impl Session {
         whole: bool,
     ) -> Result<(Vec<(PairKey, Option<MdlFunction>)>, CaughtUp), Error> {
         let keys: Vec<_> = wanted.iter().map(|w| (PairKey::of(w), w.function)).collect();
-        let mut fresh = Vec::new();
+        let mut unmet = Vec::new();
         let mut more = Vec::new();
         let mut meters = Vec::new();
+        let mut joined = Vec::new();
         let mut seen = FxHashSet::default();
         let mut wanted = wanted;
         Self::fit_histograms(control, &mut wanted, &keys);
@@ -178,11 +179,14 @@ impl Session {
                 continue;
             }
             let mut instrumentation = w.instrumentation;
+            if !control.pairs.contains_key(key)
+                && let Some(pair) = control.join(key, &instrumentation)
+            {
+                control.pairs.insert(key.clone(), pair);
+                joined.push(key.clone());
+            }
             let Some(pair) = control.pairs.get_mut(key) else {
-                let mut known = Meters::default();
-                known.apply(&mut instrumentation, &mut made);
-                meters.push((key.clone(), known));
-                fresh.push((key.clone(), instrumentation));
+                unmet.push((key.clone(), instrumentation));
                 continue;
             };
             // A pair that is there grows by the functions of modules that were loaded since.
@@ -195,20 +199,35 @@ impl Session {
                     pair.counters.clone()
                 } else {
                     let free = &mut control.counters;
-                    let counters = pair.counters_for(&mut instrumentation, &mut made, free, limit);
-                    counters.map_err(|e| e.about(self.target.pid()))?
+                    match pair.counters_for(&mut instrumentation, &mut made, free, limit) {
+                        Ok(counters) => counters,
+                        Err(e) => {
+                            control.part(&joined);
+                            return Err(e.about(self.target.pid()));
+                        }
+                    }
                 };
                 more.push((key.clone(), instrumentation, counters));
             }
         }
-        let whole = whole && fresh.len() == seen.len();
-        let mut caught_up = self.insert(control, fresh, whole)?;
+        let whole = whole && unmet.len() == seen.len();
+        let mut fresh = sharing::form(unmet, limit.saturating_sub(control.counters.used()));
+        for fresh in &mut fresh {
+            let mut known = Meters::default();
+            known.apply(&mut fresh.instrumentation, &mut made);
+            if fresh.forming.is_none() {
+                meters.push((fresh.key.clone(), known));
+            }
+        }
+        let inserted = self.insert(control, fresh, whole);
+        let inserted = inserted.and_then(|caught_up| Ok((caught_up, self.extend(control, more)?)));
+        let (mut caught_up, extended) = inserted.inspect_err(|_| control.part(&joined))?;
         for (key, meters) in meters {
             if let Some(pair) = control.pairs.get_mut(&key) {
                 pair.meters = meters;
             }
         }
-        caught_up.add(self.extend(control, more)?);
+        caught_up.add(extended);
         Ok((keys, caught_up))
     }
 
@@ -226,7 +245,8 @@ impl Session {
                 // one hidden counter for each snippet, of which there are two for most pairs
                 resolution::slots(variables) + 2 - u64::from(saved) * histograms(variables) as u64
             };
-            u64::from(control.counters.used()) + new().map(|i| of(&i.variables)).sum::<u64>()
+            let tables = |i: &Instrumentation| if i.object.is_some() { sharing::COUNTERS_A_PAIR } else { 0 };
+            u64::from(control.counters.used()) + new().map(|i| of(&i.variables) + tables(i)).sum::<u64>()
         };
         let usual = resolution::of(count);
         let resolution = match &control.attached {

@@ -56,6 +56,10 @@ impl Session {
             pair.unlanded.retain(|f| !is_gone(f));
             pair.unwoven.retain(|(f, _)| !is_gone(f));
         }
+        for group in control.groups.values_mut() {
+            group.minis.retain(|(f, _)| !is_gone(f));
+            group.unwoven.retain(|(f, _)| !is_gone(f));
+        }
         for measurement in control.measurements.values_mut() {
             for (view, info) in measurement.views.iter().zip(Arc::make_mut(&mut measurement.pairs)) {
                 if let Some(pair) = control.pairs.get(&view.key).filter(|p| p.is_seen_by(view)) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ingraft_codegen::{Environment, Readable};
 use ingraft_model::layout::EVENTS_MAX;
+use ingraft_model::listed::ListedKeys;
 use ingraft_model::{
     AvmaRange, Clock, CpuClock, DataArea, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, PointKind,
     Refusal, Scale, Shape, Snippet, Stmt, ThreadIdentity, Variable, WallClock,
@@ -34,6 +35,7 @@ use super::driver::Session;
 use super::errors::journal_error;
 use super::pair::{Landing, Pair, PairKey, function_ref};
 use super::shared::Shared;
+use super::sharing::{Forming, Fresh, write_keys};
 use super::tails::{TailCalls, await_results};
 use super::unwind_targets::restores;
 use super::{births, events};
@@ -81,18 +83,14 @@ impl Session {
     /// Weaves what new pairs need, attaching to the target if nothing was woven there yet. On an error the target and the session
     /// are as before.
     /// `whole`: nothing else is asked for, so that it fails if nothing of it can be woven.
-    pub(super) fn insert(
-        &self,
-        control: &mut Control,
-        fresh: Vec<(PairKey, Instrumentation)>,
-        whole: bool,
-    ) -> Result<CaughtUp, Error> {
+    pub(super) fn insert(&self, control: &mut Control, fresh: Vec<Fresh>, whole: bool) -> Result<CaughtUp, Error> {
         if fresh.is_empty() {
             return Ok(CaughtUp::default());
         }
         let limit = counters_max(control);
         let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
-        for (key, mut instrumentation) in fresh {
+        let mut forming: Vec<Option<Forming>> = Vec::with_capacity(fresh.len());
+        for Fresh { key, mut instrumentation, forming: group } in fresh {
             await_results(&self.target, &control.modules, &mut instrumentation);
             let taken = self.event_number(control, &instrumentation).and_then(|event| {
                 let Some(mut counters) = take(&mut control.counters, &instrumentation.variables, limit) else {
@@ -113,12 +111,17 @@ impl Session {
                 }
             };
             bound.push((key, instrumentation, counters));
+            forming.push(group);
         }
         self.shared_mut().used_counters = control.counters.used();
-        let result = self.weave_and_apply(control, &bound, whole);
+        let tables = || bound.iter().zip(&forming).filter_map(|((.., c), f)| Some((*c.first()?, &f.as_ref()?.keys)));
+        let result = self.weave_and_apply(control, &bound, &tables().collect::<Vec<_>>(), whole);
         let (refused, minis, caught_up) = match result {
             Ok(done) => done,
             Err(e) => {
+                if let Some(attached) = &control.attached {
+                    tables().for_each(|(first, keys)| drop(write_keys(&attached.area, first, keys, false)));
+                }
                 give_back(control, &bound);
                 return Err(e);
             }
@@ -134,9 +137,15 @@ impl Session {
         }
         drop(shared);
         control.pairs.reserve(bound.len());
-        for (number, ((key, instrumentation, counters), minis)) in bound.into_iter().zip(minis).enumerate() {
+        let all = bound.into_iter().zip(minis).zip(forming);
+        for (number, (((key, instrumentation, counters), minis), forming)) in all.enumerate() {
             let unwoven = refused_of(control, &instrumentation, &refused, number);
             let unmeasured = is_unmeasured(&instrumentation, number, &refused);
+            if let Some(forming) = forming {
+                let pairs = control.gather(forming, &counters, minis.points, unwoven, unmeasured);
+                control.pairs.extend(pairs);
+                continue;
+            }
             let restores = restores(&instrumentation);
             let (metric, thread, object) = (instrumentation.metric, instrumentation.thread, instrumentation.object);
             let index_names = instrumentation.index_names;
@@ -158,6 +167,7 @@ impl Session {
                 index_names,
                 meters,
                 numberings: Vec::new(),
+                group: None,
                 users: 0,
             };
             control.pairs.insert(key, pair);
@@ -185,7 +195,7 @@ impl Session {
         if more.is_empty() {
             return Ok(CaughtUp::default());
         }
-        let (refused, minis, caught_up) = self.weave_and_apply(control, &more, false)?;
+        let (refused, minis, caught_up) = self.weave_and_apply(control, &more, &[], false)?;
         for (number, ((key, instrumentation, _), minis)) in more.into_iter().zip(minis).enumerate() {
             let mut unwoven = refused_of(control, &instrumentation, &refused, number);
             let Some(pair) = control.pairs.get_mut(&key) else { continue };
@@ -204,6 +214,7 @@ impl Session {
         &self,
         control: &mut Control,
         bound: &[(PairKey, Instrumentation, Vec<u32>)],
+        tables: &[(u32, &ListedKeys)],
         whole: bool,
     ) -> Result<(Refused, Vec<Minis>, CaughtUp), Error> {
         let settle = Snippet { stmts: vec![Stmt::Settle] };
@@ -277,6 +288,7 @@ impl Session {
         let calling = bound.iter().any(|(_, i, _)| calls::has_calls(i));
         let ready = ready.and_then(|()| if calling { self.may_call(control) } else { Ok(()) });
         let ready = ready.and_then(|()| self.prepare_births(control, bound));
+        let ready = ready.and_then(|()| self.list_keys(control, tables));
         let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
         let outcome = outcome.and_then(|(woven, caught_up)| {
             let reasons = if first { self.all_refused(&control.modules, bound, &woven) } else { None };
@@ -312,6 +324,13 @@ impl Session {
             own.unlanded = own.landings.extract_if(.., |landing| !is_woven(landing)).map(|(f, ..)| f).collect();
         }
         Ok((refused, minis, caught_up))
+    }
+
+    /// Writes the keys that shared code looks up.
+    fn list_keys(&self, control: &Control, tables: &[(u32, &ListedKeys)]) -> Result<(), Error> {
+        let Some(attached) = &control.attached else { return Ok(()) };
+        let mut tables = tables.iter();
+        tables.try_for_each(|(first, keys)| write_keys(&attached.area, *first, keys, true)).map_err(|e| self.failed(e))
     }
 
     /// Adds what pairs that put something back need where exceptions and longjmp land: one snippet, which they share. The pairs that bring it.

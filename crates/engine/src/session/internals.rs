@@ -117,6 +117,7 @@ impl Session {
                 // no counter: nothing in the target has it
                 value: Slots { first: u32::MAX, shape: Shape::Counter },
                 activations: Vec::new(),
+                owner: None,
                 unit: ValueUnit::Plain,
                 aggregate: Aggregate::Sum,
                 thread: None,

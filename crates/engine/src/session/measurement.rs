@@ -99,6 +99,7 @@ fn kept_pair(info: &PairInfo, view: &View) -> KeptPair {
         value: view.value,
         ticks: view.unit == ValueUnit::Ticks,
         activations: view.activations.clone(),
+        owner: view.owner,
         function: info.function.as_ref().map(|f| (f.module.clone(), f.function.clone(), f.offset.0)),
         points: info.points,
     }

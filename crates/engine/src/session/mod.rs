@@ -35,6 +35,7 @@ mod remove;
 pub(crate) mod replaced;
 mod rights;
 mod shared;
+mod sharing;
 mod tails;
 mod threads;
 mod unfinished;

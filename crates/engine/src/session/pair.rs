@@ -13,6 +13,7 @@ use crate::weaving::cost::Meters;
 
 use super::control::Control;
 use super::numbering::Numbering;
+use super::sharing::GroupId;
 
 /// What makes two requests the same pair: then they share code and counters. Cheap to copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -57,6 +58,8 @@ pub(super) struct Pair {
     pub(super) meters: Meters,
     /// How its code names its variables, the first evaluation's included, if that is not always the same.
     pub(super) numberings: Vec<Numbering>,
+    /// The group whose code it shares, and the place of its key there.
+    pub(super) group: Option<(GroupId, u32)>,
     pub(super) users: u32,
 }
 

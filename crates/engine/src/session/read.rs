@@ -33,6 +33,7 @@ impl Session {
                     key: key.clone(),
                     value,
                     activations,
+                    owner: pair.group.and_then(|(id, _)| Some(control.groups.get(&id)?.first)),
                     unit,
                     aggregate: pair.metric.aggregate,
                     thread: pair.thread,

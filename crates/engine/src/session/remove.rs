@@ -84,7 +84,9 @@ impl Session {
         let last = |(key, uses): &(&PairKey, u32)| control.pairs.get(*key).is_some_and(|p| p.users == *uses);
         let going: FxHashSet<&PairKey> = uses.into_iter().filter(last).map(|(key, _)| key).collect();
         let minis = control.minis_of(&going);
+        let going: Vec<PairKey> = going.into_iter().cloned().collect();
         self.withdraw(control, &minis)?;
+        control.retire_keys(going.iter());
         Ok(Removed { stopped: self.target.take_longest_hold(), ..leftover::untouched(self.pid()) })
     }
 
@@ -170,7 +172,16 @@ impl Session {
             let mut shared = self.shared_mut();
             shared.frozen.remove(&first);
             records.extend(pair.records());
-            for (first, shape) in pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape)) {
+            if let Some(group) = pair.group.and_then(|group| control.leave_group(group)) {
+                let (first, slots) = group.table();
+                shared.shapes.remove(first);
+                counters.push(first..first + slots);
+                counters.extend(group.hits.iter().map(|hits| *hits..hits + 1));
+            }
+            // the place of a value stays its table's
+            let own = usize::from(pair.group.is_some());
+            let all = pair.counters.iter().copied().zip(pair.variables.iter().map(|v| v.shape));
+            for (first, shape) in all.skip(own) {
                 if shape == Shape::Event {
                     unused.extend(Some(first).filter(|number| control.events.leave(*number)));
                 } else {
@@ -300,6 +311,7 @@ impl Session {
         let removed = self.take_down(&mut control)?;
         control.measurements.clear();
         control.pairs.clear();
+        control.groups.clear();
         control.retired.clear();
         Ok(removed)
     }
@@ -331,14 +343,20 @@ impl Session {
 }
 
 impl Control {
-    /// The snippets of pairs that go. Those where exceptions and longjmp land stay as long as other pairs need them.
+    /// The snippets of pairs that go. Those where exceptions and longjmp land, and those of groups, stay as long as other pairs need them.
     pub(super) fn minis_of(&self, going: &FxHashSet<&PairKey>) -> Vec<(MdlFunction, u64)> {
         let (going, staying): (Vec<_>, Vec<_>) = self.pairs.iter().partition(|(key, _)| going.contains(key));
         let landings =
             |pairs: &[(_, &Pair)]| -> FxHashSet<_> { pairs.iter().flat_map(|(_, p)| &p.landings).copied().collect() };
         let shared = landings(&staying);
         let own = landings(&going).into_iter().filter(|landing| !shared.contains(landing)).map(|(f, _, id)| (f, id));
-        going.iter().flat_map(|(_, p)| p.minis.iter().copied()).chain(own).collect()
+        let grouped = |(_, pair): &&(_, &Pair)| pair.group.is_some();
+        let mut taken: FxHashSet<u64> =
+            staying.iter().filter(grouped).flat_map(|(_, p)| p.minis.iter().map(|(_, id)| *id)).collect();
+        let once = |pair: &Pair, id: u64| pair.group.is_none() || taken.insert(id);
+        let all = going.iter().flat_map(|(_, p)| p.minis.iter().map(move |mini| (*p, *mini)));
+        let mut once = once;
+        all.filter_map(|(pair, mini)| once(pair, mini.1).then_some(mini)).chain(own).collect()
     }
 
     /// One user less of the pair that a view reads; the pair if it was the last one.

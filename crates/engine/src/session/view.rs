@@ -18,6 +18,8 @@ pub(super) struct View {
     /// The metric's own variable, and what became of the calls that it follows.
     pub value: Slots,
     pub activations: Vec<u32>,
+    /// The first counter of the group whose code its pair shares; none if it has its own.
+    pub owner: Option<u32>,
     /// What the value is in.
     pub unit: ValueUnit,
     /// How those of threads are combined.
@@ -91,6 +93,11 @@ impl std::ops::Deref for Views {
 }
 
 impl View {
+    /// The first counters by which the journal names the snippets of its pair.
+    pub fn owners(&self) -> impl Iterator<Item = u32> {
+        std::iter::once(self.value.first).chain(self.owner)
+    }
+
     fn plain(&self, calls: &mut Vec<u32>) -> Plain {
         let alone = self.before.is_empty() && self.thread.is_none() && self.object.is_none() && self.own.is_none();
         match self.value.shape {

@@ -21,7 +21,10 @@ pub(super) fn each_expr(stmts: &mut [Stmt], visit: &mut dyn FnMut(&mut Expr)) {
             Stmt::Add(_, e) | Stmt::Set(_, e) | Stmt::Observe(_, _, e) | Stmt::Store(_, _, e) | Stmt::Mark(_, e, _) => {
                 parts(e, visit)
             }
-            Stmt::AddAt(_, key, e) | Stmt::AddIn(_, _, key, e) | Stmt::Write(key, _, e) => {
+            Stmt::AddAt(_, key, e)
+            | Stmt::AddIn(_, _, key, e)
+            | Stmt::AddListed(_, _, key, e)
+            | Stmt::Write(key, _, e) => {
                 parts(key, visit);
                 parts(e, visit);
             }

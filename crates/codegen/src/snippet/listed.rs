@@ -1,0 +1,74 @@
+//! Values of keys that the engine lists, see [`ingraft_model::listed`]: the key is looked up in shard 0, and the value lies in the shard that the code
+//! works on.
+
+use iced_x86::code_asm::{AsmMemoryOperand, ecx, qword_ptr, rax, rcx, rdx};
+use ingraft_model::listed::PROBES;
+use ingraft_model::table::MULTIPLIER;
+use ingraft_model::{Expr, Listing, VariableId};
+
+use crate::code::environment::Assembly;
+use crate::snippet::generator::{Access, Generator, Operand};
+
+impl Generator<'_> {
+    /// Adds to the value of a key if it is listed. An amount that is no constant is on the stack meanwhile.
+    pub(crate) fn add_listed(
+        &mut self,
+        table: VariableId,
+        listing: Listing,
+        key: &Expr,
+        amount: &Expr,
+    ) -> Result<(), Assembly> {
+        self.used = [true; 3];
+        let known = if let Expr::Const(c) = amount { i32::try_from(*c).ok() } else { None };
+        if known.is_none() {
+            self.value(amount)?;
+            self.push(rax)?;
+        }
+        let [mut found, mut none, mut end] = std::array::from_fn(|_| self.a.create_label());
+        self.value(key)?;
+        self.a.mov(rdx, rax)?;
+        // the word of a free place is no key
+        self.a.test(rdx, rdx)?;
+        self.a.je(none)?;
+        self.a.mov(rcx, MULTIPLIER)?;
+        self.a.imul_2(rcx, rdx)?;
+        self.a.shr(rcx, listing.shift())?;
+        for probe in 0..PROBES {
+            if probe > 0 {
+                self.a.inc(ecx)?;
+            }
+            self.a.and(ecx, (listing.places() - 1) as i32)?;
+            self.a.mov(rax, self.listed_word(table, 0))?;
+            self.a.cmp(rax, rdx)?;
+            self.a.je(found)?;
+            if probe + 1 < PROBES {
+                self.a.test(rax, rax)?;
+                self.a.je(none)?;
+            }
+        }
+        self.place(&mut none)?;
+        if known.is_none() {
+            self.a.pop(rax)?;
+        }
+        self.a.jmp(end)?;
+        self.place(&mut found)?;
+        if known.is_none() {
+            self.a.pop(rax)?;
+        }
+        let value = self.listed_word(table, listing.value(0));
+        let value = if self.access == Access::Own { value.gs() } else { value };
+        if self.access == Access::Shared {
+            let _ = self.a.lock();
+        }
+        self.add(value, &known.map_or(Operand::Register(rax), Operand::Immediate))?;
+        self.place(&mut end)?;
+        // both ways have taken the amount from the stack
+        self.depth -= i32::from(known.is_none());
+        Ok(())
+    }
+
+    /// The word, in shard 0, so many counters behind that of the table whose number is in rcx.
+    fn listed_word(&self, table: VariableId, first: u32) -> AsmMemoryOperand {
+        qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(table) + first)))
+    }
+}
