@@ -6,6 +6,8 @@
  * wait N US         N waits of US microseconds for the lock of one object that somebody else holds
  * kinds             one object of each other kind is used: a read-write lock, a semaphore, a condition variable, a barrier, a spin lock
  * life N T          T threads take turns N times with each of 64 mutexes: use, destroy and initialise them
+ * row N T           T threads lock each of 96 mutexes, the one at place i N * (i % 7 + 1) times in each of them; the answer has `row ADDRESS LOCKS`
+ *                   for each, with its locks since the start, and `took NS` for the time of all threads together
  * ends              the objects of `kinds` are destroyed; the barrier is initialised again
  * The last three answer `state ADDRESS KIND STATE` for each of these objects.
  * Each answer has `object ADDRESS LOCKS NS` for each object: how often it was locked since the start, and how long `wait` has waited. */
@@ -119,6 +121,27 @@ static void take_turns(long rounds, long players) {
     for (int i = 0; i < RING; i++) say("state %#lx Mutex %s", (unsigned long)&ring[i], turns[i].live ? "live" : "retired");
 }
 
+enum { ROW = 96 };
+static pthread_mutex_t row[ROW];
+static _Atomic long row_locked[ROW];
+static _Atomic long long row_took;
+
+static void *row_locker(void *given) {
+    long rounds = *(long *)given;
+    long long before = now();
+    for (long n = 0; n < rounds; n++) {
+        for (int i = 0; i < ROW; i++) {
+            for (int k = 0; k <= i % 7; k++) {
+                pthread_mutex_lock(&row[i]);
+                pthread_mutex_unlock(&row[i]);
+            }
+        }
+    }
+    row_took += now() - before;
+    for (int i = 0; i < ROW; i++) row_locked[i] += rounds * (i % 7 + 1);
+    return NULL;
+}
+
 static pthread_rwlock_t rwlock = PTHREAD_RWLOCK_INITIALIZER;
 static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
 static sem_t semaphore;
@@ -184,6 +207,15 @@ int main(void) {
                 pthread_mutex_lock(&many[i]);
                 pthread_mutex_unlock(&many[i]);
             }
+        } else if (sscanf(line, "row %ld %ld", &n, &t) == 2 && t <= 64) {
+            pthread_t threads[64];
+            row_took = 0;
+            for (long i = 0; i < t; i++) {
+                if (pthread_create(&threads[i], NULL, row_locker, &n)) abort();
+            }
+            for (long i = 0; i < t; i++) pthread_join(threads[i], NULL);
+            for (int i = 0; i < ROW; i++) say("row %#lx %ld", (unsigned long)&row[i], row_locked[i]);
+            say("took %lld", row_took);
         } else if (!strcmp(line, "destroy")) {
             pthread_mutex_destroy(on_heap);
         } else if (!strcmp(line, "kinds")) {

@@ -9,8 +9,8 @@ use ingraft_codegen::{
 };
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{
-    Avma, Bias, BinaryOp, Clock, Expr, Kept, PatchPlan, PcMove, Ranges, Record, Restore, Site, Snippet, Stmt, Svma,
-    TextWrite, ThreadIdentity, VariableId, table,
+    Avma, Bias, BinaryOp, Clock, Expr, Kept, Listing, PatchPlan, PcMove, Ranges, Record, Restore, Site, Snippet, Stmt,
+    Svma, TextWrite, ThreadIdentity, VariableId, listed, table,
 };
 use proptest::prelude::*;
 use support::random::{Field, functions, lay_out};
@@ -263,6 +263,55 @@ fn a_place_of_a_table_that_may_be_any_is_refused() {
     let value = Stmt::If(Expr::ValueAt(VariableId(0), key.clone()), vec![]);
     any_place_is_refused(value, table::PLACES, table::PROBES as usize);
     any_place_is_refused(Stmt::If(Expr::ValueIn(VariableId(0), ranges, key), vec![]), 512, 1);
+}
+
+#[test]
+fn words_of_shard_0_that_are_no_keys_are_refused() {
+    let listing = Listing::of_places(256).expect("a size");
+    let add = Stmt::AddListed(VariableId(0), listing, Expr::Arg(0), Expr::Const(1));
+    any_place_is_refused(add.clone(), listing.places(), listed::PROBES as usize);
+    let snippet = Snippet { stmts: vec![add] };
+    let w = weave(GLIBC, site(&[0x48, 0x8b, 0x07, 0x48, 0x01, 0xf0, 0xc3]), &[], std::slice::from_ref(&snippet));
+    let minis = [MiniRequest { id: 0, snippet: &snippet, counters: &[0] }];
+    let requests = [PointRequest { site: &w.site, bias: Bias(0), name: "f", minis: &minis, beside: &[] }];
+    let proof = |broken: &_| verify_weave(&w.env, &w.arena, &w.text, &requests, broken).map_err(|e| e.flaw);
+    assert!(proof(&w.weave).is_ok());
+    let word = |n: u32| w.env.data.counter(n).to_le_bytes();
+    let keys = [&[0x48, 0x8b, 0x04, 0xcd][..], &word(0)].concat();
+    let mut found = 0;
+    for piece in 0..w.weave.plan.code.len() {
+        let code = &w.weave.plan.code[piece].bytes;
+        let places: Vec<usize> = (0..code.len()).filter(|at| code[*at..].starts_with(&keys)).collect();
+        found += places.len();
+        for at in places {
+            // the next key, the values, what lies before the table, and the same words by another register
+            let others = [word(1), word(listing.value(0)), (w.env.data.counter(0) - 8).to_le_bytes()];
+            for other in others {
+                let mut broken = w.weave.clone();
+                broken.plan.code[piece].bytes[at + 4..at + 8].copy_from_slice(&other);
+                assert_eq!(proof(&broken), Err(Flaw::ForeignRead), "at {at}");
+            }
+            let mut broken = w.weave.clone();
+            broken.plan.code[piece].bytes[at + 3] = 0xc5 | 2 << 3;
+            assert_eq!(proof(&broken), Err(Flaw::ForeignRead), "at {at}");
+            // a write where a read was
+            let mut broken = w.weave.clone();
+            broken.plan.code[piece].bytes[at + 1] = 0x89;
+            assert_eq!(proof(&broken), Err(Flaw::ForeignWrite), "at {at}");
+        }
+    }
+    assert!(found >= listed::PROBES as usize, "{found}");
+    // the value of shard 0 without a lock
+    let value = [&[0x65, 0x48, 0xff, 0x04, 0xcd][..], &word(listing.value(0))].concat();
+    let pieces = (0..).zip(&w.weave.plan.code);
+    let (piece, at) = pieces
+        .filter_map(|(n, c)| Some((n, c.bytes.windows(value.len()).position(|b| b == value)?)))
+        .next()
+        .expect("the increment");
+    let mut broken = w.weave.clone();
+    let piece: &mut Vec<u8> = &mut broken.plan.code[piece as usize].bytes;
+    piece[at] = 0x3e;
+    assert_eq!(proof(&broken), Err(Flaw::ForeignWrite));
 }
 
 /// The number of a place is masked so often; without it the code is refused.

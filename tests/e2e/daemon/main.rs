@@ -12,6 +12,7 @@ mod life;
 mod reading;
 mod returns;
 mod shared_points;
+mod similar;
 mod successors;
 
 use std::path::Path;
