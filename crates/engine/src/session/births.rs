@@ -21,7 +21,7 @@ use crate::weaving::plan::{NewMini, Wanted as WantedPoints};
 
 use super::control::Control;
 use super::driver::Session;
-use super::pair::PairKey;
+use super::insert::Bound;
 
 /// The function that makes the system call and gives the child's thread its number: in glibc since 2.34 and in musl, and before.
 const FORKS: [&[&str]; 2] = [&["_Fork"], &["__libc_fork", "fork"]];
@@ -57,11 +57,7 @@ impl Births {
 
 impl Session {
     /// Prepares for forks of threads that have a state: `bound` are pairs, with their counters, whose code is woven next.
-    pub(super) fn prepare_births(
-        &self,
-        control: &mut Control,
-        bound: &[(PairKey, Instrumentation, Vec<u32>)],
-    ) -> Result<(), Error> {
+    pub(super) fn prepare_births(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
         let Some(attached) = control.attached.as_ref().filter(|_| control.family) else { return Ok(()) };
         let area = Arc::clone(&attached.area);
         if area.layout().stride > DEFAULT_STRIDE {

@@ -26,7 +26,7 @@ use crate::recovery::journal::{Entries, Head, Journal, Record};
 use crate::weaving::catch_up::{CatchUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{NewMini, SETTLE, Wanted as WantedPoints, Woven, WovenAnew};
+use crate::weaving::plan::{Change, NewMini, SETTLE, Wanted as WantedPoints, Woven, WovenAnew};
 use crate::weaving::sites::{Text, sites};
 
 use super::clocks::now_ns;
@@ -79,6 +79,9 @@ impl<'a> Placed<'a> {
     }
 }
 
+/// A new pair with its code, and the first counter of each of its variables.
+pub(super) type Bound = (PairKey, Instrumentation, Vec<u32>);
+
 impl Session {
     /// Weaves what new pairs need, attaching to the target if nothing was woven there yet. On an error the target and the session
     /// are as before.
@@ -87,32 +90,7 @@ impl Session {
         if fresh.is_empty() {
             return Ok(CaughtUp::default());
         }
-        let limit = counters_max(control);
-        let mut bound: Vec<(PairKey, Instrumentation, Vec<u32>)> = Vec::with_capacity(fresh.len());
-        let mut forming: Vec<Option<Forming>> = Vec::with_capacity(fresh.len());
-        for Fresh { key, mut instrumentation, forming: group } in fresh {
-            await_results(&self.target, &control.modules, &mut instrumentation);
-            let taken = self.event_number(control, &instrumentation).and_then(|event| {
-                let Some(mut counters) = take(&mut control.counters, &instrumentation.variables, limit) else {
-                    if instrumentation.event.is_some() && control.events.leave(event) {
-                        control.events.free(event);
-                    }
-                    return Err(too_many(limit).about(self.pid()));
-                };
-                let variables = instrumentation.variables.iter().zip(&mut counters);
-                variables.filter(|(v, _)| v.shape == Shape::Event).for_each(|(_, number)| *number = event);
-                Ok(counters)
-            });
-            let counters = match taken {
-                Ok(counters) => counters,
-                Err(e) => {
-                    give_back(control, &bound);
-                    return Err(e);
-                }
-            };
-            bound.push((key, instrumentation, counters));
-            forming.push(group);
-        }
+        let (bound, forming) = self.bind(control, fresh)?;
         self.shared_mut().used_counters = control.counters.used();
         let tables = || bound.iter().zip(&forming).filter_map(|((.., c), f)| Some((*c.first()?, &f.as_ref()?.keys)));
         let result = self.weave_and_apply(control, &bound, &tables().collect::<Vec<_>>(), whole);
@@ -175,6 +153,37 @@ impl Session {
         Ok(caught_up)
     }
 
+    /// Takes counters for the variables of new pairs; returns besides the groups that they form. On an error none is taken.
+    fn bind(&self, control: &mut Control, fresh: Vec<Fresh>) -> Result<(Vec<Bound>, Vec<Option<Forming>>), Error> {
+        let limit = counters_max(control);
+        let mut bound: Vec<Bound> = Vec::with_capacity(fresh.len());
+        let mut forming: Vec<Option<Forming>> = Vec::with_capacity(fresh.len());
+        for Fresh { key, mut instrumentation, forming: group } in fresh {
+            await_results(&self.target, &control.modules, &mut instrumentation);
+            let taken = self.event_number(control, &instrumentation).and_then(|event| {
+                let Some(mut counters) = take(&mut control.counters, &instrumentation.variables, limit) else {
+                    if instrumentation.event.is_some() && control.events.leave(event) {
+                        control.events.free(event);
+                    }
+                    return Err(too_many(limit).about(self.pid()));
+                };
+                let variables = instrumentation.variables.iter().zip(&mut counters);
+                variables.filter(|(v, _)| v.shape == Shape::Event).for_each(|(_, number)| *number = event);
+                Ok(counters)
+            });
+            let counters = match taken {
+                Ok(counters) => counters,
+                Err(e) => {
+                    give_back(control, &bound);
+                    return Err(e);
+                }
+            };
+            bound.push((key, instrumentation, counters));
+            forming.push(group);
+        }
+        Ok((bound, forming))
+    }
+
     /// The number of the event of the processor that code reads.
     fn event_number(&self, control: &mut Control, instrumentation: &Instrumentation) -> Result<u32, Error> {
         let Some(name) = &instrumentation.event else { return Ok(0) };
@@ -187,11 +196,7 @@ impl Session {
     }
 
     /// Weaves more points for pairs that are there.
-    pub(super) fn extend(
-        &self,
-        control: &mut Control,
-        more: Vec<(PairKey, Instrumentation, Vec<u32>)>,
-    ) -> Result<CaughtUp, Error> {
+    pub(super) fn extend(&self, control: &mut Control, more: Vec<Bound>) -> Result<CaughtUp, Error> {
         if more.is_empty() {
             return Ok(CaughtUp::default());
         }
@@ -213,54 +218,13 @@ impl Session {
     fn weave_and_apply(
         &self,
         control: &mut Control,
-        bound: &[(PairKey, Instrumentation, Vec<u32>)],
+        bound: &[Bound],
         tables: &[(u32, &ListedKeys)],
         whole: bool,
     ) -> Result<(Refused, Vec<Minis>, CaughtUp), Error> {
         let settle = Snippet { stmts: vec![Stmt::Settle] };
-        let mut placed: Vec<Placed<'_>> = Vec::with_capacity(bound.iter().map(|(_, i, _)| i.insertions.len()).sum());
-        let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
         let mut refused = Refused::default();
-        for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
-            let mut own = Vec::with_capacity(instrumentation.insertions.len());
-            for (n, insertion) in instrumentation.insertions.iter().enumerate() {
-                let id = control.next_mini;
-                control.next_mini += 1;
-                let (snippet, except) = (&insertion.snippet, &insertion.except);
-                let mini =
-                    NewMini { id, pair, role: Some(insertion.role), snippet, counters, except, exits: Exits::All };
-                placed.push(Placed::new(insertion, n as i64, mini));
-                own.push((insertion.function, id));
-            }
-            minis.push(Minis { points: own, ..Minis::default() });
-        }
-        placed.sort_unstable_by_key(|placed| placed.rank);
-        let mut wanted: Vec<WantedPoints<'_>> = Vec::with_capacity(placed.len());
-        for Placed { rank: (function, spot, ..), mini } in placed {
-            match wanted.last_mut() {
-                Some(last) if (last.function, last.spot) == (function, spot) => last.minis.push(mini),
-                _ => {
-                    // mostly alone, with room for what may come first
-                    let mut minis = Vec::with_capacity(2);
-                    minis.push(mini);
-                    wanted.push(WantedPoints { function, spot, minis });
-                }
-            }
-        }
-        for w in wanted.iter_mut().filter(|w| w.spot.opens()) {
-            if let Some(pair) = w.minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1)) {
-                let first = NewMini {
-                    id: SETTLE,
-                    pair,
-                    role: None,
-                    snippet: &settle,
-                    counters: &[],
-                    except: &[],
-                    exits: Exits::All,
-                };
-                w.minis.insert(0, first);
-            }
-        }
+        let (mut wanted, mut minis) = wanted_points(control, bound, &settle);
         let first = control.attached.is_none();
         if first || whole {
             // Nothing is touched for a request of which nothing can be woven.
@@ -282,12 +246,7 @@ impl Session {
             let mut events = control.events.attributes();
             events.try_for_each(|(n, event)| attached.area.set_event(n, event)).map_err(|e| self.failed(e))?;
         }
-        let timed = bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter));
-        let cpu = bound.iter().any(|(_, i, _)| reads(i, Clock::Cpu));
-        let ready = if timed { self.keep_time(control, cpu) } else { Ok(()) };
-        let calling = bound.iter().any(|(_, i, _)| calls::has_calls(i));
-        let ready = ready.and_then(|()| if calling { self.may_call(control) } else { Ok(()) });
-        let ready = ready.and_then(|()| self.prepare_births(control, bound));
+        let ready = self.make_ready(control, bound);
         let ready = ready.and_then(|()| self.list_keys(control, tables));
         let outcome = ready.and_then(|()| self.change(control, &wanted, &|pair| &bound[pair].1.variables));
         let outcome = outcome.and_then(|(woven, caught_up)| {
@@ -333,11 +292,23 @@ impl Session {
         tables.try_for_each(|(first, keys)| write_keys(&attached.area, *first, keys, true)).map_err(|e| self.failed(e))
     }
 
+    /// Prepares the target for what the code of pairs needs: a clock, calls of functions, the births of children.
+    fn make_ready(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
+        if bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter)) {
+            let cpu = bound.iter().any(|(_, i, _)| reads(i, Clock::Cpu));
+            self.keep_time(control, cpu)?;
+        }
+        if bound.iter().any(|(_, i, _)| calls::has_calls(i)) {
+            self.may_call(control)?;
+        }
+        self.prepare_births(control, bound)
+    }
+
     /// Adds what pairs that put something back need where exceptions and longjmp land: one snippet, which they share. The pairs that bring it.
     fn settle_at_landings<'w>(
         &self,
         control: &mut Control,
-        bound: &[(PairKey, Instrumentation, Vec<u32>)],
+        bound: &[Bound],
         settle: &'w Snippet,
         wanted: &mut Vec<WantedPoints<'w>>,
         minis: &mut [Minis],
@@ -441,12 +412,7 @@ impl Session {
         }
     }
 
-    fn refuse_hopeless(
-        &self,
-        control: &Control,
-        wanted: &[WantedPoints<'_>],
-        bound: &[(PairKey, Instrumentation, Vec<u32>)],
-    ) -> Result<(), Error> {
+    fn refuse_hopeless(&self, control: &Control, wanted: &[WantedPoints<'_>], bound: &[Bound]) -> Result<(), Error> {
         let mut reasons = Refused::default();
         // the definitions of each pair that may still have no place
         let groups = |i: &Instrumentation| i.insertions.iter().map(|i| i.group).collect::<FxHashSet<_>>();
@@ -473,12 +439,7 @@ impl Session {
     }
 
     /// The error of a request of which no pair has code for all of its definitions; none if one has.
-    fn all_refused(
-        &self,
-        modules: &Modules,
-        bound: &[(PairKey, Instrumentation, Vec<u32>)],
-        reasons: &Refused,
-    ) -> Option<Error> {
+    fn all_refused(&self, modules: &Modules, bound: &[Bound], reasons: &Refused) -> Option<Error> {
         let mut with_code = bound.iter().enumerate().filter(|(_, (_, i, _))| !i.insertions.is_empty());
         if with_code.any(|(pair, (_, instrumentation, _))| !is_unmeasured(instrumentation, pair, reasons)) {
             return None;
@@ -535,28 +496,7 @@ impl Session {
         let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
         control.births = births::Births::NotNeeded;
         let since_ns = now_ns();
-        let known = self.target.identity();
-        let head = Head {
-            boot_id: known.boot_id,
-            pid: known.pid,
-            start_time: known.start_time,
-            executable: control.modules.executable(),
-            area: area.layout(),
-            since_ns,
-            holder: format!("{} {}", self.context.program, std::process::id()),
-        };
-        let path = self.context.state.journal_path(known.pid, known.start_time);
-        let begun = Journal::create(path, &head)
-            .map_err(|e| journal_error(self.pid(), &e))
-            .and_then(|(journal, bytes)| area.write_journal(&bytes).map_err(failed).map(|()| journal));
-        let journal = match begun {
-            Ok(journal) => journal,
-            Err(e) => {
-                // Nothing leads into the area yet.
-                self.target.unmap(&[area.layout().range()]).map_err(failed)?;
-                return Err(e);
-            }
-        };
+        let journal = self.begin_journal(control, &area, since_ns)?;
         if survey.is_fresh
             && identity != ThreadIdentity::Locked
             && let Err(e) = self.lend_thread_pointer(area.layout(), identity)
@@ -588,6 +528,29 @@ impl Session {
         }
         let cpu_before = self.target.cpu_time().map_err(failed)?;
         Ok(Attached { env, area, journal, woven: Woven::default(), why_locked, since_ns, cpu_before })
+    }
+
+    /// Begins the journal of a target, in its file and in the data area. If that fails, the data area is unmapped.
+    fn begin_journal(&self, control: &Control, area: &SharedArea, since_ns: u64) -> Result<Journal, Error> {
+        let known = self.target.identity();
+        let head = Head {
+            boot_id: known.boot_id,
+            pid: known.pid,
+            start_time: known.start_time,
+            executable: control.modules.executable(),
+            area: area.layout(),
+            since_ns,
+            holder: format!("{} {}", self.context.program, std::process::id()),
+        };
+        let path = self.context.state.journal_path(known.pid, known.start_time);
+        let begun = Journal::create(path, &head)
+            .map_err(|e| journal_error(self.pid(), &e))
+            .and_then(|(journal, bytes)| area.write_journal(&bytes).map_err(|e| self.failed(e)).map(|()| journal));
+        if begun.is_err() {
+            // Nothing leads into the area yet.
+            self.target.unmap(&[area.layout().range()]).map_err(|e| self.failed(e))?;
+        }
+        begun
     }
 
     /// Where no libc has begun yet, generated code would read memory by a thread pointer that is not there.
@@ -626,12 +589,9 @@ impl Session {
         let used = control.counters.used();
         let area = Arc::clone(&attached.area);
         // before anything is written: what is mapped until here takes no memory
-        let journal = attached.journal.len() + change.new_points.len() as u64 * JOURNAL_POINT;
-        let need = self.target.memory_need(&change.plan, &attached.woven.arenas());
-        let need = need.and(area.memory_need(threads, used, journal));
-        if let Err(e) = self.target.refuse_without_room(need) {
+        if let Err(e) = self.refuse_change_without_room(attached, &change, (threads, used)) {
             attached.woven.go_back_to(before);
-            return Err(self.failed(e));
+            return Err(e);
         }
         let now = |clock, tid| match clock {
             Clock::Wall => self.clocks.now(),
@@ -683,6 +643,19 @@ impl Session {
                 Err(e)
             }
         }
+    }
+
+    /// Refuses a change if a limit on the target's memory leaves no room for its code, its records, and the counters of all threads.
+    fn refuse_change_without_room(
+        &self,
+        attached: &Attached,
+        change: &Change,
+        (threads, counters): (usize, u32),
+    ) -> Result<(), Error> {
+        let journal = attached.journal.len() + change.new_points.len() as u64 * JOURNAL_POINT;
+        let need = self.target.memory_need(&change.plan, &attached.woven.arenas());
+        let need = need.and(attached.area.memory_need(threads, counters, journal));
+        self.target.refuse_without_room(need).map_err(|e| self.failed(e))
     }
 
     /// Refuses to make a data area if a limit on the target's memory leaves no room for it and for this.
@@ -749,12 +722,62 @@ impl Pair {
     }
 }
 
+/// The points that pairs need, in order, each with its snippets; and the snippets of each pair. `settle` removes stale records where a call begins.
+fn wanted_points<'w>(
+    control: &mut Control,
+    bound: &'w [Bound],
+    settle: &'w Snippet,
+) -> (Vec<WantedPoints<'w>>, Vec<Minis>) {
+    let mut placed: Vec<Placed<'w>> = Vec::with_capacity(bound.iter().map(|(_, i, _)| i.insertions.len()).sum());
+    let mut minis: Vec<Minis> = Vec::with_capacity(bound.len());
+    for (pair, (_, instrumentation, counters)) in bound.iter().enumerate() {
+        let mut own = Vec::with_capacity(instrumentation.insertions.len());
+        for (n, insertion) in instrumentation.insertions.iter().enumerate() {
+            let id = control.next_mini;
+            control.next_mini += 1;
+            let (snippet, except) = (&insertion.snippet, &insertion.except);
+            let mini = NewMini { id, pair, role: Some(insertion.role), snippet, counters, except, exits: Exits::All };
+            placed.push(Placed::new(insertion, n as i64, mini));
+            own.push((insertion.function, id));
+        }
+        minis.push(Minis { points: own, ..Minis::default() });
+    }
+    placed.sort_unstable_by_key(|placed| placed.rank);
+    let mut wanted: Vec<WantedPoints<'w>> = Vec::with_capacity(placed.len());
+    for Placed { rank: (function, spot, ..), mini } in placed {
+        match wanted.last_mut() {
+            Some(last) if (last.function, last.spot) == (function, spot) => last.minis.push(mini),
+            _ => {
+                // mostly alone, with room for what may come first
+                let mut minis = Vec::with_capacity(2);
+                minis.push(mini);
+                wanted.push(WantedPoints { function, spot, minis });
+            }
+        }
+    }
+    for w in wanted.iter_mut().filter(|w| w.spot.opens()) {
+        if let Some(pair) = w.minis.iter().map(|m| m.pair).find(|pair| follows(&bound[*pair].1)) {
+            let first = NewMini {
+                id: SETTLE,
+                pair,
+                role: None,
+                snippet: settle,
+                counters: &[],
+                except: &[],
+                exits: Exits::All,
+            };
+            w.minis.insert(0, first);
+        }
+    }
+    (wanted, minis)
+}
+
 /// Adds the snippets that follow calls across tail jumps. `settle` removes stale records at an entry; `anchor` is an empty snippet that keeps `settle`
 /// there.
 fn add_tail_calls<'w>(
     control: &mut Control,
     tails: &'w TailCalls,
-    bound: &'w [(PairKey, Instrumentation, Vec<u32>)],
+    bound: &'w [Bound],
     (settle, anchor): (&'w Snippet, &'w Snippet),
     wanted: &mut Vec<WantedPoints<'w>>,
     minis: &mut [Minis],
@@ -881,7 +904,7 @@ pub(super) fn take(counters: &mut CounterAllocator, variables: &[Variable], limi
     Some(taken)
 }
 
-fn give_back(control: &mut Control, bound: &[(PairKey, Instrumentation, Vec<u32>)]) {
+fn give_back(control: &mut Control, bound: &[Bound]) {
     for (_, instrumentation, counters) in bound {
         for (first, variable) in counters.iter().zip(&*instrumentation.variables) {
             control.counters.give_back(*first, variable.shape.slots());

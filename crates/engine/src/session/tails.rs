@@ -26,7 +26,7 @@ use crate::program::variables::data_of;
 use crate::weaving::exits::Exits;
 
 use super::driver::Session;
-use super::pair::PairKey;
+use super::insert::Bound;
 
 /// The library whose functions most slots are for.
 const LIBC: &str = "libc";
@@ -119,12 +119,7 @@ impl TailCalls {
 
 impl Session {
     /// Finds out where the calls of pairs go on. `barred`: functions whose entries could not be woven for this before.
-    pub(super) fn tail_calls(
-        &self,
-        modules: &Modules,
-        bound: &[(PairKey, Instrumentation, Vec<u32>)],
-        barred: &FxHashSet<MdlFunction>,
-    ) -> TailCalls {
+    pub(super) fn tail_calls(&self, modules: &Modules, bound: &[Bound], barred: &FxHashSet<MdlFunction>) -> TailCalls {
         let mut found = TailCalls::default();
         let mut closers: Vec<Vec<Closer<'_>>> = Vec::with_capacity(bound.len());
         for (_, instrumentation, _) in bound {
