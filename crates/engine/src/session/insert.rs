@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use ingraft_codegen::{Environment, Readable};
+use ingraft_codegen::Readable;
 use ingraft_model::layout::EVENTS_MAX;
 use ingraft_model::listed::ListedKeys;
 use ingraft_model::{
-    AvmaRange, Clock, CpuClock, DataArea, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, PointKind,
-    Refusal, Scale, Shape, Snippet, Stmt, ThreadIdentity, Variable, WallClock,
+    AvmaRange, Clock, CpuClock, FunctionRef as MdlFunction, Insertion, Instrumentation, Order, PointKind, Refusal,
+    Shape, Snippet, Stmt, ThreadIdentity, Variable, WallClock,
 };
-use ingraft_process::{
-    DataAreaRequest, Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor, vector_state,
-};
+use ingraft_process::{Event, EventError, MemoryNeed, Options as ApplyOptions, SharedArea, Visitor};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::api::{CaughtUp, RefusedFunction};
@@ -22,31 +20,21 @@ use crate::program::symbols::Symbols;
 use crate::program::variables::data_of;
 use crate::program::wall;
 use crate::readings::values::CounterAllocator;
-use crate::recovery::journal::{Entries, Head, Journal, Record};
+use crate::recovery::journal::{Entries, Journal, Record};
 use crate::weaving::catch_up::{CatchUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{Change, NewMini, SETTLE, Wanted as WantedPoints, Woven, WovenAnew};
+use crate::weaving::plan::{Change, NewMini, SETTLE, Wanted as WantedPoints, WovenAnew};
 use crate::weaving::sites::{Text, sites};
 
-use super::clocks::now_ns;
 use super::control::{Attached, Control};
 use super::driver::Session;
 use super::errors::journal_error;
+use super::events;
 use super::pair::{Landing, Pair, PairKey, function_ref};
-use super::shared::Shared;
 use super::sharing::{Forming, Fresh, write_keys};
 use super::tails::{TailCalls, await_results};
 use super::unwind_targets::restores;
-use super::{births, events};
-
-/// The clock of processor time where the time stamp counter is no clock.
-fn without_counter(cpu: CpuClock) -> CpuClock {
-    match cpu {
-        CpuClock::Rseq { .. } | CpuClock::SystemCall => CpuClock::SystemCall,
-        CpuClock::None => CpuClock::None,
-    }
-}
 
 /// Why a pair of a request, by its number, stays out of a function.
 type Refused = FxHashMap<(MdlFunction, usize), Refusal>;
@@ -464,105 +452,6 @@ impl Session {
         Some(Error::new(ErrorKind::NotFound, "all_refused", what, hint).about(self.pid()))
     }
 
-    /// Prepares a target for its first code: learns how to tell its threads apart, makes the data area, begins the journal.
-    pub(super) fn attach(&self, control: &mut Control) -> Result<Attached, Error> {
-        let failed = |e| self.failed(e);
-        let mut survey = self.target.survey(None).map_err(failed)?;
-        if let Some((identity, rseq)) =
-            survey.is_fresh.then(|| control.modules.expected_identity(&self.target)).flatten()
-        {
-            survey.expect(identity, rseq);
-        }
-        let own_gs =
-            control.modules.user_of_gs(&self.target).map(|file| format!("{} uses the gs base itself", file.name));
-        let own_gs_is_free = own_gs.is_none();
-        let (identity, cpu) = match own_gs {
-            Some(_) => (ThreadIdentity::Locked, CpuClock::None),
-            None => (survey.identity, survey.cpu),
-        };
-        let why_locked = own_gs.or_else(|| survey.why_locked.map(str::to_owned));
-        // a child has its parent's fs base, and in another pid namespace the numbers of its threads say nothing to us
-        let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
-        control.family &= identity != ThreadIdentity::FsBase && own_namespace;
-        let family = control.family;
-        let (wall, cpu) = match (self.clocks.wall(), cpu) {
-            (Ok(clock), cpu) if !clock.is_counter() => (wall::of_kernel(&self.target), without_counter(cpu)),
-            (_, cpu) => (WallClock::Tsc, cpu),
-        };
-        if survey.residue && own_gs_is_free {
-            self.target.reset_residue().map_err(failed)?;
-        }
-        let request = DataAreaRequest { identity, cpu, wall, family, ..DataAreaRequest::of_stride(control.stride) };
-        let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
-        control.births = births::Births::NotNeeded;
-        let since_ns = now_ns();
-        let journal = self.begin_journal(control, &area, since_ns)?;
-        if survey.is_fresh
-            && identity != ThreadIdentity::Locked
-            && let Err(e) = self.lend_thread_pointer(area.layout(), identity)
-        {
-            self.target.unmap(&[area.layout().range()]).map_err(failed)?;
-            journal.discard().map_err(|e| journal_error(self.pid(), &e))?;
-            return Err(e);
-        }
-        let status = self.target.status().map_err(failed)?;
-        let ticks = Scale::ONE;
-        let (data, shadow_stack, vectors) = (area.layout(), status.shadow_stack, vector_state());
-        let readable = Readable::default();
-        let env = Environment { data, identity, shadow_stack, wall, ticks, cpu, vectors, readable, loader: None };
-        let mut shared = self.shared_mut();
-        *shared = Shared {
-            area: Some(Arc::clone(&area)),
-            identity: Some(identity),
-            used_counters: control.counters.used(),
-            family,
-            ..Shared::default()
-        };
-        for t in &survey.threads {
-            let key = match identity {
-                ThreadIdentity::FsBase if survey.is_fresh => area.layout().lent().0,
-                ThreadIdentity::FsBase => t.fs_base,
-                _ => t.own_id as u64,
-            };
-            shared.tids.insert(key, t.tid);
-        }
-        let cpu_before = self.target.cpu_time().map_err(failed)?;
-        Ok(Attached { env, area, journal, woven: Woven::default(), why_locked, since_ns, cpu_before })
-    }
-
-    /// Begins the journal of a target, in its file and in the data area. If that fails, the data area is unmapped.
-    fn begin_journal(&self, control: &Control, area: &SharedArea, since_ns: u64) -> Result<Journal, Error> {
-        let known = self.target.identity();
-        let head = Head {
-            boot_id: known.boot_id,
-            pid: known.pid,
-            start_time: known.start_time,
-            executable: control.modules.executable(),
-            area: area.layout(),
-            since_ns,
-            holder: format!("{} {}", self.context.program, std::process::id()),
-        };
-        let path = self.context.state.journal_path(known.pid, known.start_time);
-        let begun = Journal::create(path, &head)
-            .map_err(|e| journal_error(self.pid(), &e))
-            .and_then(|(journal, bytes)| area.write_journal(&bytes).map_err(|e| self.failed(e)).map(|()| journal));
-        if begun.is_err() {
-            // Nothing leads into the area yet.
-            self.target.unmap(&[area.layout().range()]).map_err(|e| self.failed(e))?;
-        }
-        begun
-    }
-
-    /// Where no libc has begun yet, generated code would read memory by a thread pointer that is not there.
-    fn lend_thread_pointer(&self, area: DataArea, identity: ThreadIdentity) -> Result<(), Error> {
-        if self.target.lend_thread_pointer(&area, identity).map_err(|e| self.failed(e))? {
-            return Ok(());
-        }
-        let what = "a thread has no thread pointer yet while others run already";
-        let hint = "nothing was changed; try again in a moment";
-        Err(Error::new(ErrorKind::Failed, "no_thread_pointer", what, hint).about(self.pid()))
-    }
-
     /// Weaves, writes the journal, applies. `variables` are those of a pair.
     pub(super) fn change<'v>(
         &self,
@@ -825,14 +714,6 @@ fn add_tail_calls<'w>(
         let place = at(derived.function, derived.spot, wanted);
         let counters = &*bound[pair].2;
         wanted[place].minis.push(NewMini { id, pair, role, snippet: &derived.snippet, counters, except: &[], exits });
-    }
-}
-
-impl Attached {
-    /// That threads cannot be told apart, and why.
-    fn why_indistinct(&self) -> String {
-        let why = self.why_locked.as_deref().unwrap_or("an earlier engine has found so");
-        format!("the threads of this program cannot be told apart: {why}")
     }
 }
 

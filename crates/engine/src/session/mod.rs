@@ -10,6 +10,7 @@
 
 mod accounts;
 mod adopt;
+mod attach;
 mod births;
 mod clocks;
 mod context;

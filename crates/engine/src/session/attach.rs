@@ -1,0 +1,136 @@
+//! Attachment to a target: identity of its threads, data area, and the beginning of the journal.
+
+use std::sync::Arc;
+
+use ingraft_codegen::{Environment, Readable};
+use ingraft_model::{CpuClock, DataArea, Scale, ThreadIdentity, WallClock};
+use ingraft_process::{DataAreaRequest, SharedArea, vector_state};
+
+use crate::error::{Error, ErrorKind};
+use crate::program::wall;
+use crate::recovery::journal::{Head, Journal};
+use crate::weaving::plan::Woven;
+
+use super::births::Births;
+use super::clocks::now_ns;
+use super::control::{Attached, Control};
+use super::driver::Session;
+use super::errors::journal_error;
+use super::shared::Shared;
+
+/// The clock of processor time where the time stamp counter is no clock.
+fn without_counter(cpu: CpuClock) -> CpuClock {
+    match cpu {
+        CpuClock::Rseq { .. } | CpuClock::SystemCall => CpuClock::SystemCall,
+        CpuClock::None => CpuClock::None,
+    }
+}
+
+impl Session {
+    /// Prepares a target for its first code: learns how to tell its threads apart, makes the data area, begins the journal.
+    pub(super) fn attach(&self, control: &mut Control) -> Result<Attached, Error> {
+        let failed = |e| self.failed(e);
+        let mut survey = self.target.survey(None).map_err(failed)?;
+        if let Some((identity, rseq)) =
+            survey.is_fresh.then(|| control.modules.expected_identity(&self.target)).flatten()
+        {
+            survey.expect(identity, rseq);
+        }
+        let own_gs =
+            control.modules.user_of_gs(&self.target).map(|file| format!("{} uses the gs base itself", file.name));
+        let own_gs_is_free = own_gs.is_none();
+        let (identity, cpu) = match own_gs {
+            Some(_) => (ThreadIdentity::Locked, CpuClock::None),
+            None => (survey.identity, survey.cpu),
+        };
+        let why_locked = own_gs.or_else(|| survey.why_locked.map(str::to_owned));
+        // a child has its parent's fs base, and in another pid namespace the numbers of its threads say nothing to us
+        let own_namespace = self.target.status().map_err(failed)?.own_id == self.pid().0;
+        control.family &= identity != ThreadIdentity::FsBase && own_namespace;
+        let family = control.family;
+        let (wall, cpu) = match (self.clocks.wall(), cpu) {
+            (Ok(clock), cpu) if !clock.is_counter() => (wall::of_kernel(&self.target), without_counter(cpu)),
+            (_, cpu) => (WallClock::Tsc, cpu),
+        };
+        if survey.residue && own_gs_is_free {
+            self.target.reset_residue().map_err(failed)?;
+        }
+        let request = DataAreaRequest { identity, cpu, wall, family, ..DataAreaRequest::of_stride(control.stride) };
+        let area = Arc::new(self.target.create_area(&request).map_err(failed)?);
+        control.births = Births::NotNeeded;
+        let since_ns = now_ns();
+        let journal = self.begin_journal(control, &area, since_ns)?;
+        if survey.is_fresh
+            && identity != ThreadIdentity::Locked
+            && let Err(e) = self.bootstrap_thread_pointer(area.layout(), identity)
+        {
+            self.target.unmap(&[area.layout().range()]).map_err(failed)?;
+            journal.discard().map_err(|e| journal_error(self.pid(), &e))?;
+            return Err(e);
+        }
+        let status = self.target.status().map_err(failed)?;
+        let ticks = Scale::ONE;
+        let (data, shadow_stack, vectors) = (area.layout(), status.shadow_stack, vector_state());
+        let readable = Readable::default();
+        let env = Environment { data, identity, shadow_stack, wall, ticks, cpu, vectors, readable, loader: None };
+        let mut shared = self.shared_mut();
+        *shared = Shared {
+            area: Some(Arc::clone(&area)),
+            identity: Some(identity),
+            used_counters: control.counters.used(),
+            family,
+            ..Shared::default()
+        };
+        for t in &survey.threads {
+            let key = match identity {
+                ThreadIdentity::FsBase if survey.is_fresh => area.layout().lent().0,
+                ThreadIdentity::FsBase => t.fs_base,
+                _ => t.own_id as u64,
+            };
+            shared.tids.insert(key, t.tid);
+        }
+        let cpu_before = self.target.cpu_time().map_err(failed)?;
+        Ok(Attached { env, area, journal, woven: Woven::default(), why_locked, since_ns, cpu_before })
+    }
+
+    /// Begins the journal of a target, in its file and in the data area. If that fails, the data area is unmapped.
+    fn begin_journal(&self, control: &Control, area: &SharedArea, since_ns: u64) -> Result<Journal, Error> {
+        let known = self.target.identity();
+        let head = Head {
+            boot_id: known.boot_id,
+            pid: known.pid,
+            start_time: known.start_time,
+            executable: control.modules.executable(),
+            area: area.layout(),
+            since_ns,
+            holder: format!("{} {}", self.context.program, std::process::id()),
+        };
+        let path = self.context.state.journal_path(known.pid, known.start_time);
+        let begun = Journal::create(path, &head)
+            .map_err(|e| journal_error(self.pid(), &e))
+            .and_then(|(journal, bytes)| area.write_journal(&bytes).map_err(|e| self.failed(e)).map(|()| journal));
+        if begun.is_err() {
+            // Nothing leads into the area yet.
+            self.target.unmap(&[area.layout().range()]).map_err(|e| self.failed(e))?;
+        }
+        begun
+    }
+
+    /// Where no libc has begun yet, generated code would read memory by a thread pointer that is not there.
+    fn bootstrap_thread_pointer(&self, area: DataArea, identity: ThreadIdentity) -> Result<(), Error> {
+        if self.target.lend_thread_pointer(&area, identity).map_err(|e| self.failed(e))? {
+            return Ok(());
+        }
+        let what = "a thread has no thread pointer yet while others run already";
+        let hint = "nothing was changed; try again in a moment";
+        Err(Error::new(ErrorKind::Failed, "no_thread_pointer", what, hint).about(self.pid()))
+    }
+}
+
+impl Attached {
+    /// That threads cannot be told apart, and why.
+    pub(super) fn why_indistinct(&self) -> String {
+        let why = self.why_locked.as_deref().unwrap_or("an earlier engine has found so");
+        format!("the threads of this program cannot be told apart: {why}")
+    }
+}
