@@ -1,4 +1,4 @@
-//! What the engine is asked and what it answers: plain values, no gRPC and no terminal.
+//! Requests to the engine and its answers: plain values, no gRPC and no terminal.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,38 +13,38 @@ use ingraft_model::{
 use ingraft_process::Rights;
 pub use ingraft_process::{ClockChoice, UnknownClock};
 
-/// How an engine is set up.
+/// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Directory of journal, locks and cache; must be writable, otherwise nothing starts.
     pub state_dir: PathBuf,
-    /// How the holder calls itself in `status`: `ingraft` or `ingraftd`.
+    /// Name of the holder in `status`: `ingraft` or `ingraftd`.
     pub program: String,
-    /// What a measurement may cost that names no limit of its own, in percent of one processor.
+    /// Limit of the cost of a measurement that names none of its own, in percent of one processor.
     pub max_overhead: f64,
-    /// Which clock timers have.
+    /// Clock of timers.
     pub clock: ClockChoice,
 }
 
-/// What a measurement may cost when nobody says anything else, in percent of one processor.
+/// Limit of the cost of a measurement if none is configured, in percent of one processor.
 pub const MAX_OVERHEAD: f64 = 5.0;
 
-/// On whose behalf a request comes. The daemon checks callers with it.
+/// Party on whose behalf a request comes. The daemon checks callers with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
     /// The engine's own user: everything that the kernel lets the engine do.
     Engine,
     /// A peer on a socket: only targets that this user could trace itself without any capability (ptrace(2)).
     User {
-        /// Its user id. Root is [`Caller::Engine`].
+        /// User id of the peer. Root is [`Caller::Engine`].
         uid: u32,
-        /// Its group id.
+        /// Group id of the peer.
         gid: u32,
     },
 }
 
 impl Caller {
-    /// With which rights targets are opened and touched for this caller.
+    /// Rights with which targets are opened and touched for this caller.
     pub fn rights(self) -> Rights {
         match self {
             Caller::Engine | Caller::User { uid: 0, .. } => Rights::All,
@@ -53,29 +53,29 @@ impl Caller {
     }
 }
 
-/// Which process.
+/// Choice of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetSpec {
-    /// By id.
+    /// The process of an id.
     Pid(Pid),
-    /// By comm, base name of argv\[0\] or of the executable; must be exactly one.
+    /// The only process whose comm, or base name of argv\[0\] or of the executable, is this.
     Name(String),
 }
 
 /// A process as `ps` lists it.
 #[derive(Clone, Debug)]
 pub struct ProcessEntry {
-    /// Its id.
+    /// Process id.
     pub pid: Pid,
-    /// Its command name.
+    /// Command name (comm).
     pub name: String,
     /// Real user id.
     pub uid: u32,
     /// Why it cannot be attached to and what would allow it; `None` if it can.
     pub denied: Option<Denied>,
-    /// Its parent; 0 if that is outside of the engine's pid namespace.
+    /// Process id of the parent; 0 if the parent is outside of the engine's pid namespace.
     pub parent: Pid,
-    /// Its arguments with blanks in between, or what it has written over them, cut to 256 bytes.
+    /// Arguments with blanks in between, or what the process has written over them, cut to 256 bytes.
     pub title: String,
     /// Whether it is a fork child that is measured with its parent.
     pub with_parent: bool,
@@ -92,12 +92,12 @@ pub struct ProcessFilter {
     pub cgroup: Option<String>,
 }
 
-/// Why not, and what would allow it.
+/// Reason for a refusal, and what would allow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
-    /// One line what.
+    /// One line with the reason.
     pub why: String,
-    /// One line what to do.
+    /// One line with the remedy.
     pub hint: String,
 }
 
@@ -108,9 +108,9 @@ pub struct FunctionEntry {
     pub module: String,
     /// Preferred name (demangled).
     pub function: String,
-    /// Where it begins in the file.
+    /// Address of its first byte in the file.
     pub offset: Svma,
-    /// Its size in bytes, parts included.
+    /// Size in bytes, parts included.
     pub size: u64,
     /// For each kind of point: how many there are, how they are reached, and why not if they are not all.
     pub points: Vec<PointSummary>,
@@ -134,9 +134,9 @@ pub struct FunctionList {
 pub struct UntypedSymbol {
     /// Base name of the mapped file.
     pub module: String,
-    /// Its name (demangled).
+    /// Name (demangled).
     pub name: String,
-    /// Its address in the file.
+    /// Address in the file.
     pub offset: Svma,
     /// The function that it lies inside of; `None` if that is none.
     pub inside: Option<String>,
@@ -147,9 +147,9 @@ pub struct UntypedSymbol {
 pub struct PointSummary {
     /// The kind.
     pub kind: PointKind,
-    /// How many.
+    /// Number of points.
     pub count: u32,
-    /// How they are reached.
+    /// Way in which they are reached.
     pub how: How,
     /// The reason when not all are.
     pub why_not: Option<Refusal>,
@@ -160,14 +160,14 @@ pub struct PointSummary {
 pub struct MetricFocus {
     /// Public name of the metric.
     pub metric: String,
-    /// What it is restricted to.
+    /// Restriction of the metric to a part of the program.
     pub focus: Focus,
 }
 
-/// What to measure in one target, inserted in one stop.
+/// Request for a measurement in one target, inserted in one stop.
 #[derive(Clone, Debug)]
 pub struct EnableRequest {
-    /// Where.
+    /// Process to measure.
     pub target: TargetSpec,
     /// Metric-focus pairs.
     pub pairs: Vec<Arc<MetricFocus>>,
@@ -181,7 +181,7 @@ pub struct EnableRequest {
     pub flavors: Vec<Flavor>,
     /// Keep it when the client goes away, and over the end of the engine.
     pub keep: bool,
-    /// What those of its pairs that do more than count may cost, in percent of one processor; `None`: [`Config::max_overhead`].
+    /// Limit of the cost of its pairs that do more than count, in percent of one processor; `None`: [`Config::max_overhead`].
     pub max_overhead: Option<f64>,
     /// Whether its definitions may call functions of the target, at places that their authors did not plan.
     pub allow_calls: bool,
@@ -195,12 +195,12 @@ pub struct EnableRequest {
     pub await_modules: bool,
 }
 
-/// What to start and measure from its first instruction on.
+/// Request to start a program and to measure it from its first instruction on.
 #[derive(Clone, Debug)]
 pub struct LaunchRequest {
     /// Program and arguments.
     pub command: Vec<OsString>,
-    /// What to measure; `target` is ignored.
+    /// The measurement; `target` is ignored.
     pub enable: EnableRequest,
     /// Standard streams: inherited from the engine's process (command line) or /dev/null (daemon).
     pub inherit_streams: bool,
@@ -210,7 +210,7 @@ pub struct LaunchRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MeasurementId(pub u64);
 
-/// What an enabled pair measures.
+/// A pair of a measurement.
 #[derive(Clone, Debug)]
 pub struct PairInfo {
     /// Metric and focus.
@@ -234,29 +234,29 @@ pub struct FunctionRef {
     pub module: String,
     /// Preferred name.
     pub function: String,
-    /// Where it begins in the file.
+    /// Address of its first byte in the file.
     pub offset: Svma,
 }
 
 /// A function that was asked for and is not measured.
 #[derive(Clone, Debug)]
 pub struct RefusedFunction {
-    /// Which.
+    /// The function that is not measured.
     pub function: FunctionRef,
-    /// Why.
+    /// Reason for that.
     pub reason: Refusal,
 }
 
 /// Answer to an [`EnableRequest`].
 #[derive(Clone, Debug)]
 pub struct Enabled {
-    /// To read, stream and remove by.
+    /// Id of the measurement.
     pub id: MeasurementId,
     /// The target.
     pub pid: Pid,
-    /// Its parent at the insertion; 0 if that is outside of the engine's pid namespace.
+    /// Process id of the parent at the insertion; 0 if the parent is outside of the engine's pid namespace.
     pub parent: Pid,
-    /// Its arguments with blanks in between, or what it has written over them, at the insertion; cut to 256 bytes.
+    /// Arguments with blanks in between, or what the process has written over them, at the insertion; cut to 256 bytes.
     pub title: String,
     /// Whether this attached the engine to the target (first measurement there) or changed what was there.
     pub attached: bool,
@@ -268,23 +268,23 @@ pub struct Enabled {
     pub functions: u32,
     /// Points woven by this request.
     pub points: u32,
-    /// When it was in: Unix time in nanoseconds.
+    /// Unix time in nanoseconds at the end of the insertion.
     pub since_ns: u64,
-    /// From the start of the request to the last springboard.
+    /// Time from the start of the request to the last springboard.
     pub attach_time: Duration,
     /// The longest time any thread was held in one piece.
     pub stopped: Duration,
-    /// What is measured, in the order of the answer's values.
+    /// Pairs of the measurement, in the order of its values.
     pub pairs: Arc<Vec<PairInfo>>,
     /// Matches of `functions` that are not measured.
     pub refused: Vec<RefusedFunction>,
     /// The calls that were in progress.
     pub caught_up: CaughtUp,
-    /// One line each.
+    /// Warnings, one line each.
     pub warnings: Vec<String>,
 }
 
-/// What became of the calls that were in progress when code was inserted. All 0 if no state of any metric depends on them.
+/// Outcome for the calls that were in progress when code was inserted. All 0 if no state of any metric depends on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CaughtUp {
     /// Calls whose flags, timers and other states are what they would have been had the code been there when they began.
@@ -298,19 +298,19 @@ pub struct CaughtUp {
 /// Why a call in progress stays as if it had not been seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum Uncaught {
-    /// Its code needs an argument of the call, which may be gone.
+    /// The entry's code needs an argument of the call, which may be gone.
     #[error("their arguments are not known any more")]
     Arguments,
-    /// Its code needs what the program's memory held then.
+    /// The entry's code needs what the program's memory held when the call began.
     #[error("what memory held then is not known any more")]
     Memory,
-    /// Its code needs to know when the call began.
+    /// The entry's code needs the time when the call began.
     #[error("when they began is not known")]
     Begin,
     /// The thread has no shard and can get none: it uses gs itself, has no id yet, or all shards are taken.
     #[error("their threads have no counters of their own")]
     NoShard,
-    /// Its stack is not the one on which the thread began.
+    /// The call is on another stack than the one on which the thread began.
     #[error("they are on another stack than the calls around them")]
     OtherStack,
     /// The measurement has calls open in that thread already, into which this one cannot be put.
@@ -321,19 +321,19 @@ pub enum Uncaught {
 /// The value of one pair. Small, as there may be thousands, most of them mere numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Value {
-    /// Cumulative since the request; of a histogram: how many values it has.
+    /// Cumulative value since the request; of a histogram, the number of its values.
     pub value: i64,
-    /// What else there is to it; never [`Details::NONE`].
+    /// Details of the value; never [`Details::NONE`].
     details: Option<Box<Details>>,
 }
 
 impl Value {
-    /// A value and what else there is to it.
+    /// A value with its details.
     pub fn new(value: i64, details: Details) -> Self {
         Value { value, details: (details != Details::NONE).then(|| Box::new(details)) }
     }
 
-    /// What else there is to it.
+    /// Details of the value.
     pub fn details(&self) -> &Details {
         static NONE: Details = Details::NONE;
         self.details.as_deref().unwrap_or(&NONE)
@@ -346,29 +346,29 @@ impl From<i64> for Value {
     }
 }
 
-/// What there is to a value besides a number.
+/// Details of a value besides its number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Details {
-    /// The values of a histogram, in the metric's unit.
+    /// Distribution of a histogram's values, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
     /// The values by key of a vector.
     pub keys: Option<Keys>,
-    /// What is known of the object that the focus names, from a list of objects that is measured as well.
+    /// State of the object that the focus names, from a list of objects that is measured as well.
     pub object: Option<ObjectState>,
     /// Calls whose values are missing.
     pub activations: Activations,
-    /// Per thread, ended ones too. Empty unless asked for.
+    /// Values of each thread, ended ones too. Empty unless asked for.
     pub threads: Vec<ThreadValue>,
     /// The value is what it was then: its code was taken out.
     pub taken_out: Option<TakenOut>,
     /// The event was counted in a part of the time only.
     pub counted: Option<Counted>,
-    /// How long the machine has slept while the value was measured by the time stamp counter, which may have counted that time or begun anew.
+    /// Nanoseconds that the machine has slept while the value was measured by the time stamp counter, which may have counted them or begun anew.
     pub slept_ns: u64,
 }
 
 impl Details {
-    /// Those of a mere number.
+    /// Details of a mere number.
     pub const NONE: Details = Details {
         distribution: None,
         keys: None,
@@ -384,11 +384,11 @@ impl Details {
 /// Values by key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keys {
-    /// The largest first, at most [`Keys::MAX`].
+    /// Values of keys, the largest first, at most [`Keys::MAX`].
     pub values: Vec<KeyValue>,
-    /// What all other keys have together: those beyond the most that are told, and those for which a thread's table had no place.
+    /// Sum of all other keys: those beyond [`Keys::MAX`], and those for which a thread's table had no place.
     pub others: i64,
-    /// Of a list of objects: how often something was done to an object for which a thread's table had no place, so that it may be missing here.
+    /// Of a list of objects: number of operations on objects for which a thread's table had no place, so that they may be missing here.
     pub unlisted: u64,
 }
 
@@ -399,9 +399,9 @@ pub struct KeyValue {
     pub key: u64,
     /// The variable of which it is the address, or an address inside: `lock`, `file.c:lock+0x28`, `libx:lock`.
     pub name: Option<String>,
-    /// Cumulative since the request; in a list of objects 1, and 0 once it is retired.
+    /// Cumulative value since the request; in a list of objects 1, and 0 once the object is retired.
     pub value: i64,
-    /// What is known of the object at this address, from a list of objects that is measured as well.
+    /// State of the object at this address, from a list of objects that is measured as well.
     pub object: Option<ObjectState>,
 }
 
@@ -433,7 +433,7 @@ impl From<&Table> for Keys {
     }
 }
 
-/// How long an event was counted that shares the processor's counters with others.
+/// Time for which an event was counted that shares the processor's counters with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     /// Nanoseconds in which threads ran and it was to be counted.
@@ -445,7 +445,7 @@ pub struct Counted {
 /// An event that the kernel or the processor counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventEntry {
-    /// Its name, as `perf list` has it.
+    /// Name of the event, as `perf list` has it.
     pub name: String,
     /// Other names that mean the same.
     pub aliases: Vec<String>,
@@ -453,7 +453,7 @@ pub struct EventEntry {
     pub group: String,
     /// Why it cannot be counted on this machine.
     pub problem: Option<String>,
-    /// How a thread reads it at points; `None`: not at all.
+    /// Way in which a thread reads it at points; `None` if it cannot.
     pub at_points: Option<String>,
 }
 
@@ -461,13 +461,13 @@ pub struct EventEntry {
 /// counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TakenOut {
-    /// When: Unix time in nanoseconds.
+    /// Unix time in nanoseconds of the removal.
     pub time_ns: u64,
-    /// How often its code ran in a second; of several pieces the one that ran most often.
+    /// Runs of its code per second; of several snippets the one that ran most often.
     pub hits_per_s: u64,
-    /// What it cost, in nanoseconds of processor time in a second (ten million are one percent of a processor).
+    /// Cost in nanoseconds of processor time in a second (ten million are one percent of a processor).
     pub cost_ns_per_s: u64,
-    /// What all of its measurement might cost, in the same unit.
+    /// Limit of the cost of its measurement, in the same unit.
     pub limit_ns_per_s: u64,
     /// A library was loaded that uses the gs base itself; the costs are 0 then.
     pub own_gs: bool,
@@ -476,14 +476,14 @@ pub struct TakenOut {
 /// Pairs that [`Costs`] tells one by one.
 pub const PAIRS_TOLD: usize = 100;
 
-/// What the woven code of a target costs: how often it runs, each time at its worst case.
+/// Costs of the woven code of a target: each run counts with its worst case.
 #[derive(Clone, Debug, Default)]
 pub struct Costs {
     /// Nanoseconds of processor time in a second that it takes if it runs on as often as lately.
     pub cost_ns_per_s: f64,
     /// Nanoseconds of processor time that it has taken, per second since the first insertion.
     pub observed_ns_per_s: f64,
-    /// What it has taken, as a share of the processor time that the target has used since; `None` if it has used none or that is not known.
+    /// Share of the processor time that the target has used since; `None` if the target has used none or that is not known.
     pub of_target: Option<f64>,
     /// Number of pairs.
     pub pair_count: u32,
@@ -491,14 +491,14 @@ pub struct Costs {
     pub pairs: Vec<PairCost>,
 }
 
-/// What one pair costs.
+/// Costs of one pair.
 #[derive(Clone, Debug)]
 pub struct PairCost {
     /// Metric and focus.
     pub pair: Arc<MetricFocus>,
     /// Nanoseconds that each of its snippets takes at worst when it runs once, added up: for a time, those at entry and exit.
     pub hit_ns: f64,
-    /// How often its code ran lately, per second; of several pieces the one that ran most often.
+    /// Latest rate of its code per second; of several snippets the one that ran most often.
     pub hits_per_s: f64,
     /// Nanoseconds of processor time in a second that it takes if that goes on.
     pub cost_ns_per_s: f64,
@@ -506,14 +506,14 @@ pub struct PairCost {
     pub observed_ns: f64,
 }
 
-/// What metrics become: for people to look at, and what they cost.
+/// Request for the code of metrics and its costs.
 #[derive(Clone, Debug, Default)]
 pub struct LowerRequest {
     /// Public names; none: all that are known.
     pub metrics: Vec<String>,
-    /// At which focus; `None`: one function if the metric can be restricted to one, otherwise the whole program.
+    /// Focus; `None`: one function if the metric can be restricted to one, otherwise the whole program.
     pub focus: Option<Focus>,
-    /// In which process; `None`: in a function as compilers write many.
+    /// Process; `None`: a function as compilers write many.
     pub target: Option<TargetSpec>,
     /// Additional MDL sources (name, text).
     pub definitions: Vec<(String, String)>,
@@ -523,14 +523,14 @@ pub struct LowerRequest {
     pub code: bool,
 }
 
-/// What a metric becomes.
+/// Code of a metric.
 #[derive(Clone, Debug)]
 pub struct LoweredMetric {
     /// Public name.
     pub metric: String,
     /// The focus that was used.
     pub focus: Focus,
-    /// Its snippets, each once, in the order of the text.
+    /// Snippets of the metric, each once, in the order of the text.
     pub pieces: Vec<LoweredPiece>,
     /// Why it cannot be used there.
     pub problem: Option<String>,
@@ -543,7 +543,7 @@ pub struct LoweredMetric {
 pub struct LoweredPiece {
     /// The kind of its points.
     pub point: PointKind,
-    /// How many functions it goes into.
+    /// Number of functions that it goes into.
     pub functions: u32,
     /// The function whose code is shown.
     pub function: String,
@@ -564,24 +564,24 @@ pub struct LoweredPiece {
 pub struct LoweredLine {
     /// The part of the code that begins here; empty: none does.
     pub label: String,
-    /// Its address; without a target one that nothing has.
+    /// Address of the instruction; without a target, an address that nothing has.
     pub at: u64,
-    /// Its bytes.
+    /// Bytes of the instruction.
     pub bytes: Vec<u8>,
-    /// It in the syntax of Intel's manuals.
+    /// Text of the instruction in the syntax of Intel's manuals.
     pub text: String,
 }
 
 /// The value of one pair in one thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThreadValue {
-    /// Which; `None`: could not be told apart.
+    /// Thread id; `None` for threads that could not be told apart.
     pub tid: Option<Tid>,
-    /// Its process, if that is a fork child; `None`: the target, or a child that ended before it was looked at.
+    /// Process of the thread, if that is a fork child; `None`: the target, or a child that ended before it was looked at.
     pub pid: Option<Pid>,
-    /// Cumulative since the request; of a histogram: how many values it has.
+    /// Cumulative value since the request; of a histogram, the number of its values.
     pub value: i64,
-    /// The values of a histogram, in the metric's unit.
+    /// Distribution of a histogram's values, in the metric's unit.
     pub distribution: Option<Box<Distribution>>,
     /// Calls whose values are missing.
     pub activations: Activations,
@@ -594,18 +594,18 @@ pub struct Reading {
     pub time_ns: u64,
     /// One per pair.
     pub values: Vec<Value>,
-    /// How the target ended, if it did.
+    /// End of the target, if it ended.
     pub ended: Option<Ended>,
 }
 
-/// How a target ended.
+/// End of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// Exit status, if it exited and the engine may know (its child).
     pub status: Option<i32>,
     /// The signal that killed it.
     pub signal: Option<i32>,
-    /// It went on as another program (exec); the measured program is gone.
+    /// The process went on as another program (exec); the measured program is gone.
     pub exec: bool,
 }
 
@@ -627,22 +627,22 @@ pub struct Removed {
     pub asleep: Vec<Tid>,
     /// Activations in progress at insertion and at removal that corrections account for (0 for plain counts).
     pub corrections: (u64, u64),
-    /// What was measured, if that is not what the insertion said: libraries were loaded since.
+    /// Pairs of the measurement, if they differ from those of the insertion: libraries were loaded since.
     pub grown: Option<Arc<Vec<PairInfo>>>,
     /// The last values, read in the stop of the removal.
     pub last: Option<Reading>,
-    /// What others have done to the code: why it is not as it was, or what was put right.
+    /// Changes by others to the code: why it is not as it was, or what was put right.
     pub warnings: Vec<String>,
     /// Patterns and foci that matched no function until the end.
     pub awaited: Vec<String>,
 }
 
-/// What is inserted in one target.
+/// Code and measurements that are inserted in one target.
 #[derive(Clone, Debug)]
 pub struct Inserted {
     /// The target.
     pub pid: Pid,
-    /// Who holds it, e.g. `ingraft 4711`; a dead holder is named with `(dead)`.
+    /// Holder of the target, e.g. `ingraft 4711`; a dead holder is named with `(dead)`.
     pub holder: String,
     /// Whether this engine is the holder.
     pub ours: bool,
@@ -652,16 +652,16 @@ pub struct Inserted {
     pub code_bytes: u64,
     /// Unix time in nanoseconds of the first insertion.
     pub since_ns: u64,
-    /// How threads are told apart, in words.
+    /// Way in which threads are told apart, in words.
     pub identity: String,
-    /// What it costs; `None` if that is not known: it is another engine's, or was taken over from one.
+    /// Costs of the code; `None` if they are not known: the code is another engine's, or was taken over from one.
     pub costs: Option<Costs>,
     /// Measurements of this engine there.
     pub measurements: Vec<MeasurementId>,
-    /// Those of them that are to stay without a client.
+    /// Measurements of this engine that are to stay without a client.
     pub kept_measurements: Vec<MeasurementId>,
     /// Number of measurements that are to stay without a client, also of another engine.
     pub kept: u32,
-    /// What others have done to woven code.
+    /// Changes by others to woven code.
     pub warnings: Vec<String>,
 }

@@ -269,7 +269,7 @@ impl Engine {
         ingraft_process::event_list().into_iter().map(entry).collect()
     }
 
-    /// What metrics become, as text and as machine code, and what they cost on this machine. Nothing is touched.
+    /// Code of metrics as text and as machine code, and its cost on this machine. No process is touched.
     pub fn lower(&self, request: &LowerRequest, caller: Caller) -> Result<Vec<LoweredMetric>, Error> {
         let library = self.library_with(&request.definitions)?;
         let target = match &request.target {
@@ -305,7 +305,7 @@ impl Engine {
         Ok(diagnostics)
     }
 
-    /// What a request needs, with what is wrong with the rest of its definitions, one line each.
+    /// Definitions for a request, and one line for each definition that is wrong and not needed.
     fn library_for(&self, request: &EnableRequest) -> Result<(Arc<Library>, Vec<String>), Error> {
         if request.definitions.is_empty() {
             return Ok((self.library_with(&[])?, Vec::new()));
@@ -554,7 +554,7 @@ impl Engine {
         }
     }
 
-    /// What is measured by a measurement, in the order of its values.
+    /// The pairs of a measurement, in the order of its values.
     pub fn pairs(&self, id: MeasurementId, caller: Caller) -> Result<(Pid, Arc<Vec<PairInfo>>), Error> {
         let session = self.of_measurement(id, caller)?;
         Ok((session.target().pid(), session.pairs(id)?))
@@ -587,7 +587,7 @@ impl Engine {
         self.of_measurement(id, caller)?.keep(id, keep)
     }
 
-    /// What is inserted where, by this engine or by another one that can be seen.
+    /// Targets with inserted code, of this engine and of others that can be seen.
     pub fn status(&self, caller: Caller) -> Result<Vec<Inserted>, Error> {
         let sessions: Vec<_> = lock(&self.inner.sessions).values().cloned().collect();
         let mut out: Vec<Inserted> = sessions.iter().filter_map(|s| s.inserted()).collect();
@@ -780,7 +780,7 @@ fn permit(pid: Pid, caller: Caller) -> Result<(), Error> {
     }
 }
 
-/// How threads read an event at points, as far as this machine has shown it.
+/// Way in which threads read an event at points, as far as this machine has shown it.
 fn at_points(event: &ingraft_process::ListedEvent) -> Option<String> {
     match Metered::named(&event.name) {
         Metered::ProcessorTime => Some("clock of processor time".to_owned()),

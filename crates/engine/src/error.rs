@@ -1,4 +1,4 @@
-//! What can go wrong, sorted by who has to do what about it.
+//! Errors, by the party that has to act on them.
 
 use ingraft_mdl::Diagnostic;
 use ingraft_model::Pid;
@@ -23,7 +23,7 @@ pub enum ErrorKind {
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct Error {
-    /// Its class.
+    /// Class of the error.
     pub kind: ErrorKind,
     /// A stable word for scripts and the wire, e.g. `no_such_process`.
     pub reason: &'static str,

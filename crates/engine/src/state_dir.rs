@@ -27,7 +27,7 @@ impl StateDir {
         Ok(StateDir { root: root.to_owned() })
     }
 
-    /// Where the journal of a target lies; the start time tells pids apart that were used twice.
+    /// Path of the journal of a target; the start time tells pids apart that were used twice.
     pub fn journal_path(&self, pid: Pid, start_time: u64) -> PathBuf {
         self.root.join("journal").join(format!("{pid}-{start_time}.journal"))
     }
@@ -162,7 +162,7 @@ impl StateDir {
 
 /// The file with the mark of ids.
 const ID_MARK: &str = "next-id";
-/// How far the mark is raised at a time.
+/// Step by which the mark is raised.
 const ID_BLOCK: u64 = 1 << 20;
 /// No engine begins above it, whatever the clock says: that leaves room for as many ids below 2^53.
 const ID_MAX: u64 = 1 << 52;

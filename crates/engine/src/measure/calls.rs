@@ -1,4 +1,4 @@
-//! How definitions change the target: functions that they call and variables that they set, found, and refused where that could not be right.
+//! Calls and writes of definitions: the functions that they call and the variables that they set, found, and refused where that could be wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -107,7 +107,7 @@ fn refusal(name: &str, why: &str) -> Error {
     Error::new(ErrorKind::NotFound, "cannot_call", what, "call another function, or measure without the call")
 }
 
-/// What a resolver of a module has chosen, by a slot of the module that holds it.
+/// The function that a resolver of a module has chosen, by a slot of the module that holds it.
 fn chosen(target: &Target, modules: &Modules, module: &Module, resolver: Svma) -> Option<Avma> {
     let slot = module.image.chosen_by(resolver)?;
     let mut word = [0; 8];
@@ -120,7 +120,7 @@ fn chosen(target: &Target, modules: &Modules, module: &Module, resolver: Svma) -
     (same && !never_returns(modules, function)).then_some(at)
 }
 
-/// Where the one function of that name begins.
+/// Address of the one function of that name.
 fn find(target: &Target, modules: &Modules, name: &str) -> Result<Avma, Error> {
     match Pattern::parse(name) {
         Pattern::Names { function, .. } if !has_wildcard(&function) => {}

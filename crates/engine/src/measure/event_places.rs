@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ingraft_model::layout::EVENTS_MAX;
 use ingraft_process::EventAttributes;
 
-/// One of them.
+/// An event and its users.
 #[derive(Clone, Debug)]
 struct Place {
     name: Arc<str>,
@@ -13,7 +13,7 @@ struct Place {
     users: u32,
 }
 
-/// All of a target.
+/// All events of a target.
 #[derive(Debug, Default)]
 pub struct EventPlaces([Option<Place>; EVENTS_MAX as usize]);
 
@@ -48,7 +48,7 @@ impl EventPlaces {
         }
     }
 
-    /// What threads open their counters with.
+    /// Attributes with which threads open their counters, each with the number of its event.
     pub fn attributes(&self) -> impl Iterator<Item = (u32, &EventAttributes)> {
         (0..).zip(&self.0).filter_map(|(number, place)| Some((number, &place.as_ref()?.attributes)))
     }

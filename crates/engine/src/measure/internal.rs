@@ -7,9 +7,9 @@ use ingraft_model::{Aggregate, MetricInfo, Style, UnitsType};
 pub enum Internal {
     /// Time in which a thread of the target was held.
     PauseTime,
-    /// What the woven code costs by the latest rates.
+    /// Cost of the woven code by the latest rates.
     PredictedCost,
-    /// What the hits so far have cost.
+    /// Cost of the hits so far.
     ObservedCost,
     /// Processors of the machine.
     NumberOfCpus,
@@ -27,7 +27,7 @@ pub enum Internal {
     ActiveProcesses,
     /// Calls by definitions that were left other than by returning.
     CallsLeft,
-    /// How often code that calls or sets something was left out.
+    /// Number of times that code which calls or sets something was left out.
     CallsMissed,
     /// Readings of memory that have found nothing.
     ReadsFailed,
@@ -37,7 +37,7 @@ pub enum Internal {
     EventsUnread,
 }
 
-/// What an [`Internal`] is, in the order of [`MetricInfo`].
+/// Description of an [`Internal`], in the order of [`MetricInfo`].
 struct Facts {
     name: &'static str,
     unit: &'static str,

@@ -1,5 +1,5 @@
-//! How finely histograms tell values apart. A fine one takes 10 KB in every thread that records something in it, so many of them are coarser;
-//! how the counters of all of them fit into the shards of the data area.
+//! Resolution of histograms. A fine one takes 10 KB in every thread that records something in it, so many of them are coarser;
+//! the distance between shards follows from the counters of all of them.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use ingraft_model::layout::{DEFAULT_STRIDE, STRIDE_MAX};
 use ingraft_model::{Avma, DataArea, Instrumentation, Resolution, Shape, Snippet, Variable};
 use rustc_hash::FxHashMap;
 
-/// So many histograms in one process are fine ones.
+/// Most histograms in one process that are fine ones.
 const FINE: usize = 64;
-/// So many are not coarse.
+/// Most histograms in one process that are not coarse.
 const MEDIUM: usize = 1000;
 /// Counters that later requests find besides those of the first one.
 const SPARE: u64 = 100_000;
@@ -30,7 +30,7 @@ pub fn of_variables(variables: &[Variable]) -> Option<Resolution> {
     variables.iter().find_map(|v| if let Shape::Histogram(resolution) = v.shape { Some(resolution) } else { None })
 }
 
-/// What is said of coarser histograms than fine ones.
+/// The warning about histograms that are not fine.
 pub fn warning(resolution: Resolution) -> Option<String> {
     let parts = resolution.per_octave();
     let many = match resolution {

@@ -12,7 +12,7 @@ pub fn never_returns(modules: &Modules, function: FunctionRef) -> bool {
         .is_some_and(|(_, module, f)| module.image.exit_sites(f).is_ok_and(|exits| exits.is_empty()))
 }
 
-/// Whom a call calls: named by itself, by a stub of the linker, or by the slot that it goes through as that is now. A slot that the loader
+/// Functions that a call may call: named by itself, by a stub of the linker, or by the slot that it goes through as that is now. A slot that the loader
 /// has not filled yet is known by the name that it will look up, of which there may be several versions. What is computed when the call is
 /// made is not known.
 pub fn callees(
@@ -41,7 +41,7 @@ pub fn callees(
     name.map_or_else(Vec::new, |name| modules.functions_named_exactly(name))
 }
 
-/// Whom a call names itself, if it does.
+/// The function that a call names itself: `None` if it names none, `Some(None)` if no function begins there.
 pub fn named(module: &Module, caller: FunctionRef, call: &CallSite) -> Option<Option<FunctionRef>> {
     let Callee::Direct(at) = call.callee else { return None };
     let function = |number| FunctionRef { module: caller.module, function: number };

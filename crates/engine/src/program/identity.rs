@@ -2,7 +2,7 @@
 
 use ingraft_model::ThreadIdentity;
 
-/// How threads are told apart, in words.
+/// The way in which threads are told apart, in words.
 pub fn describe(identity: ThreadIdentity) -> String {
     match identity {
         ThreadIdentity::FsOffset(offset) => format!("by thread id at fs:{offset:#x}"),

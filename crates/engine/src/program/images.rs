@@ -26,7 +26,7 @@ pub struct ImageStore {
 pub struct LoadedImage {
     /// The image.
     pub image: Arc<Image>,
-    /// Its file could not be reached: it was read from memory, without sections.
+    /// Whether it was read from memory, without sections, because its file could not be reached.
     pub from_memory: bool,
 }
 

@@ -50,7 +50,7 @@ pub fn warning(modules: &Modules, patterns: &[String]) -> Option<String> {
     })
 }
 
-/// What is to be said of a pattern that matches no function but untyped symbols: what, and what to do; none if it matches none of them.
+/// Two lines about a pattern that matches untyped symbols but no function: the problem, and the remedy. `None` if it matches no such symbol.
 pub fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Option<(String, String)> {
     let found = untyped(modules, std::slice::from_ref(pattern));
     let first = found.first()?;

@@ -1,4 +1,4 @@
-//! What the code of a program's libc says of the memory behind a thread pointer, for programs in which the libc has not run yet.
+//! Offsets from the thread pointer, found in the code of a program's libc, for programs in which the libc has not run yet.
 
 use ingraft_process::ID_OFFSETS;
 use memchr::memmem;
@@ -16,17 +16,17 @@ const SIGNATURE: [u8; 2] = [0x41, 0xba];
 const STORE: [u8; 4] = [0x64, 0xc7, 0x04, 0x25];
 /// Bytes in front of the registration in which the area is prepared.
 const BEFORE: usize = 128;
-/// Where in a thread's memory the number of the processor may be: in the libc's own part of it.
+/// Offsets in a thread's memory at which the number of the processor may be: the libc's own part of it.
 const PROCESSORS: std::ops::Range<u32> = 0..4096;
 /// From the number of the processor to the pointer to the critical section (linux/rseq.h, struct rseq).
 const POINTER: i32 = 4;
 
-/// What the code says; nothing where it says two things.
+/// Offsets that the code uses; `None` where it uses two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadArea {
-    /// Where the thread's id is put, from fs: where the libcs that are known have it.
+    /// Offset of the thread's id from fs, if it is one that known libcs use.
     pub id: Option<u32>,
-    /// Where the pointer in the thread's rseq area is, from fs, and the signature with which the area is registered.
+    /// Offset of the pointer in the thread's rseq area from fs, and the signature with which the area is registered.
     pub rseq: Option<(i32, u32)>,
 }
 
@@ -48,7 +48,7 @@ fn only<T: PartialEq>(mut all: impl Iterator<Item = T>) -> Option<T> {
     all.all(|other| other == first).then_some(first)
 }
 
-/// Where the answer of the system call whose number is set here is put: `mov [reg + disp], eax` or `mov fs:[disp32], eax` right behind it.
+/// Offset at which the result of the system call whose number is set here is stored: `mov [reg + disp], eax` or `mov fs:[disp32], eax` right after it.
 fn id_after(code: &[u8]) -> Option<u32> {
     let behind = &code[SET_TID_ADDRESS.len()..];
     let call = memmem::find(&behind[..behind.len().min(BETWEEN + SYSCALL.len())], &SYSCALL)?;
@@ -69,7 +69,7 @@ fn id_after(code: &[u8]) -> Option<u32> {
     ID_OFFSETS.contains(&displacement).then_some(displacement)
 }
 
-/// What an area is prepared with, right before it is registered.
+/// Offset and signature with which an area is prepared, right before it is registered.
 fn rseq_before(code: &[u8]) -> Option<(i32, u32)> {
     let signature = word(&code[memmem::rfind(code, &SIGNATURE)? + SIGNATURE.len()..])?;
     let processor = memmem::rfind_iter(code, &STORE).find_map(|at| {

@@ -33,7 +33,7 @@ pub struct ModuleFile {
     pub name: String,
     /// All names it goes by, `name` included.
     pub names: Vec<String>,
-    /// Where it is mapped.
+    /// Mappings of the file.
     pub file: MappedFile,
     /// Whether it is the program itself.
     pub is_program: bool,
@@ -46,11 +46,11 @@ pub struct ModuleFile {
     debug: OnceLock<Option<Elf>>,
     /// Whether its code, not analysed, has the instruction that sets the gs base.
     sets_gs: OnceLock<bool>,
-    /// Where threads have this library's own data, from their pointers on, once the loader has decided it.
+    /// Offset of this library's own data from the thread pointer, once the loader has decided it.
     own_data: OnceLock<i64>,
 }
 
-/// What has changed since the last look.
+/// Changes since the last look.
 #[derive(Debug, Default)]
 pub struct News {
     /// There are modules, or parts of them, that were not mapped before.
@@ -62,11 +62,11 @@ pub struct News {
 /// A module that was analysed.
 #[derive(Debug)]
 pub struct Module {
-    /// Its image.
+    /// Image of the module.
     pub image: Arc<Image>,
-    /// What the loader added to its addresses.
+    /// Difference between its addresses in memory and in the file.
     pub bias: Bias,
-    /// Its file could not be reached; it was read from memory.
+    /// Whether it was read from memory because its file could not be reached.
     pub from_memory: bool,
     index: OnceLock<FxHashMap<Box<str>, Vec<u32>>>,
 }
@@ -80,11 +80,11 @@ pub struct Modules {
     files: Vec<ModuleFile>,
     /// Something was looked for in modules that are not analysed yet.
     wanting: AtomicBool,
-    /// Those that are not mapped and whose image is kept, the longest gone first.
+    /// Modules that are not mapped and whose image is kept, the longest gone first.
     waiting: Vec<ModuleRef>,
 }
 
-/// How many images of unloaded modules are kept: programs that reload do so with few.
+/// Most images of unloaded modules that are kept: programs that reload do so with few.
 const WAITING_MAX: usize = 16;
 
 impl ModuleFile {
@@ -261,8 +261,8 @@ impl Modules {
         })
     }
 
-    /// How the threads of a program will be told apart in which no libc has begun, and where a thread will have the pointer in its rseq area, with
-    /// the signature: by the code of the loader, which sets the first thread pointer, or of a static program.
+    /// Identity by which the threads of a program will be told apart in which no libc has begun, and offset and signature of the pointer in a
+    /// thread's rseq area. Found in the code of the loader, which sets the first thread pointer, or of a static program.
     pub fn expected_identity(&self, target: &Target) -> Option<(ThreadIdentity, Option<(i32, u32)>)> {
         let loader = self.loader(target).and_then(|module| self.file(module));
         let file = loader.or_else(|| self.mapped().find(|f| f.is_program))?;
@@ -309,7 +309,7 @@ impl Modules {
         })
     }
 
-    /// Where code of a file is mapped a second time, elsewhere, of which something is at one of these places of the first.
+    /// Address of a second mapping of a file's code that has a copy of one of these places; `None` if there is none.
     pub fn again(&self, module: ModuleRef, places: impl Iterator<Item = Avma>) -> Option<Avma> {
         let file = &self.file(module)?.file;
         if file.again.is_empty() {
@@ -406,7 +406,7 @@ impl Modules {
         self.files.iter().position(|f| f.is_mapped && f.file.base == base).map(|number| ModuleRef(number as u32))
     }
 
-    /// Where the loader says what it is about to do (`r_state` of link.h), once it was analysed: in glibc's variable, or where musl's leads.
+    /// Address at which the loader says what it is about to do (`r_state` of link.h), once it was analysed: in glibc's variable, or where musl's leads.
     pub fn loader_state(&self, target: &Target) -> Option<Avma> {
         let (_, module) = self.module(self.loader(target)?)?;
         let variable = |name| Some(module.image.variable(name)?.to_avma(module.bias));
@@ -520,8 +520,8 @@ impl Modules {
         near.map(|(_, known)| known.clone())
     }
 
-    /// What to do when a pattern names a function of a file whose local symbols were stripped: static functions have no names then. `None`
-    /// if no analysed module that the pattern may mean is stripped, or nothing is known of where its symbols are.
+    /// Remedy for a pattern that names a function of a file whose local symbols were stripped: static functions have no names then. `None`
+    /// if no analysed module that the pattern may mean is stripped, or if no place of its symbols is known.
     pub fn symbols_hint(&self, pattern: &Pattern) -> Option<String> {
         let meant = |file: &ModuleFile| match pattern {
             Pattern::Names { module: None, .. } => file.is_program,
@@ -578,18 +578,17 @@ impl ModuleFile {
         }
     }
 
-    /// Where threads have something of a library's own data, from their pointers on, if they all have it there. `at`: how far from the beginning of
-    /// that data.
+    /// Offset of a part of a library's own data from the thread pointer, if it is the same in all threads. `at`: offset of the part in that data.
     pub fn own_data_at(&self, at: Svma, bytes: u64) -> Option<i64> {
         self.loaded.get()?.as_ref()?.image.elf().own_data_from(*self.own_data.get()?, at, bytes)
     }
 
-    /// Its separate debug file, if there is one.
+    /// The separate debug file of the module, if there is one.
     pub fn debug(&self, pid: Pid, elf: &Elf) -> Option<&Elf> {
         self.debug.get_or_init(|| debug_elf(pid, &self.file, elf)).as_ref()
     }
 
-    /// What its unwind table says, and where it was loaded; none if it cannot be read.
+    /// Bias and unwind table of the module; `None` if it cannot be read.
     pub fn frames(&self, target: &Target) -> Option<(Bias, Arc<FrameTable>)> {
         let read = || match self.loaded.get() {
             Some(Some(module)) => Some((module.bias, Arc::new(FrameTable::read(module.image.elf())))),
@@ -602,11 +601,10 @@ impl ModuleFile {
     }
 }
 
-/// What the loader added: an executable mapping shows it, whatever the first segment looks like, and also if somebody mapped the
-/// whole file by hand.
+/// Bias of a file: an executable mapping shows it, whatever the first segment looks like, and also if the whole file was mapped by hand.
 ///
-/// Where the program has moved all its code to memory without a file, another segment's mapping shows it: the first one, as a page that two
-/// segments share is the later one's in the mappings that follow.
+/// If the program has moved all its code to memory without a file, the mapping of another segment shows it. The first mapping counts, as a page
+/// that two segments share belongs to the later one in the mappings that follow.
 fn bias_of(file: &MappedFile, segments: &[Segment]) -> Option<Bias> {
     let bias = |mapping: &Mapping, segment: &Segment| {
         let first = (segment.file_offset & !(PAGE - 1)).max(mapping.offset);
@@ -621,7 +619,7 @@ fn bias_of(file: &MappedFile, segments: &[Segment]) -> Option<Bias> {
     by_code.or_else(|| file.mappings.iter().find_map(|m| segments.iter().find_map(|s| bias(m, s))))
 }
 
-/// Where a pointer to a module's own data leads: before the module has relocated itself the pointer is what the linker has left.
+/// Address that a pointer to a module's own data leads to. Before the module has relocated itself, the pointer has the value that the linker left.
 fn own_data(segments: &[Segment], bias: Bias, pointer: u64) -> Option<Avma> {
     let holds = |at: Svma| {
         let mut data = segments.iter().filter(|s| s.flags.write);

@@ -1,4 +1,4 @@
-//! Which package of a distribution has the symbols that a stripped file lacks, as far as this machine knows.
+//! Packages of the distribution: which one has the symbols that a stripped file lacks, as far as this machine knows.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ingraft_model::Pid;
 
-/// Where dpkg keeps a list of the files of each installed package, `PACKAGE.list` or `PACKAGE:ARCHITECTURE.list`.
+/// Directory in which dpkg keeps a list of the files of each installed package, `PACKAGE.list` or `PACKAGE:ARCHITECTURE.list`.
 const LISTS: &str = "/var/lib/dpkg/info";
 
 /// The package that an installed file belongs to; `None` where there is no dpkg, or the target has another root directory than the engine.

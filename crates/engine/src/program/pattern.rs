@@ -1,4 +1,4 @@
-//! Which functions a text names: a name, a glob, `MODULE:GLOB`, or `MODULE+0xOFFSET`. The first `:` that is no part of
+//! Patterns, by which a text names functions: a name, a glob, `MODULE:GLOB`, or `MODULE+0xOFFSET`. The first `:` that is no part of
 //! `::` splits.
 
 use ingraft_model::{Focus, Svma};

@@ -6,7 +6,7 @@ use ingraft_model::{Avma, AvmaRange};
 
 use crate::program::modules::Modules;
 
-/// Longest name that is told, in bytes.
+/// Most bytes of a name that is told.
 const NAME_MAX: usize = 256;
 
 /// The variables of the modules that are known, by address.
@@ -14,7 +14,7 @@ const NAME_MAX: usize = 256;
 pub struct Symbols(Vec<(AvmaRange, String)>);
 
 impl Symbols {
-    /// Of all modules that were analysed.
+    /// Lists the variables of all modules that were analysed.
     pub fn of(modules: &Modules) -> Self {
         let mut all: Vec<(AvmaRange, bool, String)> = Vec::new();
         for (_, file, module) in modules.loaded().filter(|(_, file, _)| file.is_mapped) {

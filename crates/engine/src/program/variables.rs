@@ -8,7 +8,7 @@ use crate::program::callees::named;
 use crate::program::modules::{Module, ModuleFile, Modules};
 use crate::program::pattern::edit_distance;
 
-/// What compilers add to the names of functions whose arguments they have changed.
+/// Marks that compilers add to the names of functions whose arguments they have changed.
 const CHANGED: [&str; 3] = [".isra.", ".constprop.", ".part."];
 /// Most members that are listed where one does not exist.
 const LISTED: usize = 12;
@@ -54,7 +54,7 @@ pub fn variable(modules: &Modules, name: &str, members: &[&str]) -> Result<Globa
     Ok(Global { at, access, described })
 }
 
-/// Where threads have a variable that each has for itself. Of a library only if it stays loaded: what comes in its place may have other data there.
+/// Location of a variable of which each thread has its own. A library must stay loaded: another one in its place may have other data there.
 fn in_threads(modules: &Modules, name: &str, found: &Found<'_>) -> Result<Location, Unresolved> {
     let refuse = |why| Unresolved::Unreadable(format!("`{name}`: every thread has its own, {why}"));
     let (at, bytes) = (found.symbol.at, found.symbol.size);
@@ -129,7 +129,7 @@ fn changed(f: &Function) -> bool {
     f.names().iter().all(|name| CHANGED.iter().any(|mark| name.mangled().contains(mark))) && !f.names().is_empty()
 }
 
-/// What debugging information says: that in the separate file where there is one.
+/// Answer of the debugging information, from the separate file if the module itself has none.
 fn described(
     modules: &Modules,
     file: &ModuleFile,
@@ -212,7 +212,7 @@ fn find<'a>(modules: &'a Modules, text: &str) -> Result<Found<'a>, Unresolved> {
     }
 }
 
-/// What a library calls by that name if the program has a copy of it, or one of its own: every module then uses that one.
+/// The program's own variable of that name, or its copy of the library's, if it has one: every module then uses that one.
 fn interposed<'a>(modules: &'a Modules, found: Found<'a>, name: &str) -> Found<'a> {
     if found.file.is_program || found.symbol.local {
         return found;

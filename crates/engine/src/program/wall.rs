@@ -1,15 +1,15 @@
-//! Where a target's vDSO tells the time.
+//! The vDSO of a target, and its function that tells the time.
 
 use ingraft_analysis::{Elf, plain_function};
 use ingraft_model::{Bias, WallClock};
 use ingraft_process::{Mapping, Target};
 
-/// What tells the time (vdso(7)).
+/// Function of the vDSO that tells the time (vdso(7)).
 const TELLS_TIME: &str = "__vdso_clock_gettime";
-/// The name of its mapping.
+/// Name of the mapping of the vDSO.
 const VDSO: &str = "[vdso]";
 
-/// How generated code asks the kernel for the time in a target: through its vDSO, if it has one whose function can be called.
+/// Way in which generated code of a target asks the kernel for the time: through its vDSO, if it has one whose function can be called.
 pub fn of_kernel(target: &Target) -> WallClock {
     let maps = target.maps().unwrap_or_default();
     let function = maps.iter().find(|m| is_vdso(m)).and_then(|m| {

@@ -1,4 +1,4 @@
-//! What stands now where code was overwritten: our bytes, the original ones, or what others have put there since. The bytes in memory decide,
+//! Bytes that stand now where code was overwritten: ours, the original ones, or those of others. The bytes in memory decide,
 //! whatever maps them: a program may have moved its text to memory without a file, and a breakpoint is one byte among ours.
 
 use std::fmt;
@@ -20,7 +20,7 @@ const JUMP: u8 = 0xe9;
 /// Bytes of a displacement.
 const DISPLACEMENT: usize = 4;
 
-/// How the bytes of one write look.
+/// State of the bytes of one write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// As we wrote them.
@@ -29,7 +29,7 @@ pub enum State {
     Original,
     /// Some as we wrote them, others as they were or under a breakpoint: a uprobe, which puts back the file's byte when it goes.
     Mixed {
-        /// What puts back the bytes that are ours.
+        /// Writes that put back the bytes that are ours.
         ours: Vec<TextWrite>,
         /// Whether a breakpoint is among the others.
         breakpoint: bool,
@@ -47,7 +47,7 @@ pub enum Place {
     Text(State),
     /// The text is not mapped any more; others may have its address.
     Gone,
-    /// It is mapped, and cannot be read.
+    /// The text is mapped, and cannot be read.
     Unreadable,
 }
 
@@ -56,13 +56,13 @@ pub enum Place {
 pub enum Why {
     /// A breakpoint is over a byte of ours or of the original.
     Breakpoint,
-    /// What put a breakpoint there has taken it away, and with it a byte of ours.
+    /// A breakpoint was taken away again, and with it a byte of ours.
     Broken,
     /// Others have written over it.
     Foreign,
     /// Others have put the original code back while it was measured.
     Lost,
-    /// It cannot be read.
+    /// The place cannot be read.
     Unreadable,
     /// The program keeps a copy of the woven code there.
     Copied,
@@ -78,7 +78,7 @@ impl Why {
 /// A place that is not as it was, or not as we left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// Its address.
+    /// Address of the place.
     pub at: Avma,
     /// Why.
     pub state: Why,
@@ -131,7 +131,7 @@ impl fmt::Display for Why {
 }
 
 impl Place {
-    /// What is to be told of it.
+    /// The place as one to tell of; `None` if it is as it should be.
     pub fn left(&self, at: Avma) -> Option<Left> {
         let state = match self {
             Place::Text(State::Mixed { breakpoint: false, .. }) => Why::Broken,
@@ -145,7 +145,7 @@ impl Place {
     }
 }
 
-/// How the bytes that a removal's write would change look.
+/// State of the bytes that a removal's write would change.
 pub fn classify(write: &TextWrite, now: &[u8]) -> State {
     let (ours, original) = (write.old_bytes(), write.new_bytes());
     if now == ours {
@@ -182,7 +182,7 @@ pub fn classify(write: &TextWrite, now: &[u8]) -> State {
     State::Mixed { ours: parts, breakpoint }
 }
 
-/// What others have done to text that is woven here: each page is read once.
+/// Places at which others have changed text that is woven here. Each page is read once.
 pub fn disturbed<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>) -> Vec<Left> {
     const PAGE: usize = 4096;
     let mut writes: Vec<&TextWrite> = text.collect();
@@ -263,7 +263,7 @@ pub fn copy_of(target: &Target, points: &[PointRecord], arenas: &[AvmaRange]) ->
     None
 }
 
-/// What is mapped in a target, and the bytes at the places that were looked at: for one look at all of them.
+/// Mappings of a target, and the bytes at the places that were looked at: for one look at all of them.
 pub struct Ground {
     maps: Vec<Mapping>,
     /// From the first mapping of a load to its last.
@@ -281,7 +281,7 @@ impl Ground {
         Ok(Ground { maps, spans, text: TextPages::default() })
     }
 
-    /// How the places look that a point has overwritten.
+    /// States of the places that a point has overwritten.
     pub fn look(&self, target: &Target, point: &PointRecord) -> Vec<Place> {
         let looks: Vec<(Place, bool)> = point.removal.text.iter().map(|w| self.look_at(target, point, w)).collect();
         // Two bytes may be like ours by chance, unless they stand beside more.
@@ -289,7 +289,7 @@ impl Ground {
         looks.into_iter().map(|(place, certain)| if certain || is_here { place } else { Place::Gone }).collect()
     }
 
-    /// How one place looks, and whether that is certain by itself.
+    /// State of one place, and whether that is certain by itself.
     fn look_at(&self, target: &Target, point: &PointRecord, write: &TextWrite) -> (Place, bool) {
         let mapping = self.mapping(write.at);
         let own = self.is_own(point.file, write.at, mapping);

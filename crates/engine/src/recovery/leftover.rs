@@ -1,4 +1,4 @@
-//! What engines left behind: targets of dead engines, and fork children that inherited code.
+//! Leftovers: targets of dead engines, and fork children that inherited code.
 
 use std::fs;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::state_dir::StateDir;
 pub struct Found {
     /// Opened for us.
     pub area: SharedArea,
-    /// What the journal says: the copy in the area, else the file.
+    /// Contents of the journal: of the copy in the area, else of the file.
     pub journal: Option<Contents>,
 }
 
@@ -229,7 +229,7 @@ pub fn instrumented() -> Vec<Pid> {
     found
 }
 
-/// What another engine, dead or alive, has inserted in a process.
+/// Code that another engine, dead or alive, has inserted in a process.
 pub fn inserted_by_others(state: &StateDir, target: &Arc<Target>) -> Result<Option<Inserted>, Error> {
     let pid = target.pid();
     let failed = |e| Error::process(pid, e);

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::recovery::ground::{Ground, Left, Place, State, Why, classify, copy_of};
 use crate::recovery::journal::PointRecord;
 
-/// What a removal found and did.
+/// Outcome of a removal.
 #[derive(Debug)]
 pub struct Restored {
     /// Every overwritten byte is the original one again (or its mapping is gone).
@@ -20,13 +20,13 @@ pub struct Restored {
     pub unmapped: bool,
     /// The threads, as seen in the stop.
     pub threads: Vec<ThreadBase>,
-    /// What is not the original text again, and what was put right that others had broken.
+    /// Places that are not the original text again, and places that others had broken and that were put right.
     pub left: Vec<Left>,
     /// Threads that sleep in the kernel, on which the memory has to wait that was not unmapped.
     pub asleep: Vec<Tid>,
 }
 
-/// What a removal has to do still, and what it cannot do.
+/// Writes that a removal still has to make, and places that it cannot restore.
 struct Rest {
     plan: PatchPlan,
     left: Vec<Left>,
@@ -39,15 +39,15 @@ impl Rest {
     }
 }
 
-/// How long threads that sleep uninterruptibly are waited for, so that their gs bases can be set back: most do so for milliseconds, some for days.
+/// Longest wait for threads that sleep uninterruptibly, so that their gs bases can be set back: most sleep for milliseconds, some for days.
 const SLEEPERS: Duration = Duration::from_millis(500);
 
-/// How often is looked whether every thread has left the arenas before they are unmapped.
+/// Most looks whether every thread has left the arenas before they are unmapped.
 const TRIES: u32 = 50;
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How often the restoration is tried anew when modules are unloaded between the look and the stop.
+/// Most tries of the restoration when modules are unloaded between the look and the stop.
 const LOOKS: u32 = 20;
 
 /// Restores the text of a target, moves its threads out of the arenas, and unmaps everything that is ours. What a kill left half done
@@ -125,7 +125,7 @@ pub fn withdraw(target: &Target, points: &[PointRecord]) -> Result<bool, Error> 
     Ok(!restorable(target, points)?.leads())
 }
 
-/// What is in the text beside what these points have written there, or in its place.
+/// Places of these points at which others have changed the text.
 pub fn disturbed(target: &Target, points: &[PointRecord]) -> Result<Vec<Left>, Error> {
     let ground = Ground::of(target)?;
     let mut found = Vec::new();

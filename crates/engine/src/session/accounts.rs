@@ -13,7 +13,7 @@ use crate::weaving::cost::Prices;
 use super::pair::Pair;
 use super::sharing::Group;
 
-/// What a pair costs.
+/// Account of a pair: hits and costs of its snippets.
 #[derive(Clone, Debug)]
 pub(super) struct Account {
     /// The first counter of the pair's value.
@@ -21,7 +21,7 @@ pub(super) struct Account {
     meters: Vec<MeterAccount>,
 }
 
-/// What the hits cost that one counter counts.
+/// Costs of the hits that one counter counts.
 #[derive(Clone, Copy, Debug)]
 struct MeterAccount {
     counter: u32,
@@ -30,18 +30,18 @@ struct MeterAccount {
     points: u32,
     /// Number of pairs that share the code.
     members: u32,
-    /// What the hits had cost when the points changed last, and how many they were.
+    /// Cost of the hits until the points changed last, in nanoseconds, and their number.
     before_ns: f64,
     before: i64,
 }
 
 impl MeterAccount {
-    /// Share of the pair in what a hit takes at worst, on average over the points.
+    /// Worst case of a hit in nanoseconds, on average over the points: the share of the pair.
     fn hit_ns(&self) -> f64 {
         Prices::here().ns(self.cost) / f64::from(self.points.max(1)) / f64::from(self.members.max(1))
     }
 
-    /// What all hits so far have taken at worst.
+    /// Worst case of all hits so far, in nanoseconds.
     fn spent_ns(&self, columns: &Columns<'_>) -> f64 {
         let hits = columns.sum(self.counter).wrapping_sub(self.before).max(0);
         self.before_ns + hits as f64 * self.hit_ns()
@@ -72,24 +72,24 @@ pub(super) struct Item {
 }
 
 impl Account {
-    /// What a hit takes at worst, added up over its snippets.
+    /// Worst case of a hit in nanoseconds, summed over the snippets.
     pub fn hit_ns(&self) -> f64 {
         self.meters.iter().map(MeterAccount::hit_ns).sum()
     }
 
-    /// How often its code has run since a time so many seconds ago, at least.
+    /// Mean rate of its code over the latest `seconds`.
     pub fn mean(&self, columns: &Columns<'_>, seconds: f64) -> PairRate {
         let most = self.meters.iter().map(|m| columns.sum(m.counter).max(0) as f64 / seconds);
         PairRate { hits_per_s: most.fold(0.0, f64::max), ns_per_s: self.spent_ns(columns) / seconds }
     }
 
-    /// What all hits so far have taken at worst.
+    /// Worst case of all hits so far, in nanoseconds.
     pub fn spent_ns(&self, columns: &Columns<'_>) -> f64 {
         self.meters.iter().map(|m| m.spent_ns(columns)).sum()
     }
 }
 
-/// How often code runs, by the latest two looks at the counters.
+/// Rates of hits by the latest two looks at the counters.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     at: Option<Instant>,
@@ -97,11 +97,11 @@ pub(super) struct Rates {
     round: u32,
     /// By counter.
     hits: Vec<Hits>,
-    /// How many looks in a row a measurement was over its limit.
+    /// Number of looks in a row at which a measurement was over its limit.
     pub over: FxHashMap<MeasurementId, u32>,
 }
 
-/// How often a snippet has run.
+/// Hits of a snippet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hits {
     /// The look that saw it.
@@ -132,7 +132,7 @@ impl Rates {
         sum
     }
 
-    /// How often the code of a pair has run between the latest two looks; `None` before the second one.
+    /// Rate of a pair between the latest two looks; `None` before the second one.
     pub fn of(&self, account: &Account) -> Option<PairRate> {
         let mut rate = PairRate::default();
         for meter in &account.meters {
@@ -145,7 +145,7 @@ impl Rates {
     }
 }
 
-/// What a pair takes now.
+/// Rate of a pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PairRate {
     /// Of the snippet that runs most often.

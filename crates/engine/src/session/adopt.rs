@@ -147,7 +147,7 @@ impl Session {
         Ok(done)
     }
 
-    /// Which measurement of a dead engine has code in a function, if one has.
+    /// Id of the measurement of a dead engine that has code in a function; `None` if none has.
     pub(super) fn kept_in(&self, control: &Control, function: MdlFunction) -> Option<u64> {
         let attached = control.attached.as_ref().filter(|a| !a.woven.knows_all())?;
         let (_, module, f) = control.modules.resolve(function)?;

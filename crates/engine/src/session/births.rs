@@ -25,7 +25,7 @@ use super::insert::Bound;
 
 /// The function that makes the system call and gives the child's thread its number: in glibc since 2.34 and in musl, and before.
 const FORKS: [&[&str]; 2] = [&["_Fork"], &["__libc_fork", "fork"]];
-/// Where it is, unless the program has no libraries.
+/// Libraries that have it, unless the program has no libraries.
 const LIBRARIES: [&str; 3] = ["libc", "ld-musl-x86_64", "libc.musl-x86_64"];
 
 /// Whether children begin with the state of their parents, once it was asked for.
@@ -37,12 +37,12 @@ pub(super) enum Births {
     Absent,
     /// Fork is woven.
     Followed,
-    /// It cannot be, and why.
+    /// Fork cannot be woven, for this reason.
     Unknown(String),
 }
 
 impl Births {
-    /// What is told of a measurement whose values depend on it.
+    /// The warning about a measurement whose values depend on births that are not followed.
     pub(super) fn warning(&self) -> Option<String> {
         let why = match self {
             Births::NotNeeded | Births::Followed => return None,
@@ -148,7 +148,7 @@ impl Session {
         found.unwrap_or_default().into_iter().collect()
     }
 
-    /// What is told at the end of children that began without the state of their parents.
+    /// The warning about children that began without the state of their parents, given at the end.
     pub(super) fn births_amiss(&self, control: &Control) -> Option<String> {
         if control.births == Births::Absent {
             return control.births.warning();
@@ -210,7 +210,7 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
     rules
 }
 
-/// What of a record is a time.
+/// Bits for the times in a record.
 fn kept_times(record: &CallRecord, restores_time: bool) -> u64 {
     let bit = |(n, kept): (u32, &Kept)| match kept {
         Kept::Time(Clock::Wall) => 1 << (birth::KEPT_WALL + n),

@@ -6,20 +6,20 @@ use crate::api::ClockChoice;
 use crate::program::images::ImageStore;
 use crate::state_dir::StateDir;
 
-/// What is done when a target has ended.
+/// A listener to the end of a target.
 pub type AtEnd = dyn Fn() + Send + Sync;
 
-/// What a session needs of its engine.
+/// Parts of the engine that a session uses.
 #[derive(Clone)]
 pub struct Context {
     /// Journals and locks.
     pub state: StateDir,
     /// Images.
     pub images: Arc<ImageStore>,
-    /// How the holder calls itself.
+    /// Name by which the holder is shown.
     pub program: String,
-    /// What a measurement may cost that names no limit, in percent of one processor.
+    /// Limit of the cost of a measurement that names none, in percent of one processor.
     pub max_overhead: f64,
-    /// Which clock timers have.
+    /// Clock of timers.
     pub clock: ClockChoice,
 }

@@ -23,7 +23,7 @@ use super::pair::{Pair, PairKey};
 use super::sharing::{Group, GroupId};
 use super::unfinished::Unfinished;
 
-/// What exists once something was woven.
+/// Memory and records of a target in which something was woven.
 pub(super) struct Attached {
     pub(super) env: Environment,
     pub(super) area: Arc<SharedArea>,

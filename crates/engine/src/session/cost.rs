@@ -1,4 +1,4 @@
-//! What the measurements of a target cost, and what is taken out because it costs more than it may.
+//! Costs of the measurements of a target, and removal of pairs that cost more than they may.
 //!
 //! A pair costs what its snippets cost at worst, as often as they run, which counters in the shards tell. Nobody has to read values for that:
 //! the watch looks at these counters, and takes out of a measurement what costs most until the rest costs what it may. Pairs that only count are
@@ -304,7 +304,7 @@ impl Session {
         }
     }
 
-    /// What is inserted here costs.
+    /// Costs of all pairs that are woven.
     pub(super) fn costs(&self, control: &Control, attached: &Attached) -> Costs {
         let shared = self.shared();
         let rates = self.rates();

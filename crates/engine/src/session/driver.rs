@@ -122,7 +122,7 @@ impl Session {
         &self.target
     }
 
-    /// Whose the target is or was (real user id).
+    /// Real user id of the target's owner, now or when it ended.
     pub fn owner(&self) -> u32 {
         self.owner
     }
@@ -147,7 +147,7 @@ impl Session {
         Error::process(self.pid(), e)
     }
 
-    /// What is inserted here.
+    /// Code and measurements that are inserted here; `None` if there is no code.
     pub fn inserted(&self) -> Option<Inserted> {
         let control = self.control();
         let attached = control.attached.as_ref()?;

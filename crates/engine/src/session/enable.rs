@@ -26,7 +26,7 @@ use super::{insert, internals, sharing, warnings};
 
 /// A measurement that is asked for.
 pub struct NewMeasurement<'a> {
-    /// Its id.
+    /// Id of the measurement.
     pub id: MeasurementId,
     /// Rights with which the target is touched.
     pub rights: Rights,

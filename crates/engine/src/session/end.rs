@@ -15,7 +15,7 @@ use super::driver::Session;
 const LOOK: Duration = Duration::from_millis(5);
 /// The same where they stay.
 const LOOK_RARELY: Duration = Duration::from_millis(20);
-/// What these looks may take of a processor, as a divisor.
+/// Divisor of the time between two looks: they take at most this part of a processor.
 const LOOK_SHARE: u32 = 100;
 
 /// The end of a target, and its listeners.
@@ -26,7 +26,7 @@ pub(super) struct End {
 }
 
 impl End {
-    /// How the target has ended; `None` as long as no end was noticed.
+    /// The end of the target; `None` as long as it was not noticed.
     pub fn get(&self) -> Option<Ended> {
         self.known.get().copied()
     }

@@ -13,7 +13,7 @@ use crate::readings::values::Raw;
 
 use super::driver::Session;
 
-/// What a pair counts.
+/// An event that a pair asks for.
 #[derive(Clone, Debug)]
 pub(super) struct Wish {
     /// The metric that asks for it.
@@ -27,7 +27,7 @@ pub(super) struct Wish {
 #[derive(Clone, Debug)]
 pub(super) struct Counting(Arc<Mutex<CountedEvents>>);
 
-/// What a pair of a request counts, if its metric is an event without code and its focus restricts no code.
+/// The event that a pair of a request asks for, if its metric is an event without code and its focus restricts no code.
 pub(super) fn of_pair(
     library: &Library,
     pair: &MetricFocus,
@@ -78,7 +78,7 @@ impl Counting {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What to know about its values.
+    /// The warning that threads may be missing in the values, if they may.
     pub fn warning(&self) -> Option<String> {
         let counted = self.lock();
         counted.may_miss_threads().then(|| {
@@ -89,7 +89,7 @@ impl Counting {
         })
     }
 
-    /// What it has come to, by thread; and for how long it was counted, if not all the time.
+    /// Counts by thread, and the time for which the event was counted, if not all the time.
     pub fn rows(&self) -> (impl Iterator<Item = (Option<Tid>, Raw)>, Option<Counted>) {
         let reading = self.lock().read();
         let EventReading { enabled_ns, running_ns, .. } = reading;

@@ -1,4 +1,4 @@
-//! What a target maps and unmaps while it is measured: libraries that come are measured, those that go take their points along.
+//! Libraries that a target maps and unmaps while it is measured. Those that come are measured; those that go take their points along.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -22,7 +22,7 @@ use super::view::View;
 /// A pair of a request that the engine knows by itself: its position among the pairs, its key, what it is.
 pub(super) type Own = (usize, PairKey, Known);
 
-/// What the engine knows by itself.
+/// Values that the engine knows by itself.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
     /// A metric of its own.
@@ -31,7 +31,7 @@ pub(super) enum Known {
     Event(events::Wish),
 }
 
-/// Where such a value comes from.
+/// Source of such a value.
 #[derive(Clone, Debug)]
 pub(super) enum OwnValue {
     /// The engine's own figures.
@@ -108,7 +108,7 @@ pub(super) fn merge(own: &[Own], internal: Vec<View>, views: &mut Vec<View>, pai
 }
 
 impl Session {
-    /// What a measurement reads of them from now on.
+    /// Views of pairs that need no code; events are counted from now on.
     pub(super) fn internal_views(&self, own: &[Own]) -> Result<Vec<View>, Error> {
         let shared = self.shared();
         let view = |(_, key, known): &Own| {

@@ -69,11 +69,11 @@ struct Launch<'a> {
     library: &'a Arc<Library>,
     begin: Instant,
     session: Option<Session>,
-    /// What is measured so far.
+    /// Answer about the part that is measured so far.
     answer: Result<Option<Enabled>, Error>,
-    /// What was counted and had to be given up.
+    /// The warning about counts that had to be given up.
     lost: Option<String>,
-    /// What is said of the modules that are waited for.
+    /// Warnings about the modules that are waited for.
     waiting: Vec<String>,
 }
 

@@ -17,15 +17,15 @@ use super::driver::Session;
 const HOOK: &str = "_dl_debug_state";
 /// Time between two looks at a count that nobody announces.
 const EVERY: Duration = Duration::from_millis(5);
-/// What looking at the mappings and weaving may take of the time where nobody waits for it, as a divisor: a program that does nothing
+/// Divisor of the time that looks at the mappings and weaving may take where no thread waits for it: a program that does nothing
 /// but load and unload goes on.
 const SHARE: u32 = 10;
-/// How often it is looked whether system calls are filtered.
+/// Time between two looks whether system calls are filtered.
 const FILTERS_EVERY: Duration = Duration::from_secs(1);
 /// Most threads whose filters of system calls are looked at.
 const FILTERS_MAX: usize = 64;
 
-/// What is woven at the hook.
+/// Kind of the code at the hook.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Hook {
     /// Threads tell the engine and wait for it. `seen`: up to which of their numbers it has looked. `filtered`: whether their system calls were

@@ -25,14 +25,14 @@ pub(super) struct Measurement {
     pub(super) grown: bool,
     pub(super) request: EnableRequest,
     pub(super) library: Arc<Library>,
-    /// What nothing in the target has had so far.
+    /// Names of the request that no module of the target has had so far.
     pub(super) awaited: Vec<request::Awaited>,
     pub(super) keep: bool,
     /// With whose rights the target is touched for it.
     pub(super) rights: Rights,
     /// These rights include the target no longer: what it had there was taken out.
     pub(super) revoked: bool,
-    /// What its pairs that do more than count may cost, in percent of one processor.
+    /// Limit of the cost of its pairs that do more than count, in percent of one processor.
     pub(super) limit: f64,
 }
 
@@ -42,12 +42,12 @@ impl Session {
         self.control().measurements.keys().copied().collect()
     }
 
-    /// What a measurement measures.
+    /// The pairs of a measurement, in the order of its values. Fails if there is no such measurement.
     pub fn pairs(&self, id: MeasurementId) -> Result<Arc<Vec<PairInfo>>, Error> {
         self.control().measurements.get(&id).map(|m| Arc::clone(&m.pairs)).ok_or_else(|| no_measurement(id))
     }
 
-    /// What is said of the modules that a measurement waits for.
+    /// Warnings about the modules that a measurement waits for, one line for each.
     pub fn awaiting(&self, id: MeasurementId) -> Vec<String> {
         let control = self.control();
         let measurement = control.measurements.get(&id);
@@ -85,7 +85,7 @@ impl Session {
     }
 }
 
-/// What is said of the modules that are waited for, one line for each.
+/// Warnings about the modules that are waited for, one line for each.
 pub(super) fn warnings_of(awaited: &[request::Awaited], modules: &Modules) -> Vec<String> {
     let mut lines: Vec<String> = awaited.iter().filter_map(|awaited| awaited.warning(modules)).collect();
     lines.dedup();

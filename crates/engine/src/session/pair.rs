@@ -15,7 +15,7 @@ use super::control::Control;
 use super::numbering::Numbering;
 use super::sharing::GroupId;
 
-/// What makes two requests the same pair: then they share code and counters. Cheap to copy.
+/// Key of a pair. Requests with equal keys share code and counters. Cheap to copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct PairKey {
     /// The metric's text: a redefinition is another metric.
@@ -41,7 +41,7 @@ pub(super) struct Pair {
     pub(super) minis: Vec<(MdlFunction, u64)>,
     /// The same where exceptions and longjmp land, and at entries to which others jump; other pairs may have them as well.
     pub(super) landings: Vec<Landing>,
-    /// Where they land, too, but nothing could be woven.
+    /// Functions at whose unwind targets nothing could be woven.
     pub(super) unlanded: Vec<MdlFunction>,
     /// The end of its calls puts something back.
     pub(super) restores: bool,
@@ -54,9 +54,9 @@ pub(super) struct Pair {
     /// The address of the object that the focus names.
     pub(super) object: Option<u64>,
     pub(super) index_names: Option<IndexNames>,
-    /// How often its snippets run.
+    /// Counters of the hits of its snippets.
     pub(super) meters: Meters,
-    /// How its code names its variables, the first evaluation's included, if that is not always the same.
+    /// Orders of its variables, that of the first evaluation included; empty as long as there is only one.
     pub(super) numberings: Vec<Numbering>,
     /// The group whose code it shares, and the place of its key there.
     pub(super) group: Option<(GroupId, u32)>,
@@ -72,7 +72,7 @@ impl Pair {
         functions
     }
 
-    /// What is said of a pair that cannot be measured although others are.
+    /// The warning that a pair cannot be measured although others are.
     pub(super) fn why_unmeasured(&self, key: &PairKey) -> Option<String> {
         // a function by name is told as refused
         let by_name = key.pair.focus.part("Code").is_some_and(|code| code.names.len() == 2) && self.minis.is_empty();

@@ -17,7 +17,7 @@ use super::pair::{Pair, PairKey};
 use super::view::{Plain, View, Views};
 
 impl Session {
-    /// What a measurement reads, with where its counters stand now.
+    /// Views of pairs, with the present values of their counters.
     pub(super) fn views(&self, control: &Control, keys: &[(PairKey, Option<MdlFunction>)]) -> Vec<View> {
         let shared = self.shared();
         let columns = shared.columns();
@@ -136,7 +136,7 @@ impl Session {
 }
 
 impl Pair {
-    /// Where its value lies, what became of the calls that it follows, and in what unit it is.
+    /// Counters of its value, counters of the activations that it follows, and unit of the value.
     pub(super) fn value(&self) -> Option<(Slots, Vec<u32>, ValueUnit)> {
         let (first, own) = (*self.counters.first()?, self.variables.first()?);
         let variables = self.counters.iter().zip(self.variables.iter());

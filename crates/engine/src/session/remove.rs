@@ -1,4 +1,4 @@
-//! What was woven is taken out: of pairs that nobody measures any more, or everything.
+//! Removal of woven code: of pairs that no measurement has any more, or of all of it.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -12,38 +12,40 @@ use crate::readings::values::{Columns, EndedThreads, Raw, Ruler, Shapes, Slots};
 use super::accounts::{Ledger, Timers};
 use super::{cost, loader};
 
-/// What readers need.
+/// State that readers use.
 #[derive(Default)]
 pub(super) struct Shared {
     pub(super) area: Option<Arc<SharedArea>>,
     pub(super) identity: Option<ThreadIdentity>,
     pub(super) ended: EndedThreads,
-    /// What tells that the loader has worked.
+    /// The hook that tells that the loader has worked.
     pub(super) hook: Option<loader::Hook>,
     /// Counters from 0 up to here may have been counted into.
     pub(super) used_counters: u32,
-    /// What the counters belong to that are not variables of their own.
+    /// Shapes of the variables to which counters belong.
     pub(super) shapes: Shapes,
-    /// What addresses are called, once a pair has values by key.
+    /// Names of addresses; empty until a pair has values by key.
     pub(super) symbols: Symbols,
     /// Identities (as the target's threads see themselves, or fs bases) to thread ids as we see them.
     pub(super) tids: FxHashMap<u64, Tid>,
     /// Fork children count like threads of the target.
     pub(super) family: bool,
-    /// The processes of their threads, those that have ended included.
+    /// Process of each thread of followed children, of ended threads too.
     pub(super) followed: FxHashMap<Tid, Pid>,
     /// Everything is being taken out of the target and its children: they are not looked at.
     pub(super) leaving: bool,
-    /// Those of them that began without the state of the thread that forked.
+    /// Processes of fork children that began without the state of the thread that forked.
     pub(super) stateless: FxHashSet<Pid>,
-    /// What pairs cost.
+    /// Costs of pairs.
     pub(super) ledger: Ledger,
+    /// Number of pairs by the clock of their timer.
     pub(super) timers: Timers,
     /// Values that stay as they are, by the first counter.
     pub(super) frozen: FxHashMap<u32, cost::Frozen>,
 }
 
 impl Shared {
+    /// The values of all counters now; `None` without a data area.
     pub(super) fn columns(&self) -> Option<Columns<'_>> {
         let area = self.area.as_deref()?;
         let by_id = matches!(self.identity, Some(ThreadIdentity::FsOffset(_)));
@@ -51,7 +53,7 @@ impl Shared {
         Some(Columns::new(area, &self.ended, self.used_counters, &tid))
     }
 
-    /// What is known of synchronisation objects, by address, if a list of them is being kept.
+    /// States of synchronisation objects by address; empty if no list of them is kept.
     pub(super) fn objects(&self, columns: &Columns<'_>) -> FxHashMap<u64, ObjectState> {
         let lists =
             self.shapes.tables().filter(|(first, fold)| *fold == Fold::Last && !self.frozen.contains_key(first));
@@ -61,7 +63,7 @@ impl Shared {
         all.table.iter().flat_map(|table| table.states()).collect()
     }
 
-    /// Which thread has which thread pointer, if that is how they are told apart.
+    /// Notes the thread pointers of threads, if threads are told apart by them.
     pub(super) fn remember(&mut self, threads: &[ThreadBase], identity: ThreadIdentity) {
         if identity == ThreadIdentity::FsBase {
             self.tids.extend(threads.iter().map(|t| (t.fs_base, t.tid)));

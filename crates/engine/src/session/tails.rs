@@ -38,11 +38,11 @@ const CLOSERS_MAX: usize = 16;
 /// A jump by which a function is left.
 #[derive(Clone, Copy)]
 struct Jump {
-    /// Where its site begins.
+    /// Address at which its site begins.
     at: Svma,
     /// Function that the jump leads to; `None` if unknown.
     to: Option<MdlFunction>,
-    /// It leads there as long as the pointer at this address is this one.
+    /// Address and value of the pointer that the jump goes through: it leads there as long as the value is the same.
     while_pointer: Option<(Avma, u64)>,
 }
 
@@ -50,7 +50,7 @@ type Jumps = Vec<Jump>;
 
 /// Snippet that the engine adds because of tail jumps.
 pub(super) struct Derived {
-    /// Its function.
+    /// Function of its points.
     pub function: MdlFunction,
     /// At the exits, or at the entry.
     pub spot: PointKind,
@@ -90,7 +90,7 @@ impl Closer<'_> {
 /// Name of the variable that tells what became of calls whose results are awaited behind jumps.
 const RESULTS: &str = "results behind jumps";
 
-/// What a request needs because of tail jumps.
+/// Additions to a request because of tail jumps.
 #[derive(Default)]
 pub(super) struct TailCalls {
     /// Beside the snippets that the request has.
@@ -253,7 +253,7 @@ fn by_records<'c, 'a>(closers: &'c [Closer<'a>]) -> impl Iterator<Item = Vec<&'c
     groups.into_values()
 }
 
-/// Which functions jump to which.
+/// Graph of the jumps between functions.
 struct Graph {
     jumps: FxHashMap<MdlFunction, Jumps>,
     /// Functions from which jumps lead to each other have the same number.
@@ -421,7 +421,7 @@ struct Follow<'a> {
     pair: usize,
     /// The code at the exits of functions that open the same records.
     closers: &'a [&'a Closer<'a>],
-    /// How many records each function's exits close for others.
+    /// Number of records that the exits of each function close for others.
     at_exits: &'a mut FxHashMap<MdlFunction, usize>,
     found: &'a mut TailCalls,
 }
@@ -487,7 +487,7 @@ impl Follow<'_> {
         self.found.users.entry(function).or_default().insert(self.pair);
     }
 
-    /// What happens at the jumps of a function to records of its own or of those that have jumped to it.
+    /// Adds the code at the jumps of a function, for records of its own or of functions that have jumped to it.
     fn pass(
         &mut self,
         function: MdlFunction,

@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Longest time between two tries: each holds the target.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// What a removal waits for.
+/// A removal that waits.
 #[derive(Debug)]
 pub(super) struct Unfinished {
     /// Threads that sleep uninterruptibly; none if it is something else.

@@ -44,7 +44,7 @@ fn unnamed(modules: &Modules) -> impl Iterator<Item = MdlFunction> + '_ {
     })
 }
 
-/// Which of a function and those that it calls make the jump.
+/// The function itself and those of its callees that make the jump.
 fn leaps(modules: &Modules, function: MdlFunction) -> Vec<MdlFunction> {
     let Some((_, module, f)) = modules.resolve(function) else { return Vec::new() };
     let calls = module.image.call_sites(f).unwrap_or_default();

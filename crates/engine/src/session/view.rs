@@ -1,4 +1,4 @@
-//! What the pairs of a measurement are read from.
+//! Views of pairs: the counters and figures that the values of a measurement are read from.
 
 use ingraft_model::{Aggregate, Fold, IndexNames, Shape, Table, Tid, ValueUnit};
 use rustc_hash::FxHashMap;
@@ -13,35 +13,36 @@ use super::pair::PairKey;
 /// One measurement's view of a pair.
 #[derive(Debug, Clone)]
 pub(super) struct View {
-    /// Which.
+    /// Key of the pair.
     pub key: PairKey,
-    /// The metric's own variable, and what became of the calls that it follows.
+    /// The counters of the metric's own variable.
     pub value: Slots,
+    /// The first counters of the activations that the pair follows.
     pub activations: Vec<u32>,
-    /// The first counter of the group whose code its pair shares; none if it has its own.
+    /// First counter of the group whose code its pair shares; `None` if it has its own.
     pub owner: Option<u32>,
-    /// What the value is in.
+    /// Unit of the value.
     pub unit: ValueUnit,
-    /// How those of threads are combined.
+    /// Rule by which the values of threads are combined.
     pub aggregate: Aggregate,
     /// The only thread that counts.
     pub thread: Option<Tid>,
     /// The address of the object that the focus names.
     pub object: Option<u64>,
-    /// What the values of a vector over indices are called, if that is known.
+    /// Names of the indices of a vector; `None` if they are not known.
     pub index_names: Option<IndexNames>,
     /// The engine knows the value by itself.
     pub own: Option<OwnValue>,
-    /// What it was when the measurement began, per thread.
+    /// Value of each thread when the measurement began.
     pub before: FxHashMap<Option<Tid>, Raw>,
 }
 
-/// What a value is.
+/// Kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plain {
     /// The sum of a counter, and nothing else to it.
     Counter(u32),
-    /// What all threads have together in a counter or a timer, and which of [`Views::calls`] are those whose values are missing.
+    /// The sum of all threads in a counter or a timer, and the range of [`Views::calls`] with the calls whose values are missing.
     Number(Slots, ValueUnit, (u32, u32)),
     /// Something else.
     No,
@@ -114,7 +115,7 @@ impl View {
         }
     }
 
-    /// What the threads have together since the measurement began.
+    /// The sum of all threads since the measurement began.
     pub fn combined(&self, rows: impl Iterator<Item = (Option<Tid>, Raw)>, threads: bool) -> (i64, Details) {
         let since = |(tid, raw): (Option<Tid>, Raw)| match self.before.get(&tid) {
             Some(before) => (tid, raw.minus(before)),

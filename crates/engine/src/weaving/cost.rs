@@ -1,4 +1,4 @@
-//! What code costs on this machine, and how it is known how often code runs.
+//! Prices of code on this machine, and counters of how often code runs.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,7 +70,7 @@ impl Prices {
         Prices { cycle_ns, clock_ns, vdso_ns, locked_ns, system_call_ns }
     }
 
-    /// What a worst case takes, in nanoseconds.
+    /// Nanoseconds of a worst case.
     pub fn ns(&self, cost: Cost) -> f64 {
         f64::from(cost.busy()) / f64::from(SLOTS_PER_CYCLE) * self.cycle_ns
             + f64::from(cost.clocks) * self.clock_ns
@@ -100,13 +100,13 @@ fn quickest(round: impl Fn()) -> f64 {
 /// Different snippets of one pair that are counted apart; what is more shares the last counter.
 const METERS_MAX: u32 = 16;
 
-/// How often the snippets of a pair run: each begins by adding 1 to a counter that is the same wherever that snippet stands. A pair that counts
-/// how often its code runs anyway has none.
+/// Counters of the hits of a pair's snippets. Each snippet begins by adding 1 to a counter that is the same wherever that snippet stands. A pair
+/// that counts its hits anyway has none.
 #[derive(Clone, Debug, Default)]
 pub struct Meters {
     /// A snippet as it was evaluated, with its counter, and the number of the counter among the pair's.
     known: Vec<(Arc<Snippet>, Arc<Snippet>, u32)>,
-    /// How many variables come before the first counter.
+    /// Number of variables before the first counter.
     base: Option<u32>,
 }
 
@@ -117,7 +117,7 @@ pub struct Metered {
     variables: FxHashMap<(*const Variable, u32), Made<[Variable]>>,
 }
 
-/// What was evaluated, kept so that its address stays its own, and the same with counters.
+/// An evaluated item, kept so that its address stays its own, and the same item with counters.
 type Made<T> = (Arc<T>, Arc<T>);
 
 impl Metered {
@@ -150,7 +150,7 @@ impl Metered {
 }
 
 impl Meters {
-    /// Those of a pair's variables that it was evaluated with.
+    /// The variables that a pair was evaluated with, without these counters.
     pub fn before<'v>(&self, variables: &'v [Variable]) -> &'v [Variable] {
         let count = self.base.and_then(|base| usize::try_from(base).ok()).unwrap_or(variables.len());
         variables.get(..count).unwrap_or(variables)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ingraft_model::{FunctionRef, Refusal, Svma};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Which exits of a function a snippet is for, and on what that depends.
+/// Exits of a function that a snippet is for, and the condition for that.
 #[derive(Clone, Debug, Default)]
 pub enum Exits {
     /// All; everything at other points.

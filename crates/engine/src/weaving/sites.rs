@@ -1,4 +1,4 @@
-//! Where code of a request goes: the points of a function in the target as it is, and whom its calls call.
+//! Sites of points: the points of a function in the target as it is now.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use crate::weaving::plan::NewMini;
 /// One point of a function.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// How it can be woven, or why not.
+    /// Site at which it can be woven, or the reason why it cannot.
     pub site: Result<Arc<Site>, Refusal>,
-    /// Whom the call there calls, if that is known before it does: one of these.
+    /// Functions of which the call there calls one; empty if they are not known before the call.
     callees: Vec<FunctionRef>,
 }
 
@@ -47,7 +47,7 @@ impl<'a> Text<'a> {
         Text { target, originals, pages: TextPages::default() }
     }
 
-    /// That of a target in which nothing is woven.
+    /// The code of a target in which nothing is woven.
     pub fn untouched(target: &'a Target) -> Self {
         Text::new(target, std::iter::empty())
     }

@@ -17,15 +17,15 @@ use crate::api::{CaughtUp, Uncaught};
 use crate::program::modules::Modules;
 use crate::weaving::plan::{Change, Wanted, Woven};
 
-/// What an entry's code would have left behind.
+/// State that an entry's code would have left, or the reason why it is not known.
 type Prepared = Result<State, Uncaught>;
 
-/// What the snippets of a point do, in order, with their counters.
+/// States that the snippets of a point set, in order, with their counters.
 type States<'a> = Vec<(usize, &'a [u32])>;
 
 /// A function with new code at its entry.
 struct Entry<'a> {
-    /// Its first byte and its springboard: a thread that stands there, or in between, has not entered yet. None if it is moved from there behind
+    /// Addresses from its first byte to its springboard: a thread that stands there has not entered yet. `None` if a thread is moved from there past
     /// the code, as it may have come by the function's own branch.
     unentered: Option<std::ops::RangeInclusive<Avma>>,
     states: States<'a>,
@@ -34,11 +34,11 @@ struct Entry<'a> {
 /// The states of a call in progress, with the stack pointer by which its records are known: at its entry, and before the call that it makes.
 type Calls<'c, 'a> = Vec<Vec<(&'c States<'a>, u64)>>;
 
-/// Where the threads' counters are.
+/// The data area, and the clocks of the threads that count in it.
 pub struct Counters<'a> {
     /// The data area.
     pub area: &'a SharedArea,
-    /// How threads are told apart.
+    /// Way in which threads are told apart.
     pub identity: ThreadIdentity,
     /// The clocks of the timers, in ticks: the same for all threads, and each one's own.
     pub now: &'a (dyn Fn(Clock, Tid) -> u64 + Sync),
@@ -122,7 +122,7 @@ impl<'a> CatchUp<'a> {
         Some(CatchUp { counters, places, walker, prepared, entries, code, before_calls, caught_up })
     }
 
-    /// What was done.
+    /// Numbers of calls that were caught up, and of those that could not be.
     pub fn done(self) -> CaughtUp {
         self.caught_up
     }

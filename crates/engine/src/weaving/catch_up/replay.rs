@@ -1,4 +1,4 @@
-//! What the code at an entry would have left behind: evaluated here, for a call that began before the code was there. States are brought
+//! Replay of the code at an entry for a call that began before the code was there. States are brought
 //! to what they would have been, events are not counted (paradyn.md D.4, mended).
 
 use std::collections::BTreeMap;

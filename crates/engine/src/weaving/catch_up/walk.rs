@@ -16,7 +16,7 @@ use crate::weaving::plan::Woven;
 /// Deepest stack that is walked.
 const FRAMES_MAX: usize = 100_000;
 
-/// Where a thread stands in terms of the original code.
+/// Position of a thread in terms of the original code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The equivalent original instruction.
@@ -25,7 +25,7 @@ pub struct Place {
     pub past: Option<PointKind>,
 }
 
-/// What the generated code of a target means in terms of the original code.
+/// Positions in the original code for those in the generated code of a target.
 #[derive(Debug, Default)]
 pub struct Places {
     arenas: Vec<AvmaRange>,
@@ -53,7 +53,7 @@ impl Places {
         Places { arenas: now.arenas(), known }
     }
 
-    /// Where a thread stands; `None` in generated code that has no equivalent.
+    /// Position of a thread; `None` in generated code that has no equivalent.
     pub fn of(&self, pc: Avma) -> Option<Place> {
         match self.known.get(&pc) {
             Some(place) => Some(*place),
@@ -72,7 +72,7 @@ pub struct Frame {
     pub calls: bool,
     /// See [`Place::past`].
     pub past: Option<PointKind>,
-    /// Where the return address lies.
+    /// Address of the return address.
     pub sp: u64,
     /// The stack pointer there; in a caller, as it was before its call pushed anything.
     pub stack: u64,
