@@ -6,6 +6,7 @@
 pub mod activations;
 pub mod addr;
 pub mod call;
+pub mod dominators;
 pub mod flavor;
 pub mod histogram;
 pub mod history;
@@ -24,6 +25,7 @@ pub mod vector;
 pub use activations::Activations;
 pub use addr::{Avma, AvmaRange, Bias, Pid, Svma, SvmaRange, Tid};
 pub use call::{Call, Called, VectorState};
+pub use dominators::Dominators;
 pub use flavor::{FLAVORS_MAX, Flavor, FlavorError};
 pub use histogram::{Bucket, Distribution, Resolution, Scale};
 pub use history::{Bin, Course, History};
