@@ -20,31 +20,33 @@ use crate::tracer::{State, Tracer};
 use crate::visit::{Held, Visitor, held_threads};
 
 const PAGE: u64 = 4096;
-/// Longest that the first attempt holds the target to let threads out of what changes. Each later one may take as much longer, because on a
-/// loaded machine a thread that is let go has to wait for a processor.
+/// Longest time that the first attempt holds the target to let threads out of code that changes. The limit grows by this much with each
+/// attempt, because on a loaded machine a thread that is let go has to wait for a processor.
 const NUDGE_TIME: Duration = Duration::from_micros(500);
 const NUDGE_TIME_MAX: Duration = Duration::from_millis(4);
-/// Time between attempts, growing by itself: the target goes on meanwhile.
+/// Time between the first attempts; it grows by this much each time. The target goes on meanwhile.
 const REST: Duration = Duration::from_millis(2);
 const REST_MAX: Duration = Duration::from_millis(40);
 
-/// How a plan is to be applied.
+/// Options of applying a plan.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long to try again and again while threads stand inside of what changes, or do not stop. Each attempt holds the target for some
-    /// milliseconds only.
+    /// Time for which attempts are repeated while threads stand inside of code that changes, or do not stop. Each attempt holds the target
+    /// for some milliseconds only.
     pub patience: Duration,
-    /// How long to try while a thread that stands inside of what changes sleeps uninterruptibly: it may do so for days.
+    /// Time for which attempts are repeated while a thread that stands inside of code that changes sleeps uninterruptibly: it may do so for
+    /// days.
     pub sleepers: Duration,
-    /// Ranges of which [`Applied::quiet`] is to tell whether anybody is in them or may return there. Sorted.
+    /// Ranges for which [`Applied::quiet`] tells whether a thread is in them or may return there. Sorted.
     pub check_quiet: Vec<AvmaRange>,
     /// The area whose calls of functions of the target (`model::layout`) must be over for [`Applied::quiet`].
     pub calls: Option<DataArea>,
-    /// The area of whose readings of the clock (`DataArea::readings_open`) threads must be out, as if they stood in code to be stepped out of.
+    /// The area whose readings of the clock (`DataArea::readings_open`) threads must have finished, as if they stood in code to be stepped
+    /// out of.
     pub readings: Option<DataArea>,
-    /// Sets the gs base of every thread that has one of this area's back to 0, and a thread pointer that is lent if all is quiet.
+    /// Sets every gs base that belongs to this area back to 0. If all is quiet, also resets a thread pointer that is lent.
     pub reset_gs: Option<DataArea>,
-    /// Clears the pointers to this area's descriptor in the rseq areas of threads, and where those of ended threads were.
+    /// Clears the pointers to this area's descriptor in the rseq areas of threads, and at the places where ended threads had them.
     pub clear_slots: Option<DataArea>,
 }
 
@@ -62,25 +64,26 @@ impl Default for Options {
     }
 }
 
-/// A plan was applied.
+/// Outcome of a plan that was applied.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Applied {
-    /// How many times the target was held.
+    /// Number of times that the target was held.
     pub attempts: u32,
-    /// How many threads there were.
+    /// Number of threads.
     pub threads: usize,
-    /// Program counters that were moved, those in signal frames included.
+    /// Number of program counters that were moved, those in signal frames included.
     pub moved: usize,
-    /// Nobody is in `check_quiet`, no saved program counter on any stack points there, and no call that leads back there is open. True if nothing was asked.
+    /// Whether no thread is in `check_quiet`, no saved program counter on any stack points there, and no call that leads back there is
+    /// open. `true` if the options ask for nothing of this.
     pub quiet: bool,
-    /// Threads that sleep uninterruptibly and may have a gs base that [`Options::reset_gs`] was to set back. As long as there are any, nothing is
-    /// `quiet`.
+    /// Threads that sleep uninterruptibly and may have a gs base that [`Options::reset_gs`] was to set back. As long as there is one,
+    /// `quiet` is `false`.
     pub asleep: Vec<Tid>,
     /// The threads as they were released.
     pub bases: Vec<ThreadBase>,
 }
 
-/// What identifies a thread to generated code.
+/// The registers that identify a thread to generated code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ThreadBase {
     /// The thread.
@@ -95,22 +98,23 @@ pub struct ThreadBase {
 #[derive(Debug)]
 struct Run {
     start: Avma,
-    /// As they are to be there now, and afterwards.
+    /// Expected contents of the pages now (`old`), and afterwards (`new`).
     old: Vec<u8>,
     new: Vec<u8>,
     writes: std::ops::Range<usize>,
 }
 
-/// Where a program counter goes.
+/// Action on a program counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Stays,
-    /// Moves, and before the text is written if it stands in a write: should we die between, both places are sound.
+    /// Moves to `to`. It moves before the text is written (`first`) if it stands in a write: if the engine dies between the two, both
+    /// places are sound.
     Moves {
         to: Avma,
         first: bool,
     },
-    /// Stands where nobody may.
+    /// Stands at an address where no thread may be.
     Inside,
 }
 
@@ -118,7 +122,7 @@ enum Fate {
 #[derive(Clone, Copy, Debug)]
 struct Move {
     thread: usize,
-    /// In memory there, or in the thread's registers.
+    /// Address of the saved program counter; `None` if it is in the thread's registers.
     slot: Option<Avma>,
     from: Avma,
     to: Avma,
@@ -126,12 +130,12 @@ struct Move {
 }
 
 impl Target {
-    /// Applies a plan, as described there. On an error nothing is changed.
+    /// Applies a plan, as the head of this file describes. On an error nothing is changed.
     pub fn apply(&self, plan: &PatchPlan, options: &Options) -> Result<Applied, ApplyError> {
         self.apply_and_visit(plan, options, None)
     }
 
-    /// Applies a plan and lets a visitor at the threads in the same stop.
+    /// Applies a plan, and hands the threads to a visitor during the same stop.
     pub fn apply_and_visit(
         &self,
         plan: &PatchPlan,
@@ -161,7 +165,7 @@ impl Target {
         }
     }
 
-    /// How long what has failed is tried again.
+    /// Time for which a failed attempt is repeated.
     fn patience_with(&self, e: &ApplyError, options: &Options) -> Duration {
         match e.sleeper().is_some_and(|tid| self.is_asleep(tid)) {
             true => options.patience.min(options.sleepers),
@@ -169,7 +173,7 @@ impl Target {
         }
     }
 
-    /// Whether nobody is in any of the sorted ranges, and no saved program counter on any stack points there.
+    /// Whether no thread is in any of the sorted ranges, and no saved program counter on any stack points there.
     pub fn quiet(&self, ranges: &[AvmaRange]) -> Result<bool, ApplyError> {
         let options = Options { check_quiet: ranges.to_vec(), ..Options::default() };
         Ok(self.apply(&PatchPlan::default(), &options)?.quiet)
@@ -186,7 +190,7 @@ impl Target {
         runs: &mut [Run],
         visitor: &mut Option<&mut dyn Visitor>,
     ) -> Result<Applied, ApplyError> {
-        // Nothing is written in front of a process that these rights do not include; what is written here goes to the memory that was opened.
+        // Write nothing to a process that these rights do not include; the writes here go to the memory that was opened.
         self.check(self.acting())?;
         tracer.seize_all()?;
         let mut maps = self.maps()?;
@@ -247,7 +251,7 @@ impl Target {
             }
             return Err(e.into());
         }
-        // From here on the plan is in: what is left is good for threads that may have been killed, and harmless to lack.
+        // From here on the plan is in. The remaining steps help threads that may have been killed meanwhile; to lack them is harmless.
         self.move_pcs(tracer, moves.iter().filter(|m| !m.first))?;
         let asleep = options.reset_gs.map_or_else(Vec::new, |area| self.unreachable_bases(tracer, &area));
         let quiet = quiet && asleep.is_empty();
@@ -307,7 +311,7 @@ impl Target {
         Ok(())
     }
 
-    /// Looks where every thread stands. `visitor`: who must know all places.
+    /// Examines the position of every thread. `visitor`: the visitor that must know all places.
     fn look(
         &self,
         tracer: &mut Tracer,
@@ -326,7 +330,7 @@ impl Target {
             let tid = tracer.threads[i].tid;
             let (pc, sp, restarts) = match tracer.threads[i].state {
                 State::Asleep { pc, sp } => {
-                    // which shard it has is not known
+                    // The thread's shard is not known.
                     quiet &= asks_vdso.is_none();
                     (pc, sp.0, true)
                 }
@@ -363,7 +367,7 @@ impl Target {
                 Fate::Moves { .. } | Fate::Inside => return Ok(Look::Inside(i, pc)),
             }
         }
-        // they are in order of their addresses: each thread may have mappings of its own
+        // The mappings are in order of their addresses; each thread may have mappings of its own.
         let is_mapped = |sp: u64| {
             let i = maps.partition_point(|m| m.range.end.0 <= sp);
             maps.get(i).is_some_and(|m| m.range.contains(&Avma(sp)))
@@ -395,8 +399,8 @@ impl Target {
         Ok(Look::Ready { moves, quiet, stacks, saved: saved_pcs, reading })
     }
 
-    /// Where a thread that an engine borrowed, and left behind when it died, goes on through bytes that the plan changes: on its way to the
-    /// frame it takes the addresses of pieces of code from its stack (`gadgets.rs`).
+    /// Address through which a borrowed thread, left behind by an engine that died, goes on although the plan changes its bytes; `None` if
+    /// there is none. On its way to the frame the thread takes the addresses of pieces of code from its stack (`gadgets.rs`).
     fn returns_into(&self, plan: &PatchPlan, stacks: &Stacks, saved: &SavedPc) -> Option<Avma> {
         let frame = saved.slot.0 - frame::RIP;
         let first = stacks.word(saved.thread, frame)?;
@@ -412,8 +416,8 @@ impl Target {
         })
     }
 
-    /// Whether a call of a function of the target is to return to an arena, on whatever stack that is. Of a fork child the count says nothing,
-    /// only its thread's gs base.
+    /// Whether a call of a function of the target is to return to an arena, on whatever stack that is. The count says nothing of a fork
+    /// child; only the gs base of the child's thread does.
     fn has_open_calls(&self, area: &DataArea) -> bool {
         let word = |at: u32| {
             let mut word = [0; 4];
@@ -428,16 +432,16 @@ impl Target {
         word.map_or(true, |word| matches!(WallClock::of_word(word), WallClock::Vdso(_)))
     }
 
-    /// Whether the thread with this gs base is reading the clock, or in a signal handler that has come in between.
+    /// Whether the thread with this gs base is reading the clock, or is in a signal handler that interrupted a reading.
     fn is_reading(&self, area: &DataArea, gs_base: u64) -> bool {
-        // in a function that it has called it has more than its shard
+        // While the thread is in a function that it has called, the gs base has more bits than its shard.
         let shard = gs_base & !area.stride.wrapping_sub(1);
         let is_ours = shard != 0 && shard / area.stride < u64::from(area.shards);
         let word = || self.read_u64(Avma(u64::from(area.displacement(area.readings_open())) + shard));
         is_ours && word().map_or(true, |open| open != 0)
     }
 
-    /// What the plan says about a program counter. `restarts`: the kernel may go two bytes back, to a `syscall` instruction.
+    /// Action of the plan on a program counter. `restarts`: the kernel may go two bytes back, to a `syscall` instruction.
     fn fate(&self, plan: &PatchPlan, pc: Avma, restarts: bool) -> Fate {
         let inside = strictly_inside(&plan.text, pc);
         if let Ok(i) = plan.moves.binary_search_by_key(&pc, |m| m.from) {
@@ -451,7 +455,7 @@ impl Target {
         if inside || back || contains(&plan.step_out, pc) { Fate::Inside } else { Fate::Stays }
     }
 
-    /// What stands at an address once the plan is in.
+    /// Byte at an address once the plan is in; `None` if it cannot be read.
     fn byte(&self, plan: &PatchPlan, at: Avma) -> Option<u8> {
         if let Some(w) = write_before(&plan.text, at).filter(|w| at.0 < w.at.0 + u64::from(w.len)) {
             return w.new_bytes().get((at.0 - w.at.0) as usize).copied();
@@ -474,13 +478,13 @@ impl Target {
 
     fn write_runs(&self, tracer: &Tracer, runs: &[Run]) -> Result<(), Error> {
         for run in runs {
-            // page by page inside of the kernel: a kill leaves whole pages
+            // The kernel writes page by page: a kill leaves whole pages.
             self.write_text(tracer, run.start, &run.new)?;
         }
         Ok(())
     }
 
-    /// Writes through /proc/PID/mem, or word by word where that is forbidden.
+    /// Writes through /proc/PID/mem, or word by word with POKEDATA where that is forbidden.
     fn write_text(&self, tracer: &Tracer, at: Avma, bytes: &[u8]) -> Result<(), Error> {
         let refused = match self.write(at, bytes) {
             Err(e @ Error::Memory { .. }) => e,
@@ -507,9 +511,10 @@ impl Target {
 }
 
 enum Look {
-    /// The program counters to move, whether all is quiet, what was looked at, and the threads that are reading the clock.
+    /// The program counters to move, whether all is quiet, the stacks and saved program counters that were read, and the threads that are
+    /// reading the clock.
     Ready { moves: Vec<Move>, quiet: bool, stacks: Stacks, saved: Vec<SavedPc>, reading: Vec<usize> },
-    /// This thread stands where nobody may.
+    /// This thread stands at this address, where no thread may be.
     Inside(usize, Avma),
 }
 

@@ -29,13 +29,13 @@ use crate::target::{Identity, Target};
 pub struct SharedArea {
     layout: DataArea,
     access: Access,
-    /// The highest end of what was claimed, and the highest hint, that were seen; [`UNKNOWN`] before the first look.
+    /// End of the claimed shards, or the claim hint, whichever was the highest seen; [`UNKNOWN`] before the first look.
     claimed_to: AtomicU32,
 }
 
 #[derive(Debug)]
 enum Access {
-    /// Mapped here as well. `lock` is a file of our own opening: a lock on it ends with us.
+    /// Mapped in this process as well. `lock` is a descriptor that the engine opened itself: a lock on it ends with the engine.
     Mapped { map: Guarded, lock: Option<OwnedFd> },
     /// Through the target's memory: for a successor that may not map the file.
     Through(Arc<Target>),
@@ -53,9 +53,9 @@ pub struct Claim {
 /// Fork children that entered themselves.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Children {
-    /// Their process ids, as they see themselves.
+    /// Process ids of the children in their own pid namespaces.
     pub pids: Vec<Pid>,
-    /// How many more did not fit.
+    /// Number of further children for which the header had no room.
     pub unknown: u32,
 }
 
@@ -74,16 +74,16 @@ impl SharedArea {
     }
 
     fn new(layout: DataArea, access: Access) -> Self {
-        // who claimed what before us is not known: the first look is at all
+        // The claims from before this engine are unknown: the first look reads all of them.
         SharedArea { layout, access, claimed_to: AtomicU32::new(UNKNOWN) }
     }
 
-    /// Where it lies in the target.
+    /// Address and size of the area in the target.
     pub fn layout(&self) -> DataArea {
         self.layout
     }
 
-    /// Bytes of memory that it takes now. `None` if the file cannot be asked.
+    /// Memory that the area takes now, in bytes. `None` if the file's status cannot be read.
     pub(crate) fn allocated(&self) -> Option<u64> {
         match &self.access {
             Access::Mapped { lock: Some(file), .. } => {
@@ -98,13 +98,13 @@ impl SharedArea {
         matches!(self.access, Access::Mapped { .. })
     }
 
-    /// Whether a page of it could not be provided here (a memory limit, a hardware error): what was read there since is 0.
+    /// Whether a page of the area could not be provided here (a memory limit, a hardware error). Reads since then return 0.
     pub fn is_broken(&self) -> bool {
         matches!(&self.access, Access::Mapped { map, .. } if map.is_broken())
     }
 
-    /// Takes the lock that only one engine holds; it ends with the engine. Whoever makes an area has it already. None: this way of access knows no lock, and
-    /// only the holder in the header tells.
+    /// Takes the lock that only one engine holds; the lock ends with the engine. The engine that makes an area has it already. `None`: this
+    /// way of access knows no lock, and only the header tells the holder.
     pub fn try_lock(&self) -> Option<bool> {
         match &self.access {
             Access::Mapped { lock: Some(file), .. } => Some(lock_file(file)),
@@ -120,7 +120,7 @@ impl SharedArea {
         }
     }
 
-    /// `count` words of `size` bytes each, aligned.
+    /// Checks that `count` aligned words of `size` bytes each lie inside the area at `offset`.
     #[inline]
     fn check(&self, offset: u64, size: usize, count: usize) -> Result<(), Error> {
         let len = size.checked_mul(count).ok_or(Error::Outside(offset))?;
@@ -218,23 +218,23 @@ impl SharedArea {
         Ok(())
     }
 
-    /// Says whether threads at the loader's hook are answered from now on. An area that is not mapped here cannot answer.
+    /// Sets whether the engine answers threads at the loader's hook from now on. An area that is not mapped here cannot answer.
     pub fn listen(&self, listening: bool) -> Result<(), Error> {
         self.write_u32(header::LISTENING.into(), u32::from(listening && self.is_mapped()))
     }
 
-    /// Whether they are, and none has waited in vain since.
+    /// Whether the engine answers threads at the loader's hook, and no thread has waited in vain since [`SharedArea::listen`].
     pub fn is_listening(&self) -> bool {
         self.read_u32(header::LISTENING.into()).is_ok_and(|word| word != 0)
     }
 
-    /// How often the loader has ended to map or unmap; waits at most so long for that to be another number than `seen`.
+    /// Returns how many times the loader has finished mapping or unmapping. Waits at most `at_most` for that number to differ from `seen`.
     pub fn wait_for_loads(&self, seen: u32, at_most: Duration) -> Result<u32, Error> {
         let at = u64::from(header::LOADS);
         self.check(at, 4, 1)?;
         if let Access::Mapped { map, .. } = &self.access {
             let timeout = Timespec { tv_sec: at_most.as_secs().cast_signed(), tv_nsec: at_most.subsec_nanos().into() };
-            // however it ends, the number tells
+            // The number decides, however the wait ends.
             let _ = futex::wait(word32(map, at), futex::Flags::empty(), seen, Some(&timeout));
         } else {
             std::thread::sleep(at_most);
@@ -242,18 +242,18 @@ impl SharedArea {
         self.read_u32(at)
     }
 
-    /// Lets the threads at the loader's hook go on that have come up to this number of [`SharedArea::wait_for_loads`].
+    /// Lets those threads at the loader's hook go on that have arrived up to this number of [`SharedArea::wait_for_loads`].
     pub fn answer(&self, loads: u32) -> Result<(), Error> {
         let at = u64::from(header::ANSWERED);
         self.write_u32(at, loads)?;
         if let Access::Mapped { map, .. } = &self.access {
-            // who is not woken looks by itself when its time is over
+            // A thread that is not woken looks by itself when its time is over.
             let _ = futex::wake(word32(map, at), futex::Flags::empty(), i32::MAX.cast_unsigned());
         }
         Ok(())
     }
 
-    /// Nobody answers threads at the loader's hook any more; those that wait go on.
+    /// Stops answering threads at the loader's hook; threads that wait there go on.
     pub fn stop_listening(&self) -> Result<(), Error> {
         self.listen(false)?;
         let loads = self.read_u32(header::LOADS.into())?;
@@ -305,7 +305,7 @@ impl SharedArea {
         self.write_u64(header::MAGIC.into(), u64::from_le_bytes(layout::MAGIC))
     }
 
-    /// Who holds the target, as the header says.
+    /// Engine that holds the target, according to the header.
     pub fn holder(&self) -> Result<Identity, Error> {
         let mut boot_id = [0; 16];
         self.read_bytes(header::BOOT_ID.into(), &mut boot_id)?;
@@ -328,7 +328,7 @@ impl SharedArea {
         Ok(self.read_u32(header::FAMILY.into())? != 0)
     }
 
-    /// How threads are told apart, as the header says.
+    /// Way in which generated code tells threads apart, according to the header.
     pub fn identity(&self) -> Result<ThreadIdentity, Error> {
         Ok(match self.read_u32(header::IDENTITY.into())? {
             1 => ThreadIdentity::FsOffset(self.read_u32(header::IDENTITY_OFFSET.into())?),
@@ -337,8 +337,8 @@ impl SharedArea {
         })
     }
 
-    /// How generated code reads processor time, as the header says. An area of a dead engine does not tell a system call from nothing: a system
-    /// call then.
+    /// Way in which generated code reads processor time, according to the header. The header of a dead engine's area has the same value for
+    /// a system call and for no clock; this function returns a system call for both.
     pub fn cpu_clock(&self) -> Result<CpuClock, Error> {
         Ok(match self.read_u32(header::CPU_SLOT.into())?.cast_signed() {
             0 => CpuClock::SystemCall,
@@ -346,12 +346,12 @@ impl SharedArea {
         })
     }
 
-    /// How generated code reads the time, as the header says.
+    /// Way in which generated code reads the time, according to the header.
     pub fn wall_clock(&self) -> Result<WallClock, Error> {
         self.read_u64(header::WALL_CLOCK.into()).map(WallClock::of_word)
     }
 
-    /// How long a nanosecond of processor time is in ticks of 2^-32: what the header says, or `rate` from now on.
+    /// Length of a nanosecond of processor time in ticks of 2^-32. If the header has no value yet, sets it to `rate` and returns `rate`.
     pub fn cpu_rate(&self, rate: u64) -> Result<u64, Error> {
         match self.read_u64(header::CPU_RATE.into())? {
             0 => self.write_u64(header::CPU_RATE.into(), rate).map(|()| rate),
@@ -364,7 +364,8 @@ impl SharedArea {
         self.read_u64(self.layout.stride * u64::from(shard) + u64::from(layout::CPU_LAST))
     }
 
-    /// Whether it is known where a thread that has ended had its pointer to a descriptor, now or from before.
+    /// Enters in the header the address at which an ended thread had its pointer to a descriptor. Returns whether the header has it, from
+    /// now or from before.
     fn remember_slot(&self, slot: u64) -> Result<bool, Error> {
         let count = self.read_u32(header::SLOTS_COUNT.into())?.min(header::SLOTS_MAX);
         let mut known = vec![0; count as usize];
@@ -380,38 +381,38 @@ impl SharedArea {
         Ok(true)
     }
 
-    /// How often no shard was free.
+    /// Number of times that no shard was free for a thread.
     pub fn exhausted(&self) -> Result<u32, Error> {
         self.read_u32(header::EXHAUSTED.into())
     }
 
-    /// What became of calls of functions of the target: how many were seen to have been left other than by returning, and how many snippets with
-    /// calls were not run.
+    /// Number of calls of functions of the target that were seen to have been left other than by returning, and number of snippets with
+    /// calls that were not run.
     pub fn calls_amiss(&self) -> Result<(u32, u32), Error> {
         Ok((self.read_u32(header::CALLS_LEFT.into())?, self.read_u32(header::CALLS_MISSED.into())?))
     }
 
-    /// How many times memory of the program was to be set and nothing could be.
+    /// Number of writes to the program's memory that failed.
     pub fn writes_failed(&self) -> Result<u32, Error> {
         self.read_u32(header::WRITES_FAILED.into())
     }
 
-    /// How many readings of the program's memory have found nothing there.
+    /// Number of reads of the program's memory that found nothing there.
     pub fn reads_failed(&self) -> Result<u32, Error> {
         self.read_u32(header::READS_FAILED.into())
     }
 
-    /// How many readings of events of the processor were none.
+    /// Number of reads of processor events that gave no value.
     pub fn events_unread(&self) -> Result<u32, Error> {
         self.read_u32(header::EVENTS_UNREAD.into())
     }
 
-    /// Sets what threads open their counters of an event with.
+    /// Sets the attributes with which threads open their counters of an event.
     pub fn set_event(&self, number: u32, attributes: &EventAttributes) -> Result<(), Error> {
         (event_at(number)..).step_by(8).zip(attributes).try_for_each(|(at, word)| self.write_u64(at, *word))
     }
 
-    /// No thread has a counter of this event.
+    /// Clears an event: its attributes, and the words of its counter in every claimed shard.
     pub(crate) fn forget_event(&self, number: u32) -> Result<(), Error> {
         self.claims()?.into_iter().try_for_each(|claim| self.forget_event_of(claim.shard, number))?;
         self.set_event(number, &EventAttributes::default())
@@ -428,12 +429,12 @@ impl SharedArea {
         Ok(self.read_u32(header::FORKS.into())? != 0)
     }
 
-    /// Says that they do.
+    /// Sets that fork children begin with the state of the thread that forked.
     pub fn follow_births(&self) -> Result<(), Error> {
         self.write_u32(header::FORKS.into(), 1)
     }
 
-    /// How many forks found no free shard for their child.
+    /// Number of forks that found no free shard for their child.
     pub fn births_missed(&self) -> Result<u32, Error> {
         self.read_u32(header::BIRTHS_MISSED.into())
     }
@@ -450,7 +451,7 @@ impl SharedArea {
         Ok(self.all_claims()?.into_iter().filter(failed).map(|claim| claim.shard).collect())
     }
 
-    /// The shards that threads hold. That of a child that is being born is nobody's yet.
+    /// The shards that threads hold. The shard of a child that is being born belongs to no thread yet.
     pub fn claims(&self) -> Result<Vec<Claim>, Error> {
         let held = |claim: &Claim| claim.owner >> birth::RESERVED == 0;
         Ok(self.all_claims()?.into_iter().filter(held).collect())
@@ -458,8 +459,8 @@ impl SharedArea {
 
     /// The shards that are not free.
     ///
-    /// A thread raises the hint by one, and takes the first free shard from its old value on. So what is claimed from the highest hint on that
-    /// there was lies side by side, and the many shards that were never claimed are not looked at.
+    /// A thread raises the hint by one, and takes the first free shard from the hint's old value on. So the claimed shards from the highest
+    /// hint on are adjacent, and the many shards that were never claimed need not be read.
     fn all_claims(&self) -> Result<Vec<Claim>, Error> {
         let shards = self.layout.shards.min(layout::SHARDS_MAX);
         let hint = self.read_u32(header::CLAIM_HINT.into())?;
@@ -480,7 +481,7 @@ impl SharedArea {
         Ok(claims)
     }
 
-    /// Has the next thread look for a free shard from this one on, if it would begin behind it.
+    /// Lowers the hint to this shard if it is above it: the next thread looks for a free shard from this one on.
     fn lower_hint(&self, shard: u32) -> Result<(), Error> {
         let hint = u64::from(header::CLAIM_HINT);
         let before = match &self.access {
@@ -496,8 +497,8 @@ impl SharedArea {
         Ok(())
     }
 
-    /// Takes a free shard for a thread, as the thread would do itself; none if there is no free one. Its gs base is still to be set, while the thread is
-    /// held: then it finds the shard to be its own.
+    /// Takes a free shard for a thread, as the thread would do itself; `None` if no shard is free. The caller still has to set the thread's
+    /// gs base while the thread is held: then the thread finds that the shard is its own.
     pub fn claim(&self, identity: u64) -> Result<Option<u32>, Error> {
         for shard in layout::FIRST_SHARD..self.layout.shards.min(layout::SHARDS_MAX) {
             let claim = claim_at(shard);
@@ -540,7 +541,7 @@ impl SharedArea {
     pub fn counter_or_zero(&self, shard: u32, index: u32) -> u64 {
         let offset = self.counter_at(shard, index);
         match &self.access {
-            // thousands are read again and again
+            // Fast path: the engine reads thousands of counters again and again.
             Access::Mapped { map, .. } if offset <= (map.len() as u64).saturating_sub(8) => {
                 word64(map, offset).load(Ordering::Acquire)
             }
@@ -548,8 +549,8 @@ impl SharedArea {
         }
     }
 
-    /// Which of the first `counters` of a shard have memory. Of an area of the usual size all are taken to have: there to ask takes longer than
-    /// to read, and wastes little.
+    /// Tells which of the first `counters` of a shard have memory. In an area of the usual stride, all count as touched: to ask the kernel
+    /// takes longer there than to read, and reading wastes little.
     pub fn touched(&self, shard: u32, counters: u32) -> Touched {
         match &self.access {
             Access::Mapped { map, .. } if self.layout.stride > layout::DEFAULT_STRIDE => {
@@ -582,13 +583,14 @@ impl SharedArea {
         Ok(())
     }
 
-    /// Takes back the shard of a thread that has ended: those of its first `counters` that are not 0, in order, each with its number. They are
-    /// set to 0; then the shard is free. Calls that were open have ended without passing an exit, and are counted among these values.
+    /// Takes back the shard of a thread that has ended. Returns those of its first `counters` that are not 0, in order, each with its
+    /// number. They are set to 0; then the shard is free. Calls that were open have ended without passing an exit, and are counted among
+    /// these values.
     pub fn free_shard(&self, shard: u32, counters: u32) -> Result<Vec<(u32, u64)>, Error> {
         if shard < layout::FIRST_SHARD || shard >= self.layout.shards {
             return Err(Error::Outside(self.shard_start(shard)));
         }
-        // how many there are was once read from the target
+        // An engine may have read this number from the target: bound it.
         let counters = counters.min(self.layout.counters());
         let mut values = self.values(shard, counters)?;
         let open = self.open_records(shard)?;
@@ -616,23 +618,23 @@ impl SharedArea {
             self.write_u64(start + u64::from(self.layout.readings_open()), 0)?;
         }
         for event in 0..layout::EVENTS_MAX {
-            // where there are none, the page is left alone: to look at it would make it
+            // If the event has no attributes, leave the page alone: to read it would allocate it.
             if self.read_u64(event_at(event))? != 0 {
                 self.forget_event_of(shard, event)?;
             }
         }
-        // Where its pointer to our descriptor was must stay known as long as there is the descriptor: the next thread may find it there, and an
-        // older kernel follows it. If there is no room for that, the shard keeps it, and stays taken.
+        // The place of its pointer to our descriptor must stay known as long as the descriptor exists: the next thread may find the pointer
+        // there, and an older kernel follows it. If the header has no room for the place, the shard keeps it, and stays taken.
         if self.remember_slot(self.read_u64(start + u64::from(layout::CPU_SLOT))?)? {
             self.write_u64(start + u64::from(layout::CPU_SLOT), 0)?;
             self.write_u64(claim_at(shard), 0)?;
-            // the next thread takes the lowest free one: memory is that of as many threads as there are at a time
+            // The next thread takes the lowest free shard: memory use is that of the highest number of threads at a time.
             self.lower_hint(shard)?;
         }
         Ok(values)
     }
 
-    /// The activation records that are open in a shard: where each lies in the area, and its name.
+    /// The activation records that are open in a shard: the offset of each in the area, and its name.
     fn open_records(&self, shard: u32) -> Result<Vec<(u64, u32)>, Error> {
         let start = self.shard_start(shard);
         let top = self.read_u64(start + u64::from(layout::TOP))?.min(record::ROOM.into());
@@ -641,8 +643,8 @@ impl SharedArea {
         at.map(|at| Ok((at, self.read_u32(at + u64::from(record::NAME))?))).collect()
     }
 
-    /// Makes records of these names (offsets in a shard) nobody's: what they would restore or count belongs to something else from now on. No
-    /// code may be woven any more that opens or closes them.
+    /// Clears the names of the open records with these names (offsets in a shard): the counters and flags that they would restore or count
+    /// belong to something else from now on. No woven code may open or close these records any more.
     pub fn forget_records(&self, shard: u32, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
         for (at, name) in self.open_records(shard)? {
             if names.contains(&name) {
@@ -653,7 +655,7 @@ impl SharedArea {
         Ok(())
     }
 
-    /// The same for the records in all shards that have other names.
+    /// Clears the open records, in all shards, whose names are not among `names`; see [`SharedArea::forget_records`].
     pub fn forget_other_records(&self, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
         for claim in self.claims()? {
             let open = self.open_records(claim.shard)?;
@@ -663,7 +665,7 @@ impl SharedArea {
         Ok(())
     }
 
-    /// The fork children that entered themselves.
+    /// The fork children that entered themselves in the header.
     pub fn children(&self) -> Result<Children, Error> {
         let count = self.read_u32(header::CHILDREN_COUNT.into())?;
         let known = count.min(header::CHILDREN_MAX);
@@ -672,7 +674,8 @@ impl SharedArea {
         Ok(Children { pids: pids.into_iter().filter(|p| p.0 != 0).collect(), unknown: count - known })
     }
 
-    /// Replaces the journal's copy. The length is set to 0 before and to the new one afterwards, so that no half of it is believed.
+    /// Replaces the journal's copy. The length is set to 0 before and to the new length afterwards, so that no reader takes a half-written
+    /// copy for whole.
     pub fn write_journal(&self, bytes: &[u8]) -> Result<(), Error> {
         if bytes.len() as u64 > self.layout.journal_bytes {
             return Err(Error::Outside(self.layout.journal_offset() + bytes.len() as u64));
@@ -705,7 +708,7 @@ impl SharedArea {
     }
 }
 
-/// Where the header says what an event is.
+/// Offset in the header of the attributes of an event.
 fn event_at(number: u32) -> u64 {
     u64::from(header::EVENTS + header::EVENT_BYTES * (number % layout::EVENTS_MAX))
 }
@@ -716,12 +719,13 @@ pub(crate) fn reopen(memfd: &OwnedFd) -> std::io::Result<OwnedFd> {
     Ok(File::options().read(true).write(true).open(format!("/proc/self/fd/{}", memfd.as_fd().as_raw_fd()))?.into())
 }
 
-/// Takes the lock of an area's file. False: somebody else has it.
+/// Takes the lock of an area's file. `false`: another process has it.
 pub(crate) fn lock_file(file: &OwnedFd) -> bool {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-/// What the header of an area at `range` says, read with `read(offset, buffer)`.
+/// Layout of the area at `range` according to the bytes of its header. Fails if the header is missing, is of another version, or
+/// contradicts the area's size.
 pub(crate) fn parse_header(range: &AvmaRange, bytes: &[u8]) -> Result<DataArea, &'static str> {
     let u32_at =
         |o: u32| bytes.get(o as usize..o as usize + 4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_le_bytes);
@@ -746,10 +750,10 @@ pub(crate) fn parse_header(range: &AvmaRange, bytes: &[u8]) -> Result<DataArea, 
     }
 }
 
-/// Nobody has looked yet up to where shards are claimed: more than any hint.
+/// Value of [`SharedArea::claimed_to`] before the first look: more than any hint.
 const UNKNOWN: u32 = u32::MAX;
 
-/// Where the claim of a shard is.
+/// Offset of a shard's claim.
 fn claim_at(shard: u32) -> u64 {
     u64::from(layout::CLAIMS) + 8 * u64::from(shard)
 }
@@ -793,7 +797,7 @@ mod tests {
         SharedArea::map(layout, &memfd, None).unwrap()
     }
 
-    /// What a thread does, in two steps: between them others go on.
+    /// First of the two steps in which a thread claims a shard; between them other threads go on.
     fn aim(area: &SharedArea) -> u32 {
         let hint = area.read_u32(header::CLAIM_HINT.into()).unwrap();
         area.write_u32(header::CLAIM_HINT.into(), hint + 1).unwrap();
@@ -822,7 +826,7 @@ mod tests {
                     0 => aims.push(aim(&area)),
                     1 if !aims.is_empty() => held.extend(take(&area, aims.swap_remove(which.index(aims.len())))),
                     2 if !held.is_empty() => {
-                        // what is freed was seen
+                        // A shard that is freed was seen before.
                         area.claims().unwrap();
                         let shard = held.swap_remove(which.index(held.len()));
                         area.free_shard(shard, 0).unwrap();

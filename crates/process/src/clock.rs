@@ -1,4 +1,5 @@
-//! The clock of the timers: the time stamp counter where it may be one, and how long a tick is; otherwise the kernel's monotonic clock.
+//! The clock of the timers: the time stamp counter where it measures time, and the length of its tick; otherwise the kernel's monotonic
+//! clock.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -13,18 +14,19 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::perf;
 use crate::sys;
 
-/// Below this the length of a tick is not known well enough: two readings of both clocks are some 50 ns apart.
+/// In less time than this the length of a tick cannot be measured well enough: two readings of both clocks are some 50 ns apart.
 const BASE: Duration = Duration::from_millis(20);
 /// Binary digits of the scale: a tick may last two nanoseconds.
 const DIGITS: u32 = 31;
-/// No machine sleeps less; two readings of clocks may be nearly as far apart on a busy one.
+/// Shortest sleep of a machine that counts: no machine sleeps less, and two readings of clocks may be nearly as far apart on a busy one.
 const SLEEP: Duration = Duration::from_millis(50);
-/// Readings of which the quickest counts.
+/// Number of readings, of which the quickest counts.
 const TRIES: usize = 9;
-/// What the kernel itself goes by: not `tsc` when the counters of the processors disagree, or when the host of a virtual machine may change their rate.
+/// File that names the kernel's own clock. It is not `tsc` when the counters of the processors disagree, or when the host of a virtual
+/// machine may change their rate.
 const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
-/// Why ticks are no time here.
+/// Reason why the time stamp counter is no clock on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClockProblem {
     /// The rate changes with the processor's frequency.
@@ -35,7 +37,7 @@ pub enum ClockProblem {
     NotTrusted,
 }
 
-/// Which clock timers are to have.
+/// Choice of the clock for timers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ClockChoice {
     /// The time stamp counter where it is a clock, otherwise the kernel's.
@@ -69,7 +71,7 @@ impl FromStr for ClockChoice {
 #[derive(Debug)]
 pub struct TickClock {
     source: Source,
-    /// What the machine had slept then.
+    /// Time that the machine had slept when this clock was made.
     asleep: Duration,
 }
 
@@ -77,7 +79,7 @@ pub struct TickClock {
 enum Source {
     /// The time stamp counter beside the kernel's monotonic clock.
     Counter { begin: Reading, scale: OnceLock<Scale> },
-    /// That clock itself, in nanoseconds; and why, if nobody has chosen it.
+    /// The kernel's monotonic clock, in nanoseconds. The problem is the reason why it is used; `None` if it was chosen.
     Monotonic(Option<ClockProblem>),
 }
 
@@ -88,7 +90,7 @@ struct Reading {
 }
 
 impl TickClock {
-    /// The clock that was chosen, if it is one on this machine.
+    /// Starts the chosen clock, if it is one on this machine.
     pub fn start(choice: ClockChoice) -> Result<Self, ClockProblem> {
         match (choice, counts_time()) {
             (ClockChoice::Vdso, _) => Ok(TickClock::monotonic(None)),
@@ -103,17 +105,17 @@ impl TickClock {
         TickClock { source: Source::Counter { begin: Reading::take(), scale: OnceLock::new() }, asleep: asleep() }
     }
 
-    /// The kernel's monotonic clock; `why` not the other.
+    /// The kernel's monotonic clock. `why` is the reason for not using the time stamp counter; `None` if this clock was chosen.
     pub fn monotonic(why: Option<ClockProblem>) -> Self {
         TickClock { source: Source::Monotonic(why), asleep: asleep() }
     }
 
-    /// Whether its ticks are those of the time stamp counter.
+    /// Whether the ticks of this clock are those of the time stamp counter.
     pub fn is_counter(&self) -> bool {
         matches!(self.source, Source::Counter { .. })
     }
 
-    /// Why they are not, if nobody has chosen so.
+    /// Reason why the ticks are not those of the time stamp counter; `None` if they are, or if the kernel's clock was chosen.
     pub fn problem(&self) -> Option<ClockProblem> {
         match self.source {
             Source::Counter { .. } => None,
@@ -121,7 +123,7 @@ impl TickClock {
         }
     }
 
-    /// The time between what stands in front of it and what stands behind: memory that others write is not read out of turn.
+    /// Returns the time between the loads before this call and the loads after it: memory that other threads write is not read out of turn.
     pub fn now(&self) -> u64 {
         sys::loads_end();
         let now = self.ticks();
@@ -137,8 +139,9 @@ impl TickClock {
         }
     }
 
-    /// Ticks to nanoseconds: by the kernel's own factors where it tells them, otherwise off by some millionths after both clocks have been
-    /// compared for 20 ms. Always the same: a value that is read again must not have become less, nor the bounds of a histogram others.
+    /// Scale from ticks to nanoseconds: the kernel's own factors where it tells them. Otherwise both clocks are compared for 20 ms, and the
+    /// scale is off by some millionths. The scale never changes: a value that is read again must not have become less, and the bounds of a
+    /// histogram must stay the same.
     pub fn scale(&self) -> Scale {
         match &self.source {
             Source::Counter { begin, scale } => {
@@ -148,8 +151,8 @@ impl TickClock {
         }
     }
 
-    /// How long the machine has slept since, if it matters: the time stamp counter may have counted it or begun anew, the monotonic clock stood
-    /// still.
+    /// Nanoseconds that the machine has slept since this clock was made, if that matters: the time stamp counter may have counted them or
+    /// begun anew. The monotonic clock stood still; for it this is 0.
     pub fn missed_ns(&self) -> u64 {
         let slept = asleep().saturating_sub(self.asleep);
         let matters = self.is_counter() && slept >= SLEEP;
@@ -162,14 +165,14 @@ fn counts_time() -> Result<(), ClockProblem> {
     if !sys::has_invariant_ticks() {
         return Err(ClockProblem::NotInvariant);
     }
-    // without that file nothing is known against it
+    // If the file cannot be read, nothing is known against the counter.
     let distrusts = std::fs::read_to_string(Path::new(SOURCE)).is_ok_and(|source| source.trim() != "tsc");
     if distrusts { Err(ClockProblem::NotTrusted) } else { Ok(()) }
 }
 
-/// How long the machine has slept since it was started (suspend).
+/// Time that the machine has slept since it was started (suspend).
 fn asleep() -> Duration {
-    // what lies between the two readings makes it less
+    // Time that passes between the two readings makes the result smaller: take the largest.
     let once = || clock_ns(clock_gettime(ClockId::Boottime)).saturating_sub(monotonic_ns());
     Duration::from_nanos((0..TRIES).map(|_| once()).max().unwrap_or(0))
 }
@@ -182,7 +185,8 @@ fn clock_ns(time: rustix::time::Timespec) -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-/// The factors by which the kernel itself makes time of the counter: on the page of any event, if its own clock is the counter.
+/// Factors with which the kernel itself converts the counter to time. The page of any event has them if the kernel's own clock is the
+/// counter.
 fn kernels_scale() -> Option<Scale> {
     let file = sys::perf_event_open_words(&perf::DUMMY, sys::own_tid()).ok()?;
     let page = MmapOptions::new().len(sys::EVENT_PAGE).map_raw_read_only(&file).ok()?;
@@ -191,7 +195,7 @@ fn kernels_scale() -> Option<Scale> {
 }
 
 impl Reading {
-    /// Both clocks at once, as nearly as can be had.
+    /// Reads both clocks at once, as nearly as possible.
     fn take() -> Self {
         let one = || {
             let before = sys::ticks();
@@ -209,7 +213,7 @@ impl Reading {
         best.1
     }
 
-    /// Waits until there are 20 ms to compare.
+    /// Waits until there are 20 ms to compare, and returns the scale.
     fn measure(self) -> Scale {
         loop {
             let now = Reading::take();
@@ -239,7 +243,7 @@ mod tests {
             let (last, end) = (clock.ticks(), Reading::take());
             assert_eq!(clock.scale(), scale);
             let (measured, real) = (scale.apply(last - first) as f64, (end.ns - begin.ns) as f64);
-            // what lies between the readings themselves, should the thread lose its processor there
+            // The tolerance covers the case that the thread loses its processor between the readings themselves.
             assert!((measured - real).abs() < 0.01 * real + 5e6, "{measured} {real}");
         }
     }
@@ -275,7 +279,7 @@ mod tests {
     fn a_machine_that_runs_has_not_slept() {
         let mut clock = TickClock::counter();
         assert_eq!(clock.missed_ns(), 0);
-        // had it slept a second since
+        // Pretend that the machine has slept a second since.
         clock.asleep = match asleep().checked_sub(Duration::from_secs(1)) {
             Some(before) => before,
             None => return,

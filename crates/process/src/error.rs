@@ -1,4 +1,4 @@
-//! What can go wrong with another process, said so that a person knows what to do.
+//! Errors of operations on other processes, in words that tell a person what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use ingraft_model::{Avma, AvmaRange, Pid, Tid};
 
 use crate::limits::Shortage;
 
-/// Why a process may not be attached to. `Display` says what; [`Denial::hint`] what would allow it.
+/// Reason why a process may not be attached to. `Display` gives the reason; [`Denial::hint`] says what would allow it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
     /// There is no such process.
@@ -23,12 +23,12 @@ pub enum Denial {
     /// It is this very process.
     #[error("process {0} is ingraft itself")]
     Ourselves(Pid),
-    /// It belongs to somebody else, and we may not trace other people's processes.
+    /// It belongs to another user, and the caller may not trace other users' processes.
     #[error("process {pid} belongs to user {uid}")]
     OtherUser {
         /// The process.
         pid: Pid,
-        /// Whose it is (real user id).
+        /// Real user id of its owner.
         uid: u32,
     },
     /// It belongs to the caller, and has more rights than its user: a setuid program.
@@ -62,7 +62,7 @@ pub enum Denial {
     /// The kernel refused for another reason (capabilities of the target, Landlock, another security module).
     #[error("the kernel does not let us trace process {0}")]
     Forbidden(Pid),
-    /// Somebody traces it already.
+    /// Another process traces it already.
     #[error("process {pid} is already traced by {tracer} (process {tracer_pid})")]
     Traced {
         /// The process.
@@ -77,13 +77,13 @@ pub enum Denial {
     NotX86_64 {
         /// The process.
         pid: Pid,
-        /// "32-bit" or "x32" or what its file says.
+        /// Kind of program: "32-bit", "x32", or the machine that its file names.
         kind: &'static str,
     },
 }
 
 impl Denial {
-    /// What would allow it: one line for a person.
+    /// Advice that would allow attaching: one line for a person.
     pub fn hint(&self) -> String {
         match self {
             Denial::NoSuchProcess(_) => "look for it with `ingraft ps`".into(),
@@ -131,31 +131,31 @@ pub enum Error {
         tid: Tid,
         /// Its program counter, when the kernel tells it.
         pc: Option<Avma>,
-        /// How long was waited.
+        /// Time for which the engine waited.
         waited: Duration,
     },
     /// A ptrace request failed.
     #[error("ptrace {request} of thread {tid}: {source}")]
     Ptrace {
-        /// Which.
+        /// Name of the request.
         request: &'static str,
-        /// Of which thread.
+        /// The thread.
         tid: Tid,
-        /// What the kernel said.
+        /// Error that the kernel returned.
         source: io::Error,
     },
     /// A file could not be read.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error that the kernel returned.
         source: io::Error,
     },
     /// A file of /proc says something that we do not understand.
     #[error("{} is malformed", path.display())]
     Malformed {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
     },
     /// Memory of the target could not be read or written.
@@ -163,19 +163,19 @@ pub enum Error {
     Memory {
         /// "read" or "write".
         what: &'static str,
-        /// Where.
+        /// Address of the write.
         at: Avma,
-        /// How many.
+        /// Number of bytes.
         len: usize,
-        /// What the kernel said.
+        /// Error that the kernel returned.
         source: io::Error,
     },
     /// A system call of ours in the target failed.
     #[error("{call} in the target: {source}")]
     Call {
-        /// Its name.
+        /// Name of the system call.
         call: &'static str,
-        /// What the kernel said.
+        /// Error that the kernel returned.
         source: io::Error,
     },
     /// No thread of the target can carry a system call of ours.
@@ -193,9 +193,9 @@ pub enum Error {
     /// No address range is free where one is needed.
     #[error("no free address range of {len} bytes {place}")]
     NoRoom {
-        /// How much was looked for.
+        /// Length of the range in bytes.
         len: u64,
-        /// Where.
+        /// Description of the region in which the range must lie.
         place: &'static str,
     },
     /// A limit on the target's memory leaves too little room.
@@ -204,17 +204,17 @@ pub enum Error {
     /// The target has about as many mappings as the kernel allows it.
     #[error("the target has {have} mappings, and the kernel allows {most} (vm.max_map_count)")]
     Mappings {
-        /// How many it has.
+        /// Number of mappings that the target has.
         have: usize,
-        /// How many it may have.
+        /// Number of mappings that the kernel allows it.
         most: usize,
     },
     /// No data area of ours is there, or one that this version cannot read.
     #[error("no usable data area at {:#x}: {why}", range.start.0)]
     NoArea {
-        /// Where it was looked for.
+        /// Range in which the area was expected.
         range: AvmaRange,
-        /// Why not.
+        /// Reason why it is not usable.
         why: &'static str,
     },
     /// An offset outside of the data area.
@@ -223,17 +223,17 @@ pub enum Error {
     /// A system call of our own failed.
     #[error("{what}: {source}")]
     Own {
-        /// Which.
+        /// Description of the call.
         what: &'static str,
-        /// What the kernel said.
+        /// Error that the kernel returned.
         source: io::Error,
     },
     /// A started program could not be started.
     #[error("cannot start {}: {source}", program.display())]
     Start {
-        /// Which.
+        /// Path of the program.
         program: PathBuf,
-        /// What the kernel said.
+        /// Error that the kernel returned.
         source: io::Error,
     },
 }
@@ -257,7 +257,7 @@ impl Error {
         matches!(self, Error::Call { source, .. } if matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
     }
 
-    /// What would help: one line for a person.
+    /// Advice that may help: one line for a person.
     pub fn hint(&self) -> String {
         match self {
             Error::Denied(d) => d.hint(),
@@ -296,39 +296,39 @@ pub enum ApplyError {
     /// The plan contradicts itself (overlap, order, a page boundary crossed): a defect of its maker.
     #[error("the plan is invalid at {at}: {why}")]
     BadPlan {
-        /// Where.
+        /// Address of the write.
         at: Avma,
-        /// Why.
+        /// Reason in words.
         why: &'static str,
     },
     /// The text is not what the plan expects: somebody else changed it, or it was analysed from another file.
     #[error("the code at {at} is {found:02x?}, not {expected:02x?} as expected")]
     Changed {
-        /// Where.
+        /// Address of the write.
         at: Avma,
-        /// What the plan expects.
+        /// Bytes that the plan expects.
         expected: Vec<u8>,
-        /// What is there.
+        /// Bytes in the target's memory.
         found: Vec<u8>,
     },
     /// The text is mapped shared: a change would reach every process that maps it.
     #[error("the code at {at} is mapped shared: changing it would change it for others")]
     SharedText {
-        /// Where.
+        /// Address of the write.
         at: Avma,
     },
     /// The text is not mapped.
     #[error("there is no code at {at}")]
     NotMapped {
-        /// Where.
+        /// Address of the write.
         at: Avma,
     },
-    /// A thread stands inside of what changes, and did not leave it.
+    /// A thread stands inside of code that changes, and did not leave it.
     #[error("thread {tid} stands at {at}, inside of what changes")]
     Busy {
-        /// Which thread.
+        /// The thread.
         tid: Tid,
-        /// Where: its program counter, or one saved in a signal frame.
+        /// Its program counter, or one saved in a signal frame.
         at: Avma,
     },
     /// Anything else.
@@ -337,12 +337,12 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
-    /// Whether it may be otherwise a moment later.
+    /// Whether another attempt a moment later may succeed.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, ApplyError::Busy { .. } | ApplyError::Process(Error::Unstoppable { .. }))
     }
 
-    /// The thread that did not stop, if that is why.
+    /// The thread that did not stop, if that is the reason; otherwise `None`.
     pub fn sleeper(&self) -> Option<Tid> {
         match self {
             ApplyError::Process(Error::Unstoppable { tid, .. }) => Some(*tid),
@@ -350,7 +350,7 @@ impl ApplyError {
         }
     }
 
-    /// What would help: one line for a person.
+    /// Advice that may help: one line for a person.
     pub fn hint(&self) -> String {
         match self {
             ApplyError::BadPlan { .. } => "this is a defect of ingraft; nothing was changed".into(),

@@ -1,4 +1,4 @@
-//! What all threads have in common: how they can be told apart, and whether the gs base is free.
+//! Properties that all threads share: a way to tell them apart, and whether the gs base is free.
 
 use ingraft_model::{Avma, CpuClock, DataArea, Pid, ThreadIdentity, Tid};
 
@@ -15,45 +15,45 @@ const CS_64: u64 = 0x33;
 
 const NO_POINTER: &str = "a thread has no thread pointer";
 
-/// How often what holds all threads is tried when one that runs does not stop.
+/// Number of attempts at an operation that holds all threads, when a running thread does not stop.
 pub(crate) const ATTEMPTS: u32 = 10;
 
-/// Where the libcs keep a thread's id, from fs: glibc's, musl's.
+/// Offsets from the fs base at which the libcs keep a thread's id: glibc's, musl's.
 pub const ID_OFFSETS: [u32; 2] = [0x2d0, 0x30];
 
-/// What was seen of one thread.
+/// Observed properties of one thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ThreadFacts {
     /// The thread.
     pub tid: Tid,
-    /// Its id as it sees it itself (innermost pid namespace).
+    /// Id of the thread in its innermost pid namespace.
     pub own_id: i32,
     /// Base of its thread pointer.
     pub fs_base: u64,
     /// Base of gs, 0 if unused.
     pub gs_base: u64,
-    /// It runs 64-bit code.
+    /// Whether the thread runs 64-bit code.
     pub is_64_bit: bool,
-    /// At which of `ID_OFFSETS` its id was found.
+    /// For each of `ID_OFFSETS`, whether the thread's id was found there.
     id_found: [bool; ID_OFFSETS.len()],
-    /// Its rseq area (rseq(2)) and the signature, if it has one.
+    /// Address of the thread's rseq area (rseq(2)) and the signature; `None` if it has none.
     rseq: Option<(u64, u32)>,
 }
 
-/// What was seen of all threads.
+/// Observed properties of all threads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Survey {
-    /// How generated code can tell threads apart: proven for every thread seen.
+    /// Way in which generated code can tell threads apart: proven for every thread seen.
     pub identity: ThreadIdentity,
-    /// Why it is [`ThreadIdentity::Locked`], if it is.
+    /// Reason why `identity` is [`ThreadIdentity::Locked`]; `None` if it is another.
     pub why_locked: Option<&'static str>,
     /// No libc has begun in the only thread: it has no thread pointer, and nothing else is in the way of telling its threads apart.
     pub is_fresh: bool,
-    /// How generated code can read the processor time of a thread: proven for every thread seen.
+    /// Way in which generated code can read the processor time of a thread: proven for every thread seen.
     pub cpu: CpuClock,
     /// The threads.
     pub threads: Vec<ThreadFacts>,
-    /// Threads that did not stop, hence were not seen.
+    /// Threads that did not stop, so their registers were not read.
     pub unseen: Vec<Tid>,
     /// A system call filter (seccomp) is active in some thread.
     pub filtered: bool,
@@ -62,7 +62,7 @@ pub struct Survey {
 }
 
 impl Target {
-    /// Looks at every thread: at those that sleep for a moment each, at those that run all together. `ours`: a data area whose gs bases
+    /// Looks at every thread. Sleeping threads are held for a moment each, running threads all together. `ours`: a data area whose gs bases
     /// are not the program's own.
     pub fn survey(&self, ours: Option<DataArea>) -> Result<Survey, Error> {
         let has_fsgsbase = self.aux(AT_HWCAP2).is_some_and(|v| v & HWCAP2_FSGSBASE != 0);
@@ -74,7 +74,7 @@ impl Target {
             })?;
             match survey {
                 Err(Error::Unstoppable { .. }) if attempt < ATTEMPTS => attempt += 1, // no processor free for it
-                // its only thread was being woken, which looks like a sleep: by now it has stopped, and gone on
+                // The target's only thread was being woken, which looks like a sleep: by now it has stopped, and gone on.
                 Ok(Survey { threads, unseen, .. })
                     if threads.is_empty() && !unseen.is_empty() && attempt < ATTEMPTS =>
                 {
@@ -84,7 +84,7 @@ impl Target {
             }
         };
         let is_left = |gs: u64| gs != 0 && ours.is_none_or(|area| !area.is_base(gs));
-        // mostly no thread has any
+        // Usually no thread has a gs base of its own.
         let maps = match survey.threads.iter().any(|t| is_left(t.gs_base)) {
             true => self.maps()?,
             false => Vec::new(),
@@ -110,7 +110,7 @@ impl Target {
             residue: false,
         };
         let mut running = Vec::new();
-        // those that sleep would have to wait for a processor too
+        // Set once a sleeping thread did not stop soon: the other sleeping threads would have to wait for a processor too.
         let mut crowded = false;
         for tid in self.threads()? {
             let Ok(status) = procfs::thread_status(self.pid(), tid) else { continue };
@@ -134,7 +134,7 @@ impl Target {
             self.note(tracer, i, status.own_id, &mut survey)?;
             tracer.release(i)?;
         }
-        // one after the other, each would have to wait for a processor
+        // Stopped one after the other, each thread would have to wait for a processor.
         for &(tid, _) in &running {
             tracer.seize(tid, false)?;
         }
@@ -166,7 +166,7 @@ impl Target {
                 fs_base: regs.fs_base,
                 gs_base: regs.gs_base,
                 is_64_bit: regs.cs & 0xffff == CS_64,
-                // while it is held: it may end the next moment
+                // Read this while the thread is held: it may end the next moment.
                 id_found: ID_OFFSETS.map(|o| self.holds_id(regs.fs_base, o, own_id)),
                 rseq: sys::rseq_area(tid).ok().filter(|(area, _)| *area != 0),
             });
@@ -214,23 +214,25 @@ fn identify(
     locked("two threads share a thread pointer")
 }
 
-/// Where in an rseq area the pointer to the critical section lies (linux/rseq.h, struct rseq).
+/// Offset, in an rseq area, of the pointer to the critical section (linux/rseq.h, struct rseq).
 const RSEQ_CS: u64 = 8;
 
 impl Survey {
-    /// Where no libc has begun yet: how it will tell threads apart, and where it will have the pointer in a thread's rseq area, with the signature.
+    /// Sets how the libc of a fresh program will tell threads apart, and where it will have the pointer in a thread's rseq area, with the
+    /// signature.
     pub fn expect(&mut self, identity: ThreadIdentity, rseq: Option<(i32, u32)>) {
         (self.identity, self.why_locked) = (identity, None);
         self.cpu = match rseq {
             _ if self.filtered => CpuClock::None,
-            // an area that is not registered after all is told by what is in it
+            // If the area is not registered after all, its contents tell.
             Some((slot, signature)) if slot != 0 && switches::are_seen() => CpuClock::Rseq { slot, signature },
             _ => CpuClock::SystemCall,
         };
     }
 }
 
-/// No system call of ours where calls are filtered: the filter may kill the program for one that it does not know.
+/// Clock of processor time that works for every thread seen. Where system calls are filtered there is none: the filter may kill the program
+/// for a call that it does not know.
 fn cpu_clock(survey: &Survey) -> CpuClock {
     if survey.filtered || survey.identity == ThreadIdentity::Locked {
         return CpuClock::None;

@@ -24,23 +24,23 @@ use crate::sys;
 
 /// Entry point of the program, in the auxiliary vector.
 pub const AT_ENTRY: u64 = 9;
-/// Where the dynamic loader was loaded.
+/// Load address of the dynamic loader.
 pub const AT_BASE: u64 = 7;
 /// Features of the processor that programs may use, second word.
 pub const AT_HWCAP2: u64 = 26;
-/// Where the vDSO lies.
+/// Address of the vDSO.
 pub const AT_SYSINFO_EHDR: u64 = 33;
-/// RDFSBASE and its like may be used (a bit of AT_HWCAP2).
+/// Bit of AT_HWCAP2: programs may use RDFSBASE and its like.
 pub const HWCAP2_FSGSBASE: u64 = 1 << 1;
 
-/// Which process: an id alone may be given to another one.
+/// Identifies a process: the kernel may give an id alone to another process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Identity {
     /// Process id.
     pub pid: Pid,
     /// Start time in clock ticks since boot (field 22 of /proc/PID/stat).
     pub start_time: u64,
-    /// Which boot.
+    /// Boot id of the machine.
     pub boot_id: [u8; 16],
 }
 
@@ -69,22 +69,22 @@ impl Identity {
     }
 }
 
-/// One in so many looks at whether a process still runs its program compares what it has mapped.
+/// One in this many checks of whether a process still runs its program examines its list of mappings.
 const LOOKS: u32 = 16;
 
-/// How a process ended.
+/// Way in which a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExitStatus {
-    /// With this code.
+    /// The process exited with this code.
     Code(i32),
-    /// By this signal.
+    /// This signal ended the process.
     Signal(i32),
-    /// It was not our child, and the kernel does not tell.
+    /// The process was not our child, and the kernel does not tell.
     Unknown,
 }
 
 impl ExitStatus {
-    /// From a status as wait(2) gives it.
+    /// Decodes a status as wait(2) gives it.
     fn decode(status: i32) -> Self {
         match status & 0x7f {
             0 => ExitStatus::Code(status >> 8 & 0xff),
@@ -101,15 +101,15 @@ pub struct Target {
     mem: File,
     /// The auxiliary vector, bound to the same address space as `mem`.
     auxv: File,
-    /// With whose rights the process is touched.
+    /// Rights with which the engine touches the process.
     pub(crate) acting: Mutex<Rights>,
     gadgets: Mutex<Option<Arc<Gadgets>>>,
     pub(crate) holds: Mutex<Holds>,
     /// Pages that are known to be private copies already.
     pub(crate) private_pages: Mutex<HashSet<u64>>,
-    /// Where there was memory when that was looked at last.
+    /// Address at which the last examination of the mappings found memory.
     mapped: AtomicU64,
-    /// How often that was looked at.
+    /// Number of checks of whether the process still runs its program.
     looks: AtomicU32,
 }
 
@@ -123,12 +123,12 @@ impl Target {
         Self::open_for(pid, Rights::All)
     }
 
-    /// Opens a process that these rights include. What is opened is bound to the program that it runs now. Later operations are not bound to these
-    /// rights, see [`Target::act_for`].
+    /// Opens a process that these rights include. The open files are bound to the program that the process runs now. Later operations are
+    /// not bound to these rights, see [`Target::act_for`].
     pub fn open_for(pid: Pid, rights: Rights) -> Result<Self, Error> {
         access::attachable(pid)?;
         let target = Self::open_unchecked(pid)?;
-        // An exec between what was opened above and now shows: what is compared here was opened before and after it.
+        // An exec while the files were being opened shows here: the check compares files opened before it and after it.
         target.check(rights)?;
         Ok(target)
     }
@@ -144,7 +144,7 @@ impl Target {
         let pidfd = pidfd_open(raw, PidfdFlags::empty()).map_err(own)?;
         let auxv = rights::open_image(pid)?;
         let mem = open_mem(pid)?;
-        // the id may have been given away between the two
+        // The kernel may have given the id to another process between the two.
         if Identity::of(pid)? != identity {
             return Err(Error::Gone(pid));
         }
@@ -162,12 +162,12 @@ impl Target {
         })
     }
 
-    /// Which process it is.
+    /// Identity of the process.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Its id.
+    /// Process id.
     pub fn pid(&self) -> Pid {
         self.identity.pid
     }
@@ -176,22 +176,22 @@ impl Target {
         self.pidfd.as_fd()
     }
 
-    /// Its memory, that of the program that it ran when it was opened.
+    /// Memory of the process, bound to the program that it ran when it was opened.
     pub(crate) fn mem(&self) -> &File {
         &self.mem
     }
 
-    /// The auxiliary vector of that program.
+    /// Auxiliary vector of the program that the process ran when it was opened.
     pub(crate) fn image(&self) -> &File {
         &self.auxv
     }
 
-    /// Whether it still runs.
+    /// Whether the process still runs.
     pub fn is_alive(&self) -> bool {
         !self.ends_within(Duration::ZERO)
     }
 
-    /// Whether it still runs the program that it ran when it was opened (no exec since).
+    /// Whether the process still runs the program that it ran when it was opened (no exec since).
     pub fn is_same_program(&self) -> bool {
         // the open file keeps the old address space, which has nothing in it once its last user is gone
         let is_there = |at: u64| self.mem.read_at(&mut [0], at).is_ok_and(|n| n == 1);
@@ -200,20 +200,20 @@ impl Target {
         if !whole && is_there(self.mapped.load(Ordering::Relaxed)) {
             return true;
         }
-        // that they cannot be read just now says nothing
+        // Mappings that cannot be read just now prove nothing.
         let Ok(maps) = self.maps() else { return is_there(self.mapped.load(Ordering::Relaxed)) };
         let found = maps.iter().find(|m| m.read && is_there(m.range.start.0));
         found.inspect(|m| self.mapped.store(m.range.start.0, Ordering::Relaxed)).is_some()
     }
 
-    /// Waits until it ends, at most so long; its status stays to be fetched.
+    /// Waits at most this long until the process ends; its status stays to be fetched. Returns whether it has ended.
     pub fn ends_within(&self, at_most: Duration) -> bool {
         let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         matches!(poll(&mut fds, timeout), Ok(n) if n > 0)
     }
 
-    /// Waits until it ends, at most so long. None: it still runs.
+    /// Waits at most this long until the process ends. `None`: it still runs.
     pub fn wait_exit(&self, at_most: Duration) -> Option<ExitStatus> {
         if !self.ends_within(at_most) {
             return None;
@@ -225,7 +225,8 @@ impl Target {
                 (_, Some(signal)) => ExitStatus::Signal(signal),
                 _ => ExitStatus::Unknown,
             },
-            // Somebody else's child. As long as nobody has waited for it, /proc has its status; afterwards the descriptor does, since Linux 6.15.
+            // The process is somebody else's child. As long as nobody has waited for it, /proc has its status; afterwards the descriptor
+            // does, since Linux 6.15.
             _ => {
                 let unreaped = procfs::exit_status(self.pid(), self.identity.start_time);
                 unreaped
@@ -235,7 +236,7 @@ impl Target {
         })
     }
 
-    /// Its mappings, in order of their addresses.
+    /// The mappings of the process, in order of their addresses.
     pub fn maps(&self) -> Result<Vec<Mapping>, Error> {
         let maps = procfs::maps(self.pid())?;
         if !maps.is_empty() {
@@ -251,12 +252,12 @@ impl Target {
         Err(Error::Gone(self.pid()))
     }
 
-    /// Its threads.
+    /// The threads of the process.
     pub fn threads(&self) -> Result<Vec<Tid>, Error> {
         procfs::threads(self.pid())
     }
 
-    /// What the kernel says about the process.
+    /// Status of the process, as /proc gives it.
     pub fn status(&self) -> Result<Status, Error> {
         procfs::status(self.pid())
     }
@@ -267,7 +268,7 @@ impl Target {
         Ok(procfs::TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)))
     }
 
-    /// What the kernel says about a thread.
+    /// Status of a thread, as /proc gives it.
     pub fn thread_status(&self, tid: Tid) -> Result<Status, Error> {
         procfs::thread_status(self.pid(), tid)
     }
@@ -278,23 +279,23 @@ impl Target {
         procfs::cpu_ns(self.pid(), tid)
     }
 
-    /// The same of a thread of a fork child that is measured with this process, also when the child has ended and its parent has not asked for its
-    /// status yet.
+    /// Processor time, in nanoseconds, of a thread of a fork child that is measured with this process; see [`Target::thread_cpu_ns`]. It is
+    /// known also when the child has ended and its parent has not asked for its status yet.
     pub fn child_cpu_ns(&self, tid: Tid) -> Option<u64> {
         procfs::cpu_ns(Pid(tid.0), tid)
     }
 
-    /// Name of its main thread.
+    /// Name of the process's main thread; empty if it cannot be read.
     pub fn name(&self) -> String {
         procfs::comm(self.pid()).unwrap_or_default()
     }
 
-    /// Its arguments.
+    /// Command line of the process.
     pub fn command(&self) -> Vec<String> {
         procfs::cmdline(self.pid())
     }
 
-    /// Its program file, as its own mount namespace names it.
+    /// Program file of the process, as its own mount namespace names it.
     pub fn exe(&self) -> Option<PathBuf> {
         procfs::exe(self.pid())
     }
@@ -309,14 +310,14 @@ impl Target {
         self.auxv().ok()?.into_iter().find_map(|(k, v)| (k == kind).then_some(v))
     }
 
-    /// Whether its clocks tell what ours tell: it is in the same time namespace (time_namespaces(7)), or there are none.
+    /// Whether the clocks of the process agree with ours: it is in the same time namespace (time_namespaces(7)), or the kernel has none.
     pub fn has_our_time(&self) -> bool {
         let of = |pid: Pid| std::fs::read_link(format!("/proc/{}/ns/time", pid.0)).ok();
         let ours = of(sys::own_pid());
         ours.is_none() || of(self.pid()) == ours
     }
 
-    /// Reads its memory, whether it runs or not. All or nothing.
+    /// Reads memory of the process, whether it runs or not. Reads all of the range or fails.
     pub fn read(&self, at: Avma, buffer: &mut [u8]) -> Result<(), Error> {
         let n = self.read_some(at, buffer).map_err(|source| self.memory_error("read", at, buffer.len(), source))?;
         if n == buffer.len() {
@@ -325,7 +326,7 @@ impl Target {
         Err(self.memory_error("read", at, buffer.len(), io::ErrorKind::UnexpectedEof.into()))
     }
 
-    /// Reads as much of its memory as can be read; an unmapped page ends it.
+    /// Reads as much of the range as can be read; an unmapped page ends it. Returns the number of bytes read.
     pub fn read_some(&self, at: Avma, buffer: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
@@ -341,7 +342,7 @@ impl Target {
         Ok(done)
     }
 
-    /// Which pages of a range are in memory or in swap, one by one; none if the kernel does not tell.
+    /// Tells for each page of a range whether it is in memory or in swap; `None` if the kernel does not tell.
     pub fn touched_pages(&self, range: &AvmaRange) -> Option<Vec<bool>> {
         procfs::touched_pages(self.pid(), range)
     }
@@ -353,7 +354,7 @@ impl Target {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Writes its memory, whatever the protection of the pages.
+    /// Writes memory of the process, whatever the protection of the pages.
     pub(crate) fn write(&self, at: Avma, bytes: &[u8]) -> Result<(), Error> {
         sys::step();
         self.mem.write_all_at(bytes, at.0).map_err(|source| self.memory_error("write", at, bytes.len(), source))
@@ -369,7 +370,7 @@ impl Target {
         Error::Memory { what, at, len, source }
     }
 
-    /// The code by which a borrowed thread calls the kernel and finds its way back; looked for once.
+    /// The code with which a borrowed thread calls the kernel and finds its way back; found once and kept.
     pub(crate) fn gadgets(&self) -> Result<Arc<Gadgets>, Error> {
         let mut known = lock(&self.gadgets);
         if let Some(gadgets) = known.as_ref().filter(|g| g.still_there(self)) {

@@ -18,32 +18,32 @@ use crate::sharers::Sharers;
 use crate::sys::{self, Regs, Status};
 use crate::wards::{self, Wards};
 
-/// How long a stop waits without any thread coming in. Later attempts wait longer: on a loaded machine a thread that is ready to run may not
-/// get a processor in time.
+/// Time for which a stop waits while no thread comes in. Later attempts wait longer: on a loaded machine a thread that is ready to run may
+/// not get a processor in time.
 pub(crate) const STOP_WAIT: Duration = Duration::from_millis(50);
 const STOP_WAIT_MAX: Duration = Duration::from_millis(500);
-/// Longest that a thread is waited for at the end that did not stop in time, to set its system call right.
+/// Longest time that the end of an operation waits for a thread that did not stop in time, to repair its system call.
 const LATE_WAIT: Duration = Duration::from_secs(5);
-/// After this, a thread that sleeps uninterruptibly is not waited for: it cannot reach user space before our release.
+/// Time after which a stop no longer waits for a thread that sleeps uninterruptibly: it cannot reach user space before our release.
 const SLEEPER_WAIT: Duration = Duration::from_millis(2);
 /// Name of a tracer's thread.
 const THREAD_NAME: &str = "ingraft-tracer";
-/// How long a thread is waited for that another operation holds.
+/// Time for which a thread is waited for that another operation holds.
 const OTHERS_WAIT: Duration = Duration::from_millis(500);
-/// New threads may keep appearing while others are stopped; so many rounds are more than any program needs.
+/// Number of rounds of stopping: new threads may keep appearing while others are stopped, and no program needs this many.
 const ROUNDS: usize = 100;
 
-/// A thread that executes another program stops before its first instruction there.
+/// Options of tracing: a thread that executes another program stops before its first instruction there.
 const OPTIONS: usize = sys::TRACE_SYS_GOOD | sys::TRACE_EXEC;
 
-/// What is known of a traced thread.
+/// State of a traced thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Runs, or is about to stop.
     Running,
-    /// Held. The signal of a group-stop, or SIGTRAP.
+    /// Held. The value is the signal of a group-stop, or SIGTRAP.
     Stopped(i32),
-    /// Did not stop: sleeps in the kernel, and user space stands here. It cannot go on there before our release.
+    /// Did not stop: sleeps in the kernel, with its user space at `pc` and `sp`. It cannot go on there before our release.
     Asleep { pc: Avma, sp: Avma },
     /// Ended.
     Gone,
@@ -56,7 +56,7 @@ pub(crate) struct Tracee {
     pub(crate) state: State,
     /// Its registers, once read in this stop.
     pub(crate) regs: Option<Regs>,
-    /// It was asked to stop.
+    /// Whether the engine asked it to stop.
     interrupted: bool,
 }
 
@@ -70,9 +70,10 @@ pub(crate) struct Tracer {
     wards: Arc<Wards>,
     sharers: Sharers,
     patience: Duration,
-    /// When the first of the threads that are held now was interrupted, or, of one alone, was last seen to run.
+    /// Time at which the first of the held threads was interrupted. If only one thread was interrupted, the last time at which it was seen
+    /// to run.
     began: Option<Instant>,
-    /// No other thread than the first has been interrupted since.
+    /// Whether no other thread than the first has been interrupted since `began`.
     alone: bool,
     holds: Vec<Hold>,
 }
@@ -87,7 +88,8 @@ pub(crate) fn is_held(pid: Pid) -> bool {
     HELD.with_borrow(|held| held.as_ref().is_some_and(|tracer| tracer.pid == pid))
 }
 
-/// Runs `work` with a tracer of a process: the one that the calling thread holds already, or a new thread's. Says also when threads were held.
+/// Runs `work` with a tracer of a process: the one that the calling thread holds already, or one on a new thread. Returns also the times at
+/// which threads were held.
 pub(crate) fn with_tracer<R: Send>(
     pid: Pid,
     work: impl FnOnce(&mut Tracer) -> R + Send,
@@ -149,10 +151,11 @@ pub(crate) fn on_own_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<
     })
 }
 
-/// Between two looks at a thread that is to stop, with so many others behind it. It stops within microseconds where a processor is free, hence
-/// some looks at once; else it needs ours, hence sleep: yielding counts as having used one's share, and at raised priority yields to nobody.
-/// A nap costs as much as several threads need to stop, so it lasts until many of them have. Each is longer than the last: the timer of a short
-/// one can be over before the processor has been given away.
+/// Pauses between two looks at a thread that is to stop, with `others` more threads to look at after it. The thread stops within
+/// microseconds where a processor is free, so the first looks follow at once. Otherwise it needs our processor, so the later ones sleep:
+/// yielding counts as having used one's share, and at raised priority yields to nobody. A nap costs as much as several threads need to
+/// stop, so it lasts until many of them have. Each is longer than the last: the timer of a short one can be over before the processor has
+/// been given away.
 pub(crate) fn pause(tries: u32, others: usize) {
     if let Some(naps) = tries.checked_sub(LOOKS) {
         let of_others = (2 * others as u64).min(200);
@@ -160,9 +163,9 @@ pub(crate) fn pause(tries: u32, others: usize) {
     }
 }
 
-/// How often a thread is looked at without a nap.
+/// Number of looks at a thread without a nap.
 pub(crate) const LOOKS: u32 = 26;
-/// So many naps, of some milliseconds together, a thread is given whatever the clock says.
+/// Number of naps, of some milliseconds together, that a thread is given whatever the clock says.
 const NAPS: u32 = 8;
 
 impl Tracer {
@@ -197,7 +200,7 @@ impl Tracer {
         result.map_err(|source| self.error(request, tid, source))
     }
 
-    /// Starts tracing a thread; it runs on. None if it has ended. `unfiltered`: with its system call filter suspended.
+    /// Starts tracing a thread; it runs on. `None` if it has ended. `unfiltered`: with its system call filter suspended.
     pub(crate) fn seize(&mut self, tid: Tid, unfiltered: bool) -> Result<Option<usize>, Error> {
         if let Some(place) = self.index_of(tid) {
             return Ok(Some(place));
@@ -224,7 +227,7 @@ impl Tracer {
                 // A thread of ours under another one's id: it has executed another program, and the id of the main thread is now its own.
                 return Err(Error::Replaced(self.pid));
             }
-            // another operation of ours, or of another engine that looks at this target: over in a moment
+            // Another operation of ours, or of another engine that looks at this target, ends in a moment.
             let passes = tracer != 0 && procfs::comm(Pid(tracer)).is_none_or(|name| name == THREAD_NAME);
             if !passes || begin.elapsed() > OTHERS_WAIT {
                 let why = crate::access::explain(self.pid);
@@ -234,7 +237,7 @@ impl Tracer {
         }
     }
 
-    /// Takes in a thread that is being traced.
+    /// Adds a thread that is being traced, and returns its place in `threads`.
     pub(crate) fn add(&mut self, tid: Tid, state: State) -> usize {
         self.places.insert(tid, self.threads.len());
         self.wards.add(self.pid, tid);
@@ -242,9 +245,9 @@ impl Tracer {
         self.threads.len() - 1
     }
 
-    /// Starts tracing all threads, without stopping any, and, once the first was asked to stop, the processes that share their memory: one that
-    /// waits for its own program (vfork) is not to start it while we trace it, as the kernel may then deny that program its privileges.
-    /// Returns how many are new.
+    /// Starts tracing all threads, without stopping any. Once the first thread was asked to stop, also traces the processes that share
+    /// their memory: one that waits for its own program (vfork) must not start it while we trace it, as the kernel may then deny that
+    /// program its privileges. Returns the number of new threads.
     pub(crate) fn seize_all(&mut self) -> Result<usize, Error> {
         let mut new = 0;
         for tid in procfs::threads(self.pid)? {
@@ -260,8 +263,8 @@ impl Tracer {
         Ok(new)
     }
 
-    /// Starts tracing a thread of a process that shares the target's memory. False if it does so no more: it may run a program by now that nobody
-    /// here may trace.
+    /// Starts tracing a thread of a process that shares the target's memory. `false` if it no longer does: by now it may run a program that
+    /// nobody here may trace.
     fn seize_sharer(&mut self, tid: Tid) -> Result<bool, Error> {
         match self.seize(tid, false) {
             Ok(place) => Ok(place.is_some()),
@@ -275,8 +278,8 @@ impl Tracer {
         self.sharers.any()
     }
 
-    /// Stops the processes that share the target's memory, and returns the places of their threads. Those are left out that a thread waits for
-    /// (vfork): they run as that thread, which does not run.
+    /// Stops the processes that share the target's memory, and returns the places of their threads. A process that a thread waits for
+    /// (vfork) is left out: it runs as that thread, which does not run.
     pub(crate) fn stop_sharers(&mut self) -> Result<Vec<usize>, Error> {
         let mut tasks = self.sharers.look(self.pid);
         if tasks.is_empty() {
@@ -294,7 +297,7 @@ impl Tracer {
         Ok(tasks.into_iter().filter_map(|tid| self.index_of(tid)).collect())
     }
 
-    /// Lets go of processes that have memory of their own by now.
+    /// Releases processes that have memory of their own by now.
     fn release_strangers(&mut self) -> Result<(), Error> {
         let mut i = 0;
         while i < self.threads.len() {
@@ -350,7 +353,7 @@ impl Tracer {
         stopped
     }
 
-    /// Stops one thread that we trace. False if it has ended.
+    /// Stops one thread that we trace. `false` if it has ended.
     pub(crate) fn stop(&mut self, i: usize) -> Result<bool, Error> {
         if self.threads[i].state == State::Running {
             self.interrupt(i)?;
@@ -374,7 +377,7 @@ impl Tracer {
         }
     }
 
-    /// Takes in what has happened to a thread. True if its state is settled.
+    /// Fetches the next event of a thread. `true` if its state is settled.
     fn poll(&mut self, i: usize) -> Result<bool, Error> {
         let tid = self.threads[i].tid;
         let before = self.alone.then(Instant::now);
@@ -388,7 +391,7 @@ impl Tracer {
                 Ok(true)
             }
             Ok(Some(Status::Signal(sig))) => {
-                // Delivered at once, and not lost when we end: the thread stops again before its handler's first instruction.
+                // The signal is delivered at once, and not lost when we end: the thread stops again before its handler's first instruction.
                 self.interrupt(i)?;
                 self.resume(i, sig)?;
                 Ok(false)
@@ -412,7 +415,8 @@ impl Tracer {
         }
     }
 
-    /// A thread has executed another program, which is not ours to touch: it goes on there. The other threads have ended with the old one.
+    /// Releases a thread that has executed another program, which is not ours to touch: it goes on there. The other threads have ended with
+    /// the old one.
     pub(crate) fn leave_to_exec(&mut self, i: usize) -> Error {
         let thread = &mut self.threads[i];
         thread.state = State::Gone;
@@ -421,8 +425,8 @@ impl Tracer {
         Error::Replaced(self.pid)
     }
 
-    /// Before the end, also of an operation that failed: no thread leaves its system call early because it was asked to stop.
-    /// One that waits for a processor stops late; meanwhile the others go on.
+    /// Repairs system calls before the end of an operation, also of one that failed: no thread leaves its system call early because it was
+    /// asked to stop. A thread that waits for a processor stops late; meanwhile the others go on.
     fn settle(&mut self) {
         for i in 0..self.threads.len() {
             let _ = self.repair(i); // a thread that is gone needs nothing
@@ -433,7 +437,7 @@ impl Tracer {
         }
         let mut i = 0;
         while i < self.threads.len() {
-            // what cannot be released now is when we end
+            // A thread that cannot be released now is released when this tracer ends.
             if !matches!(self.threads[i].state, State::Stopped(_)) || self.release(i).is_err() {
                 i += 1;
             }
@@ -461,8 +465,8 @@ impl Tracer {
         }
     }
 
-    /// Waits for every thread that was asked to stop; gives up when none has come in for some time, and for some looks: a machine that is
-    /// busy or was suspended may keep the processors from us and from the thread at once.
+    /// Waits for every thread that was asked to stop. Gives up when no thread has come in for some time, and for some looks: a machine that
+    /// is busy or was suspended may keep the processors from us and from the thread at once.
     fn wait_all(&mut self) -> Result<(), Error> {
         let mut progress = Instant::now();
         let mut tries = 0u32;
@@ -496,7 +500,8 @@ impl Tracer {
         Ok(())
     }
 
-    /// Takes in the threads behind the `i`-th. True if one of them has settled: processors are busy with stopping, and patience begins anew.
+    /// Fetches the events of the threads after the `i`-th. `true` if one of them has settled: processors are busy with stopping, and
+    /// patience begins anew.
     fn others_came(&mut self, i: usize) -> Result<bool, Error> {
         let mut came = false;
         for other in i + 1..self.threads.len() {
@@ -510,11 +515,11 @@ impl Tracer {
         procfs::thread_stat(self.threads[i].tid).is_some_and(|s| s.state == b'D')
     }
 
-    /// Where the user space of a thread stands that did not stop. None if it has stopped just now.
+    /// State of a thread that did not stop, with its position in user space. `None` if it has stopped just now.
     fn where_asleep(&self, i: usize) -> Result<Option<State>, Error> {
         let tid = self.threads[i].tid;
         let place = procfs::in_kernel(tid);
-        // only then whether that was a sleep: what is held stands in the kernel as well
+        // Ask afterwards whether that was a sleep: a held thread stands in the kernel as well.
         match procfs::thread_stat(tid) {
             None => return Ok(Some(State::Gone)),
             Some(s) if s.is_dead() => return Ok(Some(State::Gone)),
@@ -522,7 +527,7 @@ impl Tracer {
             Some(_) => {}
         }
         match place {
-            // That one may come back in another program, under the id of the main thread and with its privileges. It is not held.
+            // This thread may come back in another program, under the id of the main thread and with its privileges. It is not held.
             Some(InKernel::Asleep { nr, .. }) if procfs::may_exec(nr) => {
                 Err(Error::Unstoppable { tid, pc: None, waited: self.patience })
             }
@@ -531,7 +536,7 @@ impl Tracer {
         }
     }
 
-    /// The registers of a held thread. None if it was killed meanwhile.
+    /// The registers of a held thread. `None` if it was killed meanwhile.
     pub(crate) fn regs(&mut self, i: usize) -> Result<Option<Regs>, Error> {
         let thread = &self.threads[i];
         if thread.regs.is_some() || !matches!(thread.state, State::Stopped(_)) {
@@ -550,7 +555,7 @@ impl Tracer {
         }
     }
 
-    /// Whether a thread of ours is not held. While that is so, it may execute another program and appear there as the main thread.
+    /// Whether a traced thread is not held. While that is so, it may execute another program and appear there as the main thread.
     pub(crate) fn has_loose_threads(&self) -> bool {
         self.threads.iter().any(|t| t.state == State::Running)
     }
@@ -559,8 +564,8 @@ impl Tracer {
     pub(crate) fn set_regs(&mut self, i: usize, regs: &Regs) -> Result<(), Error> {
         let tid = self.threads[i].tid;
         if tid.0 == self.pid.0 && self.has_loose_threads() {
-            // The main thread's id belongs to whoever has executed another program. That takes the end of this thread and much longer than from one
-            // request to the next, so a thread that still stands where it did is this one.
+            // The main thread's id belongs to any thread that has executed another program. That takes the end of this thread and much
+            // longer than from one request to the next, so a thread that still stands where it did is this one.
             let known = self.threads[i].regs.map(|r| (r.rip, r.rsp, r.rax, r.orig_rax));
             let now = sys::get_regs(tid).ok().map(|r| (r.rip, r.rsp, r.rax, r.orig_rax));
             if known.is_some() && known != now {
@@ -581,7 +586,7 @@ impl Tracer {
         }
     }
 
-    /// Lets one held thread run on a little, and holds it again: out of a few instructions that nobody may be in.
+    /// Lets one held thread run on a little, and holds it again: so it leaves a few instructions in which no thread may be.
     pub(crate) fn nudge(&mut self, i: usize) -> Result<bool, Error> {
         self.resume(i, 0)?;
         self.threads[i].state = State::Running;
@@ -590,7 +595,7 @@ impl Tracer {
         self.stop(i)
     }
 
-    /// Gives one held thread back, its interrupted system call repaired. One that did not stop stays ours until the tracer ends.
+    /// Releases one held thread, with its interrupted system call repaired. A thread that did not stop stays traced until the tracer ends.
     pub(crate) fn release(&mut self, i: usize) -> Result<(), Error> {
         if matches!(self.threads[i].state, State::Asleep { .. } | State::Running) {
             return Ok(());
@@ -613,10 +618,10 @@ impl Tracer {
         Ok(())
     }
 
-    /// Gives all held threads back. Our end would do so as well, and nobody could say when.
+    /// Releases all held threads. The end of this thread would do so as well, but at a time that nobody could tell.
     fn release_all(&mut self) {
         for thread in &mut self.threads {
-            // one that cannot be released now is when we end
+            // A thread that cannot be released now is released when this tracer ends.
             if matches!(thread.state, State::Stopped(_)) && sys::detach(thread.tid, 0).is_ok() {
                 thread.state = State::Gone;
             }
