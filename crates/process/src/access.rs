@@ -1,4 +1,4 @@
-//! Which processes there are, and which of them may be attached to; if not, why.
+//! The processes of the machine, and whether each may be attached to; if not, the reason.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -13,13 +13,13 @@ use crate::sys;
 /// A process as `ps` shows it.
 #[derive(Clone, Debug)]
 pub struct ProcessInfo {
-    /// Its id.
+    /// Process id.
     pub pid: Pid,
     /// Name of its main thread (comm).
     pub name: String,
-    /// Its parent's id; 0 if its parent is outside of our pid namespace.
+    /// Process id of the parent; 0 if the parent is outside of our pid namespace.
     pub parent: Pid,
-    /// Its arguments; empty for kernel threads.
+    /// Command line; empty for kernel threads.
     pub command: Vec<String>,
     /// Real user id.
     pub uid: u32,
@@ -109,7 +109,7 @@ pub fn attachable(pid: Pid) -> Result<(), Denial> {
     explain(pid).map_or(Ok(()), Err)
 }
 
-/// What stands against attaching to a process.
+/// Reason why a process may not be attached to; `None` if there is none.
 pub(crate) fn explain(pid: Pid) -> Option<Denial> {
     let Ok(stat) = procfs::stat(pid) else { return Some(Denial::NoSuchProcess(pid)) };
     if pid == sys::own_pid() {
@@ -169,7 +169,7 @@ fn why_forbidden(pid: Pid, status: &procfs::Status) -> Denial {
     }
 }
 
-/// What the program is if not 64-bit x86 code, by its file's header.
+/// Kind of the program by its file's header, if it is not 64-bit x86 code.
 fn foreign_code(pid: Pid) -> Option<&'static str> {
     const ELFCLASS64: u8 = 2;
     const EM_386: u16 = 3;

@@ -107,10 +107,10 @@ impl Target {
     }
 }
 
-/// What tells whether a thread can have a gs base of an area.
+/// Facts that decide whether a thread can have a gs base of an area.
 struct AreaFacts {
     identity: u32,
-    /// In clock ticks since boot; 0 if that is not known.
+    /// Time at which the area was made, in clock ticks since boot; 0 if that is not known.
     made: u64,
     claims: Vec<u64>,
     /// The process has inherited the area by fork, with a gs base that is claimed for a thread of its parent.
@@ -118,7 +118,7 @@ struct AreaFacts {
 }
 
 impl AreaFacts {
-    /// None if the area cannot be read: then anything may be.
+    /// Reads the facts of an area. `None` if it cannot be read: then every gs base is possible.
     fn read(target: &Target, area: &DataArea) -> Option<Self> {
         let at = |offset: u32| Avma(area.base.0 + u64::from(offset));
         let word = |offset| {

@@ -27,15 +27,15 @@ pub enum NoGroup {
     /// The list of its processes cannot be read.
     #[error("the processes of the control group {} cannot be read: {source}", path.display())]
     Unreadable {
-        /// Its folder.
+        /// Folder of the control group.
         path: PathBuf,
-        /// Why not.
+        /// Error that the kernel returned.
         source: io::Error,
     },
 }
 
 impl NoGroup {
-    /// One line about what to do.
+    /// Advice that may help: one line for a person.
     pub fn hint(&self) -> &'static str {
         match self {
             NoGroup::Missing { .. } => {

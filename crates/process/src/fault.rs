@@ -25,7 +25,7 @@ static TABLE: [Region; REGIONS] =
         REGIONS];
 /// Up to here places have been used.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// What handled SIGBUS before us.
+/// Handler of SIGBUS before ours.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A mapping whose faults do not end this process.

@@ -103,7 +103,7 @@ fn longest() -> u64 {
     LONGEST.min(free / PART_OF_MEMORY)
 }
 
-/// Whose rights a file is opened with.
+/// User with whose rights a file is opened.
 struct User {
     uid: u32,
     gid: u32,

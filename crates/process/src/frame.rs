@@ -27,7 +27,7 @@ const UC_FLAGS: u64 = 7;
 const ALTSTACK_UNTOUCHED: u64 = 0x1000;
 const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
 const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
-/// Where the XSAVE area leaves room for software: magic, sizes, features.
+/// Offset, in the XSAVE area, of the bytes reserved for software: magic, sizes, features.
 const FP_SW: usize = 464;
 const FP_MIN: usize = 576;
 
@@ -83,7 +83,7 @@ pub(crate) fn repair_interrupted(regs: &mut Regs) -> bool {
     repair
 }
 
-/// What the registers are once a pending restart has been done by hand.
+/// Registers after a pending restart has been done by hand.
 fn restarted(mut regs: Regs) -> Regs {
     if restarts(&regs) {
         regs.rip = regs.rip.wrapping_sub(2);
@@ -95,13 +95,13 @@ fn restarted(mut regs: Regs) -> Regs {
 /// A signal frame ready to be written.
 #[derive(Debug)]
 pub(crate) struct Frame {
-    /// Where its first byte goes; the stack pointer with which `ret` leads into rt_sigreturn.
+    /// Address of its first byte, which is the stack pointer with which `ret` leads into rt_sigreturn.
     pub(crate) at: u64,
     pub(crate) bytes: Vec<u8>,
 }
 
 impl Frame {
-    /// Puts words below the frame: what the thread takes from its stack before it arrives at the frame.
+    /// Puts words below the frame: the thread takes them from its stack before it arrives at the frame.
     pub(crate) fn put_in_front(&mut self, words: &[u64]) {
         let front = words.iter().flat_map(|word| word.to_le_bytes());
         self.bytes.splice(0..0, front);

@@ -25,12 +25,12 @@ const SIGRETURN: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &
 const LOADS: [&[u8]; 5] = [&[0x58], &[0xb8], &[0x48, 0xc7, 0xc0], &[0x48, 0x8b], &[0x8b]];
 /// Most instructions from a piece's first one to its `ret`.
 const LONGEST: usize = 8;
-/// Most bytes of them.
+/// Most bytes of these instructions.
 pub(crate) const LONGEST_BYTES: usize = 64;
 /// Most words that one piece may take from the stack.
 const MOST_WORDS: u64 = 24;
 
-/// How a borrowed thread makes a system call, and what it finds on its stack then.
+/// Way in which a borrowed thread makes a system call, and the words on its stack for the way back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct WayBack {
     /// Address of a `syscall` behind which the thread returns to what its stack holds.
@@ -46,13 +46,13 @@ pub(crate) struct WayBack {
 pub(crate) struct Gadgets {
     /// Code that calls rt_sigreturn: signal handlers return there. All that were found, in order of their addresses.
     sigreturn: Vec<Avma>,
-    /// The way back, or what there is no code for.
+    /// The way back, or the name of the piece for which the target has no code.
     way: Result<WayBack, &'static str>,
     /// The bytes that the way takes, with their addresses.
     pieces: Vec<(Avma, Vec<u8>)>,
 }
 
-/// Code that ends by a `ret` and touches nothing but registers and what the stack pointer leads to.
+/// Code that ends by a `ret` and touches nothing but registers and memory that the stack pointer addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Piece {
     at: Avma,
@@ -62,7 +62,7 @@ struct Piece {
     rax: Rax,
 }
 
-/// What rax holds at the end of a piece.
+/// Value in rax at the end of a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rax {
     Kept,
@@ -88,7 +88,7 @@ impl Gadgets {
         self.way.as_ref().map_err(|missing| *missing)
     }
 
-    /// How the signal frames of the target are known.
+    /// Way of recognising the signal frames of the target.
     pub(crate) fn frames(&self) -> Frames {
         match self.sigreturn.is_empty() {
             true => Frames::Formed,
@@ -137,7 +137,7 @@ struct Search {
     call: Option<Piece>,
     /// Any `syscall`.
     any_call: Option<Avma>,
-    /// What sets rax to the number of rt_sigreturn, alone or from the stack.
+    /// Code that sets rax to the number of rt_sigreturn, alone or from the stack.
     number: Option<Piece>,
 }
 
@@ -236,8 +236,8 @@ impl Piece {
     }
 }
 
-/// What an instruction does to the stack pointer (bytes above its value at the beginning of the piece) and to rax. None if it may do
-/// anything besides: all that is let through reads registers and the stack, and writes registers.
+/// Applies the effect of an instruction on the stack pointer (bytes above its value at the beginning of the piece) and on rax. `None` if it
+/// may do anything else: every instruction let through reads registers and the stack, and writes registers.
 fn step(instruction: &Instruction, sp: &mut u64, rax: &mut Rax) -> Option<()> {
     let is_register = |i: u32| instruction.op_kind(i) == OpKind::Register;
     let first = if instruction.op_count() > 0 && is_register(0) { instruction.op0_register() } else { Register::None };

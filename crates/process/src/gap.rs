@@ -1,4 +1,4 @@
-//! Where a new mapping fits: free ranges between those in use.
+//! Search for a place for a new mapping: free ranges between those in use.
 
 use std::ops::{Range, RangeInclusive};
 

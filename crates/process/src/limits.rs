@@ -42,7 +42,7 @@ pub struct MemoryNeed {
     pub address_space: u64,
 }
 
-/// What limits the memory of a target.
+/// Limit on the memory of a target.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MemoryLimit {
     /// A control group: the file that holds the limit.
@@ -58,9 +58,9 @@ pub enum MemoryLimit {
 /// A limit on the memory of a target, and the room below it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryRoom {
-    /// Which limit.
+    /// The limit.
     pub limit: MemoryLimit,
-    /// Its value in bytes.
+    /// Value of the limit in bytes.
     pub total: u64,
     /// Bytes that can still be taken, memory that the kernel can reclaim included.
     pub left: u64,
@@ -102,7 +102,7 @@ impl fmt::Display for Shortage {
 }
 
 impl Shortage {
-    /// What would help: one line for a person.
+    /// Advice that may help: one line for a person.
     pub fn hint(&self) -> String {
         let more = Size(self.needed.saturating_add(self.reserve).saturating_sub(self.room.left).max(PAGE));
         match self.room.limit {
@@ -125,7 +125,7 @@ impl fmt::Display for Size {
 }
 
 impl MemoryNeed {
-    /// Both together.
+    /// Sum of two needs.
     #[must_use]
     pub fn and(self, other: MemoryNeed) -> MemoryNeed {
         MemoryNeed {
@@ -134,17 +134,17 @@ impl MemoryNeed {
         }
     }
 
-    /// What pages of text and code take that a change writes first.
+    /// Memory that pages of text and code take when a change writes them for the first time.
     pub fn of_pages(pages: u64) -> MemoryNeed {
         MemoryNeed { charged: pages.saturating_mul(PAGE), address_space: 0 }
     }
 
-    /// What a new data area takes whatever is measured.
+    /// Memory that a new data area takes, whatever is measured.
     pub fn of_attach() -> MemoryNeed {
         MemoryNeed { charged: ATTACH, address_space: 0 }
     }
 
-    /// What so many threads take that count in so many counters, with the header and this much of the journal's copy.
+    /// Memory that this many threads take to count in this many counters, with the header and this much of the journal's copy.
     pub fn of_threads(threads: usize, counters: u32, journal: u64) -> MemoryNeed {
         let words = u64::from(layout::COUNTERS - layout::OWNER) + 8 * u64::from(counters);
         // the page of the events' words, the one below the owner, two of records, the page table, and one because the words begin within a page

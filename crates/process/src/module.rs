@@ -18,17 +18,18 @@ use crate::target::Target;
 pub struct MappedFile {
     /// Path in the process's own mount namespace, without the mark of a deleted file.
     pub path: PathBuf,
-    /// The file no longer has a name, or another file has it now.
+    /// Whether the file no longer has a name, or another file has it now.
     pub deleted: bool,
     /// Device, (major, minor).
     pub device: (u32, u32),
     /// Inode.
     pub inode: u64,
-    /// Start of the lowest mapping of the file's first byte: where its first segment was loaded.
+    /// Start of the lowest mapping of the file's first byte: the load address of its first segment.
     pub base: Avma,
-    /// Its mappings, in order of their addresses.
+    /// Mappings of the file, in order of their addresses.
     pub mappings: Vec<Mapping>,
-    /// Private memory of others, or of no file, in the places of its segments: the program has moved its text there, or is about to (huge pages).
+    /// Private mappings of other files, or of no file, in the places of the file's segments: the program has moved its text there, or is
+    /// about to (huge pages).
     pub moved: Vec<Mapping>,
     /// Code of the file that is mapped a second time, elsewhere. It is not a part of the load: nothing there is at the load's distance from
     /// anything else.
@@ -48,12 +49,12 @@ impl MappedFile {
     }
 }
 
-/// Where the bytes of a file came from.
+/// Path by which the bytes of a file were read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileSource {
     /// /proc/PID/map_files: the very file that is mapped.
     MapFiles,
-    /// /proc/PID/exe: the same.
+    /// /proc/PID/exe: the very file that is mapped.
     Exe,
     /// /proc/PID/root/PATH; device and inode agree.
     Path,

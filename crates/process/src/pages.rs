@@ -1,5 +1,5 @@
-//! Which pages of a shard hold anything. Shards of large areas are mostly holes in their file, and to read a hole of shared memory would fill it
-//! with a page of zeroes, which nobody gives back.
+//! Search for the pages of a shard that hold anything. Shards of large areas are mostly holes in their file. To read a hole of shared
+//! memory would fill it with a page of zeroes, which the kernel does not give back.
 
 use ingraft_model::layout::COUNTERS;
 use memmap2::MmapRaw;
@@ -14,7 +14,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// Takes every page to be there.
+    /// Value that takes every page to be there.
     pub const ALL: Touched = Touched { pages: None };
 
     /// Whether the page of a counter is there; a counter whose page is not is 0.
@@ -26,7 +26,7 @@ impl Touched {
         }
     }
 
-    /// The stretches of counters that have pages, below `end`.
+    /// Ranges of counters that have pages, below `end`.
     pub(crate) fn stretches(&self, end: u32) -> Vec<std::ops::Range<u32>> {
         let Some(pages) = &self.pages else { return std::iter::once(0..end).collect() };
         let mut out: Vec<std::ops::Range<u32>> = Vec::new();
@@ -58,7 +58,7 @@ impl Touched {
     }
 }
 
-/// Where a counter lies in its shard.
+/// Offset of a counter in its shard.
 fn offset(counter: u32) -> u64 {
     u64::from(COUNTERS) + 8 * u64::from(counter)
 }

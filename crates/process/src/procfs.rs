@@ -118,12 +118,12 @@ fn parse_mapping(line: &[u8]) -> Option<Mapping> {
     })
 }
 
-/// All lines of a maps file; lines that make no sense are left out.
+/// Parses a maps file; leaves out lines that make no sense.
 pub(crate) fn parse_maps(text: &[u8]) -> Vec<Mapping> {
     text.split(|&b| b == b'\n').filter(|l| !l.is_empty()).filter_map(parse_mapping).collect()
 }
 
-/// What /proc/PID/stat says that we need.
+/// Fields of /proc/PID/stat that the engine needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Stat {
     pub(crate) state: u8,
@@ -172,10 +172,10 @@ impl Stat {
     }
 }
 
-/// What /proc/PID/status or /proc/PID/task/TID/status says that we need.
+/// Fields of /proc/PID/status or /proc/PID/task/TID/status that the engine needs.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Status {
-    /// What it does: `R` runs, `S` sleeps, `D` sleeps uninterruptibly, `T` stopped, `t` traced, `Z` ended.
+    /// State: `R` runs, `S` sleeps, `D` sleeps uninterruptibly, `T` stopped, `t` traced, `Z` ended.
     pub state: char,
     /// Real user id.
     pub uid: u32,
@@ -232,7 +232,7 @@ impl Status {
 pub(crate) struct Credentials {
     /// Real, effective, saved and file system user id.
     pub(crate) uids: [u32; 4],
-    /// The same of the group.
+    /// Real, effective, saved and file system group id.
     pub(crate) gids: [u32; 4],
     /// Permitted capabilities; `None` if the file does not tell.
     pub(crate) permitted: Option<u64>,
@@ -260,7 +260,7 @@ impl Credentials {
     }
 }
 
-/// Where a thread stands in the kernel, from /proc/PID/task/TID/syscall.
+/// Position of a thread in the kernel, from /proc/PID/task/TID/syscall.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum InKernel {
     /// On a processor, or ready for one.
@@ -388,7 +388,7 @@ pub(crate) fn exe(pid: Pid) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
-/// Which pages of a range are in memory or in swap, one by one; none if the kernel does not tell.
+/// Tells for each page of a range whether it is in memory or in swap; `None` if the kernel does not tell.
 pub(crate) fn touched_pages(pid: Pid, range: &AvmaRange) -> Option<Vec<bool>> {
     use std::os::unix::fs::FileExt;
     const PAGE: u64 = 4096;
@@ -414,13 +414,12 @@ pub fn boot_id() -> [u8; 16] {
     id
 }
 
-/// The processor time of a thread in nanoseconds, as of the last time that the kernel charged it: of a thread that runs, at the last tick.
-/// How a process has ended that began at this time and that nobody has waited for yet, as wait(2) tells it. None: it has not, it is gone, or the
-/// kernel does not tell us.
+/// Status, as wait(2) tells it, of a process that began at this time, has ended, and that nobody has waited for yet. `None`: it has not
+/// ended, it is gone, or the kernel does not tell us.
 pub(crate) fn exit_status(pid: Pid, start_time: u64) -> Option<i32> {
     let text = read(pid, "stat").ok()?;
     Stat::parse(&text).filter(|stat| stat.is_dead() && stat.start_time == start_time)?;
-    // the last field; who may not trace the process reads 0 there, but who asks has measured it
+    // The status is the last field. A caller that may not trace the process reads 0 there, but this caller has measured it.
     let last = text.split(u8::is_ascii_whitespace).rfind(|field| !field.is_empty())?;
     std::str::from_utf8(last).ok()?.parse().ok()
 }
@@ -431,7 +430,7 @@ pub(crate) fn has_memory(pid: Pid) -> bool {
     text.split_ascii_whitespace().next().is_some_and(|pages| pages != "0")
 }
 
-/// The processor time of a thread, in nanoseconds.
+/// Processor time of a thread in nanoseconds, as of the last time that the kernel charged it: for a thread that runs, as of the last tick.
 pub(crate) fn cpu_ns(pid: Pid, tid: Tid) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
     text.split_ascii_whitespace().next()?.parse().ok()

@@ -26,13 +26,13 @@ const SCRATCH: u64 = 1024;
 const CALL_WAIT: Duration = Duration::from_secs(2);
 /// Threads that are looked at before giving up.
 const CANDIDATES: usize = 1024;
-/// How patiently a thread is waited for when no other is left, see [`Tracer::be_patient`].
+/// Patience with the only thread that is left, see [`Tracer::be_patient`].
 const PATIENCE: u32 = 10;
-/// So long it is tried again to borrow a thread when all sleep: pages that come from a disk may take a while, a vfork child too.
+/// Time for which borrowing a thread is tried again when all sleep: pages that come from a disk may take a while, a vfork child too.
 const CARRIER_WAIT: Duration = Duration::from_secs(1);
-/// So often at least, should the machine have had no time for us.
+/// Least number of such tries, in case the machine had no time for us.
 const CARRIER_TRIES: u32 = 20;
-/// Between two tries the target goes on so long.
+/// Time between two tries, in which the target goes on.
 const CARRIER_PAUSE: Duration = Duration::from_millis(5);
 
 /// A borrowed thread that makes system calls.
@@ -54,13 +54,13 @@ struct Home {
     regs: Regs,
     xstate: Vec<u8>,
     sigmask: u64,
-    /// How it was stopped: a thread in a group-stop stays in it.
+    /// State in which it was stopped: a thread in a group-stop stays in it.
     state: State,
 }
 
 impl Target {
-    /// Runs `work` with a borrowed thread that makes system calls for us. Afterwards the thread goes on as if nothing had
-    /// been; also a system call in which it waited.
+    /// Runs `work` with a borrowed thread that makes system calls for us. Afterwards the thread goes on as before, even in a system call in
+    /// which it waited.
     pub fn remote<R: Send>(&self, work: impl FnOnce(&mut Remote<'_>) -> Result<R, Error> + Send) -> Result<R, Error> {
         let gadgets = self.gadgets()?;
         let way = match gadgets.way_back() {
@@ -376,9 +376,9 @@ impl<'a> Remote<'a> {
 }
 
 struct Candidates {
-    /// In the order in which they are tried, each with whether it is a last resort.
+    /// Candidates in the order in which they are tried, each with whether it is a last resort.
     in_order: Vec<(Tid, bool)>,
-    /// Those that want a processor now.
+    /// Threads that want a processor now.
     running: Vec<Tid>,
 }
 

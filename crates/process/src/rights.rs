@@ -165,7 +165,7 @@ impl Target {
         let mut first = true;
         for thread in &tracer.threads {
             let is_there = matches!(thread.state, State::Stopped(_) | State::Asleep { .. });
-            // all threads of a process have one address space, and who shares it by vfork was compared by the kernel
+            // All threads of a process have one address space, and for a process that shares it by vfork the kernel has compared them.
             if is_there && (first || rights != Rights::All) {
                 self.verify_thread(thread.tid, rights)?;
                 first = false;
@@ -174,7 +174,8 @@ impl Target {
         Ok(())
     }
 
-    /// The same of one thread. One that has ended passes: it does nothing any more.
+    /// Whether the rights include this thread and it runs in the address space that was opened. A thread that has ended passes: it does
+    /// nothing any more.
     pub(crate) fn verify_thread(&self, tid: Tid, rights: Rights) -> Result<(), Error> {
         let replaced = || if self.is_alive() { Error::Replaced(self.pid()) } else { Error::Gone(self.pid()) };
         let mut tries = 0;

@@ -31,7 +31,7 @@ const PAGE: u64 = 4096;
 const TWO_GIB: u64 = 1 << 31;
 /// Lowest address to use, unless the kernel wants more.
 const LOWEST: u64 = 0x10000;
-/// With fewer shards than this, an area is not worth having.
+/// Least number of shards with which an area is worth having.
 const SHARDS_MIN: u32 = 64;
 
 const PROT_RW: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
@@ -41,22 +41,22 @@ const MAP_OWN_SHARD: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_
 const MAP_ARENA: u64 = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
 const NO_FILE: u64 = u64::MAX;
 
-/// What a new data area is to be like.
+/// Properties of a new data area.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DataAreaRequest {
-    /// Shards, 0 and 1 included; fewer are made (not below 64) where the target's address space is limited.
+    /// Number of shards, 0 and 1 included; fewer are made (not below 64) where the target's address space is limited.
     pub shards: u32,
     /// Bytes from one shard to the next, a power of two.
     pub stride: u64,
     /// Bytes of address space for the journal's copy.
     pub journal_bytes: u64,
-    /// How threads are told apart (for the header).
+    /// Way in which generated code tells threads apart (for the header).
     pub identity: ThreadIdentity,
-    /// How generated code reads processor time: prepared there.
+    /// Way in which generated code reads processor time; the area is prepared for it.
     pub cpu: CpuClock,
-    /// How generated code reads the time (for the header).
+    /// Way in which generated code reads the time (for the header).
     pub wall: WallClock,
-    /// Fork children count like threads of the target. Not with [`ThreadIdentity::FsBase`], which a child has from its parent.
+    /// Whether fork children count like threads of the target. Not with [`ThreadIdentity::FsBase`], which a child has from its parent.
     pub family: bool,
 }
 
@@ -75,7 +75,7 @@ impl Default for DataAreaRequest {
 }
 
 impl DataAreaRequest {
-    /// One with such a distance between shards, which are fewer the larger they are.
+    /// A request with this distance between shards; the larger the shards, the fewer they are.
     pub fn of_stride(stride: u64) -> Self {
         let shards = u32::try_from(layout::SHARDS_SPACE / stride.max(1)).unwrap_or(u32::MAX);
         let usual = DataAreaRequest::default();
@@ -146,7 +146,7 @@ impl Target {
         let stride = request.stride;
         let journal_bytes = request.journal_bytes.next_multiple_of(PAGE);
         let len = stride * u64::from(shards) + journal_bytes;
-        // as high as possible: a program at a fixed address has its heap below, and it grows upwards
+        // Place the area as high as possible: a program at a fixed address has its heap below, and it grows upwards.
         let bases = lowest_address()..=TWO_GIB - 2 * stride - PAGE;
         let maps = self.maps()?;
         self.refuse_with_many_mappings(&maps)?;
@@ -188,16 +188,16 @@ impl Target {
         let number = i32::try_from(fd).unwrap_or(-1);
         let memfd: OwnedFd =
             pidfd_getfd(self.pidfd(), number, PidfdGetfdFlags::empty()).map_err(own("pidfd_getfd of the data area"))?;
-        // The descriptor's number was the target's to fill: what was fetched may be any file.
+        // The descriptor's number was the target's to fill: the descriptor fetched may be any file.
         seal::expect_fresh(&memfd)?;
-        // before it can be seen in the target's mappings: nobody takes a half-made area for a dead engine's
+        // Lock the file before it can be seen in the target's mappings: so no engine takes a half-made area for a dead engine's.
         let lock = reopen(&memfd).ok().filter(lock_file);
-        // by us, not by the target: its RLIMIT_FSIZE would kill it
+        // The engine grows the file, not the target: the target's RLIMIT_FSIZE would kill it.
         rustix::fs::ftruncate(&memfd, layout.len()).map_err(own("grow the data area"))?;
-        // Who shares the file could cut it down else, and we would fault where it ends.
+        // Without the seal, any process that shares the file could cut it down, and we would fault where it ends.
         seal::seal(&memfd, layout.len())?;
         let (base, len, stride) = (layout.base.0, layout.len(), layout.stride);
-        // under mlockall a mapping that may be written is filled at once: open it after unlocking
+        // Under mlockall a writable mapping is filled at once: make it writable after unlocking.
         let first = if locked { libc::PROT_NONE as u64 } else { PROT_RW };
         let at = remote.syscall("mmap of the data area", libc::SYS_mmap, [base, len, first, MAP_AREA, fd, 0])?;
         let rest = |remote: &mut Remote<'_>| {
@@ -224,7 +224,7 @@ impl Target {
         })
     }
 
-    /// Where data areas of ours lie, whoever made them: each from its first to its last mapping.
+    /// Ranges of the data areas in the target, whichever engine made them: each from its first to its last mapping.
     pub fn find_areas(&self) -> Result<Vec<AvmaRange>, Error> {
         Ok(areas_in(&self.maps()?))
     }
@@ -239,8 +239,8 @@ impl Target {
             self.maps()?.into_iter().find(|m| m.range.start == range.start).ok_or(no_area("it is not mapped"))?;
         let link = format!("/proc/{}/map_files/{:x}-{:x}", self.pid(), first.range.start.0, first.range.end.0);
         match fs::File::options().read(true).write(true).open(link) {
-            // The name says nothing about the file, and the mapping may be another one by now. A file that somebody can cut down, or that is none of an
-            // engine's, is not mapped here.
+            // The name says nothing about the file, and the mapping may be another one by now. A file that another process can cut down, or
+            // that is not an engine's, is not mapped here.
             Ok(file) if seal::is_sealed(&file, layout.len()) => {
                 let file = file.into();
                 SharedArea::map(layout, &file, reopen(&file).ok())
@@ -249,7 +249,7 @@ impl Target {
         }
     }
 
-    /// Where an arena for code fits that reaches all of `near` and is reached from it. Whole pages.
+    /// Finds a place for an arena of code that reaches all of `near` and is reached from it. Whole pages.
     pub fn find_arena(&self, near: &AvmaRange, bytes: u64) -> Result<AvmaRange, Error> {
         let len = bytes.next_multiple_of(PAGE);
         self.refuse_without_room(MemoryNeed { charged: 0, address_space: len })?;
@@ -278,8 +278,8 @@ impl Target {
         }
     }
 
-    /// Maps an arena for code, readable and executable, at a place that [`Target::find_arena`] found: who has to record it does
-    /// so before. `false`: somebody was faster.
+    /// Maps an arena for code, readable and executable, at a place that [`Target::find_arena`] found. A caller that has to record the place
+    /// does so before. `false`: another mapping was made there first.
     pub fn map_arena_at(&self, arena: &AvmaRange) -> Result<bool, Error> {
         let (base, len) = (arena.start.0, arena.end.0 - arena.start.0);
         self.remote(|remote| {
@@ -293,7 +293,7 @@ impl Target {
         })
     }
 
-    /// Unmaps ranges of ours. The caller knows that nobody uses them any more.
+    /// Unmaps ranges of ours. The caller knows that no thread uses them any more.
     pub fn unmap(&self, ranges: &[AvmaRange]) -> Result<(), Error> {
         if ranges.is_empty() {
             return Ok(());
@@ -313,7 +313,7 @@ impl Target {
         };
         let pages: Vec<u64> = self.maps()?.iter().filter(|m| is_page(m)).map(|m| m.range.start.0).collect();
         if !pages.is_empty() {
-            // an empty page: nobody else finds room there, and who reads it finds no counter
+            // Map an empty page there: no other mapping finds room in its place, and a thread that reads it finds no counter.
             let page = |at: u64| [at, layout::event::PAGE.into(), libc::PROT_READ as u64, MAP_OWN_SHARD, NO_FILE, 0];
             self.remote(|remote| {
                 pages.iter().try_for_each(|at| {
@@ -360,11 +360,11 @@ fn areas_in(maps: &[Mapping]) -> Vec<AvmaRange> {
     for m in maps {
         let ours = m.shared && m.path.as_os_str() == MAPS_NAME;
         match areas.last_mut() {
-            // behind the private shard the file goes on
+            // After the private shard the file goes on.
             Some((inode, range)) if ours && *inode == m.inode && m.offset == m.range.start.0 - range.start.0 => {
                 range.end = m.range.end
             }
-            // an engine maps them too, wherever there is room
+            // An engine maps areas too, wherever there is room.
             _ if ours && m.offset == 0 && m.range.start.0 < TWO_GIB => areas.push((m.inode, m.range.clone())),
             _ => {}
         }

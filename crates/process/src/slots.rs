@@ -8,7 +8,8 @@ use crate::error::Error;
 use crate::target::Target;
 use crate::tracer::Tracer;
 
-/// Where glibc keeps a thread's pointer to itself, from fs: the only libc that registers areas at a known offset.
+/// Offset from the fs base at which glibc keeps a thread's pointer to itself. glibc is the only libc that registers areas at a known
+/// offset.
 const SELF: u64 = 0x10;
 
 impl Target {

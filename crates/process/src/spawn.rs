@@ -19,11 +19,11 @@ use crate::sys::{self, Regs, Status};
 use crate::target::{AT_BASE, AT_ENTRY, Target};
 use crate::tracer::{State, Tracer, on_own_thread, pause, while_held};
 
-/// How far the stack is searched for a return address into the program.
+/// Length of the part of the stack that is searched for a return address into the program, in bytes.
 const STACK_SEARCH: usize = 64 * 1024;
 const NOT_YET: i64 = -(libc::ENOSYS as i64);
 
-/// Why a starting program is held.
+/// State of its start in which a program is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
     /// Before its first instruction. The program and its loader are mapped.
@@ -34,7 +34,7 @@ pub enum Start {
     Loaded,
 }
 
-/// Where a started program reads from and writes to.
+/// Standard streams of a started program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Streams {
     /// The calling process's standard streams.

@@ -11,31 +11,31 @@ use crate::procfs::Mapping;
 use crate::sys;
 use crate::target::Target;
 
-/// How much of a stack is looked at, from the stack pointer upwards.
+/// Length of the part of a stack that is read, from the stack pointer upwards, in bytes.
 const DEPTH: u64 = 256 * 1024;
-/// A signal on the alternate stack, during one on the main stack, during …
+/// Number of nested stacks: a signal on the alternate stack, during one on the main stack, during …
 const NESTING: usize = 8;
-/// The kernel takes so many ranges at once (UIO_MAXIOV).
+/// Number of ranges that the kernel takes at once (UIO_MAXIOV).
 const BATCH: usize = 1024;
 const CS_64: u16 = 0x33;
 
 /// A program counter saved in a signal frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SavedPc {
-    /// Which thread (the index given by the caller).
+    /// Index of the thread, as given by the caller.
     pub(crate) thread: usize,
-    /// Where it is saved.
+    /// Address at which it is saved.
     pub(crate) slot: Avma,
     /// The program counter.
     pub(crate) pc: Avma,
 }
 
-/// How the signal frames on a stack are known.
+/// Way of recognising the signal frames on a stack.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Frames {
-    /// Nobody asks for them.
+    /// Signal frames are not looked for.
     None,
-    /// By their return addresses, where handlers call rt_sigreturn (sorted), or by their form.
+    /// By their return addresses, which are the places where handlers call rt_sigreturn (sorted), or by their form.
     Returning(Vec<Avma>),
     /// By their form alone: in this program no code is known that calls rt_sigreturn.
     Formed,
@@ -52,7 +52,7 @@ pub(crate) struct Stacks {
 struct Part {
     thread: usize,
     start: u64,
-    /// Where its words are.
+    /// Range of the part's words in [`Stacks::words`].
     words: Range<usize>,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::sys;
 
-/// How often a thread sleeps for it.
+/// Number of times that a thread sleeps for the trial.
 const TRIES: u32 = 3;
 
 /// Whether a switch during a system call clears the pointer. Tried once, on a thread of ours.

@@ -255,7 +255,7 @@ pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
     Some(cleared)
 }
 
-/// What a wait tells about a thread.
+/// Event of a thread that a wait reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Status {
     /// Stopped because we asked (signal 5), or by a group-stop (the stopping signal).
@@ -471,7 +471,7 @@ pub(crate) fn perf_event_open(event: &perf_event::Builder<'_>, tid: Tid) -> io::
     unsafe { open_counter(at.cast(), tid) }
 }
 
-/// The same from the words of the struct's second version.
+/// Opens a counter for the events of one thread on every processor, from the words of the struct's second version.
 pub(crate) fn perf_event_open_words(attributes: &[u64; 9], tid: Tid) -> io::Result<File> {
     let size = (size_of_val(attributes) as u64) << 32;
     let mut words = *attributes;
@@ -504,8 +504,8 @@ fn page_word(page: &memmap2::MmapRaw, at: usize) -> Option<u32> {
     inside.then(|| unsafe { page.as_ptr().wrapping_add(at).cast::<u32>().read_volatile() })
 }
 
-/// How the kernel scales the time stamp counter to nanoseconds, `(ticks * mult) >> shift` (time_mult, time_shift of perf_event_open(2)); `None` if the
-/// page does not say.
+/// Factors with which the kernel scales the time stamp counter to nanoseconds, `(ticks * mult) >> shift` (time_mult, time_shift of
+/// perf_event_open(2)); `None` if the page does not say.
 pub(crate) fn tick_scale(page: &memmap2::MmapRaw) -> Option<(u32, u16)> {
     const LOCK: usize = 8;
     const CAPABILITIES: usize = 40;
@@ -556,8 +556,8 @@ pub(crate) fn has_own_memory(pid: Pid, other: Pid) -> bool {
     unsafe { libc::syscall(libc::SYS_kcmp, pid.0, other.0, KCMP_VM, 0, 0) > 0 }
 }
 
-/// How the process of a pidfd has ended, as wait(2) tells it, once somebody has waited for it: PIDFD_GET_INFO (linux/pidfd.h). None: the kernel is
-/// older than 6.15, or nobody has.
+/// Status, as wait(2) tells it, of the ended process of a pidfd, once its parent has waited for it: PIDFD_GET_INFO (linux/pidfd.h). `None`:
+/// the kernel is older than 6.15, or nobody has waited for the process.
 pub(crate) fn exit_status(pidfd: BorrowedFd<'_>) -> Option<i32> {
     /// _IOWR(0xff, 11, struct pidfd_info) with the first size of that structure, 64 bytes.
     const GET_INFO: libc::Ioctl = 0xc040_ff0b_u32 as libc::Ioctl;

@@ -1,4 +1,4 @@
-//! What XSAVE keeps on this machine.
+//! Vector state that XSAVE keeps on this machine.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! What can be done with all threads in the stop in which a plan is applied: looking at their registers and stacks, and giving one a shard.
+//! Access to all threads in the stop in which a plan is applied: a visitor reads their registers and stacks, and may give one a shard.
 
 use ingraft_model::{Avma, Tid};
 
@@ -22,14 +22,14 @@ pub trait Visitor: Send {
 /// A thread as it stood before the plan moved anything.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HeldThread {
-    /// Which.
+    /// The thread.
     pub tid: Tid,
-    /// None if it did not stop (it sleeps in the kernel, and user space cannot go on before the release), or if it is a thread of another
-    /// process that runs in the target's memory.
+    /// Registers of the thread. `None` if it did not stop (it sleeps in the kernel, and user space cannot go on before the release), or if
+    /// it is a thread of another process that runs in the target's memory.
     pub registers: Option<HeldRegisters>,
     /// Whether the visitor knows its program counter and those that its signal frames keep.
     pub known: bool,
-    /// Its place among the tracer's.
+    /// Index of the thread in the tracer's list.
     index: usize,
 }
 

@@ -1,8 +1,8 @@
 //! Threads that end while their tracer waits for the kernel.
 //!
-//! PTRACE_SEIZE of a thread waits as long as that executes another program. The execution waits until the program's other threads have ended, and
-//! of those that are traced until their tracer has taken note. A tracer within PTRACE_SEIZE cannot, and both would wait for ever: so whoever
-//! waits for the tracer takes note in its place.
+//! PTRACE_SEIZE of a thread waits as long as that thread executes another program. The execution waits until the program's other threads
+//! have ended, and, for each of them that is traced, until its tracer has taken note. A tracer within PTRACE_SEIZE cannot, and both would
+//! wait for ever. So the thread that waits for the tracer takes note in its place.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,17 +22,17 @@ pub(crate) const TICK: Duration = Duration::from_millis(20);
 pub(crate) struct Wards {
     /// Each with the process that the tracer works on.
     all: Mutex<Vec<(Pid, Tid)>>,
-    /// How often PTRACE_SEIZE has begun or ended: an odd number while the tracer is within it.
+    /// Number of times that PTRACE_SEIZE has begun or ended: odd while the tracer is within it.
     seizes: AtomicU64,
 }
 
 thread_local! {
-    /// Those of the tracer that the calling thread is.
+    /// Wards of the tracer that the calling thread is.
     static OWN: RefCell<Arc<Wards>> = RefCell::default();
 }
 
 impl Wards {
-    /// Those of the calling thread.
+    /// Wards of the calling thread.
     pub(crate) fn own() -> Arc<Wards> {
         OWN.with_borrow(Arc::clone)
     }

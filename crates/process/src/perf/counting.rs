@@ -12,21 +12,21 @@ use super::name::Event;
 use super::open::{Count, Counter, EventError, Scope};
 use crate::target::Target;
 
-/// How often the threads are listed until none has begun meanwhile.
+/// Number of attempts to list the threads without one beginning meanwhile.
 const ROUNDS: u32 = 16;
 
-/// What an event has come to since it is counted.
+/// Count of an event since the counting began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventReading {
-    /// How often it happened; of clocks, nanoseconds.
+    /// Number of times that the event happened; for clocks, nanoseconds.
     pub events: u64,
-    /// The same by thread, ended ones too; they add up to `events`. `None`: threads that ended before they were found, and what others did
-    /// before that.
+    /// Share of `events` of each thread, ended ones too; the shares add up to `events`. `None` as the thread: threads that ended before
+    /// they were found, and the work of other threads before they were found.
     pub threads: Vec<(Option<Tid>, u64)>,
-    /// Nanoseconds in which threads ran and the event should have been counted, and was: less if it shared a counter of the processor with
-    /// others.
+    /// Nanoseconds in which threads ran and the event should have been counted. `running_ns` is less if the event shared a counter of the
+    /// processor with others.
     pub enabled_ns: u64,
-    /// See `enabled_ns`.
+    /// Nanoseconds of `enabled_ns` in which the event was counted.
     pub running_ns: u64,
 }
 
@@ -34,19 +34,19 @@ pub struct EventReading {
 #[derive(Debug)]
 struct Root {
     tid: Tid,
-    /// It and the threads that it begins; `None`: only itself is wanted.
+    /// Counter of the thread and of the threads that it begins; `None` if only the thread itself is wanted.
     with_threads: Option<Source>,
     own: Source,
-    /// How much of `with_threads` is certainly of others.
+    /// Part of `with_threads` that certainly belongs to other threads.
     others: u64,
 }
 
-/// A counter, and what it had at last: that stays when the counter is closed.
+/// A counter, and its last reading: that stays when the counter is closed.
 #[derive(Debug)]
 struct Source {
     counter: Option<Counter>,
     last: Count,
-    /// What it had when counting began.
+    /// Reading of the counter when counting began.
     before: Count,
 }
 
@@ -88,7 +88,7 @@ pub struct CountedEvents {
     later: Vec<(Tid, Source)>,
     /// The threads that were there when they were last looked for.
     known: BTreeSet<Tid>,
-    /// Threads began while counting did: how many are missing is not known.
+    /// Threads began while the counters were opened: the number of missing threads is not known.
     unsteady: bool,
     /// Only one thread is wanted.
     single: bool,
@@ -116,7 +116,7 @@ impl CountedEvents {
             None => counted.open_all(target)?,
         }
         for root in &mut counted.roots {
-            // its own first: what is of others is never overrated, see `read`
+            // The thread's own counter begins first: the part of others is never overrated, see `read`.
             root.own.begin();
             if let Some(both) = &mut root.with_threads {
                 both.begin();
@@ -125,8 +125,8 @@ impl CountedEvents {
         Ok(counted)
     }
 
-    /// Counters for all threads, such that every later one inherits from one of them. Threads that begin while this goes on may or may not
-    /// have inherited: then all begins anew.
+    /// Opens counters for all threads, such that every later thread inherits from one of them. Threads that begin while this goes on may or
+    /// may not have inherited: then all begins anew.
     fn open_all(&mut self, target: &Target) -> Result<(), EventError> {
         for round in 1..=ROUNDS {
             let before: BTreeSet<Tid> = target.threads()?.into_iter().collect();
@@ -170,7 +170,7 @@ impl CountedEvents {
             roots.chain(self.later.iter_mut().filter(|(t, _)| t == tid).map(|(_, s)| s)).for_each(Source::close);
         }
         for &tid in now.difference(&self.known) {
-            // without descriptors for it, its events are those of the process, as before it was found
+            // Without descriptors for this thread, its events are those of the process, as before it was found.
             if let Ok(Some(counter)) = Counter::open(&self.event, tid, Scope::Alone) {
                 self.later.push((tid, Source::new(counter)));
             }
@@ -178,11 +178,11 @@ impl CountedEvents {
         self.known = now;
     }
 
-    /// What it has come to.
+    /// Reads the count of the event since the counting began.
     pub fn read(&mut self) -> EventReading {
         let mut reading = EventReading::default();
         let mut rows: BTreeMap<Tid, u64> = BTreeMap::new();
-        // before the counters that include them, so that they are never more than those
+        // Read these before the counters that include them, so that they are never more than those.
         let later: u64 = self.later.iter_mut().map(|(tid, source)| add(&mut rows, *tid, source.read())).sum();
         let mut others = 0;
         for root in &mut self.roots {
@@ -194,13 +194,13 @@ impl CountedEvents {
             };
             let all = both.read();
             reading.add(all, both.times());
-            // what the thread did between the two readings is its own, not that of others
+            // Events of the thread between the two readings are its own, not those of others.
             let own = root.own.read();
             root.others = root.others.max(all.saturating_sub(own)).min(all);
             others += root.others;
             add(&mut rows, root.tid, all - root.others);
         }
-        // What is of others was underrated while their parents worked: then those have too much.
+        // The part of others was underrated while their parents worked: then the parents have too much.
         let mut excess = later.saturating_sub(others);
         for root in &self.roots {
             let Some(row) = rows.get_mut(&root.tid).filter(|_| excess > 0) else { continue };

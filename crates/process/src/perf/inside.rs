@@ -1,5 +1,5 @@
-//! Events of the processor that the threads of a target read themselves, with RDPMC: what their counters are opened with, and whether that works on
-//! this machine, which is tried on this very process.
+//! Events of the processor that the threads of a target read themselves, with RDPMC: the attributes with which their counters are opened,
+//! and whether that works on this machine, which is tried on this very process.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ const PINNED: u64 = 1 << 2;
 const EXCLUDE_USER: u64 = 1 << 4;
 const EXCLUDE_KERNEL: u64 = 1 << 5;
 const EXCLUDE_HYPERVISOR: u64 = 1 << 6;
-/// Bytes of the struct in its second version, which has three words of configuration.
+/// Size of the struct in its second version, in bytes; that version has three words of configuration.
 const SIZE: u64 = 72;
-/// Readings of the trial: the kernel may take the counter away during one.
+/// Number of readings of the trial: the kernel may take the counter away during one.
 const TRIES: u32 = 100;
 
 /// The beginning of a struct perf_event_attr.
@@ -28,7 +28,8 @@ pub(crate) const DUMMY: EventAttributes =
     [SOFTWARE as u64 | SIZE << 32, 9, 0, 0, 0, EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR, 0, 0, 0];
 
 impl Event {
-    /// What a thread opens its own counter of the event with, after this process has read one of its own: then the machine can do it.
+    /// Attributes with which a thread opens its own counter of the event. This process reads a counter of its own first, which proves that
+    /// the machine can do it.
     pub fn for_threads(&self) -> Result<EventAttributes, EventError> {
         let impossible = |why| EventError::NotAtPoints { event: self.name().to_owned(), why };
         if self.kind == SOFTWARE {
@@ -88,7 +89,7 @@ mod tests {
             Ok(attributes) => assert_eq!(attributes[1], 1),
             Err(e) => println!("skipped: RDPMC has never run here ({e})"),
         }
-        // the open counter counts its own work: what the page says of page faults is that they cannot be read
+        // The open counter counts its own work: its page says that page faults cannot be read.
         let faults = event("page-faults:u").attributes();
         let file = sys::perf_event_open_words(&faults, sys::own_tid()).expect("software events");
         let page = MmapOptions::new().len(sys::EVENT_PAGE).map_raw_read_only(&file).expect("its page");

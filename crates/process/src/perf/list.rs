@@ -8,17 +8,17 @@ use crate::sys;
 /// An event of the list.
 #[derive(Debug)]
 pub struct ListedEvent {
-    /// By which it is asked for.
+    /// Name of the event, as requests give it.
     pub name: String,
     /// Other names that mean the same.
     pub aliases: Vec<String>,
     /// `software`, `hardware`, `cache`, or the unit that counts it.
     pub group: String,
-    /// Why it cannot be counted here: what the kernel said when it was tried on ourselves.
+    /// Reason why it cannot be counted here: the kernel's answer when it was tried on this process. `None` if it can.
     pub problem: Option<EventError>,
 }
 
-/// All events with names: those of every machine, and those that its units name.
+/// All events with names: those of every machine, and those of this machine's units.
 pub fn event_list() -> Vec<ListedEvent> {
     let table = |events: &[(&[&str], u64)], group: &str| {
         let listed = events.iter().filter_map(|(names, _)| {
@@ -49,7 +49,7 @@ fn of_units() -> Vec<(String, String)> {
     let mut all = Vec::new();
     for unit in names(DEVICES.as_ref()) {
         let events = names(&std::path::Path::new(DEVICES).join(&unit).join("events"));
-        // units and scales stand beside the events
+        // Files of units and scales (with a dot) are beside the events.
         let events = events.into_iter().filter(|e| !e.contains('.'));
         all.extend(events.map(|event| (unit.clone(), event)));
     }

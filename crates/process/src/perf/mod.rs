@@ -1,5 +1,5 @@
 //! Events that the kernel and the processor count for each thread: perf_event_open(2), from outside. Nothing is put into a target, and none
-//! of its threads is held. What threads read themselves at points is only prepared here.
+//! of its threads is held. Readings by the threads themselves, at points, are only prepared here.
 
 mod counting;
 mod inside;

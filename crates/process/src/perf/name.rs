@@ -59,12 +59,12 @@ pub struct Event {
     /// Type and the three words of configuration, as struct perf_event_attr has them.
     pub(super) kind: u32,
     pub(super) config: [u64; 3],
-    /// Whether it counts while the program's own code runs, and while the kernel works for it.
+    /// Whether the event is counted while the program's own code runs (`user`), and while the kernel works for it (`kernel`).
     pub(super) user: bool,
     pub(super) kernel: bool,
 }
 
-/// Why a name is no event that can be counted.
+/// Reason why a name is no event that can be counted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EventProblem {
     /// Nothing has that name.
@@ -73,14 +73,14 @@ pub enum EventProblem {
     /// A place in the kernel's code, not a counter.
     #[error("`{0}` is a tracepoint: those are not counted")]
     Tracepoint(String),
-    /// Behind the colon stands something else than `u` and `k`.
+    /// The modifier after the colon is not made of `u` and `k` alone.
     #[error(
         "the modifier `{modifier}` of `{event}` is not known: `u` counts in the program alone, `k` in the kernel alone"
     )]
     Modifier {
         /// The event.
         event: String,
-        /// What stands behind its colon.
+        /// Modifier after its colon.
         modifier: String,
     },
     /// The machine has no unit of that name.
@@ -93,7 +93,7 @@ pub enum EventProblem {
         unit: String,
         /// The word.
         term: String,
-        /// Why not.
+        /// Reason why the term is refused.
         why: &'static str,
     },
 }
@@ -110,7 +110,7 @@ impl Event {
         if let Some((unit, rest)) = name.split_once('/') {
             let (terms, modifiers) = rest.rsplit_once('/').ok_or_else(unknown)?;
             let (kind, config) = pmu::resolve(unit, terms, sysfs)?;
-            // perf takes them with and without a colon here
+            // perf takes modifiers with and without a colon here.
             return Event { name: name.to_owned(), kind, config, user: true, kernel: true }
                 .restricted(modifiers.strip_prefix(':').unwrap_or(modifiers));
         }
@@ -142,12 +142,12 @@ impl Event {
         Ok(self)
     }
 
-    /// As it was asked for.
+    /// Name of the event, as it was asked for.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether the kernel itself counts it, so that it is there on every machine and shares no counter with others.
+    /// Whether the kernel itself counts the event: then it exists on every machine and shares no counter with others.
     pub fn is_software(&self) -> bool {
         self.kind == SOFTWARE
     }

@@ -1,4 +1,4 @@
-//! perf_event_open(2): a counter for one thread, and what the kernel's refusals mean.
+//! perf_event_open(2): a counter for one thread, and the meaning of the kernel's refusals.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,7 +10,7 @@ use super::name::{CACHE, Event, EventProblem, HARDWARE, RAW};
 use crate::error::Error;
 use crate::sys;
 
-/// Why an event is not counted.
+/// Reason why an event is not counted.
 #[derive(Debug, thiserror::Error)]
 pub enum EventError {
     /// There is no such event.
@@ -21,7 +21,7 @@ pub enum EventError {
     Refused {
         /// The event.
         event: String,
-        /// Its answer.
+        /// Answer of the kernel.
         refusal: KernelRefusal,
     },
     /// Threads cannot read it themselves.
@@ -29,7 +29,7 @@ pub enum EventError {
     NotAtPoints {
         /// The event.
         event: String,
-        /// Why not.
+        /// Reason why they cannot.
         why: &'static str,
     },
     /// The thread that is to be counted has ended, or never was.
@@ -40,10 +40,10 @@ pub enum EventError {
     Process(#[from] Error),
 }
 
-/// What perf_event_open answered.
+/// Answer of perf_event_open(2) that refuses an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelRefusal {
-    /// ENOENT for what a unit of the processor counts.
+    /// ENOENT for an event that a unit of the processor counts.
     #[error("this machine has no unit for hardware events, or not for this one (ENOENT), as in most virtual machines")]
     NoHardware,
     /// ENOENT for anything else.
@@ -52,7 +52,7 @@ pub enum KernelRefusal {
     /// EACCES or EPERM, with the value of kernel.perf_event_paranoid if that can be read.
     #[error("not permitted (kernel.perf_event_paranoid is {})", paranoid.map_or_else(|| "not readable".to_owned(), |p| p.to_string()))]
     Forbidden {
-        /// kernel.perf_event_paranoid.
+        /// Value of kernel.perf_event_paranoid; `None` if it cannot be read.
         paranoid: Option<i32>,
     },
     /// EOPNOTSUPP: the hardware or a unit lacks it.
@@ -73,7 +73,7 @@ pub enum KernelRefusal {
 }
 
 impl EventError {
-    /// Why, without the name of the event: for where that stands beside it.
+    /// Reason of the refusal without the name of the event, for output that has the name beside it.
     pub fn reason(&self) -> String {
         match self {
             EventError::Refused { refusal, .. } => refusal.to_string(),
@@ -82,7 +82,7 @@ impl EventError {
         }
     }
 
-    /// What would help: one line for a person.
+    /// Advice that may help: one line for a person.
     pub fn hint(&self) -> String {
         let refusal = match self {
             EventError::Problem(EventProblem::Tracepoint(_)) => {
@@ -123,17 +123,17 @@ impl KernelRefusal {
     }
 }
 
-/// The value of kernel.perf_event_paranoid; `None`: it cannot be read.
+/// Value of kernel.perf_event_paranoid; `None` if it cannot be read.
 pub fn paranoid() -> Option<i32> {
     std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
 }
 
-/// Whose events a counter counts.
+/// Threads whose events a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// Those of one thread.
+    /// One thread.
     Alone,
-    /// Those of the threads as well that it begins from now on, and those that they begin; not those of other processes.
+    /// One thread, the threads that it begins from now on, and the threads that those begin; not other processes.
     WithThreads,
 }
 
@@ -141,18 +141,18 @@ pub(super) enum Scope {
 #[derive(Debug)]
 pub(super) struct Counter(File);
 
-/// What a counter has.
+/// Reading of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Count {
-    /// Events.
+    /// Number of events.
     pub(super) events: u64,
-    /// Nanoseconds in which they should have been counted, and were.
+    /// Nanoseconds in which the events should have been counted (`enabled_ns`), and were (`running_ns`).
     pub(super) enabled_ns: u64,
     pub(super) running_ns: u64,
 }
 
 impl Counter {
-    /// `None`: there is no such thread.
+    /// Opens a counter of an event for a thread; `None` if there is no such thread.
     pub(super) fn open(event: &Event, tid: Tid, scope: Scope) -> Result<Option<Counter>, EventError> {
         let mut builder = Builder::new();
         builder
@@ -175,7 +175,7 @@ impl Counter {
         }
     }
 
-    /// What it has now; `None` if the kernel could not keep it on the hardware.
+    /// Reads the counter; `None` if the kernel could not keep it on the hardware.
     pub(super) fn read(&self) -> Option<Count> {
         let mut words = [0u8; 24];
         (&self.0).read_exact(&mut words).ok()?;

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use super::name::EventProblem;
 
-/// Where the kernel describes them.
+/// Directory in which the kernel describes the units.
 pub(super) const DEVICES: &str = "/sys/bus/event_source/devices";
 
-/// What can be read of a unit.
+/// Access to the files that describe a unit.
 pub(super) trait Sysfs {
-    /// A file of a unit; `None` if there is none.
+    /// Text of a file of a unit; `None` if there is none.
     fn read(&self, unit: &str, file: &str) -> Option<String>;
 }
 
@@ -49,11 +49,11 @@ fn apply(unit: &str, terms: &str, sysfs: &dyn Sysfs, config: &mut [u64; 3], name
             && names
             && let Some(meaning) = sysfs.read(unit, &format!("events/{name}"))
         {
-            // what a name stands for has no names
+            // The terms that a name stands for contain no names themselves.
             apply(unit, &meaning, sysfs, config, false)?;
             continue;
         }
-        // without a value a term is 1, as perf has it
+        // A term without a value is 1, as for perf.
         let value = match value {
             None => 1,
             Some(text) => number(text).ok_or_else(|| wrong("its value is no number"))?,
@@ -76,7 +76,8 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// Puts the bits of a value where a format says: `config:0-7,32-35`, `config1:8`. `None`: it has more bits, or the format is not understood.
+/// Distributes the bits of a value as a format says: `config:0-7,32-35`, `config1:8`. `None`: the value has more bits, or the format is not
+/// understood.
 fn spread(format: &str, mut value: u64, config: &mut [u64; 3]) -> Option<()> {
     let (word, ranges) = format.split_once(':')?;
     let word = ["config", "config1", "config2"].iter().position(|known| *known == word)?;
