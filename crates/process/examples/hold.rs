@@ -1,4 +1,4 @@
-//! How long a target is held: medians over many insertions and removals.
+//! Measures the time for which a target is held: medians over many insertions and removals.
 //! `cargo run --release -p ingraft-process --example hold`
 
 #[path = "../tests/common/mod.rs"]

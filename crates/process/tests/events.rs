@@ -19,7 +19,7 @@ struct Program {
     output: BufReader<ChildStdout>,
 }
 
-/// What getrusage says so far.
+/// Values of getrusage so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Usage {
     minor: u64,
@@ -45,7 +45,7 @@ impl Program {
         (program, target)
     }
 
-    /// What the threads that wait, and all together, have after a command.
+    /// Sends a command; returns the usage of each thread that waits, and of all threads together, after it.
     fn ask(&mut self, command: &str) -> (BTreeMap<Tid, Usage>, Usage) {
         writeln!(self.input, "{command}").expect("a command");
         let (mut threads, mut process) = (BTreeMap::new(), Usage::default());
@@ -194,7 +194,7 @@ fn the_clock_of_the_tasks_is_the_processor_time() {
     });
 }
 
-/// What threads do themselves, done for them: a page of a counter in a shard.
+/// The test maps a page of a counter into a shard, as threads do themselves.
 #[test]
 fn counters_in_shards_are_closed_and_the_area_stays_one() {
     // page faults of the program alone

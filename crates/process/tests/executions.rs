@@ -12,7 +12,7 @@ use common::within;
 use ingraft_model::Pid;
 use ingraft_process::{DataAreaRequest, Target, before_steps};
 
-/// What the program is told by, until it was.
+/// Process id and input of the program, until the program has been told to execute another.
 static TELL: Mutex<Option<(u32, ChildStdin)>> = Mutex::new(None);
 
 /// A line of the status of a thread of the program that is not its first, if it has one.

@@ -50,7 +50,7 @@ fn filtered_system_calls() {
     });
 }
 
-/// Its only thread sleeps uninterruptibly again and again, but never for long.
+/// The target's only thread sleeps uninterruptibly again and again, but never for long.
 #[test]
 fn a_thread_that_dozes_is_borrowed_when_it_wakes() {
     bounded(|| {

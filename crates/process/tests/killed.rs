@@ -49,7 +49,7 @@ fn dies_at(mutatee: &Mutatee, counted: Avma, step: u64) -> bool {
     true
 }
 
-/// What a successor does: takes out what the dead engine left.
+/// Removes everything that the dead engine left, as a successor does.
 fn clean(target: &Target, counted: Avma) {
     let mut bytes = [0; 13];
     target.read(counted, &mut bytes).expect("read");

@@ -18,7 +18,7 @@ use ingraft_process::{DataAreaRequest, Denial, Error, Options, Rights, Target, b
 /// Any user but root.
 const USER: u32 = 65534;
 
-/// What the step is to wait for, so that the next one meets the new program.
+/// Execution that the step is to wait for, so that the next one meets the new program.
 struct Exec {
     stdin: ChildStdin,
     pid: u32,
@@ -229,7 +229,7 @@ fn credentials() -> Vec<String> {
     status.lines().filter(wanted).map(str::to_owned).collect()
 }
 
-/// Who may trace what, as the kernel decides.
+/// The rights to trace are those that the kernel grants.
 #[test]
 fn rights_are_what_the_user_could_do() {
     within(Duration::from_secs(60), || {

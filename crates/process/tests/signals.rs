@@ -82,7 +82,7 @@ fn all(target: &Target, state: char) -> bool {
     states(target).into_iter().all(|s| s == state)
 }
 
-/// What our own wait tells about a stopped or continued child, without a wait.
+/// Status that our own wait reports of a stopped or continued child, without waiting.
 fn parent_sees(pid: i32) -> Option<i32> {
     let mut status = 0;
     let options = libc::WUNTRACED | libc::WCONTINUED | libc::WNOHANG;

@@ -73,7 +73,7 @@ impl Mutatee {
         Mutatee { child, out: Some(out), ready }
     }
 
-    /// What it says from now on, as it says it.
+    /// Receives the lines that the program prints from now on, as it prints them.
     pub fn listen(&mut self) -> mpsc::Receiver<String> {
         let (sender, receiver) = mpsc::channel();
         let out = self.out.take().expect("output");
@@ -161,7 +161,7 @@ pub fn hand_patch(function: Avma, arena: Avma, counter: u32) -> HandPatch {
     hand_patch_of(function, displaced, arena, counter)
 }
 
-/// The same for other instructions behind the endbr64: the first of 4 bytes.
+/// A patch of a function with other instructions after the endbr64 than those of [`hand_patch`]; the first instruction has 4 bytes.
 pub fn hand_patch_of(function: Avma, displaced: [u8; 8], arena: Avma, counter: u32) -> HandPatch {
     use ingraft_model::PcMove;
     use ingraft_model::patch::ArenaCode;
