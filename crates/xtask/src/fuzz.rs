@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::packages;
 
-/// What libFuzzer needs from the compiler: counters at every edge, a table of them, and operands of comparisons.
+/// Compiler flags that libFuzzer needs: counters at every edge, a table of them, and operands of comparisons.
 const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks";

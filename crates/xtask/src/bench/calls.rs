@@ -1,4 +1,4 @@
-//! What a counted call costs, beside the same patch made by hand.
+//! Cost of a counted call, beside the same patch made by hand.
 
 use ingraft_testing::Mutatee;
 

@@ -1,4 +1,4 @@
-//! What a daemon takes that samples a thousand functions ten times a second.
+//! Cost of a daemon that samples a thousand functions ten times a second.
 
 use std::time::{Duration, Instant};
 

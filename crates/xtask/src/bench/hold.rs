@@ -1,4 +1,4 @@
-//! How long threads are held when something is inserted or removed.
+//! Time for which threads are held when something is inserted or removed.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! What a timed call costs, beside two readings of the clock by hand.
+//! Cost of a timed call, beside two readings of the clock by hand.
 
 use ingraft_testing::{Mutatee, open_directory};
 

@@ -18,7 +18,7 @@ use programs::{Programs, Target};
 /// The version that packages carry: that of the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What is to be made, and of which programs.
+/// Packages to make, and the programs to make them of.
 #[derive(Debug, Default, PartialEq)]
 struct Wanted {
     deb: bool,

@@ -61,7 +61,7 @@ fn linked(metadata: &Value) -> Option<BTreeSet<&str>> {
         }
         let node = nodes.iter().find(|node| node["id"] == id)?;
         for dependency in node["deps"].as_array()? {
-            // Those of tests and of build scripts have a kind.
+            // Dependencies of tests and of build scripts have a kind.
             if dependency["dep_kinds"].as_array()?.iter().any(|kind| kind["kind"].is_null()) {
                 open.push(dependency["pkg"].as_str()?);
             }

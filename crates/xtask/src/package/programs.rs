@@ -11,7 +11,7 @@ const NAMES: [&str; 2] = ["ingraft", "ingraftd"];
 /// Symbols that stay: `ingraft demo` measures these functions of its own by name.
 const KEPT: &str = "*demo_*";
 
-/// What programs are built for.
+/// Platform for which programs are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// The C library of most distributions, linked dynamically.
@@ -66,12 +66,12 @@ impl Programs {
         Ok(Programs { directory })
     }
 
-    /// Both programs: name and path.
+    /// Name and path of each of the two programs.
     pub fn each(&self) -> impl Iterator<Item = (&'static str, PathBuf)> + '_ {
         NAMES.into_iter().map(|name| (name, self.directory.join(name)))
     }
 
-    /// Returns what `ingraft` prints.
+    /// Returns the standard output of `ingraft`.
     pub fn ask(&self, arguments: &[&str]) -> Result<Vec<u8>> {
         output_of(Command::new(self.directory.join("ingraft")).args(arguments)).context("ask ingraft about itself")
     }
