@@ -1,4 +1,4 @@
-//! What is in the package.
+//! Tests of the contents of the package.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

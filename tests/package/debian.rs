@@ -62,12 +62,12 @@ impl Debian {
         Ok(debian)
     }
 
-    /// Its root directory, as seen from here.
+    /// Root directory of the system, as seen from here.
     pub fn root(&self) -> &Path {
         self.root.path()
     }
 
-    /// A command in it, as root.
+    /// A command in the system, as root.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -111,7 +111,7 @@ fn remove_cgroup(path: &Path) -> bool {
     fs::remove_dir(path).is_ok() || !path.exists()
 }
 
-/// Where control groups of version 2 are mounted.
+/// Mount point of the control groups of version 2.
 fn cgroups() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     let mount = mounts

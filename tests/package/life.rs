@@ -35,7 +35,7 @@ fn the_package_lives_in_a_clean_debian() {
     measurements_outlive_the_daemon(&debian, pid);
     programs_of_the_daemon_outlive_it(&debian);
 
-    // The same version again is an upgrade too.
+    // Installing the same version again is an upgrade too.
     let old = main_pid(&debian);
     debian.run("dpkg --install /var/tmp/ingraft.deb");
     assert_ne!(main_pid(&debian), old, "an upgrade starts the daemon again");
@@ -109,7 +109,7 @@ fn main_pid(debian: &Debian) -> String {
     debian.run("systemctl show --property MainPID --value ingraftd")
 }
 
-/// What was asked to stay is there when the daemon has started again.
+/// Measurements that were asked to stay are there when the daemon has started again.
 fn measurements_outlive_the_daemon(debian: &Debian, pid: i32) {
     let text = Text::of(pid);
     debian

@@ -1,4 +1,4 @@
-//! What no compiler checks: the shape of the source tree. Reads files and `cargo metadata`, runs nothing.
+//! Checks that no compiler makes: the shape of the source tree. Reads files and `cargo metadata`, runs nothing.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the source tree")
 }
 
-/// What `cargo metadata` says, with or without all dependencies.
+/// Output of `cargo metadata`, with or without all dependencies.
 fn metadata(dependencies: bool) -> serde_json::Value {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = std::process::Command::new(cargo);

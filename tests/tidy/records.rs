@@ -121,7 +121,7 @@ fn collect(all: &Structures, name: &str, prefix: &str, left_out: bool, keys: &mu
 struct Section {
     /// The keys of its table.
     keys: Keys,
-    /// Its examples.
+    /// Examples of the section.
     examples: Vec<Value>,
 }
 

@@ -1,4 +1,4 @@
-//! What the fuzz targets share: small ELF images around arbitrary bytes, and walks over everything that can be asked of an image.
+//! Code shared by the fuzz targets: small ELF images around arbitrary bytes, and walks over everything that can be asked of an image.
 
 #![forbid(unsafe_code)]
 
@@ -52,7 +52,7 @@ pub fn survey(image: &Image) -> Vec<Arc<Site>> {
     sites
 }
 
-/// What a write of a plan finds: the file's bytes, or code of the plan itself, in which an exit can be that its entry displaces.
+/// Bytes that a write of a plan finds: the file's bytes, or code of the plan itself, which may contain an exit that its entry displaces.
 pub fn bytes_before<'a>(image: &'a Image, weave: &'a Weave, at: Avma, len: usize) -> Option<&'a [u8]> {
     let of_plan = || {
         weave.plan.code.iter().find_map(|code| {
@@ -138,7 +138,7 @@ pub fn text_image(data: &[u8]) -> Option<Image> {
     Image::parse(Arc::from(image(&text[..text.len().min(4096)], &functions, &[]))).ok()
 }
 
-/// What was woven into an image, with everything that a proof needs.
+/// Code that was woven into an image, with everything that a proof needs.
 pub struct Woven {
     /// The environment.
     pub environment: Environment,

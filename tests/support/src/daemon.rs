@@ -63,12 +63,12 @@ impl Daemon {
         daemon
     }
 
-    /// Its process id.
+    /// Process id of the daemon.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).expect("a process id")
     }
 
-    /// What it has written to its log so far.
+    /// Text of the daemon's log so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -18,7 +18,7 @@ pub struct Field {
     answer: Mutex<Option<String>>,
 }
 
-/// How a request is made.
+/// Way in which a request is made.
 enum Ask {
     /// Over HTTP at this port of the loopback.
     Http(u16),
@@ -131,7 +131,7 @@ impl Field {
         command
     }
 
-    /// Its process id.
+    /// Process id of the server.
     pub fn pid(&self) -> i32 {
         self.running.pid()
     }

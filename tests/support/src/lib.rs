@@ -1,8 +1,8 @@
-//! What end-to-end tests and benchmarks share: target programs ([`Mutatee`]), real servers ([`server`]), the programs under test
-//! ([`Tool`], [`Daemon`]), and what can be seen of a process from outside ([`target`]).
+//! Support for end-to-end tests and benchmarks: target programs ([`Mutatee`]), real servers ([`server`]), the programs under test
+//! ([`Tool`], [`Daemon`]), and the view of a process from outside ([`target`]).
 //!
-//! Everything waits for conditions with a bound, never for time; whatever was started is ended by its own id. A failure here is a
-//! failed test, so functions panic with what they were doing.
+//! Every function waits for conditions with a bound, never for time, and ends each process that it started by its own id. A failure here is
+//! a failed test, so functions panic and say what they were doing.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ pub use tool::{Latency, Outcome, Session, Tool};
 /// The user and group that unprivileged programs run as when the tests run as root.
 pub const NOBODY: u32 = 65534;
 
-/// How long anything may take before the test fails: generous, because test machines are slow; it is never waited for in vain.
+/// Time after which a wait fails the test: generous, because test machines are slow; it is never waited for in vain.
 pub const BOUND: Duration = Duration::from_secs(120);
 
 /// Ends the test early and says plainly what was not tested and why.
@@ -77,7 +77,7 @@ pub fn have(program: &str) -> bool {
     find(program).is_some()
 }
 
-/// Where a program is, in PATH or where distributions hide servers.
+/// Path of a program, in PATH or where distributions hide servers; `None` if it is in neither.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

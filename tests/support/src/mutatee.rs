@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use crate::target::watch_the_host;
 use crate::{BOUND, build_directory, have, source_directory};
 
-/// How a target program is made: compiler and its arguments; sources are relative to `tests/mutatees`.
+/// Recipe for a target program: compiler and its arguments; sources are relative to `tests/mutatees`.
 struct Recipe {
     compiler: &'static str,
     flags: &'static [&'static str],
@@ -218,12 +218,12 @@ impl Mutatee {
         Mutatee { child, stdin, lines, name: format!("{:?}", command.get_program()) }
     }
 
-    /// Its process id.
+    /// Process id of the program.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).expect("a process id")
     }
 
-    /// Its process id as an argument.
+    /// Process id of the program as an argument.
     pub fn pid_text(&self) -> String {
         self.child.id().to_string()
     }
@@ -299,7 +299,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// What follows these words on the line that begins with them.
+    /// Text that follows these words on the line that begins with them.
     pub fn after(&self, words: &str) -> &str {
         let found = self.lines.iter().find_map(|line| line.strip_prefix(words)?.strip_prefix(' '));
         found.unwrap_or_else(|| panic!("no '{words}' in {:?}", self.lines))
@@ -310,7 +310,7 @@ impl Reply {
         self.after(words).parse().unwrap_or_else(|error| panic!("{words}: {error}"))
     }
 
-    /// How often a function was called in truth.
+    /// Number of times that a function was really called.
     pub fn tally(&self, function: &str) -> u64 {
         self.number(&format!("tally {function}"))
     }

@@ -76,7 +76,7 @@ impl Drop for Running {
 /// redis-server with four I/O threads.
 pub struct Redis {
     running: Running,
-    /// Its port.
+    /// Port of the server.
     pub port: u16,
 }
 
@@ -100,7 +100,7 @@ impl Redis {
         Ok(redis)
     }
 
-    /// Its process id.
+    /// Process id of the server.
     pub fn pid(&self) -> i32 {
         self.running.pid()
     }
@@ -158,11 +158,12 @@ fn program_of_load(name: &str) -> Result<PathBuf, String> {
 /// nginx with a master and two workers.
 pub struct Nginx {
     running: Running,
-    /// Its port.
+    /// Port of the server.
     pub port: u16,
 }
 
-/// What nginx does in front of another: pass on (`/passed`, `/kept` over connections that are kept, `/cached`), ask itself twice (`/guarded`).
+/// Configuration of an nginx in front of another: it passes on (`/passed`, `/kept` over connections that are kept, `/cached`), and asks
+/// itself twice (`/guarded`).
 fn front(back: u16, at: &str) -> [String; 2] {
     let passed = format!("access_log {at}/passed.log passed;");
     let outside = format!(
@@ -232,7 +233,7 @@ impl Nginx {
         self.running.pid()
     }
 
-    /// Its workers' process ids.
+    /// Process ids of the workers.
     pub fn workers(&self) -> Vec<i32> {
         let serves = |pid: &i32| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -251,12 +252,12 @@ impl Nginx {
         self.log("times.log").lines().map(|line| line.parse().expect("seconds")).collect()
     }
 
-    /// How many requests nginx says that it has had, the asking one included.
+    /// Number of requests that nginx reports, the asking one included.
     pub fn requests(&self) -> u64 {
         self.served()[2]
     }
 
-    /// How many connections nginx says that it has accepted and handled, and how many requests, the asking ones included.
+    /// Numbers that nginx reports: connections accepted, connections handled, and requests, the asking ones included.
     pub fn served(&self) -> [u64; 3] {
         let answer = self.get("/status", 1);
         let numbers = answer.lines().nth(2).map(|line| line.split_whitespace().filter_map(|n| n.parse().ok()));
@@ -264,7 +265,7 @@ impl Nginx {
         numbers.try_into().unwrap_or_else(|_| panic!("no numbers in {answer}"))
     }
 
-    /// What is in one of its log files.
+    /// Text of one of its log files; empty if there is none.
     pub fn log(&self, name: &str) -> String {
         std::fs::read_to_string(self.running.directory.path().join(name)).unwrap_or_default()
     }
@@ -277,7 +278,7 @@ impl Nginx {
         last
     }
 
-    /// How often the worker of one that is in front of another has gone round its event loop, by its own log, once it rests.
+    /// Number of rounds of the event loop of the worker of an nginx in front of another, by its own log, once it rests.
     pub fn rounds(&self) -> usize {
         let mut rounds = 0;
         wait_until("nginx rests", || {
@@ -290,7 +291,7 @@ impl Nginx {
         rounds
     }
 
-    /// What nginx wrote into its error log.
+    /// Text of nginx's error log.
     pub fn errors(&self) -> String {
         self.log("error.log")
     }
@@ -299,7 +300,7 @@ impl Nginx {
 /// PostgreSQL with a pgbench database.
 pub struct Postgres {
     running: Running,
-    /// Its port.
+    /// Port of the server.
     pub port: u16,
 }
 
@@ -309,7 +310,7 @@ impl Postgres {
         Postgres::start_with(&[])
     }
 
-    /// The same with settings (`NAME=VALUE`) of its own.
+    /// Starts one with settings (`NAME=VALUE`) of its own; an error says what is missing here.
     pub fn start_with(settings: &[&str]) -> Result<Postgres, String> {
         let (initdb, postgres) = (program("initdb")?, program("postgres")?);
         program("pgbench")?;
@@ -364,19 +365,19 @@ impl Postgres {
         crate::target::children(self.running.pid()).into_iter().filter(serves).collect()
     }
 
-    /// What the server has logged.
+    /// Text of the server's log.
     pub fn log(&self) -> String {
         let bytes = std::fs::read(self.running.directory.path().join("log")).expect("its log");
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// How many pages the files of a database have.
+    /// Number of pages in the files of a database.
     pub fn pages(&self, database: &str) -> u64 {
         const PAGE: u64 = 8192;
         let files =
             std::fs::read_dir(self.running.directory.path().join("data/base").join(database)).expect("its files");
         let files = files.map(|file| file.expect("a file"));
-        // What is no table and no index has no number for a name.
+        // A file that is no table and no index has no number for a name.
         let relations = files.filter(|file| file.file_name().as_encoded_bytes()[0].is_ascii_digit());
         relations.map(|file| file.metadata().expect("its size").len() / PAGE).sum()
     }
@@ -386,7 +387,7 @@ impl Postgres {
         self.session_in("postgres")
     }
 
-    /// The same in another database.
+    /// Opens a session in this database and returns it with its backend's process id.
     pub fn session_in(&self, database: &str) -> PostgresSession {
         let mut child = self
             .client("psql")

@@ -10,12 +10,12 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// What became of a program that was to be killed.
+/// End of a program that was to be killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It was killed right before its n-th such call.
+    /// It was killed right before its n-th call of that kind.
     Killed,
-    /// It ended by itself after so many such calls.
+    /// It ended by itself after this many calls of that kind.
     Ended(u64),
 }
 

@@ -1,4 +1,4 @@
-//! What can be seen of a process from outside: its code, its mappings, its growth.
+//! View of a process from outside: its code, its mappings, its growth.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -68,7 +68,7 @@ impl Text {
         Text { ranges: executable.map(read).collect() }
     }
 
-    /// Where the two differ: file name, address, and how many bytes of that mapping.
+    /// Differences between the two: file name, address, and number of bytes of that mapping.
     pub fn differences(&self, other: &Text) -> Vec<String> {
         let mut found = Vec::new();
         for (key, bytes) in &self.ranges {
@@ -106,7 +106,7 @@ impl Text {
     }
 }
 
-/// How many executable mappings belong to no file and are not the kernel's: arenas.
+/// Number of arenas: executable mappings that belong to no file and are not the kernel's.
 pub fn arenas(pid: i32) -> usize {
     maps(pid).iter().filter(|mapping| is_arena(mapping)).count()
 }
@@ -136,7 +136,7 @@ pub fn keeps_context_in_arena(pid: i32) -> bool {
     })
 }
 
-/// How many arenas there are, by what they begin with: also in programs that make executable mappings of their own.
+/// Number of arenas by the bytes with which they begin: correct also in programs that make executable mappings of their own.
 pub fn signed_arenas(pid: i32) -> usize {
     const SIGNATURE: &[u8] = b"ingraft's arena\0";
     let memory = File::open(format!("/proc/{pid}/mem")).expect("the memory of a target of ours");
@@ -199,11 +199,11 @@ pub fn waits_in(pid: i32, call: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|now| now.starts_with(&format!("{call} ")))
 }
 
-/// What must not grow from round to round.
+/// Measures of a process that must not grow from round to round.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Number of mappings. What lies side by side and differs only in the advice that was given on it is one: Go's collector gives its heap
-    /// other advice all the time, and the kernel splits it there. Arenas count each.
+    /// Number of mappings. Adjacent ones that differ only in the advice given on them count as one: Go's collector gives its heap other
+    /// advice all the time, and the kernel splits it there. Arenas count each.
     pub maps: usize,
     /// Number of open files.
     pub files: usize,
@@ -259,16 +259,18 @@ pub fn assert_clean(pid: i32, before: &Text) {
     );
 }
 
-/// What interrupts may take within a slice of time before it is made good.
+/// Time that interrupts may take within a slice of time before it is made good, in nanoseconds.
 const SLICE_NS: u64 = 4_000_000;
 
-/// How far a thread's processor time may be from the kernel's account of it, in nanoseconds: within a slice of time it counts what interrupts
-/// and the host take, which the kernel charges to nobody. What the host has taken since the first target program started is known.
+/// Tolerance between a thread's processor time and the kernel's account of it, in nanoseconds. Within a slice of time the thread's time
+/// includes the time of interrupts and of the host, which the kernel charges to nobody. The time that the host has taken since the first
+/// target program started is known.
 pub fn slice_slack_ns() -> u64 {
     SLICE_NS + stolen_ns()
 }
 
-/// What the host has taken since the first target program started, in nanoseconds: between two readings of one moment as well.
+/// Time that the host has taken since the first target program started, in nanoseconds; it also covers the time between two readings of one
+/// moment.
 pub fn stolen_ns() -> u64 {
     let taken = taken_by_the_host_ns();
     taken - *AT_THE_START.get_or_init(|| taken)
@@ -281,7 +283,8 @@ pub(crate) fn watch_the_host() {
     AT_THE_START.get_or_init(taken_by_the_host_ns);
 }
 
-/// What the host has taken from all processors since the machine started, to a hundredth of a second; 0 on a machine that has no host.
+/// Time that the host has taken from all processors since the machine started, in nanoseconds, to a hundredth of a second; 0 on a machine
+/// that has no host.
 fn taken_by_the_host_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     // `cpu user nice system idle iowait irq softirq steal ...`, in hundredths of a second

@@ -32,7 +32,7 @@ impl Tool {
         Tool { program: program.as_ref().to_owned(), state, daemon: None, clock: None, unprivileged: false }
     }
 
-    /// The same, run without any privilege when the tests run as root.
+    /// Makes a tool that runs without any privilege when the tests run as root.
     pub fn unprivileged(program: impl AsRef<Path>) -> Tool {
         let mut tool = Tool::new(program);
         tool.program = crate::exposed(&tool.program, tool.state.path());
@@ -40,21 +40,21 @@ impl Tool {
         tool
     }
 
-    /// The same as a client of a daemon.
+    /// Makes the tool a client of a daemon.
     #[must_use]
     pub fn with_daemon(mut self, uri: &str, token: Option<&Path>) -> Tool {
         self.daemon = Some((uri.to_owned(), token.map(Path::to_owned)));
         self
     }
 
-    /// The same with another clock.
+    /// Makes the tool use another clock.
     #[must_use]
     pub fn with_clock(mut self, clock: &'static str) -> Tool {
         self.clock = Some(clock);
         self
     }
 
-    /// Where journal and cache are.
+    /// Directory of the journal and the cache.
     pub fn state_directory(&self) -> PathBuf {
         self.state.path().join("state")
     }
@@ -122,7 +122,7 @@ impl Tool {
         session
     }
 
-    /// What `status` lists of one process; others of this machine are not ours to know about.
+    /// Insertions that `status` lists for one process; those of other processes are not ours to know about.
     pub fn inserted(&self, pid: i32) -> Vec<Value> {
         let outcome = self.run(["status"]).assert_code(0);
         outcome.all("inserted").into_iter().filter(|inserted| inserted["pid"] == pid).cloned().collect()
@@ -134,7 +134,7 @@ impl Tool {
     }
 }
 
-/// What `latency` says of a function.
+/// Values that `latency` reports for a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named as in the protocol")]
 pub struct Latency {
@@ -177,7 +177,7 @@ pub struct Session {
     lines: Receiver<(bool, String)>,
     stderr: String,
     description: String,
-    /// Its state directory lives as long as it does.
+    /// State directory of the command, which lives as long as the session.
     state: Option<Arc<tempfile::TempDir>>,
 }
 
@@ -208,7 +208,7 @@ impl Session {
         }
     }
 
-    /// Its process id.
+    /// Process id of the command.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).expect("a process id")
     }
@@ -327,10 +327,10 @@ impl Drop for Session {
     }
 }
 
-/// What a finished `ingraft` printed.
+/// Output of a finished `ingraft`.
 #[derive(Debug)]
 pub struct Outcome {
-    /// How it ended.
+    /// Exit status of the process.
     pub status: ExitStatus,
     /// The objects on stdout, in order.
     pub objects: Vec<Value>,
@@ -343,7 +343,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The same if the exit code is this one; panics otherwise.
+    /// Returns this outcome if the exit code is this one; panics otherwise.
     #[must_use]
     #[track_caller]
     pub fn assert_code(self, code: i32) -> Outcome {
