@@ -131,7 +131,7 @@ pub(crate) fn explain(pid: Pid) -> Option<Denial> {
     // the kernel asks the same questions here as at an attach
     match OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem")) {
         Ok(_) => {}
-        // its memory is gone, and it will be in a moment
+        // The memory of the process is gone, and the process will be in a moment.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ESRCH | libc::ENOENT)) => {
             return Some(Denial::NoSuchProcess(pid));
         }

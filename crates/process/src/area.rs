@@ -260,7 +260,7 @@ impl SharedArea {
         self.answer(loads)
     }
 
-    /// Writes the whole header of a new area. The magic comes last: before it, the area is nobody's.
+    /// Writes the whole header of a new area. The magic comes last: before it, the area belongs to no engine.
     pub(crate) fn write_header(
         &self,
         target_pid: Pid,
@@ -509,7 +509,7 @@ impl SharedArea {
                 Access::Mapped { map, .. } => {
                     word64(map, claim).compare_exchange(0, identity, Ordering::AcqRel, Ordering::Acquire).is_ok()
                 }
-                // nobody else claims anything while all threads are held
+                // No thread claims anything while all threads are held.
                 Access::Through(_) => self.write_u64(claim, identity).is_ok(),
             };
             if won {

@@ -1,5 +1,5 @@
-//! The gs bases that generated code has given to threads: setting them back, threads in which that has to wait, and those that an engine
-//! without this care has left behind.
+//! The gs bases that generated code has given to threads: resetting them, threads for which that has to wait, and bases left behind by an
+//! engine without this care.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,15 @@ use crate::sys::{self, Regs};
 use crate::target::Target;
 use crate::tracer::{State, Tracer};
 
-/// [`header::IDENTITY`]: all threads count in shard 0, and none has a gs base of ours.
+/// Value of [`header::IDENTITY`]: all threads count in shard 0, and none has a gs base of ours.
 const LOCKED: u32 = 0;
-/// [`header::IDENTITY`]: claims hold the ids of threads.
+/// Value of [`header::IDENTITY`]: claims hold the ids of threads.
 const BY_ID: u32 = 1;
-/// Between two looks at a thread that sleeps.
+/// Time between two looks at a thread that sleeps.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Takes the area's gs bases back. The thread pointer that is lent only if `quiet`: code in the arenas reads memory by it.
+/// Sets the gs bases of this area back to 0. Takes the lent thread pointer back only if `quiet`: code in the arenas reads memory through
+/// it.
 pub(crate) fn reset(tracer: &mut Tracer, area: &DataArea, quiet: bool) -> Result<(), Error> {
     for i in 0..tracer.threads.len() {
         let Some(regs) = tracer.regs(i)? else { continue };
@@ -45,8 +46,9 @@ pub(crate) fn now_ticks() -> u64 {
     u64::try_from(since.as_nanos() / procfs::TICK.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether a gs base is what an engine leaves behind that unmaps its area while a thread sleeps: it looks like that of a shard, and nothing that
-/// can be written is there. A program's own leads to memory of its own, or is what it keeps there in place of a pointer: hardly a shard's.
+/// Whether a gs base was left behind by an engine that unmapped its area while a thread slept: it looks like that of a shard, and no
+/// writable memory is there. A gs base of the program's own leads to memory of its own, or is a value that it keeps there in place of a
+/// pointer: hardly a shard's.
 pub(crate) fn is_residue(gs_base: u64, maps: &[Mapping]) -> bool {
     let offset = gs_base % DEFAULT_STRIDE;
     let shard = gs_base / DEFAULT_STRIDE;
@@ -68,18 +70,19 @@ impl Target {
         asleep.into_iter().filter(|tid| facts.as_ref().is_none_or(|facts| facts.may_have_base(self, *tid))).collect()
     }
 
-    /// Whether another process runs in this one's memory: a child of vfork(2) does until it executes another program. What is unmapped or written there is
-    /// this one's own.
+    /// Whether another process runs in this one's memory: a child of vfork(2) does until it executes another program. Memory that it unmaps
+    /// or writes there is this process's own.
     pub fn shares_memory_with(&self, other: Pid) -> bool {
         sys::same_memory(self.pid(), Tid(other.0))
     }
 
-    /// Whether a thread sleeps in the kernel so that nothing but what it waits for wakes it.
+    /// Whether a thread sleeps uninterruptibly in the kernel: only the event that it waits for wakes it.
     pub fn is_asleep(&self, tid: Tid) -> bool {
         procfs::thread_stat(tid).is_some_and(|s| s.state == b'D')
     }
 
-    /// Waits until none of these threads sleeps so any more, at most so long. Nobody is stopped for that.
+    /// Waits at most this long until none of these threads sleeps uninterruptibly any more. Returns whether that is so; `false` also if the
+    /// process ends. No thread is stopped for that.
     pub fn wait_awake(&self, threads: &[Tid], at_most: Duration) -> bool {
         let begin = Instant::now();
         while threads.iter().any(|tid| self.is_asleep(*tid)) {
@@ -90,8 +93,8 @@ impl Target {
         true
     }
 
-    /// Sets the gs bases back to 0 that an earlier engine has left in threads and that lead nowhere. The caller has seen that the program does not
-    /// use the gs base itself, and nothing is woven.
+    /// Sets the gs bases back to 0 that an earlier engine has left in threads and that lead nowhere. The caller has seen that the program
+    /// does not use the gs base itself, and that no code is woven.
     pub fn reset_residue(&self) -> Result<(), Error> {
         self.trace(|tracer| {
             tracer.seize_all()?;
@@ -113,7 +116,7 @@ struct AreaFacts {
     /// Time at which the area was made, in clock ticks since boot; 0 if that is not known.
     made: u64,
     claims: Vec<u64>,
-    /// The process has inherited the area by fork, with a gs base that is claimed for a thread of its parent.
+    /// Whether the process has inherited the area by fork, with a gs base that is claimed for a thread of its parent.
     inherited: bool,
 }
 
@@ -144,7 +147,7 @@ impl AreaFacts {
             _ => return true,
         }
         let Ok(status) = procfs::thread_status(target.pid(), tid) else { return true };
-        // a thread begins with the gs base of the one that made it
+        // A thread begins with the gs base of the thread that made it.
         let is_older = procfs::thread_stat(tid).is_some_and(|s| s.start_time < self.made);
         !is_older || u64::try_from(status.own_id).map_or(true, |id| id == 0 || self.claims.contains(&id))
     }

@@ -57,7 +57,7 @@ pub fn in_control_group(path: &str) -> Result<Vec<Pid>, NoGroup> {
     let mut open = vec![top.clone()];
     while let Some(folder) = open.pop() {
         match fs::read_to_string(folder.join(PROCESSES)) {
-            // a process of another pid namespace is told as 0
+            // The kernel gives a process of another pid namespace as 0.
             Ok(text) => found.extend(text.lines().filter_map(|l| l.parse().ok()).filter(|pid| *pid > 0).map(Pid)),
             // A group that ends meanwhile has none; the processes of a threaded group are those of the group above it.
             Err(_) if folder != top => {}
@@ -71,7 +71,7 @@ pub fn in_control_group(path: &str) -> Result<Vec<Pid>, NoGroup> {
     Ok(found)
 }
 
-/// The folders that a path may mean, by the text of /proc/PID/mountinfo. None for a path that leads upwards.
+/// The folders that a path may mean, by the text of /proc/PID/mountinfo. Empty for a path that leads upwards.
 fn folders(path: &str, mounts: &str) -> Vec<PathBuf> {
     let is_plain = |c: Component<'_>| matches!(c, Component::Normal(_) | Component::RootDir);
     if path.is_empty() || !Path::new(path).components().all(is_plain) {
@@ -91,7 +91,7 @@ fn folders(path: &str, mounts: &str) -> Vec<PathBuf> {
 
 /// Whether a folder is one of a file system of control groups.
 fn is_group(folder: &Path) -> bool {
-    // the folder as named: what a link leads to has another name
+    // Check the folder as named: the target of a link has another name.
     let is_folder = fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir());
     is_folder && statfs(folder).is_ok_and(|fs| MAGICS.contains(&fs.f_type))
 }

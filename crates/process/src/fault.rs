@@ -23,7 +23,7 @@ struct Region {
 static TABLE: [Region; REGIONS] =
     [const { Region { start: AtomicUsize::new(0), end: AtomicUsize::new(0), broken: AtomicBool::new(false) } };
         REGIONS];
-/// Up to here places have been used.
+/// Length of the part at the beginning of the table whose places have been used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Handler of SIGBUS before ours.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
@@ -50,7 +50,7 @@ impl Guarded {
         Ok(Guarded { map, place })
     }
 
-    /// Whether a page of it could not be provided. What was read there since is 0, and what was written is lost.
+    /// Whether a page of the mapping could not be provided. Reads since then return 0, and writes are lost.
     pub(crate) fn is_broken(&self) -> bool {
         TABLE[self.place].broken.load(Ordering::SeqCst)
     }
@@ -66,7 +66,7 @@ impl Deref for Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // before it is unmapped: somebody else may get these addresses
+        // Clear the entry before the memory is unmapped: another mapping may get these addresses.
         TABLE[self.place].end.store(0, Ordering::SeqCst);
         TABLE[self.place].start.store(0, Ordering::SeqCst);
     }
@@ -129,8 +129,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     match before.sa_sigaction {
         libc::SIG_IGN if !is_fault => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // back to what ends the process: at the instruction, which comes again, or by the signal itself
-            // SAFETY: as in `install`.
+            // Restore the default action, which ends the process: at the instruction, which runs again, or by the signal itself.
             let mut default: libc::sigaction = unsafe { std::mem::zeroed() };
             default.sa_sigaction = libc::SIG_DFL;
             // SAFETY: as in `install`.

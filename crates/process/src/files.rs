@@ -20,7 +20,7 @@ use crate::sys;
 
 /// Longest file that is read.
 pub(crate) const LONGEST: u64 = 2 << 30;
-/// A file is not read that takes more than this part of the memory that is free.
+/// Divisor of the free memory: a file is read only if it takes no more than this part of it.
 const PART_OF_MEMORY: u64 = 4;
 const ELF_MAGIC: &[u8; 4] = b"\x7fELF";
 
@@ -52,7 +52,7 @@ fn open_below(root: &OwnedFd, path: &Path) -> io::Result<File> {
     for_reading(rustix::fs::openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?)
 }
 
-/// Opens what a link of the kernel's leads to (`/proc/PID/exe`, `/proc/PID/map_files`): a regular file, or an error.
+/// Opens the file to which a link of the kernel leads (`/proc/PID/exe`, `/proc/PID/map_files`): a regular file, or an error.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     for_reading(rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
@@ -63,7 +63,7 @@ fn for_reading(place: OwnedFd) -> io::Result<File> {
     if !place.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
-    // it cannot be replaced any more: this leads to the very file
+    // The place cannot be replaced any more: this path leads to the very file.
     let link = format!("/proc/self/fd/{}", place.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(link, flags, Mode::empty())?.into())
@@ -111,13 +111,13 @@ struct User {
 }
 
 impl User {
-    /// The real user of a process: that of its effective ids may have more rights.
+    /// The real user of a process: the user of its effective ids may have more rights.
     fn of(pid: Pid) -> io::Result<User> {
         let text = procfs::read(pid, "status").map_err(io::Error::other)?;
         User::parse(&String::from_utf8_lossy(&text)).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// From /proc/PID/status.
+    /// Parses /proc/PID/status.
     fn parse(text: &str) -> Option<User> {
         let numbers = |name: &str| -> Option<Vec<u32>> {
             let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -130,7 +130,7 @@ impl User {
     fn open(&self, open: impl FnOnce() -> io::Result<File> + Send) -> io::Result<File> {
         let ours = procfs::status(sys::own_pid()).map_err(io::Error::other)?;
         if ours.euid == self.uid || self.uid == 0 && ours.euid != 0 {
-            // the kernel gives our own rights, and no more
+            // The user is ours, or is root and we are not: the kernel gives our own rights, and no more.
             return open();
         }
         std::thread::scope(|scope| {

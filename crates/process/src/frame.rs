@@ -114,8 +114,8 @@ pub(crate) fn frame_room(xstate: &[u8]) -> u64 {
     (FRAME_LEN + xstate.len() + 4 + 64 + 16 + 8 * MAX_IN_FRONT) as u64
 }
 
-/// The frame below `top` that restores `regs`, `sigmask` and `xstate` when its first word, `sigreturn`, is returned to.
-/// None if `xstate` is no XSAVE area.
+/// The frame below `top` that restores `regs`, `sigmask` and `xstate` when its first word, `sigreturn`, is returned to. `None` if `xstate`
+/// is no XSAVE area.
 pub(crate) fn build(regs: &Regs, sigmask: u64, xstate: &[u8], top: u64, sigreturn: u64) -> Option<Frame> {
     if xstate.len() < FP_MIN {
         return None;

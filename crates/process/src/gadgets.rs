@@ -33,7 +33,7 @@ const MOST_WORDS: u64 = 24;
 /// Way in which a borrowed thread makes a system call, and the words on its stack for the way back.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct WayBack {
-    /// Address of a `syscall` behind which the thread returns to what its stack holds.
+    /// Address of a `syscall` after which the thread returns to the addresses on its stack.
     pub(crate) syscall: u64,
     /// Words from the stack pointer up to the frame.
     pub(crate) before: Vec<u64>,
@@ -115,7 +115,7 @@ fn may_change(m: &Mapping) -> bool {
         || IN_MEMORY.iter().any(|begin| m.path.as_os_str().as_encoded_bytes().starts_with(begin.as_bytes()))
 }
 
-/// Shows all code, mapping by mapping, as far as it can be read, but for code that the program may write.
+/// Shows all code to `look`, mapping by mapping, as far as it can be read, except code that the program may write.
 fn for_all_code(target: &Target, look: &mut dyn FnMut(Avma, &[u8])) -> Result<(), Error> {
     let mut bytes = Vec::new();
     let maps = target.maps()?;
@@ -133,7 +133,7 @@ fn for_all_code(target: &Target, look: &mut dyn FnMut(Avma, &[u8])) -> Result<()
 #[derive(Default, Debug)]
 struct Search {
     sigreturn: Vec<(Avma, usize)>,
-    /// A `syscall` and what follows it up to a `ret`: of those seen the one that takes the fewest words.
+    /// A `syscall` and the instructions after it up to a `ret`: the one, of those seen, that takes the fewest words.
     call: Option<Piece>,
     /// Any `syscall`.
     any_call: Option<Avma>,
@@ -217,7 +217,7 @@ impl Search {
 }
 
 impl Piece {
-    /// The piece at the beginning of `code`, whose first `skipped` bytes are known. None if anything there may do more than a piece does.
+    /// The piece at the beginning of `code`, whose first `skipped` bytes are known. `None` if anything there may do more than a piece does.
     fn after(at: Avma, code: &[u8], skipped: usize) -> Option<Piece> {
         let code = &code[..code.len().min(LONGEST_BYTES)];
         let rest = code.get(skipped..)?;

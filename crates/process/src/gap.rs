@@ -10,7 +10,7 @@ const USER_END: u64 = 0x7fff_ffff_f000;
 const STACK_ROOM: u64 = 256 << 20;
 /// Room that is left above the heap where there are other places: brk(2) fails where it meets a mapping.
 pub(crate) const HEAP_ROOM: u64 = 1 << 30;
-/// Reach of a `rel32`, less some for the instruction itself and for what a displaced instruction refers to.
+/// Reach of a `rel32`, less a reserve for the instruction itself and for the operands of a displaced instruction.
 const REACH: u64 = (1 << 31) - (1 << 16);
 
 /// The ranges in use, sorted, with room for the main stack to grow, and `heap_room` bytes for the heap.

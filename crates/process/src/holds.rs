@@ -1,4 +1,4 @@
-//! For how long the threads of a target were held.
+//! Time for which the threads of a target were held.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ impl Target {
         std::mem::take(&mut holds.longest)
     }
 
-    /// For how long threads were held in all.
+    /// Time for which threads were held in all.
     pub fn time_held(&self) -> Duration {
         lock(&self.holds).total
     }

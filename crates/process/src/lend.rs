@@ -11,8 +11,8 @@ use crate::target::Target;
 use crate::tracer::{STOP_WAIT, State, Tracer};
 
 impl Target {
-    /// Gives the only thread the area's thread pointer, if it has none yet. False if there are several threads by now, of which one still has
-    /// none.
+    /// Gives the only thread the area's thread pointer, if it has none yet. `false` if there are several threads by now, of which one still
+    /// has none.
     pub fn lend_thread_pointer(&self, area: &DataArea, identity: ThreadIdentity) -> Result<bool, Error> {
         if let ThreadIdentity::FsOffset(offset) = identity {
             let id = self.status()?.own_id.to_le_bytes();

@@ -24,16 +24,16 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 /// A page of page table entries maps this much.
 const TABLE_SPAN: u64 = HUGE_PAGE;
-/// Memory that stays free for the target besides a quarter of what a change takes: it goes on allocating meanwhile.
+/// Memory that stays free for the target besides a quarter of the memory that a change takes: the target goes on allocating meanwhile.
 const RESERVE: u64 = 256 * KIB;
-/// So many mappings must be free before a change: the data area takes three, each arena one, and the rest is left to the target.
+/// Number of mappings that must be free before a change: the data area takes three, each arena one, and the rest is left to the target.
 const SPARE_MAPPINGS: usize = 64;
 /// Pages for the remote system calls of an attach: signal frames, stacks, mapping structures of the kernel, upper page tables.
 const ATTACH: u64 = 32 * PAGE;
 /// In version 1 of control groups a larger limit means that there is none.
 const UNLIMITED: u64 = 1 << 60;
 
-/// An upper bound of what a change takes of a target's memory, in bytes.
+/// Upper bound of the memory that a change takes of a target's memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryNeed {
     /// Memory that is charged to the target: private copies of text pages, code, counters of threads, page tables.
@@ -156,7 +156,8 @@ impl MemoryNeed {
 }
 
 impl Target {
-    /// An upper bound of what a plan takes: text pages that are not private yet, pages of code, and their page tables. `arenas` are those in which the code lies.
+    /// Upper bound of the memory that a plan takes: text pages that are not private yet, pages of code, and their page tables. `arenas` are
+    /// those in which the code lies.
     pub fn memory_need(&self, plan: &PatchPlan, arenas: &[AvmaRange]) -> MemoryNeed {
         let private = lock(&self.private_pages);
         let page = |at: u64| at & !(PAGE - 1);
@@ -178,8 +179,8 @@ impl Target {
         MemoryNeed { charged: bytes, address_space: 0 }
     }
 
-    /// Whether every limit on its memory leaves room for this, and for what the target itself allocates meanwhile; otherwise an error with the figures.
-    /// A limit that cannot be read is taken for none.
+    /// Checks that every limit on the target's memory leaves room for this need, and for the target's own allocations meanwhile; otherwise
+    /// returns an error with the figures. A limit that cannot be read counts as no limit.
     pub fn refuse_without_room(&self, need: MemoryNeed) -> Result<(), Error> {
         let too_little =
             |room: &MemoryRoom, needed: u64, reserve: u64| needed > 0 && room.left < needed.saturating_add(reserve);
@@ -200,7 +201,7 @@ impl Target {
         }
     }
 
-    /// Refuses where the target has so many mappings that it might fail to make its own, with those that a change makes. `maps`: what it has.
+    /// Refuses a change if the target, with the mappings of the change, might fail to make its own. `maps`: its mappings.
     pub(crate) fn refuse_with_many_mappings(&self, maps: &[Mapping]) -> Result<(), Error> {
         let most = fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
         match most {
@@ -209,7 +210,8 @@ impl Target {
         }
     }
 
-    /// The request with as many shards as leave half of the target's address space to it; an error if the fewest do not.
+    /// Returns the number of shards for a request that leaves half of the target's room of address space to it; an error if even the fewest
+    /// shards do not.
     pub(crate) fn fit_area(&self, request: &DataAreaRequest, fewest: u32) -> Result<u32, Error> {
         let Some(room) = self.address_room() else { return Ok(request.shards) };
         let shards = (room.left / 2).saturating_sub(request.journal_bytes) / request.stride;
@@ -233,7 +235,7 @@ impl Target {
 }
 
 impl SharedArea {
-    /// An upper bound of what the area will still take with so many threads and counters, less the memory that it has already.
+    /// Upper bound of the memory that the area will still take with this many threads and counters, less the memory that it has already.
     pub fn memory_need(&self, threads: usize, counters: u32, journal: u64) -> MemoryNeed {
         let threads = threads.min(self.layout().shards as usize);
         let whole = MemoryNeed::of_threads(threads, counters, journal);
@@ -274,9 +276,9 @@ fn machine_room() -> Option<MemoryRoom> {
 
 /// The names of the files of one version of control groups.
 struct Files {
-    /// Each limit with what counts against it.
+    /// Name of each limit, with the name of the usage that counts against it.
     limits: &'static [(&'static str, &'static str)],
-    /// Before the names in `memory.stat` that count the groups below as well.
+    /// Prefix of the names in `memory.stat` that count the groups below as well.
     prefix: &'static str,
     dirty: &'static str,
     writeback: &'static str,
@@ -300,8 +302,8 @@ const V2: Files = Files {
     writeback: "file_writeback",
 };
 
-/// The room that the control groups of a process leave, from its own up to the highest that can be seen. What the kernel can reclaim is looked
-/// at only where less than `enough` is left without it.
+/// The room that the control groups of a process leave, from its own up to the highest that can be seen. Reclaimable memory is read only
+/// where less than `enough` is left without it.
 fn group_rooms(pid: Pid, enough: u64) -> Vec<MemoryRoom> {
     let Ok(groups) = procfs::read(pid, "cgroup") else { return Vec::new() };
     let Ok(mounts) = fs::read("/proc/self/mountinfo") else { return Vec::new() };
@@ -373,7 +375,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// From a line of /proc/PID/mountinfo.
+    /// Parses a line of /proc/PID/mountinfo.
     fn parse(line: &str) -> Option<Mount> {
         let (fields, after) = line.split_once(" - ")?;
         let mut after = after.split(' ');
@@ -392,7 +394,7 @@ impl Mount {
         if std::ptr::eq(files, &V1) { self.version_1 && self.memory } else { !self.version_1 }
     }
 
-    /// The folder of a group. `None` if it lies outside of what is mounted here, or outside of our own namespace of groups.
+    /// The folder of a group. `None` if it lies outside of the mounted hierarchy, or outside of our own namespace of groups.
     fn folder_of(&self, path: &str) -> Option<PathBuf> {
         let below = Path::new(path).strip_prefix(&self.root).ok()?;
         let plain = below.components().all(|c| matches!(c, std::path::Component::Normal(_)));

@@ -61,7 +61,7 @@ pub enum FileSource {
 }
 
 impl Target {
-    /// The files with executable mappings. One that was loaded several times counts as often.
+    /// The files with executable mappings. A file that was loaded several times is listed as often.
     pub fn files(&self) -> Result<Vec<MappedFile>, Error> {
         let mut files = loads(&self.maps()?);
         files.retain(|f| f.code().next().is_some());
@@ -158,8 +158,8 @@ fn gather_copies(files: &mut Vec<MappedFile>) {
     }
 }
 
-/// Memory that is not the file's between the mappings of one load, where the file has bytes for it: between two mappings that are as far apart
-/// in the file. What is mapped into a hole that the segments leave is something else.
+/// Memory that is not the file's between the mappings of one load, where the file has bytes for it: between two mappings that are as far
+/// apart in the file. A mapping in a hole that the segments leave is something else.
 fn moved(maps: &[Mapping], load: &[Mapping]) -> Vec<Mapping> {
     /// Two segments may have a page of the file in common.
     const SHARED: u64 = 4096;

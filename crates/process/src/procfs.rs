@@ -14,15 +14,15 @@ use crate::error::Error;
 /// One line of /proc/PID/maps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mapping {
-    /// Where.
+    /// Address range.
     pub range: AvmaRange,
-    /// Readable.
+    /// Whether it is readable.
     pub read: bool,
-    /// Writable.
+    /// Whether it is writable.
     pub write: bool,
-    /// Executable.
+    /// Whether it is executable.
     pub exec: bool,
-    /// Writes reach others (`MAP_SHARED`).
+    /// Whether writes reach other processes (`MAP_SHARED`).
     pub shared: bool,
     /// Offset in the file.
     pub offset: u64,
@@ -35,7 +35,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.range.end.0.saturating_sub(self.range.start.0)
     }
@@ -45,7 +45,7 @@ impl Mapping {
         self.len() == 0
     }
 
-    /// Whether a file stands behind it.
+    /// Whether it is a mapping of a file.
     pub fn is_file(&self) -> bool {
         self.inode != 0
     }
@@ -80,7 +80,7 @@ fn split_at_byte(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
     Some((&bytes[..i], &bytes[i + 1..]))
 }
 
-/// Newlines in paths are written as `\012`.
+/// Undoes the escape `\012`, as which the kernel writes newlines in paths.
 fn unescape(path: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(path.len());
     let mut i = 0;
@@ -193,7 +193,7 @@ pub struct Status {
     pub is_killed: bool,
     /// Locked memory in KiB.
     pub locked_kib: u64,
-    /// Runs with a shadow stack.
+    /// Whether it runs with a shadow stack.
     pub shadow_stack: bool,
 }
 
@@ -368,12 +368,12 @@ pub(crate) fn comm(pid: Pid) -> Option<String> {
     Some(String::from_utf8_lossy(text.strip_suffix(b"\n").unwrap_or(&text)).into_owned())
 }
 
-/// The arguments of a process, as far as they stand in the first bytes of all of them: a process may say that it has gigabytes.
+/// The arguments of a process, as far as they lie in the first bytes of its command line: a process may claim gigabytes of them.
 pub(crate) fn cmdline(pid: Pid) -> Vec<String> {
     const MOST: u64 = 4096;
     let mut text = Vec::new();
     if let Ok(file) = fs::File::open(format!("/proc/{pid}/cmdline")) {
-        // what was read before an error is kept: the process may be ending
+        // Text read before an error is kept: the process may be ending.
         let _ = file.take(MOST).read_to_end(&mut text);
     }
     let text = text.strip_suffix(b"\0").unwrap_or(&text);

@@ -20,11 +20,11 @@ use crate::tracer::{LOOKS, State, Tracer, is_held, pause};
 
 /// Free bytes that a thread's stack must have below its stack pointer.
 const STACK_NEED: u64 = 16 * 1024;
-/// Bytes below the frame for what system calls read (names).
+/// Bytes below the frame for data that system calls read (names).
 const SCRATCH: u64 = 1024;
-/// A system call of ours takes microseconds; a target that swaps or is frozen may need longer.
+/// Longest wait for a system call of ours: it takes microseconds, but a target that swaps or is frozen may need longer.
 const CALL_WAIT: Duration = Duration::from_secs(2);
-/// Threads that are looked at before giving up.
+/// Number of threads that are examined before giving up.
 const CANDIDATES: usize = 1024;
 /// Patience with the only thread that is left, see [`Tracer::be_patient`].
 const PATIENCE: u32 = 10;
@@ -48,7 +48,7 @@ pub struct Remote<'a> {
     scratch_used: u64,
 }
 
-/// All that the borrowed thread gets back.
+/// State that the borrowed thread gets back.
 #[derive(Debug)]
 struct Home {
     regs: Regs,
@@ -109,7 +109,7 @@ impl<'a> Remote<'a> {
         self.target
     }
 
-    /// `asleep`: set if a thread was passed over because it sleeps.
+    /// Borrows a thread. `asleep` is set if a thread was passed over because it sleeps.
     fn borrow(
         target: &'a Target,
         tracer: &'a mut Tracer,
@@ -138,7 +138,7 @@ impl<'a> Remote<'a> {
             match Self::stack_top(target, tracer, i, &maps, last_resort, &mut home_of_main) {
                 Ok(Ok(top)) => return Self::send_away(target, tracer, i, top, way),
                 Ok(Err(why)) => {
-                    // either may pass
+                    // Either state may pass.
                     *asleep |= matches!(tracer.threads[i].state, State::Asleep { .. }) || tracer.has_loose_threads();
                     refused = format!("thread {tid} {why}");
                 }
@@ -193,7 +193,7 @@ impl<'a> Remote<'a> {
         if !last_resort {
             return Ok(Err("has too little stack"));
         }
-        // The deep end of the main stack, which nobody uses; its owner is held meanwhile.
+        // The deep end of the main stack, which no code uses; its owner is held meanwhile.
         let main = Tid(target.pid().0);
         let Some(stack) = maps.iter().find(|m| m.path.as_os_str() == "[stack]").map(|m| m.range.start.0..m.range.end.0)
         else {
@@ -287,7 +287,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// Another thread has started another program, and has the borrowed thread's id there.
+    /// Error for the case that another thread has started another program, and has the borrowed thread's id there. Lets that thread go.
     fn replaced(&mut self) -> Error {
         match self.tracer.index_of(self.tid) {
             Some(i) => self.tracer.leave_to_exec(i),
@@ -348,7 +348,7 @@ impl<'a> Remote<'a> {
         Ok(at)
     }
 
-    /// Back to where the thread was: in the very stop in which the kernel decides about repeating its system call.
+    /// Moves the thread back to where it was: in the very stop in which the kernel decides about repeating its system call.
     fn give_back(mut self) -> Result<(), Error> {
         let (tid, mut signal) = (self.tid, 0);
         loop {
@@ -405,14 +405,14 @@ fn candidates(target: &Target, maps: &[Mapping]) -> Result<Candidates, Error> {
     Ok(Candidates { in_order, running })
 }
 
-/// System calls that the kernel may have to repeat through what it remembers of them.
+/// Whether a system call is one that the kernel may have to repeat from a record that it keeps of the call.
 fn has_timeout(nr: i64) -> bool {
     [libc::SYS_nanosleep, libc::SYS_clock_nanosleep, libc::SYS_poll, libc::SYS_futex, libc::SYS_restart_syscall]
         .contains(&nr)
 }
 
-/// The stack that holds `sp`, if it is the main one or has a guard below: others (a goroutine's, a coroutine's) may have
-/// somebody's data right below them.
+/// The stack that holds `sp`, if it is the main one or has a guard below: other stacks (a goroutine's, a coroutine's) may have other data
+/// right below them.
 fn usable_stack(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
     let i = maps.iter().position(|m| m.range.contains(&Avma(sp)) && m.write && !m.shared)?;
     let m = &maps[i];

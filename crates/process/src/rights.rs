@@ -1,8 +1,8 @@
-//! On whose behalf a process is touched, and whether it still runs the program that was opened.
+//! Rights with which a process is touched, and the check that it still runs the program that was opened.
 //!
 //! A check alone proves nothing about a later moment: between the two, a process may execute another program, also one that runs with more
-//! privileges (setuid). So what was opened is bound to one address space, and both questions are asked again about threads that are stopped,
-//! because a stopped thread executes nothing.
+//! privileges (setuid). So the open files are bound to one address space, and both questions are asked again about stopped threads, because
+//! a stopped thread executes nothing.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,12 +18,12 @@ use crate::tracer::{State, Tracer};
 
 /// Address of 16 random bytes that the kernel wrote at exec, in the auxiliary vector.
 const AT_RANDOM: u64 = 25;
-/// More than the kernel's copy of any auxiliary vector takes (AT_VECTOR_SIZE in linux/auxvec.h).
+/// Length of a buffer, in bytes, larger than the kernel's copy of any auxiliary vector (AT_VECTOR_SIZE in linux/auxvec.h).
 const AUXV_MAX: usize = 4096;
-/// A program may change its own auxiliary vector (PR_SET_MM) or memory between two readings: so often the two are compared.
+/// Number of comparisons: a program may change its own auxiliary vector (PR_SET_MM) or memory between two readings.
 const TRIES: u32 = 3;
 
-/// On whose behalf a process is opened and touched.
+/// Rights with which a process is opened and touched.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Rights {
     /// All that the kernel grants to this process.
@@ -71,18 +71,18 @@ impl Rights {
     }
 }
 
-/// The kernel's rule as far as files of /proc tell: for a daemon that cannot take a user's identity. `auxv` is open, so the answer is about its address
-/// space or a later one; the caller compares them afterwards.
+/// Applies the kernel's rule as far as files of /proc tell: for a daemon that cannot take a user's identity. `auxv` is open, so the answer
+/// is about its address space or a later one; the caller compares them afterwards.
 fn belongs_to(auxv: &File, tid: Tid, uid: u32, gid: u32) -> bool {
     let namespace = |id: i32| fs::read_link(format!("/proc/{id}/ns/user")).ok();
-    // belongs to root when the thread is not dumpable
+    // The file belongs to root when the thread is not dumpable.
     let dumpable = auxv.metadata().is_ok_and(|m| m.uid() == uid);
     let credentials = fs::read(format!("/proc/{tid}/status")).ok().map(|text| procfs::Credentials::parse(&text));
     let same = credentials.is_some_and(|c| c.uids == [uid; 4] && c.gids == [gid; 4] && c.permitted == Some(0));
     dumpable && same && namespace(tid.0).is_some_and(|theirs| Some(theirs) == namespace(sys::own_pid().0))
 }
 
-/// Whether a process may be touched with these rights; it is not.
+/// Checks whether a process may be touched with these rights. Does not touch it.
 pub fn permitted(pid: Pid, rights: Rights) -> Result<(), Denial> {
     crate::access::attachable(pid)?;
     if rights == Rights::All {
@@ -109,7 +109,7 @@ fn first_auxv(pid: Pid, rights: Rights) -> Result<(Tid, File, Vec<u8>), Error> {
     Err(Error::Gone(pid))
 }
 
-/// `None`: the address space had gone when the file was opened.
+/// Reads an auxiliary vector. `None`: the address space had gone when the file was opened.
 fn read_auxv(file: &File) -> Option<Vec<u8>> {
     let mut bytes = vec![0; AUXV_MAX];
     let n = file.read_at(&mut bytes, 0).ok()?;
@@ -136,8 +136,8 @@ impl Drop for Acting<'_> {
 }
 
 impl Target {
-    /// From now on every operation that touches the process is refused unless these rights include all of its threads, until the answer is dropped.
-    /// One caller at a time changes a target.
+    /// Restricts the rights until the returned value is dropped: every operation that touches the process is refused unless these rights
+    /// include all of its threads. One caller at a time changes a target.
     #[must_use = "the rights are in force as long as this lives"]
     pub fn act_for(&self, rights: Rights) -> Acting<'_> {
         Acting { target: self, before: std::mem::replace(&mut *lock(&self.acting), rights) }
@@ -148,8 +148,8 @@ impl Target {
         *lock(&self.acting)
     }
 
-    /// Whether these rights include the process and it still runs the program that was opened. It is not touched. What was read from the process or its
-    /// files before this call, and after [`Target::open`], is then of that program.
+    /// Checks that these rights include the process and that it still runs the program that was opened. Does not touch it. Data read from
+    /// the process or its files before this call, and after [`Target::open`], is then of that program.
     pub fn check(&self, rights: Rights) -> Result<(), Error> {
         if !self.is_alive() {
             return Err(Error::Gone(self.pid()));
@@ -158,8 +158,8 @@ impl Target {
         self.verify_thread(tid, rights)
     }
 
-    /// Whether the rights in force include every held thread and they run in the address space that was opened. For threads that are stopped, the answer
-    /// holds until they go on.
+    /// Checks that the rights in force include every held thread and that the threads run in the address space that was opened. For stopped
+    /// threads, the answer holds until they go on.
     pub(crate) fn verify(&self, tracer: &Tracer) -> Result<(), Error> {
         let rights = self.acting();
         let mut first = true;
@@ -174,8 +174,8 @@ impl Target {
         Ok(())
     }
 
-    /// Whether the rights include this thread and it runs in the address space that was opened. A thread that has ended passes: it does
-    /// nothing any more.
+    /// Checks that the rights include this thread and that it runs in the address space that was opened. A thread that has ended passes: it
+    /// does nothing any more.
     pub(crate) fn verify_thread(&self, tid: Tid, rights: Rights) -> Result<(), Error> {
         let replaced = || if self.is_alive() { Error::Replaced(self.pid()) } else { Error::Gone(self.pid()) };
         let mut tries = 0;
@@ -193,8 +193,8 @@ impl Target {
         }
     }
 
-    /// Whether a thread's memory is the one that was opened: it has the same random bytes of the kernel. That the vector has the same addresses is not
-    /// enough where they are not random.
+    /// Whether a thread's memory is the one that was opened: it has the same random bytes of the kernel. Equal addresses in the vector are
+    /// not enough where they are not random.
     fn has_memory_of(&self, tid: Tid, auxv: &[u8]) -> bool {
         let vector = procfs::parse_auxv(auxv);
         let Some(at) = vector.into_iter().find_map(|(kind, value)| (kind == AT_RANDOM).then_some(value)) else {

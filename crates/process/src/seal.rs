@@ -8,7 +8,8 @@ use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
 
 use crate::error::Error;
 
-/// Neither smaller nor larger, and no more seals: nobody takes our writes away (`F_SEAL_WRITE`, `F_SEAL_FUTURE_WRITE`).
+/// Seals of a data area's file: it becomes neither smaller nor larger, and no process can add seals that take our writes away
+/// (`F_SEAL_WRITE`, `F_SEAL_FUTURE_WRITE`).
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// F_SEAL_EXEC: never executable. The kernel sets it at the file's creation.
@@ -23,7 +24,7 @@ fn seals(file: impl AsFd) -> Option<SealFlags> {
     fcntl_get_seals(file).ok().map(|seals| seals.difference(SEAL_EXEC))
 }
 
-/// Refuses what is not a new file of memfd_create(2) that may be sealed.
+/// Refuses any file that is not a new one of memfd_create(2) that may be sealed.
 pub(crate) fn expect_fresh(file: impl AsFd) -> Result<(), Error> {
     if seals(&file) != Some(SealFlags::empty()) {
         return Err(refused("it is not a file that can be sealed"));
@@ -36,7 +37,7 @@ pub(crate) fn expect_fresh(file: impl AsFd) -> Result<(), Error> {
 
 /// Seals the file at its size, which must be this one.
 pub(crate) fn seal(file: impl AsFd, len: u64) -> Result<(), Error> {
-    // fails if somebody has sealed it against seals
+    // This fails if a process has sealed the file against seals.
     fcntl_add_seals(&file, SEALS).map_err(|_| refused("it cannot be sealed"))?;
     if is_sealed(&file, len) { Ok(()) } else { Err(refused("its size or its seals were changed")) }
 }

@@ -8,10 +8,10 @@ use ingraft_model::{Pid, Tid};
 use crate::procfs;
 use crate::sys;
 
-/// More new ids than this are looked for by listing all processes.
+/// Number of new ids above which the finder lists all processes.
 const NEW_MAX: i32 = 256;
 
-/// Finds them, again and again, at little cost when no process was made in between.
+/// Finder of these processes, for repeated use, at little cost when no process was made in between.
 #[derive(Debug, Default)]
 pub(crate) struct Sharers {
     /// The last id that the kernel had given away when the processes were looked through.

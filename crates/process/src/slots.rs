@@ -13,8 +13,8 @@ use crate::tracer::Tracer;
 const SELF: u64 = 0x10;
 
 impl Target {
-    /// Clears every pointer to the area's descriptor. All threads are held; what one of them or an ended one has put there is known from the
-    /// threads' own registers, the shards and the list in the header.
+    /// Clears every pointer to the area's descriptor. All threads are held. The threads' own registers, the shards and the list in the
+    /// header tell the places of the pointers of living and ended threads.
     pub(crate) fn clear_slots(&self, tracer: &Tracer, area: &DataArea) -> Result<(), Error> {
         let word = |offset: u64| self.read_u64(Avma(area.base.0 + offset));
         let mut slot = [0; 4];
@@ -38,7 +38,8 @@ impl Target {
         slots.sort_unstable();
         slots.dedup();
         for at in slots {
-            // memory of an ended thread may be something else by now: it is a thread's if it points to itself where a thread does
+            // Memory of an ended thread may be something else by now. It is a thread's if it holds a pointer to itself at the place where a
+            // thread does.
             let thread = at.wrapping_add_signed(-slot);
             let is_thread = self.read_u64(Avma(thread.wrapping_add(SELF))).is_ok_and(|own| own == thread);
             if is_thread && self.read_u64(Avma(at)).is_ok_and(|found| found == descriptor) {

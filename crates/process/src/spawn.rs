@@ -120,7 +120,7 @@ fn follow(
     tracer.add(main, State::Running);
     loop {
         match wait(&tracer, main)? {
-            // gone: the start itself tells why
+            // The thread is gone: the start itself gives the reason.
             Status::Event(_) => break,
             Status::Signal(s) => tracer.check("CONT", main, sys::cont(main, s as usize))?,
             _ => tracer.check("CONT", main, sys::cont(main, 0))?,
@@ -129,7 +129,7 @@ fn follow(
     let target = Arc::new(Target::open_unchecked(pid)?);
     let mut follower = Follower { target, tracer, main, code: Vec::new() };
     match follower.run(&mut on_stop) {
-        // it may do what it likes, also end
+        // The program may do what it likes while it is followed, even end.
         Ok(()) | Err(Error::Gone(_)) => Ok(follower.target),
         Err(e) => Err(e),
     }
@@ -198,7 +198,7 @@ struct Follower {
     target: Arc<Target>,
     tracer: Tracer,
     main: Tid,
-    /// Executable file mappings that were told of.
+    /// Executable file mappings that were already reported.
     code: Vec<Range<Avma>>,
 }
 
@@ -223,7 +223,7 @@ impl Follower {
                     signal = s as usize;
                     continue;
                 }
-                // it has become another program: that one is not ours to follow
+                // The thread executes another program, which is not ours to follow.
                 Status::Event(_) => return Err(Error::Replaced(self.target.pid())),
                 Status::EventStop(_) => continue,
             }
@@ -294,7 +294,7 @@ impl Follower {
         let target = Arc::clone(&self.target);
         while_held(&mut self.tracer, || on_stop(&target, why));
         self.tracer.repair_all()?;
-        // threads that it has started meanwhile were held with it: they go on
+        // Threads that it has started meanwhile were held with it: let them go on.
         for i in (1..self.tracer.threads.len()).rev() {
             self.tracer.release(i)?;
         }
@@ -302,7 +302,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Whether code was mapped that was not told of yet.
+    /// Whether code was mapped that was not reported yet.
     fn new_code(&mut self) -> Result<bool, Error> {
         let maps = self.target.maps()?;
         let code: Vec<Range<Avma>> = maps.into_iter().filter(|m| m.exec && m.is_file()).map(|m| m.range).collect();
@@ -321,8 +321,8 @@ impl Follower {
         Ok(Some(maps.into_iter().filter(|m| m.exec && (m.device, m.inode) == file).collect()))
     }
 
-    /// Whether code other than the loader's makes this system call. Where the loader is the C library as well (musl): whether
-    /// the program has called it.
+    /// Whether code other than the loader's makes this system call. If the loader is the C library as well (musl): whether the program has
+    /// called it.
     fn is_loaded(&self, loader: &[Mapping], regs: &Regs) -> Result<bool, Error> {
         if !loader.iter().any(|m| m.range.contains(&Avma(regs.rip))) {
             return Ok(true);
@@ -335,7 +335,7 @@ impl Follower {
         let mut stack = vec![0; STACK_SEARCH];
         let n = self.target.read_some(Avma(regs.rsp), &mut stack).unwrap_or(0);
         let words = stack[..n].chunks_exact(8).map(|w| w.try_into().map(u64::from_le_bytes).unwrap_or(0));
-        // the initial stack holds the entry point itself, among what the kernel tells
+        // The initial stack holds the entry point itself, in the kernel's auxiliary vector.
         Ok(words.take_while(|&w| w != entry).any(|w| program.iter().any(|m| m.range.contains(&Avma(w)))))
     }
 }

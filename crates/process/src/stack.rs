@@ -132,8 +132,8 @@ impl Stacks {
         found
     }
 
-    /// Whether any saved program counter points into one of the sorted ranges, whoever restores it: in a signal frame it is
-    /// followed by the flags and by the code segment (`struct sigcontext`). Other words may be what is left of a scratch register.
+    /// Whether any saved program counter points into one of the sorted ranges, whatever code restores it: in a signal frame it is followed
+    /// by the flags and by the code segment (`struct sigcontext`). Other words may be remains of a scratch register.
     pub(crate) fn point_into(&self, ranges: &[AvmaRange]) -> bool {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return false };
         let hull = first.start.0..last.end.0;
@@ -143,7 +143,8 @@ impl Stacks {
     }
 }
 
-/// Whether the words from a frame's first one on can be what the kernel makes for a handler: few flags, no link, and a whole context.
+/// Whether the words from a frame's first one on have the form that the kernel makes for a handler: few flags, no link, and a whole
+/// context.
 fn has_form(at: impl Fn(u64) -> Option<u64>) -> bool {
     const HIGHEST: u64 = 7;
     let (flags, link, rip) = (at(frame::FLAGS), at(frame::FLAGS + 8), at(frame::RIP));
@@ -167,7 +168,7 @@ pub fn contains(ranges: &[AvmaRange], at: Avma) -> bool {
     ranges.get(i).is_some_and(|r| r.contains(&at))
 }
 
-/// From the red zone below the stack pointer to the end of the mapping, or as deep as we look.
+/// Live part of a stack: from the red zone below the stack pointer to the end of the mapping, or as deep as the engine reads.
 fn live_part(maps: &[Mapping], sp: u64) -> Option<Range<u64>> {
     let i = maps.partition_point(|m| m.range.end.0 <= sp);
     let m = maps.get(i).filter(|m| m.range.start.0 <= sp && m.read)?;
@@ -185,7 +186,7 @@ fn read_parts(target: &Target, parts: &[Part], words: &mut [u64]) {
     let pid = nix::unistd::Pid::from_raw(target.pid().0);
     let whole = process_vm_readv(pid, &mut [IoSliceMut::new(&mut bytes)], &remote).is_ok_and(|n| n == bytes.len());
     if !whole {
-        // one of them cannot be read to its end: each on its own
+        // One of the parts cannot be read to its end: read each on its own.
         for part in parts {
             let at = 8 * (part.words.start - all.start);
             let _ = target.read_some(Avma(part.start), &mut bytes[at..at + 8 * part.words.len()]); // what is missing stays 0

@@ -91,7 +91,7 @@ macro_rules! plain_request {
     };
 }
 plain_request!(
-    /// Becomes the tracer; holds nobody. `data` are the options.
+    /// Becomes the tracer of a thread; stops no thread. `data` are the options.
     seize, PTRACE_SEIZE);
 plain_request!(
     /// Lets a stopped thread go on, with signal `data` or none (0).

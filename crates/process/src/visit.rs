@@ -9,10 +9,10 @@ use crate::sys::Regs;
 use crate::target::Target;
 use crate::tracer::{State, Tracee, Tracer};
 
-/// Something to do in the stop in which a plan is applied.
+/// Work on the threads in the stop in which a plan is applied.
 pub trait Visitor: Send {
-    /// Whether the visitor can say what a thread has done that stands there. A thread elsewhere is let run on a little before the plan is applied, as
-    /// long as there is time.
+    /// Whether the visitor can tell what a thread at this address has done. A thread elsewhere is let run on a little before the plan is
+    /// applied, as long as there is time.
     fn knows(&self, pc: Avma) -> bool;
 
     /// Called once, when the plan is in and all threads are still held.
@@ -72,7 +72,7 @@ impl Held<'_> {
         self.target.read(at, bytes)
     }
 
-    /// Sets the gs base of a thread that stopped. False if it was killed meanwhile.
+    /// Sets the gs base of a thread that stopped. `false` if the thread was killed meanwhile.
     pub fn set_gs_base(&mut self, thread: usize, gs_base: u64) -> Result<bool, Error> {
         let Some(i) = self.threads.get(thread).map(|t| t.index) else { return Ok(false) };
         let Some(regs) = self.tracer.regs(i)? else { return Ok(false) };

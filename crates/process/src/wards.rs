@@ -20,7 +20,7 @@ pub(crate) const TICK: Duration = Duration::from_millis(20);
 /// The threads that one tracer traces.
 #[derive(Debug, Default)]
 pub(crate) struct Wards {
-    /// Each with the process that the tracer works on.
+    /// The threads, each with the process that the tracer works on.
     all: Mutex<Vec<(Pid, Tid)>>,
     /// Number of times that PTRACE_SEIZE has begun or ended: odd while the tracer is within it.
     seizes: AtomicU64,
@@ -42,7 +42,7 @@ impl Wards {
         OWN.set(Arc::clone(self));
     }
 
-    /// A thread is traced from now on.
+    /// Adds a thread that is traced from now on.
     pub(crate) fn add(&self, pid: Pid, tid: Tid) {
         self.all.lock().unwrap_or_else(PoisonError::into_inner).push((pid, tid));
     }
