@@ -47,7 +47,7 @@ fn main() {
             target.apply(&patch.remove, &Options::default()).expect("remove");
             removes.push(target.take_longest_hold());
         }
-        // nobody calls these functions: the bytes do not matter
+        // No code calls these functions: the bytes do not matter.
         let mut plan = PatchPlan::default();
         for i in 0..13_900 {
             let at = pages.offset(4 + 32 * (i * 1280 * 128 / 13_900));

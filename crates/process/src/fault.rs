@@ -1,6 +1,6 @@
-//! Mappings of memory that other processes have as well. The kernel may be unable to provide a page of it (a memory limit, a hardware error, a file that
-//! was cut down) and then raises SIGBUS in whoever touches it. In a mapping of [`Guarded`] that page is replaced by an empty one, and the mapping is
-//! marked as broken; any other fault goes where it went before.
+//! Mappings of memory that other processes have as well. The kernel may be unable to provide a page of it (a memory limit, a hardware
+//! error, a file that was cut down) and then raises SIGBUS in any thread that touches it. In a mapping of [`Guarded`] that page is replaced
+//! by an empty one, and the mapping is marked as broken; any other fault goes where it went before.
 
 use std::io;
 use std::ops::Deref;
@@ -82,12 +82,12 @@ fn install() -> io::Result<()> {
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) } == -1 {
             return Err(failed());
         }
-        // known before our handler can run
+        // Store the earlier handler before our handler can run.
         let _ = BEFORE.set(before);
         // SAFETY: as above.
         let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
         ours.sa_sigaction = on_fault as *const () as usize;
-        // on the alternate stack, as the handler of the standard library: the fault may be the end of a stack
+        // Run the handler on the alternate stack, as the handler of the standard library: the fault may be the end of a stack.
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         // SAFETY: the handler does only what is safe in a signal handler.
         if unsafe { libc::sigaction(libc::SIGBUS, &raw const ours, std::ptr::null_mut()) } == -1 {

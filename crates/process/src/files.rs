@@ -1,8 +1,9 @@
-//! Files that a target names: by its mappings, or by a path that its own files hold. Nothing about them is certain. Such a name may lead to a device,
-//! a pipe or a terminal, in circles, out of the target's root, or to a file that only root may read, and its bytes may change while they are read.
+//! Files that a target names: by its mappings, or by a path that its own files hold. Nothing about them is certain. Such a name may lead to
+//! a device, a pipe or a terminal, in circles, out of the target's root, or to a file that only root may read, and its bytes may change
+//! while they are read.
 //!
-//! So a file is opened as a place first (O_PATH), which has no effect on what is there, and for reading only if it is a regular file. It is read
-//! into memory, up to a size: a mapping of it would fault where somebody cuts it short.
+//! So a file is opened as a place first (O_PATH), which has no effect on the file, and for reading only if it is a regular file. It is read
+//! into memory, up to a size: a mapping of it would fault if another process cuts the file short.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -34,8 +35,8 @@ pub fn read_named(pid: Pid, path: &Path) -> Result<Arc<[u8]>, Error> {
     read().map_err(|e| file_error(pid, path.to_owned(), e))
 }
 
-/// Opens a file by its path as a process sees it: a regular file, or an error. With our own rights, so the caller makes sure that the process has
-/// this file anyway.
+/// Opens a file by its path as a process sees it: a regular file, or an error. Uses our own rights, so the caller makes sure that the
+/// process has this file anyway.
 pub(crate) fn open_named(pid: Pid, path: &Path) -> io::Result<File> {
     open_below(&root_of(pid)?, path)
 }

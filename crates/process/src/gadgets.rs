@@ -194,7 +194,8 @@ impl Search {
                 Ok(way)
             }
             (Some(call), None, Some(last), Some(number)) => {
-                // behind the call: the words that its piece takes, the way to the other piece, the words that that takes, and the way to the last
+                // After the call: the words that its piece takes, the way to the other piece, the words that that piece takes, and the way
+                // to the last.
                 let mut before = vec![0; call.words as usize];
                 before.push(number.at.0);
                 let first = before.len();

@@ -47,8 +47,8 @@ impl Target {
         Ok(result)
     }
 
-    /// The longest time that threads were held in one piece since the last call of this, from the interrupt of the first to the release of the last,
-    /// over all operations; those in which a thread was borrowed are among them. Holds that follow each other at once are one piece.
+    /// The longest time that threads were held in one piece since the last call of this, from the interrupt of the first to the release of
+    /// the last, over all operations, those that borrowed a thread included. Holds that follow each other at once are one piece.
     pub fn take_longest_hold(&self) -> Duration {
         let mut holds = lock(&self.holds);
         holds.last = None;

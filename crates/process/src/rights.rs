@@ -28,8 +28,8 @@ const TRIES: u32 = 3;
 pub enum Rights {
     /// All that the kernel grants to this process.
     All,
-    /// Only threads that this user could trace without any capability: same user and group ids, dumpable, and no capabilities that the user lacks
-    /// (ptrace(2), ptrace access mode checking).
+    /// Only threads that this user could trace without any capability: same user and group ids, dumpable, and no capabilities that the user
+    /// lacks (ptrace(2), ptrace access mode checking).
     User {
         /// User id of the caller.
         uid: u32,
@@ -39,8 +39,8 @@ pub enum Rights {
 }
 
 impl Rights {
-    /// Opens the auxiliary vector of a thread; refused unless these rights include the thread. The file stays bound to the address space that the
-    /// thread had then. `Ok(None)`: the thread has ended.
+    /// Opens the auxiliary vector of a thread; refused unless these rights include the thread. The file stays bound to the address space
+    /// that the thread had then. `Ok(None)`: the thread has ended.
     fn open_auxv(self, pid: Pid, tid: Tid) -> Result<Option<File>, Error> {
         let path = format!("/proc/{tid}/auxv");
         let opened = match self {

@@ -1,5 +1,5 @@
-//! The file behind a data area. Other processes have it as well, so its size is sealed before it is mapped here: an access behind the end of a file
-//! ends a process by SIGBUS.
+//! The file of a data area. Other processes have it as well, so its size is sealed before it is mapped here: an access beyond the end of a
+//! file ends a process by SIGBUS.
 
 use std::io;
 use std::os::fd::AsFd;

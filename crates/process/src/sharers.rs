@@ -24,7 +24,7 @@ pub(crate) struct Sharers {
 impl Sharers {
     /// The tasks of all processes that share the memory of `pid`, those included that still wait for their own program (vfork).
     pub(crate) fn look(&mut self, pid: Pid) -> Vec<Tid> {
-        // read before the list: an id that is given away meanwhile is looked at next time
+        // Read this before the list: an id that is given away meanwhile is examined next time.
         let last = procfs::last_id();
         let candidates = match (self.last, last) {
             (Some(before), Some(now)) if before == now => Vec::new(),
@@ -42,7 +42,7 @@ impl Sharers {
         // A process that has ended, or runs a program of its own by now, shares the memory no longer.
         self.found.retain(shares);
         self.found.extend(candidates.into_iter().filter(shares));
-        // their threads may have grown in number
+        // These processes may have more threads by now.
         self.found.iter().flat_map(|tid| procfs::threads(Pid(tid.0)).unwrap_or_default()).collect()
     }
 
@@ -51,7 +51,7 @@ impl Sharers {
         share(self.thread, tid)
     }
 
-    /// Whether there is any.
+    /// Whether any process shares the memory.
     pub(crate) fn any(&self) -> bool {
         !self.found.is_empty()
     }

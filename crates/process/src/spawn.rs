@@ -66,7 +66,7 @@ pub fn spawn(
 
     thread::scope(|scope| {
         let tracer = scope.spawn(move || on_own_thread(|| follow(pid_reader, go_writer, on_stop)));
-        // returns once the program runs, or could not be run
+        // This returns once the program runs, or could not be run.
         let started = child.spawn().map_err(|source| start_error(program, source));
         drop((pid_writer, go_reader));
         let followed = tracer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -120,7 +120,7 @@ fn follow(
     tracer.add(main, State::Running);
     loop {
         match wait(&tracer, main)? {
-            // The thread is gone: the start itself gives the reason.
+            // If the child is gone, `wait` fails, and the start itself gives the reason.
             Status::Event(_) => break,
             Status::Signal(s) => tracer.check("CONT", main, sys::cont(main, s as usize))?,
             _ => tracer.check("CONT", main, sys::cont(main, 0))?,
@@ -146,8 +146,8 @@ fn wait(tracer: &Tracer, tid: Tid) -> Result<Status, Error> {
     }
 }
 
-/// The system calls by which the GNU loader maps libraries. Before it relocates the first of them, and before any of their code runs, it makes another
-/// one, which sets the thread pointer.
+/// The system calls by which the GNU loader maps libraries. Before it relocates the first of them, and before any of their code runs, it
+/// makes another one, which sets the thread pointer.
 const MAPPING: [i64; 20] = [
     libc::SYS_mmap,
     libc::SYS_mprotect,
@@ -171,7 +171,7 @@ const MAPPING: [i64; 20] = [
     libc::SYS_getcwd,
 ];
 
-/// Whether a system call is one of those by which the GNU loader maps libraries, or asks what the processor can do.
+/// Whether a system call is one by which the GNU loader maps libraries, or asks for the features of the processor.
 fn is_of_mapping(call: &Regs) -> bool {
     /// The function of arch_prctl(2) that sets the thread pointer.
     const ARCH_SET_FS: u64 = 0x1002;
@@ -251,8 +251,8 @@ impl Follower {
         }
     }
 
-    /// Cancels the system call that the thread is entering and moves the thread back to its `syscall` instruction. The kernel leaves rax alone where
-    /// there is no call to make, so one change of the registers is enough: should we die here, the program makes the call.
+    /// Cancels the system call that the thread is entering and moves the thread back to its `syscall` instruction. The kernel leaves rax
+    /// alone where there is no call to make, so one change of the registers is enough: should we die here, the program makes the call.
     fn postpone(&mut self, entering: Regs) -> Result<(), Error> {
         /// Length of `syscall`.
         const LEN: u64 = 2;

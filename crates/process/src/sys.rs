@@ -34,7 +34,7 @@ pub(crate) const TRACE_EXEC: usize = 1 << 4;
 pub(crate) const SUSPEND_SECCOMP: usize = 1 << 21;
 /// Size of the kernel's signal mask.
 const SIGSET_BYTES: usize = 8;
-/// More than any x86 processor's extended state with AMX takes.
+/// Length of a buffer for the extended state, in bytes: more than any x86 processor with AMX needs.
 const XSTATE_MAX: usize = 32 * 1024;
 
 static STEPS: AtomicU64 = AtomicU64::new(0);
@@ -46,7 +46,7 @@ pub fn abort_after(n: u64) {
     ABORT_AT.store(n, Ordering::SeqCst);
 }
 
-/// For tests: how many steps have touched another process so far.
+/// For tests: number of steps that have touched another process so far.
 #[doc(hidden)]
 pub fn steps() -> u64 {
     STEPS.load(Ordering::SeqCst)
@@ -61,7 +61,7 @@ pub fn before_steps(hook: impl Fn(u64) + Send + Sync + 'static) {
     let _ = BEFORE.set(Box::new(hook));
 }
 
-/// Called before everything that touches another process.
+/// Called before every step that touches another process.
 pub(crate) fn step() {
     let n = STEPS.fetch_add(1, Ordering::SeqCst) + 1;
     if let Some(hook) = BEFORE.get() {
@@ -228,7 +228,7 @@ fn glibc_rseq_section() -> Option<*mut u64> {
     Some(thread_pointer.wrapping_offset(*offset + 8 * RseqArea::SECTION as isize).cast())
 }
 
-/// Points the calling thread's rseq area to a section that nobody executes, does something, and tells whether the kernel has cleared the
+/// Points the calling thread's rseq area to a section that no thread executes, does something, and tells whether the kernel has cleared the
 /// pointer. `None`: the thread has no area.
 pub(crate) fn section_is_cleared_by(something: impl FnOnce()) -> Option<bool> {
     /// struct rseq_cs (version and flags, start, length, abort address), and the signature before the abort address.
@@ -269,7 +269,7 @@ pub(crate) enum Status {
 }
 
 impl Status {
-    /// From what waitid(2) says of a stopped thread: the signal, above it the event.
+    /// Decodes the status that waitid(2) gives of a stopped thread: the signal, above it the event.
     pub(crate) fn decode(status: i32) -> Self {
         let (signal, event) = (status & 0xff, status >> 8);
         match event {
@@ -281,8 +281,8 @@ impl Status {
     }
 }
 
-/// Asks once whether a thread that we trace has stopped; ECHILD if it has ended. Its end is not taken in here: that is for
-/// its parent, which may be this very process.
+/// Asks once whether a thread that we trace has stopped; ECHILD if it has ended. This does not collect its end: that is for its parent,
+/// which may be this very process.
 pub(crate) fn try_wait(tid: Tid) -> io::Result<Option<Status>> {
     // SAFETY: the struct holds integers only: all zero is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -299,15 +299,15 @@ pub(crate) fn try_wait(tid: Tid) -> io::Result<Option<Status>> {
     Ok(Some(Status::decode(unsafe { info.si_status() })))
 }
 
-/// Takes in the end of a thread that this process traces, whichever of our threads does, if it has ended.
+/// Collects the end of a thread that this process traces, whichever of our threads does, if it has ended.
 pub(crate) fn take_end(tid: Tid) {
     let options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
     // SAFETY: without a siginfo_t the kernel writes nothing.
     let _ = unsafe { libc::waitid(libc::P_PID, tid.0 as libc::id_t, std::ptr::null_mut(), options) };
 }
 
-/// Moves the calling thread before all ordinary ones, where that is permitted; elsewhere before those of them whose turn comes at the same time,
-/// by asking for short slices (sched_setattr(2), Linux 6.12). It ends soon, and with it the priority.
+/// Moves the calling thread before all ordinary ones, where that is permitted. Elsewhere moves it before those of them whose turn comes at
+/// the same time, by asking for short slices (sched_setattr(2), Linux 6.12). The thread ends soon, and with it the priority.
 pub(crate) fn raise_priority() {
     let (policy, priority) = (libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1i32);
     // Not by the C library: musl's function always fails. What the kernel calls sched_param is one integer.
@@ -341,7 +341,7 @@ pub(crate) fn ticks() -> u64 {
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// Waits until all loads before it are done, and lets none behind it begin before (Intel SDM vol. 2, LFENCE).
+/// Waits until all loads before this call are done, and lets none after it begin before (Intel SDM vol. 2, LFENCE).
 pub(crate) fn loads_end() {
     // SAFETY: every x86-64 processor has the instruction.
     unsafe { std::arch::x86_64::_mm_lfence() }
@@ -354,15 +354,16 @@ pub(crate) fn has_invariant_ticks() -> bool {
     leaf(0x8000_0000).eax >= POWER && leaf(POWER).edx & 1 << 8 != 0
 }
 
-/// Gives the calling thread the rights of a user at files, and no others: it opens what that user may open. For a thread that ends afterwards.
+/// Gives the calling thread the rights of a user at files, and no others: it opens the files that this user may open. For a thread that
+/// ends afterwards.
 pub(crate) fn take_file_rights(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
-    /// Changes nothing: the answer is who the thread is.
+    /// Id that changes nothing: the call returns the thread's present id.
     const ASK: u32 = u32::MAX;
     // SAFETY: the kernel reads as many ids as there are. Unlike the C library's function, the system call changes this thread alone.
     if unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // These two answer who the thread was, and fail without a word.
+    // These two calls return the thread's previous id, and fail without an error.
     for (call, id) in [(libc::SYS_setfsgid, gid), (libc::SYS_setfsuid, uid)] {
         // SAFETY: the call takes an integer, and changes this thread alone.
         unsafe { libc::syscall(call, id) };
@@ -375,15 +376,15 @@ pub(crate) fn take_file_rights(uid: u32, gid: u32, groups: &[u32]) -> io::Result
     Ok(())
 }
 
-/// Whether a process has a thread: also one that has ended and was not waited for, as the main thread is as long as others live.
+/// Whether a process has a thread. True also for one that has ended and was not waited for, as the main thread is as long as others live.
 pub fn thread_exists(pid: Pid, tid: Tid) -> bool {
     // SAFETY: signal 0 only asks whether the thread exists.
     let r = unsafe { libc::syscall(libc::SYS_tgkill, pid.0, tid.0, 0) };
-    // what may not be signalled is there
+    // A thread that may not be signalled exists.
     r == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// Waits until a thread of ours has left the kernel's lists, so that all that it traced is free.
+/// Waits until a thread of ours has left the kernel's lists, so that every thread that it traced is free.
 pub(crate) fn wait_thread_gone(tid: Tid) {
     let own = Pid(rustix::process::getpid().as_raw_nonzero().get());
     for _ in 0..100_000 {
@@ -421,8 +422,8 @@ fn set_effective(uid: u32, gid: u32) -> io::Result<()> {
     if group() == -1 || user() == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Runs `work` with the effective ids of a user and without effective capabilities: the kernel then decides as it would for that user. Fails, with
-/// nothing run, if this process may not take that identity.
+/// Runs `work` with the effective ids of a user and without effective capabilities: the kernel then decides as it would for that user.
+/// Fails, with nothing run, if this process may not take that identity.
 pub(crate) fn as_user<R>(uid: u32, gid: u32, work: impl FnOnce() -> R) -> io::Result<R> {
     /// Puts the thread back, also when `work` panics. All of it is permitted: the real and saved ids and the permitted set never change.
     struct Back(u32, u32, Capabilities, bool);
@@ -440,8 +441,7 @@ pub(crate) fn as_user<R>(uid: u32, gid: u32, work: impl FnOnce() -> R) -> io::Re
         }
     }
     static DUMPABLE: OnceLock<bool> = OnceLock::new();
-    // asked once: while another thread is away the answer is another one
-    // SAFETY: the request takes integers only.
+    // Ask once: while another thread is away the answer is another one.
     let dumpable =
         *DUMPABLE.get_or_init(|| unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0usize, 0usize, 0usize, 0usize) == 1 });
     let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());

@@ -40,7 +40,7 @@ impl Program {
         assert_eq!(line, "ready\n");
         let target = Target::open(Pid(child.id() as i32)).expect("target");
         let mut program = Program { child, input, output };
-        // what a first answer needs for the first time is not in its own account
+        // The costs that only the first answer has are not in the account that it gives: ask once before the test.
         let (_, _) = program.ask("say");
         (program, target)
     }
@@ -101,7 +101,7 @@ fn page_faults_and_switches_of_each_thread_are_those_of_getrusage() {
         for (tid, now) in &after {
             let then = &before[tid];
             assert_eq!(row(&faults, Some(*tid)), now.minor - then.minor, "{tid} {faults:?}");
-            // how often it is switched out from its account of itself to its rest is the machine's affair
+            // The machine decides how often the thread is switched out between its account of itself and its rest.
             let seen = row(&switches, Some(*tid));
             assert!(
                 seen.abs_diff(now.switches - then.switches) <= 10 && seen >= 50,
@@ -123,7 +123,7 @@ fn threads_that_come_and_go_are_counted() {
         let reading = faults.read();
         adds_up(&reading);
         assert_eq!(reading.events, after.minor - before.minor, "{reading:?}");
-        // nobody looked while they were there
+        // The test did not look while these threads lived.
         assert!(row(&reading, None) >= 2000, "{reading:?}");
         let (_, _) = program.ask("grow 2");
         faults.follow(&target);
@@ -135,7 +135,7 @@ fn threads_that_come_and_go_are_counted() {
         assert_eq!(threads.len(), 4);
         assert!(threads.keys().all(|tid| row(&reading, Some(*tid)) >= 300), "{reading:?}");
         assert_eq!(row(&reading, None), row(&begun, None), "{reading:?}");
-        // its end takes nothing away
+        // The end of the program takes nothing away.
         drop(program);
         faults.follow(&target);
         let last = faults.read();
@@ -187,7 +187,7 @@ fn the_clock_of_the_tasks_is_the_processor_time() {
         let reading = clock.read();
         let whole = begin.elapsed().as_nanos() as u64;
         adds_up(&reading);
-        // what the host takes from the thread is in the event and not in its processor time: without it both are the same within 2 %
+        // Time that the host takes from the thread is in the event and not in its processor time: without it both are the same within 2 %.
         let truth = after.cpu_ns - before.cpu_ns;
         assert!(reading.events >= 98_000_000 && reading.events >= truth / 50 * 49, "{reading:?} {truth}");
         assert!(reading.events <= whole / 50 * 51, "{reading:?} {whole}");

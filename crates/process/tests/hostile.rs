@@ -135,7 +135,7 @@ fn shared_and_foreign_text() {
     });
 }
 
-/// A program counter that only a signal frame on an alternate stack knows.
+/// Moves a program counter that only a signal frame on an alternate stack holds.
 #[test]
 fn saved_program_counters_move() {
     bounded(|| {
@@ -148,7 +148,7 @@ fn saved_program_counters_move() {
         let arena = target.map_arena(&(faulting..faulting.offset(4096)), 4096).expect("arena");
         let displaced = [0x48, 0x8d, 0x47, 0x11, 0x0f, 0x0b, 0x66, 0x90];
         let mut patch = hand_patch_of(faulting, displaced, arena.start, area.layout().counter(0));
-        // without a move it is refused
+        // Without a move the plan is refused.
         let moves = std::mem::take(&mut patch.insert.moves);
         let options = Options { patience: Duration::from_millis(50), ..Options::default() };
         let error = target.apply(&patch.insert, &options).expect_err("applied");

@@ -32,7 +32,7 @@ fn engine() {
     target.unmap(&[arena, layout.range()]).expect("unmap");
 }
 
-/// Runs the engine until it dies at `step`. False: it got to its end.
+/// Runs the engine until it dies at `step`. `false`: it got to its end.
 fn dies_at(mutatee: &Mutatee, counted: Avma, step: u64) -> bool {
     let output = Command::new(std::env::current_exe().expect("own program"))
         .args(["--exact", "engine", "--ignored", "--nocapture", "--test-threads=1"])

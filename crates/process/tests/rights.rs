@@ -266,7 +266,7 @@ fn rights_are_what_the_user_could_do() {
             drop(guest.stdin.take());
             guest.wait().expect("wait");
         }
-        // this thread is what it was before
+        // This thread has the credentials that it had before.
         assert_eq!(credentials(), before);
     });
 }

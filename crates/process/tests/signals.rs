@@ -186,7 +186,7 @@ fn stops_and_continues_in_between_are_obeyed() {
         }
         let (at_end, mut lines) = reader.join().expect("reader");
         assert!(at_end.is_some(), "the parent failed");
-        // let go by the last operation, each stops again as soon as it runs
+        // Each thread, let go by the last operation, stops again as soon as it runs.
         while !all(&target, 'T') {}
         println!("{rounds} rounds");
         drop(parent.stdin.take());

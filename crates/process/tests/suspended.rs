@@ -1,5 +1,5 @@
-//! The engine gets no processor for a while, at any moment: a busy or suspended machine. What it holds meanwhile it must not take for
-//! something that did not stop.
+//! The engine gets no processor for a while, at any moment: a busy or suspended machine. It must not take a thread that it holds meanwhile
+//! for one that did not stop.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{Mutatee, kill, until, within};
 use ingraft_model::{Avma, Pid};
 use ingraft_process::Target;
 
-/// Longer than a thread is waited for at first.
+/// Time for which the engine is away: longer than it waits for a thread at first.
 const AWAY: Duration = Duration::from_millis(120);
 
 /// Stops the target and borrows its only thread again and again, in a process of its own.

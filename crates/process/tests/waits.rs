@@ -64,7 +64,7 @@ fn waits_for_ever_never_end() {
     });
 }
 
-/// The only thread waits in this call: it has to carry the system calls as well.
+/// The target's only thread waits in this call: it has to carry the system calls as well.
 #[test]
 fn a_single_waiting_thread_carries_calls() {
     for name in FOR_EVER {

@@ -26,7 +26,7 @@ pub fn compile(name: &str) -> PathBuf {
     build(&scratch(), "cc", name, &["-mavx2"])
 }
 
-/// With another compiler, or more flags.
+/// Compiles a mutatee with another compiler, or more flags.
 pub fn compile_with(compiler: &str, name: &str, flags: &[&str]) -> PathBuf {
     build(&scratch(), compiler, name, flags)
 }
@@ -89,7 +89,7 @@ impl Mutatee {
         Target::open(self.pid()).expect("open")
     }
 
-    /// The address that the mutatee told after this word.
+    /// The address that the mutatee printed after this word.
     pub fn address(&self, word: &str) -> Avma {
         let mut words = self.ready.split_ascii_whitespace().skip_while(|w| *w != word);
         let hex = words.nth(1).expect("address");
@@ -100,7 +100,7 @@ impl Mutatee {
         kill(self.pid(), signal);
     }
 
-    /// Ends it with SIGTERM and returns what it said; it must say that all was well.
+    /// Ends it with SIGTERM and returns its output; it must say that all was well.
     pub fn finish(mut self) -> String {
         self.signal(15);
         let mut rest = String::new();
@@ -145,8 +145,8 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A patch of `counted` in proc_worker: behind its endbr64 a jump to code that counts with `lock`, does what was displaced
-/// and jumps back.
+/// A patch of `counted` in proc_worker: after its endbr64 a jump to code that counts with `lock`, executes the displaced instructions and
+/// jumps back.
 pub struct HandPatch {
     pub insert: PatchPlan,
     pub remove: PatchPlan,
