@@ -13,7 +13,7 @@ const COVERAGE: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-saniti
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks";
 
-/// Runs the named targets, or all of them, for so many seconds each.
+/// Runs the named targets, or all of them, for this many seconds each.
 pub fn run(arguments: &[&str]) -> Result<()> {
     packages::install()?;
     let seconds: u32 = arguments.first().map_or(Ok(10), |text| text.parse()).context("seconds")?;

@@ -1,4 +1,4 @@
-//! Debian packages that the tests use. Tests skip, and say so, what is missing; installing is only possible as root.
+//! Debian packages that the tests use. A test that lacks one is skipped, and says so; installing is only possible as root.
 
 use std::process::Command;
 
@@ -38,7 +38,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/lib/python3.11/ensurepip", "python3-venv"),
 ];
 
-/// Installs what is missing, as root where there is apt-get; says what is missing otherwise.
+/// Installs the missing packages as root where there is apt-get; elsewhere names them.
 pub fn install() -> Result<()> {
     let present = |program: &str| std::path::Path::new(program).exists() || ingraft_testing::have(program);
     let missing: Vec<&str> =

@@ -18,7 +18,7 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// Rounds of one function in and out; medians of the longest time a thread was held in one piece.
+/// Inserts and removes one function in rounds; returns medians of the longest time a thread was held in one piece.
 fn held(tool: &Tool, pid: i32, functions: &[&str], rounds: usize) -> (f64, f64) {
     let (mut inserted, mut removed) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -32,7 +32,7 @@ fn held(tool: &Tool, pid: i32, functions: &[&str], rounds: usize) -> (f64, f64) 
 
 fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f64) -> Vec<Row> {
     let directory = open_directory();
-    // in a session of its own, as servers are: threads of one session share the processors evenly with what measures them
+    // Run in a session of its own, as servers are: threads of one session share the processors evenly with the thread that measures them.
     let mut command = Command::new("setsid");
     command.arg(exposed(&program("threads").expect("gcc"), directory.path())).arg(count.to_string());
     let tool = if unprivileged && is_root() {
@@ -54,7 +54,7 @@ fn threads(count: usize, busy: bool, unprivileged: bool, rounds: usize, limit: f
     vec![Row::at_most(what, inserted, limit, " ms", &format!(" (to remove {} ms)", short(removed)))]
 }
 
-/// The time that is told, beside the one that the worst of two spinning threads misses by its own clocks.
+/// The hold time that is reported, beside the one that the worst of two spinning threads misses by its own clocks.
 fn told() -> Vec<Row> {
     let (mut target, tool) = (Mutatee::start("gaps", &["2"]), tool());
     let (mut told, mut missed) = (Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: what the project promises about speed and size, each measured beside its limit on the machine it runs on.
-//! Medians; what is compared is measured in turns, so that a noisy machine hits both alike.
+//! `cargo xtask bench`: the project's promises about speed and size, each measured beside its limit on the machine it runs on. The values
+//! are medians. Values to be compared are measured in turns, so that a noisy machine hits both alike.
 
 mod calls;
 mod code;
@@ -63,8 +63,8 @@ fn short(value: f64) -> String {
     }
 }
 
-/// The cost model beside what was measured: what the code of a metric costs a call at worst, as `metrics --cost` says, in multiples of what it
-/// took; a factor of two either way.
+/// The cost model beside the measurement: the worst-case cost of a metric's code per call, as `metrics --cost` says, in multiples of the
+/// measured cost; a factor of two either way.
 fn predicted(metric: &str, measured: f64) -> [Row; 2] {
     let outcome = tool().run(["metrics", "--cost"]).assert_code(0);
     let lowered = outcome.all("lowered").into_iter().find(|m| m["metric"] == metric).cloned().unwrap_or_default();
@@ -129,7 +129,7 @@ pub fn run(names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// One measurement that fails must not hide what others measured; its panic has said why.
+/// Runs one group. A measurement that fails must not hide the results of others; its panic has given the reason.
 fn guarded(what: &str, measure: impl FnOnce() -> Vec<Row> + std::panic::UnwindSafe) -> Vec<Row> {
     let failed = || vec![Row { reached: Some(false), ..Row::skipped(what, "failed, see above") }];
     std::panic::catch_unwind(measure).unwrap_or_else(|_| failed())

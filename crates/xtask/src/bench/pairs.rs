@@ -1,4 +1,4 @@
-//! Many metric-focus pairs at once: what it takes to insert, delete and sample them.
+//! Cost of inserting, deleting and sampling many metric-focus pairs at once.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ fn functions(client: &Tool, pid: i32) -> Vec<String> {
         .map(str::to_owned)
         .collect();
     names.sort();
-    // those that share a name would be one pair
+    // Functions that share a name would be one pair.
     let mut single: Vec<String> = Vec::with_capacity(names.len());
     for of_name in names.chunk_by(|a, b| a == b) {
         if let [name] = of_name {
@@ -53,7 +53,7 @@ fn pairs(metric: &str, functions: &[String]) -> Vec<String> {
 }
 
 fn inserted(client: &Tool, pid: i32, functions: &[String]) -> Vec<Row> {
-    // what belongs to the first insertion in a target is measured by others
+    // Other benchmarks measure the costs of the first insertion in a target.
     let other = functions.last().map_or("*", String::as_str);
     let first = client.count(pid, &[&format!("postgres:{other}")]);
     let (mut took, mut held_in, mut out, mut held_out) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

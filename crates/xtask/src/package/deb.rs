@@ -37,7 +37,7 @@ pub fn make(programs: &Programs, output: &Path, date: u64) -> Result<PathBuf> {
     let path = output.join(format!("ingraft_{VERSION}-{REVISION}_amd64.deb"));
     let mut build = Command::new("dpkg-deb");
     build.args(["--build", "--root-owner-group", "-Zxz"]).arg(tree.root()).arg(&path);
-    // dpkg-deb prints what it does; the caller prints the path.
+    // dpkg-deb reports its work; the caller prints the path.
     output_of(build.env("SOURCE_DATE_EPOCH", date.to_string()))?;
     Ok(path)
 }
@@ -54,7 +54,7 @@ fn control(programs: &Programs, bytes: u64) -> Result<String> {
     ))
 }
 
-/// Returns who made the package, from the variables that Debian's own tools read.
+/// Returns the maintainer of the package, from the variables that Debian's own tools read.
 fn maintainer() -> String {
     let variable = |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
     format!("{} <{}>", variable("DEBFULLNAME", "ingraft developers"), variable("DEBEMAIL", "ingraft@ingraft.invalid"))

@@ -28,7 +28,7 @@ pub fn text() -> Result<String> {
     let mut list = String::from("Crates in the programs ingraft and ingraftd:\n\n");
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in metadata["packages"].as_array().into_iter().flatten() {
-        // Without a source it is one of this workspace.
+        // A package without a source is one of this workspace.
         if package["source"].is_null() || !package["id"].as_str().is_some_and(|id| linked.contains(id)) {
             continue;
         }

@@ -29,7 +29,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Makes an empty tree; what an earlier run left there goes.
+    /// Makes an empty tree; removes the files of an earlier run.
     pub fn new(root: PathBuf) -> Result<Tree> {
         if root.exists() {
             fs::remove_dir_all(&root).with_context(|| format!("remove {}", root.display()))?;
