@@ -9,7 +9,7 @@ use ingraft_testing::{have, output, skip};
 
 use crate::Package;
 
-/// Programs with debug information have 90 MB and more.
+/// Limit of a program's length in bytes: programs with debug information have 90 MB and more.
 const PROGRAM_BYTES_MAX: u64 = 30_000_000;
 
 #[test]

@@ -22,7 +22,7 @@ pub struct Debian {
 }
 
 impl Debian {
-    /// Unpacks a Debian and boots it. Returns what is missing for that.
+    /// Unpacks a Debian and boots it. An error names what is missing for that.
     pub fn boot() -> Result<Debian, String> {
         if !is_root() {
             return Err("only root can boot a Debian".to_owned());
@@ -78,7 +78,7 @@ impl Debian {
         command
     }
 
-    /// Runs a script in it and returns what it prints; panics when it fails.
+    /// Runs a script in it and returns its output; panics when it fails.
     #[track_caller]
     pub fn run(&self, script: &str) -> String {
         ingraft_testing::output(self.command("sh").args(["-ec", script]))

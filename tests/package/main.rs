@@ -1,4 +1,4 @@
-//! The Debian package: what is in it, and its whole life in a clean Debian with systemd.
+//! The Debian package: its contents, and its whole life in a clean Debian with systemd.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ struct Package {
 }
 
 impl Package {
-    /// Makes the package from the programs beside this test. Returns what is missing for it.
+    /// Makes the package from the programs beside this test. An error names what is missing for it.
     fn make() -> Result<Package, String> {
         if let Some(missing) = TOOLS.iter().find(|tool| !ingraft_testing::have(tool)) {
             return Err(format!("{missing} is not installed"));

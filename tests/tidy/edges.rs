@@ -15,7 +15,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cli", &["daemon", "wire", "model", "mdl"]),
 ];
 
-/// Crates that are no part of the product and what of the product they may link.
+/// Crates that are no part of the product, each with the crates of the product that it may link.
 const TOOLS: &[(&str, &[&str])] = &[("xtask", &["testing"]), ("testing", &[])];
 
 /// Crates that tests and benchmarks of any crate may use besides.
@@ -37,7 +37,7 @@ fn crates_use_only_what_the_table_allows() {
         for dependency in package["dependencies"].as_array().expect("dependencies") {
             let Some(used) = dependency["name"].as_str().expect("a name").strip_prefix("ingraft-") else { continue };
             let for_tests = dependency["kind"] == "dev";
-            // A crate's tests may look at what is below it, never at what is above.
+            // A crate's tests may use crates below it, never crates above.
             let ok = may_use.contains(&used) || for_tests && (FOR_TESTS.contains(&used) || below(&name).contains(used));
             assert!(ok, "{name} must not use {used}");
         }

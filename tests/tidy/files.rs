@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// No file is longer: one idea each.
+/// Number of lines that a file may have: one idea each.
 const LINES_MAX: usize = 1000;
 
 /// All Rust sources below a directory, with their text.

@@ -1,10 +1,10 @@
 //! Sentences of the documents are short.
 //!
-//! A sentence ends at `.`, `!`, `?` or `:` before a blank or at the end of a line, and with its paragraph, heading or list item. A
-//! word is what stands between blanks and has a letter or digit; code in backquotes is one word, and a link is its text. Blocks of
-//! code and tables are left out.
+//! A sentence ends at `.`, `!`, `?` or `:` before a blank or at the end of a line, and with its paragraph, heading or list item. A word is
+//! a run of characters between blanks that has a letter or digit; code in backquotes is one word, and a link is its text. Blocks of code
+//! and tables are left out.
 
-/// Words that a sentence may have.
+/// Number of words that a sentence may have.
 const WORDS_MAX: usize = 40;
 
 /// Documents that people read.

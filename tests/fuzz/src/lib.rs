@@ -152,7 +152,7 @@ pub struct Woven {
     pub weave: Weave,
 }
 
-/// Weaves counts and what follows calls into every point.
+/// Weaves counts, and code that follows calls, into every point.
 pub fn weave(image: &Image, sites: Vec<Arc<Site>>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
     let ticks = Scale { mult: 1 << 31, shift: 32 };
@@ -174,7 +174,7 @@ pub fn weave(image: &Image, sites: Vec<Arc<Site>>, identity: ThreadIdentity) -> 
     Some(Woven { environment, arena, text, sites, weave })
 }
 
-/// Whether the verifier accepts a plan for what was asked.
+/// Whether the verifier accepts a plan for the requests.
 pub fn proven(woven: &Woven, weave: &Weave) -> bool {
     let environment = &woven.environment;
     let verify = |requests: &[PointRequest<'_>]| verify_weave(environment, &woven.arena, &woven.text, requests, weave);
@@ -184,10 +184,10 @@ pub fn proven(woven: &Woven, weave: &Weave) -> bool {
 /// Data of the program, and its number.
 const READABLE: Readable = Readable { start: Avma(0x5555_5555_4000), end: Avma(0x5555_5555_8000), process: Some(4711) };
 
-/// As with glibc.
+/// Clock of processor time as with glibc.
 const CPU: CpuClock = CpuClock::Rseq { slot: 0x928, signature: 0x5305_3053 };
 
-/// With AVX-512.
+/// Vector state with AVX-512.
 const VECTORS: Option<VectorState> = Some(VectorState { components: 0xe7, bytes: 2688 });
 
 /// The requests for these sites: every third point counts, the others run a timer from entry to exit, and call a function where threads can be

@@ -29,7 +29,7 @@ pub const NOBODY: u32 = 65534;
 /// Time after which a wait fails the test: generous, because test machines are slow; it is never waited for in vain.
 pub const BOUND: Duration = Duration::from_secs(120);
 
-/// Ends the test early and says plainly what was not tested and why.
+/// Ends the test early and prints plainly which check was skipped and why.
 #[macro_export]
 macro_rules! skip {
     ($($why:tt)*) => {{
@@ -63,7 +63,7 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Ends what goes on beside a test when it goes, also when the test fails.
+/// Ends the work that runs beside a test when this is dropped, also when the test fails.
 pub struct Until<'a>(pub &'a AtomicBool);
 
 impl Drop for Until<'_> {
@@ -86,7 +86,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// Runs a command to its end and returns what it printed; panics when it fails.
+/// Runs a command to its end and returns its output; panics when it fails.
 pub fn output(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(

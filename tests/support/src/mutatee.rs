@@ -20,7 +20,7 @@ struct Recipe {
 
 const C: &[&str] = &["-O2", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"];
 
-/// Named before what needs them: the linker must keep all.
+/// Libraries of a program, named before the objects that need them: the linker must keep all.
 const LIBRARIES: &[&str] = &[
     "-O2",
     "-g",
@@ -35,7 +35,7 @@ const LIBRARIES: &[&str] = &[
     "-Werror",
 ];
 
-/// At a fixed address, with every call bound before it begins.
+/// Flags for a program at a fixed address, with every call bound before it begins.
 const STEPS: &[&str] =
     &["-O2", "-g", "-pthread", "-no-pie", "-Wl,-z,now", "-fno-optimize-sibling-calls", "-Wall", "-Wextra", "-Werror"];
 
@@ -138,8 +138,8 @@ fn recipe(name: &str) -> Recipe {
     Recipe { compiler, flags, sources, strip }
 }
 
-/// The path of a built target program, or why it cannot be built here (its compiler is missing). Built at most once for
-/// given sources and flags; tests in other processes may build the same at the same time.
+/// The path of a built target program, or the reason why it cannot be built here (its compiler is missing). Built at most once for given
+/// sources and flags; tests in other processes may build the same at the same time.
 pub fn program(name: &str) -> Result<PathBuf, String> {
     let recipe = recipe(name);
     if !have(recipe.compiler) {

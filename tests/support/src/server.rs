@@ -81,7 +81,7 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts one; an error says what is missing here.
+    /// Starts a server; an error names what is missing here.
     pub fn start() -> Result<Redis, String> {
         let program = program("redis-server")?;
         program_of_load("redis-benchmark")?;
@@ -182,7 +182,7 @@ fn front(back: u16, at: &str) -> [String; 2] {
 }
 
 impl Nginx {
-    /// Starts one; an error says what is missing here.
+    /// Starts a server; an error names what is missing here.
     pub fn start() -> Result<Nginx, String> {
         Nginx::launch(2, None)
     }
@@ -305,7 +305,7 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Starts one; an error says what is missing here.
+    /// Starts a server; an error names what is missing here.
     pub fn start() -> Result<Postgres, String> {
         Postgres::start_with(&[])
     }

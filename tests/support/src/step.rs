@@ -19,7 +19,7 @@ pub enum Fate {
     Ended(u64),
 }
 
-/// System calls by which a process touches another one: ptrace, and what writes its memory.
+/// System calls by which a process touches another one: ptrace, and the calls that write its memory.
 pub const TOUCHING: &[u64] = &[101 /* ptrace */, 18 /* pwrite64 */, 311 /* process_vm_writev */];
 
 /// Runs a command until one of its threads is about to make the `n`-th (from 0, over all threads) of these calls, and kills it there

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 pub struct Mapping {
     /// First address.
     pub start: u64,
-    /// First address behind it.
+    /// First address after it.
     pub end: u64,
     /// Permissions, e.g. `r-xp`.
     pub permissions: String,
@@ -47,7 +47,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Reads it from a process.
+    /// Reads the code of a process.
     pub fn of(pid: i32) -> Text {
         let memory = File::open(format!("/proc/{pid}/mem")).unwrap_or_else(|error| panic!("memory of {pid}: {error}"));
         let mut maps = maps(pid);
@@ -116,8 +116,8 @@ pub fn arena_bytes(pid: i32) -> u64 {
     maps(pid).iter().filter(|mapping| is_arena(mapping)).map(|mapping| mapping.end - mapping.start).sum()
 }
 
-/// Whether memory of a process holds what looks like a program counter in an arena that a signal frame keeps: flags and the code segment
-/// stand behind it (struct sigcontext).
+/// Whether memory of a process holds a word that looks like a program counter in an arena, saved in a signal frame: flags and the code
+/// segment follow it (struct sigcontext).
 pub fn keeps_context_in_arena(pid: i32) -> bool {
     const FLAG_THAT_IS_SET: u64 = 1 << 1;
     const CODE_SEGMENT: u64 = 0x33;
@@ -148,7 +148,7 @@ pub fn signed_arenas(pid: i32) -> usize {
 }
 
 fn is_arena(mapping: &Mapping) -> bool {
-    // the kernel has its own: the vDSO, and where it executes what uprobes have replaced
+    // The kernel has executable mappings of its own: the vDSO, and the page where it executes instructions that uprobes have replaced.
     let is_the_kernels = mapping.name.starts_with("[v") || mapping.name == "[uprobes]";
     mapping.permissions.contains('x') && !mapping.name.starts_with('/') && !is_the_kernels
 }
@@ -212,7 +212,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// Of a process, now.
+    /// Measures a process now.
     pub fn of(pid: i32) -> Size {
         let resident = status(pid, "VmRSS").trim_end_matches(" kB").trim().parse().expect("VmRSS is a number");
         let files = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
@@ -278,7 +278,7 @@ pub fn stolen_ns() -> u64 {
 
 static AT_THE_START: OnceLock<u64> = OnceLock::new();
 
-/// To be called where a target program starts.
+/// Notes the time that the host has taken so far. Call it where a target program starts.
 pub(crate) fn watch_the_host() {
     AT_THE_START.get_or_init(taken_by_the_host_ns);
 }

@@ -96,14 +96,14 @@ impl Tool {
         }
     }
 
-    /// Starts it.
+    /// Starts the command with these arguments.
     pub fn start<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Session {
         let mut session = Session::start(self.command(arguments).stdin(Stdio::null()));
         session.state = Some(Arc::clone(&self.state));
         session
     }
 
-    /// Starts it and waits for its end.
+    /// Starts the command with these arguments and waits for its end.
     pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Outcome {
         self.start(arguments).finish()
     }
@@ -116,7 +116,7 @@ impl Tool {
     /// Starts a measurement of functions in a process by one of the commands for that and waits until it is attached.
     pub fn measure(&self, command: &str, pid: i32, functions: &[&str]) -> Session {
         let pid = pid.to_string();
-        // what a test does to a function may be all that its target does
+        // The target may do nothing but call the measured functions: lift the overhead limit.
         let mut session = self.start([command, "-p", &pid, "--max-overhead", "10000"].iter().chain(functions));
         session.wait_for("attached");
         session
@@ -182,7 +182,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts a prepared command and collects what it prints.
+    /// Starts a prepared command and collects its output.
     pub fn start(command: &mut Command) -> Session {
         watch_the_host();
         let description = format!("{command:?}");
@@ -253,7 +253,7 @@ impl Session {
         }
     }
 
-    /// Waits until it has said a word on its standard error. Panics when it ends or takes too long before.
+    /// Waits until it has printed a word on its standard error. Panics when it ends or takes too long before.
     pub fn wait_for_word(&mut self, word: &str) {
         let deadline = Instant::now() + BOUND;
         while !self.stderr.contains(word) {
@@ -284,8 +284,8 @@ impl Session {
     /// Waits for its end.
     pub fn finish(mut self) -> Outcome {
         let deadline = Instant::now() + BOUND;
-        // A target that it started may hold its streams longer than it lives. What it said itself is in the pipe when it has ended, and only
-        // has to be read.
+        // A target that it started may hold its streams longer than it lives. Its own output is in the pipe when it has ended, and only has
+        // to be read.
         let mut ended = None;
         loop {
             let patience = Duration::from_millis(if ended.is_some() { 1000 } else { 20 });
