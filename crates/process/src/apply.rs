@@ -24,7 +24,7 @@ const PAGE: u64 = 4096;
 /// attempt, because on a loaded machine a thread that is let go has to wait for a processor.
 const NUDGE_TIME: Duration = Duration::from_micros(500);
 const NUDGE_TIME_MAX: Duration = Duration::from_millis(4);
-/// Time between the first attempts; it grows by this much each time. The target goes on meanwhile.
+/// Time between the first two attempts; it grows by this much with each attempt, up to [`REST_MAX`]. The target goes on meanwhile.
 const REST: Duration = Duration::from_millis(2);
 const REST_MAX: Duration = Duration::from_millis(40);
 
@@ -88,9 +88,9 @@ pub struct Applied {
 pub struct ThreadBase {
     /// The thread.
     pub tid: Tid,
-    /// Its thread pointer.
+    /// Thread pointer of the thread.
     pub fs_base: u64,
-    /// Its gs base, as it is now.
+    /// Base of gs, as it is now.
     pub gs_base: u64,
 }
 
@@ -130,7 +130,7 @@ struct Move {
 }
 
 impl Target {
-    /// Applies a plan, as the head of this file describes. On an error nothing is changed.
+    /// Applies a plan as [`PatchPlan`] describes. On an error nothing is changed.
     pub fn apply(&self, plan: &PatchPlan, options: &Options) -> Result<Applied, ApplyError> {
         self.apply_and_visit(plan, options, None)
     }

@@ -643,8 +643,8 @@ impl SharedArea {
         at.map(|at| Ok((at, self.read_u32(at + u64::from(record::NAME))?))).collect()
     }
 
-    /// Clears the names of the open records with these names (offsets in a shard): the counters and flags that they would restore or count
-    /// belong to something else from now on. No woven code may open or close these records any more.
+    /// Clears the open records with these names (offsets in a shard): the counters and flags that they would restore or count belong to
+    /// something else from now on. No woven code may open or close these records any more.
     pub fn forget_records(&self, shard: u32, names: &HashSet<u32, impl BuildHasher>) -> Result<(), Error> {
         for (at, name) in self.open_records(shard)? {
             if names.contains(&name) {
@@ -816,7 +816,8 @@ mod tests {
     }
 
     proptest! {
-        /// Threads aim, take what they find, and are freed, in any order: every claim is seen by every look, whoever looked before.
+        /// Threads aim, take the shard that they find, and are freed, in any order: every look sees every claim, whatever looks came
+        /// before.
         #[test]
         fn every_claim_is_seen(steps in proptest::collection::vec((0_u8..4, any::<prop::sample::Index>()), 1..200), begin in 0_usize..40) {
             let area = area(24);

@@ -72,7 +72,7 @@ pub enum Denial {
         /// Process of the tracer.
         tracer_pid: Pid,
     },
-    /// Its code is not x86-64's.
+    /// The process does not run x86-64 code.
     #[error("process {pid} is a {kind} program")]
     NotX86_64 {
         /// The process.
@@ -129,7 +129,7 @@ pub enum Error {
     Unstoppable {
         /// The thread.
         tid: Tid,
-        /// Its program counter, when the kernel tells it.
+        /// Program counter of the thread; `None` if the kernel does not tell it.
         pc: Option<Avma>,
         /// Time for which the engine waited.
         waited: Duration,
@@ -328,7 +328,7 @@ pub enum ApplyError {
     Busy {
         /// The thread.
         tid: Tid,
-        /// Its program counter, or one saved in a signal frame.
+        /// Program counter of the thread, or one saved in a signal frame.
         at: Avma,
     },
     /// Anything else.

@@ -54,7 +54,7 @@ pub(crate) enum State {
 pub(crate) struct Tracee {
     pub(crate) tid: Tid,
     pub(crate) state: State,
-    /// Its registers, once read in this stop.
+    /// Registers of the thread, once read in this stop.
     pub(crate) regs: Option<Regs>,
     /// Whether the engine asked it to stop.
     interrupted: bool,

@@ -7,13 +7,13 @@ use ingraft_model::VectorState;
 
 /// CPUID leaf 1, ecx: the kernel has switched XSAVE on.
 const OSXSAVE: u32 = 1 << 27;
-/// The leaf about XSAVE, and the last component that it can tell of.
+/// CPUID leaf about XSAVE, and the last component that the leaf can describe.
 const LEAF: u32 = 0xd;
 const LAST: u32 = 62;
 
-/// The parts of the processor's state that are kept around calls of functions of a target; `None`: that cannot be done on this processor. Every component
-/// that the processor has counts, whether the kernel has switched it on or not: XSAVE leaves the others out by itself, and the area is no
-/// smaller than it takes.
+/// Parts of the processor's state that are kept around calls of functions of a target; `None` if that cannot be done on this processor.
+/// Every component that the processor has counts, whether the kernel has switched it on or not: XSAVE leaves the others out by itself, and
+/// the area is at least as large as it needs.
 pub fn vector_state() -> Option<VectorState> {
     static HERE: OnceLock<Option<VectorState>> = OnceLock::new();
     *HERE.get_or_init(look)
