@@ -152,7 +152,7 @@ pub struct Woven {
     pub weave: Weave,
 }
 
-/// Weaves counts, and code that follows calls, into every point.
+/// Weaves counts, timers and calls of functions into every point.
 pub fn weave(image: &Image, sites: Vec<Arc<Site>>, identity: ThreadIdentity) -> Option<Woven> {
     let data = DataArea { base: Avma(0x1000_0000), stride: 1 << 20, shards: 64, journal_bytes: 1 << 20 };
     let ticks = Scale { mult: 1 << 31, shift: 32 };
