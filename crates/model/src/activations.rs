@@ -1,4 +1,4 @@
-//! What became of calls that a measurement could not follow from entry to exit (see [`crate::Record`]).
+//! Counts of calls that a measurement could not follow from entry to exit (see [`crate::Record`]).
 
 /// Calls whose values are missing, by reason. The slots of a [`Shape::Activations`](crate::Shape::Activations), in their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Those that came since.
+    /// Returns the calls that were added since `before`.
     #[must_use]
     pub fn minus(self, before: Activations) -> Activations {
         Activations {

@@ -1,4 +1,4 @@
-//! Who is in the file and who is in the process. Names follow framehop: SVMA is an address as stated in the file,
+//! Addresses in the file and addresses in the process. Names follow framehop: SVMA is an address as stated in the file,
 //! AVMA an actual address in a process; only a [`Bias`] turns one into the other.
 
 use std::fmt;
@@ -12,7 +12,7 @@ pub struct Svma(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Avma(pub u64);
 
-/// What the loader added to every address of an image: 0 for a program linked at a fixed address.
+/// Difference that the loader added to every address of an image: 0 for a program linked at a fixed address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Bias(pub u64);
 

@@ -8,9 +8,9 @@ use crate::snippet::Expr;
 /// A call of a function of the target by the System V convention for integers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Call {
-    /// Whom.
+    /// The called function.
     pub callee: Called,
-    /// Its arguments, at most [`Call::ARGS_MAX`].
+    /// Arguments, at most [`Call::ARGS_MAX`].
     pub args: Vec<Expr>,
 }
 
@@ -24,7 +24,7 @@ impl Call {
 pub enum Called {
     /// As the definition names it, `NAME` or `MODULE:NAME`: not found in a process yet.
     Named(String),
-    /// Where it begins in the process.
+    /// Address of the function's first byte in the process.
     At(Avma),
 }
 

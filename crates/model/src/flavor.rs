@@ -9,7 +9,7 @@ pub struct Flavor(String);
 /// The largest number of flavors that a request may state.
 pub const FLAVORS_MAX: usize = 16;
 
-/// Why a text is no flavor.
+/// Error for a text that is no flavor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is no flavor: a flavor has 1 to {} letters, digits, `_` and `-`", Flavor::BYTES_MAX)]
 pub struct FlavorError;

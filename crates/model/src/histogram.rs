@@ -5,7 +5,7 @@
 /// Values of so many bits or more are in the last bucket: as ticks of 3 GHz an hour and a half.
 pub const VALUE_BITS: u32 = 44;
 
-/// How finely a histogram tells values apart. Coarser ones take less memory in every thread of the target.
+/// Resolution with which a histogram tells values apart. Coarser ones take less memory in every thread of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resolution {
     /// 4 buckets for each power of two: 1.4 KB a thread.
@@ -71,7 +71,7 @@ impl Scale {
         u64::try_from(wide).unwrap_or(u64::MAX)
     }
 
-    /// How many recorded units one of the metric's is, in 2^-32, to the nearest; the largest number if there is no such rate.
+    /// Number of recorded units in one unit of the metric, in 2^-32, to the nearest; the largest number if there is no such rate.
     pub fn inverse(self) -> u64 {
         let one = 1u128.checked_shl(self.shift.saturating_add(32)).filter(|one| *one != 0);
         let mult = u128::from(self.mult);
@@ -87,12 +87,12 @@ pub struct Bucket {
     pub first: u64,
     /// One more than the largest; the last bucket of a [`Shape::Histogram`](crate::Shape::Histogram) has larger values too.
     pub end: u64,
-    /// How many values it holds; never 0.
+    /// Number of values in the bucket; never 0.
     pub count: u64,
 }
 
 impl Bucket {
-    /// Its value of this rank, from 1, if its values are spread evenly.
+    /// Returns the value of this rank in the bucket, from 1, if its values are spread evenly.
     fn value_at(&self, rank: u64) -> u64 {
         let width = u128::from(self.end.saturating_sub(self.first));
         let count = u128::from(self.count.max(1));
@@ -101,7 +101,7 @@ impl Bucket {
         self.first.saturating_add(u64::try_from(above).unwrap_or(u64::MAX))
     }
 
-    /// How many of its values lie below `value`, if they are spread evenly.
+    /// Returns the number of the bucket's values below `value`, if they are spread evenly.
     fn count_below(&self, value: u64) -> u64 {
         let width = u128::from(self.end.saturating_sub(self.first)).max(1);
         let below = u128::from(value.saturating_sub(self.first)).min(width);
@@ -112,7 +112,7 @@ impl Bucket {
 /// Values by size, in the metric's unit: what quantiles are read from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Distribution {
-    /// How many values there are: the sum of the buckets' counts.
+    /// Number of values: the sum of the buckets' counts.
     pub count: u64,
     /// Sum of all values.
     pub sum: u64,
@@ -126,7 +126,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// What one thread, or all that share, recorded in the slots of a [`Shape::Histogram`](crate::Shape::Histogram), in their order; those
+    /// Reads the slots of a [`Shape::Histogram`](crate::Shape::Histogram), in their order, of one thread or summed over those that share; slots
     /// that are missing are 0. The target goes on recording while it is read, so the smallest and the largest value may lag behind the counts:
     /// they are moved into the outermost buckets then.
     ///
@@ -192,7 +192,7 @@ impl Distribution {
         (self.count > 0).then(|| self.sum as f64 / self.count as f64)
     }
 
-    /// How many values lie below `value`; those of its bucket as if they were spread evenly, rounded down.
+    /// Returns the number of values below `value`; those of its bucket as if they were spread evenly, rounded down.
     pub fn count_below(&self, value: u64) -> u64 {
         if value <= self.min {
             0
@@ -274,7 +274,7 @@ mod tests {
         assert!(ALL.is_sorted() && ALL.is_sorted_by_key(|r| r.buckets()));
     }
 
-    /// What the code in the target does for each value.
+    /// Records each value as the code in the target does.
     fn record(resolution: Resolution, values: &[u64]) -> Vec<u64> {
         let mut slots = vec![0; Shape::Histogram(resolution).slots() as usize];
         for &value in values {

@@ -6,10 +6,10 @@ use std::iter;
 /// Most bins of a history; even, so that two and two can be added up.
 pub const BINS: usize = 1000;
 
-/// How long the interval is, in nanoseconds, of which a bin keeps the least and the most; the width of a bin until the first fold.
+/// Length in nanoseconds of the interval of which a bin keeps the least and the most; the width of a bin until the first fold.
 pub const INTERVAL_NS: u64 = 200_000_000;
 
-/// What a history is of.
+/// Kind of the values in a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Course {
     /// A total that adds up: an interval has what was added in it. Between two readings it is taken to rise evenly.
@@ -18,16 +18,16 @@ pub enum Course {
     Level,
 }
 
-/// What intervals that follow each other had.
+/// Values of intervals that follow each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bin {
-    /// How many intervals there are values of; 0: none, and the rest means nothing.
+    /// Number of intervals with a value; if 0, the other fields mean nothing.
     pub intervals: u64,
     /// The sum over the intervals, in the metric's unit. Divided by their number it is the mean.
     pub sum: i64,
-    /// What the interval with the least had.
+    /// Value of the interval with the least.
     pub min: i64,
-    /// What the interval with the most had.
+    /// Value of the interval with the most.
     pub max: i64,
 }
 
@@ -40,7 +40,7 @@ impl Bin {
         Bin { intervals, sum, min: clamp(least), max: clamp(most) }
     }
 
-    /// Both together.
+    /// Returns the bin of the intervals of both bins.
     #[must_use]
     pub fn plus(self, other: Bin) -> Bin {
         match (self.intervals, other.intervals) {
@@ -60,7 +60,7 @@ fn clamp(value: i128) -> i64 {
     i64::try_from(value).unwrap_or(if value < 0 { i64::MIN } else { i64::MAX })
 }
 
-/// What one value did since a time.
+/// History of one value since a start time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
     course: Course,
@@ -151,12 +151,12 @@ impl History {
         self.start_ns
     }
 
-    /// What it is of.
+    /// Kind of the values.
     pub fn course(&self) -> Course {
         self.course
     }
 
-    /// How wide each bin is, in nanoseconds.
+    /// Width of each bin in nanoseconds.
     pub fn width_ns(&self) -> u64 {
         INTERVAL_NS.saturating_mul(1 << self.folds.min(63))
     }
@@ -166,7 +166,7 @@ impl History {
         &self.bins
     }
 
-    /// The same in at most `columns` columns, each of as many bins: for a screen.
+    /// Returns the history in at most `columns` columns, each of as many bins: for a screen.
     pub fn columns(&self, columns: usize) -> Vec<Bin> {
         let each = self.bins.len().div_ceil(columns.max(1)).max(1);
         self.bins.chunks(each).map(|some| some.iter().copied().fold(Bin::default(), Bin::plus)).collect()
@@ -183,7 +183,7 @@ impl History {
         Some(History { course, start_ns, folds, bins, done, edge: 0, last: (last, 0) })
     }
 
-    /// What all bins have together.
+    /// Sum over all bins.
     pub fn sum(&self) -> i64 {
         self.bins.iter().copied().chain(iter::once(Bin::default())).fold(Bin::default(), Bin::plus).sum
     }

@@ -17,9 +17,9 @@ pub struct ModuleRef(pub u32);
 /// A function of a program. Equal for aliases of one address, so that code is never put twice into the same function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionRef {
-    /// Its module.
+    /// Module of the function.
     pub module: ModuleRef,
-    /// Its number in the module.
+    /// Number of the function in the module.
     pub function: u32,
 }
 
@@ -28,7 +28,7 @@ pub struct FunctionRef {
 pub struct Instrumentation {
     /// The metric.
     pub metric: Arc<MetricInfo>,
-    /// Its variables; a [`VariableId`] is an index into them. The first is the metric's own.
+    /// Variables of the instrumentation; a [`VariableId`] is an index into them. The first is the metric's own.
     pub variables: Arc<[Variable]>,
     /// Code for points, in the order of the definition's text; code that shares an activation record comes together.
     pub insertions: Vec<Insertion>,
@@ -104,7 +104,7 @@ impl Role {
     }
 }
 
-/// Where code goes among the code of its role at one point.
+/// Position of code among the code of its role at one point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// Behind what is there.

@@ -31,7 +31,7 @@ pub mod header {
     pub const MAGIC: u32 = 0x00;
     /// [`super::LAYOUT_VERSION`], u32.
     pub const VERSION: u32 = 0x08;
-    /// How threads are told apart, u32: 0 locked counters, 1 thread id at an offset from fs, 2 the fs base itself.
+    /// Method by which threads are told apart, u32: 0 locked counters, 1 thread id at an offset from fs, 2 the fs base itself.
     pub const IDENTITY: u32 = 0x0c;
     /// The thread id's offset from fs when `IDENTITY` is 1, u32.
     pub const IDENTITY_OFFSET: u32 = 0x10;
@@ -39,13 +39,13 @@ pub mod header {
     pub const SHARDS: u32 = 0x14;
     /// Bytes from one shard to the next, u64, a power of two.
     pub const STRIDE: u32 = 0x18;
-    /// Where the next search for a free shard begins, u32, atomic.
+    /// Shard where the next search for a free shard begins, u32, atomic.
     pub const CLAIM_HINT: u32 = 0x20;
-    /// How many times no shard was free, u32, atomic. Counts went to shard 0.
+    /// Number of times that no shard was free, u32, atomic. Counts went to shard 0.
     pub const EXHAUSTED: u32 = 0x24;
     /// Process id of the holder (the engine), u32.
     pub const HOLDER_PID: u32 = 0x28;
-    /// How generated code reads a thread's processor time, i32: [`super::CpuClock::Rseq`]'s slot; 0: by a system call, or not at all.
+    /// Clock for a thread's processor time, i32: the slot of [`super::CpuClock::Rseq`]; 0: by a system call, or not at all.
     pub const CPU_SLOT: u32 = 0x2c;
     /// Start time of the holder in clock ticks since boot, u64 (field 22 of /proc/PID/stat).
     pub const HOLDER_START: u32 = 0x30;
@@ -59,9 +59,9 @@ pub mod header {
     pub const TARGET_PID: u32 = 0x58;
     /// Number of fork children entered below, u32, atomic; may exceed [`CHILDREN_MAX`], the rest is then unknown.
     pub const CHILDREN_COUNT: u32 = 0x5c;
-    /// Their process ids as they see themselves, u32 each.
+    /// Process ids of the fork children as they see themselves, u32 each.
     pub const CHILDREN: u32 = 0x60;
-    /// How many fit.
+    /// Maximum number of entries in [`CHILDREN`].
     pub const CHILDREN_MAX: u32 = 1000;
     /// A descriptor of a restartable sequence without instructions (linux/rseq.h, struct rseq_cs), 32 bytes aligned to as many. Only valid with a
     /// [`super::CpuClock::Rseq`].
@@ -77,44 +77,44 @@ pub mod header {
     pub const CALLS_OPEN: u32 = 0x1034;
     /// Number of calls that a thread was seen to have left other than by returning, u32, atomic: they stay open.
     pub const CALLS_LEFT: u32 = 0x1038;
-    /// How often a snippet with calls was not run because its thread had no shard, u32, atomic.
+    /// Number of times a snippet with calls was not run because its thread had no shard, u32, atomic.
     pub const CALLS_MISSED: u32 = 0x103c;
-    /// Where ended threads had their pointer to a descriptor ([`super::CPU_SLOT`]), u64 each: memory of the program that may still hold the
-    /// address of ours.
+    /// Addresses where ended threads had their pointer to a descriptor ([`super::CPU_SLOT`]), u64 each: memory of the program that
+    /// may still hold the address of ours.
     pub const SLOTS: u32 = 0x1040;
-    /// How many fit.
+    /// Maximum number of addresses in [`SLOTS`].
     pub const SLOTS_MAX: u32 = (EVENTS - SLOTS) / 8;
-    /// What each event of the processor is that threads read themselves: [`super::EVENTS_MAX`] times the beginning of a struct perf_event_attr
+    /// Events of the processor that threads read themselves: [`super::EVENTS_MAX`] times the beginning of a struct perf_event_attr
     /// (linux/perf_event.h), [`EVENT_BYTES`] from one to the next.
     pub const EVENTS: u32 = LISTENING - EVENT_BYTES * super::EVENTS_MAX;
-    /// Room for one, a power of two.
+    /// Size in bytes of an entry in [`EVENTS`], a power of two.
     pub const EVENT_BYTES: u32 = 128;
     /// 1 as long as the engine answers threads at the loader's hook, u32. Cleared by the engine, and by a thread that had no answer in
     /// [`super::LOADER_WAIT_NS`].
     pub const LISTENING: u32 = super::CLAIMS - 0x40;
-    /// How often the loader has ended to map or unmap, u32, atomic. The engine waits for it (futex(2)).
+    /// Number of times that the loader has ended to map or unmap, u32, atomic. The engine waits for it (futex(2)).
     pub const LOADS: u32 = LISTENING + 4;
-    /// Up to which of these the engine has looked at what is mapped, u32. Threads at the hook wait for it.
+    /// Value of [`LOADS`] up to which the engine has looked at what is mapped, u32. Threads at the hook wait for it.
     pub const ANSWERED: u32 = LISTENING + 8;
-    /// What the loader was last about to do, `r_state` of link.h: 1 to map, 2 to unmap, u32; 0 when it has ended.
+    /// Last action that the loader was about to do, `r_state` of link.h: 1 to map, 2 to unmap, u32; 0 when it has ended.
     pub const LOADER_STATE: u32 = LISTENING + 12;
     /// 1 if fork children count like threads of the target, in this memory, u32. Set once, before there is any code.
     pub const FAMILY: u32 = LISTENING + 16;
-    /// How many readings of the program's memory have found nothing there, u32, atomic.
+    /// Number of reads of the program's memory that found nothing there, u32, atomic.
     pub const READS_FAILED: u32 = LISTENING + 20;
-    /// How many readings of events of the processor were none, u32, atomic: the thread has no counter, or it did not count then.
+    /// Number of failed readings of events of the processor, u32, atomic: the thread has no counter, or it did not count then.
     pub const EVENTS_UNREAD: u32 = LISTENING + 24;
-    /// How many times memory of the program was to be set and nothing could be, u32, atomic.
+    /// Number of times that memory of the program was to be set and could not be, u32, atomic.
     pub const WRITES_FAILED: u32 = LISTENING + 28;
-    /// How generated code reads the time, u64: 0 the time stamp counter, 1 a system call, otherwise the address of a function
+    /// Clock for the wall time in generated code, u64: 0 the time stamp counter, 1 a system call, otherwise the address of a function
     /// ([`super::WallClock`]).
     pub const WALL_CLOCK: u32 = LISTENING + 32;
     /// 1 if the C library's fork is woven, so that a child inherits the state of the thread that forks, u32. See [`super::birth`].
     pub const FORKS: u32 = LISTENING + 48;
-    /// How many forks found no free shard for their child, u32, atomic: the child begins without a state.
+    /// Number of forks that found no free shard for their child, u32, atomic: the child begins without a state.
     pub const BIRTHS_MISSED: u32 = LISTENING + 52;
-    /// When the area was made, u64 in clock ticks since boot (field 22 of /proc/PID/stat counts the same): a thread that is older and has no
-    /// claim never had a gs base of ours. 0 in areas of earlier engines: not known.
+    /// Time when the area was made, u64 in clock ticks since boot (field 22 of /proc/PID/stat counts the same): a thread that is older and
+    /// has no claim never had a gs base of ours. 0 in areas of earlier engines: not known.
     pub const MADE: u32 = LISTENING + 40;
 }
 
@@ -128,13 +128,13 @@ pub const EVENT_WORDS_BYTES: u32 = 16;
 /// In the shards of threads: a page for each event, over which the thread maps that of its counter (struct perf_event_mmap_page).
 pub const EVENT_PAGES: u32 = 0x2000;
 
-/// What a thread knows of its counter of an event.
+/// States of a thread's counter of an event.
 pub mod event {
-    /// It has not asked for it yet.
+    /// The thread has not asked for its counter yet.
     pub const NONE: u32 = 0;
-    /// Its page is mapped.
+    /// The page of the counter is mapped.
     pub const OPEN: u32 = 1;
-    /// It is being opened, or was refused.
+    /// The counter is being opened, or was refused.
     pub const REFUSED: u32 = 2;
     /// Bytes of a page.
     pub const PAGE: u32 = 0x1000;
@@ -158,7 +158,7 @@ pub const CPU_LAST: u32 = OWNER + 0x18;
 pub const CPU_DESCRIPTOR: u32 = OWNER + 0x20;
 /// Address of the thread's pointer to a descriptor if ours was ever put there, u64.
 pub const CPU_SLOT: u32 = OWNER + 0x28;
-/// How often `CPU_OFFSET` was renewed, u64: as many system calls.
+/// Number of times that `CPU_OFFSET` was renewed, u64: as many system calls.
 pub const CPU_RENEWALS: u32 = OWNER + 0x30;
 /// What a thread's gs base has in addition while it is in a function that generated code has called: what it then takes for the owner of its shard
 /// is a word that is always 0, so that every point leads it into the slow path, which skips the snippets.
@@ -216,9 +216,9 @@ pub mod record {
     pub const HANDED: u32 = 4;
     /// The value that goes back, u64.
     pub const SAVED: u32 = 0x10;
-    /// What else the code at the end needs to know of the beginning, u64 each.
+    /// Further words that the code at the end of the call needs from its beginning, u64 each.
     pub const KEPT: u32 = 0x18;
-    /// How many of these fit.
+    /// Maximum number of words in [`KEPT`].
     pub const KEPT_MAX: u32 = (SIZE - KEPT) / 8;
 }
 
@@ -243,7 +243,7 @@ pub mod birth {
     pub const KEPT_CPU: u32 = 16;
     /// Bit 24: what their records restore is a time since the beginning of a call, which is 0 at the birth.
     pub const SAVED_TIME: u32 = 24;
-    /// How many of the words that a record keeps can be times, which come first.
+    /// Maximum number of words in a record that can be times, which come first.
     pub const KEPT_TIMES: u32 = 2;
     /// In a claim: the shard of a child that was not born yet, or that has not come to the end of fork yet. With it stands the id of the forking
     /// thread, and once the child has found the shard, the child's.
@@ -256,7 +256,7 @@ pub mod birth {
     pub const BORN: u32 = super::record::KEPT;
 }
 
-/// Where the data area of a target lies.
+/// Location of the data area of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataArea {
     /// A: `base + stride` is below 2 GiB.
@@ -275,7 +275,7 @@ impl DataArea {
         self.base..Avma(self.base.0 + self.len())
     }
 
-    /// Its length in bytes.
+    /// Length of the area in bytes.
     pub fn len(&self) -> u64 {
         self.stride * u64::from(self.shards) + self.journal_bytes
     }
@@ -345,7 +345,7 @@ impl DataArea {
     }
 }
 
-/// How generated code reads the time, of which all timers in a target are.
+/// Clock by which generated code reads the time; all timers of a target count in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WallClock {
     /// The time stamp counter.
@@ -353,7 +353,7 @@ pub enum WallClock {
     /// CLOCK_MONOTONIC in nanoseconds, by the function of the vDSO at this address (`__vdso_clock_gettime`), of which is proven that it touches
     /// general purpose registers only.
     Vdso(Avma),
-    /// The same by a system call.
+    /// CLOCK_MONOTONIC in nanoseconds, by a system call.
     SystemCall,
 }
 
@@ -377,7 +377,7 @@ impl WallClock {
     }
 }
 
-/// How generated code reads the processor time of its thread.
+/// Method by which generated code reads the processor time of its thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CpuClock {
     /// Not at all.
@@ -389,12 +389,12 @@ pub enum CpuClock {
     Rseq {
         /// The pointer's offset from fs, not 0: proven for every thread at attach.
         slot: i32,
-        /// What the program has registered its areas with.
+        /// Signature with which the program has registered its rseq areas.
         signature: u32,
     },
 }
 
-/// How generated code tells threads apart, proven for every thread at attach.
+/// Method by which generated code tells threads apart, proven for every thread at attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ThreadIdentity {
     /// The kernel's thread id, a u32 in the libc's thread descriptor at this offset from fs (glibc 0x2d0, musl 0x30).

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// How the values of threads, processes and hosts combine.
+/// Operation that combines the values of threads, processes and hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Aggregate {
     /// The sum.
@@ -16,7 +16,7 @@ pub enum Aggregate {
     Avg,
 }
 
-/// What a value is.
+/// Kind of a metric's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Style {
     /// Events that add up: differences are divided by time.
@@ -26,7 +26,7 @@ pub enum Style {
     SampledFunction,
 }
 
-/// How rates and totals are labelled.
+/// Labels of rates and totals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum UnitsType {
     /// Time: values in nanoseconds, rates in units, time per time.
@@ -41,17 +41,17 @@ pub enum UnitsType {
 /// A metric as it is listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricInfo {
-    /// Its public name.
+    /// Public name of the metric.
     pub name: String,
-    /// Its unit.
+    /// Unit of the values.
     pub unit: String,
-    /// How values combine.
+    /// Operation that combines values.
     pub aggregate: Aggregate,
-    /// What a value is.
+    /// Kind of the value.
     pub style: Style,
-    /// How it is labelled.
+    /// Labels of rates and totals.
     pub units_type: UnitsType,
-    /// The paths of the constraints that it accepts, e.g. `/Code/*`.
+    /// Paths of the constraints that the metric accepts, e.g. `/Code/*`.
     pub constraints: Vec<String>,
     /// The flavors of programs that it exists for; empty: every program.
     pub flavors: Vec<String>,

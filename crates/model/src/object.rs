@@ -1,6 +1,6 @@
 //! Synchronisation objects of a program as far as they are known: what was done to each of them last.
 
-/// What an object is, as the pthread library knows them.
+/// Kind of an object, as the pthread library knows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum ObjectKind {
@@ -23,7 +23,7 @@ impl ObjectKind {
         ObjectKind::SpinLock,
     ];
 
-    /// Its name in a focus, below /SyncObject.
+    /// Name of the kind in a focus, below /SyncObject.
     pub const fn name(self) -> &'static str {
         match self {
             ObjectKind::Mutex => "Mutex",
@@ -41,10 +41,10 @@ impl ObjectKind {
     }
 }
 
-/// What is known of an object.
+/// State of an object, as its last mark tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectState {
-    /// What it is.
+    /// Kind of the object.
     pub kind: ObjectKind,
     /// Whether it was destroyed, and nothing was done to its address since.
     pub retired: bool,
@@ -53,12 +53,12 @@ pub struct ObjectState {
 /// The bits of a mark that are no time.
 const STATE: i64 = 0xf;
 
-/// What is and-ed with the time stamp counter for a mark, so that a state has room. The order of two marks is right if they are this many ticks
+/// Mask of the time stamp counter in a mark; the other bits hold the state. The order of two marks is right if they are this many ticks
 /// apart, less than what one processor needs to see what another one has done.
 pub const TIME_MASK: i64 = !STATE;
 
 impl ObjectState {
-    /// What is or-ed to the time for a mark; never 0.
+    /// Bits that are or-ed to the time for a mark; never 0.
     pub const fn bits(self) -> i64 {
         2 * (self.kind as i64 + 1) + self.retired as i64
     }

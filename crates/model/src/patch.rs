@@ -7,13 +7,13 @@ use crate::addr::{Avma, AvmaRange};
 /// cannot fall between two pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TextWrite {
-    /// Where.
+    /// Address of the first byte.
     pub at: Avma,
-    /// How many bytes, 1 to 8.
+    /// Number of bytes, 1 to 8.
     pub len: u8,
-    /// What stands there before; anything else refuses the whole plan. Bytes from `len` on are 0.
+    /// Bytes before the write; if the target has others, the whole plan is refused. Bytes from `len` on are 0.
     pub old: [u8; 8],
-    /// What stands there afterwards. Bytes from `len` on are 0.
+    /// Bytes after the write. Bytes from `len` on are 0.
     pub new: [u8; 8],
 }
 
@@ -37,16 +37,16 @@ impl TextWrite {
 /// A thread whose program counter is `from` goes on at `to`; both places are equivalent for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub struct PcMove {
-    /// Where a stopped thread (or the saved context of a signal frame) stands.
+    /// Program counter of a stopped thread (or in the saved context of a signal frame).
     pub from: Avma,
-    /// Where it goes on.
+    /// Address where the thread goes on.
     pub to: Avma,
 }
 
 /// New code in an arena, written before the stop: nothing leads there yet.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ArenaCode {
-    /// Where its first byte lies.
+    /// Address of the first byte.
     pub at: Avma,
     /// The code.
     pub bytes: Vec<u8>,
@@ -62,7 +62,7 @@ pub struct PatchPlan {
     pub code: Vec<ArenaCode>,
     /// Writes to text and to live jumps of arenas, sorted by address, without overlap.
     pub text: Vec<TextWrite>,
-    /// Where threads go that stand inside of what changes, sorted by `from`. A thread that stands inside a `text` write
+    /// Moves of threads that stand inside of code that changes, sorted by `from`. A thread that stands inside a `text` write
     /// (not at its first byte) and has no move here makes the plan fail with nothing changed.
     pub moves: Vec<PcMove>,
     /// Code from which there is no move: a thread inside runs on in short slices until it stands outside, or at the `from` of a move.

@@ -21,7 +21,7 @@ pub enum PointKind {
     Edge,
 }
 
-/// How the points of one kind of one function are reached.
+/// Method by which the points of one kind of one function are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum How {
     /// By a springboard over the original instructions.
@@ -34,7 +34,7 @@ pub enum How {
     Refused,
 }
 
-/// How far an address lies behind the first byte of its function; negative for parts of a function that lie before it. Shown with its sign, in
+/// Distance of an address from the first byte of its function; negative for parts of a function that lie before it. Shown with its sign, in
 /// hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Offset(pub i64);
@@ -65,7 +65,7 @@ impl fmt::Display for Offset {
     }
 }
 
-/// Why a point is not woven. What cannot be proven safe is refused by one of these.
+/// Reason why a point is not woven. A point that cannot be proven safe is refused for one of these reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
     /// No springboard fits: fewer than the needed bytes up to the next place where control can arrive, no proven padding,
@@ -74,7 +74,7 @@ pub enum Refusal {
     TooShort {
         /// Bytes that could be overwritten.
         available: u32,
-        /// What ends them, in words.
+        /// Obstacle that ends these bytes, in words.
         next: &'static str,
     },
     /// Control can arrive in the middle of the springboard.
@@ -124,7 +124,7 @@ pub enum Refusal {
         /// Offset of the branch from the function's first byte.
         offset: Offset,
     },
-    /// Where the function's jumps lead could not be found out, so a landing place inside the springboard cannot be excluded.
+    /// The targets of the function's jumps could not be found out, so a branch into the springboard cannot be excluded.
     #[error("an indirect jump at {offset} whose targets are not known")]
     UnresolvedJump {
         /// Offset of the jump from the function's first byte.
@@ -136,8 +136,8 @@ pub enum Refusal {
         /// Offset of the first byte behind it from the function's first byte.
         offset: Offset,
     },
-    /// Its language moves calls in progress between threads, and their stacks in memory (Go), so an exit cannot be told to belong to an
-    /// entry.
+    /// The function's language moves calls in progress between threads, and their stacks in memory (Go), so an exit cannot be
+    /// told to belong to an entry.
     #[error("its calls move between threads, so entry and exit cannot be paired")]
     MovingCalls,
     /// A symbol of an IFUNC: the code there chooses an implementation and is not the function that callers reach.
@@ -183,7 +183,7 @@ pub enum Refusal {
         "measurement {measurement}, which was to stay and whose engine has died, has code there: remove that measurement first"
     )]
     Kept {
-        /// Its number.
+        /// Number of the measurement.
         measurement: u64,
     },
     /// The text is mapped shared; a write would reach other processes.
@@ -207,7 +207,7 @@ pub enum Refusal {
     /// A limit on the memory of the target leaves too little room.
     #[error("{what}")]
     NoMemory {
-        /// What is needed, and what the limit leaves.
+        /// Needed memory, and the amount that the limit leaves.
         what: String,
     },
     /// A kind of point that this version does not weave yet.
@@ -361,31 +361,31 @@ impl Site {
 /// island.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clearing {
-    /// Its first byte, the only one where control arrives from elsewhere.
+    /// Address of the first byte, the only one where control arrives from elsewhere.
     pub at: Svma,
-    /// Its bytes: whole instructions, ten bytes at least.
+    /// Bytes of the stretch: whole instructions, ten bytes at least.
     pub bytes: Vec<u8>,
 }
 
-/// Whom a call instruction calls, as far as the file tells.
+/// Function that a call instruction calls, as far as the file tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Callee {
     /// The code at an address (`call rel32`): a function, or a stub of the linker.
     Direct(Svma),
-    /// What the pointer at an address points to when the call is made (`call *x(%rip)`, mostly a slot of the global offset table).
+    /// The code to which the pointer at an address points when the call is made (`call *x(%rip)`, mostly a slot of the global offset table).
     Slot(Svma),
-    /// What a register, or memory that a register addresses, points to.
+    /// The code to which a register, or memory that a register addresses, points.
     Computed,
 }
 
 /// A call instruction of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallSite {
-    /// Its first byte.
+    /// Address of the instruction's first byte.
     pub at: Svma,
-    /// Its length in bytes; `at` and the length give the return address.
+    /// Length of the instruction in bytes; `at` and the length give the return address.
     pub len: u8,
-    /// Whom it calls.
+    /// Function that the instruction calls.
     pub callee: Callee,
 }
 
@@ -394,15 +394,15 @@ pub struct CallSite {
 pub struct CallPoint {
     /// The call.
     pub call: CallSite,
-    /// How it can be woven, or why not; nothing behind a call that is known never to return.
+    /// Site of the point, or the reason why it cannot be woven; `None` behind a call that is known never to return.
     pub site: Result<Option<Site>, Refusal>,
 }
 
 /// A stretch of padding between functions, proven to be reached by nothing; islands may lie there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Padding {
-    /// Where it lies.
+    /// Address range of the padding.
     pub range: SvmaRange,
-    /// Its bytes (`nop`s of any length, `int3`, or zeros).
+    /// Bytes of the padding (`nop`s of any length, `int3`, or zeros).
     pub bytes: Vec<u8>,
 }

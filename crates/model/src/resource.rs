@@ -18,7 +18,7 @@ pub struct Focus {
     parts: Vec<ResourcePath>,
 }
 
-/// Why a text is no focus.
+/// Reason why a text is no focus.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FocusError {
     /// A resource does not begin with a slash.

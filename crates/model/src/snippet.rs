@@ -17,18 +17,18 @@ use crate::vector::Ranges;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VariableId(pub u32);
 
-/// What a variable is made of: the counters that it takes in every shard, all 0 at first.
+/// Shape of a variable: the counters that it takes in every shard, all 0 at first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Shape {
     /// One value.
     #[default]
     Counter,
-    /// How often it was started and not yet stopped; the ticks of the clock at its stops less those at its starts. The latter is one word, so
+    /// Number of starts without a stop; the ticks of the clock at its stops less those at its starts. The latter is one word, so
     /// that it can be read while the timer runs: negative then, and less than the time by the clock now.
     Timer(Clock),
     /// The sum, the largest and the complement of the smallest value; then one count per bucket (see [`crate::histogram`]).
     Histogram(Resolution),
-    /// What became of the activations of one [`Record`]: ended without passing their exit (exceptions, longjmp, the end of a thread), exits
+    /// Counts of activations of one [`Record`]: ended without passing their exit (exceptions, longjmp, the end of a thread), exits
     /// whose entry was not seen, entries that could not be recorded, calls that went on in a function whose exits are not known to end them.
     Activations,
     /// Values by key (see [`crate::table`]).
@@ -58,7 +58,7 @@ impl Shape {
     }
 }
 
-/// What a timer or a record reads at its ends.
+/// Clock that a timer or a record reads at its ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Clock {
     /// The processor's time stamp counter.
@@ -76,15 +76,15 @@ pub enum TimeUnit {
     Nanoseconds,
 }
 
-/// What a thread remembers of an active call, from its entry to its exit. The record holds the call's stack pointer, by which it is known
+/// Record that a thread keeps of an active call, from its entry to its exit. The record holds the call's stack pointer, by which it is known
 /// when the call has ended without passing an exit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// Its [`Shape::Activations`]; two records never share one, so it names the record as well.
+    /// Variable of [`Shape::Activations`]; two records never share one, so it names the record as well.
     pub activations: VariableId,
-    /// What is kept, in that order, each once; at most [`Record::KEPT_MAX`].
+    /// Values that the record keeps, in that order, each once; at most [`Record::KEPT_MAX`].
     pub kept: Vec<Kept>,
-    /// What goes back to the value that it has now when the call ends without passing an exit.
+    /// Variable that is set back to its present value if the call ends without passing an exit.
     pub restore: Option<Restore>,
 }
 
@@ -103,7 +103,7 @@ impl Record {
     }
 }
 
-/// What code at the end of a call may know of its beginning.
+/// Value from the beginning of a call that code at its end can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kept {
     /// A clock, for [`Expr::Elapsed`].
@@ -114,12 +114,12 @@ pub enum Kept {
     Float(Float),
 }
 
-/// Whose record a jump from one function to another is about.
+/// Owner of the record that a jump from one function to another is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Whose {
-    /// That of the function that jumps: its entry has opened it.
+    /// The function that jumps: its entry has opened the record.
     Own,
-    /// That of a function from which control has come to this one by such a jump, if it has.
+    /// A function from which control has come to this one by such a jump, if it has.
     Earlier,
 }
 
@@ -131,7 +131,7 @@ pub enum Restore {
     /// A flag that code at both ends of the call sets to numbers: that is right whether or not there is a record, which is only for calls that
     /// end otherwise. Where there is none, as there is no room for it, the code runs all the same.
     Flag(VariableId),
-    /// How often a timer is started; it is stopped or goes on accordingly.
+    /// The number of starts of a timer; the timer is stopped or goes on accordingly.
     Timer(VariableId, Clock),
 }
 
@@ -181,7 +181,7 @@ pub enum BinaryOp {
     LogicalOr,
 }
 
-/// How many bytes of memory an integer takes.
+/// Size of an integer in memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Width {
@@ -203,7 +203,7 @@ impl Width {
         })
     }
 
-    /// Its bytes.
+    /// Number of bytes.
     pub const fn bytes(self) -> u32 {
         match self {
             Width::One => 1,
@@ -217,9 +217,9 @@ impl Width {
 /// An integer in the memory of the program, and how it becomes 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Scalar {
-    /// Its bytes.
+    /// Size of the integer in memory.
     pub width: Width,
-    /// Whether its first bit is its sign; if not, it is filled up with zeroes.
+    /// Whether the first bit is the sign; if not, the value is filled up with zeroes.
     pub signed: bool,
 }
 
@@ -249,7 +249,7 @@ impl Scalar {
 pub struct Float {
     /// Number of the register: of arguments from 0 to [`Float::ARGS_MAX`] less one, 0 of a result.
     pub register: u8,
-    /// How it is written.
+    /// Format of the number.
     pub format: FloatFormat,
 }
 
@@ -285,21 +285,21 @@ impl FloatFormat {
     }
 }
 
-/// What the kernel counts for each thread and tells that thread itself (getrusage(2)).
+/// Numbers that the kernel counts for each thread and tells that thread itself (getrusage(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Usage {
     /// Page faults of both kinds.
     PageFaults,
-    /// Those that needed no reading from a disk.
+    /// Page faults that needed no reading from a disk.
     MinorFaults,
-    /// Those that needed it.
+    /// Page faults that needed a reading from a disk.
     MajorFaults,
     /// Switches to another thread, by itself or not.
     ContextSwitches,
 }
 
 impl Usage {
-    /// Its counts as bits: minor faults 1, major faults 2, switches 4.
+    /// Counts that make up the number, as bits: minor faults 1, major faults 2, switches 4.
     pub const fn counts(self) -> u32 {
         match self {
             Usage::MinorFaults => 1,
@@ -322,9 +322,9 @@ pub enum Expr {
     Return,
     /// A floating-point argument or result, truncated.
     Float(Float),
-    /// What the kernel has counted for this thread: a system call.
+    /// Count of the kernel for this thread: a system call.
     Usage(Usage),
-    /// What the processor has counted of an event for this thread since the thread read it first: by RDPMC, without a system call. The variable is of
+    /// Count of an event for this thread since the thread read it first: by RDPMC, without a system call. The variable is of
     /// [`Shape::Event`]. A reading that cannot be had is the last one, and counted.
     Event(VariableId),
     /// The address of a text that ends with a zero byte and is there as long as the call: only as an argument of a [`Call`].
@@ -335,7 +335,7 @@ pub enum Expr {
     Saved(Kept),
     /// Time since the record of the enclosing [`Stmt::Close`] was opened, by a clock that it has kept.
     Elapsed(Clock, TimeUnit),
-    /// What the record of the enclosing [`Stmt::Close`] would put back, see [`Restore::Value`]: the value when it was opened.
+    /// Value that the record of the enclosing [`Stmt::Close`] would put back, see [`Restore::Value`]: the value when it was opened.
     Restored,
     /// This thread's value of a variable.
     Variable(VariableId),
@@ -343,9 +343,9 @@ pub enum Expr {
     ValueAt(VariableId, Box<Expr>),
     /// This thread's value of the granule in which a number lies; 0 outside.
     ValueIn(VariableId, Ranges, Box<Expr>),
-    /// What the thread's pointer is, as its libc has stored it where that leads (fs:0): from there on it has data of its own.
+    /// The thread's pointer, as its libc has stored it where the pointer leads (fs:0): from there on the thread has data of its own.
     ThreadPointer,
-    /// The number of the variable's first counter: what tells a pair from all others that are measured with it.
+    /// Number of the variable's first counter; it tells a pair from all others that are measured with it.
     Number(VariableId),
     /// An integer of the program at an address that is mapped and readable as long as the process lives.
     Load(Avma, Scalar),
@@ -356,7 +356,7 @@ pub enum Expr {
     Unary(UnaryOp, Box<Expr>),
     /// An operator applied to two values.
     Binary(BinaryOp, Box<Expr>, Box<Expr>),
-    /// What a function of the program returns that is called now.
+    /// Result of a function of the program that is called now.
     Call(Box<Call>),
 }
 
@@ -446,7 +446,7 @@ pub enum Stmt {
     Write(Expr, Width, Expr),
 }
 
-/// What one request does at one point.
+/// Code that one request runs at one point.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Snippet {
     /// The statements, in order.
@@ -489,7 +489,7 @@ impl Snippet {
         any(&self.stmts, clock)
     }
 
-    /// The same with histograms of another resolution.
+    /// Returns the snippet with histograms of another resolution.
     #[must_use]
     pub fn with_resolution(&self, resolution: Resolution) -> Snippet {
         fn set(stmts: &mut [Stmt], to: Resolution) {
@@ -757,7 +757,7 @@ impl Expr {
 }
 
 impl UnaryOp {
-    /// What it means.
+    /// Applies the operator to a value.
     pub fn apply(self, a: i64) -> i64 {
         match self {
             UnaryOp::Negate => a.wrapping_neg(),
@@ -768,7 +768,7 @@ impl UnaryOp {
 }
 
 impl BinaryOp {
-    /// What it means.
+    /// Applies the operator to two values.
     pub fn apply(self, a: i64, b: i64) -> i64 {
         match self {
             BinaryOp::Add => a.wrapping_add(b),
@@ -904,7 +904,7 @@ fn write_block(f: &mut fmt::Formatter<'_>, head: &dyn fmt::Display, body: &[Stmt
     f.write_str(" }")
 }
 
-/// Which granule it is, and how many there are.
+/// Formats the number of the granule, and the number of granules.
 fn granule(ranges: &Ranges, number: &Expr) -> String {
     format!("({number} - {}) / {} < {}", ranges.base(), ranges.granule(), ranges.count())
 }

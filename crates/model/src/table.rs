@@ -20,11 +20,11 @@ use crate::object::ObjectState;
 pub const PLACES: u32 = 1 << PLACE_BITS;
 /// Bits of the number of a place.
 pub const PLACE_BITS: u32 = 10;
-/// How many places are looked at for a key, from that of its hash on, the first behind the last.
+/// Number of places that are looked at for a key, from that of its hash on, the first behind the last.
 pub const PROBES: u32 = 8;
-/// What a key is multiplied by; the highest bits of the product are its hash (Fibonacci hashing).
+/// Factor by which a key is multiplied; the highest bits of the product are its hash (Fibonacci hashing).
 pub const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Counter of what found no place.
+/// Counter of additions for which no place was free.
 pub const OTHERS: u32 = 0;
 /// Counter of the value of key 0.
 pub const OF_ZERO: u32 = 1;
@@ -37,7 +37,7 @@ pub const VALUES: u32 = KEYS + PLACES;
 /// Number of all counters.
 pub const SLOTS: u32 = VALUES + PLACES;
 
-/// What the values of a key in several places are together.
+/// Operation that combines the values of a key in several places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Fold {
     /// Their sum.
@@ -47,14 +47,14 @@ pub enum Fold {
     Last,
 }
 
-/// What one thread, or several together, have in the slots of a [`Shape::Table`](crate::Shape::Table).
+/// Values of one thread, or of several together, in the slots of a [`Shape::Table`](crate::Shape::Table).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
-    /// What several values of a key are together.
+    /// Operation that combines several values of a key.
     pub fold: Fold,
     /// By key, those that are not 0.
     pub values: BTreeMap<u64, i64>,
-    /// What found no place: what would have been added, or how often there was something to note.
+    /// Total of additions that found no place; with [`Fold::Last`], their number.
     pub others: i64,
 }
 
@@ -94,7 +94,7 @@ impl Table {
         self.others = self.others.wrapping_add(other.others);
     }
 
-    /// What came since; of objects what is known of them at all.
+    /// Returns the values added since `before`; with [`Fold::Last`], all values.
     pub fn minus(&self, before: &Table) -> Table {
         let mut since = self.clone();
         if self.fold == Fold::Last {

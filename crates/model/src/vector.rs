@@ -51,17 +51,17 @@ impl Ranges {
         self.base
     }
 
-    /// How many numbers there are.
+    /// Number of numbers in the range.
     pub fn length(self) -> u64 {
         self.length
     }
 
-    /// How many numbers a granule has.
+    /// Number of numbers in a granule.
     pub fn granule(self) -> u64 {
         self.granule
     }
 
-    /// How many granules there are.
+    /// Number of granules.
     pub fn count(self) -> u32 {
         self.length.div_ceil(self.granule) as u32
     }
@@ -79,7 +79,7 @@ impl Ranges {
         (self.base.wrapping_add_unsigned(start), self.base.wrapping_add_unsigned(end))
     }
 
-    /// What is and-ed with the number of a granule, so that it is one of the variable's in any case.
+    /// Mask for the number of a granule: the result is always the number of a granule for which the variable has a counter.
     pub fn mask(self) -> u32 {
         self.count().next_power_of_two() - 1
     }
