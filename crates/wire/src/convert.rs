@@ -90,13 +90,13 @@ macro_rules! enums {
 }
 
 enums! {
-    /// How points are reached, from the wire.
+    /// Method by which points are reached, from the wire.
     how: How { InPlace, Relocated, Partly, Refused }
     /// An aggregate operator from the wire.
     aggregate: Aggregate { Sum, Min, Max, Avg }
     /// A style from the wire.
     style: Style { EventCounter, SampledFunction }
-    /// How values are labelled, from the wire.
+    /// Labels of values, from the wire.
     units_type: UnitsType { Normalized, Unnormalized, Sampled }
 }
 

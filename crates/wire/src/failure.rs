@@ -108,7 +108,7 @@ fn retry_after(reason: &str) -> Option<Duration> {
 /// An error as both sides of the wire see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
-    /// Its class.
+    /// Class of the failure.
     pub kind: FailureKind,
     /// A stable word, listed in docs/protocol.md.
     pub reason: String,
@@ -120,7 +120,7 @@ pub struct Failure {
     pub pid: Option<Pid>,
     /// Diagnostics of MDL, as many as fitted.
     pub diagnostics: Vec<v1::Diagnostic>,
-    /// How many diagnostics did not fit.
+    /// Number of diagnostics that did not fit.
     pub omitted: u32,
     /// Milliseconds after which another try makes sense; `None` if waiting does not help.
     pub retry_ms: Option<u32>,
@@ -151,7 +151,7 @@ impl Failure {
         }
     }
 
-    /// The same with the time after which another try makes sense.
+    /// Returns the failure with the time after which another try makes sense.
     #[must_use]
     pub fn retry_after(mut self, delay: Duration) -> Self {
         self.retry_ms = Some(millis(delay));
@@ -188,7 +188,7 @@ impl Failure {
         let mut failure = Failure::new(kind, reason, with_causes(status), hint);
         failure.retry_ms = None;
         let breaks = ["transport error", "connection closed"];
-        // What the other side explains is no matter of the connection, whatever words are in it.
+        // A failure that the other side explains is no matter of the connection, whatever words are in it.
         if status.details().is_empty() && breaks.iter().any(|words| failure.what.contains(words)) {
             // The connection was refused or has broken. In a handshake of TLS 1.3 the client hears that its certificate is not
             // accepted only after it has sent its first request, if at all.
@@ -289,7 +289,7 @@ pub fn explained(status: &Status) -> Option<Status> {
     }
     let failure = Failure::from_status(status);
     let says = |word: &&str| status.message().contains(*word);
-    // What cannot be decoded is the fault of the request, whatever code the library gives it.
+    // A message that cannot be decoded is the fault of the request, whatever code the library gives it.
     if status.code() == Code::Internal && ["decode", "protocol error", "request message"].iter().any(says) {
         let (reason, hint) =
             ("malformed_message", "send the messages that proto/ingraft/v1 describes, framed as gRPC says");

@@ -37,5 +37,5 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ingraft
 /// Bound of a message in bytes: gRPC implementations refuse larger ones unless told otherwise.
 pub const MESSAGE_BYTES: usize = 4 << 20;
 
-/// What answers fill of a message: leaves room for framing and for implementations that count differently.
+/// Size in bytes up to which answers fill a message: leaves room for framing and for implementations that count differently.
 pub const PART_BYTES: usize = 1 << 20;

@@ -40,7 +40,7 @@ impl<T: Message, I: Iterator<Item = T>> Iterator for Parts<I> {
     }
 }
 
-/// What a message takes as an element of a repeated field: itself, its length and a key of at most two bytes.
+/// Size in bytes of a message as an element of a repeated field: the message, its length and a key of at most two bytes.
 pub(crate) fn in_list(message: &impl Message) -> usize {
     let len = message.encoded_len();
     len + prost::length_delimiter_len(len) + 2

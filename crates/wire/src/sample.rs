@@ -6,10 +6,10 @@ use crate::convert::FieldError;
 use crate::v1::{self, PairValue, Sample};
 use crate::{PART_BYTES, Parts, parts};
 
-/// What the fields of a [`Sample`] beside its values take at most.
+/// Maximum size in bytes of the fields of a [`Sample`] beside its values.
 const HEAD_BYTES: usize = 64;
 
-/// What a pair's length takes at most.
+/// Maximum size in bytes of a pair's length.
 const LENGTH_BYTES: usize = 10;
 
 /// Splits a sample into messages below [`PART_BYTES`]; at least one. A pair with very many threads may be split too: its distribution is
@@ -59,17 +59,17 @@ pub struct Value {
     pub distribution: Option<Box<Distribution>>,
     /// The values by key of a vector over keys.
     pub keys: Option<v1::Keys>,
-    /// What is known of the object that the focus names.
+    /// State of the object that the focus names; `None` if nothing is known of it.
     pub object: Option<v1::SyncObject>,
     /// Calls whose values are missing.
     pub activations: Activations,
-    /// The same by thread, if asked for.
+    /// Values by thread, if asked for.
     pub threads: Vec<ThreadValue>,
     /// The value is what it was then: its code was taken out.
     pub taken_out: Option<v1::TakenOut>,
     /// The event was counted in a part of the time only.
     pub counted: Option<v1::Counted>,
-    /// How long the machine has slept while a clock was read that does not know of it.
+    /// Time in nanoseconds that the machine has slept while a clock was read that does not know of it.
     pub slept_ns: u64,
 }
 
@@ -97,7 +97,7 @@ impl Value {
 pub struct ThreadValue {
     /// Thread id; `None`: could not be told apart.
     pub tid: Option<i32>,
-    /// Its process if that is a fork child of the target; `None`: the target, or it is not known.
+    /// Process of the thread if that is a fork child of the target; `None`: the target, or it is not known.
     pub pid: Option<i32>,
     /// Cumulative since the request; of a histogram: how many values it has.
     pub value: i64,
