@@ -10,7 +10,7 @@ use crate::source::Span;
 pub struct Ident {
     /// The name, with its `$` if it has one.
     pub name: String,
-    /// Where it is written.
+    /// Position in the source.
     pub span: Span,
 }
 
@@ -19,23 +19,23 @@ pub struct Ident {
 pub struct Text {
     /// The value, escapes resolved.
     pub value: String,
-    /// Where it is written, quotes included.
+    /// Position in the source, quotes included.
     pub span: Span,
 }
 
 /// A whole text.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct File {
-    /// What it defines, in order.
+    /// Definitions of the source, in order.
     pub definitions: Vec<Definition>,
-    /// Its comments with their marks, in order.
+    /// Comments of the source with their marks, in order.
     pub comments: Vec<Span>,
 }
 
 /// One definition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Definition {
-    /// What it is.
+    /// Kind of the definition.
     pub kind: DefinitionKind,
     /// From its first to its last token.
     pub span: Span,
@@ -65,19 +65,19 @@ pub enum DefinitionKind {
 /// A named list of things in the program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct List {
-    /// Its name.
+    /// Name of the list.
     pub name: Ident,
-    /// What its items name.
+    /// Kind of the items.
     pub element: Element,
     /// The items; numbers are quoted, too.
     pub items: Vec<Text>,
-    /// Where it exists; empty: everywhere.
+    /// Flavors for which the list exists; empty: all.
     pub flavors: Vec<Ident>,
     /// Whether its functions count as part of their callers (`libraryTag`).
     pub library: bool,
 }
 
-/// What the items of a list name.
+/// Kind of the items of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Element {
@@ -91,15 +91,15 @@ pub enum Element {
 /// `constraint NAME PATH is …`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Constraint {
-    /// Its name, which is also the name of its flag.
+    /// Name of the constraint, which is also the name of its flag.
     pub name: Ident,
-    /// What it restricts a metric to.
+    /// Path to which the constraint restricts a metric.
     pub path: Path,
     /// How.
     pub body: ConstraintBody,
 }
 
-/// How a constraint restricts.
+/// Method by which a constraint restricts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConstraintBody {
     /// By a flag that the statements maintain.
@@ -128,14 +128,14 @@ pub struct Path {
 pub struct Metric {
     /// The variable that its code updates.
     pub ident: Ident,
-    /// What is said about it, in order.
+    /// Fields of the definition, in order.
     pub fields: Vec<MetricField>,
 }
 
 /// One field of a metric.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetricField {
-    /// What it says.
+    /// Kind of the field.
     pub kind: FieldKind,
     /// From its keyword to its end.
     pub span: Span,
@@ -148,15 +148,15 @@ pub enum FieldKind {
     Name(Text),
     /// The unit.
     Units(Ident),
-    /// How values combine.
+    /// Operation that combines values.
     Aggregate(Aggregate),
-    /// What a value is.
+    /// Kind of a value.
     Style(Style),
     /// Whether it is for developers.
     Developer(bool),
-    /// How it is labelled.
+    /// Labels of values.
     UnitsType(UnitsType),
-    /// Where it exists.
+    /// Flavors for which the metric exists.
     Flavor(Vec<Ident>),
     /// A constraint defined elsewhere.
     Use(Ident),
@@ -166,16 +166,16 @@ pub enum FieldKind {
     Scratch(Ident),
     /// One value per index instead of one.
     Vector(Vector),
-    /// How the unrestricted metric is computed.
+    /// Computation of the unrestricted metric.
     Base(Base),
 }
 
-/// What a vectorised metric is indexed by.
+/// Index of a vectorised metric.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Vector {
     /// The items of a list.
     List(Ident),
-    /// What a function of the program returns for a value, less than the number of slots.
+    /// Result of a function of the program for a value, less than the number of slots.
     Map(Text, i64),
     /// Equal ranges: base, length and granule.
     Table(i64, i64, i64),
@@ -188,15 +188,15 @@ pub enum Vector {
 /// `base is KIND { … }`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Base {
-    /// What is accumulated.
+    /// Kind of the accumulation.
     pub kind: Accumulator,
     /// The hardware event of `hwCounter` and `hwTimer`.
     pub event: Option<Text>,
-    /// Where code goes.
+    /// Statements that put code at points.
     pub body: Vec<Meta>,
 }
 
-/// What a metric accumulates.
+/// Kind of the accumulation of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accumulator {
     /// A 64-bit integer.
@@ -229,18 +229,18 @@ pub struct Exclude {
 /// A block that configures something.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// What it configures.
+    /// Kind of the configuration.
     pub kind: ConfigKind,
-    /// Its name; `tunable_constant` has none.
+    /// Name of the configured thing; `tunable_constant` has none.
     pub name: Option<Ident>,
-    /// What it says, in order.
+    /// Items of the configuration, in order.
     pub items: Vec<ConfigItem>,
 }
 
 /// The kinds of configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConfigKind {
-    /// How a daemon is started.
+    /// Start of a daemon.
     Daemon,
     /// A program to start.
     Process,
@@ -253,11 +253,11 @@ pub enum ConfigKind {
 /// `KEY VALUE;`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigItem {
-    /// Its key; of a tunable its name.
+    /// Key of the item; of a tunable its name.
     pub key: Ident,
-    /// Its value.
+    /// Value of the item.
     pub value: ConfigValue,
-    /// Where the value is.
+    /// Position of the value in the source.
     pub span: Span,
 }
 
@@ -281,7 +281,7 @@ pub enum ConfigValue {
 /// A statement that the tool executes when a request arrives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Meta {
-    /// What it does.
+    /// Kind of the statement.
     pub kind: MetaKind,
     /// All of it.
     pub span: Span,
@@ -320,7 +320,7 @@ pub struct Insert {
 /// A statement that the program executes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Code {
-    /// What it does.
+    /// Kind of the statement.
     pub kind: CodeKind,
     /// All of it.
     pub span: Span,
@@ -340,7 +340,7 @@ pub enum CodeKind {
 /// An expression of either language.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expr {
-    /// What it is.
+    /// Kind of the expression.
     pub kind: ExprKind,
     /// All of it.
     pub span: Span,
@@ -385,12 +385,12 @@ pub enum ExprKind {
     Paren(Box<Expr>),
 }
 
-/// Whom a call names.
+/// Function that a call names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Callee {
     /// The function's name.
     pub name: String,
-    /// Where the name is.
+    /// Position of the name in the source.
     pub span: Span,
     /// Written as `Call("f", …)`: always a function of the program.
     pub quoted: bool,
@@ -499,7 +499,7 @@ fn keyword_of<T: PartialEq + Copy>(all: &[(&'static str, T)], value: T) -> &'sta
     all.iter().find(|(_, v)| *v == value).map_or("", |(k, _)| k)
 }
 
-/// How tightly an operator of two operands binds in C; 1 is the loosest.
+/// Binding strength of an operator of two operands in C; 1 is the loosest.
 pub(crate) fn precedence(op: BinaryOp) -> u8 {
     match op {
         BinaryOp::LogicalOr => 1,
@@ -553,17 +553,17 @@ impl Metric {
         self.last(|f| if let FieldKind::Units(u) = f { Some(u) } else { None })
     }
 
-    /// How values combine.
+    /// Operation that combines values.
     pub fn aggregate(&self) -> Option<Aggregate> {
         self.last(|f| if let FieldKind::Aggregate(a) = f { Some(*a) } else { None })
     }
 
-    /// What a value is.
+    /// Kind of a value.
     pub fn style(&self) -> Option<Style> {
         self.last(|f| if let FieldKind::Style(s) = f { Some(*s) } else { None })
     }
 
-    /// How it is labelled.
+    /// Labels of values.
     pub fn units_type(&self) -> UnitsType {
         self.last(|f| if let FieldKind::UnitsType(u) = f { Some(*u) } else { None }).unwrap_or_default()
     }
@@ -573,12 +573,12 @@ impl Metric {
         self.last(|f| if let FieldKind::Developer(d) = f { Some(*d) } else { None }).unwrap_or(false)
     }
 
-    /// Where it exists; empty: everywhere.
+    /// Flavors for which the metric exists; empty: all.
     pub fn flavors(&self) -> &[Ident] {
         self.last(|f| if let FieldKind::Flavor(v) = f { Some(v.as_slice()) } else { None }).unwrap_or_default()
     }
 
-    /// How the unrestricted metric is computed.
+    /// Computation of the unrestricted metric.
     pub fn base(&self) -> Option<&Base> {
         self.last(|f| if let FieldKind::Base(b) = f { Some(b) } else { None })
     }
@@ -589,12 +589,12 @@ impl Metric {
         base.event.as_ref().filter(|_| self.vector().is_none())
     }
 
-    /// What it is indexed by.
+    /// Index of the vectorised metric.
     pub fn vector(&self) -> Option<&Vector> {
         self.last(|f| if let FieldKind::Vector(v) = f { Some(v) } else { None })
     }
 
-    /// Its scratch variables.
+    /// Scratch variables of the metric.
     pub fn scratch(&self) -> impl Iterator<Item = &Ident> {
         self.fields.iter().filter_map(|f| if let FieldKind::Scratch(i) = &f.kind { Some(i) } else { None })
     }

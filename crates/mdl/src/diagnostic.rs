@@ -1,10 +1,10 @@
-//! What is said about a text or a request: collected, never fatal by itself.
+//! Diagnostics about a text or a request: collected, never fatal by itself.
 
 use std::fmt;
 
 use crate::source::{Source, Span};
 
-/// How bad it is.
+/// Severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// Worth knowing; nothing to do.
@@ -31,11 +31,11 @@ impl fmt::Display for Severity {
 pub struct Diagnostic {
     /// Stable code, one of [`crate::codes`].
     pub code: &'static str,
-    /// How bad it is.
+    /// Severity of the diagnostic.
     pub severity: Severity,
     /// Name of the source; empty when the finding is about a request.
     pub file: String,
-    /// Where in the source.
+    /// Position in the source.
     pub span: Span,
     /// Line of the first byte from 1; 0 without a place.
     pub line: u32,
@@ -43,9 +43,9 @@ pub struct Diagnostic {
     pub column: u32,
     /// One sentence, no full stop.
     pub message: String,
-    /// What to do about it.
+    /// Advice on what to do about the problem.
     pub help: Option<String>,
-    /// What else is worth knowing.
+    /// Further notes.
     pub notes: Vec<String>,
 }
 

@@ -1,8 +1,8 @@
-//! What the request stage must know of a program. The engine implements it; tests use a table.
+//! Facts about a program that the request stage needs. The engine implements the trait; tests use a table.
 
 use ingraft_model::{Avma, FunctionRef, ModuleRef, Pid, Scalar};
 
-/// How an integer of the program is reached from an address.
+/// Path from an address to an integer of the program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
     /// The pointers on the way: how far each lies behind where the one before it leads, or behind the address.
@@ -16,20 +16,20 @@ pub struct Access {
 /// An integer in a variable of the program, or where a variable leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Global {
-    /// Where it is.
+    /// Location of the variable.
     pub at: Location,
-    /// How the integer is reached from there.
+    /// Path from there to the integer.
     pub access: Access,
     /// Whether debugging information says what it is, not only how large.
     pub described: bool,
 }
 
-/// Where a variable of the program is.
+/// Location of a variable of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// Where memory stays mapped as long as the process lives.
+    /// Address in memory that stays mapped as long as the process lives.
     Lasting(Avma),
-    /// Where it may be unmapped.
+    /// Address in memory that may be unmapped.
     Fleeting(Avma),
     /// Every thread has its own, so far from its pointer.
     PerThread(i64),
@@ -37,16 +37,16 @@ pub enum Location {
     PerThreadOfLibrary(i64),
 }
 
-/// What a function gets or gives.
+/// Argument or result of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parameter {
-    /// What `$arg[n]` means: an argument in the place of the n-th integer.
+    /// Meaning of `$arg[n]`: an argument in the place of the n-th integer.
     Argument(u8),
-    /// What `$return` means.
+    /// Meaning of `$return`.
     Result,
 }
 
-/// Why data of the program cannot be had.
+/// Reason why data of the program cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unresolved {
     /// The program has nothing of that name.
@@ -72,9 +72,9 @@ impl Unresolved {
 pub trait Program {
     /// Name of the machine, the value of `$machine`.
     fn machine(&self) -> &str;
-    /// What the program runs on, e.g. `linux`, `unix`: definitions of other flavors do not exist for it.
+    /// Flavors of the program's platform, e.g. `linux`, `unix`: definitions of other flavors do not exist for it.
     fn flavors(&self) -> &[String];
-    /// Its process id.
+    /// Process id of the program.
     fn pid(&self) -> Pid;
     /// All modules whose functions can be woven.
     fn modules(&self) -> Vec<ModuleRef>;
@@ -99,7 +99,7 @@ pub trait Program {
     fn variable(&self, _name: &str, _members: &[&str]) -> Result<Global, Unresolved> {
         Err(Unresolved::unknown())
     }
-    /// Where the variable that a name means lies, whatever its type; the name as for [`Program::variable`].
+    /// Address of the variable that a name means, whatever its type; the name as for [`Program::variable`].
     fn address(&self, _name: &str) -> Result<Avma, Unresolved> {
         Err(Unresolved::unknown())
     }

@@ -2,7 +2,7 @@
 
 use crate::ast::{Accumulator, Element, Path};
 
-/// What a value is.
+/// Type of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Type {
     Int,
@@ -32,7 +32,7 @@ pub(crate) enum Point {
     Edge,
 }
 
-/// What has a field, the field, and its type.
+/// Type that has a field, the field's name, and the field's type.
 type Field = (&'static str, &'static str, fn() -> Type);
 
 /// Fields of procedures, modules, loops and memory.
@@ -114,7 +114,7 @@ impl Type {
         FIELDS.iter().filter(|(of, ..)| *of == kind).map(|(_, field, _)| *field).collect()
     }
 
-    /// Where code can be put.
+    /// Point at which code can be put.
     pub(crate) fn point(&self) -> Option<Point> {
         match self {
             Type::Points(point) => Some(*point),

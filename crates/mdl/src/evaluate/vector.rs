@@ -14,7 +14,7 @@ pub(super) struct Indexed<'a> {
     by: By<'a>,
 }
 
-/// What stands between the brackets.
+/// Index between the brackets.
 #[derive(Clone, Copy)]
 enum By<'a> {
     /// An item of a list, or its position.
@@ -50,7 +50,7 @@ impl Slot {
 }
 
 impl<'a> Evaluation<'a> {
-    /// What the values of a vectorised metric are made of.
+    /// Shape of the values of a vectorised metric.
     pub(super) fn vector(&mut self, vector: &'a Vector, span: Span) -> Option<Shape> {
         let (ranges, by, names) = match vector {
             Vector::Keys => return Some(Shape::Table(Fold::Sum)),
