@@ -3,7 +3,7 @@
 use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::source::{Source, Span};
 
-/// What a token is.
+/// Kind of a token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Kind<'s> {
     /// A name or keyword, with its `$` if it has one.
@@ -34,7 +34,7 @@ const MARKS: [&str; 37] = [
     "+", "-", "/", "*", "<", ">", "=", "(", ")", "{", "}", "[", "]", ",", ";", ".", "$",
 ];
 
-/// Where the reader is in `constraint NAME PATH`, because `/*` in a path is no comment.
+/// Position of the reader in `constraint NAME PATH`, because `/*` in a path is no comment.
 #[derive(Clone, Copy, PartialEq)]
 enum Path {
     No,

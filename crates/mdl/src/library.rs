@@ -114,7 +114,7 @@ impl Library {
         diagnostics
     }
 
-    /// Which definitions have no error.
+    /// Tells for each definition whether it has no error.
     fn check(&self, source: &Source, file: &File, diagnostics: &mut Vec<Diagnostic>) -> Vec<bool> {
         let scope = Scope::new(self, file);
         let mut good = Vec::with_capacity(file.definitions.len());

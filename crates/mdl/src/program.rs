@@ -7,7 +7,7 @@ use ingraft_model::{Avma, FunctionRef, ModuleRef, Pid, Scalar};
 pub struct Access {
     /// The pointers on the way: how far each lies behind where the one before it leads, or behind the address.
     pub pointers: Vec<i64>,
-    /// How far the integer lies behind where the last of them leads.
+    /// Distance of the integer from the place where the last pointer leads, in bytes.
     pub offset: i64,
     /// The integer.
     pub scalar: Scalar,
@@ -33,7 +33,7 @@ pub enum Location {
     Fleeting(Avma),
     /// Every thread has its own, so far from its pointer.
     PerThread(i64),
-    /// The same in a library.
+    /// Like [`Location::PerThread`], in a library.
     PerThreadOfLibrary(i64),
 }
 
@@ -52,7 +52,7 @@ pub enum Unresolved {
     /// The program has nothing of that name.
     #[error("{what}")]
     NotFound {
-        /// What is not there.
+        /// Description of the missing thing.
         what: String,
         /// What there is.
         help: Option<String>,

@@ -6,7 +6,7 @@ use crate::diagnostic::{Diagnostic, Severity};
 use crate::library::Library;
 use crate::source::Source;
 
-/// How diagnostics look.
+/// Look of rendered diagnostics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Look {
     /// Text only.

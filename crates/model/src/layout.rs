@@ -222,7 +222,7 @@ pub mod record {
     pub const KEPT_MAX: u32 = (SIZE - KEPT) / 8;
 }
 
-/// What a fork child inherits where children are measured with their parent. Before fork(2) the forking thread claims a shard for the child and
+/// Inheritance of a fork child if children are measured with their parent. Before fork(2) the forking thread claims a shard for the child and
 /// copies its own counters and activation records there. In the child, the first code that runs finds that shard by [`HEIRS`], and the code at the
 /// end of fork makes of the copy what the child begins with. For each counter that is in use, the word at the counter's own offset in shard
 /// [`birth::RULES`] says what that is.

@@ -32,7 +32,7 @@ impl FieldError {
         FieldError::new(path, "is missing")
     }
 
-    /// The same error seen from the message that holds this one in its field `outer`.
+    /// Returns the error as seen from the message that holds this one in its field `outer`.
     #[must_use]
     pub fn inside(mut self, outer: impl fmt::Display) -> Self {
         let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };

@@ -16,7 +16,7 @@ impl<T: Message, I: Iterator<Item = T>> Parts<I> {
         Parts::with_limit(items, PART_BYTES)
     }
 
-    /// The same for another limit in bytes.
+    /// Splits the items by another limit in bytes.
     pub(crate) fn with_limit(items: impl IntoIterator<Item = T, IntoIter = I>, limit: usize) -> Self {
         Parts { items: items.into_iter().peekable(), limit }
     }

@@ -253,7 +253,7 @@ impl Context<'_, '_> {
         self.error(code, span, format!("`{name}` is a vector")).help = Some(format!("say which slot: `{name}[…]`"));
     }
 
-    /// What stands between the brackets of a vector.
+    /// Checks the index between the brackets of a vector.
     fn index(&mut self, index: &Expr) {
         if !self.is_item(index) {
             self.value(index);

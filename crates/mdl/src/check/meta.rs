@@ -22,15 +22,15 @@ pub(super) struct Context<'a, 'd> {
     pub(super) names: Vec<(String, Type)>,
     /// The types of `$constraint[i]`, in a constraint.
     pub(super) chain: Option<Vec<Type>>,
-    /// What the metric is indexed by.
+    /// Index of the metric's vector.
     pub(super) vector: Option<Vector>,
-    /// Where the code being checked runs, and whether behind the instruction.
+    /// Point where the code being checked runs, and whether behind the instruction.
     pub(super) place: Option<(Option<Point>, bool)>,
-    /// What code at the end of a call needs to know of its beginning: arguments and clocks, by how they are called.
+    /// Arguments and clocks that code at the end of a call needs to know of its beginning, by name.
     pub(super) kept: BTreeSet<String>,
     /// Whether the histogram observes a time alone.
     pub(super) observed: Option<bool>,
-    /// How many conditions of the meta language are around.
+    /// Number of conditions of the meta language around.
     conditions: u32,
 }
 

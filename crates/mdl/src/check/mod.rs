@@ -25,7 +25,7 @@ use crate::source::{Source, Span};
 /// Names that every body knows.
 const PREDEFINED: [&str; 7] = ["$procedures", "$modules", "$start", "$exit", "$machine", "$cmin", "$cmax"];
 
-/// What the definitions of a file can refer to: one another, in any order, and the library.
+/// Names to which the definitions of a file can refer: one another, in any order, and the library.
 pub(crate) struct Scope<'a> {
     library: &'a Library,
     lists: HashMap<&'a str, (&'a List, bool)>,

@@ -17,7 +17,7 @@ pub(crate) enum Type {
     /// A variable of the metric or a flag.
     Data(Accumulator),
     List(Box<Type>),
-    /// Its definition has an error, which is reported there.
+    /// Type of a value whose definition has an error, which is reported there.
     Unknown,
 }
 

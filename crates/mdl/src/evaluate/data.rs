@@ -271,7 +271,7 @@ pub(super) fn plus(address: Out, offset: Out) -> Out {
     if offset == Out::Const(0) { address } else { fold_binary(BinaryOp::Add, address, offset) }
 }
 
-/// Where an integer lies that is reached from a value.
+/// Address of an integer that is reached from a value.
 fn address_in(value: Out, access: &Access) -> Out {
     let behind = |from, offset: i64| plus(from, Out::Const(offset));
     let read = |from, offset: &i64| Out::Read(Box::new(behind(from, *offset)), Scalar::POINTER);
@@ -282,7 +282,7 @@ fn reach(value: Out, access: &Access) -> Out {
     Out::Read(Box::new(address_in(value, access)), access.scalar)
 }
 
-/// Where an integer lies to which a pointer in a variable leads; none if it lies in the variable.
+/// Address of an integer to which a pointer in a variable leads; `None` if it lies in the variable.
 fn address_from(global: &Global) -> Option<Out> {
     let Access { pointers, offset, scalar } = &global.access;
     let (first, rest) = pointers.split_first()?;
@@ -290,7 +290,7 @@ fn address_from(global: &Global) -> Option<Out> {
     Some(address_in(present(global, *first, Scalar::POINTER), &rest))
 }
 
-/// Where a thread has data of its own.
+/// Address of data that each thread has of its own.
 fn in_thread(offset: i64) -> Out {
     plus(Out::ThreadPointer, Out::Const(offset))
 }

@@ -6,7 +6,7 @@ use super::code::fold_binary;
 use super::meta::Evaluation;
 use crate::ast::Expr;
 
-/// How an event is known at a point.
+/// Method by which an event is known at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metered {
     /// It is the processor time of the thread, which has a clock.
@@ -50,7 +50,7 @@ impl<'a> Evaluation<'a> {
         *self.event_timer.insert(EventTimer { nest, begun })
     }
 
-    /// What the thread has caused so far; none if the event is a time, or nothing was said of events.
+    /// Count of events that the thread has caused so far; `None` if the event is a time, or nothing was said of events.
     fn caused(&self) -> Option<Out> {
         match self.metered? {
             Metered::ProcessorTime => None,

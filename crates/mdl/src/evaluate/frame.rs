@@ -137,7 +137,7 @@ impl Evaluation<'_> {
         Some([begin, end])
     }
 
-    /// What code at the end needs to know of the beginning, and the time in callees, if it asks for `$self`. Its arguments become those that
+    /// Values of the beginning that code at the end needs, and the time in callees, if it asks for `$self`. Its arguments become those that
     /// are kept.
     fn kept(&self, closing: &mut [Stmt]) -> (Vec<Kept>, Option<VariableId>) {
         let (mut kept, mut callees) = (BTreeSet::new(), None);
@@ -156,8 +156,8 @@ impl Evaluation<'_> {
         (kept.into_iter().collect(), callees)
     }
 
-    /// What the code changes at the beginning and again at the end, and an unfinished call must not leave changed: timers, flags, and a metric
-    /// that is a level. Events that are counted stay counted.
+    /// Variables that the code changes at the beginning and again at the end, and an unfinished call must not leave changed: timers,
+    /// flags, and a metric that is a level. Events that are counted stay counted.
     fn changed_by_both(&self, opening: &[Stmt], closing: &[Stmt]) -> Vec<Restore> {
         let mut found = Vec::new();
         let ends = changed(closing);

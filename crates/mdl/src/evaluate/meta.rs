@@ -61,7 +61,7 @@ pub(super) struct Flag<'a> {
     pub(super) code: FlagCode<'a>,
 }
 
-/// How a flag is maintained.
+/// Method by which a flag is maintained.
 pub(super) enum FlagCode<'a> {
     /// As the statements say.
     Written(Body<'a>),
@@ -76,7 +76,7 @@ pub(super) enum FlagWord {
     Exclusive,
 }
 
-/// What a name of the text stands for.
+/// Meaning of a name of the text.
 #[derive(Clone, Debug)]
 pub(super) enum Binding<'a> {
     Variable(VariableId),
@@ -132,7 +132,7 @@ pub(super) struct Evaluation<'a> {
     pub(super) exclusive: bool,
     /// Its flag, if it is a constraint.
     pub(super) flag: Option<VariableId>,
-    /// Where the code at hand will run; unknown after a finding.
+    /// Point where the code at hand will run; unknown after a finding.
     pub(super) place: Option<PointKind>,
     /// The functions in which it will run.
     pub(super) there: Vec<FunctionRef>,
@@ -147,7 +147,7 @@ pub(super) struct Evaluation<'a> {
     /// How the event of the metric is known at points, what stands for it if the processor counts it, and the timer of it.
     pub(super) metered: Option<Metered>,
     pub(super) event: Option<VariableId>,
-    /// What expressions of the statement that is looked at assign.
+    /// Assignments in expressions of the statement that is looked at.
     pub(super) before: Vec<Stmt>,
     pub(super) event_timer: Option<EventTimer>,
 }
@@ -332,7 +332,7 @@ impl<'a> Evaluation<'a> {
         self.diagnostics.push(Diagnostic::at(code, Severity::Warning, source, span, message).help(help));
     }
 
-    /// What the values of an accumulator are made of.
+    /// Shape of the values of an accumulator.
     fn shape(&self, kind: Accumulator) -> Shape {
         match kind {
             Accumulator::Counter | Accumulator::HwCounter | Accumulator::Void => Shape::Counter,
@@ -438,7 +438,7 @@ impl<'a> Evaluation<'a> {
         self.elements(&list.node).into_iter().flat_map(|(_, value)| functions(value)).collect()
     }
 
-    /// What the items of a list are in this program, with their positions. Functions that it does not have are skipped, none comes twice.
+    /// Items of a list in this program, with their positions. Functions that the program does not have are skipped, none comes twice.
     fn elements(&self, list: &'a List) -> Vec<(u32, Value<'a>)> {
         let mut seen: Vec<FunctionRef> = Vec::new();
         let mut values = Vec::with_capacity(list.items.len());

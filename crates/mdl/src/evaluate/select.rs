@@ -1,4 +1,4 @@
-//! Which constraints of a metric a focus calls for, and which process and thread it means.
+//! Constraints of a metric that a focus calls for, and the process and thread that it means.
 
 use ingraft_model::{Focus, FunctionRef, ResourcePath, Tid};
 
@@ -12,7 +12,7 @@ use crate::source::Span;
 /// The hierarchies that constraints restrict, in the order in which their flags are tested.
 pub(super) const HIERARCHIES: [&str; 2] = ["Code", "SyncObject"];
 
-/// What a focus selects.
+/// Result of selecting by a focus.
 pub(super) struct Selection<'a> {
     /// The code that takes the place of the metric's own.
     pub(super) replacement: Option<Body<'a>>,

@@ -19,7 +19,7 @@ pub(super) struct Indexed<'a> {
 enum By<'a> {
     /// An item of a list, or its position.
     Item(&'a List),
-    /// What a function of the program turns into an index.
+    /// An argument that a function of the program turns into an index.
     Argument(&'a str),
     Number,
 }

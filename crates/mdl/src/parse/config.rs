@@ -5,7 +5,7 @@ use crate::ast::{Config, ConfigItem, ConfigKind, ConfigValue, DefinitionKind, Id
 use crate::diagnostic::{Severity, codes};
 use crate::lex::Kind;
 
-/// What the value of a key is.
+/// Kind of the value of a key.
 #[derive(Clone, Copy, PartialEq)]
 enum Value {
     Text,

@@ -6,7 +6,7 @@ use crate::ast::{AssignOp, BINARY, BinaryOp, Callee, Clock, Expr, ExprKind, Iden
 use crate::diagnostic::{Severity, codes};
 use crate::lex::Kind;
 
-/// How operands are grouped; leaves are their indices.
+/// Grouping of operands; leaves are their indices.
 #[derive(Clone)]
 enum Tree {
     Leaf(usize),

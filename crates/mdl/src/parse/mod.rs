@@ -12,7 +12,7 @@ use crate::diagnostic::{Diagnostic, Severity, codes};
 use crate::lex::{Kind, Lexed, Token, lex};
 use crate::source::{Source, Span};
 
-/// How a text is read.
+/// Options for reading a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Options {
     /// All operators of two operands have one level and group from the right, as in Paradyn.
@@ -454,7 +454,7 @@ impl<'s> Parser<'s, '_> {
     }
 }
 
-/// What a comment says, without its marks and rules.
+/// Text of a comment, without its marks and rules.
 fn comment_text(comment: &str) -> String {
     let inner = match comment.strip_prefix("/*") {
         Some(block) => block.strip_suffix("*/").unwrap_or(block),

@@ -65,7 +65,7 @@ fn is_name(name: &str) -> bool {
 
 struct Printer<'s> {
     source: &'s Source,
-    /// Those that are not printed yet.
+    /// Comments that are not printed yet.
     comments: &'s [Span],
     out: String,
     indent: usize,
