@@ -107,7 +107,7 @@ pub trait Program {
     fn callees(&self, _function: FunctionRef) -> Result<Vec<FunctionRef>, Unresolved> {
         Err(Unresolved::unknown())
     }
-    /// What members lead to in what a function gets or gives.
+    /// Returns the path by which members lead to an integer in an argument or result of a function.
     fn member(&self, _function: FunctionRef, _of: Parameter, _members: &[&str]) -> Result<Access, Unresolved> {
         Err(Unresolved::unknown())
     }

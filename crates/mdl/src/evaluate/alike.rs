@@ -42,7 +42,7 @@ impl<'a> Evaluator<'a> {
         Evaluator { library, program, flavors, known: RwLock::default() }
     }
 
-    /// What [`crate::evaluate`] says, of a program with these flavors.
+    /// Evaluates like [`crate::evaluate`], for a program with these flavors.
     pub fn evaluate(&self, metric: &str, focus: &Focus) -> Result<Evaluated, Vec<Diagnostic>> {
         let function = self.function(focus);
         if let Some(function) = function
@@ -76,7 +76,7 @@ impl<'a> Evaluator<'a> {
         }
     }
 
-    /// What came of a request that differs in the function alone.
+    /// Returns the result of an earlier request that differs in the function alone.
     fn known(&self, metric: &str, focus: &Focus, function: FunctionRef) -> Option<Instrumentation> {
         let all = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let known = all.iter().find(|known| known.is_like(metric, focus))?;

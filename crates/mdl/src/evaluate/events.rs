@@ -31,7 +31,7 @@ impl Metered {
     }
 }
 
-/// How often a timer of events is started, and what had been counted when it was started first.
+/// Number of starts of a timer of events, and the count of the events when it was started first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EventTimer {
     nest: VariableId,

@@ -141,7 +141,7 @@ impl<'a> Evaluation<'a> {
     }
 }
 
-/// What statements do to a variable.
+/// Changes that statements make to a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct Change {
     /// They set it to something else than 0, or add to it.

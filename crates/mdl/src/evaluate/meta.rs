@@ -125,21 +125,21 @@ pub(super) struct Evaluation<'a> {
     /// All that the text observes are times alone.
     pub(super) observes_times: bool,
     // what follows is about the definition whose code is being evaluated
-    /// Its name and number.
+    /// Name and number of the definition.
     pub(super) definition: &'a str,
     pub(super) group: u32,
     /// Whether it is a flag that is up while its functions themselves execute.
     pub(super) exclusive: bool,
-    /// Its flag, if it is a constraint.
+    /// Flag of the definition, if it is a constraint.
     pub(super) flag: Option<VariableId>,
     /// Point where the code at hand will run; unknown after a finding.
     pub(super) place: Option<PointKind>,
     /// The functions in which it will run.
     pub(super) there: Vec<FunctionRef>,
-    /// How many functions' arguments and results were looked into.
+    /// Number of functions whose arguments and results were looked into.
     pub(super) looks: u32,
     pub(super) drafts: Vec<Draft>,
-    /// Those of them that come last at entries.
+    /// Drafts that come last at entries.
     pub(super) late: Vec<Draft>,
     pub(super) records: Vec<KnownRecord>,
     /// Time in instrumented callees, for `$self`.

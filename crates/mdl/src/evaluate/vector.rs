@@ -95,7 +95,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// What an index means to the vector of the metric at hand.
+    /// Returns the number that an index means to the vector of the metric at hand.
     fn number(&mut self, index: &'a Expr) -> Option<(Ranges, Out)> {
         let Indexed { ranges, by } = self.indexed?;
         let number = match by {

@@ -1,4 +1,4 @@
-//! What is printed reads as the same, and prints the same again.
+//! A printed text reads as the same, and prints the same again.
 
 use ingraft_mdl::{Options, format};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! What every instrumentation keeps to, whatever it came from: the promises on which code generation relies.
+//! Rules that every instrumentation keeps, whatever it came from: the promises on which code generation relies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
