@@ -130,6 +130,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
         libc::SIG_IGN if !is_fault => {}
         libc::SIG_DFL | libc::SIG_IGN => {
             // Restore the default action, which ends the process: at the instruction, which runs again, or by the signal itself.
+            // SAFETY: as in `install`.
             let mut default: libc::sigaction = unsafe { std::mem::zeroed() };
             default.sa_sigaction = libc::SIG_DFL;
             // SAFETY: as in `install`.

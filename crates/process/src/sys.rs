@@ -442,6 +442,7 @@ pub(crate) fn as_user<R>(uid: u32, gid: u32, work: impl FnOnce() -> R) -> io::Re
     }
     static DUMPABLE: OnceLock<bool> = OnceLock::new();
     // Ask once: while another thread is away the answer is another one.
+    // SAFETY: the request takes integers only.
     let dumpable =
         *DUMPABLE.get_or_init(|| unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0usize, 0usize, 0usize, 0usize) == 1 });
     let own = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());

@@ -181,7 +181,7 @@ impl Alike {
 /// Chooses of new pairs which share their code. `room`: number of counters that are free.
 pub(super) fn form(unmet: Vec<(PairKey, Instrumentation)>, mut room: u32) -> Vec<Fresh> {
     let mut alone = Vec::with_capacity(unmet.len());
-    let mut similar: Vec<(Alike, Vec<(PairKey, Instrumentation, u64)>)> = Vec::new();
+    let mut similar: Vec<(Alike, Members)> = Vec::new();
     let mut places: FxHashMap<u64, Vec<usize>> = FxHashMap::default();
     for (key, instrumentation) in unmet {
         let Some((alike, object)) = Alike::of(&key, &instrumentation) else {
@@ -211,6 +211,7 @@ pub(super) fn form(unmet: Vec<(PairKey, Instrumentation)>, mut room: u32) -> Vec
     alone
 }
 
+/// Pairs, each with the address of its object.
 type Members = Vec<(PairKey, Instrumentation, u64)>;
 
 /// A group of these pairs. An error, with the pairs, if they are too few or if there is no room for their table.

@@ -92,6 +92,7 @@ impl Check<'_> {
                     self.expr(number, at, closed);
                     self.expr(e, at, closed);
                 }
+                Stmt::AddListed(..) => panic!("the engine alone makes code that pairs share"),
                 Stmt::Mark(v, key, _) => {
                     assert_eq!(self.shape(*v), Shape::Table(Fold::Last));
                     self.expr(key, at, closed);
