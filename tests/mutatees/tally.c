@@ -315,9 +315,18 @@ static void *writer(void *given) {
 /* Locks of the last call of `waits` that took ten microseconds or longer. */
 static int slow_locks;
 
+/* The time of day so many microseconds from now. */
+static struct timespec in_microseconds(long us) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    long long nanoseconds = until.tv_nsec + us * 1000LL;
+    until.tv_sec += nanoseconds / 1000000000;
+    until.tv_nsec = nanoseconds % 1000000000;
+    return until;
+}
+
 COUNTED void waits(long us, long long *ns) {
     struct turn turn = {.us = us};
-    struct timespec past = {0, 0};
     pthread_t thread;
     sem_init(&turn.held, 0, 0);
     sem_init(&turn.late, 0, 0);
@@ -328,16 +337,13 @@ COUNTED void waits(long us, long long *ns) {
     long long held = now();
     TIMED(SLEEP, doze(us));
     slow_locks = ns[LOCK] >= 10000;
+    struct timespec until = in_microseconds(us);
     long long begin = now();
-    if (pthread_mutex_timedlock(&mutex, &past) != ETIMEDOUT) abort();
+    if (pthread_mutex_timedlock(&mutex, &until) != ETIMEDOUT) abort();
     long long took = now() - begin;
     slow_locks += took >= 10000;
     ns[LOCK] += took;
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    long long nanoseconds = until.tv_nsec + us * 1000LL;
-    until.tv_sec += nanoseconds / 1000000000;
-    until.tv_nsec = nanoseconds % 1000000000;
+    until = in_microseconds(us);
     ns[HOLD] += now() - held;
     TIMED(CONDITION, pthread_cond_timedwait(&condition, &mutex, &until));
     held = now();
