@@ -6,6 +6,7 @@
 //! give an error or fewer facts, never a panic, and cost time and memory in proportion to their size.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
 
 mod data;
 mod file;

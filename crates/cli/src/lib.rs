@@ -2,6 +2,7 @@
 //! runs inside this program; how a session with a target works is not known here.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
 
 mod args;
 mod command;

@@ -26,6 +26,7 @@
 //! return address is ever in an arena, so only program counters have to be looked at when code comes and goes.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
 
 mod code;
 mod patch;

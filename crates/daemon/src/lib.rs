@@ -4,6 +4,7 @@
 //! Threads: tokio for sockets and timers; every call of the engine runs on a blocking thread, because the engine blocks.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
 
 pub mod audit;
 pub mod auth;

@@ -2,6 +2,7 @@
 //! runs embedded in the command line and in the daemon. All calls block: call them from threads, not from tasks.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
 
 pub mod api;
 mod background;

@@ -15,6 +15,7 @@
 //! told without a program; [`evaluate`] is the request stage, for a metric, a focus and a [`Program`]; `print` writes the tree.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
 
 pub mod ast;
 mod check;

@@ -2,6 +2,7 @@
 //! target, and patch plans. Inert values only: no file, clock or process is known.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
 
 pub mod activations;
 pub mod addr;

@@ -7,6 +7,8 @@
 //!
 //! All calls block, and are made from ordinary threads.
 
+#![warn(clippy::too_many_lines)]
+
 mod access;
 mod apply;
 mod area;

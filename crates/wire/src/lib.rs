@@ -2,6 +2,7 @@
 //! with the path of the wrong field in errors, versions, errors as gRPC statuses, large answers in parts. No socket is known here.
 
 #![forbid(unsafe_code)]
+#![warn(clippy::too_many_lines)]
 
 pub mod convert;
 pub mod failure;
@@ -19,6 +20,7 @@ pub mod version;
     clippy::allow_attributes_without_reason,
     clippy::doc_lazy_continuation,
     clippy::large_enum_variant,
+    clippy::too_many_lines,
     reason = "generated code; the proto files are checked for comments by a test"
 )]
 pub mod v1 {

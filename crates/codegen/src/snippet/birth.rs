@@ -67,6 +67,7 @@ impl Writer<'_> {
     }
 
     /// See [`Routine::Fork`]. The verifier knows its one right form.
+    #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
     pub(crate) fn fork(&mut self) -> Result<(), Assembly> {
         let [mut reset, mut start, mut probe, mut occupied, mut more, mut won] =
             std::array::from_fn(|_| self.a.create_label());
@@ -156,6 +157,7 @@ impl Writer<'_> {
     }
 
     /// See [`Routine::Forked`]. What fork has returned is in ecx, the time in rdx. The verifier knows its one right form.
+    #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
     pub(crate) fn forked(&mut self) -> Result<(), Assembly> {
         let [mut child, mut counters, mut store, mut next, mut records, mut each, mut finish, mut done] =
             std::array::from_fn(|_| self.a.create_label());

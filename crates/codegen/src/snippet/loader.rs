@@ -28,6 +28,7 @@ const RT_DELETE: i32 = 2;
 
 impl Writer<'_> {
     /// Without the address of `r_state` it does nothing; a snippet that needs it is refused before.
+    #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
     pub(crate) fn await_engine(&mut self) -> Result<(), Assembly> {
         let word = |at: u32| u64::from(self.env.data.displacement(at));
         let address = |at: u32| self.env.data.displacement(at).cast_signed();

@@ -56,6 +56,7 @@ pub(crate) fn assemble(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, C
     build(env, r, at).map_err(|Assembly(why)| CodegenError::Assembler { what: "the slow routine", why })
 }
 
+#[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
 fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     let missing = || Assembly("no such register".to_owned());
     let data = &env.data;

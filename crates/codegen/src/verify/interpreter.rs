@@ -748,7 +748,37 @@ impl<'a> Walk<'a> {
         if !state.kept & !changed == 0 { Ok(()) } else { fail(i.ip(), Flaw::Lost) }
     }
 
+    /// Applies an instruction to the state. An error if it does what no code of ours may do there.
     fn effect(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+        if self.saves_or_restores(i, state, mode)? {
+            return Ok(());
+        }
+        self.check_accesses(i, state, mode)?;
+        self.note_bound(i, state);
+        let env = self.env;
+        if i.rflags_modified() != 0 {
+            state.flags_kept = false;
+            let compares = i.code() == Code::Cmp_rm32_imm8
+                && i.memory_displacement64() == u64::from(env.data.alive())
+                && i.memory_base() == Register::None
+                && i.memory_index() == Register::None
+                && i.segment_prefix() == Register::None
+                && i.immediate8to32() == 0;
+            if compares {
+                state.parent = Parent::Compared;
+            }
+        }
+        if i.code() == Code::Lea_r64_m
+            && i.is_ip_rel_memory_operand()
+            && let Some(r) = number_of(i.op0_register())
+        {
+            state.pointer = Some((r, i.ip_rel_memory_address()));
+        }
+        Ok(())
+    }
+
+    /// Applies an instruction that saves or restores registers and flags, or does nothing; `false` for any other. An error if it is not permitted.
+    fn saves_or_restores(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<bool, VerifyError> {
         let at = i.ip();
         match i.code() {
             Code::Push_r64 => {
@@ -758,15 +788,16 @@ impl<'a> Walk<'a> {
                     return fail(at, Flaw::Forbidden);
                 }
                 if r == Some(0) && state.image == Image::Whole {
-                    return state.stack.push(at, IMAGE);
+                    return state.stack.push(at, IMAGE).map(|()| true);
                 }
                 if r.is_some_and(|r| state.bound == Bound::Callee(r)) {
-                    return state.stack.push(at, CALLEE);
+                    return state.stack.push(at, CALLEE).map(|()| true);
                 }
-                return state.stack.push(at, r.filter(|r| state.kept & 1 << r != 0).unwrap_or(OTHER));
+                let value = r.filter(|r| state.kept & 1 << r != 0).unwrap_or(OTHER);
+                state.stack.push(at, value)?;
             }
             Code::Pushfq => {
-                return state.stack.push(at, if state.flags_kept { FLAGS } else { OTHER });
+                state.stack.push(at, if state.flags_kept { FLAGS } else { OTHER })?;
             }
             Code::Pop_r64 if state.stack.len() <= self.pushed => return fail(at, Flaw::Stack),
             Code::Pop_r64 => {
@@ -783,7 +814,6 @@ impl<'a> Walk<'a> {
                 if (r, value) == (0, IMAGE) {
                     state.image = Image::Whole;
                 }
-                return Ok(());
             }
             Code::Popfq => {
                 let Some(value) = state.stack.pop() else { return fail(at, Flaw::Stack) };
@@ -791,39 +821,42 @@ impl<'a> Walk<'a> {
                     return fail(at, Flaw::Lost);
                 }
                 state.flags_kept = true;
-                return Ok(());
             }
             Code::Lahf => {
                 let kept = state.flags_kept;
                 state.lose(0);
                 state.image = if kept { Image::Low } else { Image::None };
-                return Ok(());
             }
             Code::Seto_rm8 if i.op0_register() == Register::AL && state.image == Image::Low => {
                 state.image = Image::Whole;
-                return Ok(());
             }
             // 1 + 0x7f overflows, 0 + 0x7f does not
             Code::Add_AL_imm8 if i.immediate8() == 0x7f && state.image == Image::Whole => {
                 state.image = Image::Overflow;
                 state.flags_kept = false;
-                return Ok(());
             }
             Code::Sahf => {
                 state.flags_kept = state.image == Image::Overflow;
-                return if state.flags_kept { Ok(()) } else { fail(at, Flaw::Lost) };
+                if !state.flags_kept {
+                    return fail(at, Flaw::Lost);
+                }
             }
             // how the answer of a routine gets past the register that holds the way back
             Code::Mov_rm64_r64 | Code::Mov_r64_rm64
                 if matches!(mode, Mode::Routine(_)) && i.op_kinds().all(|k| k == OpKind::Register) =>
             {
                 state.moves(i);
-                return Ok(());
             }
-            Code::Nop_rm32 | Code::Nop_rm16 | Code::Nopd => return Ok(()),
+            Code::Nop_rm32 | Code::Nop_rm16 | Code::Nopd => {}
             _ if !permitted(i.mnemonic()) => return fail(at, Flaw::Forbidden),
-            _ => {}
+            _ => return Ok(false),
         }
+        Ok(true)
+    }
+
+    /// Checks that an instruction writes to registers and memory that code of ours may change, and reads only memory that it may read.
+    fn check_accesses(&mut self, i: &Instruction, state: &mut State, mode: Mode) -> Result<(), VerifyError> {
+        let at = i.ip();
         let env = self.env;
         let bound = state.bound;
         let info = self.info.info_options(i, InstructionInfoOptions::NONE);
@@ -855,6 +888,12 @@ impl<'a> Walk<'a> {
                 return fail(at, Flaw::ForeignRead);
             }
         }
+        Ok(())
+    }
+
+    /// Notes the bound or the meaning of a register that an instruction sets.
+    fn note_bound(&mut self, i: &Instruction, state: &mut State) {
+        let env = self.env;
         match i.code() {
             Code::Mov_r64_rm64
                 if i.segment_prefix() == Register::GS
@@ -883,25 +922,6 @@ impl<'a> Walk<'a> {
             }
             _ => {}
         }
-        if i.rflags_modified() != 0 {
-            state.flags_kept = false;
-            let compares = i.code() == Code::Cmp_rm32_imm8
-                && i.memory_displacement64() == u64::from(env.data.alive())
-                && i.memory_base() == Register::None
-                && i.memory_index() == Register::None
-                && i.segment_prefix() == Register::None
-                && i.immediate8to32() == 0;
-            if compares {
-                state.parent = Parent::Compared;
-            }
-        }
-        if i.code() == Code::Lea_r64_m
-            && i.is_ip_rel_memory_operand()
-            && let Some(r) = number_of(i.op0_register())
-        {
-            state.pointer = Some((r, i.ip_rel_memory_address()));
-        }
-        Ok(())
     }
 }
 

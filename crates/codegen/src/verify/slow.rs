@@ -69,6 +69,7 @@ impl Own {
 }
 
 /// Who has no shard claims one; who cannot have one goes along the chain, or past it.
+#[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
 fn claim(env: &Environment, own: &Own) -> Vec<Right> {
     let data = &env.data;
     let Own { r, k: [k, k_half], id: [id, id_half], n: [n, n_half], slot, saved } = own;

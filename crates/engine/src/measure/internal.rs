@@ -77,6 +77,7 @@ impl Internal {
         self.facts().units_type == UnitsType::Normalized
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table")]
     fn facts(self) -> Facts {
         let level = |name, unit, aggregate, developer, doc| Facts {
             name,
