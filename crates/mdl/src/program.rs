@@ -54,7 +54,7 @@ pub enum Unresolved {
     NotFound {
         /// Description of the missing thing.
         what: String,
-        /// What there is.
+        /// Help in words: a similar name, or the names that the program has; `None` if it has none.
         help: Option<String>,
     },
     /// It is no integer that code can read, or it is not known what it is.

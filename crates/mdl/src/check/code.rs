@@ -187,7 +187,7 @@ impl Context<'_, '_> {
         }
     }
 
-    /// What members of data of the program are taken of.
+    /// Checks an expression of which a member is taken as data of the program.
     fn data(&mut self, expr: &Expr) {
         match &expr.bare().kind {
             ExprKind::Field(of, _) => self.data(of),

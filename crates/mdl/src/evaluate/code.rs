@@ -63,7 +63,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Where what is found at a place of the text is kept, in all functions the same.
+    /// Returns the scratch variable for the value that is found at `span` of the text. All functions share it.
     pub(super) fn kept_at(&mut self, span: Span, name: &str) -> VariableId {
         let key = (self.source, span);
         if let Some(known) = self.decisions.get(&key) {

@@ -11,7 +11,7 @@ use super::meta::Evaluation;
 use super::walk::{each_expr, each_stmt};
 use crate::diagnostic::codes;
 
-/// What has a beginning and an end.
+/// Part of a run that has a beginning and an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Frame {
     /// A call of the function, from its entry to its exit.

@@ -105,7 +105,7 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// What one definition has put at points becomes final.
+    /// Turns the drafts of one definition into final insertions.
     pub(super) fn place_drafts(&mut self) {
         let mut drafts = std::mem::take(&mut self.drafts);
         drafts.append(&mut self.late);

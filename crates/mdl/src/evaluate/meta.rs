@@ -42,7 +42,7 @@ pub(super) enum Value<'a> {
     List(&'a List),
     /// The points of a kind of these functions.
     Points(PointKind, Vec<FunctionRef>),
-    /// What was reported as an error or as not woven yet; whatever is done with it is not reported again.
+    /// A value that was reported as an error or as not woven yet. A use of it is not reported again.
     Refused,
 }
 
@@ -104,7 +104,7 @@ pub(super) struct Evaluation<'a> {
     pub(super) chain: Vec<Value<'a>>,
     /// The address of the object that the focus names.
     pub(super) object: Option<u64>,
-    /// What the metric's values are by, and what they are called.
+    /// Index of the metric's vector, and the names of its values.
     pub(super) indexed: Option<Indexed<'a>>,
     pub(super) index_names: Option<IndexNames>,
     /// The flags that constrained code tests, outermost first.
@@ -144,7 +144,7 @@ pub(super) struct Evaluation<'a> {
     pub(super) records: Vec<KnownRecord>,
     /// Time in instrumented callees, for `$self`.
     pub(super) callees: Option<VariableId>,
-    /// How the event of the metric is known at points, what stands for it if the processor counts it, and the timer of it.
+    /// Way in which code at points reads the metric's event, the variable of an event that a processor counter counts, and the event's timer.
     pub(super) metered: Option<Metered>,
     pub(super) event: Option<VariableId>,
     /// Assignments in expressions of the statement that is looked at.

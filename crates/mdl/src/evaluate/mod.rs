@@ -44,7 +44,8 @@ pub fn evaluate(
     evaluate_and_tell(library, metric, focus, (program, &[])).map(|(evaluated, _)| evaluated)
 }
 
-/// The same for a program that is said to have further flavors, and whether it has asked more of the program than what the focus names.
+/// Evaluates a request to a program that is said to have the further `flavors`. The second value tells whether the evaluation asked more
+/// of the program than what the focus names.
 fn evaluate_and_tell(
     library: &Library,
     metric: &str,

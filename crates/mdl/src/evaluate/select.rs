@@ -173,7 +173,8 @@ impl<'a> Evaluation<'a> {
         Value::Refused
     }
 
-    /// What messages belong to: a number as the program has it, the address of a variable of the program by `&NAME`, otherwise a name.
+    /// Finds the group of messages that the focus names: a number as the program has it, the address of a variable of the program by `&NAME`,
+    /// otherwise a name.
     fn group(&mut self, name: &str, span: Span) -> Value<'a> {
         match (parse_number(name), name.strip_prefix('&')) {
             (Some(number), _) => Value::Int(number),

@@ -3,7 +3,7 @@
 use crate::ast::{Clock, Expr, ExprKind, UnaryOp, precedence};
 use crate::source::{Source, Span};
 
-/// How tightly what stands around an expression binds.
+/// Binding strength of the text around an expression, from the loosest to the tightest.
 const LOOSE: u8 = 0;
 const UNARY: u8 = 11;
 const POSTFIX: u8 = 12;

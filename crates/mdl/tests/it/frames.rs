@@ -12,7 +12,7 @@ fn metric(fields: &str) -> String {
     format!("metric m {{ name \"m\"; units u; aggregateOperator sum; style EventCounter; {fields} }}")
 }
 
-/// What becomes of a metric `m` with this base.
+/// Evaluates a metric `m` with this base, and returns the result as text.
 fn base(kind: &str, body: &str) -> String {
     show(&library(&[&metric(&format!("counter tmp; base is {kind} {{ {body} }}"))]), "m", "")
 }

@@ -291,7 +291,7 @@ fn precedence_is_that_of_c_and_the_difference_is_said() {
     }
 }
 
-/// What is kept from the beginning of a call has room for five arguments and clocks.
+/// The record of a call has room for five arguments and clocks that the code at the end of the call needs.
 #[test]
 fn what_the_end_of_a_call_needs_has_room() {
     let end = |code: &str| around(&format!("append preInsn $start.return (* {code} *)"));
