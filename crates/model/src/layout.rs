@@ -160,8 +160,8 @@ pub const CPU_DESCRIPTOR: u32 = OWNER + 0x20;
 pub const CPU_SLOT: u32 = OWNER + 0x28;
 /// Number of times that `CPU_OFFSET` was renewed, u64: as many system calls.
 pub const CPU_RENEWALS: u32 = OWNER + 0x30;
-/// What a thread's gs base has in addition while it is in a function that generated code has called: what it then takes for the owner of its shard
-/// is a word that is always 0, so that every point leads it into the slow path, which skips the snippets.
+/// Offset that is added to a thread's gs base while the thread is in a function that generated code has called. With it, the word that code
+/// takes for the owner of the thread's shard is always 0. So every point leads the thread into the slow path, which skips the snippets.
 pub const CALLING: u32 = 0x38;
 /// Stack pointer at the last call that generated code has made in this thread, u64; below all other words, on a page that nothing else is on.
 pub const CALL_SP: u32 = OWNER - 8;
