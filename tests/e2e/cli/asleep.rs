@@ -7,7 +7,7 @@ use ingraft_testing::{
 
 use crate::{tool, unprivileged_tool};
 
-/// How the sleeper sleeps.
+/// Ways in which the sleeper sleeps.
 const WAYS: [&str; 2] = ["vfork", "fault"];
 
 /// Has the sleeper sleep, and waits until it does. `None` where this machine does not let it, which is printed.

@@ -30,7 +30,7 @@ pub(crate) fn value_in(outcome: &Outcome, pid: i32, metric: &str) -> i64 {
     of_pair.and_then(|s| s["value"].as_i64()).unwrap_or_else(|| panic!("no {metric} of {pid}: {outcome:#?}"))
 }
 
-/// What the server says of all statements but those that ask it.
+/// Returns a statistic of the server, over all statements but those that ask for statistics.
 fn told(sql: &mut PostgresSession, what: &str) -> f64 {
     let answer = sql.ask(&format!("select {what} from pg_stat_statements where query not like '%pg_stat%';"));
     answer.parse().expect("a number")
@@ -58,7 +58,8 @@ fn pgbench(arguments: &[&str], processes: u64) {
     let of = |metric: &str| value_in(&outcome, postgres.pid(), metric);
     assert_eq!((of("postgres_executions"), of("postgres_execution_latency")), (calls, calls));
     let ms = of("postgres_execution_time") as f64 / 1e6;
-    // Its own clock runs inside of the function; and a process that is new finds what is measured in pages that it has not touched.
+    // PostgreSQL's own clock runs inside of the function. In a new process, the measured code lies in pages that the process has not
+    // touched.
     let off = 0.01 * time + 0.002 * calls as f64 + 0.02 * processes as f64;
     assert!((ms - time).abs() < off, "{ms} ms, but PostgreSQL says {time} ms in {calls} calls");
     println!("{calls} calls, {ms:.3} ms; PostgreSQL says {time:.3} ms");

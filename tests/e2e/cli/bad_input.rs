@@ -152,7 +152,7 @@ fn a_kernel_thread() {
 fn a_zombie() {
     let mut target = Mutatee::start("corner", &[]);
     let zombie = target.ask("zombie").after("child").to_owned();
-    // There is no process any more that could be measured.
+    // A zombie is no process any more that could be measured.
     let _ = tool().run(["count", "-p", &zombie, "work"]).assert_error(3, &["zombie", "ended"]);
 }
 
@@ -392,7 +392,7 @@ fn a_focus_that_cannot_be_instrumented() {
     assert_eq!((&told["metric"], &told["function"]), (&"inside".into(), &name.into()), "{told}");
 }
 
-/// What could only ever be 0 is no measurement.
+/// A metric that could only ever be 0 is refused.
 #[test]
 fn metrics_that_measure_nothing() {
     let target = Mutatee::start("threads", &["1"]);

@@ -21,7 +21,7 @@ fn sample_after(session: &mut Session, metric: &str, ns: u64) -> (u64, i64) {
     }
 }
 
-/// What each metric has at a moment that the halted program names.
+/// Values of the metrics at a moment that the halted program names.
 struct Seen {
     inside: i64,
     calls: i64,

@@ -142,7 +142,7 @@ impl Drop for Group {
     }
 }
 
-/// Where control groups of version 2 are mounted.
+/// Returns the directory where control groups of version 2 are mounted; `None` if they are not mounted.
 fn mount() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
     let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?;

@@ -1,4 +1,4 @@
-//! What measurements cost: limits that hold, metrics of the engine's own, what metrics become.
+//! Costs of measurements: limits that hold, metrics of the engine's own, the code and costs of metrics.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome};

@@ -6,8 +6,8 @@ use ingraft_testing::{Mutatee, Outcome, Reply, scaled, wait_until};
 use crate::tool;
 
 const FUNCTIONS: [&str; 6] = ["--cpu", "burn", "doze", "both", "dive", "hold"];
-/// What the program's own clock takes at the ends of a call, which one side measures and the other does not; and around a sleep, where
-/// the kernel's work of a switch is all that there is to measure, and a machine that takes time away shows in it.
+/// Time in nanoseconds that the program's own clock takes at the ends of a call. One side measures it and the other does not. Around a sleep,
+/// the only time to measure is the kernel's work of a switch. If the machine takes time away, that shows in it (`SLEEP_NS`).
 const EDGE_NS: u64 = 5_000;
 const SLEEP_NS: u64 = 25_000;
 
@@ -103,7 +103,7 @@ fn a_running_timer_shows_the_time_so_far_and_never_goes_back() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// What the kernel has charged a thread with, in nanoseconds; it may be a slice of time behind.
+/// Returns the time that the kernel has charged a thread with, in nanoseconds. It may be a slice of time behind.
 pub(crate) fn charged(pid: i32, tid: i32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).expect("the thread's statistics");
     text.split(' ').next().and_then(|ns| ns.parse().ok()).expect("a number")

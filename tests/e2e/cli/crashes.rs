@@ -100,7 +100,7 @@ fn at_random_moments_under_load() {
     let before = Text::of(target.pid());
     let tool = tool();
     target.ask("spin");
-    // How long one takes from start to end tells which moments are worth dying at.
+    // The duration of one measurement from start to end tells which moments are worth dying at.
     let start = Instant::now();
     let outcome = tool.run(["count", "-p", &target.pid_text(), "threads:work_*", "noise", "--for", "20ms"]);
     let whole = start.elapsed();
@@ -124,7 +124,7 @@ fn while_it_counts() {
     tool.count(target.pid(), &["threads:work_*"]).kill();
     before.assert_not_in(target.pid());
     target.ask("go 1000").assert_right();
-    // Its remains are listed, with a holder that is named as dead.
+    // The remains of the measurement are listed, with a holder that is named as dead.
     let listed = tool.inserted(target.pid());
     let [inserted] = listed.as_slice() else { panic!("listed once: {listed:?}") };
     assert!(inserted["holder"].as_str().is_some_and(|holder| holder.contains("dead")), "{inserted}");

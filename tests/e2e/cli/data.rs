@@ -45,7 +45,7 @@ fn refused(target: &Mutatee, metric: &str) -> Outcome {
     outcome
 }
 
-/// What the program says of the members that its calls were given.
+/// Returns the program's own tallies of the members that its calls were given.
 fn truth(target: &mut Mutatee) -> BTreeMap<String, i64> {
     let reply = target.ask("serve 0");
     let members = ["kind", "depth", "port", "length", "colour", "weight", "second", "history"];

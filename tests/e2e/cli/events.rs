@@ -28,7 +28,7 @@ fn last(outcome: &Outcome, metric: &str, focus: &str) -> u64 {
     last["value"].as_u64().expect("a value is a number")
 }
 
-/// What the program's own account of itself has under a key, of all threads or of one.
+/// Returns the number under `key` in the program's own account of itself, of all threads or of one.
 #[track_caller]
 fn account(reply: &Reply, who: &str, key: &str) -> u64 {
     let words: Vec<&str> = reply.after(who).split_whitespace().collect();
@@ -103,7 +103,7 @@ impl Perf {
         Perf { child, events, _directory: directory }
     }
 
-    /// What it has counted.
+    /// Ends perf, and returns what it has counted of each event.
     fn finish(self) -> Vec<u64> {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a process id"));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).expect("end perf");
@@ -244,7 +244,7 @@ fn times_of_a_whole_process() {
             "{metric}: {seen} ns, but {own} ns by its own account"
         );
     }
-    // Its one thread is in `main` all the time.
+    // The target's one thread is in `main` all the time.
     for metric in timers {
         let samples: Vec<_> = outcome.all("sample").into_iter().filter(|sample| sample["metric"] == metric).collect();
         let of = |key: &str| [0, samples.len() - 1].map(|at| samples[at][key].as_u64().expect("a number"));

@@ -9,7 +9,7 @@ use crate::tool;
 /// A time of all functions may be so many times that of a function alone: code and data of ours take their part of the caches, other measured functions
 /// that a function calls take time of its own, and buckets are coarser (a quarter of a value).
 const TIMES: u64 = 6;
-/// Both times may differ by this in any case: some calls find nothing in the caches.
+/// Difference in nanoseconds by which the two times may differ in any case: some calls find nothing in the caches.
 const SLACK_NS: u64 = 300;
 
 fn times(outcome: &Outcome, function: &str) -> [u64; 2] {

@@ -102,7 +102,7 @@ fn calls_in(outcome: &Outcome, pid: i32, function: &str) -> (u64, Option<u64>) {
     (count["calls"].as_u64().expect("a number"), count["exact_since_ns"].as_u64())
 }
 
-/// What threads of one process have of a function that a target and its children called.
+/// Returns the calls of a function by the threads of the process `child`, where a target and its children called the function.
 fn calls_of_child(outcome: &Outcome, function: &str, child: i32) -> u64 {
     let count = outcome.all("count").into_iter().find(|c| c["function"] == function).expect("a count");
     let threads = count["threads"].as_array().expect("a list").iter().filter(|t| t["pid"] == child);

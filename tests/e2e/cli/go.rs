@@ -12,7 +12,7 @@ use crate::tool;
 /// Other tool chains than the one in the path, separated by colons: the paths of their `go`.
 const TOOL_CHAINS: &str = "INGRAFT_TEST_GO";
 
-/// How long each program is measured.
+/// Time for which each program is measured.
 fn long() -> Duration {
     Duration::from_secs(scaled(6, 600))
 }

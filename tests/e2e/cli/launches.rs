@@ -57,7 +57,7 @@ fn counts_equal_callgrinds() {
     let ended = outcome.one("ended");
     assert_eq!(ended["status"], 7);
     assert!(ended["signal"].is_null());
-    // Its output is its own.
+    // The output has the program's own lines too.
     assert!(outcome.other.iter().any(|line| line.starts_with("result ")), "{outcome:#?}");
 }
 

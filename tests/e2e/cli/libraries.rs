@@ -67,7 +67,7 @@ fn one_that_comes_back_counts_on() {
     target.ask("call 20").assert_right();
 }
 
-/// What its code remembers of a call comes among what that of the program does.
+/// Code in the library remembers an argument of a call, while code in the program remembers the beginning of a call.
 #[test]
 fn code_of_one_that_comes_later_has_its_own_variables() {
     let mut target = loads();

@@ -11,10 +11,10 @@ use crate::tool;
 /// A metric at a focus, and the value that the program knows.
 struct Claim {
     pair: String,
-    /// Which field of its samples has it.
+    /// Name of the samples' field that has the value.
     field: &'static str,
     value: i64,
-    /// How far a right value may be away: it is 0 for everything that is no time.
+    /// Largest distance from `value` that is still right: 0 for everything that is no time.
     off: i64,
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn value(outcome: &Outcome, pair: &str) -> i64 {
     last(outcome, pair, "value")
 }
 
-/// The same of a field of its samples.
+/// The last value of a field of the samples of a pair, as `METRIC@FOCUS`; of all targets together.
 #[track_caller]
 pub(crate) fn last(outcome: &Outcome, pair: &str, field: &str) -> i64 {
     let (metric, focus) = pair.split_once('@').unwrap_or((pair, ""));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ingraft_testing::target::{self, Size, Text};
 use ingraft_testing::{Daemon, Mutatee, Tool, open_directory, program, scaled, sibling, skip, source_directory};
 
-/// How long each of them runs.
+/// Time for which each of the programs runs.
 fn long() -> Duration {
     Duration::from_secs(scaled(4, 600))
 }
@@ -15,19 +15,19 @@ fn long() -> Duration {
 /// A program and what is done with it.
 struct Run<'a> {
     target: Mutatee,
-    /// What it does over and over; its last answer has the tallies of `counted`.
+    /// Commands that the target runs over and over; its last answer has the tallies of `counted`.
     commands: &'a [&'a str],
     /// Functions that are counted all the time.
     counted: &'a [&'a str],
-    /// What comes and goes, as `METRIC@FOCUS`.
+    /// Measurements that come and go, as `METRIC@FOCUS`.
     guests: &'a [&'a str],
-    /// By how much its own heap comes and goes, in KiB.
+    /// Amount by which the target's own heap comes and goes, in KiB.
     heap: u64,
-    /// Whether dead signal frames lie beside its stacks.
+    /// Whether dead signal frames lie beside the target's stacks.
     dead_frames: bool,
 }
 
-/// How long they are waited for to be written over.
+/// Time to wait until dead signal frames are written over.
 const DEAD_FRAMES: Duration = Duration::from_secs(20);
 
 impl Run<'_> {
@@ -67,8 +67,8 @@ impl Run<'_> {
             let name = function.rsplit(':').next().unwrap_or(function);
             assert_eq!(outcome.calls(name), truth.tally(name), "{name} after {rounds} rounds");
         }
-        // What looks like a saved context beside a stack, the dead signal frame of another thread of Go's, keeps an arena mapped, which nothing
-        // leads to, until the next removal that sees it gone: for ever if that thread has no other signal.
+        // A dead signal frame of another thread of Go looks like a saved context beside a stack. It keeps an arena mapped, to which nothing
+        // leads, until the next removal that sees the frame gone. If that thread gets no other signal, the arena stays for ever.
         let begin = Instant::now();
         while target::arenas(pid) > 0 && begin.elapsed() < DEAD_FRAMES {
             self.target.ask(self.commands[0]).assert_right();

@@ -65,7 +65,7 @@ fn tool() -> Tool {
     Tool::new(env!("CARGO_BIN_EXE_ingraft"))
 }
 
-/// The same without privilege.
+/// The program under test, run without privilege.
 fn unprivileged_tool() -> Tool {
     Tool::unprivileged(env!("CARGO_BIN_EXE_ingraft"))
 }

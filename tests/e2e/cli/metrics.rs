@@ -343,7 +343,7 @@ fn exclusive_is_right_in_deep_recursion() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// What stands at one point may need more code than most points have.
+/// The code at one point may be longer than at most points.
 #[test]
 fn code_of_any_length_has_room() {
     let mut target = Mutatee::start("loads", &["none"]);

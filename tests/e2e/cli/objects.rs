@@ -98,7 +98,7 @@ fn a_focus_may_name_an_object_by_its_variable() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// What the program says of its objects: by address the kind and whether it is destroyed.
+/// Returns the objects that the program tells of: by address the kind and whether the object is destroyed.
 fn told_states(reply: &Reply) -> BTreeMap<String, (String, bool)> {
     let states = reply.lines.iter().filter_map(|line| line.strip_prefix("state "));
     states
@@ -109,7 +109,7 @@ fn told_states(reply: &Reply) -> BTreeMap<String, (String, bool)> {
         .collect()
 }
 
-/// The same as a list of objects has it.
+/// Returns the objects in the list of a sample: by address the kind and whether the object is retired.
 fn listed_states(sample: &Value) -> BTreeMap<String, (String, bool)> {
     let text = |value: &Value| value.as_str().expect("a text").to_owned();
     let keys = sample["keys"].as_array().expect("a list of objects");

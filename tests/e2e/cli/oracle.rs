@@ -18,7 +18,7 @@ const FUNCTIONS: [&str; 6] = ["leaf", "guarded", "inner", "leaver", "middle", "o
 const FOCI: [&str; 3] = ["inner", "middle", "outer"];
 const RUN: &str = "run 5";
 
-/// Where functions begin in a program at a fixed address.
+/// Addresses where functions begin, in a program at a fixed address.
 fn symbols() -> BTreeMap<String, u64> {
     let table = output(Command::new("nm").arg(program("steps").expect("gcc")));
     let symbol = |line: &str| {
@@ -72,11 +72,11 @@ fn step(pid: Pid) -> (u64, u64) {
 enum What {
     Entered,
     Returned,
-    /// Its frame is gone without a return.
+    /// The call's frame is gone without a return.
     Left,
 }
 
-/// What was about to happen, or had just happened, after so many instructions.
+/// Event that was about to happen, or had just happened, after so many instructions.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     after: u64,
@@ -112,12 +112,12 @@ fn look(symbols: &BTreeMap<String, u64>) -> (Vec<Event>, u64) {
     }
 }
 
-/// What is to be measured from a moment on.
+/// Values that a measurement must have if it begins at a certain moment.
 #[derive(Default, Debug, PartialEq, Eq)]
 struct Truth {
     /// Calls that began, by function.
     calls: BTreeMap<&'static str, i64>,
-    /// Those of them that returned, that ended otherwise, and calls that returned but had begun before.
+    /// Numbers by function: of these calls that returned, of these that ended otherwise, and of calls that returned but had begun before.
     returned: BTreeMap<&'static str, [i64; 3]>,
     /// Calls of `leaf` while a function was on the stack.
     inside: BTreeMap<&'static str, i64>,

@@ -1,4 +1,4 @@
-//! What people and scripts see: tables, objects, exit codes, files, closed pipes.
+//! Output for people and scripts: tables, objects, exit codes, files, closed pipes.
 
 use std::io::Read;
 use std::process::{Command, Stdio};

@@ -47,7 +47,7 @@ fn process(postgres: &Postgres, name: &str) -> i32 {
     target::children(postgres.pid()).into_iter().find(titled).unwrap_or_else(|| panic!("no {name}"))
 }
 
-/// What the server counts of a database (`DB`), of what all share (0), and of its files.
+/// Questions for the server's counts: of a database (`DB`), of what all databases share (0), and of the database's files.
 const STATISTICS: [(&str, &str); 10] = [
     ("commits", "pg_stat_get_db_xact_commit(DB)"),
     ("rollbacks", "pg_stat_get_db_xact_rollback(DB)"),
@@ -74,17 +74,17 @@ impl Observer {
         Observer { sql, database }
     }
 
-    /// What the server says behind a checkpoint, when all others are gone.
+    /// Returns the server's statistics after a checkpoint, when all other clients are gone.
     fn statistics(&mut self, postgres: &Postgres) -> BTreeMap<&'static str, i64> {
         wait_until("its clients are gone", || postgres.backends() == [self.sql.pid]);
         let made = "select pg_stat_get_bgwriter_requested_checkpoints();";
         let before = self.sql.ask(made);
         self.sql.tell("checkpoint;");
-        // It waits for the next one when it has told all that it did.
+        // The checkpointer waits for the next checkpoint when it has told all that it did.
         let idle = "select count(*) from pg_stat_get_activity(null) \
                     where backend_type = 'checkpointer' and wait_event = 'CheckpointerMain';";
         wait_until("the checkpoint is told", || self.sql.ask(made) != before && self.sql.ask(idle) == "1");
-        // What this session has done itself is told when it is asked to.
+        // This session tells its own work when it is asked to.
         assert_eq!(self.sql.ask("select pg_stat_force_next_flush() is null;"), "f");
         let questions = STATISTICS.map(|(_, question)| question.replace("DB", &self.database)).join(", ");
         let answer = self.sql.ask(&format!("select concat_ws(' ', {questions});"));
@@ -93,7 +93,7 @@ impl Observer {
     }
 }
 
-/// How many sorts a statement makes, as the server explains it.
+/// Returns the number of sorts that a statement makes, as the server explains it.
 fn sorts_of(postgres: &Postgres, statement: &str) -> i64 {
     let plan = output(postgres.client("psql").args(["-XAtc", &format!("explain analyze {statement}"), "postgres"]));
     let loops = |line: &str| line.rsplit_once("loops=")?.1.trim_end_matches(')').parse::<i64>().ok();
@@ -111,7 +111,7 @@ fn what_eight_clients_do_is_what_the_server_counts() {
                    (select aid from pgbench_accounts where aid between :aid + g and :aid + 50 order by filler, aid limit 5) s;";
     let sorts = sorts_of(&postgres, &sorting.replace(":aid", "7"));
     assert_eq!(sorts, 3);
-    // Its map of free space is made now: a new file is counted like a page that is written.
+    // The map of free space of this table is made now: a new file is counted like a page that is written.
     let prepare = ["-qc", "insert into pgbench_history (tid) values (1);", "-c", "vacuum pgbench_history;", "postgres"];
     output(postgres.client("psql").args(prepare));
     let mut observer = Observer::of(&postgres);
@@ -202,7 +202,8 @@ fn what_eight_clients_do_is_what_the_server_counts() {
     assert!(wrong.is_empty(), "measured, but the server says: {wrong:#?}");
 }
 
-/// What the server has logged of waits for locks: how many lasted, and the milliseconds of those that ended with the lock.
+/// Returns the waits for locks that the server has logged: the number of those that lasted, and the milliseconds of those that ended with
+/// the lock.
 fn logged_waits(log: &str) -> (i64, f64) {
     let lasted = log.lines().filter(|line| line.contains(" still waiting for ")).count();
     let took = |line: &str| line.strip_suffix(" ms")?.rsplit_once(" after ")?.1.parse::<f64>().ok();
@@ -210,14 +211,14 @@ fn logged_waits(log: &str) -> (i64, f64) {
     (lasted as i64, ended)
 }
 
-/// The milliseconds that it has logged of statements which end like this, each as a whole.
+/// Returns the milliseconds that the server has logged of statements that end like this, each as a whole.
 fn logged_statements(log: &str, end: &str) -> f64 {
     let took =
         |line: &str| line.strip_suffix(end)?.rsplit_once("duration: ")?.1.split_once(" ms")?.0.parse::<f64>().ok();
     log.lines().filter_map(took).sum()
 }
 
-/// What it has logged of its planner: how often it was called, and the milliseconds of that.
+/// Returns the calls of the planner that the server has logged, and the milliseconds that they took.
 fn logged_plans(log: &str) -> (u64, f64) {
     let took = |line: &str| line.strip_suffix(" s elapsed")?.rsplit_once(' ')?.1.parse::<f64>().ok();
     log.lines().filter_map(took).fold((0, 0.0), |(calls, sum), seconds| (calls + 1, sum + 1e3 * seconds))

@@ -8,7 +8,7 @@ use ingraft_testing::{Mutatee, Tool, Until, full, scaled, skip, wait_until};
 
 use crate::tool;
 
-/// How many rounds.
+/// Number of rounds.
 fn total() -> u64 {
     scaled(20, 200)
 }

@@ -192,7 +192,7 @@ fn all_functions_of_postgres_under_pgbench() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("start pgbench");
-    // Its first connection only asks for the scale and goes again: the one that has written something is meant.
+    // The first connection of pgbench only asks for the scale and ends. The test needs the connection that has written something.
     let mut sql = postgres.session();
     ingraft_testing::wait_until("the client has written", || {
         sql.ask("select count(*) > 0 from pgbench_history;") == "t"
@@ -347,14 +347,14 @@ fn redis_metrics_equal_its_own_statistics() {
     assert_eq!(of("redis_keys_added"), keys + 2);
     let written = keys + 1 + keys - keys / 2;
     assert_eq!([of("redis_log_flushes"), of("redis_log_appends")], [written + 1, written + scripted + 2]);
-    // Its statistics are of what reads; SET and RPUSH look a key up to write it.
+    // The hits and misses of redis are those of commands that read; SET and RPUSH look a key up to write it.
     let read = statistic("keyspace_hits") + statistic("keyspace_misses");
     assert_eq!(of("redis_key_lookups"), read + keys + 1 + scripted);
-    // A few of these two lie at the ends, where a question is read before it is answered.
+    // A few reads and writes lie at the ends of the measurement, where a question is read before it is answered.
     assert!((of("redis_client_reads") - statistic("total_reads_processed")).abs() <= 3, "{outcome:#?}");
     assert!((of("redis_client_writes") - statistic("total_writes_processed")).abs() <= 3, "{outcome:#?}");
     assert_eq!(of("redis_execution_latency"), of("redis_executions"));
-    // Its clock counts whole microseconds.
+    // The clock of redis counts whole microseconds.
     let (own, time) = (of_commands("usec") * 1000, of("redis_execution_time"));
     assert!((time - own).abs() <= 3 * percent(own), "{time} ns, but redis says {own} ns");
     let sum = last(&outcome, "redis_execution_latency", "sum");
@@ -394,7 +394,7 @@ fn nginx_metrics_equal_its_own_statistics() {
     assert_eq!(of("nginx_file_lookups"), i64::try_from(slow).expect("small"));
     let slow: f64 = nginx.slow_requests().iter().sum();
     let time = of("nginx_request_time") as f64 / 1e9;
-    // Its clock ticks once a round of its loop; the fast requests together take less than this too.
+    // The clock of nginx ticks once a round of its loop. The fast requests together also take less than this tolerance.
     assert!((time - slow).abs() < 0.03 * slow + 0.1, "{time} s, but nginx says {slow} s");
     workers.iter().for_each(|&pid| target::assert_clean(pid, &before));
 }
@@ -405,7 +405,7 @@ fn nginx_in_front_of_another_equals_the_statistics_of_both() {
         Ok(both) => both,
         Err(why) => skip!("{why}"),
     };
-    // Who has asked before it was known to answer is gone by then.
+    // Connections from before nginx was known to answer are gone after this request.
     nginx.request(1);
     let workers = nginx.workers();
     let before = Text::of(workers[0]);
@@ -457,7 +457,7 @@ fn allocations_of_nginx_are_those_that_a_debugger_counts() {
         nginx.get("/guarded/index.html", 20);
         nginx.rounds()
     };
-    // What comes first is done once only.
+    // The first load does the work that is done once only.
     load();
     let functions = ["ngx_palloc", "ngx_pnalloc", "ngx_pmemalign", "ngx_pcalloc"];
     let pid = worker.to_string();
@@ -514,7 +514,7 @@ fn kept_waiting(pids: &[i32]) -> f64 {
     pids.iter().map(of).sum::<f64>() / 1e6
 }
 
-/// How often wrk is run at most.
+/// Number of runs of wrk at most.
 const RUNS: usize = 5;
 
 #[test]
@@ -547,15 +547,15 @@ fn percentiles_of_nginx_agree_with_those_of_its_client() {
     }
 }
 
-/// What a run of wrk and ingraft say of the same requests.
+/// Statements of wrk and ingraft on the same requests, of one run of wrk.
 struct Run {
-    /// In what they differ.
+    /// Differences between the two.
     off: Vec<String>,
     /// The longest request as nginx was seen to handle it, in milliseconds.
     max: f64,
     /// From one request to the next, in milliseconds.
     interval: f64,
-    /// What wrk has printed.
+    /// Output of wrk.
     text: String,
 }
 

@@ -1,4 +1,4 @@
-//! What code says to a program and hears from it: texts, floating-point numbers, variables that it sets, events at points.
+//! Communication of code with a program: texts, floating-point numbers, variables that code sets, events at points.
 
 use ingraft_testing::target::{self, Text};
 use ingraft_testing::{Mutatee, Outcome, Reply, source_directory};

@@ -61,7 +61,7 @@ fn times_are_those_of_the_programs_own_clock() {
     }
 }
 
-/// What a pair of metric and function had at each reading.
+/// Returns the values of a pair of metric and function, one for each reading.
 fn values(outcome: &Outcome, function: &str) -> Vec<u64> {
     let ours = |s: &&serde_json::Value| s["focus"].as_str().is_some_and(|f| f.ends_with(&format!("/{function}")));
     let samples = outcome.all("sample").into_iter().filter(ours);
@@ -133,7 +133,7 @@ fn exact_by_thread(name: &str) {
     assert_eq!(counted, truth.threads(), "{name}: calls of work_0 by thread");
 }
 
-/// What it loads at its start is woven before it runs, so that nothing can have been missed.
+/// Libraries that the program loads at its start are woven before it runs, so that nothing can have been missed.
 #[test]
 fn nothing_is_missed_of_what_is_loaded_at_the_start() {
     let (outcome, _) = started("threads", &["2"], &["watch", "lock_operations"], &["go 10".into()]).expect("gcc");
@@ -289,7 +289,8 @@ fn a_library_that_is_opened_later_is_measured_alone() {
     assert!(!outcome.stderr.contains("was not measured"), "{}", outcome.stderr);
 }
 
-/// What a module that is there does not have never comes: that is an error before it runs. What may come and does not is told at the end.
+/// A function that a module in the program does not have never comes: that is an error before the program runs. A function that may come
+/// and does not is told at the end.
 #[test]
 fn what_never_comes_is_told() {
     let go = ["go 10".to_owned()];

@@ -1,4 +1,4 @@
-//! What people see on terminals of several widths, read back through a terminal emulator.
+//! Output on terminals of several widths, as people see it, read back through a terminal emulator.
 
 use std::io::Read;
 use std::process::{Child, ChildStdout, Command, Stdio};

@@ -124,7 +124,7 @@ fn every_command_of_the_tutorial_does_what_the_page_shows() {
             command = command.replace(shown, free);
         }
         if let Some(pid) = server {
-            // There may be more programs of this name on the machine.
+            // The machine may run more programs of this name.
             command = command.replace("-n shop", &format!("-p {pid}"));
         }
         let shell = |command: &str| {
@@ -152,7 +152,7 @@ fn every_command_of_the_tutorial_does_what_the_page_shows() {
             assert!(text.contains("removed"), "{text}");
             continue;
         }
-        // What was started in the background may not be ready yet.
+        // A program that was started in the background may not be ready yet.
         let waits = step.command.starts_with("./customers") || step.command == "ingraft status";
         let start = Instant::now();
         loop {

@@ -175,7 +175,7 @@ fn the_socket_is_private_and_callers_get_only_their_own() {
     let session = stranger().with_daemon(&shared.uri(), None).count(theirs.pid(), &["work_0"]);
     theirs.ask("solo 7");
     assert_eq!(session.interrupt().assert_code(0).assert_removed().calls("work_0"), 7);
-    // What root inserted is not theirs to remove.
+    // Another user may not remove what root inserted.
     let session = client(&shared).count(ours.pid(), &["work_0"]);
     let outcome = stranger().with_daemon(&shared.uri(), None).run(["detach", "-p", &ours.pid_text()]);
     assert_eq!(outcome.status.code(), Some(4), "{outcome:#?}");

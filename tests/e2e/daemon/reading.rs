@@ -12,7 +12,7 @@ fn leave_in(tool: &Tool, target: &Mutatee, function: &str) -> u64 {
     tool.run(arguments).assert_code(0).one("kept")["measurement"].as_u64().expect("a number")
 }
 
-/// What `read` says of a process: the numbers of its measurements, and the calls of a function.
+/// Returns what `read` says of a process: the numbers of its measurements, and the calls of a function.
 fn read(tool: &Tool, target: &Mutatee, function: &str) -> (Vec<u64>, u64) {
     let outcome = tool.run(["read", &target.pid_text()]).assert_code(0);
     let kept = outcome.all("kept").iter().filter_map(|kept| kept["measurement"].as_u64()).collect();

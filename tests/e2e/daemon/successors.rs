@@ -35,7 +35,8 @@ fn read(daemon: &Daemon, measurement: u64) -> u64 {
     })
 }
 
-/// What differs from what was there when only the kept measurement was, but for the loader's hook: that served the dead engine.
+/// Returns the differences from the target's state when it had only the kept measurement. The loader's hook is left out: it served the dead
+/// engine.
 fn more_than(kept: &Text, pid: i32) -> Vec<String> {
     let mut differences = kept.differences(&Text::of(pid));
     differences.retain(|difference| !difference.contains("/ld-linux"));
@@ -86,8 +87,8 @@ fn assert_countable(tool: &Tool, target: &mut Mutatee, functions: &[&str]) {
     }
 }
 
-/// What a kept measurement of `work_0` and `work_1` has to say that began with the program, after some calls more. They are of a thread that lives on:
-/// the values of those that have ended are in the memory of the engine that was there then.
+/// Calls that a kept measurement of `work_0` and `work_1` must have if it began with the program, after some more calls. The calls are of a
+/// thread that lives on: values of ended threads are in the memory of the engine that ran when they ended.
 fn truth(target: &mut Mutatee) -> u64 {
     let tallies = target.ask("solo 800").tallies();
     tallies["work_0"] + tallies["work_1"]
