@@ -1,5 +1,5 @@
-//! What commands say, as values: each is one line of JSON (docs: interface, "JSON") and one row of a table. Keys are a
-//! contract with scripts: add, never rename.
+//! Objects that commands print: each is one line of JSON (docs: interface, "JSON") and one row of a table. Scripts rely on
+//! the keys: add keys, but never rename one.
 
 mod histograms;
 
@@ -60,11 +60,11 @@ pub(crate) struct Process {
     pub(crate) parent: i32,
     /// Arguments of the process, or the text that it has written over them.
     pub(crate) title: String,
-    /// Whether it is a fork child that is measured with its parent.
+    /// Whether the process is a fork child that is measured with its parent.
     pub(crate) with_parent: bool,
 }
 
-/// The last springboard of the first request at a target is in: from now on every call is counted.
+/// The first insertion into a target is complete: from its last springboard on, every call is counted.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Attached {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,19 +76,19 @@ pub(crate) struct Attached {
     pub(crate) modules: u32,
     pub(crate) functions: u32,
     pub(crate) points: u32,
-    /// From the start of the command.
+    /// Milliseconds from the start of the command to the announcement of the insertion.
     pub(crate) attach_ms: f64,
-    /// The longest that any thread was held in one piece.
+    /// Longest time, in milliseconds, that any thread was held in one piece.
     pub(crate) stopped_ms: f64,
-    /// For `--no-remove`: what to name it by.
+    /// Number that names the measurement after `--no-remove`.
     pub(crate) measurement: u64,
-    /// Calls in progress whose states are as if their beginnings had been seen.
+    /// Number of calls in progress whose states are as if the engine had seen them begin.
     pub(crate) caught_up: u64,
-    /// Threads whose stacks could not be looked at.
+    /// Number of threads whose stacks could not be unwound.
     pub(crate) not_unwound: u32,
 }
 
-/// The same where something was inserted already.
+/// A further insertion into a target that has measurements already is complete.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Changed {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,14 +112,14 @@ pub(crate) struct Function {
     pub(crate) pid: i32,
     pub(crate) module: String,
     pub(crate) function: String,
-    /// As `nm` prints it, with 0x.
+    /// Offset as `nm` prints it, with 0x.
     pub(crate) offset: String,
     pub(crate) size: u64,
     /// Number of points by kind.
     pub(crate) points: BTreeMap<&'static str, u32>,
-    /// How they are reached, by kind.
+    /// Method by which the points are reached, by kind: `in-place`, `relocated`, `partly` or `refused`.
     pub(crate) how: BTreeMap<&'static str, &'static str>,
-    /// Why not all of them are, by kind.
+    /// Reason, by kind, why some points cannot be reached; null if none is refused.
     pub(crate) why_not: Option<BTreeMap<&'static str, String>>,
     /// Number of exits that jump to another function; left out if there is none.
     #[serde(skip_serializing_if = "is_zero")]
@@ -134,9 +134,9 @@ pub(crate) struct Untyped {
     pub(crate) pid: i32,
     pub(crate) module: String,
     pub(crate) symbol: String,
-    /// As `nm` prints it, with 0x.
+    /// Offset as `nm` prints it, with 0x.
     pub(crate) offset: String,
-    /// The function that it lies inside of; null if that is none.
+    /// Name of the function that the symbol lies inside; null if it lies inside none.
     pub(crate) inside: Option<String>,
 }
 
@@ -151,13 +151,13 @@ pub(crate) struct Metric {
     /// `counter`: events that add up; `level`: the value itself.
     pub(crate) style: &'static str,
     pub(crate) constraints: Vec<String>,
-    /// The flavors of programs that it exists for; empty: every program.
+    /// Flavors of programs that the metric exists for; empty if it exists for every program.
     pub(crate) flavors: Vec<String>,
     pub(crate) developer: bool,
     pub(crate) doc: String,
-    /// The definition.
+    /// Definition of the metric in MDL.
     pub(crate) text: String,
-    /// Whether it measures something in the target; left out if none was named.
+    /// Whether the metric measures something in the target; left out if no target was named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) applies: Option<bool>,
 }
@@ -171,13 +171,13 @@ pub(crate) struct Event {
     pub(crate) aliases: Vec<String>,
     /// `software`, `hardware`, `cache`, or the unit that counts it.
     pub(crate) group: String,
-    /// Why this machine does not count it; null if it does.
+    /// Reason why this machine cannot count the event; null if it can.
     pub(crate) problem: Option<String>,
-    /// How a thread reads it at points; null: not at all.
+    /// Method by which a thread reads the event at points; null if no thread can.
     pub(crate) at_points: Option<String>,
 }
 
-/// Something to say about an MDL file.
+/// A diagnostic about an MDL file.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Diagnostic {
     pub(crate) file: String,
@@ -201,7 +201,7 @@ pub(crate) struct Sample {
     pub(crate) time_ns: u64,
     pub(crate) metric: String,
     pub(crate) focus: String,
-    /// Cumulative since the request; of a histogram: how many values it has.
+    /// Cumulative value since the request; of a histogram the number of its values.
     pub(crate) value: i64,
     /// Change per second since the sample before; null for the first one and for levels.
     pub(crate) rate: Option<f64>,
@@ -213,15 +213,15 @@ pub(crate) struct Sample {
     pub(crate) interval: Option<Interval>,
     #[serde(flatten)]
     pub(crate) keys: Option<Keys>,
-    /// What is known of the object that the focus names; left out if that is nothing.
+    /// State of the synchronisation object that the focus names; left out if none is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) object: Option<SyncObject>,
     #[serde(flatten)]
     pub(crate) missing: Missing,
-    /// Unix time from which on the value stays as it is, because its code was taken out.
+    /// Unix time in nanoseconds from which on the value stays as it is, because its code was taken out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) taken_out_ns: Option<u64>,
-    /// Unix time from which on the value has everything, if that is later than `attached`.
+    /// Unix time in nanoseconds from which on the value has everything, if that is later than `attached`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) exact_since_ns: Option<u64>,
     /// Functions that the pair needs and that are not woven for it, which the value lacks; left out if there is none.
@@ -242,7 +242,7 @@ fn is_zero<T: Default + PartialEq>(n: &T) -> bool {
     *n == T::default()
 }
 
-/// What a value did over time. Of an interval, an event counter has what was added in it, a level what it was.
+/// Course of a value over time, in bins. The amount of an interval is the increase of an event counter, or the value of a level.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct History {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -251,19 +251,19 @@ pub(crate) struct History {
     pub(crate) metric: String,
     pub(crate) focus: String,
     pub(crate) unit: String,
-    /// Number of the phase; null: all the time.
+    /// Number of the phase; null if the history covers the whole time.
     pub(crate) phase: Option<u32>,
-    /// When the first bin begins: Unix time.
+    /// Unix time in nanoseconds at which the first bin begins.
     pub(crate) start_ns: u64,
-    /// How wide a bin is.
+    /// Width of a bin in nanoseconds.
     pub(crate) width_ns: u64,
-    /// How long an interval is: a bin has the least and the most of any.
+    /// Length of an interval in nanoseconds; `min` and `max` of a bin are the least and the largest amount of any of its intervals.
     pub(crate) interval_ns: u64,
-    /// One after the other; null where nothing is known.
+    /// Consecutive bins; null for a bin in which no interval is known.
     pub(crate) bins: Vec<Option<HistoryBin>>,
 }
 
-/// What the intervals of a bin had, in the unit.
+/// Number of intervals in a bin, and the sum, the least and the largest of their amounts, in the unit of the value.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct HistoryBin {
     pub(crate) intervals: u64,
@@ -273,7 +273,7 @@ pub(crate) struct HistoryBin {
 }
 
 impl History {
-    /// What the value of a pair did.
+    /// Creates the object for the history of one pair.
     pub(crate) fn new(
         host: Host,
         pid: i32,
@@ -302,13 +302,13 @@ impl History {
 /// The values of one metric and focus in several targets, combined by the metric's aggregate operator.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Combined {
-    /// Unix time of the newest value in it.
+    /// Unix time, in nanoseconds, of the newest value that is combined.
     pub(crate) time_ns: u64,
     pub(crate) metric: String,
     pub(crate) focus: String,
-    /// Cumulative since the request; of a histogram: how many values it has.
+    /// Cumulative value since the request; of a histogram the number of its values.
     pub(crate) value: i64,
-    /// Change per second; null before all have two values, and for levels.
+    /// Change per second; null before all targets have two values, and for levels.
     pub(crate) rate: Option<f64>,
     pub(crate) unit: String,
     #[serde(flatten)]
@@ -320,9 +320,9 @@ pub(crate) struct Combined {
     pub(crate) keys: Option<Keys>,
     #[serde(flatten)]
     pub(crate) missing: Missing,
-    /// How many targets measure it.
+    /// Number of targets that measure the metric at the focus.
     pub(crate) targets: usize,
-    /// How many of them are up to date in it; of the others their last value is in it.
+    /// Number of targets whose value is up to date; of each other target, the last known value is used.
     pub(crate) heard: usize,
 }
 
@@ -330,19 +330,19 @@ pub(crate) struct Combined {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Keys {
     pub(crate) keys: Vec<Key>,
-    /// What all other keys have together.
+    /// Sum of the values of all other keys.
     pub(crate) others: i64,
-    /// How often something was done to an object that may be missing in the list; left out if it is complete.
+    /// Number of operations on objects that may be missing in the list; left out if the list is complete.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) unlisted: u64,
 }
 
-/// What is known of a synchronisation object.
+/// State of a synchronisation object, as far as it is known.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct SyncObject {
-    /// As in /SyncObject/KIND/OBJECT.
+    /// Kind of the object, as in /SyncObject/KIND/OBJECT.
     pub(crate) kind: String,
-    /// Whether it was destroyed, and neither initialised nor used since.
+    /// Whether the object was destroyed, and neither initialised nor used since.
     pub(crate) retired: bool,
 }
 
@@ -355,18 +355,19 @@ impl From<&ingraft_wire::v1::SyncObject> for SyncObject {
 /// The value of one key.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Key {
-    /// In hexadecimal, as numbers of 64 bits do not fit into every reader's; null: several processes have one of that name.
+    /// Key in hexadecimal, as not every JSON reader has numbers of 64 bits. Null if the values of several processes are combined and the key
+    /// has a name.
     pub(crate) key: Option<String>,
-    /// The variable of which it is the address; null: of none.
+    /// Name of the variable whose address is the key; null if there is none.
     pub(crate) name: Option<String>,
     pub(crate) value: i64,
-    /// What is known of the object at this address.
+    /// State of the synchronisation object at this address.
     #[serde(flatten)]
     pub(crate) object: Option<SyncObject>,
 }
 
 impl Keys {
-    /// Of one process, or of several together.
+    /// Converts the values by key of one process, or of several processes if `together` is set.
     pub(crate) fn new(keys: &ingraft_wire::v1::Keys, together: bool) -> Self {
         let each = |v: &ingraft_wire::v1::KeyValue| Key {
             key: (!together || v.name.is_empty()).then(|| format!("{:#x}", v.key)),
@@ -381,16 +382,16 @@ impl Keys {
 /// Calls whose values are missing, by reason; left out when there are none.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Missing {
-    /// They ended without passing an exit: by an exception, by longjmp, with their thread.
+    /// Number of calls that ended without passing an exit: by an exception, by longjmp, or with their thread.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) left: u64,
-    /// They had begun before the measurement.
+    /// Number of calls that had begun before the measurement.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) unseen: u64,
-    /// They could not be recorded.
+    /// Number of calls that could not be recorded.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) unrecorded: u64,
-    /// They ended in a tail jump that cannot be followed.
+    /// Number of calls that ended in a tail jump that cannot be followed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) left_by_tail_jump: Option<u64>,
 }
@@ -419,7 +420,7 @@ pub(crate) struct Count {
     pub(crate) id: FunctionId,
     pub(crate) calls: i64,
     pub(crate) threads: Vec<ThreadCount>,
-    /// Unix time from which on the number is exact, if that is later than `attached`.
+    /// Unix time in nanoseconds from which on the number is exact, if that is later than `attached`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) exact_since_ns: Option<u64>,
 }
@@ -427,9 +428,9 @@ pub(crate) struct Count {
 /// The calls by one thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct ThreadCount {
-    /// `null`: could not be told apart.
+    /// Thread id; null for calls that could not be told apart by thread.
     pub(crate) tid: Option<i32>,
-    /// Its process if that is a child that is measured with the target.
+    /// Process id of the thread if its process is a child that is measured with the target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pid: Option<i32>,
     pub(crate) calls: i64,
@@ -440,31 +441,31 @@ pub(crate) struct ThreadCount {
 pub(crate) struct Latency {
     #[serde(flatten)]
     pub(crate) id: FunctionId,
-    /// `wall`: time that passed.
+    /// Clock of the times: `wall` for elapsed time, `cpu` for processor time.
     pub(crate) clock: &'static str,
     #[serde(flatten)]
     pub(crate) times: Times,
-    /// Nanoseconds; null if no call has ended.
+    /// Mean time of a call in nanoseconds; null if no call has ended.
     pub(crate) mean_ns: Option<f64>,
     /// `sum_ns` as a share, 0 to 1, of the sum of `sum_ns` of all functions of the command; null if that sum is 0.
     pub(crate) share: Option<f64>,
     pub(crate) threads: Vec<ThreadLatency>,
     #[serde(flatten)]
     pub(crate) missing: Missing,
-    /// Unix time from which on nothing was measured, because its code was taken out.
+    /// Unix time in nanoseconds from which on nothing was measured, because the function's code was taken out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) taken_out_ns: Option<u64>,
-    /// Unix time from which on every call is measured, if that is later than `attached`.
+    /// Unix time in nanoseconds from which on every call is measured, if that is later than `attached`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) exact_since_ns: Option<u64>,
 }
 
-/// The same by one thread.
+/// The time that the calls of one function by one thread took.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ThreadLatency {
-    /// `null`: could not be told apart.
+    /// Thread id; null for calls that could not be told apart by thread.
     pub(crate) tid: Option<i32>,
-    /// Its process if that is a child that is measured with the target.
+    /// Process id of the thread if its process is a child that is measured with the target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) pid: Option<i32>,
     #[serde(flatten)]
@@ -482,17 +483,17 @@ pub(crate) struct Refused {
     pub(crate) module: String,
     pub(crate) function: String,
     pub(crate) offset: String,
-    /// The pair that it is refused to; left out where no other pair may measure it.
+    /// Metric of the pair that may not measure the function; left out with `focus` if the refusal holds for every pair.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) metric: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) focus: Option<String>,
-    /// A stable word.
+    /// Reason of the refusal as a stable word.
     pub(crate) reason: String,
     pub(crate) why_not: String,
 }
 
-/// What is inserted in one target.
+/// Instrumentation in one target.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Inserted {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -503,22 +504,22 @@ pub(crate) struct Inserted {
     pub(crate) bytes: u64,
     /// Unix time.
     pub(crate) since_ns: u64,
-    /// How threads are told apart.
+    /// Method by which woven code tells threads apart, in words.
     pub(crate) identity: String,
     pub(crate) cost_ns_per_s: Option<f64>,
-    /// What it has cost since the first insertion, per second.
+    /// Observed cost since the first insertion, in nanoseconds of processor time per second; null if it is not known.
     pub(crate) observed_ns_per_s: Option<f64>,
-    /// The same as a share of the processor time that the target has used.
+    /// Observed cost as a share of the processor time that the target has used; null if it is not known.
     pub(crate) observed_of_target: Option<f64>,
     /// Number of pairs; `pairs` has the dearest hundred.
     pub(crate) pair_count: u32,
     pub(crate) pairs: Vec<PairCost>,
     pub(crate) measurements: Vec<u64>,
-    /// Those of them that stay without a client.
+    /// Subset of `measurements` that stays without a client.
     pub(crate) kept_measurements: Vec<u64>,
-    /// How many measurements stay without a client, also of another engine.
+    /// Number of measurements that stay without a client, those of another engine included.
     pub(crate) kept: u32,
-    /// What others have done to woven code.
+    /// Changes that other programs have made to woven code, for people.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) warnings: Vec<String>,
 }
@@ -531,29 +532,29 @@ pub(crate) struct Ended {
     pub(crate) pid: i32,
     pub(crate) status: Option<i32>,
     pub(crate) signal: Option<i32>,
-    /// It went on as another program.
+    /// Whether the process went on as another program (exec); left out if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) exec: bool,
 }
 
-/// Everything of a request is out again.
+/// The removal of a measurement is complete.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Removed {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
     pub(crate) stopped_ms: f64,
-    /// None if the process has ended, and its text with it.
+    /// Whether the text is equal to the original after the removal. Null if the process, and its text with it, is gone.
     pub(crate) text_restored: Option<bool>,
     pub(crate) children_left: Vec<i32>,
     pub(crate) corrections: Corrections,
-    /// What others have done to the code.
+    /// Changes that other programs have made to the code, for people.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) warnings: Vec<String>,
-    /// Memory of the engine is still mapped.
+    /// Whether memory of the engine is still mapped in the target; left out if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) memory_left: bool,
-    /// Threads that sleep in the kernel, for which that waits.
+    /// Ids of the threads that delay the unmapping because they sleep in the kernel.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) asleep: Vec<i32>,
     /// Patterns and foci in modules that were never loaded.
@@ -577,31 +578,31 @@ pub(crate) struct Kept {
     pub(crate) measurement: u64,
 }
 
-/// What a measurement cost its target.
+/// Cost of a measurement for its target.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cost {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Host,
     pub(crate) pid: i32,
-    /// Nanoseconds of processor time in a second, predicted from how often its points were reached.
+    /// Nanoseconds of processor time per second: the observed cost, or, if it is not known, the cost predicted from the latest frequencies.
     pub(crate) ns_per_s: f64,
-    /// The same as a share of one processor.
+    /// Cost in percent of one processor.
     pub(crate) percent: f64,
 }
 
-/// What a pair costs: as often as its code runs, each time at its worst case.
+/// Cost of a pair: the frequency of its code times the worst case of one run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct PairCost {
     pub(crate) metric: String,
     pub(crate) focus: String,
-    /// Each of its snippets once.
+    /// Nanoseconds that one run of each of the pair's snippets takes at worst, added up.
     pub(crate) hit_ns: f64,
     pub(crate) hits_per_s: f64,
-    /// Processor time in a second, as often as lately.
+    /// Nanoseconds of processor time per second, if the code goes on to run at the latest frequency.
     pub(crate) cost_ns_per_s: f64,
-    /// The same as a share of one processor.
+    /// Cost in percent of one processor.
     pub(crate) percent: f64,
-    /// Processor time so far.
+    /// Nanoseconds of processor time that the pair has taken so far.
     pub(crate) observed_ns: f64,
 }
 
@@ -617,15 +618,15 @@ pub(crate) struct TakenOut {
     /// Unix time.
     pub(crate) time_ns: u64,
     pub(crate) hits_per_s: u64,
-    /// Of one processor.
+    /// Cost of the pair in percent of one processor.
     pub(crate) percent: f64,
-    /// What all of the measurement might cost.
+    /// Limit of the cost of the whole measurement, in percent of one processor.
     pub(crate) max_overhead: f64,
-    /// It was for the gs base, not for the costs.
+    /// Whether the reason was the gs base, not the cost.
     pub(crate) own_gs: bool,
 }
 
-/// What a metric becomes.
+/// A metric and the snippets that it is lowered to.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Lowered {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -633,24 +634,24 @@ pub(crate) struct Lowered {
     pub(crate) metric: String,
     pub(crate) focus: String,
     pub(crate) pieces: Vec<Piece>,
-    /// Why there are none.
+    /// Reason why the metric has no snippets; null if it has some.
     pub(crate) problem: Option<String>,
-    /// Whether it measures something in the program, at this focus or at one of its functions.
+    /// Whether the metric measures something in the program, at this focus or at one of its functions.
     pub(crate) applies: bool,
 }
 
-/// A snippet, and what it becomes at a point.
+/// A snippet and its code at a point.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Piece {
     pub(crate) point: &'static str,
-    /// Behind the point's instruction.
+    /// Whether the snippet runs after the point's instruction instead of before it.
     pub(crate) after: bool,
-    /// How many it goes into.
+    /// Number of functions that the snippet goes into.
     pub(crate) functions: u32,
-    /// The one whose code is shown.
+    /// Name of the function whose code is shown.
     pub(crate) function: String,
     pub(crate) snippet: String,
-    /// The worst case with all that is needed to get there.
+    /// Worst case in cycles, with everything that is needed to get to the snippet; null if the snippet cannot be woven.
     pub(crate) cycles: Option<f64>,
     pub(crate) ns: Option<f64>,
     pub(crate) why_not: Option<String>,
@@ -661,7 +662,7 @@ pub(crate) struct Piece {
 /// An instruction of generated code.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Instruction {
-    /// The part that begins here.
+    /// Name of the part of the code that begins at this instruction; left out if none does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) label: Option<String>,
     pub(crate) at: String,
@@ -678,13 +679,13 @@ pub(crate) struct Check {
     pub(crate) text: String,
 }
 
-/// Something to know that stops nothing (standard error).
+/// A warning: the command goes on (standard error).
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Warning {
     pub(crate) what: String,
 }
 
-/// What went wrong (standard error).
+/// A failure of the command (standard error).
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Error {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -697,12 +698,12 @@ pub(crate) struct Error {
     pub(crate) pid: Option<i32>,
 }
 
-/// An offset as scripts get it.
+/// Formats an offset for scripts: in hexadecimal, with 0x.
 pub(crate) fn hex(offset: u64) -> String {
     format!("{offset:#x}")
 }
 
-/// Nanoseconds as milliseconds.
+/// Converts nanoseconds to milliseconds.
 pub(crate) fn millis(ns: u64) -> f64 {
     ns as f64 / 1e6
 }

@@ -1,4 +1,4 @@
-//! What is asked and what comes back, as plain values, and the way between them and the wire.
+//! Requests and answers as plain values, and their conversion to and from messages of the wire.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -10,16 +10,16 @@ use ingraft_wire::{FailureKind, Snapshot, v1};
 use crate::exit::{Failure, Kind};
 use crate::objects::{self, Corrections, Host, hex, millis};
 
-/// Which process a request is about.
+/// The process or processes that a request is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// By id.
+    /// The process with this id.
     Pid(i32),
-    /// The one of this name.
+    /// The one process of this name.
     Name(String),
-    /// Every one of a name or a control group.
+    /// Every process of a name or a control group.
     Each(Choice),
-    /// To be started.
+    /// A command to start, with its arguments.
     Command(Vec<OsString>),
 }
 
@@ -48,54 +48,54 @@ impl Choice {
 /// An MDL file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Source {
-    /// Its path.
+    /// Path of the file.
     pub(crate) name: String,
-    /// What is in it.
+    /// Content of the file.
     pub(crate) text: String,
 }
 
 /// A measurement to insert.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    /// Where.
+    /// Process to insert the measurement into.
     pub(crate) target: Target,
     /// Metric and focus as text.
     pub(crate) pairs: Vec<(String, String)>,
-    /// Functions that `function_metric` is measured at.
+    /// Patterns of the functions that `function_metric` is measured at.
     pub(crate) functions: Vec<String>,
     /// The metric of `functions`.
     pub(crate) function_metric: &'static str,
-    /// More definitions.
+    /// MDL files with further definitions.
     pub(crate) definitions: Vec<Source>,
     /// The flavors that the program has besides `linux` and `unix`.
     pub(crate) flavors: Vec<Flavor>,
-    /// Leave it in.
+    /// Whether the measurement stays without a client (`--no-remove`).
     pub(crate) keep: bool,
-    /// What it may cost, in percent of a processor; none: as the engine is set up.
+    /// Limit of the cost of the measurement, in percent of a processor; `None` for the limit that the engine is set up with.
     pub(crate) max_overhead: Option<f64>,
     /// Whether definitions may call functions of the target.
     pub(crate) allow_calls: bool,
     /// Whether fork children are measured with the target.
     pub(crate) family: bool,
-    /// Keep what the values do over time.
+    /// Whether the engine keeps histories of the values.
     pub(crate) history: bool,
-    /// How long to try again.
+    /// Time for which the engine tries a deferred insertion again.
     pub(crate) wait: Duration,
-    /// Wait for modules that are named and not loaded.
+    /// Whether the engine waits for modules that are named and not loaded.
     pub(crate) await_modules: bool,
 }
 
-/// What metrics become is asked.
+/// A request for the snippets that metrics are lowered to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lower {
-    /// None: all.
+    /// Names of the metrics; empty for all metrics.
     pub(crate) metrics: Vec<String>,
     pub(crate) focus: Option<String>,
     pub(crate) target: Option<Target>,
     pub(crate) definitions: Vec<Source>,
     /// The flavors that the program has besides `linux` and `unix`.
     pub(crate) flavors: Vec<Flavor>,
-    /// With machine code.
+    /// Whether the answer has the machine code.
     pub(crate) code: bool,
 }
 
@@ -107,13 +107,13 @@ pub(crate) struct FunctionRef {
     pub(crate) offset: u64,
 }
 
-/// What a pair measures.
+/// A pair of metric and focus, and the properties of its value.
 #[derive(Clone, Debug)]
 pub(crate) struct PairInfo {
     pub(crate) metric: String,
     pub(crate) focus: String,
     pub(crate) unit: String,
-    /// How the values of several targets combine.
+    /// Operator that combines the values of several targets.
     pub(crate) aggregate: Aggregate,
     /// Whether the value is a level rather than a count of events.
     pub(crate) level: bool,
@@ -131,7 +131,7 @@ pub(crate) struct RefusedFunction {
     pub(crate) function: FunctionRef,
     /// Metric and focus, where other pairs have the function.
     pub(crate) pair: Option<(String, String)>,
-    /// A stable word.
+    /// Reason of the refusal as a stable word.
     pub(crate) reason: String,
     pub(crate) why_not: String,
 }
@@ -155,11 +155,11 @@ pub(crate) struct Enabled {
     pub(crate) pairs: Vec<PairInfo>,
     pub(crate) refused: Vec<RefusedFunction>,
     pub(crate) warnings: Vec<String>,
-    /// Calls in progress whose states are as if their beginnings had been seen.
+    /// Number of calls in progress whose states are as if the engine had seen them begin.
     pub(crate) caught_up: u64,
-    /// Threads whose stacks could not be looked at.
+    /// Number of threads whose stacks could not be unwound.
     pub(crate) not_unwound: u32,
-    /// When it was in: Unix time.
+    /// Unix time, in nanoseconds, at which the measurement was in.
     pub(crate) since_ns: u64,
 }
 
@@ -176,7 +176,7 @@ pub(crate) struct Reading {
     pub(crate) values: Vec<Value>,
 }
 
-/// How a target ended.
+/// End of a target: its exit status, the signal that killed it, or exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) status: Option<i32>,
@@ -184,16 +184,16 @@ pub(crate) struct Ended {
     pub(crate) exec: bool,
 }
 
-/// What a stream brings.
+/// One step of a stream of values.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// What it measures now; the values of the pairs that are new follow.
+    /// The measurement has grown: all its pairs; the values of the new pairs follow.
     Grown(Grown),
     Reading(Reading),
     Ended(Ended),
 }
 
-/// What a measurement measures by now: more than at first when libraries were loaded since.
+/// All pairs of a measurement: more than at the insertion if libraries were loaded since.
 #[derive(Clone, Debug)]
 pub(crate) struct Grown {
     pub(crate) pairs: Vec<PairInfo>,
@@ -201,11 +201,11 @@ pub(crate) struct Grown {
     pub(crate) refused: Vec<RefusedFunction>,
 }
 
-/// What is left of a measurement that was removed.
+/// The result of a removal.
 #[derive(Clone, Debug)]
 pub(crate) struct Farewell {
     pub(crate) removed: objects::Removed,
-    /// What it measured in the end, if that is not what the insertion said.
+    /// Pairs of the measurement at its end; `None` if they are those of the insertion.
     pub(crate) grown: Option<Grown>,
     /// The last values.
     pub(crate) last: Option<Reading>,
@@ -213,7 +213,7 @@ pub(crate) struct Farewell {
 }
 
 impl Target {
-    /// Whether it is a program that the command starts.
+    /// Whether the target is a program that the command starts.
     pub(crate) fn is_started(&self) -> bool {
         matches!(self, Target::Command(_))
     }
@@ -236,7 +236,7 @@ impl Source {
 }
 
 impl Request {
-    /// The process that it is about, if that is named by its id.
+    /// Id of the process that the request names; `None` if the request names it in another way.
     pub(crate) fn pid(&self) -> Option<i32> {
         match self.target {
             Target::Pid(pid) => Some(pid),
@@ -285,7 +285,7 @@ impl Collector {
         self.refused.extend(chunk.functions);
     }
 
-    /// A part of a description.
+    /// Takes in one step of a description.
     pub(super) fn described(&mut self, part: v1::DescribeResponse) {
         use v1::describe_response::Event;
         match part.event {
@@ -296,22 +296,22 @@ impl Collector {
         }
     }
 
-    /// How many pairs have come.
+    /// Number of pairs that have arrived.
     pub(super) fn count(&self) -> usize {
         self.pairs.len()
     }
 
-    /// Whether anything came.
+    /// Whether the first part of the answer has arrived.
     pub(super) fn has_begun(&self) -> bool {
         self.enabled.is_some()
     }
 
-    /// What is measured by now, if all of it came.
+    /// Returns the pairs and refused functions; `None` if the answer is incomplete.
     pub(super) fn grown(self) -> Option<Grown> {
         self.finish().map(|e| Grown { pairs: e.pairs, refused: e.refused })
     }
 
-    /// The whole, if all of it came.
+    /// Returns the whole answer; `None` if it is incomplete.
     pub(super) fn finish(self) -> Option<Enabled> {
         let e = self.enabled?;
         if self.pairs.len() != usize::try_from(e.pair_count).ok()? {
@@ -357,7 +357,7 @@ fn pair_info(pair: v1::Pair, metrics: &HashMap<&str, &v1::Metric>) -> PairInfo {
     }
 }
 
-/// A newer engine may know more operators; the sum suits most.
+/// Converts an operator. An unknown one, which a newer engine may send, becomes the sum, as the sum suits most metrics.
 fn aggregate(aggregate: v1::Aggregate) -> Aggregate {
     ingraft_wire::convert::aggregate(aggregate.into(), "aggregate").unwrap_or(Aggregate::Sum)
 }
@@ -366,8 +366,8 @@ fn function_ref(f: v1::FunctionRef) -> FunctionRef {
     FunctionRef { module: f.module, function: f.function, offset: f.offset }
 }
 
-/// Each function that is refused once; one that is refused to some pairs only, while others may measure it, once for each of these. A pair is
-/// named unless it is about the function alone.
+/// Returns each refused function once. A function that some pairs may measure is returned once for each pair that may not.
+/// The pair is named unless the pair is about the function alone.
 fn refused_functions(refused: Vec<v1::RefusedFunction>, pairs: &[PairInfo]) -> Vec<RefusedFunction> {
     let place = |f: &v1::RefusedFunction| f.function.as_ref().map(|f| (f.module.clone(), f.offset));
     let mut of: HashMap<_, HashSet<usize>> = HashMap::new();

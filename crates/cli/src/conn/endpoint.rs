@@ -17,7 +17,7 @@ use crate::exit::{Failure, Kind};
 /// A daemon that does not take the connection in this time is not running.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// What every request carries: the protocol's version, and the token if there is one.
+/// Headers of every request: the protocol's version, and the token if there is one.
 #[derive(Clone, Default)]
 pub(super) struct Headers {
     token: Option<MetadataValue<Ascii>>,
@@ -33,20 +33,20 @@ impl Interceptor for Headers {
     }
 }
 
-/// How a daemon is reached.
+/// Address of a daemon, by the way to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Address {
     Unix(PathBuf),
-    /// Without TLS: loopback only, with a token.
+    /// TCP without TLS: loopback only, with a token.
     Plain(String),
-    /// With TLS on both sides.
+    /// TCP with TLS on both sides.
     Tls(String),
 }
 
 fn parse(uri: &str) -> Result<Address, Failure> {
     let wrong = |what: String| Failure::usage(what, "write unix:/PATH, http://127.0.0.1:PORT or https://HOST:PORT");
     if let Some(path) = uri.strip_prefix("unix:") {
-        // Both spellings: unix:/p and unix:///p.
+        // The address has one of two spellings: unix:/p or unix:///p.
         let path = path.strip_prefix("//").unwrap_or(path);
         if !path.starts_with('/') {
             return Err(wrong(format!("`{uri}` names no absolute path")));
@@ -81,7 +81,7 @@ pub(super) async fn embedded(common: &Common) -> Result<(Channel, ingraft_daemon
     Ok((embedded.channel(), embedded))
 }
 
-/// Where journal and cache are kept if nobody says otherwise.
+/// Default directory of journal and cache.
 fn default_state_dir() -> Result<PathBuf, Failure> {
     if rustix::process::geteuid().is_root() {
         return Ok(PathBuf::from("/var/lib/ingraft"));

@@ -1,4 +1,4 @@
-//! What values did over time, fetched from the engine.
+//! Histories of values, fetched from the engine.
 
 use ingraft_model::{Course, History};
 use ingraft_wire::v1;
@@ -10,14 +10,14 @@ use crate::exit::Failure;
 /// A span of a measurement's time and what its values did in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Chapter {
-    /// The phase; none: the whole time.
+    /// The phase; `None` for the whole time.
     pub(crate) phase: Option<v1::Phase>,
-    /// By the number of the pair.
+    /// Histories, each with the number of its pair.
     pub(crate) histories: Vec<(usize, History)>,
 }
 
 impl Client {
-    /// The whole time of a measurement, then its phases if there is more than one.
+    /// Fetches the histories of the whole time of a measurement, then those of its phases if there is more than one.
     pub(crate) async fn chapters(&self, measurement: u64, pairs: &[PairInfo]) -> Result<Vec<Chapter>, Failure> {
         let (phases, whole) = self.histories(measurement, None, pairs).await?;
         let mut chapters = vec![Chapter { phase: None, histories: whole }];

@@ -53,7 +53,7 @@ const STREAMS: usize = 64;
 struct Streams {
     uri: String,
     common: Common,
-    /// The latest, and how many streams it has had.
+    /// The latest connection, and the number of streams that it has had.
     latest: tokio::sync::Mutex<Option<(Service, usize)>>,
 }
 
@@ -110,7 +110,7 @@ impl Engines {
         self.embedded.is_some()
     }
 
-    /// Ends the embedded engine: whatever is still in is taken out.
+    /// Ends the embedded engine, which removes what is still inserted.
     pub(crate) async fn close(self) {
         drop(self.clients);
         if let Some(embedded) = self.embedded {
@@ -178,7 +178,7 @@ impl Client {
         let (name, cgroup) = (name.unwrap_or_default(), cgroup.unwrap_or_default());
         let request = v1::ListProcessesRequest { glob: String::new(), name, cgroup };
         let mut found = self.list_processes(request, progress).await?;
-        // of the same machine, mostly: then this command is none of them
+        // the daemon is mostly on the same machine: then the list may name this command itself
         let own = i32::try_from(std::process::id()).ok();
         found.retain(|process| Some(process.pid) != own);
         Ok(found)
@@ -195,7 +195,7 @@ impl Client {
         let mut out = Vec::new();
         while let Some(part) = self.next(&mut stream, progress).await? {
             if chooses && !part.chosen {
-                // one that does not know these fields lists all processes, and none of them was asked for
+                // a daemon that does not know these fields lists all processes, and none of them was asked for
                 let what = "the daemon does not choose processes by name or control group";
                 let failure = Failure::failed(what, "install the same version of ingraftd as of ingraft");
                 return Err(Failure { host: self.host(), ..failure });
@@ -278,7 +278,7 @@ impl Client {
         Ok(out)
     }
 
-    /// What metrics become.
+    /// Fetches the snippets that metrics are lowered to.
     pub(crate) async fn lower(&self, ask: &Lower, progress: &mut Progress) -> Result<Vec<objects::Lowered>, Failure> {
         let mut client = MetricsClient::new(self.service.clone());
         let mut stream = self.answer(client.lower(ask.to_wire()), progress).await?;
@@ -387,7 +387,7 @@ impl Client {
         Ok(())
     }
 
-    /// What a measurement measures by now: more than at first when libraries were loaded since.
+    /// Fetches all pairs of a measurement: more than at the insertion if libraries were loaded since.
     pub(crate) async fn measured(&self, measurement: u64) -> Result<Grown, Failure> {
         let mut client = InstrumentationClient::new(self.service.clone());
         let answer = client.describe(v1::DescribeRequest { measurement }).await;
@@ -399,7 +399,7 @@ impl Client {
         collector.grown().ok_or_else(|| self.incomplete("the measurement"))
     }
 
-    /// Reads the values of the first `pairs` once, by thread; those that came since are left out.
+    /// Reads the values of the first `pairs` pairs once, by thread; the values of later pairs are left out.
     pub(crate) async fn read(&self, measurement: u64, pairs: usize) -> Result<Reading, Failure> {
         use v1::read_response::Event as Wire;
         let mut client = MetricsClient::new(self.service.clone());
@@ -445,7 +445,7 @@ impl Client {
         Ok(Farewell { removed, grown, last, ended })
     }
 
-    /// What is inserted where.
+    /// Fetches the instrumentation in each target.
     pub(crate) async fn inserted(&self, progress: &mut Progress) -> Result<Vec<objects::Inserted>, Failure> {
         let mut client = InstrumentationClient::new(self.service.clone());
         let mut stream = self.answer(client.list(v1::ListInsertedRequest {}), progress).await?;
@@ -456,7 +456,7 @@ impl Client {
         Ok(out)
     }
 
-    /// Removes everything from a target; none if there was nothing.
+    /// Removes everything from a target; `None` if nothing was inserted there.
     pub(crate) async fn detach(
         &self,
         target: &Target,

@@ -13,7 +13,7 @@ pub(crate) struct Quantiles {
     pub(crate) p99: Option<u64>,
     pub(crate) p999: Option<u64>,
     pub(crate) max: Option<u64>,
-    /// From (inclusive), to (exclusive), and the number of values there; empty ones are left out.
+    /// Buckets as their first value (inclusive), their end (exclusive) and the number of values in them; empty buckets are left out.
     pub(crate) buckets: Vec<[u64; 3]>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Interval {
     pub(crate) ns: u64,
     /// Number of values.
     pub(crate) count: u64,
-    /// Of these values. `min` and `max` are bounds that no value exceeds; each is off by less than the width of its bucket.
+    /// Quantiles of these values. `min` and `max` are bounds that no value exceeds; each is off by less than the width of its bucket.
     #[serde(flatten)]
     pub(crate) quantiles: Quantiles,
 }
@@ -55,12 +55,12 @@ pub(crate) struct Times {
     pub(crate) p99_ns: Option<u64>,
     pub(crate) p999_ns: Option<u64>,
     pub(crate) max_ns: Option<u64>,
-    /// As in [`Quantiles`].
+    /// Buckets as in [`Quantiles`].
     pub(crate) buckets: Vec<[u64; 3]>,
 }
 
 impl Times {
-    /// Of so many calls.
+    /// Converts the distribution of the times of `calls` calls.
     pub(crate) fn of(calls: i64, ns: Option<&Distribution>) -> Self {
         let Quantiles { sum, min, p50, p90, p99, p999, max, buckets } = ns.unwrap_or(&Distribution::default()).into();
         Times {
