@@ -33,27 +33,27 @@ use kin::Kin;
 
 /// Time between two readings unless told otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// By how much a sleep of the machine must have become longer to be told again.
+/// Nanoseconds by which the machine's time asleep must have grown before another warning.
 const SLEEP_NS: u64 = 50_000_000;
-/// How often a reader that went away is looked for.
+/// Time between two checks whether the reader of the output went away.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What to measure, where, and for how long.
+/// The plan of a command: the requests, the time between readings, and the flags.
 pub(crate) struct Plan {
-    /// One for each target.
+    /// Requests, one for each target that the flags name.
     requests: Vec<Request>,
     /// The flags.
     measure: args::Measure,
     /// Time between two readings.
     interval: Duration,
-    /// How long a phase of the histories is.
+    /// Length of a phase of the histories; `None` if there are no phases.
     phases: Option<Duration>,
     /// Whether events that were counted in a part of the time only are estimated for all of it.
     scaled: bool,
 }
 
 impl Plan {
-    /// A request for each target that the flags name. A started command writes to the same screen.
+    /// Creates a plan with a request for each target that the flags name. A started command writes to the same screen.
     pub(crate) fn new(
         measure: &args::Measure,
         target: &args::Target,
@@ -73,12 +73,12 @@ impl Plan {
         }
     }
 
-    /// The same with its time told apart in phases.
+    /// Returns the plan with histories in phases of this length.
     pub(crate) fn in_phases(self, phases: Option<Duration>) -> Self {
         Plan { phases, ..self }
     }
 
-    /// The same with estimates for events that were counted in a part of the time only.
+    /// Returns the plan with or without estimates for events that were counted in a part of the time only.
     pub(crate) fn scaled(self, scaled: bool) -> Self {
         Plan { scaled, ..self }
     }
@@ -108,48 +108,48 @@ pub(crate) struct Site {
     pub(crate) enabled: Enabled,
     /// The latest values.
     pub(crate) reading: Reading,
-    /// Those before, for rates; none before the second reading.
+    /// The values of the reading before, for rates; `None` before the second reading.
     pub(crate) before: Option<Reading>,
     /// Unix time of the first reading.
     pub(crate) first_ns: Option<u64>,
     pub(crate) ended: bool,
-    /// It went on as another program.
+    /// Whether the target went on as another program.
     exec: bool,
-    /// No reading will follow, and why.
+    /// Failure after which no reading follows.
     lost: Option<Failure>,
-    /// Since when it is measured if it was not asked for by name: what it did before was not counted. Unix time.
+    /// Unix time, in nanoseconds, since which a process that was not asked for by name is measured: earlier calls are not counted.
     pub(crate) late_ns: Option<u64>,
     /// Patterns and foci in modules that were never loaded.
     awaited: Vec<String>,
-    /// What is to be said of its removal if that is done already.
+    /// Object that announces the removal, if the removal is done already.
     farewell: Option<Object>,
-    /// Pairs of which it has been said that they were taken out.
+    /// Pairs whose removal for their costs or the gs base the user has been told of.
     told_out: BTreeSet<usize>,
-    /// Values of events that were counted in a part of the time only are estimates for all of it.
+    /// Whether values of events that were counted in a part of the time only are estimates for all of it.
     pub(crate) scaled: bool,
-    /// Pairs of which it has been said that they are counted in a part of the time only.
+    /// Pairs for which the user has been warned that they are counted in a part of the time only.
     told_share: BTreeSet<usize>,
-    /// For how long it has been said that the machine slept.
+    /// Nanoseconds of the machine's sleep that the latest warning told.
     told_slept_ns: u64,
-    /// Functions of libraries that were loaded later of which it has been said that they are not measured.
+    /// Functions of later loaded libraries for which the user has been warned that they are not measured.
     told_refused: Vec<RefusedFunction>,
-    /// What the values did over time, if that was asked for and it is over.
+    /// Histories of the values, fetched at the end of the measurement; empty unless they were asked for.
     pub(crate) chapters: Vec<Chapter>,
 }
 
-/// How a command presents a measurement.
+/// Presentation of a measurement by a command.
 pub(crate) trait View {
-    /// A reading came in at `sites[at]`.
+    /// Presents a new reading of `sites[at]`.
     fn reading(&mut self, sites: &[Site], at: usize, out: &mut Output) -> Result<(), Stop>;
-    /// The last values are in.
+    /// Presents the last values.
     fn last(&mut self, sites: &[Site], out: &mut Output) -> Result<(), Stop>;
 }
 
-/// What a command knows besides its own flags.
+/// The engines, the common flags and the start time of a command.
 pub(crate) struct Context<'a> {
     pub(crate) engines: &'a Engines,
     pub(crate) common: &'a Common,
-    /// When the command was started.
+    /// Start time of the command.
     pub(crate) started: std::time::Instant,
 }
 
@@ -243,7 +243,7 @@ impl Session<'_> {
     ) -> Result<(), Stop> {
         let deadline = self.plan.measure.duration.map(|d| Instant::now() + d);
         let mut look = tokio::time::interval(LOOK);
-        // Without it the end of the last stream ends the command.
+        // Without this sender, the end of the last stream ends the command.
         let events = self.plan.follows_anything().then_some(events);
         let mut kin = tokio::time::interval(kin::LOOK);
         kin.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -296,7 +296,7 @@ impl Session<'_> {
         let new = self.sites.get_mut(at).map(Site::taken_out).unwrap_or_default();
         let nothing_left = self.sites.iter().all(Site::is_all_out);
         let mut last = None;
-        // people are named some of many; scripts get an object for each
+        // a table names only the first pairs; scripts get an object for each
         let named = if out.json() { usize::MAX } else { words::NAMED };
         let more = new.len().saturating_sub(named);
         for (number, object) in new.into_iter().enumerate() {
@@ -324,7 +324,7 @@ impl Session<'_> {
             }
         }
         let slept_ns = site.reading.values.iter().map(|value| value.slept_ns).max().unwrap_or(0);
-        // the two clocks by which it is known are not read at the same moment
+        // the two clocks whose difference is the sleep are not read at the same moment
         if slept_ns > site.told_slept_ns.saturating_add(SLEEP_NS) {
             site.told_slept_ns = slept_ns;
             output::warn(&words::slept(slept_ns), format);
@@ -351,7 +351,7 @@ impl Session<'_> {
 
     /// Says which functions were waited for in vain; fails if nothing else was asked for.
     fn tell_awaited(&self) -> Result<(), Stop> {
-        // of pairs in started programs that has been said
+        // `tell_absent` has said it of pairs in started programs
         let started = self.plan.requests.iter().any(|request| request.target.is_started());
         let told =
             |text: &str| started && self.plan.requests.iter().any(|r| r.pairs.iter().any(|(_, f)| f.contains(text)));
@@ -444,7 +444,7 @@ impl Session<'_> {
         }
         let presented = view.last(&self.sites, out).and_then(|()| {
             farewells.iter().try_for_each(|(ended, farewell)| {
-                // That it ended has been said; people need not hear that nothing is in it.
+                // The end of the target has been said; people need not hear that nothing is in it.
                 let text = if *ended { String::new() } else { words::farewell(farewell) };
                 out.text(&text)?;
                 out.object(farewell)
@@ -524,7 +524,7 @@ impl Site {
         Some(self.reading.values.get(pair)?.value as f64 / seconds)
     }
 
-    /// Pairs that were taken out and have not been told.
+    /// Returns the pairs that were taken out since the last call.
     fn taken_out(&mut self) -> Vec<objects::TakenOut> {
         let mut new = Vec::new();
         for (pair, value) in self.reading.values.iter().enumerate() {
@@ -546,7 +546,7 @@ impl Site {
         new
     }
 
-    /// Whether all that was asked for was taken out.
+    /// Whether every pair was taken out.
     fn is_all_out(&self) -> bool {
         !self.reading.values.is_empty() && self.reading.values.iter().all(|v| v.taken_out.is_some())
     }
@@ -557,7 +557,7 @@ impl Site {
     }
 
     /// Libraries were loaded that its patterns match: their pairs come behind those that were there.
-    /// Takes over what is measured by now, and says what of it is not.
+    /// Takes over the pairs of the grown measurement, and warns of functions that are newly refused.
     fn grow(&mut self, grown: Grown, format: Format) {
         let Grown { pairs, refused } = grown;
         self.reading.values.resize(pairs.len(), Default::default());
@@ -637,7 +637,7 @@ impl Site {
         }
     }
 
-    /// What the measurement costs its target; none if that is not known (any more).
+    /// Cost of the measurement for its target; `None` if it is not known (any more).
     fn cost(&self, inserted: &[objects::Inserted]) -> Option<Cost> {
         let (pid, host) = (self.enabled.pid, self.host());
         if self.ended || self.lost.is_some() {
@@ -651,7 +651,7 @@ impl Site {
         Some(Cost { host: self.host(), pid, ns_per_s, percent: ns_per_s / 1e7 })
     }
 
-    /// What the values did over time, as long as the measurement is in.
+    /// Fetches the histories of the values, which the engine has only while the measurement is in.
     async fn fetch_history(&mut self, format: Format) {
         match self.client.chapters(self.enabled.measurement, &self.enabled.pairs).await {
             Ok(chapters) => self.chapters = chapters,
@@ -695,7 +695,7 @@ impl Site {
     }
 }
 
-/// The targets that the flags name.
+/// Returns the targets that the flags name.
 fn targets(target: &args::Target) -> Vec<Target> {
     if !target.command.is_empty() {
         return vec![Target::Command(target.command.clone())];
@@ -706,14 +706,14 @@ fn targets(target: &args::Target) -> Vec<Target> {
     }
 }
 
-/// The name or control group of which the flags mean all processes.
+/// Returns the name or control group of which the flags mean all processes; `None` if they mean single processes.
 pub(crate) fn choice(running: &args::RunningTarget, all: bool, cgroup: Option<&str>) -> Option<Choice> {
     let name = running.name.clone().filter(|_| all || cgroup.is_some());
     let choice = Choice { name, cgroup: cgroup.map(str::to_owned) };
     (choice.name.is_some() || choice.cgroup.is_some()).then_some(choice)
 }
 
-/// The running targets that the flags name.
+/// Returns the running targets that the flags name.
 pub(crate) fn running(target: &args::RunningTarget) -> Vec<Target> {
     if let Some(name) = &target.name {
         return vec![Target::Name(name.clone())];

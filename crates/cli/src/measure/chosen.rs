@@ -24,9 +24,9 @@ const AT_ONCE: usize = 2;
 /// The processes of a name or a control group that have been seen.
 #[derive(Default)]
 pub(super) struct Chosen {
-    /// Their hosts and ids: each is tried once.
+    /// Hosts and ids of these processes: each process is tried once.
     seen: HashSet<(Option<String>, i32)>,
-    /// Time of the next look; `None`: at once.
+    /// Time of the next look; `None` for a look at once.
     next: Option<Instant>,
 }
 

@@ -1,6 +1,6 @@
 //! Children of targets, and programs that take a process over: they become targets of their own with the same request.
 //!
-//! They are looked for again and again, so that each is measured from when it was noticed on, and says since when.
+//! The command looks for them periodically. Each is measured from the time on at which it was noticed, and its values say since when.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,18 +16,18 @@ use crate::exit::{Failure, Kind, Stop};
 use crate::output::progress::Progress;
 use crate::output::{self, Output, words};
 
-/// How often they are looked for.
+/// Time between two looks for children and new programs.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
-/// How long a program that has just begun may take until what was asked for is loaded.
+/// Time within which a program that has just begun must load the modules that the request names.
 const LOADING: Duration = Duration::from_secs(2);
 
-/// The longest time after which one is tried again that could not be measured; it begins with [`LOOK`] and doubles.
+/// Longest time between two tries to measure a process that could not be measured; the time begins with [`LOOK`] and doubles.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What is known of them.
+/// State of the children and new programs that were noticed.
 #[derive(Default)]
 pub(super) struct Kin {
-    /// Children that are there and not measured, by host and pid.
+    /// Living children that are not measured, by host and pid.
     left_out: HashMap<(Option<String>, i32), LeftOut>,
     starting: Vec<Starting>,
     missed: u64,
@@ -37,12 +37,12 @@ pub(super) struct Kin {
 /// A process that could not be measured.
 struct LeftOut {
     why: Failure,
-    /// When it is tried again, and how long after the last try that is: None where that is of no use.
+    /// Time of the next try and the pause before it; `None` if another try is of no use.
     again: Option<(Instant, Duration)>,
 }
 
 impl LeftOut {
-    /// One that was left out `before` as well, or is told of now.
+    /// Records a process that could not be measured; warns if it was not left out `before`.
     fn new(pid: i32, why: Failure, before: Option<LeftOut>, format: Format) -> Self {
         let again = may_pass(&why.reason).then(|| {
             if before.is_none() {
@@ -64,12 +64,12 @@ struct Starting {
     client: Client,
     pid: i32,
     until: Instant,
-    /// It is loaded, but something else was in the way.
+    /// State of the tries if the program could not be measured for another reason than a missing module.
     left_out: Option<LeftOut>,
 }
 
 impl Kin {
-    /// Measures a process as soon as what was asked for is loaded there.
+    /// Measures a process as soon as the modules that the request names are loaded there.
     pub(super) fn begin(&mut self, client: &Client, pid: i32) {
         self.starting.push(Starting { client: client.clone(), pid, until: Instant::now() + LOADING, left_out: None });
     }
@@ -90,12 +90,12 @@ impl Kin {
         ended.into_iter().for_each(|left| self.miss(left.why));
     }
 
-    /// Whether a child is to be left alone in this look.
+    /// Whether this look does not try the child.
     fn leaves(&self, child: &(Option<String>, i32)) -> bool {
         self.left_out.get(child).is_some_and(LeftOut::is_left_alone)
     }
 
-    /// Whether more may come although no target goes on.
+    /// Whether another target may come although no target goes on.
     pub(super) fn comes(&self) -> bool {
         !self.starting.is_empty()
     }
@@ -112,7 +112,7 @@ impl Plan {
 }
 
 impl Session<'_> {
-    /// Measures what has come since the last look.
+    /// Measures the processes and programs that are new since the last look.
     pub(super) async fn look_for_kin(&mut self, events: &mpsc::Sender<Arrival>, out: &mut Output) -> Result<(), Stop> {
         for mut starting in std::mem::take(&mut self.kin.starting) {
             if starting.left_out.as_ref().is_some_and(LeftOut::is_left_alone) {
@@ -163,7 +163,7 @@ impl Session<'_> {
         self.sites.iter().filter(move |site| site.goes_on() && site.host() == *host)
     }
 
-    /// Inserts the request into a process that was not asked for by name; why it is not measured.
+    /// Inserts the request into a process that was not asked for by name. Returns the failure if the process cannot be measured.
     async fn measure_as_well(
         &mut self,
         client: &Client,
@@ -188,8 +188,8 @@ impl Session<'_> {
         }
     }
 
-    /// A target has ended. Its last values are fetched at once, as nobody knows how long the others will go on; if it has started another
-    /// program, that is measured when it is loaded.
+    /// Handles the end of a target. Fetches its last values at once, as the other targets may go on for long. If the target has started
+    /// another program, that is measured when it is loaded.
     pub(super) async fn depart(&mut self, at: usize, exec: bool, out: &mut Output) -> Result<(), Stop> {
         let (format, measure) = (self.format(), self.plan.measure.clone());
         let Some(site) = self.sites.get_mut(at).filter(|_| self.plan.follows_anything()) else { return Ok(()) };
@@ -207,7 +207,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Says how many were not measured.
+    /// Warns of the number of followed processes that were not measured.
     pub(super) fn tell_missed(&mut self) {
         let children = std::mem::take(&mut self.kin.left_out).into_values();
         let programs = std::mem::take(&mut self.kin.starting).into_iter().filter_map(|starting| starting.left_out);

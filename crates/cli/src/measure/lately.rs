@@ -1,4 +1,4 @@
-//! What histograms got in the latest interval, which their cumulative values do not show.
+//! Values that histograms got in the latest interval, which their cumulative values do not show.
 
 use ingraft_model::Distribution;
 
@@ -14,7 +14,7 @@ pub(crate) struct Lately {
 }
 
 impl Lately {
-    /// Those of several targets together; the time is the longest.
+    /// Combines the values of two targets; the time is the longer one.
     pub(crate) fn merge(mut self, other: &Lately) -> Lately {
         self.ns = self.ns.max(other.ns);
         self.distribution.merge(&other.distribution);

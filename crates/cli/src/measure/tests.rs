@@ -19,7 +19,7 @@ async fn run_command(words: &str, script: Script, paper: Paper) -> (String, Resu
     run_loud(words, script, paper, Output::to_sink).await
 }
 
-/// The same before people.
+/// Runs a command with its output on a terminal; returns what it printed.
 async fn run_on_screen(words: &str, script: Script) -> String {
     let _quiet = QUIET.read().await;
     let (text, result) = run_loud(words, script, Paper::default(), |_, sink| Output::to_screen(sink)).await;
@@ -136,7 +136,7 @@ async fn count_for_people() {
     .assert_eq(&lines.join("\n"));
 }
 
-/// So many calls, one in a hundred of them slow.
+/// Distribution of this number of calls, of which one in a hundred is slow.
 fn times(calls: i64) -> Distribution {
     distribution((0..calls as u64).map(|i| if i % 100 == 99 { 3_000_000 + i } else { 1000 + i }))
 }

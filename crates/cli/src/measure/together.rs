@@ -1,11 +1,11 @@
-//! What several targets have together: the values of one metric and focus, combined as the metric asks.
+//! Combined values: the values of one metric and focus in several targets, combined by the metric's aggregate operator.
 //!
-//! A combined value is shown when every target has sent a reading since the one before. A target that is late does not hold the others up: when
-//! one of them has sent a second reading, the value is shown with how many of the targets it is up to date for; the late one's last value is
-//! in it, so that a sum never goes back.
+//! A combined value is shown when every target has sent a reading since the last combined value. A late target does not delay the others: when
+//! another target has sent a second reading, the value is shown with the number of targets that are up to date. The last known value of the
+//! late target is included, so that a sum never goes back.
 //!
-//! Values by key are put together by name, as addresses mean something else in each process, and by number if that can be no address. What else
-//! there is counts for the others.
+//! Values by key are combined by name, as addresses mean something else in each process, and by number if the number can be no address. The
+//! values of all other keys are added to `others`.
 
 use std::collections::BTreeMap;
 
@@ -18,37 +18,37 @@ use crate::conn::{PairInfo, Value};
 /// One metric and focus over several targets.
 #[derive(Clone, Debug)]
 pub(crate) struct Combined<'a> {
-    /// What it measures; the same in all targets.
+    /// The pair, which is the same in all targets.
     pub(crate) info: &'a PairInfo,
-    /// Unix time of the newest reading in it.
+    /// Unix time, in nanoseconds, of the newest reading that is combined.
     pub(crate) time_ns: u64,
-    /// By the metric's aggregate operator; histograms with the values of all. Without threads.
+    /// Value combined by the metric's aggregate operator, without threads. A histogram has the values of all targets.
     pub(crate) value: Value,
-    /// Combined change per second; none before all have two readings, and of levels.
+    /// Combined change per second; `None` before all targets have two readings, and for levels.
     pub(crate) rate: Option<f64>,
     /// The values of a histogram that came in the latest intervals of all; none before all have two readings, and for other metrics.
     pub(crate) lately: Option<Lately>,
-    /// How many targets measure it.
+    /// Number of targets that measure the pair.
     pub(crate) targets: usize,
-    /// How many of them have sent their value since it was shown before.
+    /// Number of targets that have sent their value since the last combined value.
     pub(crate) heard: usize,
 }
 
-/// Which targets were heard since a combined value was shown.
+/// The targets that have sent a reading since the last combined value.
 #[derive(Debug, Default)]
 pub(crate) struct Together {
     heard: Vec<bool>,
 }
 
 impl Together {
-    /// A reading of `sites[at]` came in. The combined values, if it is time to show them.
+    /// Takes note of a reading of `sites[at]`. Returns the combined values if it is time to show them, otherwise nothing.
     pub(crate) fn reading<'a>(&mut self, sites: &'a [Site], at: usize) -> Vec<Combined<'a>> {
         if sites.len() < 2 {
             return Vec::new();
         }
         self.heard.resize(sites.len(), false);
         let Some(heard) = self.heard.get(at).copied() else { return Vec::new() };
-        // the others are late: without them, and this reading is the first of the next round
+        // the others are late: show the values without their news; this reading is the first of the next round
         let shown = if heard { self.take(sites) } else { Vec::new() };
         if let Some(heard) = self.heard.get_mut(at) {
             *heard = true;
@@ -66,12 +66,12 @@ impl Together {
     }
 }
 
-/// The final values: nobody is late.
+/// Returns the final combined values; every target counts as up to date.
 pub(crate) fn last(sites: &[Site]) -> Vec<Combined<'_>> {
     curves(sites, |_| true)
 }
 
-/// What more than one target measures, in the order of the first of them. A target that has ended has sent all it ever will.
+/// Combines the pairs that more than one target measures, in the order of their first target. A target that has ended counts as up to date.
 fn curves(sites: &[Site], heard: impl Fn(usize) -> bool) -> Vec<Combined<'_>> {
     let mut curves: Vec<Vec<(usize, usize)>> = Vec::new();
     let mut known = std::collections::HashMap::new();
@@ -136,10 +136,10 @@ fn combine<'a>(sites: &'a [Site], members: &[(usize, usize)], heard: &impl Fn(us
     })
 }
 
-/// No program has anything below: what it keeps there are numbers.
+/// Lowest address that a program can have mapped: lower keys are numbers.
 const LOWEST_ADDRESS: u64 = 1 << 16;
 
-/// What a key is in every process.
+/// Meaning of a key that is the same in every process.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Identity<'a> {
     Name(&'a str),
@@ -156,7 +156,7 @@ impl<'a> Identity<'a> {
     }
 }
 
-/// The keys of those that have a name have no number.
+/// Adds up values by key over several processes. A key with a name has no number in the result.
 fn combine_keys<'a>(all: impl Iterator<Item = &'a v1::Keys>) -> Option<v1::Keys> {
     let mut sums: BTreeMap<Identity<'_>, i64> = BTreeMap::new();
     let mut together: Option<v1::Keys> = None;
