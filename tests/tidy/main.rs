@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod comments;
 mod edges;
 mod files;
 mod folders;
