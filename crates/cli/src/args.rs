@@ -40,7 +40,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// How results are printed.
+/// Format of printed results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     // Aligned columns for people. (No documentation comments here: they would make a page of every --help.)
@@ -129,7 +129,7 @@ pub(crate) enum Program {
     Ingraftd,
 }
 
-/// What to do.
+/// The subcommand.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// List processes, whether each can be measured, and if not, why and what would allow it
@@ -208,7 +208,7 @@ pub(crate) struct Target {
     pub(crate) command: Vec<OsString>,
 }
 
-/// What is measured besides what was asked for.
+/// Processes and programs that are measured besides the targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Follow {
     /// Children, and theirs.
@@ -217,7 +217,7 @@ pub(crate) enum Follow {
     Exec,
 }
 
-/// How long, how often, at what cost.
+/// Flags of a measurement: its time, the interval of readings, and the limit of its cost.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Measure {
     /// Stop after this time, e.g. 10s, 500ms, 2min; without it until Ctrl-C or the end of the target
@@ -568,7 +568,7 @@ impl Target {
 }
 
 impl Cli {
-    /// What clap does not say well enough.
+    /// Checks what clap cannot express, or does not say well enough.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let no_remove = match &self.command {
             Command::Count(args) => args.measure.no_remove,
@@ -615,7 +615,7 @@ impl Cli {
     }
 }
 
-/// A metric and what it is restricted to.
+/// A metric and the focus that it is restricted to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pair {
     /// Public name of the metric.

@@ -1,4 +1,4 @@
-//! How a command ends: the documented exit codes, and errors of one line what and one line what to do.
+//! The end of a command: the documented exit codes, and errors of two lines: what went wrong, and what to do.
 
 use std::io;
 use std::process::ExitCode;
@@ -24,21 +24,21 @@ impl Kind {
     }
 }
 
-/// What went wrong and what to do about it.
+/// A failure: what went wrong, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub(crate) struct Failure {
-    /// Its class.
+    /// Class of the failure, which decides the exit code.
     pub(crate) kind: Kind,
-    /// A stable word, e.g. `no_such_process`; empty for failures of the command line's own.
+    /// Reason as a stable word, e.g. `no_such_process`; empty for failures of the command line's own.
     pub(crate) reason: String,
-    /// One line what.
+    /// Description of the failure in one line.
     pub(crate) what: String,
-    /// One line what to do.
+    /// Advice what to do, in one line.
     pub(crate) hint: String,
-    /// The process that it is about.
+    /// Process that the failure is about.
     pub(crate) pid: Option<i32>,
-    /// The daemon that said so, when there are several.
+    /// Address of the daemon that reported the failure, if there are several daemons.
     pub(crate) host: Option<String>,
 }
 
@@ -59,14 +59,14 @@ impl Failure {
     }
 }
 
-/// Why a command stops early.
+/// Reason why a command stops early.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// It failed.
+    /// The command failed.
     Failure(Failure),
     /// Failures that have been reported already; this is the exit code.
     Reported(Kind),
-    /// Whoever read our output went away: nothing is wrong and nobody listens.
+    /// The reader of the output went away: nothing is wrong, and no message is needed.
     ReaderGone,
 }
 
@@ -77,7 +77,7 @@ impl From<Failure> for Stop {
 }
 
 impl Stop {
-    /// The end of a write to the output that failed.
+    /// Converts a failed write to the output.
     pub(crate) fn from_output(error: &io::Error, name: &str) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return Stop::ReaderGone;

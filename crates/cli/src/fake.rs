@@ -16,7 +16,7 @@ use v1::metrics_server::{Metrics, MetricsServer};
 
 type Answer<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;
 
-/// What the engine is to do and what it was asked.
+/// Script of the engine: its answers, and a record of the removals.
 #[derive(Clone, Default)]
 pub(crate) struct Script {
     /// Names of the functions that are counted.
@@ -36,14 +36,14 @@ pub(crate) struct Script {
     pub(crate) missing: Activations,
     /// Insertions never end.
     pub(crate) hangs: bool,
-    /// What insertions fail with, by target.
+    /// Process id of a target, and the failure of insertions into it.
     pub(crate) failure: Option<(i32, ingraft_wire::Failure)>,
     pub(crate) text_differs: bool,
     /// Measurements that were removed.
     pub(crate) removed: Arc<Mutex<Vec<u64>>>,
 }
 
-/// What a histogram makes of these values.
+/// Returns the distribution that a histogram has after these values.
 pub(crate) fn distribution(values: impl IntoIterator<Item = u64>) -> Distribution {
     let mut slots = vec![0; Shape::Histogram(Resolution::Fine).slots() as usize];
     for value in values {

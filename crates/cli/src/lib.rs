@@ -28,7 +28,7 @@ use exit::{Failure, Stop};
 use measure::Context;
 use output::Output;
 
-/// How long threads may take to end that still work for the engine when all else has ended.
+/// Time that threads of the engine may take to end when all else has ended.
 const GOODBYE: Duration = Duration::from_millis(500);
 
 /// Runs the command line of this process and answers its exit status.
@@ -51,7 +51,7 @@ fn run(cli: Cli, started: Instant) -> Result<(), Stop> {
     }
     cli.check()?;
     let mut out = Output::open(&cli.common)?;
-    // What needs no engine starts none.
+    // Commands that need no engine start none.
     let command = match cli.command {
         Command::Check(args) if !args.lower => return command::mdl::check(&args, cli.common.format, &mut out),
         Command::Fmt(args) => return command::mdl::fmt(&args, cli.common.format, &mut out),

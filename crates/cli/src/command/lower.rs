@@ -14,7 +14,7 @@ use crate::output::progress::Progress;
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, HEADING, Output};
 
-/// What each metric costs at worst.
+/// Shows the worst-case cost of each metric.
 pub(super) async fn costs(
     definitions: Vec<Source>,
     flavors: Vec<Flavor>,

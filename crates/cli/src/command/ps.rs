@@ -38,7 +38,7 @@ fn render(processes: &[Process], width: Option<usize>) -> String {
         .shrinking("WHY NOT")
         .shrinking("TITLE")
         .optional(&["PARENT", "TITLE"]);
-    // The same hint holds for many: it is said once, below.
+    // One hint often holds for many processes: it is said once, below the table.
     let mut hints: Vec<(&str, usize)> = Vec::new();
     for p in processes {
         let answer = if p.attachable { Cell::styled("yes", GOOD) } else { Cell::styled("no", BAD) };

@@ -71,7 +71,7 @@ async fn show(client: &Client, its: &Inserted, measurement: u64, out: &mut Outpu
     view.last(&[site], out)
 }
 
-/// Why there is nothing to read.
+/// Failure if there is nothing to read, with the reason.
 fn nothing(pid: i32, inserted: Option<&Inserted>, embedded: bool) -> Failure {
     let failure = match inserted {
         Some(i) if i.kept > 0 && i.holder.ends_with("(dead)") => Failure::new(

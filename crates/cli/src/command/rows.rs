@@ -11,10 +11,10 @@ use crate::output::number::{grouped, plural};
 use crate::output::table::{Cell, Table};
 use crate::output::{DIM, Output};
 
-/// From so many rows on, functions without a call are summed up in one line.
+/// Number of rows above which functions without a call are summed up in one line.
 const FOLD: usize = 40;
 
-/// What a command asks for.
+/// The request of a command: flags, targets, functions and metric.
 pub(super) struct Asked {
     pub(super) measure: args::Measure,
     pub(super) target: args::Target,
@@ -30,26 +30,26 @@ pub(super) struct Row<'a> {
     pub(super) pair: usize,
 }
 
-/// Which table a row is in.
+/// The table that a row is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// That redraws itself.
+    /// The table that redraws itself.
     Live,
-    /// With the final values.
+    /// The table with the final values.
     Last,
 }
 
-/// What a command shows of each function.
+/// Presentation of each function by a command.
 pub(super) trait Presentation {
     /// A figure of all functions together, such as the sum that shares are of.
     type Whole;
-    /// Computes it from all functions, those that are not shown included.
+    /// Computes the figure from all functions, those that are not shown included.
     fn whole(&self, rows: &[Row<'_>]) -> Self::Whole;
     /// Titles of the columns behind the number of calls, all of numbers.
     fn titles(&self, stage: Stage) -> &'static [&'static str];
     /// Titles of the columns that a narrow screen leaves out, the least important first.
     fn optional(&self) -> &'static [&'static str];
-    /// As many cells as there are titles.
+    /// Cells of a row, as many as there are titles.
     fn cells(&self, row: Row<'_>, stage: Stage, whole: &Self::Whole) -> Vec<Cell>;
     /// The final values for scripts.
     fn object(&self, row: Row<'_>, whole: &Self::Whole) -> Object;
@@ -57,7 +57,7 @@ pub(super) trait Presentation {
     fn sort(&self, _rows: &mut [Row<'_>]) -> bool {
         false
     }
-    /// What people read below the final table.
+    /// Text for people below the final table.
     fn below(&self, _rows: &[Row<'_>], _width: Option<usize>) -> String {
         String::new()
     }
@@ -133,7 +133,7 @@ impl<P: Presentation> View for RowsView<P> {
 }
 
 impl<P: Presentation> RowsView<P> {
-    /// What changes while it counts: the busiest functions that fit on the screen.
+    /// The table while the command counts: the busiest functions that fit on the screen.
     fn live(&self, sites: &[Site], width: Option<usize>, height: usize) -> String {
         let mut rows = rows(sites);
         let whole = self.presentation.whole(&rows);
@@ -185,7 +185,7 @@ impl<P: Presentation> RowsView<P> {
         text
     }
 
-    /// With the ids of targets if there are several.
+    /// Renders a table, with the ids of targets if there are several.
     fn table(&self, rows: &[Row<'_>], whole: &P::Whole, stage: Stage, several: bool, width: Option<usize>) -> String {
         let calls = Table::new()
             .shrinking("HOST")
@@ -233,7 +233,7 @@ impl<'a> Row<'a> {
         self.site.enabled.pairs.get(self.pair)?.exact_since_ns.or(self.site.late_ns)
     }
 
-    /// Which function in which target.
+    /// Function and target of the row.
     pub(super) fn id(&self) -> FunctionId {
         let info = &self.site.enabled.pairs[self.pair];
         let function = info.function.as_ref();

@@ -63,7 +63,7 @@ fn render(inserted: &[Inserted], now: Duration, width: Option<usize>) -> String 
     table.render(width) + &inserted.iter().map(|i| dearest(i, width)).collect::<String>()
 }
 
-/// What it has cost: of one processor, and of what the target has used.
+/// Observed cost, as a share of one processor and of the processor time that the target has used.
 fn so_far(i: &Inserted) -> String {
     let Some(ns) = i.observed_ns_per_s else { return String::new() };
     let of_target = i.observed_of_target.map(|share| format!(", {} of its own", percent(share * 100.0)));
@@ -91,7 +91,7 @@ fn dearest(i: &Inserted, width: Option<usize>) -> String {
     format!("\n{}", shown.iter().fold(table, row).render(width))
 }
 
-/// How many measurements stay without a client; of how many is only known of the answering engine's own.
+/// Number of measurements that stay without a client. The number of all measurements is known only if they are the answering engine's own.
 fn kept(i: &Inserted) -> String {
     match (i.kept, i.measurements.len()) {
         (0, _) => String::new(),

@@ -108,7 +108,7 @@ impl WatchView {
     }
 }
 
-/// What the values of a site did, in one phase or in all the time.
+/// Shows the histories of a site's values, in one phase or in the whole time.
 fn tell(site: &Site, chapter: &Chapter, out: &mut Output) -> Result<(), Stop> {
     let phase = chapter.phase.as_ref();
     let title = match phase {
@@ -152,7 +152,7 @@ pub(super) fn sample(site: &Site, pair: usize) -> Object {
     })
 }
 
-/// What several targets have together as an object.
+/// The combined value of several targets as an object.
 pub(super) fn combined_object(combined: &Combined<'_>) -> Object {
     let Combined { info, time_ns, ref value, rate, ref lately, targets, heard } = *combined;
     Object::Combined(objects::Combined {
@@ -176,14 +176,14 @@ fn interval(Lately { ns, distribution }: &Lately) -> Interval {
     Interval { ns: *ns, count: distribution.count, quantiles: distribution.into() }
 }
 
-/// One line or row for people: a pair in one target, or what several have together.
+/// One line or row for people: a pair in one target, or the combined value of several targets.
 struct Curve<'a> {
     host: String,
-    /// The target if there are several; how many are up to date in what they have together.
+    /// Process id of the target if there are several; of a combined value, the number of targets that are up to date.
     who: String,
     /// The parent's id and the title of the target, if there are several.
     kinship: (String, String),
-    /// It is what several have together.
+    /// Whether the value is combined from several targets.
     together: bool,
     info: &'a PairInfo,
     time_ns: u64,
@@ -234,7 +234,7 @@ impl<'a> Curve<'a> {
         QUANTILES.map(text).to_vec()
     }
 
-    /// The same with their names, for a line.
+    /// The quantiles of a histogram with their names, for a line.
     fn named_quantiles(&self, distribution: Option<&Distribution>) -> String {
         let named = QUANTILES.iter().zip(self.quantiles(distribution)).filter(|(_, text)| !text.is_empty());
         named.map(|((name, _), text)| format!("  {name} {text}")).collect()
@@ -353,7 +353,7 @@ fn frame(sites: &[Site], width: Option<usize>, height: usize) -> String {
     text
 }
 
-/// Everything that is shown of sites: each pair of each, then what several have together.
+/// Everything that is shown of sites: each pair of each site, then the combined values.
 fn curves<'a>(sites: &'a [Site], together: &'a [Combined<'a>]) -> Vec<Curve<'a>> {
     let several = sites.len() > 1;
     let pairs = sites.iter().flat_map(|site| (0..site.enabled.pairs.len()).map(move |pair| (site, pair)));
@@ -367,7 +367,7 @@ fn histograms(curves: &[Curve<'_>], width: Option<usize>) -> Vec<String> {
     if bars.len() > HANDFUL { Vec::new() } else { bars }
 }
 
-/// What several targets have together as a table; empty if there is nothing.
+/// The combined values of several targets as a table; empty if there are none.
 pub(super) fn together(sites: &[Site], width: Option<usize>) -> String {
     let together = measure::together(sites);
     if together.is_empty() {

@@ -1,4 +1,4 @@
-//! What the kernel and the server's memory say about traces: read independently of the engine.
+//! Evidence of traces from the kernel and the server's memory, read independently of the engine.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,7 +20,7 @@ struct Mapping {
     bytes: Vec<u8>,
 }
 
-/// How code differs from what it should be; none if it does not.
+/// Difference of code from its expected state, in words; `None` if there is none.
 pub(super) type Difference = Option<String>;
 
 impl Code {
@@ -104,7 +104,7 @@ pub(super) fn mappings(pid: i32) -> io::Result<Vec<String>> {
     Ok(kept.map(str::to_owned).collect())
 }
 
-/// Who traces a process; 0: nobody.
+/// Process id of the tracer of a process; 0 if it is not traced.
 pub(super) fn tracer(pid: i32) -> io::Result<i32> {
     let status = Process::new(pid).and_then(|p| p.status()).map_err(io::Error::other)?;
     Ok(status.tracerpid)

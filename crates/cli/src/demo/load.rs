@@ -38,7 +38,7 @@ struct State {
     ended: bool,
     /// Clients that wait for the end of a pause and for no answer.
     resting: usize,
-    /// What went wrong with the first client that failed.
+    /// Failure of the first client that failed.
     failure: Option<String>,
 }
 
@@ -107,7 +107,7 @@ impl Load {
         self.shared.changed.notify_all();
     }
 
-    /// What went wrong with a client, if anything did.
+    /// Returns the failure of the first client that failed, if one did.
     pub(super) fn failure(&self) -> Option<String> {
         self.shared.state().failure.clone()
     }

@@ -28,7 +28,7 @@ use load::Load;
 use page::Page;
 use server::{FUNCTIONS, Tallies};
 
-/// How long the server is watched before anything is inserted.
+/// Time for which the server is watched before anything is inserted.
 const BEFORE: Duration = Duration::from_millis(700);
 /// Time between two lines of the live table.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -113,7 +113,7 @@ impl Drop for Server {
     }
 }
 
-/// What all steps need.
+/// Client, server, load and context, which all steps need.
 struct Stage<'a> {
     client: &'a Client,
     server: &'a Server,
@@ -273,7 +273,7 @@ impl Stage<'_> {
     }
 }
 
-/// Which pair counts which function.
+/// Returns for each function the index of the pair that counts it.
 fn order(enabled: &Enabled) -> Result<[usize; FUNCTIONS.len()], Stop> {
     let mut order = [usize::MAX; FUNCTIONS.len()];
     for (pair, info) in enabled.pairs.iter().enumerate() {
@@ -302,7 +302,7 @@ fn by_thread(reading: &Reading, order: &[usize; FUNCTIONS.len()]) -> Tallies {
     tallies
 }
 
-/// What was added; threads that added nothing are left out.
+/// Returns the calls of each thread between two tallies; threads without calls are left out.
 fn difference(after: &Tallies, before: &Tallies) -> Tallies {
     let mut tallies = Tallies::new();
     for (tid, calls) in after {

@@ -157,7 +157,7 @@ impl<'a> Page<'a> {
         self.out.object(&Object::Removed(removed))
     }
 
-    /// What is left in the server.
+    /// Adds the checks for traces in the server.
     pub(super) fn traces(
         &mut self,
         size: usize,
@@ -177,7 +177,7 @@ impl<'a> Page<'a> {
         self.check("tracer", tracer == 0, text);
     }
 
-    /// What the clients saw.
+    /// Shows the number of answered requests, or the failure of a client.
     pub(super) fn clients(&mut self, answered: u64, failure: Option<String>) -> Result<(), Stop> {
         let text = match &failure {
             None => format!("{} requests answered, none failed", grouped_u64(answered)),

@@ -43,14 +43,14 @@ static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
 
 type Store = RwLock<HashMap<u64, u64>>;
 
-/// What a line asks for.
+/// The request of a line.
 enum Request {
     Get(u64),
     Set(u64, u64),
     Wrong,
 }
 
-/// Serves on a port of the loopback until the standard input ends: whoever started it is gone then.
+/// Serves on a port of the loopback until the standard input ends, that is, until the process that started it is gone.
 pub(crate) fn run() -> Result<(), Stop> {
     let cannot =
         |e: io::Error| Failure::failed(format!("the demo's server cannot serve: {e}"), "check that the loopback is up");

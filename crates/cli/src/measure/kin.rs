@@ -42,7 +42,7 @@ struct LeftOut {
 }
 
 impl LeftOut {
-    /// Records a process that could not be measured; warns if it was not left out `before`.
+    /// Records a process that could not be measured. Warns if it is tried again and was not left out `before`.
     fn new(pid: i32, why: Failure, before: Option<LeftOut>, format: Format) -> Self {
         let again = may_pass(&why.reason).then(|| {
             if before.is_none() {

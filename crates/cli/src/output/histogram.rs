@@ -19,7 +19,7 @@ const BAR: usize = 40;
 /// Columns that stand before the bars.
 const FIGURES: usize = 40;
 
-/// Where bins begin in a decade, in tenths, from fine to coarse: numbers that are easy to read.
+/// First values of the bins of a decade, in tenths, from fine to coarse: numbers that are easy to read.
 const STEPS: [&[u64]; 4] = [
     &[10, 12, 14, 16, 18, 20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 90],
     &[10, 15, 20, 30, 40, 50, 70],

@@ -1,4 +1,4 @@
-//! What a value did over time, in a line for people.
+//! History of a value in a line for people.
 
 use ingraft_model::history::INTERVAL_NS;
 use ingraft_model::{Bin, Course, History};
@@ -7,9 +7,9 @@ use super::number::{short, time};
 
 /// Columns of a curve.
 const COLUMNS: usize = 50;
-/// From the least to the most.
+/// Glyphs of a column, from the least to the largest mean.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Nothing is known.
+/// Glyph of a column in which nothing is known.
 const GAP: char = '·';
 
 /// A curve of the means, as wide as it has values up to a bound, then the least, the mean and the most of any interval.

@@ -1,4 +1,4 @@
-//! Where results go: lines of JSON for scripts, aligned text for people, and a table that redraws itself on a terminal.
+//! Output of results: lines of JSON for scripts, aligned text for people, and a table that redraws itself on a terminal.
 
 pub(crate) mod histogram;
 pub(crate) mod history;
@@ -19,15 +19,15 @@ use crate::exit::{Failure, Stop};
 use crate::objects::{self, Object};
 use screen::Frame;
 
-/// Headings.
+/// Style of headings.
 pub(crate) const HEADING: Style = Style::new().bold();
-/// What matters less.
+/// Style of less important text.
 pub(crate) const DIM: Style = Style::new().dimmed();
-/// What went well.
+/// Style of successes.
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
-/// What did not.
+/// Style of failures.
 pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
-/// What to mind.
+/// Style of warnings.
 pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
 
 /// The results' way out: the standard output, or the file of `-o`.
@@ -37,14 +37,14 @@ pub(crate) struct Output {
     name: String,
     /// Whether people watch it, so that it may be drawn over.
     terminal: bool,
-    /// What is on the screen and is replaced by what is written next.
+    /// Frame on the screen, which the next text replaces.
     shown: Frame,
-    /// What is written together, if it is.
+    /// Text gathered for one write; `None` if text is written at once.
     gathered: Option<String>,
 }
 
 impl Output {
-    /// Opens what the flags ask for. Colours are stripped by the stream where nobody would see them (NO_COLOR included).
+    /// Opens the output that the flags ask for. The stream strips colours unless it is a terminal that shows them (NO_COLOR included).
     pub(crate) fn open(common: &Common) -> Result<Self, Stop> {
         let format = common.format;
         Ok(match &common.output {
@@ -78,7 +78,7 @@ impl Output {
         Output { format, sink, name: "a test".to_owned(), terminal: false, shown: Frame::default(), gathered: None }
     }
 
-    /// The same as if it were a terminal.
+    /// An output that collects text in memory as if it were a terminal.
     #[cfg(test)]
     pub(crate) fn to_screen(sink: Box<dyn Write + Send>) -> Self {
         Output { terminal: true, ..Output::to_sink(Format::Table, sink) }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// With thousands separators: `1,234,567`.
+/// Formats a number with thousands separators: `1,234,567`.
 pub(crate) fn grouped(n: i64) -> String {
     let digits = n.unsigned_abs().to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3 + 1);
@@ -18,7 +18,7 @@ pub(crate) fn grouped(n: i64) -> String {
     out
 }
 
-/// The same for sizes and counts of things.
+/// Formats a size or a count with thousands separators.
 pub(crate) fn grouped_u64(n: u64) -> String {
     grouped(i64::try_from(n).unwrap_or(i64::MAX))
 }
@@ -87,7 +87,7 @@ pub(crate) fn bytes(n: u64) -> String {
     }
 }
 
-/// How long ago, in the largest fitting unit: `12 s`, `3 min`, `5 h`, `2 days`.
+/// Formats the time since an event in the largest fitting unit: `12 s`, `3 min`, `5 h`, `2 days`.
 pub(crate) fn ago(d: Duration) -> String {
     let s = d.as_secs();
     match s {

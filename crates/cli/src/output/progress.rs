@@ -1,5 +1,5 @@
-//! What is being done, for people who wait: on standard error, and only when something takes longer than half a second
-//! (five seconds where nobody watches).
+//! Progress for people who wait: on standard error, and only if something takes longer than half a second (five seconds if
+//! standard error is no terminal).
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -9,9 +9,9 @@ use tokio::time::Instant;
 use super::{DIM, to_stderr};
 use crate::args::Format;
 
-/// What takes less is not worth a word.
+/// Time before the first line on a terminal.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Where lines stay, in a log or a pipe, they are worth more: time before the first one and between two.
+/// Time before the first line and between two lines in a log or a pipe, where lines stay.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Shows the latest line of progress.
@@ -22,7 +22,7 @@ pub(crate) struct Progress {
     next: Instant,
     on_screen: bool,
     format: Format,
-    /// What was said in spite of everything.
+    /// Whether [`Progress::once`] has written its message.
     warned: bool,
 }
 
@@ -48,12 +48,12 @@ impl Progress {
         Progress { how, latest: what.to_owned(), next: Instant::now() + first, on_screen: false, format, warned: false }
     }
 
-    /// There is something more precise to say.
+    /// Replaces the text by a more precise one.
     pub(crate) fn say(&mut self, text: &str) {
         self.latest = text.to_owned();
     }
 
-    /// Something that whoever waits must know, scripts too; said once.
+    /// Says something that people and scripts must know; writes only the first such text.
     pub(crate) fn once(&mut self, text: &str) {
         self.say(text);
         if !std::mem::replace(&mut self.warned, true) {

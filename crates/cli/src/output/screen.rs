@@ -13,7 +13,7 @@ static SHOWN: LazyLock<Frame> = LazyLock::new(Frame::default);
 pub(super) struct Frame(Arc<Mutex<Vec<usize>>>);
 
 impl Frame {
-    /// The one of the standard output.
+    /// Returns the frame of the standard output.
     pub(super) fn of_stdout() -> Self {
         SHOWN.clone()
     }
@@ -23,8 +23,8 @@ impl Frame {
         *self.lines() = text.lines().map(columns).collect();
     }
 
-    /// What removes the frame from a screen of this width when it is written. A terminal that has become narrower since the frame was drawn
-    /// has wrapped its lines, so that they take more rows.
+    /// Forgets the frame, and returns the text that removes it from a screen of this width. A terminal that has become narrower since the frame
+    /// was drawn has wrapped its lines, so that they take more rows.
     pub(super) fn take(&self, width: usize) -> String {
         let lines = std::mem::take(&mut *self.lines());
         match lines.iter().map(|columns| columns.div_ceil(width.max(1)).max(1)).sum() {

@@ -10,7 +10,7 @@ use super::HEADING;
 const GAP: usize = 2;
 /// A column does not shrink below this.
 const LEAST: usize = 8;
-/// Where no screen limits the width, a column of words is not padded beyond this; a longer text moves the rest of its own line only.
+/// Most columns that a column of words is padded to if no screen limits the width. A longer text moves the rest of its own line only.
 const PADDED: usize = 60;
 
 /// On which side a column is flush.

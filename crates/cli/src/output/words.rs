@@ -14,7 +14,7 @@ use crate::objects::{Cost, Ended, Host, Object, Removed, TakenOut};
 /// Functions that a warning for people names before it counts the rest; scripts get all names.
 pub(crate) const NAMED: usize = 8;
 
-/// A measurement is in.
+/// Says that a measurement is in.
 pub(crate) fn attached(e: &Enabled, host: Host, attach_ms: f64) -> String {
     let place = at(e.pid, &host);
     let points = plural(e.points.into(), "point", "points");
@@ -76,13 +76,13 @@ pub(crate) fn deferred_kin(pid: i32, why: &Failure) -> String {
     format!("process {pid}, which was followed, is not measured yet; it is tried again: {why}")
 }
 
-/// How many processes that came while others were measured are not, and why the first of them.
+/// Number of followed processes that are not measured, and the reason of the first of them.
 pub(crate) fn missed_kin(count: u64, why: &Failure) -> String {
     let what = plural(count, "process that was followed is", "processes that were followed are");
     format!("{what} not measured: {why}")
 }
 
-/// What a program that was started never had anything for.
+/// Warning of a pair whose names a started program and its libraries never had.
 pub(crate) fn absent(metric: &str, focus: &str) -> String {
     format!(
         "{} was not measured: neither the program nor a library that it loaded has what it names",
@@ -90,7 +90,7 @@ pub(crate) fn absent(metric: &str, focus: &str) -> String {
     )
 }
 
-/// The same of everything that was asked for.
+/// Failure if a started program and its libraries never had the names of any pair.
 pub(crate) fn all_absent(absent: &[&(String, String)]) -> Failure {
     let names: Vec<String> = absent.iter().map(|(metric, focus)| pair(metric, focus)).collect();
     let what =
@@ -98,12 +98,12 @@ pub(crate) fn all_absent(absent: &[&(String, String)]) -> Failure {
     Failure::new(Kind::NotFound, what, "`ingraft functions` lists what a program has")
 }
 
-/// Functions that were waited for in vain.
+/// Warning of functions that were waited for in vain.
 pub(crate) fn awaited(text: &str) -> String {
     format!("{text} was not measured: no module with such a function was loaded")
 }
 
-/// The same of everything that was asked for. `exec`: a target went on as another program.
+/// Failure if all functions were waited for in vain. `exec`: a target went on as another program.
 pub(crate) fn all_awaited(awaited: &[&String], exec: bool) -> Failure {
     let names: Vec<&str> = awaited.iter().map(|text| text.as_str()).collect();
     let what = format!("nothing was measured: no module with functions that match {} was loaded", names.join(", "));
@@ -165,13 +165,13 @@ const CRASHES: [(i32, &str); 8] = [
     (31, "SIGSYS"),
 ];
 
-/// What is said of a target that has crashed; none if it has ended otherwise, or nobody knows how.
+/// Warning of a target that has crashed; `None` if it has ended otherwise, or its end is not known.
 pub(crate) fn crashed(e: &Ended) -> Option<String> {
     let (_, name) = CRASHES.into_iter().find(|(signal, _)| Some(*signal) == e.signal)?;
     Some(format!("{} crashed ({name}) while it was measured; its values are those until then", at(e.pid, &e.host)))
 }
 
-/// How a measurement was left.
+/// Line about the removal, the stay or the cost of a measurement.
 pub(crate) fn farewell(object: &Object) -> String {
     match object {
         Object::Removed(r) => removed(r),
@@ -277,12 +277,12 @@ pub(crate) fn removed(r: &Removed) -> String {
     }
 }
 
-/// What others have done to the code of a process.
+/// Warning of a change that other programs have made to the code of a process.
 pub(crate) fn disturbed(pid: i32, host: &Host, what: &str) -> String {
     format!("{}: {what}", at(pid, host))
 }
 
-/// What is said of memory that could not be unmapped yet; none if all is gone.
+/// Warning of memory that could not be unmapped yet; `None` if all memory is unmapped, or if the code differs from the original.
 pub(crate) fn memory_left(r: &Removed) -> Option<String> {
     if !r.memory_left || r.text_restored == Some(false) {
         return None;
@@ -302,7 +302,7 @@ pub(crate) fn memory_left(r: &Removed) -> Option<String> {
     ))
 }
 
-/// The worst that can be said after a removal.
+/// Failure if the code of a process differs from the original after the removal.
 pub(crate) fn not_restored(r: &Removed) -> Failure {
     let what = format!("the code of process {} differs from the original after the removal", r.pid);
     let hint = format!(
