@@ -69,7 +69,7 @@ impl Arena {
         self.cursor - self.range.start.0 - self.free.iter().map(|(start, end)| end - start).sum::<u64>()
     }
 
-    /// How long an arena should be for `points` entry points with a snippet or two each, in whole pages: more than three times what plain counts
+    /// Length in bytes of an arena for `points` entry points with a snippet or two each, in whole pages: more than three times what plain counts
     /// take, because only pages that are written take memory. Snippets may be of any length: then [`Arena::lacked_room`] says so.
     pub fn estimate_bytes(points: usize) -> u64 {
         ((points as u64).saturating_mul(192) + 2 * 4096).next_multiple_of(4096)
@@ -93,7 +93,7 @@ impl Arena {
         ranges
     }
 
-    /// Where a shared routine lies, if it has been needed.
+    /// Range of a shared routine; `None` if none was needed yet.
     pub(crate) fn routine(&self, routine: Routine) -> Option<&AvmaRange> {
         self.routines.get(routine as usize)?.as_ref()
     }
@@ -157,7 +157,7 @@ impl Arena {
         }
     }
 
-    /// Its room from so many bytes behind what is in use on, as an arena that is written at the same time, until [`Arena::join`].
+    /// Splits off the room from so many bytes behind the used part on. The new arena can be written at the same time, until [`Arena::join`].
     pub(crate) fn split(&mut self, bytes: u64) -> Option<Arena> {
         let start = self.cursor.checked_add(bytes)?.checked_add(SLACK)?;
         if start >= self.range.end.0 {

@@ -41,7 +41,7 @@ pub(crate) fn jmp_bytes(at: u64, target: u64) -> Option<[u8; 5]> {
     Some([0xe9, a, b, c, d])
 }
 
-/// Where a `jmp rel32` at `at` leads, if it is one.
+/// Target of a `jmp rel32` at `at`; `None` if it is another instruction.
 pub(crate) fn jmp_target(at: u64, bytes: &[u8]) -> Option<u64> {
     let [0xe9, disp @ ..] = bytes else { return None };
     let disp = i32::from_le_bytes(*disp.first_chunk()?);
@@ -58,12 +58,12 @@ pub(crate) fn link_bytes(at: u64, target: u64) -> Option<[u8; LINK as usize]> {
     if target == at + LINK { Some(LINK_NOP) } else { jmp_bytes(at, target) }
 }
 
-/// Where the link at `at` leads, if it is one.
+/// Target of the link at `at`; `None` if it is no link.
 pub(crate) fn link_target(at: u64, bytes: &[u8]) -> Option<u64> {
     if bytes.starts_with(&LINK_NOP) { Some(at + LINK) } else { jmp_target(at, bytes) }
 }
 
-/// Where a thread goes on that stands on an instruction of retired code.
+/// Resume point of a thread that stands on an instruction of retired code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Back {
     /// At this address, with nothing else to change.
@@ -82,7 +82,7 @@ pub(crate) struct Block {
     pub at: u64,
     pub bytes: Vec<u8>,
     backs: Vec<(u32, Back)>,
-    /// What pieces of code cost: those of one plan are much alike.
+    /// Known costs of pieces of code: those of one plan are much alike.
     costs: RefCell<FxHashMap<Box<[u8]>, Cost>>,
 }
 
@@ -111,7 +111,7 @@ impl Block {
         self.bytes.get_mut(offset..).unwrap_or_default()
     }
 
-    /// What the dearest path through the code between two addresses costs, from its beginning.
+    /// Cost of the worst-case path through the code between two addresses.
     pub fn cost(&self, from: u64, until: u64) -> Cost {
         let code = self.stretch(from, until);
         if let Some(known) = self.costs.borrow().get(code) {
@@ -223,7 +223,7 @@ impl Block {
 /// Why code could not be written where it should go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EmitError {
-    /// What it must lead to is too far away.
+    /// The target of a jump is too far away.
     OutOfReach,
     /// The arena has no room left for it.
     ArenaFull,

@@ -1,4 +1,4 @@
-//! Where branches lie in 32 bytes of code. Intel's processors from Skylake to Cascade Lake do not keep the decoded instructions of 32 bytes
+//! Places of branches in 32 bytes of code. Intel's processors from Skylake to Cascade Lake do not keep the decoded instructions of 32 bytes
 //! whose end a branch crosses or touches, or the comparison that is fused with one (Intel, "Mitigations for Jump Conditional Code Erratum",
 //! 2019): such code is decoded again at every hit.
 
@@ -6,7 +6,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use crate::code::block::Block;
 
-/// What the processor keeps decoded together.
+/// Bytes of code that the processor keeps decoded together.
 pub(crate) const WINDOW: u64 = 32;
 
 /// The branches of a block: where each begins, with what is fused with it, and ends.
@@ -28,14 +28,14 @@ impl Branches {
         }
     }
 
-    /// Where in a window the block that was written at `at` begins best: the fewest branches are hindered, and its base is as aligned as that allows.
+    /// Best place in a window for the beginning of the block that was written at `at`: the fewest branches are hindered, and its base is as aligned as that allows.
     pub fn best_start(&self, at: u64, base: u64) -> u64 {
         let aligned = |shift: u64| (base + shift).trailing_zeros().min(WINDOW.trailing_zeros());
         let best = (0..WINDOW).min_by_key(|shift| (self.hindered(*shift), std::cmp::Reverse(aligned(*shift))));
         (at + best.unwrap_or_default()) % WINDOW
     }
 
-    /// How many the processor decodes at every hit with the block so many bytes further.
+    /// Number of branches that the processor decodes at every hit if the block lies so many bytes further.
     fn hindered(&self, shift: u64) -> usize {
         // the end of one that touches the end of its window is where the next window begins
         let hindered = |(start, end): &&(u64, u64)| (start + shift) / WINDOW != (end + shift) / WINDOW;

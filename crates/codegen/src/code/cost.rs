@@ -1,4 +1,4 @@
-//! What generated code costs, from its bytes: no loops, so that the dearest path through it is known.
+//! Costs of generated code, from its bytes: it has no loops, so the worst-case path through it is known.
 //!
 //! A core issues several instructions in a cycle, so instructions are counted in slots, a quarter of a cycle each: what they keep busy where
 //! nothing waits for them, rounded up (Intel's and AMD's optimisation manuals, uops.info; measured values of this project). Jumps that are
@@ -13,7 +13,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInf
 
 /// Slots of a cycle.
 pub const SLOTS_PER_CYCLE: u32 = 4;
-/// What a reading of the clock, the vDSO and a locked operation weigh when paths are compared: some 25, 60 and 20 cycles.
+/// Weights of a reading of the clock, of the vDSO and of a locked operation when paths are compared: some 25, 60 and 20 cycles.
 const CLOCK_WEIGHT: u64 = 100;
 const VDSO_WEIGHT: u64 = 250;
 const LOCKED_WEIGHT: u64 = 80;

@@ -1,4 +1,4 @@
-//! What generated code may rely on in one target.
+//! Facts about a target on which generated code relies.
 
 use ingraft_model::histogram::Scale;
 use ingraft_model::layout::{FIRST_SHARD, OWNER, SHARDS_MAX};
@@ -7,35 +7,35 @@ use ingraft_model::{Avma, CpuClock, DataArea, ThreadIdentity, VectorState, WallC
 /// Facts about a target that decide the shape of its trampolines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// Where the data area lies.
+    /// Place and size of the data area.
     pub data: DataArea,
-    /// How threads are told apart, or that they are not.
+    /// Method by which threads are told apart, if they can be.
     pub identity: ThreadIdentity,
     /// Whether any thread runs with a shadow stack: a pushed return address without a call would then fault.
     pub shadow_stack: bool,
-    /// How the time is read.
+    /// Clock for the wall time.
     pub wall: WallClock,
-    /// How its ticks become nanoseconds.
+    /// Factor from ticks of that clock to nanoseconds.
     pub ticks: Scale,
-    /// How the processor time of a thread is read.
+    /// Clock for the processor time of a thread.
     pub cpu: CpuClock,
-    /// What is kept around calls of functions of the program; none can be made without it.
+    /// State of the processor that is saved around calls of functions of the program; `None` if no such call can be made.
     pub vectors: Option<VectorState>,
-    /// Where the loader says what it is about to do (`r_state` of link.h), if that is known: memory that stays mapped.
+    /// Address where the loader says what it is about to do (`r_state` of link.h), in memory that stays mapped; `None` if it is not known.
     pub loader: Option<Avma>,
-    /// What can be read of the program's own memory.
+    /// Memory of the program that snippets may read.
     pub readable: Readable,
 }
 
-/// What snippets may read of the memory of the program.
+/// Memory of the program that snippets may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Readable {
-    /// Where the writable segment of the program's own file begins. It is mapped as long as the process lives, in contrast to libraries, which
-    /// may be unloaded.
+    /// First byte of the writable segment of the program's own file. The segment is mapped as long as the process lives, in contrast to those of
+    /// libraries, which may be unloaded.
     pub start: Avma,
-    /// Where it ends.
+    /// First byte behind that segment.
     pub end: Avma,
-    /// The number that the process has for itself, if it may make the system call that reads any other memory.
+    /// Id of the process as it sees itself; `None` if it may not make the system call that reads any other memory.
     pub process: Option<u32>,
 }
 
@@ -52,7 +52,7 @@ pub enum CodegenError {
     /// The data area breaks a rule of `model::layout`.
     #[error("the data area at {base:#x} is unusable: {why}")]
     BadDataArea {
-        /// Its base.
+        /// Base of the area.
         base: u64,
         /// The broken rule.
         why: &'static str,
@@ -68,7 +68,7 @@ pub enum CodegenError {
     CounterOutOfRange {
         /// The index.
         index: u32,
-        /// How many fit.
+        /// Number of counters that fit into a shard.
         counters: u32,
     },
     /// Nesting that would use too much of the target's stack.
@@ -80,7 +80,7 @@ pub enum CodegenError {
     /// The assembler refused an instruction: a defect of this crate.
     #[error("cannot assemble {what}: {why}")]
     Assembler {
-        /// What was being assembled.
+        /// Name of the code that was assembled.
         what: &'static str,
         /// The assembler's words.
         why: String,
@@ -99,7 +99,7 @@ pub enum CodegenError {
     /// A snippet calls a function of the program: where that is not possible, or one that was not looked up, or with too many arguments.
     #[error("a function cannot be called here: {why}")]
     NoCall {
-        /// What is missing.
+        /// Reason in words.
         why: &'static str,
     },
     /// A snippet reads a floating-point argument that is in no register.

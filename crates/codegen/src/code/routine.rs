@@ -1,6 +1,6 @@
 //! Names of the shared routines.
 
-/// What a routine does.
+/// A shared routine, by what it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Routine {
     /// At an entry: takes away the records of calls that have ended without passing an exit. Those that a jump has just handed over to this function

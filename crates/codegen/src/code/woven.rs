@@ -8,29 +8,29 @@ use crate::code::cost::Cost;
 /// All that removing a piece of woven code needs, without this crate: a removal's plan is the concatenation of records.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct RemovalRecord {
-    /// The original bytes back.
+    /// Writes that put the original bytes back.
     pub text: Vec<TextWrite>,
-    /// Where threads go on.
+    /// Program counters in the code, each with the address where the thread goes on.
     pub moves: Vec<PcMove>,
-    /// From where they are stepped.
+    /// Ranges out of which threads are stepped.
     pub step_out: Vec<AvmaRange>,
     /// The code that nothing leads to afterwards.
     pub code: AvmaRange,
 }
 
-/// The copy of a displaced jump, return or call. A point there has its springboard over the copy; and a point to which a jump leads, without
-/// control passing the point, makes the copy lead past it.
+/// The copy of a displaced jump, return or call. A point at the original has its springboard over the copy. If a jump leads to a point without
+/// passing it, the point makes the copy of the jump lead past it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Inner {
     /// The instruction in the text.
     pub original: Avma,
-    /// Its copy.
+    /// First byte of the copy.
     pub copy: Avma,
     /// The first bytes of the copy, which a springboard overwrites.
     pub bytes: [u8; 5],
-    /// Where the copy of a jump leads, conditional or not.
+    /// Target of the copy of a jump, conditional or not; `None` for returns and calls.
     pub leads: Option<Avma>,
-    /// Where control goes on if the instruction is a conditional jump that is not taken: in the text, and behind the copy.
+    /// Addresses where control goes on if a conditional jump is not taken: in the text, and behind the copy. `None` for other instructions.
     pub next: Option<(Avma, Avma)>,
 }
 
@@ -46,18 +46,18 @@ impl Inner {
 /// A point that is woven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WovenPoint {
-    /// What kind of point it is.
+    /// Kind of the point.
     pub kind: PointKind,
-    /// Where a thread may go on that has not changed anything since: the springboard of an entry and behind a call, elsewhere the point's
-    /// instruction. At a call that leads to the base itself it is whom the call calls, if that is known.
+    /// Resume address of a thread that has not changed anything since the point: the springboard of an entry and behind a call, elsewhere the
+    /// point's instruction. At a call that leads to the base itself: the callee, `None` if it is not known.
     pub resume: Option<Avma>,
-    /// How the stack looks there.
+    /// Layout of the stack at the point.
     pub stack: StackView,
     /// First byte of the springboard.
     pub at: Avma,
     /// First byte of the function.
     pub function: Avma,
-    /// Where the springboard leads.
+    /// First byte of the base trampoline, to which the springboard leads.
     pub base: Avma,
     /// The first of nine live bytes: a plain count if that is the only snippet, else they lead to the first one, or to `leave`.
     pub slot: Avma,
@@ -69,7 +69,7 @@ pub struct WovenPoint {
     pub tail_end: Avma,
     /// First original byte that was not displaced.
     pub home: Avma,
-    /// Where the call returns to that the point lies before; none elsewhere.
+    /// Return address of the call in front of which the point lies; `None` elsewhere.
     pub returns_to: Option<Avma>,
     /// The register that the check of the shard uses; none with locked counters.
     pub scratch: Option<Gpr>,
@@ -84,13 +84,13 @@ pub struct WovenPoint {
     pub minis: Vec<WovenMini>,
     /// The displaced instructions that others may need. Points that have one as their host, or lead one, go before this or together with it.
     pub inner: Vec<Inner>,
-    /// Which of another point's it is woven into, if that displaces its instruction.
+    /// Copy into which the point is woven, if another point displaces its instruction.
     pub host: Option<Inner>,
     /// Jumps to the springboard that other points displace: their copies lead to the tail.
     pub led: Vec<Inner>,
-    /// Where stretches begin that are displaced to make room for islands.
+    /// First bytes of stretches that are displaced to make room for islands.
     pub cleared: Vec<Avma>,
-    /// What removing the point has to know, without its snippets; for one with a host: removing it together with the host.
+    /// Record that removes the point, without its snippets; for a point with a host: together with the host.
     pub removal: RemovalRecord,
 }
 
@@ -114,15 +114,15 @@ impl WovenPoint {
 /// A snippet in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WovenMini {
-    /// Its number.
+    /// Number of the snippet, unique at its point.
     pub id: u64,
-    /// Displacement of its counter, if it is a plain count: alone at its point it stands in the slot.
+    /// Displacement of the counter, if the snippet is a plain count: alone at its point it stands in the slot.
     pub count: Option<u32>,
-    /// Its code; none if it stands in the point's slot.
+    /// Code of the snippet; `None` if it stands in the point's slot.
     pub code: Option<MiniCode>,
-    /// Its worst case, with the jumps to it and to the next one.
+    /// Worst case of the snippet, with the jumps to it and to the next one.
     pub cost: Cost,
-    /// What removing the whole point has to know about it.
+    /// Record that removes the snippet together with its point.
     pub removal: RemovalRecord,
 }
 
@@ -130,35 +130,35 @@ pub struct WovenMini {
 /// part of the point's own code; what comes later lies for itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MiniCode {
-    /// Where the link before it leads.
+    /// First instruction, to which the link before it leads.
     pub start: Avma,
-    /// Its last instruction, the live link to the next one or to the point's `leave`: a `jmp rel32`, or a nop if that is right behind it.
+    /// Last instruction, the live link to the next snippet or to the point's `leave`: a `jmp rel32`, or a nop if that is right behind it.
     pub link: Avma,
-    /// What goes with it: what lies aside ([`MiniCode::aside`]), and before that all of it if it lies for itself.
+    /// Range that is freed with it: the code aside ([`MiniCode::aside`]), and before that all of it if it lies for itself.
     pub range: AvmaRange,
 }
 
 impl MiniCode {
-    /// From its first instruction to behind its link.
+    /// Range from the first instruction to behind the link.
     pub fn own(&self) -> AvmaRange {
         self.start..self.link.offset(LINK as i64)
     }
 
-    /// The twin that counts in shard 0, if it has one, and behind that what runs only sometimes.
+    /// Range of the twin that counts in shard 0, if there is one, and of the code that runs only sometimes behind it.
     pub fn aside(&self) -> AvmaRange {
         let own = self.own();
         if self.range.start == own.start { own.end..self.range.end } else { self.range.clone() }
     }
 }
 
-/// How the stack looks to the snippets of a point, in bytes from the stack pointer there.
+/// Layout of the stack for the snippets of a point, in bytes from the stack pointer there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackView {
-    /// What tells one call from another, the same at its beginning and its end. Of a function it is the stack pointer at its entry. Of a
+    /// Address that tells one call from another, the same at its beginning and its end. Of a function it is the stack pointer at its entry. Of a
     /// call that a function makes it is one byte less than the stack pointer before it, so that it lies between those of caller and
     /// callee.
     pub key: i8,
-    /// Where arguments on the stack begin.
+    /// First argument on the stack.
     pub arguments: i8,
 }
 
