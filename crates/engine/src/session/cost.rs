@@ -174,7 +174,6 @@ impl Session {
     fn take_out(&self, control: &mut Control, pairs: &[(PairKey, TakenOut)]) -> Result<(), Error> {
         let minis = control.minis_of(&pairs.iter().map(|(key, _)| key).collect());
         self.withdraw(control, &minis)?;
-        control.retire_keys(pairs.iter().map(|(key, _)| key));
         for (key, why) in pairs {
             self.freeze(control, key, *why);
         }
@@ -183,6 +182,7 @@ impl Session {
 
     /// Keeps the values of a pair as they are whose code was taken out.
     pub(super) fn freeze(&self, control: &mut Control, key: &PairKey, why: TakenOut) {
+        control.retire_keys(std::iter::once(key));
         let Some(mut pair) = control.pairs.remove(key) else { return };
         pair.minis.clear();
         pair.landings.clear();

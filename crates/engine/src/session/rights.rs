@@ -61,7 +61,6 @@ impl Session {
         } else {
             let minis = control.minis_of(&going.iter().collect());
             self.withdraw(control, &minis)?;
-            control.retire_keys(going.iter());
         }
         self.retire_ended_threads();
         let why = TakenOut { time_ns: now_ns(), hits_per_s: 0, cost_ns_per_s: 0, limit_ns_per_s: 0, own_gs: false };

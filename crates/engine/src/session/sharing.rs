@@ -67,14 +67,16 @@ pub(super) struct Group {
     /// Functions that could not be woven, and why.
     pub unwoven: Vec<(MdlFunction, RefusedFunction)>,
     unmeasured: bool,
-    /// Number of pairs.
+    /// Number of pairs, those included whose code was taken out and whose values are still read: the table stays as long as there are any.
     members: u32,
+    /// Number of pairs whose keys are listed. With the last of them the shared code goes, and no pair joins any more.
+    listed: u32,
 }
 
 impl Group {
     /// Number of pairs that share what the code costs.
     pub fn members(&self) -> u32 {
-        self.members.max(1)
+        self.listed.max(1)
     }
 
     /// The pair whose key has that place.
@@ -321,12 +323,13 @@ impl Control {
         }
         let area = Arc::clone(&self.attached.as_ref()?.area);
         let (alike, object) = Alike::of(key, instrumentation)?;
-        let mut similar = self.groups.iter_mut().filter(|(_, group)| group.alike == alike);
+        let mut similar = self.groups.iter_mut().filter(|(_, group)| group.listed > 0 && group.alike == alike);
         let (id, group, place) =
             similar.find_map(|(id, group)| group.keys.add(object).map(|place| (*id, group, place)))?;
         // a word that cannot be written stays free in the target, and is not used again here
         write_word(&area, group.first + place, object).ok()?;
         group.members += 1;
+        group.listed += 1;
         Some(group.pair(id, place, instrumentation.clone()))
     }
 
@@ -345,7 +348,8 @@ impl Control {
         let id = self.next_group;
         self.next_group += 1;
         let hits = hits.to_vec();
-        let group = Group { alike, keys, first: *first, hits, minis, unwoven, unmeasured, members: count };
+        let group =
+            Group { alike, keys, first: *first, hits, minis, unwoven, unmeasured, members: count, listed: count };
         let pair = |(key, instrumentation, place)| (key, group.pair(id, place, instrumentation));
         let pairs = members.into_iter().map(pair).collect();
         self.groups.insert(id, group);
@@ -354,10 +358,11 @@ impl Control {
 
     /// The keys of pairs that go are looked up in vain from now on.
     pub(super) fn retire_keys<'k>(&mut self, going: impl Iterator<Item = &'k PairKey>) {
-        let Some(attached) = &self.attached else { return };
         for (id, place) in going.filter_map(|key| self.pairs.get(key)?.group) {
             let Some(group) = self.groups.get_mut(&id) else { continue };
             group.keys.retire(place);
+            group.listed = group.listed.saturating_sub(1);
+            let Some(attached) = &self.attached else { continue };
             if let Err(error) = write_word(&attached.area, group.first + place, RETIRED) {
                 tracing::debug!(%error, "a key stays listed that nobody asks for");
             }
