@@ -1,5 +1,5 @@
-//! Who calls. Each listener has its own way to know, and every request that passes carries a [`Client`]. What a caller may do with
-//! a target is decided by the engine.
+//! Callers and how they are identified. Each listener has its own way, and every request that passes carries a [`Client`]. The engine
+//! decides what a caller may do with a target.
 
 use std::fmt;
 use std::io;
@@ -16,7 +16,7 @@ use tonic::{Request, Status};
 
 use crate::quota::{self, Holder, Table};
 
-/// How the callers of one listener are known.
+/// Way in which the callers of one listener are identified.
 #[derive(Clone, Debug)]
 pub enum Access {
     /// By the credentials that the kernel gives for the peer of a Unix socket.
@@ -30,15 +30,15 @@ pub enum Access {
 /// The process at the other end of a Unix socket when it connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its effective user.
+    /// Effective user of the process.
     pub uid: u32,
-    /// Its effective group.
+    /// Effective group of the process.
     pub gid: u32,
-    /// Its id, if it can be seen from here.
+    /// Process id; `None` if the daemon cannot see it.
     pub pid: Option<i32>,
 }
 
-/// Where a connection comes from.
+/// Origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A Unix socket, with its other end if the kernel tells.
@@ -48,7 +48,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Who pays for the connection as long as nothing is proven.
+    /// Returns the holder that the connection counts for as long as its client has proven nothing.
     pub fn holder(&self) -> Holder {
         match self {
             Origin::Socket(Some(peer)) => Holder::User(peer.uid),
@@ -69,21 +69,21 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Who has made a request.
+/// The client that has made a request.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// As whom the engine serves it.
+    /// Caller with whose rights the engine serves the request.
     pub caller: Caller,
-    /// Who pays for it.
+    /// Holder that the request counts for.
     pub holder: Holder,
-    /// Where it comes from.
+    /// Origin of the connection that the request came on.
     pub origin: Origin,
-    /// What everybody has.
+    /// Table of what all holders have.
     pub table: Arc<Table>,
 }
 
 impl Access {
-    /// Who asks, by what its connection and the head of its request show.
+    /// Identifies the caller by its connection and the head of its request. Fails if the request proves nothing, or the wrong thing.
     pub fn identify(&self, origin: &Origin, proven: Holder, head: &HeaderMap) -> Result<(Caller, Holder), Failure> {
         match self {
             Access::Certificate => Ok((Caller::Engine, proven)),
@@ -118,10 +118,10 @@ impl Access {
     }
 }
 
-/// What every request to a service of ours passes.
+/// Interceptor that every request to a service of this project passes.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    /// The caller is the program itself, on an in-memory channel. Otherwise the server has found out who it is.
+    /// Whether the caller is the program itself, on an in-memory channel. Otherwise the server has identified the caller.
     pub embedded: bool,
     /// Whether the service answers clients of any version.
     pub any_version: bool,
@@ -139,12 +139,12 @@ impl Interceptor for Gate {
     }
 }
 
-/// The caller of a request; only requests that passed a [`Gate`] have one.
+/// Returns the caller of a request. Fails for a request that has not passed a [`Gate`].
 pub fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
     request.extensions().get::<Caller>().copied().ok_or_else(|| no_caller().into())
 }
 
-/// Who has made a request; nobody if it is the program itself.
+/// Returns the client that has made a request; `None` if it is the program itself.
 pub fn client<T>(request: &Request<T>) -> Option<Client> {
     request.extensions().get::<Client>().cloned()
 }
@@ -154,7 +154,7 @@ fn no_caller() -> Failure {
     Failure::new(FailureKind::Unauthenticated, "no_peer", "nobody is known to have sent this request", hint)
 }
 
-/// Lets pass only who is the daemon's user or root.
+/// Lets only the daemon's user and root pass.
 pub fn own_user_only(caller: Caller, refusal: impl FnOnce() -> Failure) -> Result<(), Failure> {
     let own = nix::unistd::geteuid().as_raw();
     match caller {
@@ -174,29 +174,29 @@ fn check_version(request: &Request<()>) -> Result<(), Failure> {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(Vec<u8>);
 
-/// Why a file holds no usable token.
+/// Reason why a file holds no usable token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the token file {path}: {source}")]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel says.
+        /// Error that the kernel returned.
         source: io::Error,
     },
-    /// Others than its owner can read it.
+    /// Others than its owner can read the file.
     #[error("the token file {path} has mode {mode:04o}: others than its owner can read it; chmod 600 it")]
     Open {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
-    /// It is too short to be a secret, or holds what metadata cannot carry.
+    /// The text is too short to be a secret, or holds what metadata cannot carry.
     #[error("the token file {path} must hold one line of at least {} visible ASCII characters", Token::MIN)]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
@@ -220,7 +220,7 @@ impl Token {
         Ok(Token(token.to_owned()))
     }
 
-    /// Compares in a time that depends on the lengths only, so that nobody can find the token byte by byte.
+    /// Compares the token with one that was sent. The time depends on the lengths only, so that nobody can find the token byte by byte.
     fn is(&self, sent: &[u8]) -> bool {
         let differ = self.0.iter().zip(sent).fold(0_u8, |acc, (a, b)| std::hint::black_box(acc | (a ^ b)));
         self.0.len() == sent.len() && std::hint::black_box(differ) == 0
@@ -233,17 +233,17 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The token in force; another one may take its place while the daemon runs.
+/// The token in force. Another one may take its place while the daemon runs.
 #[derive(Clone, Debug)]
 pub struct TokenCell(Arc<RwLock<Token>>);
 
 impl TokenCell {
-    /// Holds a token.
+    /// Puts a token in force.
     pub fn new(token: Token) -> Self {
         TokenCell(Arc::new(RwLock::new(token)))
     }
 
-    /// From now on another token is right.
+    /// Puts another token in force.
     pub fn replace(&self, token: Token) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = token;
     }

@@ -1,4 +1,4 @@
-//! How the daemon is set up: flags go before the environment (`INGRAFTD_*`), the environment before the TOML file.
+//! Configuration of the daemon: flags go before the environment (`INGRAFTD_*`), the environment before the TOML file.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use crate::auth::{Token, TokenError};
 use crate::listen::{Address, AddressError};
 use crate::quota::Quotas;
 
-/// Where the daemon listens when nothing else is said.
+/// Address at which the daemon listens if none is configured.
 pub const LISTEN_DEFAULT: &str = "unix:/run/ingraft/ingraftd.sock";
 const SOCKET_MODE_DEFAULT: u32 = 0o600;
 const LOG_DEFAULT: &str = "info";
 
-/// What is said on the command line and in the environment.
+/// Flags of the command line, and the environment variables that stand for them.
 #[derive(Clone, Debug, Default, clap::Parser)]
 #[command(
     name = "ingraftd",
@@ -53,10 +53,10 @@ pub struct Flags {
     /// Certificates of those who may sign client certificates (PEM)
     #[arg(long, value_name = "FILE", env = "INGRAFTD_CLIENT_CA")]
     pub client_ca: Option<PathBuf>,
-    /// What goes to the log on stderr, e.g. `debug` or `info,ingraft_engine=debug` [default: info]
+    /// Filter of the log on stderr, e.g. `debug` or `info,ingraft_engine=debug` [default: info]
     #[arg(long, value_name = "FILTER", env = "INGRAFTD_LOG")]
     pub log: Option<String>,
-    /// What a measurement that names no limit may cost, in percent of one processor [default: 5]
+    /// Most that a measurement without a limit of its own may cost, in percent of one processor [default: 5]
     #[arg(long, value_name = "PERCENT", env = "INGRAFTD_MAX_OVERHEAD")]
     pub max_overhead: Option<f64>,
     /// The clock of timers: tsc (the time stamp counter), vdso (the kernel's, by clock_gettime), or auto: tsc where the kernel trusts it [default: auto]
@@ -88,7 +88,7 @@ pub struct Flags {
     pub check_config: bool,
 }
 
-/// The file: the same words. An unknown one is an error, because it is mostly a misspelt one.
+/// The configuration file, with the long names of the flags as keys. An unknown key is an error, because it is mostly a misspelt one.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Document {
@@ -113,28 +113,28 @@ struct Document {
     max_definitions: Option<usize>,
 }
 
-/// Everything that the daemon is told, checked.
+/// The configuration of the daemon, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Where to listen; at least one.
+    /// Addresses to listen at; at least one.
     pub listen: Vec<Address>,
     /// Directory of journal and cache.
     pub state_dir: PathBuf,
-    /// The token for http addresses.
+    /// Token for http addresses.
     pub token: Option<Token>,
     /// Permission bits of Unix sockets.
     pub socket_mode: u32,
     /// Group of Unix sockets.
     pub socket_group: Option<String>,
-    /// Files for https addresses.
+    /// Files for https addresses; `None` if not all three are named.
     pub tls: Option<TlsFiles>,
     /// Filter of the log.
     pub log: String,
-    /// What a measurement that names no limit may cost, in percent of one processor.
+    /// Most that a measurement without a limit of its own may cost, in percent of one processor.
     pub max_overhead: f64,
     /// The clock of timers.
     pub clock: ClockChoice,
-    /// What users may have at a time.
+    /// Quotas of the users.
     pub quotas: Quotas,
 }
 
@@ -143,32 +143,32 @@ pub struct Settings {
 pub struct TlsFiles {
     /// Certificate chain (PEM).
     pub cert: PathBuf,
-    /// Its private key (PEM).
+    /// Private key of the certificate (PEM).
     pub key: PathBuf,
-    /// Who may sign client certificates (PEM).
+    /// Certificates of those who may sign client certificates (PEM).
     pub client_ca: PathBuf,
 }
 
-/// What is wrong with the configuration.
+/// Reason why the configuration is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration {path}: {source}")]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel says.
+        /// Error that the kernel returned.
         source: std::io::Error,
     },
     /// The file is no TOML or has unknown words.
     #[error("{path}: {source}")]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Line, excerpt and reason.
         source: Box<toml::de::Error>,
     },
-    /// An address is none.
+    /// An address to listen at is malformed.
     #[error("listen: {0}")]
     Address(#[from] AddressError),
     /// The token file is unusable.
@@ -177,28 +177,28 @@ pub enum ConfigError {
     /// The mode is no octal number of permission bits.
     #[error("socket-mode: `{0}` is no octal mode such as 0600 or 0660")]
     Mode(String),
-    /// A limit that nothing could keep, or no number.
+    /// The limit of measurements is one that nothing could keep, or no number.
     #[error("max-overhead: {0} is no number of percent above 0")]
     MaxOverhead(f64),
-    /// A quota that leaves no room for anything.
+    /// A quota is 0, which leaves no room for anything.
     #[error("{0}: 0 is no quota: nobody could be served")]
     Quota(&'static str),
-    /// A word that names no clock.
+    /// The word names no clock.
     #[error("clock: {0}")]
     Clock(#[from] UnknownClock),
-    /// An http address without a token.
+    /// An http address is given without a token.
     #[error("{0} needs a token: name a file that holds one with token-file")]
     NoToken(Address),
-    /// An https address without all three files.
+    /// An https address is given without all three files.
     #[error("{0} needs client certificates: name the files tls-cert, tls-key and client-ca")]
     NoTls(Address),
-    /// Neither a directory nor a home.
+    /// No state directory is named, and there is no home directory.
     #[error("there is no home directory to keep journal and cache in: name one with state-dir")]
     NoStateDir,
 }
 
 impl Settings {
-    /// Puts together what flags, environment and file say.
+    /// Combines flags, environment and file, and checks them.
     pub fn load(flags: &Flags) -> Result<Self, ConfigError> {
         let document = match &flags.config {
             Some(path) => read(path)?,
@@ -242,7 +242,7 @@ impl Settings {
                 default.user_measurements,
             )?,
             user_pairs: quota("max-user-pairs", flags.max_user_pairs, file.max_user_pairs, default.user_pairs)?,
-            // None may be wanted of these.
+            // These may be 0: a daemon may keep no histories and no definitions.
             user_histories: flags.max_user_histories.or(file.max_user_histories).unwrap_or(default.user_histories),
             definitions: flags.max_definitions.or(file.max_definitions).unwrap_or(default.definitions),
         };
@@ -268,7 +268,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The words whose change a running daemon does not follow.
+    /// Returns the keys whose change a running daemon does not follow.
     pub fn needs_restart(&self, new: &Settings) -> Vec<&'static str> {
         let changed = [
             ("listen", self.listen != new.listen),
@@ -301,7 +301,7 @@ fn mode(text: String) -> Result<u32, ConfigError> {
     }
 }
 
-/// Where both programs keep journal and cache when no flag says so; `None` without a home.
+/// Returns the directory in which both programs keep journal and cache if no flag names one; `None` if there is no home directory.
 pub fn state_dir() -> Option<PathBuf> {
     state_dir_of(nix::unistd::geteuid().is_root(), |name| std::env::var_os(name).filter(|value| !value.is_empty()))
 }

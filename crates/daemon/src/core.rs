@@ -1,4 +1,4 @@
-//! What all services share: the engine, who serves it, the leases, and whether it is closing.
+//! State that all services share: the engine, the program that serves it, the leases, and whether the engine is closing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,23 +20,23 @@ pub const INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// Readings that wait for a slow reader before the oldest is dropped.
 pub const BACKLOG: usize = 16;
 
-/// How long calls of the engine that are in progress may take to come to their end when the engine ends.
+/// Time that calls of the engine in progress have to finish when the engine ends.
 const CALLS_GRACE: Duration = Duration::from_secs(10);
-/// How long the removal of what is inserted may take then.
+/// Time that the engine has afterwards to remove what is inserted.
 const REMOVAL_GRACE: Duration = Duration::from_secs(20);
 
-/// How much longer than that the engine's end may take before it is given up.
+/// Time beyond [`REMOVAL_GRACE`] after which the engine's end is given up.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// Calls of one user that make long lists and run at a time.
+/// Most calls of one user that make long lists and run at a time.
 const LISTS: u32 = 4;
 
-/// Who serves the engine.
+/// The program that serves the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// The command line, for itself.
+    /// The command line, which serves itself.
     CommandLine,
-    /// The daemon, for others.
+    /// The daemon, which serves others.
     Daemon,
 }
 
@@ -50,7 +50,7 @@ impl Host {
     }
 }
 
-/// Shared by all services; cheap to clone.
+/// Handle on the state that all services share; cheap to clone.
 #[derive(Clone)]
 pub struct Core {
     shared: Arc<Shared>,
@@ -65,12 +65,13 @@ struct Shared {
     /// Bytes of MDL that are kept for everybody.
     defined: Mutex<usize>,
     closing: watch::Sender<bool>,
-    /// Held shared by every call that may change a target, exclusively by the end: nothing is inserted after the end has begun.
+    /// Lock that every call which may change a target holds shared. The end holds it exclusively, so nothing is inserted after the end has
+    /// begun.
     changes: Arc<RwLock<()>>,
     calls: Arc<Calls>,
 }
 
-/// The calls of the engine that are in progress: what each is, and when it began.
+/// The calls of the engine that are in progress: the function that makes each, and when it began.
 #[derive(Default)]
 struct Calls {
     next: AtomicU64,
@@ -82,7 +83,7 @@ impl Calls {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a call until what is returned is dropped.
+    /// Notes a call as open until the returned value is dropped.
     fn note(self: &Arc<Self>, what: &'static str) -> OpenCall {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.open().insert(number, (what, Instant::now()));
@@ -102,7 +103,7 @@ impl Drop for OpenCall {
     }
 }
 
-/// The function that makes a call, from the name of the type of its closure.
+/// Returns the name of the function that makes a call, from the name of the type of its closure.
 fn caller_of<F>(_: &F) -> &'static str {
     let name = std::any::type_name::<F>();
     name.split("::{{closure}}").next().unwrap_or(name)
@@ -121,7 +122,7 @@ impl Closing {
 }
 
 impl Core {
-    /// Serves an engine.
+    /// Makes the shared state around an engine.
     pub fn new(engine: Engine, host: Host) -> Self {
         let shared = Shared {
             engine,
@@ -137,37 +138,37 @@ impl Core {
         Core { shared: Arc::new(shared) }
     }
 
-    /// The engine, for calls that do not block.
+    /// Returns the engine, for calls that do not block.
     pub fn engine(&self) -> &Engine {
         &self.shared.engine
     }
 
-    /// Who serves it.
+    /// Returns the program that serves the engine.
     pub fn host(&self) -> Host {
         self.shared.host
     }
 
-    /// The leases.
+    /// Returns the leases.
     pub fn keeper(&self) -> &Arc<Keeper> {
         &self.shared.keeper
     }
 
-    /// What values did over time.
+    /// Returns the recorder of histories of values.
     pub fn recorder(&self) -> &Recorder {
         &self.shared.recorder
     }
 
-    /// What the log says of measurements.
+    /// Returns the audit log of measurements.
     pub fn audit(&self) -> &Arc<Audit> {
         &self.shared.audit
     }
 
-    /// How many bytes of MDL are kept for everybody; locked while some are added.
+    /// Returns the number of bytes of MDL that are kept for everybody. The guard locks it while some are added.
     pub fn defined(&self) -> MutexGuard<'_, usize> {
         self.shared.defined.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells when the engine begins to end.
+    /// Returns a receiver that hears when the engine begins to end.
     pub fn closing(&self) -> Closing {
         Closing(self.shared.closing.subscribe())
     }
@@ -177,8 +178,8 @@ impl Core {
         tokio::spawn(keeper::keep_house(self.clone()));
     }
 
-    /// Calls the engine on a blocking thread. A call goes on to its end when its caller is cancelled. A panic of the engine ends
-    /// the call only.
+    /// Calls the engine on a blocking thread. If its caller is cancelled, the call goes on to its end. A panic of the engine ends only the
+    /// call.
     pub async fn engine_call<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> Result<T, Error> + Send + 'static,
@@ -186,7 +187,8 @@ impl Core {
         self.engine_value(call).await?.map_err(convert::failure)
     }
 
-    /// The same for a call that cannot fail. It waits for a turn of its user: the calls of one user do not take all threads.
+    /// Calls the engine as [`Core::engine_call`] does, for a call that returns no error of the engine. The call waits for a turn of its
+    /// user, so the calls of one user do not take all threads.
     pub async fn engine_value<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
@@ -194,7 +196,8 @@ impl Core {
         self.engine_turns(1, call).await
     }
 
-    /// The same for a call that needs much memory before it is known how much: few of one user run at a time.
+    /// Calls the engine as [`Core::engine_value`] does, for a call that may need much memory, nobody knows beforehand how much. Few such
+    /// calls of one user run at a time.
     pub async fn engine_list<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
@@ -209,7 +212,7 @@ impl Core {
     ) -> Result<T, Failure> {
         let behalf = behalf();
         let turn = match &behalf {
-            // It is never closed.
+            // The semaphore is never closed.
             Some(behalf) => Arc::clone(&behalf.turns).acquire_many_owned(turns).await.ok(),
             None => None,
         };
@@ -235,8 +238,8 @@ impl Core {
         })
     }
 
-    /// Ends: streams end, calls in progress come to their end, measurements that are not kept are removed. Later calls are refused. What takes
-    /// too long is told, and left as it is: the journal knows of it.
+    /// Ends the engine: streams end, calls in progress finish, and measurements that are not kept are removed. Later calls are refused.
+    /// What takes too long is reported and left as it is: the journal knows of it.
     pub async fn close(&self) -> Vec<Result<Removed, Error>> {
         self.close_within(CALLS_GRACE, REMOVAL_GRACE).await
     }
@@ -257,7 +260,7 @@ impl Core {
             let _guard = guard;
             drop(tell.send(shared.engine.shutdown(removal)));
         });
-        // the engine bounds itself: this is for its locks
+        // the engine bounds its own end; this timeout is for its locks
         let why = match (spawned, tokio::time::timeout(removal + GOODBYE, removed).await) {
             (Err(e), _) => format!("no thread can be started to end the engine: {e}"),
             (_, Ok(Ok(removed))) => return removed,
@@ -269,14 +272,14 @@ impl Core {
     }
 }
 
-/// On whose behalf a task runs.
+/// The user on whose behalf a task runs.
 #[derive(Clone)]
 pub struct Behalf {
-    /// The turns of the user at the engine.
+    /// Turns of the user at the engine.
     pub turns: Arc<Semaphore>,
-    /// Who pays for what is kept for the call.
+    /// Payer of what is kept for the call.
     pub payer: Payer,
-    /// The call, which counts as long as anything is done or kept for it, also when its client has gone.
+    /// The call. It counts as long as anything is done or kept for it, also when its client has gone.
     pub call: Arc<Mutex<Call>>,
 }
 
@@ -284,7 +287,7 @@ tokio::task_local! {
     static BEHALF: Behalf;
 }
 
-/// Who pays for what the current task keeps; `None` if the program itself asks.
+/// Returns the payer of what the current task keeps; `None` if the program itself asks.
 pub fn payer() -> Option<Payer> {
     BEHALF.try_with(|behalf| behalf.payer.clone()).ok()
 }
@@ -293,12 +296,12 @@ fn behalf() -> Option<Behalf> {
     BEHALF.try_with(Behalf::clone).ok()
 }
 
-/// Runs something on behalf of a user.
+/// Runs a task on behalf of a user.
 pub fn on_behalf<T>(behalf: Behalf, task: impl Future<Output = T>) -> impl Future<Output = T> {
     BEHALF.scope(behalf, task)
 }
 
-/// Spawns a task that goes on behalf of the same user.
+/// Spawns a task that runs on behalf of the same user as the current one.
 pub fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     match behalf() {
         Some(behalf) => drop(tokio::spawn(on_behalf(behalf, task))),
@@ -306,7 +309,7 @@ pub fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-/// The failure of calls and streams while the engine ends.
+/// Returns the failure with which calls and streams end while the engine ends.
 pub fn shutting_down() -> Failure {
     Failure::new(
         FailureKind::Unavailable,
