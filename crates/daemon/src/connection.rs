@@ -17,35 +17,37 @@ use crate::auth::Origin;
 use crate::call::{Serving, answer};
 use crate::quota::{Holder, Seat};
 
-/// From the connection to its first request.
+/// Longest time from the connection to its first request.
 const GREETING: Duration = Duration::from_secs(10);
-/// Without a call, after the last one.
+/// Longest time without a call, after the last one.
 const IDLE: Duration = Duration::from_secs(300);
-/// How long a client on TCP that proves nothing may stay.
+/// Longest stay of a client that proves nothing: on TCP, or on a Unix socket whose peer the kernel does not name.
 const STRANGER: Duration = Duration::from_secs(60);
-/// From the announcement of the end, or from the end of the last call that was accepted, to the end.
+/// Time from the announcement of the end, or from the end of the last call that was accepted, to the end of the connection.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Requests without a valid token after which a connection ends.
+/// Number of requests without a valid token after which a connection ends.
 const REFUSALS: usize = 16;
-/// A client that does not answer a ping for this long is gone, and is asked this often; its measurements are removed.
+/// Time between two pings, and the time that a client has to answer one. A client that does not answer is disconnected, and its
+/// measurements are removed.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-// What a connection may make the daemon keep: data that nobody has read yet up to the window of the connection, and heads.
+// Bounds of what a connection may make the daemon keep: data that nobody has read yet, up to the window of the connection, and heads.
 const CONNECTION_WINDOW: u32 = 256 << 10;
 const STREAM_WINDOW: u32 = 64 << 10;
 const FRAME_BYTES: u32 = 16 << 10;
 const HEAD_BYTES: u32 = 8 << 10;
-/// Open streams of a connection. A command that measures many processes opens one for each.
+/// Most open streams of a connection. A command that measures many processes opens one for each.
 const STREAMS: u32 = 1000;
-/// The same of a user who is not root: heads of requests that never end are all that a stream may take before it is a call.
+/// Most open streams of a connection of a user other than root. Heads of requests that never end are all that a stream may take before it
+/// counts as a call.
 const USERS_STREAMS: u32 = 250;
-/// The same where a connection begins before anything is proven.
+/// Most open streams of a connection that begins before anything is proven.
 const STRANGERS_STREAMS: u32 = 100;
-/// What of an answer waits for a slow reader, besides one message.
+/// Most bytes of an answer that wait for a slow reader, besides one message.
 const SEND_BYTES: usize = 64 << 10;
-/// Streams that were reset before anything was done for them: more are an attack (CVE-2023-44487), and end the connection.
+/// Most streams that were reset before anything was done for them. More are an attack (CVE-2023-44487), and end the connection.
 const RESETS: usize = 20;
-/// Streams that were reset because of an error of the client.
+/// Most streams that were reset because of an error of the client.
 const ERRORS: usize = 64;
 
 /// A connection as its requests see it.
@@ -56,20 +58,20 @@ pub struct Connection {
     refusals: AtomicUsize,
     activity: Mutex<Activity>,
     changed: Notify,
-    /// From the connection to its first request.
+    /// Longest time from the connection to its first request.
     greeting: Duration,
 }
 
 #[derive(Debug)]
 struct Activity {
     streams: usize,
-    /// When the first request came.
+    /// Whether the first request has come.
     greeted: bool,
     since: Instant,
 }
 
 impl Connection {
-    /// A connection that has just been admitted, or that is to be told why it was not.
+    /// Returns a connection that has just been admitted, or that is to be told why it was not.
     pub fn new(seat: Seat, turned_away: Option<Failure>) -> Arc<Connection> {
         let activity = Mutex::new(Activity { streams: 0, greeted: false, since: Instant::now() });
         Arc::new(Connection {
@@ -82,24 +84,24 @@ impl Connection {
         })
     }
 
-    /// Who pays for it.
+    /// Returns the holder that the connection counts for now.
     pub fn holder(&self) -> Holder {
         self.seat.holder()
     }
 
-    /// Whoever is at its other end has proven who it is.
+    /// Notes that the client at the other end has proven that it is `holder`.
     pub fn proven(&self, holder: Holder) {
         self.seat.proven(holder);
     }
 
-    /// A request was refused, because it proves nothing.
+    /// Counts a request that was refused because it proves nothing.
     pub fn refused(&self) {
         if self.refusals.fetch_add(1, Ordering::Relaxed) + 1 == REFUSALS {
             self.changed.notify_one();
         }
     }
 
-    /// What it is told instead of an answer.
+    /// Returns the failure that every request is answered with; `None` if the connection was admitted.
     pub fn turned_away(&self) -> Option<&Failure> {
         self.turned_away.as_ref()
     }
@@ -108,7 +110,7 @@ impl Connection {
         self.activity.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a stream as long as what this returns is there.
+    /// Counts a stream as long as the returned value exists.
     pub fn stream(self: &Arc<Self>) -> Streaming {
         let mut activity = self.activity();
         activity.streams += 1;
@@ -116,17 +118,17 @@ impl Connection {
         Streaming(Arc::clone(self))
     }
 
-    /// Whether its streams may stay open after it was told to end: calls that were accepted run to their end.
+    /// Returns whether the connection's streams may stay open after it was told to end: calls that were accepted run to their end.
     fn finishes_streams(&self) -> bool {
         !self.is_unproven() && self.turned_away.is_none()
     }
 
-    /// Whether nobody knows who is at its other end.
+    /// Returns whether nobody knows who is at the other end.
     fn is_unproven(&self) -> bool {
         matches!(self.holder(), Holder::Stranger(..) | Holder::Nobody)
     }
 
-    /// When it is cut after it was told to end; `None`: not as long as its streams are open.
+    /// Returns the time at which the connection is cut after it was told to end; `None` as long as it waits for open streams.
     fn is_cut(&self, told: Instant) -> Option<Instant> {
         let activity = self.activity();
         let (open, since) = (activity.streams > 0, activity.since);
@@ -138,7 +140,7 @@ impl Connection {
         }
     }
 
-    /// When it ends if nothing happens; `None`: not as long as its streams are open.
+    /// Returns the time at which the connection ends if nothing happens; `None` as long as its streams are open.
     fn ends(&self, began: Instant) -> Option<Instant> {
         if self.turned_away.is_some() {
             return Some(began + FAREWELL);
@@ -202,7 +204,7 @@ where
     let service = {
         let connection = Arc::clone(&connection);
         service_fn(move |request| {
-            // Counted before the task of the request runs: a connection with it is not idle.
+            // The stream is counted before the task of the request runs: a connection with it is not idle.
             let stream = Connection::stream(&connection);
             let answered = answer(serving.clone(), Arc::clone(&connection), stream, origin, request);
             async move { Ok::<_, std::convert::Infallible>(answered.await) }
@@ -210,7 +212,7 @@ where
     };
     let mut served = pin!(builder.serve_connection(TokioIo::new(io), service));
     let began = Instant::now();
-    // Set when the client was told that the end is near.
+    // Time at which the client was told that the end is near.
     let mut told: Option<Instant> = None;
     loop {
         let ends = match told {
@@ -230,7 +232,7 @@ where
                 }
                 return;
             }
-            // It may have proven itself since it was told to make room.
+            // The client may have proven who it is since it was told to make room.
             () = connection.seat.evicted() => if connection.is_unproven() {
                 return;
             },

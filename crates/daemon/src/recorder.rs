@@ -1,4 +1,5 @@
-//! Records what the values of measurements did that asked for it: a task for each reads them as often as a history has intervals.
+//! Records histories of the values of measurements that asked for them. A task for each measurement reads its values once in each interval
+//! of a history.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +25,7 @@ impl Recorder {
         self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many histories are kept of these measurements.
+    /// Returns the number of histories that are kept of these measurements.
     pub fn histories(&self, ids: &[MeasurementId]) -> usize {
         ids.iter().filter_map(|id| self.of(*id)).map(|recording| open(&recording).histories_kept()).sum()
     }
@@ -67,7 +68,7 @@ async fn record(core: Core, id: MeasurementId) {
             _ = ticks.tick() => {}
             () = closing.wait() => return,
         }
-        // The measurement is gone when it cannot be read any more; after the target's end its last values can.
+        // If the measurement cannot be read any more, it is gone. After the target's end its last values can still be read.
         if look(&core, id, Caller::Engine).await.is_err() {
             core.recorder().table().remove(&id);
             return;
@@ -75,7 +76,7 @@ async fn record(core: Core, id: MeasurementId) {
     }
 }
 
-/// Takes in what the values are now. On behalf of `caller`, who must be allowed to read them.
+/// Reads the current values and adds them to the recording, on behalf of `caller`, which must be allowed to read them.
 pub async fn look(core: &Core, id: MeasurementId, caller: Caller) -> Result<Arc<Mutex<Recording>>, Failure> {
     let Reading { time_ns, values, ended } = core.engine_call(move |engine| engine.read(id, false, caller)).await?;
     let recording = core.recorder().of(id).ok_or_else(|| not_recorded(id))?;
@@ -98,7 +99,7 @@ pub async fn look(core: &Core, id: MeasurementId, caller: Caller) -> Result<Arc<
     Ok(recording)
 }
 
-/// A recording, for a moment.
+/// Locks a recording, for a moment.
 pub fn open(recording: &Mutex<Recording>) -> MutexGuard<'_, Recording> {
     recording.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -112,7 +113,7 @@ fn not_recorded(id: MeasurementId) -> Failure {
     )
 }
 
-/// There is no such phase, or it has been forgotten.
+/// Returns the failure for a phase that does not exist or has been forgotten.
 pub fn no_phase(number: u32) -> Failure {
     Failure::new(
         FailureKind::NotFound,

@@ -1,25 +1,25 @@
-//! What the values of one measurement did: a history of each pair from the beginning on, and one for each phase.
+//! Histories of the values of one measurement: one of each pair from the beginning on, and one of each pair for each phase.
 
 use std::collections::VecDeque;
 
 use ingraft_model::{Course, History, Style};
 
-/// Most histories of one measurement: when phases have more, the oldest phases are forgotten. Each history takes at most 32 KiB.
+/// Most histories of one measurement. If its phases need more, the oldest phases are forgotten. Each history takes at most 32 KiB.
 pub const HISTORIES_MAX: usize = 4096;
 
-/// Most pairs of a measurement with histories: two histories each, the whole one and that of the current phase.
+/// Most pairs of a measurement with histories. Each pair needs two: that of the whole time and that of the current phase.
 pub const PAIRS_MAX: usize = HISTORIES_MAX / 2;
 
 /// A span of time with a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// Its number, from 0.
+    /// Number of the phase, from 0.
     pub number: u32,
-    /// For people; phase 0 has none.
+    /// Name for people; empty for phase 0.
     pub name: String,
-    /// Unix time in nanoseconds.
+    /// Begin of the phase, as Unix time in nanoseconds.
     pub start_ns: u64,
-    /// When the next one began; `None`: it goes on.
+    /// End of the phase, at which the next one began, as Unix time in nanoseconds; `None` for the current phase.
     pub end_ns: Option<u64>,
 }
 
@@ -43,11 +43,11 @@ pub struct Recording {
     whole: Vec<History>,
     ended: VecDeque<Chapter>,
     current: Chapter,
-    /// The latest reading: when, and the value of each pair.
+    /// Time of the latest reading, as Unix time in nanoseconds, and the value of each pair in it.
     latest: (u64, Vec<i64>),
 }
 
-/// What a metric's values are, as a history takes them.
+/// Returns how a history takes the values of a metric of this style.
 pub fn course(style: Style) -> Course {
     match style {
         Style::EventCounter => Course::Total,
@@ -56,7 +56,7 @@ pub fn course(style: Style) -> Course {
 }
 
 impl Recording {
-    /// Begins at `now_ns` (Unix time in nanoseconds), when all values were 0.
+    /// Begins a recording at `now_ns` (Unix time in nanoseconds), when all values were 0.
     pub fn begin(courses: Vec<Course>, now_ns: u64) -> Recording {
         let latest = (now_ns, vec![0; courses.len()]);
         let whole = fresh(&courses, &latest);
@@ -70,32 +70,32 @@ impl Recording {
         }
     }
 
-    /// How many pairs it knows.
+    /// Returns the number of pairs that the recording knows.
     pub fn pairs(&self) -> usize {
         self.courses.len()
     }
 
-    /// How many histories it keeps.
+    /// Returns the number of histories that the recording keeps.
     pub fn histories_kept(&self) -> usize {
         self.courses.len() * (self.ended.len() + 2)
     }
 
-    /// How many histories more it keeps when one more phase begins: none if the oldest phase is forgotten for it.
+    /// Returns how many more histories the recording keeps when one more phase begins: 0 if the oldest phase is forgotten for it.
     pub fn phase_needs(&self) -> usize {
         if self.ended.len() + 3 > self.room() { 0 } else { self.courses.len() }
     }
 
-    /// Forgets the histories of the oldest phase that has ended. False if there is none.
+    /// Forgets the histories of the oldest phase that has ended. Returns false if no phase has ended.
     pub fn forget_oldest(&mut self) -> bool {
         self.ended.pop_front().is_some()
     }
 
-    /// How many histories of each pair are kept, that of the whole time included.
+    /// Returns the most histories of each pair that are kept, that of the whole time included.
     fn room(&self) -> usize {
         (HISTORIES_MAX / self.courses.len().max(1)).max(2)
     }
 
-    /// Further pairs, whose values were 0 until now.
+    /// Adds pairs whose values were 0 until now.
     pub fn grow(&mut self, courses: &[Course]) {
         let now_ns = self.latest.0;
         self.courses.extend(courses);
@@ -110,7 +110,7 @@ impl Recording {
         self.whole.first().map_or(self.latest.0, History::start_ns)
     }
 
-    /// Takes in a reading of all pairs; one that is not later than the latest is left out.
+    /// Adds a reading of all pairs. A reading that is not later than the latest, or that has another number of pairs, is left out.
     pub fn record(&mut self, now_ns: u64, values: Vec<i64>) {
         if now_ns <= self.latest.0 || values.len() != self.courses.len() {
             return;
@@ -138,12 +138,12 @@ impl Recording {
         phase
     }
 
-    /// The phases whose histories are known, the current one last.
+    /// Returns the phases whose histories are known, the current one last.
     pub fn phases(&self) -> Vec<Phase> {
         self.ended.iter().chain([&self.current]).map(|chapter| chapter.phase.clone()).collect()
     }
 
-    /// The histories of all pairs, in a phase or from the beginning on. `None` if there is no such phase (any more).
+    /// Returns the histories of all pairs, in a phase or from the beginning on. `None` if the phase does not exist or is forgotten.
     pub fn histories(&self, phase: Option<u32>) -> Option<&[History]> {
         let Some(number) = phase else { return Some(&self.whole) };
         let chapter = self.ended.iter().chain([&self.current]).find(|chapter| chapter.phase.number == number)?;
@@ -151,7 +151,7 @@ impl Recording {
     }
 }
 
-/// Histories that begin at a reading.
+/// Returns histories that begin at a reading.
 fn fresh(courses: &[Course], (now_ns, values): &(u64, Vec<i64>)) -> Vec<History> {
     courses.iter().zip(values).map(|(course, value)| History::new(*course, *now_ns, *now_ns, *value)).collect()
 }

@@ -6,7 +6,7 @@ use ingraft_wire::{Failure, FailureKind};
 
 use super::{Holder, SOON, Table, locked};
 
-/// Who pays for what is kept until a client reads it.
+/// The holder for which bytes are counted until a client reads them.
 #[derive(Clone, Debug)]
 pub struct Payer {
     table: Arc<Table>,
@@ -14,12 +14,12 @@ pub struct Payer {
 }
 
 impl Payer {
-    /// A holder in a table.
+    /// Returns the payer for a holder in a table.
     pub(super) fn new(table: &Arc<Table>, holder: Holder) -> Payer {
         Payer { table: Arc::clone(table), holder }
     }
 
-    /// Counts bytes of an answer that waits to be read, as long as what is returned is there.
+    /// Counts bytes of an answer that waits to be read, as long as the returned value exists.
     pub fn hold(&self, bytes: usize) -> Result<Held, Failure> {
         let mut held = Held { payer: self.clone(), bytes: 0 };
         held.grow(bytes)?;
@@ -27,7 +27,7 @@ impl Payer {
     }
 }
 
-/// Bytes of an answer that waits to be read; given back when they go.
+/// Counted bytes of an answer that waits to be read. They are given back when this is dropped.
 #[derive(Debug)]
 pub struct Held {
     payer: Payer,
@@ -48,7 +48,7 @@ impl Held {
         Ok(())
     }
 
-    /// Counts another number of bytes instead. On an error the number is as before.
+    /// Counts `bytes` instead of the number counted so far. On an error the number stays as before.
     pub fn resize(&mut self, bytes: usize) -> Result<(), Failure> {
         if bytes > self.bytes {
             return self.grow(bytes - self.bytes);
@@ -69,7 +69,7 @@ impl Drop for Held {
 
 #[cfg(test)]
 impl Payer {
-    /// The bytes that wait for all calls of the same user.
+    /// Returns the number of bytes that wait for all calls of the same user.
     pub fn held(&self) -> usize {
         locked(&self.table.answers).of(self.holder)
     }

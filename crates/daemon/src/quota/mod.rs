@@ -1,8 +1,8 @@
-//! What each user may have at a time, and the table of what each has: connections, calls, bytes of requests, measurements, definitions.
+//! Quotas of users, and the table of what each user has at a time: connections, calls, bytes of requests, measurements, definitions.
 //!
-//! Every quota has a holder: the user at the other end of a Unix socket, whoever has the token, one certificate, or, as long as a
-//! client on TCP has proven nothing, the place that it comes from. Some connections and some bytes are reserved: root, the daemon's
-//! own user and clients that have proven who they are find room when everybody else has used up theirs.
+//! Every quota has a holder: the user at the other end of a Unix socket, the clients with the token, the clients with one certificate, or
+//! the place that a client on TCP comes from as long as it has proven nothing. Some connections and some bytes are reserved: root, the
+//! daemon's own user and clients that have proven who they are find room when everybody else has used up theirs.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -23,7 +23,7 @@ use pool::{Pool, Sizes, Standing};
 /// The quotas, as they are configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Connections in all. A quarter of the descriptors that the daemon may open is the most.
+    /// Connections in all, at most a quarter of the descriptors that the daemon may open.
     pub connections: usize,
     /// Connections of one user.
     pub user_connections: usize,
@@ -57,39 +57,41 @@ impl Default for Quotas {
 const RESERVED: usize = 8;
 /// Most connections of clients that have proven nothing yet, as a part of all. One more ends the oldest of them.
 const STRANGERS: usize = 4;
-/// Connections beyond a quota that are served with nothing but the error that says so: of one holder, and in all.
+/// Connections beyond a quota that are answered with nothing but the error that says so: of one holder, and in all.
 const TURNED_AWAY: (usize, usize) = (4, 16);
-/// Calls in progress of a client that has proven nothing: questions about services and health.
+/// Most calls in progress of a client that has proven nothing: questions about services and health.
 const STRANGERS_CALLS: usize = 100;
-/// Calls of the engine that run at a time on behalf of one holder; the next one waits. There are 512 threads for them.
+/// Most calls of the engine that run at a time on behalf of one holder; the next one waits. The runtime has 512 threads for such calls.
 pub const TURNS: u32 = 32;
-/// Bytes of requests that one holder may have in the daemon at a time.
+/// Most bytes of requests that one holder may have in the daemon at a time.
 pub const REQUEST_BYTES: usize = 16 << 20;
-/// Bytes of requests that are in progress. What strangers may ask are names of services.
+/// Pool of the bytes of requests in progress. Strangers may ask for names of services only.
 const REQUESTS: Sizes =
     Sizes { all: 64 << 20, reserved: 16 << 20, strangers: 4 << 20, each: REQUEST_BYTES, each_stranger: 256 << 10 };
-/// Bytes of answers that wait to be read. Strangers are told of services.
+/// Pool of the bytes of answers that wait to be read. Strangers are told of services only.
 const ANSWERS: Sizes =
     Sizes { all: 64 << 20, reserved: 16 << 20, strangers: 4 << 20, each: 64 << 20, each_stranger: 1 << 20 };
-/// After this time a place that connections or calls take may be free.
+/// Time after which a refused client may try again: a connection or a call may have ended by then.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Who uses up a quota.
+/// The party whose connections, calls and bytes are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Holder {
     /// The user at the other end of a Unix socket.
     User(u32),
-    /// Whoever has the token.
+    /// All clients that have shown the token.
     Token,
-    /// Whoever has this certificate: the SHA-256 of its encoding.
+    /// All clients with this certificate: the SHA-256 of its encoding.
     Certificate([u8; 32]),
-    /// A client on TCP that has proven nothing: where it comes from, as [`place`] has it, and its user if it is on this machine.
+    /// A client on TCP that has proven nothing: the place that it comes from, as [`place`] returns it, and its user if it is on this
+    /// machine.
     Stranger(IpAddr, Option<u32>),
     /// The other end of a Unix socket when the kernel does not name its user.
     Nobody,
 }
 
-/// Where an address is, for counting: one client can have all addresses of the loopback, and all of an IPv6 network of 64 bits.
+/// Returns the place of an address, for which connections are counted. One client can have all addresses of the loopback, or all of an IPv6
+/// network of 64 bits, so each of these is one place.
 pub fn place(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         address if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
@@ -114,13 +116,13 @@ impl fmt::Display for Holder {
     }
 }
 
-/// What a holder has, besides its measurements.
+/// Numbers of what a holder has at a time, and its measurements, each with its number of pairs.
 #[derive(Debug, Default)]
 struct Account {
     connections: usize,
     turned_away: usize,
     calls: usize,
-    /// Insertions that are in progress.
+    /// Insertions in progress.
     begun: usize,
     measurements: BTreeMap<MeasurementId, usize>,
     turns: Option<Arc<Semaphore>>,
@@ -137,9 +139,9 @@ struct State {
     connections: usize,
     turned_away: usize,
     accounts: HashMap<Holder, Account>,
-    /// Connections that have proven nothing, the oldest first; those that were told to make room are not among them.
+    /// Connections that have proven nothing, the oldest first. Those that were told to make room are not among them.
     strangers: VecDeque<(Holder, Arc<Notify>)>,
-    /// Those that were told to make room and have not gone yet.
+    /// Number of strangers' connections that were told to make room and have not gone yet.
     leaving: usize,
 }
 
@@ -148,15 +150,15 @@ impl State {
         self.accounts.entry(holder).or_default()
     }
 
-    /// The stranger with the most connections.
+    /// Returns the stranger with the most connections.
     fn crowd(&self) -> Option<Holder> {
         let mut count: HashMap<Holder, usize> = HashMap::new();
         self.strangers.iter().for_each(|(other, _)| *count.entry(*other).or_default() += 1);
         count.into_iter().max_by_key(|(_, n)| *n).map(|(other, _)| other)
     }
 
-    /// Tells the oldest connection of a stranger to go: of the one with the most, so that a crowd from one place does not drive out
-    /// those from another. Returns false if there is none.
+    /// Tells the oldest connection of the stranger with the most connections to go, so that a crowd from one place does not drive out
+    /// connections from another. Returns false if no stranger is connected.
     fn make_room(&mut self) -> bool {
         let crowd = self.crowd();
         let at = self.strangers.iter().position(|(other, _)| crowd == Some(*other));
@@ -187,19 +189,19 @@ pub struct Table {
     answers: Mutex<Pool>,
 }
 
-/// What becomes of a new connection.
+/// Decision about a new connection.
 #[derive(Debug)]
 pub enum Admission {
-    /// It is served.
+    /// The connection is served.
     Seat(Seat),
-    /// It is served for a moment, with this error for whatever it asks.
+    /// The connection is served for a moment, with this error as the answer to every request.
     TurnedAway(Seat, Failure),
-    /// It is closed at once.
+    /// The connection is closed at once.
     Closed(Failure),
 }
 
 impl Table {
-    /// An empty table. The daemon may open so many files; connections take a quarter of them at most.
+    /// Returns an empty table for a daemon that may open `files` files; connections take a quarter of them at most.
     pub fn new(quotas: Quotas, files: usize) -> Arc<Table> {
         let connections = quotas.connections.min(files / 4).max(RESERVED);
         let own = nix::unistd::geteuid().as_raw();
@@ -212,7 +214,7 @@ impl Table {
         })
     }
 
-    /// The quotas in force.
+    /// Returns the quotas in force.
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
     }
@@ -258,10 +260,10 @@ impl Table {
         Admission::Closed(failure)
     }
 
-    /// Refuses a connection for which there is no room.
+    /// Refuses a connection if it finds no room.
     ///
-    /// A client on TCP begins as a stranger, also one that is about to show the token, so strangers may use the reserve. They lose it:
-    /// a stranger makes room for the next one, and for a client that is trusted already.
+    /// A client on TCP begins as a stranger, also one that is about to show the token, so strangers may use the reserve. They lose it
+    /// again: a stranger makes room for the next one, and for a client that is trusted already.
     fn refuse_connection(&self, state: &mut State, holder: Holder) -> Result<(), Failure> {
         let all = self.quotas.connections;
         let unreserved = all - all / RESERVED;
@@ -287,7 +289,7 @@ impl Table {
         }
     }
 
-    /// Counts a call.
+    /// Counts a call of a holder. Fails if the holder has too many in progress.
     pub fn call(self: &Arc<Self>, holder: Holder) -> Result<Call, Failure> {
         let mut state = self.state();
         let calls = state.account(holder).calls;
@@ -305,8 +307,8 @@ impl Table {
         Ok(Call { table: Arc::clone(self), holder, bytes: 0 })
     }
 
-    /// Counts a measurement that is about to be inserted with at least so many pairs. `alive` says how many pairs a measurement has by
-    /// now, and `None` when it has gone.
+    /// Counts a measurement that is about to be inserted with at least `pairs` pairs. `alive` returns the current number of pairs of a
+    /// measurement, or `None` if the measurement has gone.
     pub fn begin(
         self: &Arc<Self>,
         holder: Holder,
@@ -335,12 +337,12 @@ impl Table {
         self.refuse_more_pairs(holder, self.pairs(holder), more)
     }
 
-    /// The pairs of a holder's measurements.
+    /// Returns the number of pairs of a holder's measurements.
     fn pairs(&self, holder: Holder) -> usize {
         self.state().accounts.get(&holder).map_or(0, |account| account.measurements.values().sum())
     }
 
-    /// How many pairs a holder may add, and how many histories if it has so many.
+    /// Returns how many pairs a holder may add, and how many histories if it has `histories` of them already.
     pub fn room(&self, holder: Holder, histories: usize) -> (usize, usize) {
         let Quotas { user_pairs, user_histories, .. } = self.quotas;
         (user_pairs.saturating_sub(self.pairs(holder)), user_histories.saturating_sub(histories))
@@ -354,9 +356,10 @@ impl Table {
         Ok(())
     }
 
-    /// Brings what a holder's measurements are to what the engine says of them.
+    /// Updates the table to what the engine says of a holder's measurements: `alive` returns the current number of pairs, or `None` if the
+    /// measurement has gone.
     pub fn refresh(&self, holder: Holder, alive: impl Fn(MeasurementId) -> Option<usize>) {
-        // The engine is not asked under the lock.
+        // `alive` asks the engine, so it is not called under the lock.
         let ids: Vec<_> = self.state().account(holder).measurements.keys().copied().collect();
         let known: Vec<_> = ids.into_iter().map(|id| (id, alive(id))).collect();
         self.state().settle(holder, |account| {
@@ -369,12 +372,12 @@ impl Table {
         });
     }
 
-    /// The holder's measurements.
+    /// Returns the holder's measurements.
     pub fn measurements(&self, holder: Holder) -> Vec<MeasurementId> {
         self.state().accounts.get(&holder).map_or_else(Vec::new, |a| a.measurements.keys().copied().collect())
     }
 
-    /// Refuses histories beyond the quota, of which the holder has so many.
+    /// Refuses `more` histories if the holder, which has `have` of them, would exceed its quota.
     pub fn refuse_histories(&self, holder: Holder, have: usize, more: usize) -> Result<(), Failure> {
         let all = self.quotas.user_histories;
         if have.saturating_add(more) > all {
@@ -383,7 +386,7 @@ impl Table {
         Ok(())
     }
 
-    /// Refuses definitions beyond the quota, of which the daemon keeps so many bytes.
+    /// Refuses `more` bytes of definitions if the daemon, which keeps `have` bytes, would exceed the quota.
     pub fn refuse_definitions(&self, have: usize, more: usize) -> Result<(), Failure> {
         let all = self.quotas.definitions;
         if have.saturating_add(more) > all {
@@ -394,7 +397,7 @@ impl Table {
         Ok(())
     }
 
-    /// What a holder has of each quota, as (key of the configuration, quota, used).
+    /// Returns what a holder uses of each quota, as (key of the configuration, quota, used).
     pub fn used(&self, holder: Holder) -> Vec<(&'static str, usize, usize)> {
         let state = self.state();
         let none = Account::default();
@@ -438,7 +441,7 @@ enum SeatKind {
     TurnedAway,
 }
 
-/// The place of a connection; given back when it goes.
+/// A counted connection. It gives its place back when it is dropped.
 #[derive(Debug)]
 pub struct Seat {
     table: Arc<Table>,
@@ -447,7 +450,7 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Who has it now.
+    /// Returns the holder that the connection counts for now.
     pub fn holder(&self) -> Holder {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner).0
     }
@@ -457,7 +460,7 @@ impl Seat {
         self.evicted.notified().await;
     }
 
-    /// A stranger has proven who it is: from now on it is no stranger.
+    /// Counts the connection for `holder` from now on: its client has proven who it is, and is no stranger any more.
     pub fn proven(&self, holder: Holder) {
         let mut mine = self.holder.lock().unwrap_or_else(PoisonError::into_inner);
         if mine.0 == holder || mine.1 == SeatKind::TurnedAway {
@@ -499,7 +502,7 @@ impl Drop for Seat {
     }
 }
 
-/// A call in progress and the bytes of its request; given back when it goes.
+/// A call in progress and the bytes of its request. Both are given back when it is dropped.
 #[derive(Debug)]
 pub struct Call {
     table: Arc<Table>,
@@ -508,18 +511,18 @@ pub struct Call {
 }
 
 impl Call {
-    /// The turns at the engine that its user has, for all of its calls together.
+    /// Returns the turns at the engine that the call's user has, for all of its calls together.
     pub fn turns(&self) -> Arc<Semaphore> {
         let turns = self.table.state().account(self.holder).turns.clone();
         turns.unwrap_or_else(|| Arc::new(Semaphore::new(TURNS as usize)))
     }
 
-    /// Who pays for it.
+    /// Returns the payer of what is kept for the call.
     pub fn payer(&self) -> Payer {
         Payer::new(&self.table, self.holder)
     }
 
-    /// Counts bytes of its request.
+    /// Counts bytes of the call's request. Fails if the holder's share or the pool has too few left.
     pub fn receive(&mut self, bytes: usize) -> Result<(), Failure> {
         let Call { table, holder, .. } = self;
         let mut pool = locked(&table.requests);
@@ -557,7 +560,7 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// It is in, with so many pairs; fails if these are too many.
+    /// Counts the measurement as inserted, with `pairs` pairs. Fails if these are too many.
     pub fn inserted(mut self, id: MeasurementId, pairs: usize) -> Result<(), Failure> {
         let table = Arc::clone(&self.table);
         let mut state = table.state();

@@ -8,12 +8,12 @@ use std::collections::HashMap;
 
 use super::Holder;
 
-/// How far the daemon trusts a holder.
+/// Degree to which the daemon trusts a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Root, the daemon's own user, or a client with the token or a certificate. Each of them acts with the daemon's rights.
     Trusted,
-    /// Another user, whom the kernel names.
+    /// A user that the kernel names, other than root and the daemon's own.
     User,
     /// A client that has proven nothing yet.
     Stranger,
@@ -22,7 +22,7 @@ pub enum Standing {
 /// The size of a pool and of its shares, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// The whole pool.
+    /// Size of the whole pool.
     pub all: usize,
     /// The part that only trusted holders may use.
     pub reserved: usize,
@@ -34,7 +34,7 @@ pub struct Sizes {
     pub each_stranger: usize,
 }
 
-/// How many bytes each holder has.
+/// The bytes of a pool that each holder has.
 #[derive(Debug)]
 pub struct Pool {
     sizes: Sizes,
@@ -44,17 +44,17 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of which nothing is used.
+    /// Returns a pool of which nothing is used.
     pub fn new(sizes: Sizes) -> Pool {
         Pool { sizes, used: 0, used_by_strangers: 0, holders: HashMap::new() }
     }
 
-    /// The bytes that a holder has.
+    /// Returns the number of bytes that a holder has.
     pub fn of(&self, holder: Holder) -> usize {
         self.holders.get(&holder).copied().unwrap_or(0)
     }
 
-    /// Gives a holder bytes, or returns false and changes nothing if its share or the pool has too few.
+    /// Gives bytes to a holder. Returns false and changes nothing if the holder's share or the pool has too few left.
     pub fn take(&mut self, holder: Holder, standing: Standing, bytes: usize) -> bool {
         let Sizes { all, reserved, strangers, each, each_stranger } = self.sizes;
         let has = self.of(holder).saturating_add(bytes);
@@ -88,7 +88,7 @@ impl Pool {
         }
     }
 
-    /// Whether nobody has anything.
+    /// Returns whether nobody has any bytes.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         (self.used, self.used_by_strangers, self.holders.len()) == (0, 0, 0)
@@ -105,7 +105,7 @@ mod tests {
 
     const SIZES: Sizes = Sizes { all: 1000, reserved: 200, strangers: 100, each: 600, each_stranger: 30 };
 
-    /// Takes bytes one by one until there are no more; how many.
+    /// Takes bytes one by one until none are left, and returns their number.
     fn fill(pool: &mut Pool, holder: Holder, standing: Standing) -> usize {
         (0..2000).take_while(|_| pool.take(holder, standing, 1)).count()
     }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is taken and given back, in whatever order: the pool is not exceeded, and empty at the end.
+        /// The pool is not exceeded, whatever is taken and given back in whatever order, and it is empty at the end.
         #[test]
         fn the_pool_is_never_exceeded(takes in proptest::collection::vec((0_u32..4, 0_usize..500, any::<bool>()), 0..100)) {
             let mut pool = Pool::new(SIZES);

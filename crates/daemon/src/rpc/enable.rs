@@ -1,4 +1,4 @@
-//! Insertions: progress while they run, then what they did, in parts.
+//! Insertions: they report progress while they run, then say in parts what they did.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,50 +24,50 @@ use crate::waiting::{self, Part, Teller, Waiting};
 
 use v1::enable_response::Event;
 
-/// What becomes of a measurement once it is in.
+/// Treatment of a measurement after its insertion.
 #[derive(Clone, Copy, Debug)]
 pub struct Afterwards {
-    /// It stays when its client goes away.
+    /// Whether the measurement stays when its client goes away.
     pub keep: bool,
-    /// What its values do is recorded.
+    /// Whether histories of its values are recorded.
     pub history: bool,
 }
 
-/// Times between two tries of an insertion that was deferred: the first, and the longest.
+/// Times between two tries of a deferred insertion: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// Longest that a client may have an insertion tried again.
+/// Longest time for which a client may have an insertion tried again.
 const WAIT_MAX: Duration = Duration::from_secs(86_400);
 
-/// How long an insertion may be tried again.
+/// Returns the time in which an insertion may be tried again.
 fn wait(measure: Option<&v1::Measure>) -> Duration {
     Duration::from_nanos(measure.map_or(0, |m| m.wait_ns)).min(WAIT_MAX)
 }
 
 impl Afterwards {
-    /// What a request asks for.
+    /// Reads from a request what it asks for.
     pub fn of(measure: Option<&v1::Measure>) -> Self {
         Afterwards { keep: measure.is_some_and(|m| m.keep), history: measure.is_some_and(|m| m.history) }
     }
 }
 
-/// On whose behalf something is inserted, and what the log says of it. Both are there if somebody else than the program asks.
+/// An insertion that a client or the program itself asks for. `client` and `asked` are `None` only if the program itself asks.
 #[derive(Clone, Debug)]
 pub struct Order {
-    /// What becomes of the measurement.
+    /// Treatment of the measurement after its insertion.
     pub afterwards: Afterwards,
-    /// How long it may be tried again.
+    /// Time in which the insertion may be tried again.
     pub wait: Duration,
-    /// Who asks.
+    /// Client that asks for the insertion.
     pub client: Option<Client>,
-    /// What for.
+    /// Request as the audit log describes it.
     pub asked: Option<Asked>,
-    /// At least so many pairs will be measured.
+    /// Least number of pairs that will be measured.
     pub pairs: usize,
 }
 
 impl Order {
-    /// What a request asks for.
+    /// Reads from a request what it asks for.
     pub fn of(client: Option<Client>, target: &str, measure: Option<&v1::Measure>) -> Order {
         Order {
             afterwards: Afterwards::of(measure),
@@ -78,7 +78,7 @@ impl Order {
         }
     }
 
-    /// Refuses it, which the log says.
+    /// Turns a failure into the status that refuses the insertion, and writes the refusal to the log.
     pub fn refuse(&self, failure: impl Into<Failure>) -> Status {
         let failure = failure.into();
         if let Some(asked) = &self.asked {
@@ -87,14 +87,14 @@ impl Order {
         failure.into_status()
     }
 
-    /// Counts the measurement for who asks. Called on a blocking thread.
+    /// Counts the measurement for the client that asks. Called on a blocking thread.
     fn begin(&self, engine: &Engine) -> Result<Option<Begun>, Failure> {
         let Some(Client { holder, table, .. }) = &self.client else { return Ok(None) };
         let alive = |id| engine.pairs(id, Caller::Engine).ok().map(|(_, pairs)| pairs.len());
         table.begin(*holder, self.pairs, alive).map(Some)
     }
 
-    /// The most pairs that the quotas on pairs and histories leave room for; `None`: any number.
+    /// Returns the most pairs that the quotas on pairs and histories leave room for; `None` if any number fits.
     fn room(&self, core: &Core) -> Option<usize> {
         let recorded = self.afterwards.history.then_some(PAIRS_MAX);
         let quotas = self.client.as_ref().map(|Client { holder, table, .. }| {
@@ -113,7 +113,7 @@ impl Order {
         self.refuse_histories(core, pairs)
     }
 
-    /// Refuses histories of so many pairs if they are wanted and there is no room for them.
+    /// Refuses the histories of `pairs` pairs if histories are asked for and there is no room for them.
     fn refuse_histories(&self, core: &Core, pairs: usize) -> Result<(), Failure> {
         if !self.afterwards.history {
             return Ok(());
@@ -125,8 +125,9 @@ impl Order {
     }
 }
 
-/// Runs an insertion, which `call` makes with at most so many pairs, again and again while what keeps it from being made may pass. It
-/// is leased as soon as it is done, and removed at once when the client has gone meanwhile.
+/// Runs an insertion. `call` makes it, with at most the given number of pairs (`None`: any number). It is tried again while the reason of
+/// its failure may pass and `order.wait` is not over. The measurement is leased as soon as it is inserted, and removed at once if the
+/// client has gone meanwhile.
 pub fn insert(
     core: &Core,
     order: Order,
@@ -146,7 +147,7 @@ pub fn insert(
                     let deferred = v1::Deferred { reason: failure.reason, what: failure.what, tries };
                     drop(send.try_send(Ok(Part::Message(response(Event::Deferred(deferred))))));
                 }
-                // When the client has gone, nobody needs to know.
+                // If the client has gone, nobody needs to know.
                 Err(failure) => return drop(send.send(Err(order.refuse(failure))).await),
             }
             tokio::select! {
@@ -160,7 +161,7 @@ pub fn insert(
 
 type Messages = Teller<v1::EnableResponse>;
 
-/// One try; when the measurement is in, its lease and the time.
+/// Tries an insertion once. Leases the measurement if it is inserted, and returns it with the time (Unix time in nanoseconds).
 async fn insert_once(
     core: &Core,
     order: &Order,
@@ -172,7 +173,7 @@ async fn insert_once(
     let inserted = core.engine_value(move |engine| {
         let begun = order.begin(engine)?;
         order.refuse_pairs(&shared, order.pairs)?;
-        // How many pairs patterns mean is known when the engine has resolved them, before it touches the target.
+        // The engine knows how many pairs the patterns stand for when it has resolved them, before it touches the target.
         let enabled = call(engine, order.room(&shared), &progress).map_err(|error| {
             let too_many = error.pairs.and_then(|pairs| order.refuse_pairs(&shared, pairs).err());
             too_many.unwrap_or_else(|| convert::failure(error))
@@ -180,7 +181,7 @@ async fn insert_once(
         if let Some(begun) = begun
             && let Err(failure) = begun.inserted(enabled.id, enabled.pairs.len())
         {
-            // Another request took the room meanwhile, or libraries brought more. Nothing stays of what is too much.
+            // Another request took the room meanwhile, or libraries brought more pairs. Nothing stays of a measurement that is too large.
             engine.remove(enabled.id, Caller::Engine).map_err(convert::failure)?;
             return Err(failure);
         }
@@ -193,7 +194,7 @@ async fn insert_once(
     inserted.await?
 }
 
-/// Begins to record what is in, and says what it is.
+/// Begins to record histories if they are asked for, and tells the client what was inserted.
 async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, send: &Messages) {
     let (id, afterwards) = (enabled.id, order.afterwards);
     if afterwards.history {
@@ -213,7 +214,7 @@ async fn announce(core: &Core, order: &Order, enabled: Enabled, now_ns: u64, sen
         }
     };
     let (answer, begun) = answer.with_receipt();
-    // Whoever has the number of the measurement answers for it, also without reading on.
+    // A client that has the number of the measurement is responsible for it, also if it reads no further.
     let is_told = send.send(Ok(Part::Many(answer))).await.is_ok() && begun.await.is_ok();
     if !is_told && !afterwards.keep {
         keeper::remove(core, id).await;
@@ -224,7 +225,7 @@ fn response(event: Event) -> v1::EnableResponse {
     v1::EnableResponse { event: Some(event) }
 }
 
-/// The messages of an insertion: one Enabled, then the pairs and the refused functions.
+/// Returns the messages of an insertion: one Enabled, then the pairs and the refused functions.
 fn events(enabled: Enabled) -> impl Iterator<Item = Event> + Send + 'static {
     let head = v1::Enabled {
         measurement: enabled.id.0,
@@ -252,7 +253,7 @@ fn events(enabled: Enabled) -> impl Iterator<Item = Event> + Send + 'static {
     all.chain(refused_chunks(pairs, refused).map(Event::Refused))
 }
 
-/// The messages of a description: the same as far as it is still known.
+/// Returns the messages of a description: those of an insertion, as far as their contents are still known.
 pub fn description(
     id: u64,
     pid: Pid,
@@ -299,13 +300,13 @@ fn refused_count(pairs: &[PairInfo], others: &[RefusedFunction]) -> u32 {
     count(pairs.iter().map(|pair| pair.refused.len()).sum::<usize>() + others.len())
 }
 
-/// The metrics of the pairs, each once, by name.
+/// Returns the metrics of the pairs, each once, by name.
 fn metrics(pairs: &[PairInfo]) -> Vec<v1::Metric> {
     let by_name: BTreeMap<_, _> = pairs.iter().map(|pair| (&pair.metric.name, &pair.metric)).collect();
     by_name.into_values().map(|metric| v1::Metric::from(metric.as_ref())).collect()
 }
 
-/// The messages of a removal.
+/// Returns the messages of a removal.
 pub fn removal(
     id: u64,
     removed: ingraft_engine::Removed,
