@@ -1,4 +1,4 @@
-//! Readings that wait for a slow reader, and what of a reading is new to a client.
+//! Readings that wait for a slow reader, and the changes of a reading that are new to a client.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use prost::Message;
 
 use crate::quota::{Held, Payer};
 
-/// At most so many readings wait; one more drops the oldest.
+/// Readings that wait, at most `capacity` of them. One more drops the oldest.
 #[derive(Debug)]
 pub struct Backlog<T> {
     waiting: VecDeque<(u64, T)>,
@@ -22,16 +22,16 @@ pub struct Backlog<T> {
 /// A reading taken out of a [`Backlog`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Taken<T> {
-    /// Its number, from 0, dropped ones counted.
+    /// Number of the reading, from 0; dropped readings are counted.
     pub sequence: u64,
-    /// How many were dropped between the one taken before and this one.
+    /// Number of readings that were dropped between the one taken before and this one.
     pub dropped: u64,
-    /// The reading.
+    /// Returns the reading.
     pub item: T,
 }
 
 impl<T> Backlog<T> {
-    /// For so many readings, at least one.
+    /// Returns an empty backlog for `capacity` readings, at least one.
     pub fn new(capacity: usize) -> Self {
         Backlog { waiting: VecDeque::new(), capacity: capacity.max(1), next: 0, delivered: 0 }
     }
@@ -53,12 +53,12 @@ impl<T> Backlog<T> {
         Some(Taken { sequence, dropped, item })
     }
 
-    /// Drops the oldest reading that waits; false if none does.
+    /// Drops the oldest reading that waits. Returns false if none waits.
     pub fn drop_oldest(&mut self) -> bool {
         self.waiting.pop_front().is_some()
     }
 
-    /// Whether none waits.
+    /// Returns whether no reading waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -73,7 +73,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Counts a reading with bytes that are held already, more or fewer of them. Fails if the user has too many that wait.
+    /// Counts the bytes of a reading in `held`, which holds a first guess of their number. Fails if the user has too many bytes that wait.
     pub fn new(reading: Reading, mut held: Option<Held>) -> Result<Kept, Failure> {
         let bytes = weight(&reading);
         if let Some(held) = &mut held {
@@ -82,32 +82,32 @@ impl Kept {
         Ok(Kept { reading, bytes, _held: held })
     }
 
-    /// Counts a reading that cannot be had again, as far as there is room.
+    /// Counts a reading that cannot be had again, if there is room. It is kept in any case.
     pub fn last(reading: Reading, payer: Option<&Payer>) -> Kept {
         let bytes = weight(&reading);
         let held = payer.and_then(|payer| payer.hold(bytes).ok());
         Kept { reading, bytes, _held: held }
     }
 
-    /// The reading.
+    /// Returns the reading.
     pub fn reading(&self) -> &Reading {
         &self.reading
     }
 
-    /// What it takes in memory.
+    /// Returns the size of the reading in memory, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// What a reading takes in memory, in bytes.
+/// Returns the size of a reading in memory, in bytes.
 fn weight(reading: &Reading) -> usize {
     let plain = Value::default();
     let more: usize = reading
         .values
         .iter()
         .map(Value::details)
-        // Mere numbers share theirs.
+        // Values without details share one constant.
         .filter(|details| !std::ptr::eq(*details, plain.details()))
         .map(weight_of_details)
         .sum();
@@ -132,7 +132,7 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// The sample of a reading, in parts.
+    /// Returns the sample of a reading, in parts.
     pub fn changes(&mut self, taken: Taken<Kept>) -> Changes {
         let Taken { sequence, dropped, item } = taken;
         let now = Arc::new(item);
@@ -141,14 +141,14 @@ impl Delta {
     }
 }
 
-/// The parts of a sample, each made when the client is ready for it.
+/// The parts of a sample. Each is made when the client is ready for it.
 #[derive(Debug)]
 pub struct Changes {
     now: Arc<Kept>,
     last: Option<Arc<Kept>>,
     sequence: u64,
     dropped: u64,
-    /// The first value that has not been looked at.
+    /// Index of the first value that has not been looked at.
     next: usize,
     parts: VecDeque<v1::Sample>,
     is_over: bool,
@@ -156,23 +156,23 @@ pub struct Changes {
 
 /// Most values in a part: as messages they take many times the memory that they take on the wire.
 const PART_VALUES: usize = 16 << 10;
-/// What a value takes in a sample besides itself, and what a sample takes besides its values, at most.
+/// Most bytes that a value takes in a sample besides itself, and that a sample takes besides its values.
 const FRAME_BYTES: (usize, usize) = (12, 64);
 
 impl Changes {
-    /// The sample of a reading that is the only one.
+    /// Returns the sample of a reading that is the only one.
     pub fn whole(reading: Kept) -> Changes {
         Delta::default().changes(Taken { sequence: 0, dropped: 0, item: reading })
     }
 
-    /// The first value that has not been looked at and differs from what it was.
+    /// Finds the first value that has not been looked at and differs from what it was.
     fn next_changed(&self) -> Option<(usize, &Value)> {
         let last = self.last.as_ref().map(|last| &last.reading.values);
         let values = self.now.reading.values.iter().enumerate().skip(self.next);
         values.into_iter().find(|(i, value)| last.is_none_or(|last| last.get(*i) != Some(*value)))
     }
 
-    /// Values for a part; at least one if any is left.
+    /// Takes the values of the next part; at least one if any is left.
     fn gather(&mut self) -> Vec<v1::PairValue> {
         let (mut values, mut room) = (Vec::new(), PART_BYTES - FRAME_BYTES.1);
         while values.len() < PART_VALUES
@@ -268,7 +268,7 @@ mod tests {
         Kept::new(reading, None).unwrap()
     }
 
-    /// The sample of a reading that fits in one part.
+    /// Returns the sample of a reading that fits in one part.
     fn sample(delta: &mut Delta, reading: Reading) -> v1::Sample {
         let mut parts = delta.changes(Taken { sequence: 0, dropped: 0, item: free(reading) });
         let first = parts.next().unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is dropped: a client that applies the samples has the values of the last one taken.
+        /// A client that applies the samples has the values of the last one taken, whatever is dropped.
         #[test]
         fn samples_add_up(readings in proptest::collection::vec(proptest::collection::vec(0_i64..3, 4), 1..30), slow in 1_usize..6) {
             let (mut backlog, mut delta) = (Backlog::new(2), Delta::default());

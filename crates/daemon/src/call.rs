@@ -1,5 +1,5 @@
-//! One request from its head to the end of its answer: who asks, what it may still send and for how long, what it counts for, and that
-//! no error leaves without saying why.
+//! One request from its head to the end of its answer. It is known who asks, what it may still send and for how long, and what it counts
+//! for. No error leaves without saying why.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,31 +23,31 @@ use crate::core::{Behalf, Closing, on_behalf, shutting_down};
 use crate::quota::{Call, Payer, Table};
 use crate::waiting::Unread;
 
-/// From the head of a request to its end. Clients send a request in one go.
+/// Longest time from the head of a request to its end. Clients send a request in one go.
 const REQUEST_TIME: Duration = Duration::from_secs(20);
-/// The same of a call of reflection, which is a conversation.
+/// Longest time from the head to the end of a request of reflection, which is a conversation.
 const REFLECTION_TIME: Duration = Duration::from_secs(60);
-/// Most bytes of a request's body: one message and its frame; what comes behind it is not looked at.
+/// Most bytes of a request's body: one message and its frame. Bytes behind the message are not looked at.
 const BODY_BYTES: usize = MESSAGE_BYTES + (64 << 10);
 /// Most bytes of a body for services that are open to everybody, and of a message in it.
 const OPEN_BODY_BYTES: usize = 64 << 10;
 /// Most bytes of a message for services that are open to everybody: names of services and symbols.
 pub const OPEN_MESSAGE_BYTES: usize = 4 << 10;
 
-/// What all requests of one listener share.
+/// State that all requests of one listener share.
 #[derive(Clone)]
 pub struct Serving {
     /// The services.
     pub routes: Routes,
-    /// How callers are known.
+    /// Way in which callers are identified.
     pub access: Access,
-    /// What everybody has.
+    /// Table of what all holders have.
     pub table: Arc<Table>,
-    /// Tells when the daemon ends.
+    /// Receiver that hears when the daemon ends.
     pub closing: Closing,
 }
 
-/// Whether a path leads to a service that is open to whoever reaches the address.
+/// Returns whether a path leads to a service that is open to whoever reaches the address.
 fn is_open(path: &str) -> bool {
     path.starts_with("/grpc.reflection.") || path.starts_with("/grpc.health.v1.")
 }
@@ -100,13 +100,13 @@ pub async fn answer(
 /// A request that was taken.
 struct Taken {
     routing: <Routes as Service<Request<Body>>>::Future,
-    /// How long the client waits for the answer to begin.
+    /// Time that the client waits for the answer to begin; `None` if it names none.
     deadline: Option<Duration>,
     call: Arc<Mutex<Call>>,
     until: Option<Until>,
 }
 
-/// Decides by the head alone whether a request is taken. Its body is not looked at before.
+/// Decides by the head alone whether a request is taken. The body is not looked at before.
 fn begin(
     mut serving: Serving,
     connection: &Connection,
@@ -150,7 +150,7 @@ fn late() -> Failure {
     Failure::new(FailureKind::Late, "deadline_exceeded", "the time that the client gave the call is over", hint)
 }
 
-/// The value of `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2, "Requests").
+/// Parses the value of `grpc-timeout`: at most eight digits and a unit (gRPC over HTTP/2, "Requests").
 fn timeout(value: &http::HeaderValue) -> Result<Duration, Failure> {
     let parse = || {
         let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
@@ -174,7 +174,7 @@ fn timeout(value: &http::HeaderValue) -> Result<Duration, Failure> {
     })
 }
 
-/// Gives an error in headers or trailers the details that say why, if it has none.
+/// Adds the details that say why to an error in headers or trailers, if it has none.
 fn explain(headers: &mut HeaderMap) {
     let Some(status) = Status::from_header_map(headers).filter(|status| status.code() != Code::Ok) else { return };
     if let Some(explained) = failure::explained(&status) {
@@ -239,20 +239,20 @@ impl http_body::Body for Sent {
 
 type Until = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The body of an answer. As long as it is there, its call counts.
+/// The body of an answer. The call of the answer counts as long as the body exists.
 pub struct Answer {
     body: Body,
-    /// When it ends in any case; for answers that the daemon's end does not end by itself.
+    /// Event that ends the answer in any case; `None` for answers that the daemon's end ends by itself.
     until: Option<Until>,
     over: bool,
-    /// Who pays for its bytes until they are sent.
+    /// Payer of the answer's bytes until they are sent.
     payer: Option<Payer>,
     _call: Option<Arc<Mutex<Call>>>,
     _stream: Streaming,
 }
 
 impl Answer {
-    /// Ends it with an error; what it has not sent yet is dropped.
+    /// Ends the answer with an error. Bytes that it has not sent yet are dropped.
     fn end(&mut self, failure: Failure) -> Frame<Unread> {
         self.over = true;
         self.body = Body::empty();
@@ -272,7 +272,7 @@ impl http_body::Body for Answer {
         if this.over {
             return Poll::Ready(None);
         }
-        // What is ready goes out before the end.
+        // Frames that are ready go out before the end.
         match Pin::new(&mut this.body).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 let frame = match frame.into_data() {
@@ -302,7 +302,7 @@ impl http_body::Body for Answer {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // Trailers may come in the place of the rest.
+        // Trailers may come in place of the rest.
         if self.until.is_some() { SizeHint::default() } else { self.body.size_hint() }
     }
 }

@@ -140,7 +140,7 @@ impl Connection {
         }
     }
 
-    /// Returns the time at which the connection ends if nothing happens; `None` as long as its streams are open.
+    /// Returns the time at which the connection ends if nothing happens; `None` for a proven connection with open streams.
     fn ends(&self, began: Instant) -> Option<Instant> {
         if self.turned_away.is_some() {
             return Some(began + FAREWELL);

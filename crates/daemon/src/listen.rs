@@ -1,4 +1,4 @@
-//! Where the daemon listens: addresses as they are written, and sockets that are safe before anybody can reach them.
+//! Addresses at which the daemon listens, as they are written, and sockets that are safe before anybody can reach them.
 
 use std::fmt;
 use std::fs::{self, File, TryLockError};
@@ -27,26 +27,26 @@ pub enum Address {
     Http(SocketAddr),
     /// HTTP/2 with TLS, with client certificates: `https://HOST:PORT`.
     Https {
-        /// A name or an IP address, in brackets if it is of version 6.
+        /// Name or IP address, in brackets if it is of version 6.
         host: String,
-        /// The port; 0 picks one.
+        /// Port; 0 picks one.
         port: u16,
     },
 }
 
-/// Why a text is no address.
+/// Reason why a text is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// No scheme that is known.
+    /// The text begins with no scheme that is known.
     #[error("`{0}` is no address; write unix:/PATH, http://127.0.0.1:PORT or https://HOST:PORT")]
     Scheme(String),
-    /// A Unix socket without an absolute path.
+    /// A Unix socket is named without an absolute path.
     #[error("`{0}` needs an absolute path, e.g. unix:/run/ingraft/ingraftd.sock")]
     RelativePath(String),
-    /// No host or no port.
+    /// The text has no host or no port.
     #[error("`{0}` needs a host and a port, e.g. http://127.0.0.1:7440")]
     HostPort(String),
-    /// Plain HTTP where others could listen in.
+    /// Plain HTTP is asked for where others could listen in.
     #[error(
         "`{0}` is not on the loopback interface; without TLS only http://127.0.0.1:PORT and http://[::1]:PORT are served"
     )]
@@ -103,24 +103,24 @@ impl fmt::Display for Address {
     }
 }
 
-/// Why an address cannot be listened at.
+/// Reason why an address cannot be listened at.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody listens there.
+    /// Another program listens at the address.
     #[error("another program listens at unix:{0}")]
     InUse(PathBuf),
-    /// Something else has the name.
+    /// The path names something that is no socket.
     #[error("{0} exists and is no socket; it is left alone")]
     NotASocket(PathBuf),
-    /// No such group.
+    /// The group does not exist.
     #[error("there is no group `{0}`")]
     NoGroup(String),
-    /// The kernel refuses.
+    /// The kernel refuses an operation.
     #[error("cannot {doing}: {source}")]
     Io {
-        /// What was being done, e.g. `create /run/ingraft`.
+        /// Operation that failed, e.g. `create /run/ingraft`.
         doing: String,
-        /// What the kernel says.
+        /// Error that the kernel returned.
         source: io::Error,
     },
 }
@@ -129,8 +129,8 @@ fn io_error(doing: impl fmt::Display) -> impl FnOnce(io::Error) -> ListenError {
     move |source| ListenError::Io { doing: doing.to_string(), source }
 }
 
-/// A Unix socket that listens. Its file goes when this does, unless another one has taken its place. The lock beside it stays: two
-/// daemons would otherwise be able to lock two files of the same name.
+/// A Unix socket that listens. Its file is removed when this is dropped, unless another file has taken its place. The lock beside it stays:
+/// two daemons would otherwise be able to lock two files of the same name.
 #[derive(Debug)]
 pub struct UnixSocket {
     /// The listening socket, non-blocking.
@@ -143,8 +143,8 @@ pub struct UnixSocket {
 impl UnixSocket {
     /// Listens at a path with this mode and group. A file that a dead daemon left is replaced.
     ///
-    /// The socket is made in a directory that only we can enter and moved to its place when its mode is right, so that there is no
-    /// moment at which others can connect. A lock beside it keeps two daemons from replacing each other's.
+    /// The socket is made in a directory that only we can enter, and moved to its place when its mode is right. So others can never connect
+    /// before. A lock beside the socket keeps two daemons from replacing each other's.
     pub fn bind(path: &Path, mode: u32, group: Option<&str>) -> Result<Self, ListenError> {
         let folder = path.parent().unwrap_or(Path::new("/"));
         if !folder.exists() {
@@ -173,7 +173,7 @@ impl UnixSocket {
         let making = || format!("make a socket at {}", path.display());
         fs::DirBuilder::new().mode(0o700).create(&private).map_err(io_error(making()))?;
         let made = make(&private.join("s"), path, mode, group);
-        // Whatever happened: the directory is ours and empty, or holds a socket that nobody knows.
+        // Errors are ignored: the directory is ours and empty, or holds a socket that nobody knows.
         let _ = fs::remove_file(private.join("s"));
         let _ = fs::remove_dir(&private);
         let (listener, inode) = made?;
@@ -212,11 +212,11 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// What connections come from.
+/// A listener that accepts connections.
 pub trait Accept: Send + Sync + 'static {
-    /// A connection.
+    /// Type of its connections.
     type Connection: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-    /// Waits for the next one.
+    /// Waits for the next connection.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Connection, Origin)>> + Send;
 }
 
@@ -233,15 +233,15 @@ impl Accept for tokio::net::TcpListener {
     type Connection = tokio::net::TcpStream;
     async fn next(&self) -> io::Result<(tokio::net::TcpStream, Origin)> {
         let (stream, address) = self.accept().await?;
-        // It is slower without, no more.
+        // Without this option the connection is slower, no more.
         let _ = stream.set_nodelay(true);
         let uid = stream.local_addr().ok().and_then(|ours| neighbour::uid(address, ours));
         Ok((stream, Origin::Address(address, uid)))
     }
 }
 
-/// A descriptor that is given away when there is no other one, so that a connection can be taken from the queue of the kernel: one that
-/// stays there would wake the listener again and again, and nobody behind it would be heard.
+/// A descriptor that is closed when no other one is free, so that a connection can be taken from the queue of the kernel. A connection that
+/// stays in the queue would wake the listener again and again, and none behind it would be served.
 #[derive(Debug)]
 struct Reserve(Option<File>);
 
@@ -257,7 +257,7 @@ impl Reserve {
     }
 }
 
-/// Takes connections until the daemon ends and gives each to `serve`. An error of accept never ends it, and never makes it spin.
+/// Accepts connections until the daemon ends, and gives each to `serve`. An error of accept never ends the loop, and never makes it spin.
 pub async fn accept<A: Accept>(listener: A, mut closing: Closing, mut serve: impl FnMut(A::Connection, Origin)) {
     const PAUSE: Duration = Duration::from_millis(100);
     let mut reserve = Reserve::new();
@@ -292,7 +292,7 @@ pub async fn accept<A: Accept>(listener: A, mut closing: Closing, mut serve: imp
             );
         });
         if !why.is_empty() && reserve.0.take().is_some() {
-            // Whoever is first in the queue gets the reserve: root and the daemon's user are served, others are turned away.
+            // The first client in the queue gets the reserve: root and the daemon's user are served, others are turned away.
             if let Ok(Ok((connection, origin))) = tokio::time::timeout(PAUSE, listener.next()).await {
                 if matches!(origin, Origin::Socket(Some(Peer { uid, .. })) if uid == 0 || uid == nix::unistd::geteuid().as_raw())
                 {

@@ -30,10 +30,10 @@ use crate::rpc;
 use crate::state::{StateError, StateLock};
 use crate::tls::{self, TlsError};
 
-/// How long connections may take to end after the engine has ended.
+/// Time that connections have to end after the engine has ended, and that threads have afterwards.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// Why the daemon does not start.
+/// Reason why the daemon does not start.
 #[derive(Debug, thiserror::Error)]
 enum StartError {
     #[error(transparent)]
@@ -57,7 +57,7 @@ enum StartError {
 }
 
 impl StartError {
-    /// 2 for what the configuration says, 1 for what the machine says.
+    /// Returns the exit status: 2 if the configuration is wrong, 1 if the machine refuses something.
     fn status(&self) -> u8 {
         match self {
             StartError::Config(_) | StartError::Filter(..) => 2,
@@ -106,14 +106,14 @@ fn start(flags: &Flags) -> Result<ExitCode, StartError> {
     status
 }
 
-/// Ends the runtime, then unlocks the state directory: until then a call of the engine may still change a target, and a successor must
-/// not take it over. A call that hangs in its thread ends with the process.
+/// Ends the runtime, then unlocks the state directory. Until then a call of the engine may still change a target, and a successor must not
+/// take it over. A call that hangs in its thread ends with the process.
 fn end_runtime(runtime: Runtime, lock: Option<StateLock>) {
     runtime.shutdown_timeout(GOODBYE);
     drop(lock);
 }
 
-/// Writes a field of a line of the log. Whatever text is in it, the line stays one line, and a terminal gets no commands by it.
+/// Writes a field of a line of the log. Whatever text the field holds, the line stays one line, and a terminal gets no commands from it.
 fn field(writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn std::fmt::Debug) -> std::fmt::Result {
     let name = field.name();
     if name != "message" {
@@ -129,7 +129,7 @@ fn field(writer: &mut Writer<'_>, field: &tracing::field::Field, value: &dyn std
             c => writer.write_char(c)?,
         }
     }
-    // What comes behind it is another field.
+    // The text behind the space is another field.
     writer.write_char(' ')
 }
 
@@ -144,7 +144,7 @@ async fn serve(
     follow: impl Fn(&Settings),
     held: &mut Option<StateLock>,
 ) -> Result<ExitCode, StartError> {
-    // Before anything else: a signal must not find us with something in a target and no way to hear it.
+    // Signals come first: none must find the daemon with something in a target and no way to hear it.
     let mut signals = Signals::new()?;
     let (engine, lock) = engine(&settings).await?;
     *held = Some(lock);
@@ -166,7 +166,7 @@ async fn serve(
         lines += &format!("listening on {address}\n");
     }
     let mut tasks = servers.tasks;
-    // Nobody may be there to read it.
+    // Errors are ignored: nobody may be there to read the lines.
     let _ = io::stdout().write_all(lines.as_bytes()).and_then(|()| io::stdout().flush());
     notify(sd_notify::NotifyState::Ready);
 
@@ -178,18 +178,18 @@ async fn serve(
         }
     }
     notify(sd_notify::NotifyState::Stopping);
-    // Whoever asks for it, and whoever watches it, knows before any stream ends.
+    // Clients that ask for the health, and those that watch it, learn of the end before any stream ends.
     health.ending().await;
     Ok(end(&core, &mut tasks).await)
 }
 
-/// How many files this process may open.
+/// Returns the number of files that this process may have open.
 fn files() -> io::Result<usize> {
     let (soft, _) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)?;
     Ok(usize::try_from(soft).unwrap_or(usize::MAX))
 }
 
-/// Starts the engine and takes over what a dead one left. The state directory is locked as long as what is returned beside it is there.
+/// Starts the engine and takes over what a dead one left. The state directory is locked as long as the returned lock exists.
 async fn engine(settings: &Settings) -> Result<(Engine, StateLock), StartError> {
     let config = ingraft_engine::Config {
         state_dir: settings.state_dir.clone(),
@@ -200,7 +200,7 @@ async fn engine(settings: &Settings) -> Result<(Engine, StateLock), StartError> 
     let started = tokio::task::spawn_blocking(move || {
         let directory = config.state_dir.clone();
         let engine = Engine::start(config)?;
-        // Before anything is taken over: what a living daemon has in its targets looks like what a dead one left.
+        // The lock comes before anything is taken over: what a living daemon has in its targets looks like what a dead one left.
         let lock = StateLock::take(&directory)?;
         let recovered = engine.recover();
         Ok::<_, StartError>((engine, lock, recovered))
@@ -215,7 +215,7 @@ async fn engine(settings: &Settings) -> Result<(Engine, StateLock), StartError> 
     Ok((engine, lock))
 }
 
-/// Reads the configuration again. A mistake leaves everything as it was.
+/// Reads the configuration again. A mistake in it leaves everything as it was.
 fn reload(flags: &Flags, old: &Settings, token: Option<&TokenCell>) -> Option<Settings> {
     let new = match Settings::load(flags) {
         Ok(new) => new,
@@ -231,7 +231,7 @@ fn reload(flags: &Flags, old: &Settings, token: Option<&TokenCell>) -> Option<Se
         cell.replace(token.clone());
     }
     tracing::info!("the configuration was read again");
-    // What needs a restart is still as it was.
+    // Settings that need a restart stay as they were.
     Some(Settings { token: new.token, log: new.log, ..old.clone() })
 }
 
@@ -269,7 +269,7 @@ struct Servers<'a> {
 }
 
 impl Servers<'_> {
-    /// Listens at an address and answers it with the port that was picked.
+    /// Listens at an address, and returns it with the port that was picked.
     async fn open(&mut self, address: &Address) -> Result<Address, StartError> {
         let failed = |e| StartError::Tcp(address.clone(), e);
         match address {
@@ -323,7 +323,7 @@ fn notify(state: sd_notify::NotifyState<'_>) {
     }
 }
 
-/// What the daemon is told by signals.
+/// Order that a signal gives to the daemon.
 enum Event {
     Reload,
     End,
