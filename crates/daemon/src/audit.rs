@@ -1,5 +1,6 @@
-//! What the log says of every measurement: who asked for what in which process, what was allowed, and how it ended; and of every request
-//! that was refused. Text that users choose (names of processes, metrics, functions) is quoted, so that it cannot pass for something else.
+//! Audit log. For every measurement it says who asked for what in which process, what was allowed, and how it ended. It also has every
+//! request that was refused. Text that users choose (names of processes, metrics, functions) is quoted, so that it cannot pass for
+//! something else.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -13,10 +14,10 @@ use ingraft_wire::{Failure, v1};
 use crate::auth::Client;
 use crate::quota::Holder;
 
-/// Longest text of what was asked for, in bytes.
+/// Most bytes of text that say what was asked for.
 const ASKED_BYTES: usize = 400;
 
-/// Who asked for what.
+/// A request and the user that made it, as the log names them.
 #[derive(Clone, Debug)]
 pub struct Asked {
     who: String,
@@ -26,7 +27,7 @@ pub struct Asked {
     keep: bool,
 }
 
-/// A user as the log names it.
+/// Returns a user as the log names it.
 pub fn who(client: &Client) -> String {
     let holder = match client.holder {
         Holder::User(uid) => match name_of(uid) {
@@ -43,7 +44,7 @@ pub fn who(client: &Client) -> String {
     format!("{holder} {from} {}", client.origin)
 }
 
-/// The name of a user in /etc/passwd. Directories on the network are not asked: the log must not wait for them.
+/// Returns the name of a user in /etc/passwd. Directories on the network are not asked: the log must not wait for them.
 fn name_of(uid: u32) -> Option<String> {
     let users = std::fs::read_to_string("/etc/passwd").ok()?;
     users.lines().find_map(|line| {
@@ -53,14 +54,14 @@ fn name_of(uid: u32) -> Option<String> {
     })
 }
 
-/// The name of a process; empty if it has gone.
+/// Returns the name of a process; empty if the process has gone.
 fn name(pid: Pid) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm"))
         .map_or_else(|_| String::new(), |name| name.trim_end().to_owned())
 }
 
 impl Asked {
-    /// What a request asks for. Nothing if the program asks itself: that is nobody's business.
+    /// Describes what a request asks for. `None` if the program itself asks: that is nobody's business.
     pub fn of(client: Option<&Client>, target: &str, measure: Option<&v1::Measure>) -> Option<Asked> {
         let client = client?;
         let none = v1::Measure::default();
@@ -92,7 +93,7 @@ impl Asked {
         })
     }
 
-    /// It was refused.
+    /// Logs that the request was refused.
     pub fn refused(&self, failure: &Failure) {
         let Asked { who, target, what, calls_allowed, keep: _ } = self;
         let (reason, why) = (&failure.reason, &failure.what);
@@ -100,7 +101,7 @@ impl Asked {
     }
 }
 
-/// A target as a request names it.
+/// Returns a target as a request names it.
 pub fn target(target: Option<&v1::Target>) -> String {
     match target.and_then(|target| target.which.as_ref()) {
         Some(v1::target::Which::Pid(pid)) => format!("{pid} {}", name(Pid(*pid))).trim_end().to_owned(),
@@ -114,20 +115,20 @@ struct Open {
     pid: Pid,
     name: String,
     since: Instant,
-    /// What the engine calls when the target ends, as long as it is kept.
+    /// Function that the engine calls when the target ends, as long as it is kept here.
     tell: Option<Arc<AtEnd>>,
 }
 
-/// What is known of a target's code when a measurement has ended.
+/// State of a target's code when a measurement has ended, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// It is what it was before the measurement.
+    /// The code is what it was before the measurement.
     Restored,
-    /// It is not.
+    /// The code is not what it was.
     NotRestored,
     /// The target has ended.
     Gone,
-    /// Somebody else removed the measurement, and was told.
+    /// Somebody else removed the measurement, and was told about the code.
     Unknown,
 }
 
@@ -148,7 +149,7 @@ impl Audit {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A measurement is in.
+    /// Logs that a measurement is inserted.
     pub fn inserted(self: &Arc<Self>, engine: &Engine, asked: &Asked, enabled: &Enabled) {
         let (measurement, pid, name) = (enabled.id.0, enabled.pid.0, name(enabled.pid));
         let (pairs, points, refused) = (enabled.pairs.len(), enabled.points, enabled.refused.len());
@@ -165,7 +166,7 @@ impl Audit {
                 audit.ended(id, "its target ended", Code::Gone);
             }
         });
-        // From its insertion to here nobody could tell its end, because it was not open.
+        // Between the insertion and this line nobody could log the end, because the measurement was not open.
         let lives = engine.at_end(id, Caller::Engine, &tell).is_ok() && engine.pairs(id, Caller::Engine).is_ok();
         if !lives {
             return self.ended(id, "removed while it was inserted", Code::Unknown);
@@ -175,7 +176,7 @@ impl Audit {
         }
     }
 
-    /// A measurement has ended. Only the first end is told.
+    /// Logs that a measurement has ended. Only the first end is logged.
     pub fn ended(&self, id: MeasurementId, why: &str, code: Code) {
         let Some(Open { asked, pid, name, since, tell }) = self.open().remove(&id) else { return };
         let (measurement, pid, seconds, who) = (id.0, pid.0, since.elapsed().as_secs_f64(), asked.who);
@@ -186,11 +187,12 @@ impl Audit {
             Code::Unknown => "unknown",
         };
         tracing::info!(target: "ingraftd::audit", measurement, ?who, pid, ?name, seconds, restored, "ended: {why}");
-        // Not under the lock: it may be the last one that keeps it.
+        // Dropped outside the lock: this may be the last reference to the function.
         drop(tell);
     }
 
-    /// Everything was removed from a target; what the engine still knows was inserted later.
+    /// Logs the end of all measurements of a target from which everything was removed. A measurement that the engine still knows was
+    /// inserted later.
     pub fn detached(&self, engine: &Engine, why: &str, removed: &Removed) {
         let here = |(_, open): &(&MeasurementId, &Open)| open.pid == removed.pid;
         let ids: Vec<_> = self.open().iter().filter(here).map(|(id, _)| *id).collect();
@@ -198,7 +200,7 @@ impl Audit {
         gone.for_each(|id| self.ended(id, why, removed.into()));
     }
 
-    /// The daemon has ended: what is left was to be kept.
+    /// Logs that the daemon has ended and left measurements in: they were to be kept.
     pub fn left(&self) {
         for (id, Open { asked, pid, name, .. }) in self.open().drain() {
             let (measurement, pid, who) = (id.0, pid.0, asked.who);
@@ -224,7 +226,7 @@ mod tests {
         }
     }
 
-    /// `ingraft detach` may come between the insertion and the line that tells it.
+    /// `ingraft detach` may come between the insertion and the line that logs it.
     #[test]
     fn what_is_removed_while_it_is_inserted_has_an_end() {
         let directory = tempfile::tempdir().unwrap();

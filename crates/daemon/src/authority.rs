@@ -1,10 +1,9 @@
-//! Unix sockets as clients built on grpc-core (Python, C++, Ruby) and on netty (Java) speak over them: they send the socket's path as
-//! `:authority`, percent-encoded or plain. Neither is a valid authority of a URI, and h2 resets such a request without a word to us
-//! (hyperium/h2 #487, grpc/grpc #38142). On a Unix socket the authority means nothing, so its invalid characters are replaced
-//! before h2 sees them.
+//! Unix sockets for clients built on grpc-core (Python, C++, Ruby) and on netty (Java). These send the socket's path as `:authority`,
+//! percent-encoded or plain. Neither is a valid authority of a URI, and h2 resets such a request without a word to us (hyperium/h2 #487,
+//! grpc/grpc #38142). On a Unix socket the authority means nothing, so its invalid characters are replaced before h2 sees them.
 //!
-//! Only header fragments are looked at, only a plain (not Huffman coded) value is changed, and no length changes: the HPACK tables of
-//! both sides stay in step. What cannot be understood is passed on as it is, for h2 to judge.
+//! Only header fragments are looked at, only a plain (not Huffman coded) value is changed, and no length changes: the HPACK tables of both
+//! sides stay in step. Bytes that cannot be understood are passed on as they are, for h2 to judge.
 
 use std::io;
 use std::pin::Pin;
@@ -21,12 +20,12 @@ const PRIORITY: u8 = 0x20;
 /// Largest frame that a server which did not offer more accepts (RFC 9113, section 4.2).
 const FRAME_MAX: usize = 16 << 10;
 
-/// What a client sends, frame by frame.
+/// State of reading what a client sends, frame by frame.
 #[derive(Debug)]
 struct Frames {
     /// Bytes of the current frame that are passed on as they come.
     pass: usize,
-    /// Bytes of a frame that must be there as a whole, so many of them.
+    /// Bytes held back until `hold` of them are there: the header of a frame, or a whole HEADERS frame.
     held: Vec<u8>,
     hold: usize,
 }
@@ -36,7 +35,7 @@ impl Frames {
         Frames { pass: PREFACE, held: Vec::new(), hold: FRAME_HEADER }
     }
 
-    /// Takes bytes in and adds to `out` what may be passed on.
+    /// Takes `input` and adds to `out` the bytes that may be passed on.
     fn feed(&mut self, mut input: &[u8], out: &mut Vec<u8>) {
         while !input.is_empty() {
             let wanted = if self.pass > 0 { self.pass } else { self.hold - self.held.len() };
@@ -54,7 +53,8 @@ impl Frames {
         }
     }
 
-    /// What was waited for is there: the header of a frame, or a frame of headers.
+    /// Passes on the held bytes when all are there: the header of a frame, or a whole HEADERS frame. After the header of a HEADERS frame,
+    /// the rest of that frame is held back too.
     fn complete(&mut self, out: &mut Vec<u8>) {
         let &[a, b, c, kind, flags, ..] = self.held.as_slice() else { return };
         let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
@@ -65,7 +65,7 @@ impl Frames {
             }
             self.pass = length;
         } else if let Some(block) = fragment(&mut self.held[FRAME_HEADER..], flags) {
-            // Nothing to do when it cannot be understood.
+            // A block that cannot be understood is passed on as it is.
             let _ = clean(block);
         }
         out.append(&mut self.held);
@@ -73,7 +73,7 @@ impl Frames {
     }
 }
 
-/// The header block fragment of a HEADERS frame (RFC 9113, section 6.2).
+/// Returns the header block fragment of a HEADERS frame (RFC 9113, section 6.2).
 fn fragment(payload: &mut [u8], flags: u8) -> Option<&mut [u8]> {
     let (mut start, mut end) = (0, payload.len());
     if flags & PADDED != 0 {
@@ -86,7 +86,7 @@ fn fragment(payload: &mut [u8], flags: u8) -> Option<&mut [u8]> {
     payload.get_mut(start..end)
 }
 
-/// Finds the authority in a header block (RFC 7541, section 6) and replaces what no authority may hold.
+/// Finds the authority in a header block (RFC 7541, section 6), and replaces the characters that no authority may hold.
 fn clean(block: &mut [u8]) -> Option<()> {
     let mut at = 0;
     loop {
@@ -102,7 +102,7 @@ fn clean(block: &mut [u8]) -> Option<()> {
         if !literal {
             continue;
         }
-        // 1 is `:authority` in the static table, 0 a name that is spelt out.
+        // Index 1 is `:authority` in the static table, 0 a name that is spelt out.
         let mut found = index == 1;
         if index == 0 {
             let name = string(block, at)?;
@@ -121,7 +121,7 @@ fn clean(block: &mut [u8]) -> Option<()> {
     }
 }
 
-/// A number and where the next thing begins (RFC 7541, section 5.1).
+/// Reads a number, and returns it with the index of the byte behind it (RFC 7541, section 5.1).
 fn integer(block: &[u8], at: usize, prefix: u32) -> Option<(usize, usize)> {
     let mask = (1_usize << prefix) - 1;
     let mut value = usize::from(*block.get(at)?) & mask;
@@ -146,7 +146,7 @@ struct Text {
     end: usize,
 }
 
-/// Where a string lies and whether it is Huffman coded (RFC 7541, section 5.2).
+/// Finds the place of a string, and whether it is Huffman coded (RFC 7541, section 5.2).
 fn string(block: &[u8], at: usize) -> Option<Text> {
     let coded = *block.get(at)? & 0x80 != 0;
     let (length, start) = integer(block, at, 7)?;
@@ -159,13 +159,13 @@ fn string(block: &[u8], at: usize) -> Option<Text> {
 pub struct Lenient {
     stream: UnixStream,
     frames: Frames,
-    /// What has been looked at, and how much of it was read.
+    /// Bytes that have been looked at; `at` of them were read already.
     passed: Vec<u8>,
     at: usize,
 }
 
 impl Lenient {
-    /// Around an accepted connection.
+    /// Wraps an accepted connection.
     pub fn new(stream: UnixStream) -> Self {
         Lenient { stream, frames: Frames::new(), passed: Vec::new(), at: 0 }
     }
@@ -244,7 +244,7 @@ mod tests {
         out.split_off(PREFACE)
     }
 
-    /// As grpc-core sends it (the name spelt out, indexed), and with the static name.
+    /// Header blocks with the authority as grpc-core sends it (the name spelt out, indexed), and with the static name.
     fn blocks(authority: &str) -> [Vec<u8>; 2] {
         let path = [&[0x83, 0x44][..], &text("/ingraft.v1.Daemon/Version")].concat();
         [

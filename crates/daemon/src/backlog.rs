@@ -26,7 +26,7 @@ pub struct Taken<T> {
     pub sequence: u64,
     /// Number of readings that were dropped between the one taken before and this one.
     pub dropped: u64,
-    /// Returns the reading.
+    /// The reading.
     pub item: T,
 }
 
@@ -73,7 +73,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Counts the bytes of a reading in `held`, which holds a first guess of their number. Fails if the user has too many bytes that wait.
+    /// Counts the bytes of a reading in `held`, instead of those that it holds already. Fails if the user has too many bytes that wait.
     pub fn new(reading: Reading, mut held: Option<Held>) -> Result<Kept, Failure> {
         let bytes = weight(&reading);
         if let Some(held) = &mut held {
@@ -107,7 +107,7 @@ fn weight(reading: &Reading) -> usize {
         .values
         .iter()
         .map(Value::details)
-        // Values without details share one constant.
+        // Values that are mere numbers share their details.
         .filter(|details| !std::ptr::eq(*details, plain.details()))
         .map(weight_of_details)
         .sum();

@@ -15,17 +15,18 @@ use crate::rpc;
 /// Bytes in flight in each direction.
 const BUFFER: usize = 256 << 10;
 
-/// How long the last answers may take to be read after the engine has ended.
+/// Time that the last answers have to be read after the engine has ended.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// A served engine in this process. It must be closed, so that nothing stays in a target; what is not closed is left to the journal.
+/// A served engine in this process. It must be closed, so that nothing stays in a target. If it is not closed, what it leaves is in the
+/// journal.
 pub struct Embedded {
     core: Core,
     channel: Channel,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
-/// Why the engine could not be served.
+/// Reason why the engine could not be served.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbeddedError {
     /// The descriptors of the protocol are not readable.
@@ -59,7 +60,7 @@ pub async fn embedded(engine: Engine) -> Result<Embedded, EmbeddedError> {
 }
 
 impl Embedded {
-    /// A channel to the services; cheap to clone.
+    /// Returns a channel to the services; cheap to clone.
     pub fn channel(&self) -> Channel {
         self.channel.clone()
     }
@@ -67,7 +68,7 @@ impl Embedded {
     /// Ends the engine: removes every measurement that is not to be kept. Calls in progress come to their end first.
     pub async fn close(self) -> Vec<Result<Removed, ingraft_engine::Error>> {
         let removed = self.core.close().await;
-        // Its last answers are on their way; who does not take them does not want them.
+        // The last answers of the server are on their way. A client that does not take them does not want them.
         if tokio::time::timeout(GOODBYE, self.server).await.is_err() {
             tracing::debug!("an answer was not taken");
         }

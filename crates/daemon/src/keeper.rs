@@ -22,30 +22,30 @@ impl Keeper {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A measurement was inserted.
+    /// Leases a measurement that was inserted, or notes that it is kept.
     pub fn inserted(&self, id: MeasurementId, keep: bool) {
         self.table().inserted(id, keep, Instant::now());
         self.changed.notify_one();
     }
 
-    /// A stream of it was opened; it is closed when the guard goes.
+    /// Counts an open stream of a measurement until the guard is dropped.
     pub fn open(self: &std::sync::Arc<Self>, id: MeasurementId) -> OpenStream {
         self.table().opened(id);
         OpenStream { keeper: self.clone(), id, by: EndedBy::Client }
     }
 
-    /// It was read.
+    /// Renews the lease of a measurement that was read.
     pub fn read(&self, id: MeasurementId) {
         self.table().read(id, Instant::now());
     }
 
-    /// It is to be kept, or no longer.
+    /// Notes that a measurement is to be kept, or no longer.
     pub fn keep(&self, id: MeasurementId, keep: bool) {
         self.table().keep(id, keep, Instant::now());
         self.changed.notify_one();
     }
 
-    /// It was removed.
+    /// Forgets a measurement that was removed.
     pub fn removed(&self, id: MeasurementId) {
         self.table().removed(id);
     }
@@ -60,7 +60,7 @@ pub struct OpenStream {
 }
 
 impl OpenStream {
-    /// The target has ended, so the stream will: the client did not go away.
+    /// Notes that the stream ends because the target has ended, and not because the client went away.
     pub fn target_ended(&mut self) {
         self.by = EndedBy::Target;
     }
@@ -73,7 +73,7 @@ impl Drop for OpenStream {
     }
 }
 
-/// Removes what expires, until the engine closes.
+/// Removes measurements that expire, until the engine closes.
 pub async fn keep_house(core: Core) {
     let mut closing = core.closing();
     loop {

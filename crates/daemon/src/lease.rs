@@ -1,4 +1,4 @@
-//! How long a measurement lives that nobody asked to keep: a plain table without clock, lock and task.
+//! Leases of measurements that nobody asked to keep: a plain table without clock, lock and task.
 //!
 //! A measurement is leased when it is inserted. It expires when no stream was opened for [`LEASE`], when its client ended the last
 //! stream and opened none for [`GRACE`], or when its target ended and nobody asked for [`LEASE`]. Reading renews the lease.
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use ingraft_engine::MeasurementId;
 
-/// How long a measurement waits for its first stream.
+/// Time that a measurement waits for its first stream.
 pub const LEASE: Duration = Duration::from_secs(30);
-/// How long a measurement waits for the next stream after its client ended the last one.
+/// Time that a measurement waits for the next stream after its client ended the last one.
 pub const GRACE: Duration = Duration::from_secs(1);
 
-/// Who ended a stream.
+/// The party that ended a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndedBy {
     /// The client, or its connection.
@@ -32,12 +32,12 @@ struct Lease {
 #[derive(Debug, Default)]
 pub struct Leases {
     leased: HashMap<MeasurementId, Lease>,
-    /// Streams of measurements that are kept: they count again when a measurement is no longer kept.
+    /// Number of open streams of each measurement that is kept. They count again when a measurement is no longer kept.
     kept: HashMap<MeasurementId, u32>,
 }
 
 impl Leases {
-    /// A measurement was inserted.
+    /// Leases a measurement that was inserted, or notes that it is kept.
     pub fn inserted(&mut self, id: MeasurementId, keep: bool, now: Instant) {
         if keep {
             self.kept.insert(id, 0);
@@ -46,7 +46,7 @@ impl Leases {
         }
     }
 
-    /// A stream of it was opened.
+    /// Counts a stream that was opened.
     pub fn opened(&mut self, id: MeasurementId) {
         match self.leased.get_mut(&id) {
             Some(lease) => lease.streams += 1,
@@ -54,7 +54,7 @@ impl Leases {
         }
     }
 
-    /// A stream of it ended.
+    /// Counts a stream that ended. The time after which a leased measurement expires begins anew.
     pub fn closed(&mut self, id: MeasurementId, by: EndedBy, now: Instant) {
         if let Some(lease) = self.leased.get_mut(&id) {
             lease.streams = lease.streams.saturating_sub(1);
@@ -68,14 +68,14 @@ impl Leases {
         }
     }
 
-    /// It was read.
+    /// Renews the lease of a measurement that was read.
     pub fn read(&mut self, id: MeasurementId, now: Instant) {
         if let Some(lease) = self.leased.get_mut(&id) {
             lease.until = lease.until.max(now + LEASE);
         }
     }
 
-    /// It is to be kept, or no longer.
+    /// Notes that a measurement is to be kept, or no longer.
     pub fn keep(&mut self, id: MeasurementId, keep: bool, now: Instant) {
         let streams = self.leased.remove(&id).map(|l| l.streams).or_else(|| self.kept.remove(&id)).unwrap_or(0);
         if keep {
@@ -85,13 +85,13 @@ impl Leases {
         }
     }
 
-    /// It was removed, whoever asked for it.
+    /// Forgets a measurement that was removed, whoever asked for that.
     pub fn removed(&mut self, id: MeasurementId) {
         self.leased.remove(&id);
         self.kept.remove(&id);
     }
 
-    /// Takes out those that have expired.
+    /// Takes out the measurements that have expired, and returns them.
     pub fn expired(&mut self, now: Instant) -> Vec<MeasurementId> {
         let mut ids: Vec<_> =
             self.leased.extract_if(|_, lease| lease.streams == 0 && lease.until <= now).map(|(id, _)| id).collect();
@@ -99,7 +99,7 @@ impl Leases {
         ids
     }
 
-    /// When the next one expires if nothing happens.
+    /// Returns the time at which the next measurement expires if nothing happens; `None` if none can expire.
     pub fn next(&self) -> Option<Instant> {
         self.leased.values().filter(|lease| lease.streams == 0).map(|lease| lease.until).min()
     }

@@ -173,7 +173,7 @@ impl UnixSocket {
         let making = || format!("make a socket at {}", path.display());
         fs::DirBuilder::new().mode(0o700).create(&private).map_err(io_error(making()))?;
         let made = make(&private.join("s"), path, mode, group);
-        // Errors are ignored: the directory is ours and empty, or holds a socket that nobody knows.
+        // Both are removed whether or not the socket was made: the directory is ours and empty, or holds a socket that nobody knows.
         let _ = fs::remove_file(private.join("s"));
         let _ = fs::remove_dir(&private);
         let (listener, inode) = made?;

@@ -1,5 +1,5 @@
-//! Whose socket is at the other end of a TCP connection within this machine. The kernel says it (sock_diag(7)), to whoever asks. That
-//! proves nothing, as a socket can be passed on, but it tells crowds apart.
+//! User of the socket at the other end of a TCP connection within this machine. The kernel tells it to anybody who asks (sock_diag(7)).
+//! That proves nothing, as a socket can be passed on, but it tells crowds apart.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,10 +16,10 @@ const BY_FAMILY: u16 = 20;
 const HEAD: usize = 16;
 /// Length of `struct inet_diag_req_v2`.
 const REQUEST: usize = 56;
-/// Where `idiag_uid` lies in the answer: behind the head, four bytes, `struct inet_diag_sockid` (48), and three numbers.
+/// Offset of `idiag_uid` in the answer: behind the head, four bytes, `struct inet_diag_sockid` (48), and three numbers.
 const UID: usize = HEAD + 4 + 48 + 12;
 
-/// The user of the socket at the other end, if it is of this machine's loopback interface and the kernel knows.
+/// Returns the user of the socket at the other end, if the address is of this machine's loopback interface and the kernel knows the user.
 pub fn uid(theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
     theirs.ip().is_loopback().then(|| ask(theirs, ours).ok().flatten())?
 }
@@ -27,7 +27,7 @@ pub fn uid(theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
 fn ask(theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<u32>> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let kernel: OwnedFd = socket(AddressFamily::Netlink, SockType::Datagram, flags, SockProtocol::NetlinkSockDiag)?;
-    // It answers at once; nothing may keep the listener waiting all the same.
+    // The kernel answers at once. The timeout is there all the same: nothing may keep the listener waiting.
     setsockopt(&kernel, sockopt::ReceiveTimeout, &TimeVal::new(0, 100_000))?;
     send(kernel.as_raw_fd(), &request(theirs, ours), MsgFlags::empty())?;
     let mut answer = [0; 1024];
@@ -35,7 +35,7 @@ fn ask(theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<u32>> {
     Ok(read(answer.get(..length).unwrap_or_default()))
 }
 
-/// The question for the socket whose own address is `local`.
+/// Returns the question for the socket whose own address is `local`.
 fn request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     let family = if local.is_ipv4() { nix::libc::AF_INET } else { nix::libc::AF_INET6 };
     let mut out = Vec::with_capacity(HEAD + REQUEST);
@@ -43,10 +43,10 @@ fn request(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     out.extend(BY_FAMILY.to_ne_bytes());
     // NLM_F_REQUEST
     out.extend(1_u16.to_ne_bytes());
-    // The number of the question and who asks.
+    // Number of the question, and id of the asker.
     out.extend([0; 8]);
     out.extend([u8::try_from(family).unwrap_or_default(), 6, 0, 0]);
-    // Whatever its state is.
+    // A socket in any state is asked for.
     out.extend(u32::MAX.to_ne_bytes());
     out.extend(local.port().to_be_bytes());
     out.extend(remote.port().to_be_bytes());

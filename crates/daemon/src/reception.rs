@@ -1,4 +1,4 @@
-//! Where connections of one listener arrive: who finds room, TLS if there is any, and then HTTP/2.
+//! Reception of the connections of one listener: admission, TLS if there is any, and then HTTP/2.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::quota::{Admission, Seat};
 use crate::seldom::Seldom;
 use crate::tls;
 
-/// How long a handshake of TLS may take.
+/// Longest time that a handshake of TLS may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// How long a client whose handshake has failed may take to hear why.
+/// Time that a client whose handshake has failed has to read the reason.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What all connections of a listener share.
+/// State that all connections of a listener share.
 pub struct Reception {
     serving: Serving,
     tls: Option<TlsAcceptor>,
@@ -35,12 +35,12 @@ pub struct Admitted {
 }
 
 impl Reception {
-    /// For a listener.
+    /// Returns the reception of a listener.
     pub fn new(serving: Serving, tls: Option<TlsAcceptor>) -> Reception {
         Reception { serving, tls, full: Seldom::default(), failed: Seldom::default() }
     }
 
-    /// Decides about a new connection; `None`: it is closed at once.
+    /// Decides about a new connection; `None` if it is closed at once.
     pub fn admit(&self, origin: Origin) -> Option<Admitted> {
         let (admitted, failure) = match self.serving.table.admit(origin.holder()) {
             Admission::Seat(seat) => return Some(Admitted { seat, turned_away: None }),
@@ -79,7 +79,7 @@ impl Reception {
                 return connection::serve(io, connection, origin, self.serving.clone()).await;
             }
             Ok(Err((e, mut io))) => {
-                // The alert says to the client what is wrong. A close with something unread would overtake it.
+                // The alert tells the client what is wrong. A close with unread bytes would overtake it.
                 let linger = async {
                     let mut rest = [0; 1024];
                     let _ = io.shutdown().await;

@@ -1,42 +1,42 @@
-//! One daemon per state directory: a successor takes over what it finds there, so a living daemon's must not be found.
+//! One daemon per state directory: a successor takes over what it finds there, so it must not find the files of a living daemon.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// The lock of a state directory. The kernel releases it when the daemon ends, however that comes. The command line, which takes
-/// over nothing, works in the same directory without it.
+/// The lock of a state directory. The kernel releases it when the daemon ends, in whatever way. The command line, which takes over nothing,
+/// works in the same directory without it.
 #[derive(Debug)]
 pub struct StateLock {
     _file: File,
 }
 
-/// Why the directory cannot be had.
+/// Reason why a state directory cannot be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// Another daemon has it.
+    /// Another daemon has locked the directory.
     #[error(
         "the state directory {path} is in use by another ingraftd{by}\nend it, or name another directory with --state-dir"
     )]
     InUse {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// ` (process PID)` if it has said so.
+        /// ` (process PID)` if the other daemon has written its id; otherwise empty.
         by: String,
     },
-    /// The kernel refuses.
+    /// The kernel refuses an operation.
     #[error("cannot lock the state directory {path}: {source}")]
     Io {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// What the kernel says.
+        /// Error that the kernel returned.
         source: io::Error,
     },
 }
 
 impl StateLock {
-    /// Locks a directory that is there.
+    /// Locks a directory that exists.
     pub fn take(directory: &Path) -> Result<StateLock, StateError> {
         let failed = |source| StateError::Io { path: directory.to_owned(), source };
         let mut options = File::options();
@@ -47,7 +47,7 @@ impl StateLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();
-                // Its holder may be about to write it.
+                // The holder of the lock may be about to write its id.
                 let _ = Read::by_ref(&mut file).take(32).read_to_string(&mut text);
                 let pid: Option<u32> = text.trim().parse().ok();
                 let by = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));

@@ -13,13 +13,13 @@ use tokio_rustls::rustls::{self, RootCertStore, ServerConfig, ServerConnection};
 use crate::config::TlsFiles;
 use crate::quota::Holder;
 
-/// Why TLS cannot be served.
+/// Reason why TLS cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read the TLS file {0}: {1}")]
     File(PathBuf, io::Error),
-    /// A file is no PEM, or has not in it what it should.
+    /// A file is no PEM, or does not hold what it should.
     #[error("cannot use the TLS file {0}: {1}")]
     Pem(PathBuf, pem::Error),
     /// The signers of client certificates are unusable.
@@ -30,7 +30,7 @@ pub enum TlsError {
     Identity(#[from] rustls::Error),
 }
 
-/// What accepts connections: clients without a certificate that `client-ca` has signed are turned away in the handshake.
+/// Returns the acceptor of connections. It turns away clients without a certificate that `client-ca` has signed, in the handshake.
 pub fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     let read = |path: &PathBuf| std::fs::read(path).map_err(|e| TlsError::File(path.clone(), e));
     let certificates = |path: &PathBuf| -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -57,7 +57,7 @@ pub fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Whose certificate it was.
+/// Returns the holder that stands for the client's certificate; `None` if the client has shown none.
 pub fn holder(connection: &ServerConnection) -> Option<Holder> {
     let certificate = connection.peer_certificates()?.first()?;
     let digest = ring::digest::digest(&ring::digest::SHA256, certificate);

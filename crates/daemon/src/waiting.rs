@@ -1,5 +1,5 @@
-//! What of an answer waits until the client reads it. It is kept as it will be sent, or as readings that values are taken from, and its
-//! bytes count for the client's user as long as they wait.
+//! Messages of answers that wait until the client reads them. They are kept as they will be sent, or as readings from which values are
+//! taken. Their bytes count for the client's user as long as they wait.
 
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -14,15 +14,15 @@ use tonic::Status;
 
 use crate::quota::{Held, Payer};
 
-/// Messages in their order, the next one made when the client is ready for it.
+/// Messages in their order. Each is made when the client is ready for it.
 pub struct Waiting<T> {
     messages: Box<dyn Iterator<Item = Result<T, Status>> + Send>,
     begun: Option<oneshot::Sender<()>>,
 }
 
 impl<T: Message + Default + 'static> Waiting<T> {
-    /// Messages that are encoded now and decoded when it is their turn: encoded they take a fraction of the memory. Fails if the user
-    /// has too many bytes that wait. Without a payer the messages are kept as they are.
+    /// Encodes messages now and decodes each when it is its turn: encoded they take a fraction of the memory. Fails if the user has too
+    /// many bytes that wait. Without a payer the messages are kept as they are.
     pub fn packed(payer: Option<&Payer>, messages: impl IntoIterator<Item = T>) -> Result<Waiting<T>, Failure> {
         let Some(payer) = payer else {
             let messages: Vec<T> = messages.into_iter().collect();
@@ -38,12 +38,12 @@ impl<T: Message + Default + 'static> Waiting<T> {
 }
 
 impl<T: 'static> Waiting<T> {
-    /// Messages that are made when it is their turn.
+    /// Returns messages that are made when it is their turn.
     pub fn lazy(messages: impl IntoIterator<Item = T, IntoIter: Send + 'static>) -> Waiting<T> {
         Waiting { messages: Box::new(messages.into_iter().map(Ok)), begun: None }
     }
 
-    /// The same, and a receiver that hears when the first message was taken, or gets an error when the client goes away before.
+    /// Adds a receiver that hears when the first message was taken, or gets an error if the client goes away before.
     pub fn with_receipt(mut self) -> (Waiting<T>, oneshot::Receiver<()>) {
         let (tell, hear) = oneshot::channel();
         self.begun = Some(tell);
@@ -56,7 +56,7 @@ impl<T: 'static> Iterator for Waiting<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         if let Some(begun) = self.begun.take() {
-            // Nobody needs to be waiting for it.
+            // An error means that nobody is waiting for it.
             let _ = begun.send(());
         }
         self.messages.next()
@@ -79,11 +79,11 @@ impl<T: Message + Default> Packed<T> {
     }
 }
 
-/// What a task tells the client: messages one by one, or many at once.
+/// Part of what a task tells the client: one message, or many at once.
 pub enum Part<T> {
-    /// One message, small.
+    /// One small message.
     Message(T),
-    /// Several, which are sent before anything that the task tells later.
+    /// Several messages, which are sent before anything that the task tells later.
     Many(Waiting<T>),
 }
 
@@ -96,7 +96,7 @@ pub struct Told<T> {
     many: Option<Waiting<T>>,
 }
 
-/// A channel for so many parts.
+/// Returns a channel for `parts` parts.
 pub fn channel<T>(parts: usize) -> (Teller<T>, Told<T>) {
     let (tell, hear) = mpsc::channel(parts);
     (tell, Told { parts: hear, many: None })
@@ -129,7 +129,7 @@ pub struct Unread {
 }
 
 impl Unread {
-    /// Counts the bytes for who pays, if anybody does.
+    /// Counts the bytes for `payer`; without one they are not counted.
     pub fn new(bytes: Bytes, payer: Option<&Payer>) -> Result<Unread, Failure> {
         let held = payer.map(|payer| payer.hold(bytes.len())).transpose()?;
         Ok(Unread { bytes, _held: held })

@@ -13,7 +13,7 @@ use ingraft_testing::server::Redis;
 use ingraft_testing::target::{self, Size, Text};
 use ingraft_testing::{Mutatee, Until, open_directory, scaled, skip, wait_until};
 
-/// Measurements at a time.
+/// Most measurements at a time.
 const MOST: usize = 500;
 const METRICS: [&str; 5] = ["calls", "returns", "argument0", "wall_time", "latency"];
 
@@ -48,9 +48,9 @@ impl Churn {
         Churn { engine: Engine::start(config).unwrap(), pid: Pid(pid), program, _dir: dir }
     }
 
-    /// None if the function's entry and exits need the same bytes.
+    /// Inserts a measurement; `None` if the function's entry and exits need the same bytes.
     fn enable(&self, metric: &str, function: &str) -> Option<MeasurementId> {
-        // what a loaded server's busiest functions cost is not the question here
+        // the cost of a loaded server's busiest functions is not the question here
         self.enable_within(metric, function, 10_000.0, false)
     }
 
@@ -92,7 +92,7 @@ impl Churn {
         self.engine.read(id, false, Caller::Engine).unwrap().values[0].value
     }
 
-    /// Functions of the program whose entries and exits can all be woven, by names that stand for one function each.
+    /// Returns functions of the program whose entries and exits can all be woven, by names that stand for one function each.
     fn functions(&self) -> Vec<String> {
         let all = self
             .engine
@@ -144,7 +144,7 @@ fn five_hundred_come_and_go() {
         let mut living: Vec<(MeasurementId, &str, i64)> = Vec::new();
         let (mut last, mut changes) = ((0, 0), 0u32);
         while begin.elapsed() < long {
-            // it fills up to the limit and empties again
+            // the table of measurements fills up to the limit and empties again
             let filling = (begin.elapsed().as_secs() / scaled(1, 60)).is_multiple_of(2);
             let add = living.is_empty() || living.len() < MOST && random.below(4) < if filling { 3 } else { 1 };
             if add {
@@ -256,7 +256,7 @@ fn what_is_inserted_is_told_while_it_changes() {
     target::assert_clean(target.pid(), &before);
 }
 
-/// How often a process has gone to sleep, once it sleeps again.
+/// Returns how often a process has gone to sleep, once it sleeps again.
 fn sleeps(pid: Pid) -> u64 {
     let mut last = None;
     wait_until("it sleeps", || {
@@ -274,7 +274,7 @@ fn one_of_several_goes_in_one_stop() {
     let before = Text::of(target.pid());
     let churn = Churn::new(target.pid(), "steps");
     let first = churn.enable("calls", "leaf").unwrap();
-    // a machine that is busy may need more for one or the other
+    // a busy machine may need more stops for an insertion or a removal
     let stops = (0..scaled(5, 50)).map(|_| {
         let begin = sleeps(churn.pid);
         let second = churn.enable("wall_time", "middle").unwrap();

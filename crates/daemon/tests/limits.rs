@@ -1,4 +1,4 @@
-//! What a user may have at a time, and that every error says why: over the wire, from a daemon of its own.
+//! Quotas of a user, and errors that all say why: over the wire, from a daemon of its own.
 
 #![expect(clippy::unwrap_used, reason = "a failed helper is a failed test")]
 
@@ -83,7 +83,7 @@ async fn every_error_says_why() {
         let unknown = ask(path, message).await;
         assert_eq!((unknown.kind, unknown.reason.as_str()), (FailureKind::Version, "unimplemented"), "{path}");
     }
-    // Another message than the call takes.
+    // The body is another message than the call takes.
     let malformed = ask("/ingraft.v1.Daemon/Version", message).await;
     assert_eq!((malformed.kind, malformed.reason.as_str()), (FailureKind::Usage, "malformed_message"), "{malformed}");
 
@@ -152,7 +152,7 @@ async fn a_lack_of_descriptors_is_called_by_its_name() {
     assert!(daemon.terminate().success());
 }
 
-/// Inserts a measurement; what the daemon calls it, or why it does not.
+/// Inserts a measurement. Returns what the daemon calls it, or why it is refused.
 async fn enable(channel: &Channel, pid: i32, functions: &[&str], history: bool) -> Result<v1::Enabled, Failure> {
     let functions = functions.iter().map(|f| (*f).to_owned()).collect();
     let measure = v1::Measure { functions, history, ..v1::Measure::default() };
@@ -167,7 +167,7 @@ async fn enable(channel: &Channel, pid: i32, functions: &[&str], history: bool) 
     }
 }
 
-/// How many pairs a pattern means is known before the target is touched.
+/// The daemon knows how many pairs a pattern stands for before it touches the target.
 #[tokio::test]
 async fn patterns_beyond_a_quota_touch_nothing() {
     let directory = open_directory();
@@ -175,7 +175,7 @@ async fn patterns_beyond_a_quota_touch_nothing() {
     let channel = connect(&daemon).await;
     let mutatee = Mutatee::start("threads", &["1"]);
     let threads = target::threads(mutatee.pid());
-    // Who is stopped goes off the processor.
+    // A thread that is stopped goes off the processor, which the kernel counts.
     let switches = || {
         let status = |tid: &i32| std::fs::read_to_string(format!("/proc/{}/task/{tid}/status", mutatee.pid())).unwrap();
         let counts = |text: String| text.lines().filter(|l| l.contains("ctxt_switches")).map(str::to_owned).collect();
@@ -197,7 +197,8 @@ async fn patterns_beyond_a_quota_touch_nothing() {
     assert!(daemon.terminate().success());
 }
 
-/// Each phase has histories of its own: the oldest phase makes room, and without one that has ended the next is refused.
+/// Each phase has histories of its own. The oldest phase makes room for the next one; without a phase that has ended, the next one is
+/// refused.
 #[tokio::test]
 async fn phases_stay_within_the_quota_of_histories() {
     let directory = open_directory();
@@ -233,7 +234,7 @@ async fn phases_stay_within_the_quota_of_histories() {
     assert!(daemon.terminate().success());
 }
 
-/// Answers that are not read are bounded by what they take, and whoever reads goes on.
+/// Answers that are not read are bounded by the memory that they take, and a client that reads goes on.
 #[tokio::test]
 async fn answers_that_nobody_reads_are_bounded() {
     let directory = open_directory();

@@ -41,7 +41,7 @@ async fn served() -> Served {
     Served { embedded, instrumentation, metrics, _dir: dir }
 }
 
-/// What an insertion answered.
+/// Answer of an insertion.
 struct Inserted {
     head: v1::Enabled,
     pairs: Vec<v1::Pair>,
@@ -74,7 +74,7 @@ impl Served {
         self.metrics.stream(request).await.unwrap().into_inner()
     }
 
-    /// Waits until nothing is inserted anywhere by this engine.
+    /// Waits until this engine has nothing inserted anywhere.
     async fn until_nothing_is_left(&mut self) {
         let start = Instant::now();
         loop {
@@ -146,7 +146,7 @@ async fn values_are_streamed_read_and_removed() {
     };
     assert_eq!(last.values.iter().map(|v| v.value).collect::<Vec<_>>(), expected);
 
-    // The stream of what is gone ends with an error that says so.
+    // The stream of a measurement that is gone ends with an error that says so.
     let ended = loop {
         match stream.message().await {
             Ok(Some(_)) => {}
@@ -188,7 +188,7 @@ async fn a_kept_measurement_needs_no_client_and_can_be_given_up() {
         panic!("no head")
     };
     assert_eq!((head.pid, head.pair_count), (target.pid(), 1));
-    // Given up while it is streamed: the stream's end removes it.
+    // The measurement is given up while it is streamed: the stream's end removes it.
     let mut stream = served.stream(measurement).await;
     next(&mut stream).await;
     served.instrumentation.keep(v1::KeepRequest { measurement, keep: false }).await.unwrap();

@@ -21,14 +21,14 @@ fn sources(dir: &Path, out: &mut Vec<String>) {
     }
 }
 
-/// A word in quotes at the beginning of a text, and what follows it.
+/// Returns the word in quotes at the beginning of a text, and the text behind it.
 fn word(text: &str) -> Option<(&str, &str)> {
     let (word, rest) = text.trim_start().strip_prefix('"')?.split_once('"')?;
     let good = !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
     good.then_some((word, rest))
 }
 
-/// The reasons that a source gives: a word after a kind of error, or the first of a pair of reason and hint.
+/// Returns the reasons that a source gives: a word after a kind of error, or the first of a pair of reason and hint.
 fn reasons(source: &str) -> impl Iterator<Item = String> {
     let after_kind = source.split("Kind::").skip(1).filter_map(|rest| {
         let rest = rest.trim_start_matches(|c: char| c.is_ascii_alphanumeric());
@@ -39,7 +39,7 @@ fn reasons(source: &str) -> impl Iterator<Item = String> {
         let hint = rest.strip_prefix(',')?.trim_start();
         hint.starts_with('"').then(|| reason.to_owned())
     });
-    // Reasons that the engine gives by way of a helper are named where they are sorted.
+    // Reasons that the engine gives by way of a helper are named in the list that sorts them.
     let sorted = source.split("const LASTING:").skip(1).flat_map(|rest| {
         let list = rest.split("];").next().unwrap_or_default();
         list.split(',').filter_map(|word_| Some(word(word_.rsplit('[').next()?)?.0.to_owned())).collect::<Vec<_>>()
@@ -47,7 +47,7 @@ fn reasons(source: &str) -> impl Iterator<Item = String> {
     after_kind.chain(in_pair).chain(sorted)
 }
 
-/// The words in the first column of the table under a heading.
+/// Returns the words in the first column of the table under a heading.
 fn listed(heading: &str) -> BTreeSet<String> {
     let text = std::fs::read_to_string(root().join("docs/protocol.md")).unwrap();
     let (_, section) = text.split_once(&format!("## {heading}\n")).unwrap();

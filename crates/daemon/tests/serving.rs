@@ -157,7 +157,7 @@ async fn loopback_needs_the_token_which_can_be_changed() {
     assert_eq!(reason(&wrong), (FailureKind::Unauthenticated, "token_wrong".into()));
     assert!(client.version(bearing(ask(), SECRET)).await.is_ok());
 
-    // Probes and generic clients cannot send one.
+    // Probes and generic clients cannot send a token.
     let mut health = tonic_health::pb::health_client::HealthClient::new(connect(&daemon.addresses[0]).await);
     assert!(health.check(tonic_health::pb::HealthCheckRequest::default()).await.is_ok());
 
@@ -169,7 +169,7 @@ async fn loopback_needs_the_token_which_can_be_changed() {
     }
     assert!(client.version(bearing(ask(), "another-secret-of-mine")).await.is_ok());
 
-    // A mistake leaves everything as it was.
+    // A mistake in the configuration leaves everything as it was.
     secret(dir.path(), "short");
     daemon.signal(Signal::SIGHUP);
     assert!(client.version(bearing(ask(), "another-secret-of-mine")).await.is_ok());
@@ -275,7 +275,7 @@ async fn a_state_directory_has_one_daemon() {
     let said = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(1), "{said}");
     assert!(said.contains("state directory") && said.contains(&format!("(process {})", first.child.id())), "{said}");
-    // The engine inside the command line works beside it.
+    // The engine inside the command line works beside the daemon.
     let config = ingraft_daemon::Config {
         state_dir: dir.path().join("state"),
         program: "ingraft".into(),
@@ -288,7 +288,7 @@ async fn a_state_directory_has_one_daemon() {
     Daemon::start(dir.path(), &[&listen("b.sock")]);
 }
 
-/// Signs certificates for `localhost`.
+/// Authority that signs certificates for `localhost`.
 struct Authority(rcgen::CertifiedIssuer<'static, rcgen::KeyPair>);
 
 impl Authority {
@@ -302,7 +302,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Certificate and key.
+    /// Signs a certificate, and returns it with its key.
     fn sign(&self) -> (String, String) {
         let key = rcgen::KeyPair::generate().unwrap();
         let parameters = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
@@ -369,7 +369,7 @@ async fn refusals_end_only_connections_that_have_proven_nothing() {
         let refused = client.version(bearing(v1::VersionRequest::default(), "another-secret-16")).await.unwrap_err();
         Failure::from_status(&refused).reason
     };
-    // A channel that may connect once: another connection would prove itself anew.
+    // The channel may connect once: another connection would prove itself anew.
     let once = async || {
         let address: std::net::SocketAddr = daemon.addresses[0].strip_prefix("http://").unwrap().parse().unwrap();
         let mut stream = Some(tokio::net::TcpStream::connect(address).await.unwrap());

@@ -16,7 +16,7 @@ use ingraft_wire::{Failure, FailureKind, v1};
 /// The metric of `functions` when a request names none.
 const FUNCTION_METRIC: &str = "calls";
 
-/// An error of the engine as a failure.
+/// Converts an error of the engine to a failure.
 pub fn failure(error: Error) -> Failure {
     let kind = match error.kind {
         ErrorKind::Usage => FailureKind::Usage,
@@ -31,9 +31,9 @@ pub fn failure(error: Error) -> Failure {
     failure
 }
 
-/// A diagnostic of MDL.
+/// Converts a diagnostic of MDL.
 pub fn diagnostic(diagnostic: &ingraft_engine::Diagnostic) -> v1::Diagnostic {
-    // Ordered like this in MDL; the wire has words of its own.
+    // MDL orders severities like this; the wire has words of its own.
     let severity = match diagnostic.severity {
         ingraft_engine::Severity::Error => v1::Severity::Error,
         ingraft_engine::Severity::Warning => v1::Severity::Warning,
@@ -53,7 +53,7 @@ pub fn diagnostic(diagnostic: &ingraft_engine::Diagnostic) -> v1::Diagnostic {
     }
 }
 
-/// A target from the wire.
+/// Reads a target from the wire.
 pub fn target(target: Option<v1::Target>) -> Result<TargetSpec, FieldError> {
     let target = required(target, "target")?;
     match required(target.which, "target.which")? {
@@ -63,18 +63,18 @@ pub fn target(target: Option<v1::Target>) -> Result<TargetSpec, FieldError> {
     }
 }
 
-/// Sources from the wire.
+/// Reads sources from the wire.
 pub fn sources(sources: Vec<v1::Source>) -> Vec<(String, String)> {
     sources.into_iter().map(|s| (s.name, s.text)).collect()
 }
 
-/// A request to insert from the wire.
+/// Reads a request to insert from the wire.
 pub fn enable(request: v1::EnableRequest) -> Result<EnableRequest, FieldError> {
     let target = target(request.target)?;
     measure(request.measure, target)
 }
 
-/// A request to start from the wire.
+/// Reads a request to start a program from the wire.
 pub fn launch(request: v1::LaunchRequest, inherit_streams: bool) -> Result<LaunchRequest, FieldError> {
     if request.command.first().is_none_or(Vec::is_empty) {
         return Err(FieldError::missing("command[0]"));
@@ -84,7 +84,7 @@ pub fn launch(request: v1::LaunchRequest, inherit_streams: bool) -> Result<Launc
     }
     Ok(LaunchRequest {
         command: request.command.into_iter().map(OsString::from_vec).collect(),
-        // The target of a started program is that program; the engine ignores this one.
+        // The target of a started program is that program. The engine ignores this one.
         enable: measure(request.measure, TargetSpec::Name(String::new()))?,
         inherit_streams,
     })
@@ -123,7 +123,7 @@ fn measure(measure: Option<v1::Measure>, target: TargetSpec) -> Result<EnableReq
     })
 }
 
-/// The flavors of a program from the wire.
+/// Reads the flavors of a program from the wire.
 fn flavors(names: &[String]) -> Result<Vec<Flavor>, FieldError> {
     if names.len() > FLAVORS_MAX {
         return Err(FieldError::new("flavors", format!("has more than {FLAVORS_MAX} entries")));
@@ -145,14 +145,14 @@ fn to_wire(pair: &MetricFocus) -> v1::MetricFocus {
     v1::MetricFocus { metric: pair.metric.clone(), focus: pair.focus.to_string() }
 }
 
-/// An event.
+/// Converts an event.
 pub fn event(event: EventEntry) -> v1::Event {
     let EventEntry { name, aliases, group, problem, at_points } = event;
     let (problem, at_points) = (problem.unwrap_or_default(), at_points.unwrap_or_default());
     v1::Event { name, aliases, group, problem, at_points }
 }
 
-/// A process.
+/// Converts a process.
 pub fn process(process: ProcessEntry) -> v1::Process {
     v1::Process {
         pid: process.pid.0,
@@ -165,7 +165,7 @@ pub fn process(process: ProcessEntry) -> v1::Process {
     }
 }
 
-/// A function with its points.
+/// Converts a function with its points.
 pub fn function(function: FunctionEntry) -> v1::Function {
     v1::Function {
         function: Some(v1::FunctionRef {
@@ -179,7 +179,7 @@ pub fn function(function: FunctionEntry) -> v1::Function {
     }
 }
 
-/// A symbol that is not listed as a function.
+/// Converts a symbol that is not listed as a function.
 pub fn untyped_symbol(symbol: UntypedSymbol) -> v1::UntypedSymbol {
     let UntypedSymbol { module, name, offset, inside } = symbol;
     v1::UntypedSymbol { module, name, offset: offset.0, inside }
@@ -198,7 +198,7 @@ fn function_ref(function: &FunctionRef) -> v1::FunctionRef {
     v1::FunctionRef { module: function.module.clone(), function: function.function.clone(), offset: function.offset.0 }
 }
 
-/// What a pair measures.
+/// Converts a pair: metric, focus, function, number of points.
 pub fn pair(pair: &PairInfo) -> v1::Pair {
     v1::Pair {
         pair: Some(to_wire(&pair.pair)),
@@ -209,7 +209,7 @@ pub fn pair(pair: &PairInfo) -> v1::Pair {
     }
 }
 
-/// A function that is not measured; of a pair, or of no pair.
+/// Converts a function that is not measured; `pair` is the index of its pair, or `None` if it belongs to no pair.
 pub fn refused(refused: &RefusedFunction, pair: Option<usize>) -> v1::RefusedFunction {
     v1::RefusedFunction {
         function: Some(function_ref(&refused.function)),
@@ -218,12 +218,12 @@ pub fn refused(refused: &RefusedFunction, pair: Option<usize>) -> v1::RefusedFun
     }
 }
 
-/// How a target ended.
+/// Converts the way in which a target ended.
 pub fn ended(ended: Ended) -> v1::Ended {
     v1::Ended { status: ended.status, signal: ended.signal, exec: ended.exec }
 }
 
-/// A removal without its last values.
+/// Converts a removal without its last values.
 pub fn removed(removed: &Removed) -> v1::Removed {
     v1::Removed {
         pid: removed.pid.0,
@@ -239,7 +239,7 @@ pub fn removed(removed: &Removed) -> v1::Removed {
     }
 }
 
-/// What is inserted in a target.
+/// Converts a description of what is inserted in a target.
 pub fn inserted(inserted: Inserted) -> v1::Inserted {
     let costs = inserted.costs;
     let known = costs.as_ref();
@@ -273,7 +273,7 @@ fn pair_cost(cost: PairCost) -> v1::PairCost {
     }
 }
 
-/// What to lower, from the wire.
+/// Reads a request to lower metrics from the wire.
 pub fn lower(request: v1::LowerRequest) -> Result<LowerRequest, FieldError> {
     let focus = request.focus.map(|focus| convert::focus(&focus, "focus")).transpose()?;
     let target = request.target.map(|of| target(Some(of))).transpose()?;
@@ -287,7 +287,7 @@ pub fn lower(request: v1::LowerRequest) -> Result<LowerRequest, FieldError> {
     })
 }
 
-/// What a metric becomes.
+/// Converts a lowered metric.
 pub fn lowered(metric: LoweredMetric) -> v1::LoweredMetric {
     v1::LoweredMetric {
         metric: metric.metric,
@@ -313,12 +313,12 @@ fn piece(piece: LoweredPiece) -> v1::LoweredPiece {
     }
 }
 
-/// A number of things; more than fit are said to be as many as fit.
+/// Converts a number of things. A number that does not fit becomes the largest one that does.
 pub fn count(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// A duration in nanoseconds, up to 584 years.
+/// Converts a duration to nanoseconds, up to 584 years.
 pub fn nanoseconds(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

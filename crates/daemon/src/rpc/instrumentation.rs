@@ -10,7 +10,7 @@ use crate::core::{Core, payer};
 use crate::rpc::{Answers, answers, convert, enable, list};
 use crate::waiting::Waiting;
 
-/// Inserts and removes.
+/// The service that inserts and removes measurements.
 pub struct Service(pub Core);
 
 #[tonic::async_trait]
@@ -52,7 +52,7 @@ impl v1::instrumentation_server::Instrumentation for Service {
             core.audit().ended(id, &removed_by(by.as_deref()), (&removed).into());
             Ok(removed)
         });
-        // It is told even if too much waits: it cannot be asked for again.
+        // The removal is told even if too much waits: it cannot be asked for again.
         Ok(list(Waiting::lazy(enable::removal(id.0, removed.await?, payer().as_ref()))))
     }
 

@@ -23,7 +23,7 @@ const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
 /// Longest name of a phase, in bytes.
 const PHASE_NAME_MAX: usize = 256;
 
-/// Knows metrics and reads values.
+/// The service that knows metrics and reads values.
 pub struct Service(pub Core);
 
 #[tonic::async_trait]
@@ -60,7 +60,7 @@ impl v1::metrics_server::Metrics for Service {
 
     async fn define(&self, request: Request<v1::DefineRequest>) -> Result<Response<v1::DefineResponse>, Status> {
         auth::own_user_only(auth::caller(&request)?, || {
-            // Definitions count for everybody: another user could change what a name means to its owner.
+            // Definitions count for everybody. Another user could change what a name means to its owner.
             Failure::new(
                 FailureKind::Denied,
                 "define_other_user",
@@ -109,7 +109,7 @@ impl v1::metrics_server::Metrics for Service {
             ns => Duration::from_nanos(ns).max(INTERVAL_MIN),
         };
         let reader = Reader { core: self.0.clone(), id: MeasurementId(measurement), threads, caller };
-        // Read before answering: a measurement that does not exist is an error of the call.
+        // The first reading comes before the answer: a measurement that does not exist is an error of the call.
         let first = reader.read(0).await?;
         let ended = reader.end().await?;
         let open = self.0.keeper().open(reader.id);
@@ -185,7 +185,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads the values, of which `expected` bytes are counted before there are any.
+    /// Reads the values. `expected` bytes are counted before the reading exists.
     async fn read(&self, expected: usize) -> Result<Kept, Failure> {
         let Reader { id, threads, caller, .. } = *self;
         let payer = payer();
@@ -196,7 +196,7 @@ impl Reader {
         reading.await?
     }
 
-    /// What tells that the target has ended.
+    /// Asks the engine to tell when the target ends, and returns the notice.
     async fn end(&self) -> Result<EndNotice, Failure> {
         let Reader { id, caller, .. } = *self;
         let notify = Arc::new(Notify::new());
@@ -210,19 +210,19 @@ impl Reader {
     }
 }
 
-/// Tells of the end of a target, as long as it is kept.
+/// Notice of the end of a target. The engine gives it only as long as this is kept.
 struct EndNotice {
     notify: Arc<Notify>,
     _tell: Arc<AtEnd>,
 }
 
-/// How a stream will end once everything that waits was sent.
+/// Way in which a stream ends once everything that waits was sent.
 enum End {
     Target(v1::Ended),
     Failure(Failure),
 }
 
-/// Feeds one stream until the target or the engine ends or the client goes away.
+/// Feeds one stream until the target or the engine ends, or the client goes away.
 async fn stream(
     reader: Reader,
     first: Kept,
@@ -252,7 +252,7 @@ async fn stream(
                 }
                 End::Failure(failure) => Err(failure.clone().into_status()),
             };
-            // When the client has gone, nobody needs to know.
+            // If the client has gone, nobody needs to know.
             drop(send.send(last).await);
             return;
         }

@@ -1,4 +1,4 @@
-//! The services: check parameters, call the engine, convert. One file for each.
+//! The services. Each checks parameters, calls the engine, and converts; each has one file.
 
 use std::pin::Pin;
 
@@ -25,20 +25,20 @@ mod processes;
 /// The messages of an answer.
 pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// An answer whose messages are known. Fails if too many bytes wait for the user already.
+/// Returns an answer whose messages are known. Fails if too many bytes wait for the user already.
 fn answers<T: Message + Default + 'static>(
     messages: impl IntoIterator<Item = T>,
 ) -> Result<Response<Answers<T>>, Status> {
     Ok(list(Waiting::packed(payer().as_ref(), messages)?))
 }
 
-/// An answer whose messages wait.
+/// Returns an answer whose messages wait.
 fn list<T: 'static>(messages: Waiting<T>) -> Response<Answers<T>> {
     Response::new(Box::pin(tokio_stream::iter(messages)))
 }
 
-/// Lines of text about a long call, as messages of its answer. They are worth less than the call: when they come faster than the
-/// client reads, some are left out.
+/// Lines of text about a long call, as messages of its answer. They are worth less than the call: if they come faster than the client
+/// reads, some are left out.
 pub struct Progress<T> {
     send: Teller<T>,
     message: fn(String) -> T,
@@ -49,7 +49,7 @@ impl<T> Progress<T> {
         Progress { send, message }
     }
 
-    /// Says a line.
+    /// Sends a line.
     fn say(&self, text: &str) {
         drop(self.send.try_send(Ok(Part::Message((self.message)(text.to_owned())))));
     }
@@ -87,7 +87,7 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
             InstrumentationServer::new(instrumentation::Service(core.clone())),
             gate(),
         ))
-        // Answers whatever version asks: that is how a client learns ours.
+        // This service answers clients of any version: that is how a client learns ours.
         .add_service(InterceptedService::new(
             DaemonServer::new(daemon::Service(core.clone())),
             Gate { any_version: true, ..gate() },
@@ -98,12 +98,12 @@ pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::s
     Ok((routes.routes().prepare(), Health(health)))
 }
 
-/// What the health service says.
+/// The health service, as the daemon sets it.
 #[derive(Clone)]
 pub struct Health(tonic_health::server::HealthReporter);
 
 impl Health {
-    /// From now on it says that nothing is served.
+    /// Makes the health service say from now on that nothing is served.
     pub async fn ending(&self) {
         use tonic_health::ServingStatus::NotServing;
         use v1::{code_server, daemon_server, instrumentation_server, metrics_server, processes_server};
@@ -113,7 +113,7 @@ impl Health {
             metrics_server::SERVICE_NAME,
             instrumentation_server::SERVICE_NAME,
             daemon_server::SERVICE_NAME,
-            // The server as a whole.
+            // The empty name stands for the server as a whole.
             "",
         ];
         for name in names {

@@ -12,7 +12,7 @@ use crate::core::{Core, Host, payer};
 use crate::rpc::{Answers, convert, enable, list};
 use crate::waiting::Waiting;
 
-/// Lists and starts processes.
+/// The service that lists and starts processes.
 pub struct Service(pub Core);
 
 #[tonic::async_trait]
@@ -51,10 +51,10 @@ impl v1::processes_server::Processes for Service {
         let request = request.into_inner();
         let program = request.command.first().map(|word| String::from_utf8_lossy(word).into_owned());
         let mut order = enable::Order::of(client, &program.unwrap_or_default(), request.measure.as_ref());
-        // It is started once.
+        // The program is started once: an insertion into it is not tried again.
         order.wait = Duration::ZERO;
         auth::own_user_only(caller, || {
-            // The program runs as the daemon's user: whoever is not that user could become it this way.
+            // The program runs as the daemon's user. Any other user could become it this way.
             Failure::new(
                 FailureKind::Denied,
                 "launch_other_user",

@@ -18,9 +18,9 @@ use raw::*;
 use tonic::transport::Endpoint;
 
 const SECRET: &str = "0123456789abcdef-hostile";
-/// The most memory that the daemon may take, in MiB.
+/// Most memory that the daemon may take, in MiB.
 const MEMORY_MIB: u64 = 200;
-/// The longest that somebody else may wait for an answer.
+/// Longest time that another client may wait for an answer.
 const SERVED_WITHIN: Duration = Duration::from_secs(1);
 
 const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
@@ -28,7 +28,7 @@ const HEALTH: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 const OURS: &str = "/ingraft.v1.Metrics/Check";
 
-/// A daemon on a socket and on the loopback.
+/// Starts a daemon on a socket and on the loopback.
 fn start(directory: &Path, arguments: &[&str]) -> Daemon {
     use std::os::unix::fs::PermissionsExt;
     let token = directory.join("token");
@@ -39,23 +39,23 @@ fn start(directory: &Path, arguments: &[&str]) -> Daemon {
     Daemon::start(Path::new(env!("CARGO_BIN_EXE_ingraftd")), directory, all)
 }
 
-/// A line of /proc/PID/status in MiB.
+/// Reads a line of /proc/PID/status, in MiB.
 fn memory(daemon: &Daemon, line: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("the daemon lives");
     let kib = status.lines().find_map(|l| l.strip_prefix(line)?.trim_start_matches(':').split_whitespace().next());
     kib.unwrap().parse::<u64>().unwrap() >> 10
 }
 
-/// What somebody else meets while the daemon is attacked.
+/// Experience of another client while the daemon is attacked.
 #[derive(Debug, Default)]
 struct Bystander {
     calls: u32,
     worst: Duration,
-    /// By how much a mere sleep was late meanwhile: the machine's part in what was waited for.
+    /// Most by which a mere sleep was late meanwhile: the machine's part in the time that was waited.
     stall: Duration,
 }
 
-/// Asks again and again over a new connection, until told to end.
+/// Asks the daemon again and again over new connections, until told to end.
 fn stand_by(address: String, token: bool, over: &AtomicBool) -> Bystander {
     const PAUSE: Duration = Duration::from_millis(20);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -67,7 +67,7 @@ fn stand_by(address: String, token: bool, over: &AtomicBool) -> Bystander {
             let channel = loop {
                 match endpoint.connect().await.map_err(|e| format!("{e:?}")) {
                     Ok(channel) => break channel,
-                    // A socket whose queue is full says so to clients that do not want to block; the wait counts.
+                    // A socket whose queue is full says so to clients that do not want to block. The wait counts.
                     Err(e) if e.contains("WouldBlock") => tokio::time::sleep(Duration::from_millis(5)).await,
                     Err(e) => return Err(e),
                 }
@@ -88,8 +88,8 @@ fn stand_by(address: String, token: bool, over: &AtomicBool) -> Bystander {
     seen
 }
 
-/// Attacks an address for a time as another user, from several threads, while others ask for what is theirs; then judges memory and how
-/// long they waited.
+/// Attacks an address for a time as another user, from several threads, while other clients make calls that they may make. Then judges the
+/// daemon's memory, and how long the other clients waited.
 fn attack(name: &str, daemon: &Daemon, address: &str, program: &Path) {
     let over = AtomicBool::new(false);
     let loopback = daemon.addresses[1].clone();
@@ -111,15 +111,15 @@ fn attack(name: &str, daemon: &Daemon, address: &str, program: &Path) {
     let (now, most) = (memory(daemon, "VmRSS"), memory(daemon, "VmHWM"));
     println!("{name} at {address}: {now} MiB, at most {most} MiB; {seen:?}");
     assert!(most < MEMORY_MIB, "{name}: the daemon took {most} MiB");
-    // Where connections come faster than anybody can accept them, the kernel drops some of their beginnings, whosever they are; they
-    // are sent again after one second and after two more.
+    // If connections come faster than anybody can accept them, the kernel drops the beginnings of some, whosever they are. They are sent
+    // again after one second and after two more.
     let again = Duration::from_secs(if name == "idle" { 3 } else { 0 });
     for bystander in seen {
         assert!(bystander.worst < SERVED_WITHIN + again + 2 * bystander.stall, "{name}: {bystander:?}");
     }
 }
 
-/// Not a test: what [`attack`] runs as another user.
+/// No test, but the program that [`attack`] runs as another user.
 #[test]
 fn attacker() {
     let Ok(name) = std::env::var("INGRAFT_ATTACK") else { return };
@@ -150,7 +150,7 @@ const ATTACKS: [(&str, Attack); 9] = [
     ("idle", idle),
 ];
 
-/// Every attack by the loopback, without a token, and by the socket; ten minutes and more for each address in the long form.
+/// Makes an attack by the loopback, without a token, and by the socket. In the long form it takes ten minutes and more for each address.
 fn attacked(name: &str) {
     let directory = open_directory();
     let program = exposed(&std::env::current_exe().unwrap(), directory.path());
@@ -177,7 +177,7 @@ fn define_a_long_metric(daemon: &Daemon) {
     });
 }
 
-/// Streams that begin and never end, with as much data as the daemon takes.
+/// Opens streams that never end, with as much data as the daemon takes.
 fn unfinished_streams(address: &str) {
     let mut open = Vec::new();
     for path in [REFLECTION, HEALTH, WATCH, OURS, "/no/such"] {
@@ -200,7 +200,7 @@ fn unfinished_streams(address: &str) {
 }
 
 fn unfinished_heads(address: &str) {
-    // As large as heads may be, on connections that stay open.
+    // Heads are as large as they may be, on connections that stay open.
     let filler = (0..20).flat_map(|n| header(0, &format!("x-{n}"), &[b'y'; 110]));
     let head: Vec<u8> = request(REFLECTION).into_iter().chain(filler).collect();
     let mut open = Vec::new();
@@ -217,7 +217,7 @@ fn unfinished_heads(address: &str) {
     open.iter_mut().for_each(|raw| _ = raw.drain());
 }
 
-/// A small block that becomes a large list of headers (RFC 7541, section 7.3).
+/// Sends a small block that becomes a large list of headers (RFC 7541, section 7.3).
 fn header_bombs(address: &str) {
     let Ok(mut raw) = Raw::begin(address, &[]) else { return };
     let fill = [request(REFLECTION), header(0x40, "bomb", &[b'x'; 3900])].concat();
@@ -244,7 +244,7 @@ fn continuations(address: &str) {
 }
 
 fn windows(address: &str) {
-    // No window at first, then the largest for all streams at once; answers that nobody reads.
+    // The window is shut at first, then the largest for all streams at once. Nobody reads the answers.
     let Ok(mut raw) = Raw::begin(address, &[0, 4, 0, 0, 0, 0]) else { return };
     let list = [&[0, 0, 0, 0, 2][..], &[0x3a, 0]].concat();
     for stream in (1..600).step_by(2) {
@@ -264,7 +264,8 @@ fn windows(address: &str) {
     std::thread::sleep(Duration::from_millis(50));
 }
 
-/// Large answers that nobody reads: kept for a window that stays shut, and on their way through one that is open by a byte.
+/// Asks for large answers and reads none: they are kept for a window that stays shut, and are on their way through one that is open by a
+/// byte.
 fn unread_answers(address: &str) {
     let mut open = Vec::new();
     for window in [0, 1] {
@@ -310,7 +311,7 @@ fn settings_and_pings(address: &str) {
     }
 }
 
-/// Connections that say nothing, or one byte at a time.
+/// Opens connections that say nothing, or one byte at a time.
 fn idle(address: &str) {
     let mut open: Vec<Raw> = Vec::new();
     for n in 0..500 {
@@ -367,7 +368,7 @@ fn connections_that_idle() {
     attacked("idle");
 }
 
-/// What says nothing, or not enough, does not stay for ever.
+/// Connections that say nothing, or not enough, do not stay for ever.
 #[test]
 fn slow_clients_are_not_waited_for() {
     let directory = open_directory();
@@ -388,7 +389,7 @@ fn slow_clients_are_not_waited_for() {
                 let half = [frame(HEADERS, END_HEADERS, 1, &request(HEALTH)), frame(DATA, 0, 1, &[0, 0, 0, 0, 9, 1])];
                 slow.send(&half.concat()).unwrap();
                 let start = Instant::now();
-                // An answer comes, with the status in its headers.
+                // The answer comes with the status in its headers.
                 while slow.headers_of(1).is_none() {
                     assert!(start.elapsed() < bound, "{address}: a request that does not end");
                 }

@@ -19,13 +19,13 @@ pub const END_STREAM: u8 = 1;
 
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A frame (RFC 9113, section 4.1).
+/// Returns a frame (RFC 9113, section 4.1).
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// An integer with a prefix (RFC 7541, section 5.1).
+/// Encodes an integer with a prefix (RFC 7541, section 5.1).
 fn integer(first: u8, prefix: u32, mut value: usize) -> Vec<u8> {
     let mask = (1_usize << prefix) - 1;
     if value < mask {
@@ -45,12 +45,12 @@ fn text(text: &[u8]) -> Vec<u8> {
     [integer(0, 7, text.len()), text.to_vec()].concat()
 }
 
-/// A header that goes into the dynamic table (`0x40`) or does not (`0`).
+/// Encodes a header that goes into the dynamic table (`0x40`) or does not (`0`).
 pub fn header(indexing: u8, name: &str, value: &[u8]) -> Vec<u8> {
     [vec![indexing], text(name.as_bytes()), text(value)].concat()
 }
 
-/// The header block of a gRPC request.
+/// Returns the header block of a gRPC request.
 pub fn request(path: &str) -> Vec<u8> {
     [
         vec![0x83, 0x86],
@@ -81,7 +81,7 @@ impl Socket for UnixStream {
     }
 }
 
-/// A connection. Reads and writes give up after a moment, so that an attack goes on whatever the daemon does.
+/// A connection. Its reads and writes give up after a moment, so that an attack goes on whatever the daemon does.
 pub struct Raw(Box<dyn Socket>);
 
 const MOMENT: Duration = Duration::from_millis(20);
@@ -97,19 +97,19 @@ impl Raw {
         Ok(Raw(socket))
     }
 
-    /// The same, with the preface and settings sent.
+    /// Connects as [`Raw::connect`] does, and sends the preface and settings.
     pub fn begin(address: &str, settings: &[u8]) -> io::Result<Raw> {
         let mut raw = Raw::connect(address)?;
         raw.send(&[PREFACE, &frame(SETTINGS, 0, 0, settings)].concat())?;
         Ok(raw)
     }
 
-    /// Sends bytes; an error if the daemon does not take them or has closed.
+    /// Sends bytes. Fails if the daemon does not take them or has closed the connection.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.0.write_all(bytes)
     }
 
-    /// Reads what there is, for at most a moment; whether the connection is still open.
+    /// Reads what has come, for at most a moment. Returns whether the connection is still open.
     pub fn drain(&mut self) -> bool {
         let mut buffer = [0; 64 << 10];
         match self.0.read(&mut buffer) {
@@ -119,7 +119,7 @@ impl Raw {
         }
     }
 
-    /// Waits until the daemon closes it; whether it did.
+    /// Waits until the daemon closes the connection. Returns whether it did within `bound`.
     pub fn closes_within(&mut self, bound: Duration) -> bool {
         let start = Instant::now();
         while start.elapsed() < bound {
@@ -130,7 +130,7 @@ impl Raw {
         false
     }
 
-    /// Reads a frame; the block of headers if it is one of this stream.
+    /// Reads a frame. Returns the block of headers if it is one of this stream.
     pub fn headers_of(&mut self, stream: u32) -> Option<Vec<u8>> {
         self.0.patience(Duration::from_secs(60)).unwrap();
         let mut head = [0; 9];
