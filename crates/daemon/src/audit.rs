@@ -138,7 +138,7 @@ impl From<&Removed> for Code {
     }
 }
 
-/// The measurements whose end has not been told.
+/// The measurements whose end has not been logged yet.
 #[derive(Default)]
 pub struct Audit {
     open: Mutex<HashMap<MeasurementId, Open>>,

@@ -19,11 +19,11 @@ use crate::quota::{self, Holder, Table};
 /// Way in which the callers of one listener are identified.
 #[derive(Clone, Debug)]
 pub enum Access {
-    /// By the credentials that the kernel gives for the peer of a Unix socket.
+    /// Callers are known by the credentials that the kernel gives for the peer of a Unix socket.
     Peer,
-    /// By a secret in the metadata: `authorization: Bearer TOKEN`. Acts as the daemon's user.
+    /// Callers send a secret in the metadata: `authorization: Bearer TOKEN`. They act as the daemon's user.
     Token(TokenCell),
-    /// By a certificate that the transport has checked already. Acts as the daemon's user.
+    /// Callers have a certificate that the transport has checked already. They act as the daemon's user.
     Certificate,
 }
 

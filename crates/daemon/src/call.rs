@@ -1,5 +1,5 @@
-//! One request from its head to the end of its answer. It is known who asks, what it may still send and for how long, and what it counts
-//! for. No error leaves without saying why.
+//! One request from its head to the end of its answer: its caller, the bytes and the time that it may still take, and the quotas that it
+//! counts for. No error leaves without saying why.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};

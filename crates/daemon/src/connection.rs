@@ -1,4 +1,4 @@
-//! One connection: how long it may say nothing, do nothing, or prove nothing, and what ends it.
+//! One connection: bounds of the time in which it may say nothing, do nothing, or prove nothing, and the events that end it.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -286,7 +286,7 @@ mod tests {
     const PING: u8 = 6;
     const GO_AWAY: u8 = 7;
 
-    /// A service whose calls take longer than a connection that is told to end may stay without one.
+    /// A service with calls that take longer than a connection may stay without a call after it was told to end.
     #[derive(Clone)]
     struct Slow;
 

@@ -196,8 +196,8 @@ impl Core {
         self.engine_turns(1, call).await
     }
 
-    /// Calls the engine as [`Core::engine_value`] does, for a call that may need much memory, nobody knows beforehand how much. Few such
-    /// calls of one user run at a time.
+    /// Calls the engine as [`Core::engine_value`] does, for a call that may need much memory, of an amount that is not known beforehand.
+    /// Few such calls of one user run at a time.
     pub async fn engine_list<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Engine) -> T + Send + 'static,
@@ -239,7 +239,7 @@ impl Core {
     }
 
     /// Ends the engine: streams end, calls in progress finish, and measurements that are not kept are removed. Later calls are refused.
-    /// What takes too long is reported and left as it is: the journal knows of it.
+    /// Calls and removals that take too long are reported and left as they are: the journal knows of them.
     pub async fn close(&self) -> Vec<Result<Removed, Error>> {
         self.close_within(CALLS_GRACE, REMOVAL_GRACE).await
     }
@@ -334,7 +334,7 @@ mod tests {
         Engine::start(config).unwrap()
     }
 
-    /// A user who cancels calls again and again would otherwise have any number of them at work.
+    /// Without this, a user that cancels calls again and again would have any number of them at work.
     #[test]
     fn a_call_that_was_cancelled_counts_until_its_work_ends() {
         let directory = tempfile::tempdir().unwrap();

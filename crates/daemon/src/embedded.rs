@@ -18,8 +18,8 @@ const BUFFER: usize = 256 << 10;
 /// Time that the last answers have to be read after the engine has ended.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// A served engine in this process. It must be closed, so that nothing stays in a target. If it is not closed, what it leaves is in the
-/// journal.
+/// A served engine in this process. It must be closed, so that nothing stays in a target. If it is not closed, everything that it leaves is
+/// in the journal.
 pub struct Embedded {
     core: Core,
     channel: Channel,

@@ -17,7 +17,7 @@ pub struct Phase {
     pub number: u32,
     /// Name for people; empty for phase 0.
     pub name: String,
-    /// Begin of the phase, as Unix time in nanoseconds.
+    /// Start of the phase, as Unix time in nanoseconds.
     pub start_ns: u64,
     /// End of the phase, at which the next one began, as Unix time in nanoseconds; `None` for the current phase.
     pub end_ns: Option<u64>,

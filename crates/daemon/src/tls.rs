@@ -1,4 +1,4 @@
-//! TLS on both sides: the daemon's certificate, and clients whose certificates somebody that it trusts has signed.
+//! TLS on both sides: the daemon's certificate, and clients with certificates from a signer that the daemon trusts.
 
 use std::io;
 use std::path::PathBuf;

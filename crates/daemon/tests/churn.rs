@@ -48,7 +48,8 @@ impl Churn {
         Churn { engine: Engine::start(config).unwrap(), pid: Pid(pid), program, _dir: dir }
     }
 
-    /// Inserts a measurement; `None` if the function's entry and exits need the same bytes.
+    /// Inserts a measurement. `None` if the engine answers `NotFound`, e.g. because the function's entry and exits need the same bytes, or
+    /// if it answers `too_many_counters`.
     fn enable(&self, metric: &str, function: &str) -> Option<MeasurementId> {
         // the cost of a loaded server's busiest functions is not the question here
         self.enable_within(metric, function, 10_000.0, false)
@@ -297,7 +298,7 @@ fn what_goes_piece_by_piece_goes_from_a_child_as_well() {
     let second = churn.enable("calls", "child_work").unwrap();
     let child: i32 = target.ask("keep").after("child").parse().unwrap();
     churn.remove(first);
-    // what comes now is not what the child has there
+    // the measurement that is inserted now is not the one whose code the child has there
     let third = churn.enable("wall_time", "parent_work").unwrap();
     churn.remove(second);
     target.ask("poke 1000").assert_right();
@@ -334,7 +335,7 @@ fn what_costs_too_much_is_taken_out_of_children_as_well() {
         drop(until);
         busy.join().unwrap();
     });
-    // what was counted besides is still there
+    // the code of the other measurement, which counts calls, is still in both processes
     assert_eq!(before.differences(&Text::of(child)), before.differences(&Text::of(target.pid())));
     before.assert_not_in(child);
     churn.remove(time);

@@ -116,7 +116,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Numbers of what a holder has at a time, and its measurements, each with its number of pairs.
+/// Numbers of a holder's connections, calls and insertions, and its measurements, each with its number of pairs.
 #[derive(Debug, Default)]
 struct Account {
     connections: usize,

@@ -1,7 +1,7 @@
 //! A fixed number of bytes that the daemon shares out to its clients, and how much of it each holder may have.
 //!
-//! A holder without standing may have as many bytes as it leaves free for others: alone half of what is not reserved, beside another
-//! such holder a third, and so on. So nobody has to know how many holders there are, the pool is never exceeded, and a holder that
+//! A holder that is not trusted may have as many bytes as it leaves free for others: alone half of the bytes that are not reserved, beside
+//! another such holder a third, and so on. So nobody has to know how many holders there are, the pool is never exceeded, and a holder that
 //! comes late still finds room.
 
 use std::collections::HashMap;

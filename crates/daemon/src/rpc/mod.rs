@@ -55,8 +55,8 @@ impl<T> Progress<T> {
     }
 }
 
-/// Registers all services. Reflection and health are open to whoever reaches the address: they say what
-/// this project publishes anyway and that the daemon runs, and neither generic clients nor probes know how to send a token.
+/// Registers all services. Reflection and health are open to any client that reaches the address. They publish only what this project
+/// publishes anyway, and that the daemon runs. Neither generic clients nor probes know how to send a token.
 pub async fn routes(core: &Core) -> Result<(Routes, Health), tonic_reflection::server::Error> {
     use tonic_reflection::server::Builder;
     use v1::code_server::CodeServer;
