@@ -282,7 +282,9 @@ impl Session {
 
     /// Prepares the target for what the code of pairs needs: a clock, calls of functions, the births of children.
     fn make_ready(&self, control: &mut Control, bound: &[Bound]) -> Result<(), Error> {
-        if bound.iter().any(|(_, i, _)| i.variables.iter().any(|v| v.shape != Shape::Counter)) {
+        // a table of listed keys is counted into as a counter is, without a clock
+        let counts = |v: &Variable| matches!(v.shape, Shape::Counter | Shape::Listed(_));
+        if !bound.iter().all(|(_, i, _)| i.variables.iter().all(counts)) {
             let cpu = bound.iter().any(|(_, i, _)| reads(i, Clock::Cpu));
             self.keep_time(control, cpu)?;
         }
