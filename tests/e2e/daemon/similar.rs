@@ -1,9 +1,10 @@
 //! Requests that differ in their object alone and share one snippet: against what the program itself says, while some come and others go.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use ingraft_testing::target::{self, Text};
-use ingraft_testing::{Mutatee, Outcome, Reply, Session, Tool, open_directory, scaled, sibling};
+use ingraft_testing::{Mutatee, Outcome, Reply, Session, Tool, open_directory, program, scaled, sibling, skip};
 
 use crate::{client, daemon};
 
@@ -98,6 +99,25 @@ fn some_come_and_others_go() {
     assert_values(&others.interrupt().assert_code(0), &third[64..96], &fourth);
     let fifth = row(&target.ask(&format!("row {rounds} 3")));
     assert_values(&joined.interrupt().assert_code(0).assert_removed(), halves[1], &fifth);
+    target::assert_clean(target.pid(), &before);
+}
+
+#[test]
+fn threads_that_cannot_be_told_apart_share_code_too() {
+    let (objects, library) = match (program("objects"), program("libowngs.so")) {
+        (Ok(objects), Ok(library)) => (objects, library),
+        (Err(why), _) | (_, Err(why)) => skip!("{why}"),
+    };
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let tool = client(&daemon);
+    // the library takes the gs base, by which threads find their counters
+    let mut target = Mutatee::spawn(Command::new(objects).env("LD_PRELOAD", library));
+    let before = Text::of(target.pid());
+    let begin = row(&target.ask("row 1 1"));
+    let session = watch(&tool, &target, "attached", &begin[..8]);
+    let end = row(&target.ask(&format!("row {} 5", scaled(50, 5000))));
+    assert_values(&session.interrupt().assert_code(0).assert_removed(), &begin[..8], &end);
     target::assert_clean(target.pid(), &before);
 }
 
