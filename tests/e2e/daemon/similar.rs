@@ -103,6 +103,29 @@ fn some_come_and_others_go() {
 }
 
 #[test]
+fn a_second_name_of_an_object_keeps_no_others_from_sharing() {
+    let directory = open_directory();
+    let daemon = daemon(directory.path(), &[]);
+    let tool = client(&daemon);
+    let mut target = Mutatee::start("objects", &[]);
+    let begin = row(&target.ask("row 1 1"));
+    let session = watch(&tool, &target, "attached", &begin[..40]);
+    let shared = code_bytes(&tool, target.pid());
+    let _ = session.interrupt().assert_code(0).assert_removed();
+    // the first address once more, as a decimal number
+    let hexadecimal = begin[0].0.trim_start_matches("0x");
+    let decimal = u64::from_str_radix(hexadecimal, 16).expect("an address").to_string();
+    let mut twice = begin[..40].to_vec();
+    twice.push((decimal.clone(), begin[0].1));
+    let session = watch(&tool, &target, "attached", &twice);
+    let with_own = code_bytes(&tool, target.pid()) - shared;
+    let mut end = row(&target.ask("row 50 3"));
+    end.push((decimal, end[0].1));
+    assert_values(&session.interrupt().assert_code(0).assert_removed(), &twice, &end);
+    assert!(with_own < 512, "{with_own} bytes for one more");
+}
+
+#[test]
 fn threads_that_cannot_be_told_apart_share_code_too() {
     let (objects, library) = match (program("objects"), program("libowngs.so")) {
         (Ok(objects), Ok(library)) => (objects, library),

@@ -33,7 +33,7 @@ const HITS_MAX: u32 = 16;
 /// Number of a group in its session.
 pub(super) type GroupId = u64;
 
-/// What similar pairs have in common.
+/// Common part of similar pairs.
 #[derive(Clone, Debug)]
 pub(super) struct Alike {
     text: Arc<str>,
@@ -127,7 +127,7 @@ impl Fresh {
 }
 
 impl Alike {
-    /// What a pair has in common with others, and its key. None if its code cannot be shared.
+    /// Returns the part of a pair that similar pairs have in common, and its key; `None` if its code cannot be shared.
     pub fn of(key: &PairKey, instrumentation: &Instrumentation) -> Option<(Self, u64)> {
         let object = instrumentation.object?;
         let [variable] = &*instrumentation.variables else { return None };
@@ -157,7 +157,7 @@ impl Alike {
         Some((Alike { text, helpers, thread: instrumentation.thread, insertions, hash: hasher.finish() }, object))
     }
 
-    /// What is woven for all pairs of a group: the table is the first variable.
+    /// Instrumentation for all pairs of a group: the table is its first variable.
     fn instrumentation(&self, listing: Listing, one: &Instrumentation) -> Instrumentation {
         let mut instrumentation = one.clone();
         let mut sized: Vec<(*const Snippet, Arc<Snippet>)> = Vec::new();
@@ -201,14 +201,9 @@ pub(super) fn form(unmet: Vec<(PairKey, Instrumentation)>, mut room: u32) -> Vec
         }
     }
     for (alike, members) in similar {
-        let members = match grouped(alike, members, &mut room) {
-            Ok(group) => {
-                alone.push(group);
-                continue;
-            }
-            Err(members) => members,
-        };
-        alone.extend(members.into_iter().map(|(key, instrumentation, _)| Fresh::alone(key, instrumentation)));
+        let (group, others) = grouped(alike, members, &mut room);
+        alone.extend(group);
+        alone.extend(others.into_iter().map(|(key, instrumentation, _)| Fresh::alone(key, instrumentation)));
     }
     alone
 }
@@ -216,25 +211,27 @@ pub(super) fn form(unmet: Vec<(PairKey, Instrumentation)>, mut room: u32) -> Vec
 /// Pairs, each with the address of its object.
 type Members = Vec<(PairKey, Instrumentation, u64)>;
 
-/// A group of these pairs. An error, with the pairs, if they are too few or if there is no room for their table.
-fn grouped(alike: Alike, mut members: Members, room: &mut u32) -> Result<Fresh, Members> {
-    if members.len() < LEAST {
-        return Err(members);
-    }
-    // an object may have several names: one place for each address, and pairs with another name of it on their own
+/// Makes a group of similar pairs, and returns the pairs that keep code of their own: those whose key cannot be listed, and those that name an
+/// object by another name once more. `None`, with all pairs, if too few are left or if there is no room for their table.
+fn grouped(alike: Alike, members: Members, room: &mut u32) -> (Option<Fresh>, Members) {
     let mut seen = FxHashSet::default();
-    if !members.iter().all(|(.., object)| seen.insert(*object)) {
-        return Err(members);
-    }
+    let (members, mut others): (Members, Members) =
+        members.into_iter().partition(|(.., object)| !matches!(*object, FREE | RETIRED) && seen.insert(*object));
     let keys: Vec<u64> = members.iter().map(|(.., object)| *object).collect();
-    let Some((keys, places)) = ListedKeys::of(&keys) else { return Err(members) };
-    let Some(left) = room.checked_sub(keys.listing().slots() + HITS_MAX) else { return Err(members) };
-    let Some((key, one, _)) = members.first() else { return Err(members) };
+    let table = (members.len() >= LEAST).then(|| ListedKeys::of(&keys)).flatten();
+    let fitting = table.and_then(|(keys, places)| {
+        let left = room.checked_sub(keys.listing().slots() + HITS_MAX)?;
+        Some((keys, places, left))
+    });
+    let (Some((keys, places, left)), Some((key, one, _))) = (fitting, members.first()) else {
+        others.extend(members);
+        return (None, others);
+    };
     *room = left;
     let (key, instrumentation) = (key.clone(), alike.instrumentation(keys.listing(), one));
-    let members = members.drain(..).zip(places).map(|((key, instrumentation, _), at)| (key, instrumentation, at));
-    let members = members.collect();
-    Ok(Fresh { key, instrumentation, forming: Some(Forming { alike, keys, members }) })
+    let members = members.into_iter().zip(places).map(|((key, instrumentation, _), at)| (key, instrumentation, at));
+    let forming = Some(Forming { alike, keys, members: members.collect() });
+    (Some(Fresh { key, instrumentation, forming }), others)
 }
 
 /// A snippet that adds if one of its conditions, the comparison with the key, and all others are met: the same for any listed key. None if it is another
