@@ -25,7 +25,7 @@ pub(crate) struct Task<'t, 'a> {
     pub request: &'t PointRequest<'a>,
 }
 
-/// What became of a point: large, and handed on several times.
+/// Result of writing a point; boxed, as it is large and handed on several times.
 pub(crate) type Built = Result<Box<WovenPoint>, EmitError>;
 
 /// Writes the code of points; returns what became of each, in order.
@@ -78,7 +78,7 @@ impl<'a> Builder<'a> {
         built.extend(part.into_iter().zip(tasks).map(|(built, task)| built.unwrap_or_else(|| self.task(task))));
     }
 
-    /// What becomes of the points of a part; `None` for those that can only be written when the parts of the arena are one again.
+    /// Writes the points of a part; `None` for those that can only be written when the parts of the arena are one again.
     fn part(&mut self, tasks: &[Task<'_, 'a>]) -> Vec<Option<Built>> {
         let mut is_full = false;
         let build = |task| {

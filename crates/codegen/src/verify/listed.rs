@@ -1,4 +1,4 @@
-//! What code may touch of shard 0 to look up a key that the engine lists: exactly the words of the tables that the plan's snippets name.
+//! Words of shard 0 that code may touch to look up a key that the engine lists: exactly those of the tables that the plan's snippets name.
 
 use iced_x86::{Instruction, Register, UsedMemory};
 use ingraft_model::{Listing, VariableId};
