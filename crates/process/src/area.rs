@@ -89,7 +89,7 @@ impl SharedArea {
             Access::Mapped { lock: Some(file), .. } => {
                 u64::try_from(rustix::fs::fstat(file).ok()?.st_blocks).ok()?.checked_mul(512)
             }
-            _ => None,
+            Access::Mapped { .. } | Access::Through(_) => None,
         }
     }
 
@@ -108,7 +108,7 @@ impl SharedArea {
     pub fn try_lock(&self) -> Option<bool> {
         match &self.access {
             Access::Mapped { lock: Some(file), .. } => Some(lock_file(file)),
-            _ => None,
+            Access::Mapped { .. } | Access::Through(_) => None,
         }
     }
 

@@ -346,7 +346,12 @@ impl ApplyError {
     pub fn sleeper(&self) -> Option<Tid> {
         match self {
             ApplyError::Process(Error::Unstoppable { tid, .. }) => Some(*tid),
-            _ => None,
+            ApplyError::BadPlan { .. }
+            | ApplyError::Changed { .. }
+            | ApplyError::SharedText { .. }
+            | ApplyError::NotMapped { .. }
+            | ApplyError::Busy { .. }
+            | ApplyError::Process(_) => None,
         }
     }
 

@@ -109,7 +109,9 @@ impl Shortage {
             MemoryLimit::Machine => {
                 format!("nothing was changed; free {more} of memory, or measure fewer functions at a time")
             }
-            _ => format!("nothing was changed; raise the limit by {more}, or measure fewer functions at a time"),
+            MemoryLimit::Group(_) | MemoryLimit::AddressSpace | MemoryLimit::Commit => {
+                format!("nothing was changed; raise the limit by {more}, or measure fewer functions at a time")
+            }
         }
     }
 }

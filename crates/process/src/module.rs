@@ -81,7 +81,7 @@ impl Target {
         for source in [FileSource::Exe, FileSource::Path] {
             let (path, file) = match source {
                 FileSource::Path => (mapping.path.clone(), open_named(pid, &mapping.path)),
-                _ => (exe.clone(), open_regular(&exe)),
+                FileSource::MapFiles | FileSource::Exe => (exe.clone(), open_regular(&exe)),
             };
             match file.and_then(|file| read_same(file, mapping)) {
                 Ok(Some(bytes)) => return Ok((bytes, source)),

@@ -78,7 +78,7 @@ impl EventError {
         match self {
             EventError::Refused { refusal, .. } => refusal.to_string(),
             EventError::NotAtPoints { why, .. } => (*why).to_owned(),
-            other => other.to_string(),
+            other @ (EventError::Problem(_) | EventError::NoThread(_) | EventError::Process(_)) => other.to_string(),
         }
     }
 
@@ -102,7 +102,11 @@ impl EventError {
                 "run as root (CAP_PERFMON), `sysctl kernel.perf_event_paranoid=1`, or count in the program alone: EVENT:u"
             }
             KernelRefusal::TooManyFiles => "raise the limit: `ulimit -n`",
-            _ => "`ingraft metrics --events` lists what this machine counts",
+            KernelRefusal::Unknown
+            | KernelRefusal::Unsupported
+            | KernelRefusal::Invalid
+            | KernelRefusal::NoCall
+            | KernelRefusal::Other(_) => "`ingraft metrics --events` lists what this machine counts",
         };
         text.to_owned()
     }
