@@ -263,7 +263,10 @@ pub(crate) fn name_of(kind: &DefinitionKind) -> Option<&str> {
     match kind {
         DefinitionKind::List(list) => Some(&list.name.name),
         DefinitionKind::Constraint(constraint) => Some(&constraint.name.name),
-        _ => None,
+        DefinitionKind::Metric(_)
+        | DefinitionKind::Exclude(_)
+        | DefinitionKind::Config(_)
+        | DefinitionKind::Statement(_) => None,
     }
 }
 

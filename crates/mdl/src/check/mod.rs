@@ -50,7 +50,7 @@ impl<'a> Scope<'a> {
                         scope.metrics.entry(&name.value).or_insert(metric);
                     }
                 }
-                _ => {}
+                DefinitionKind::Exclude(_) | DefinitionKind::Config(_) | DefinitionKind::Statement(_) => {}
             }
         }
         scope
@@ -116,7 +116,7 @@ impl Context<'_, '_> {
             let good = match list.element {
                 Element::Int => crate::evaluate::parse_number(&item.value).is_some(),
                 Element::Float => item.value.parse::<f64>().is_ok(),
-                _ => !item.value.is_empty(),
+                Element::Procedure | Element::Module | Element::String => !item.value.is_empty(),
             };
             if !good {
                 let message = format!("`{}` is no item of a list of type `{}`", item.value, list.element.keyword());
@@ -261,7 +261,7 @@ impl Context<'_, '_> {
                 self.error(codes::VALUE, span, "how many objects there are is a level, no event").help =
                     Some("write `style SampledFunction;`".to_owned());
             }
-            _ => {}
+            Vector::List(_) | Vector::Map(..) | Vector::Table(..) | Vector::Keys | Vector::Objects => {}
         }
     }
 }

@@ -36,7 +36,11 @@ fn matches(constraint: &Constraint, part: &ResourcePath) -> bool {
         ConstraintBody::Default(kinds) if !kinds.is_empty() => {
             part.names.first().is_some_and(|of| kinds.iter().any(|kind| kind.value == *of))
         }
-        _ => true,
+        ConstraintBody::Flag(_)
+        | ConstraintBody::Default(_)
+        | ConstraintBody::Inclusive
+        | ConstraintBody::Exclusive
+        | ConstraintBody::Replace(..) => true,
     }
 }
 

@@ -91,7 +91,13 @@ impl<'a> Evaluation<'a> {
             Shape::Vector(_) => {
                 Some(self.number(index).map(|(ranges, number)| Slot { vector, of: Some(ranges), number }))
             }
-            _ => None,
+            Shape::Counter
+            | Shape::Timer(_)
+            | Shape::Histogram(_)
+            | Shape::Activations
+            | Shape::Table(_)
+            | Shape::Listed(_)
+            | Shape::Event => None,
         }
     }
 
@@ -116,7 +122,7 @@ impl<'a> Evaluation<'a> {
         let ExprKind::Name(name) = &index.bare().kind else { return None };
         match self.names.iter().rev().find(|(known, _)| known == name)?.1 {
             Binding::Item(_, of, position) if std::ptr::eq(of, list) => Some(position),
-            _ => None,
+            Binding::Variable(_) | Binding::Value(_) | Binding::Item(..) => None,
         }
     }
 }

@@ -401,9 +401,9 @@ fn one_line(source: &Source, code: &Code) -> Option<String> {
         CodeKind::Expr(expr) => Some(format!("{};", expression(source, expr))),
         CodeKind::If(condition, then, None) => match &then.kind {
             CodeKind::Expr(expr) => Some(format!("if {} {};", expression(source, condition), expression(source, expr))),
-            _ => None,
+            CodeKind::Block(_) | CodeKind::If(..) => None,
         },
-        _ => None,
+        CodeKind::Block(_) | CodeKind::If(..) => None,
     }
 }
 
