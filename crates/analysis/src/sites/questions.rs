@@ -34,7 +34,7 @@ impl Image {
         match kind {
             PointKind::Entry => self.entries.knows(function.start),
             PointKind::Exit => self.exits.knows(function.start),
-            _ => false,
+            PointKind::CallBefore | PointKind::CallAfter | PointKind::Block | PointKind::Edge => false,
         }
     }
 
