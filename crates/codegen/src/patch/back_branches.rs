@@ -94,7 +94,9 @@ pub(crate) fn cannot_tell(head: &Head, request: &PointRequest<'_>, branch: u64) 
     let offset = Offset::between(head.function, branch);
     match request.site.point_kind() {
         PointKind::Entry => Refusal::OwnBranchToEntry { offset },
-        _ => Refusal::OwnBranchToReturn { offset },
+        PointKind::Exit | PointKind::CallBefore | PointKind::CallAfter | PointKind::Block | PointKind::Edge => {
+            Refusal::OwnBranchToReturn { offset }
+        }
     }
 }
 

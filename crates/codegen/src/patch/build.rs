@@ -134,7 +134,9 @@ impl<'a> Builder<'a> {
                 flags: !site.are_flags_free(),
                 result: false,
             },
-            _ => Save { scratch: false, flags: false, result: true },
+            PointKind::Exit | PointKind::CallBefore | PointKind::CallAfter | PointKind::Block | PointKind::Edge => {
+                Save { scratch: false, flags: false, result: true }
+            }
         };
         let slow = r.map(|r| self.slow(r)).transpose()?;
         let (home, stack) = match (site.point_kind(), head.displaced.last()) {

@@ -102,7 +102,7 @@ impl Carried {
     pub fn remove(&mut self, owner: usize, head: &Head, detours: &[Detour]) {
         let stretches = detours.iter().filter_map(|d| match d {
             Detour::Stretch { displaced, .. } => Some(displaced.as_slice()),
-            _ => None,
+            Detour::Retarget { .. } | Detour::Hop { .. } | Detour::Led { .. } => None,
         });
         for displaced in stretches.chain([head.displaced.as_slice()]).flatten() {
             if self.0.get(&displaced.at).is_some_and(|(_, by)| *by == Some(owner)) {

@@ -53,7 +53,7 @@ impl Displaced {
     pub fn condition(&self) -> Option<(u8, u64)> {
         match self.kind {
             Kind::Jcc(condition, target) => Some((condition, target)),
-            _ => None,
+            Kind::Copy | Kind::Jump(_) | Kind::Loop(_) | Kind::Call(_) | Kind::IndirectCall => None,
         }
     }
 
@@ -75,7 +75,7 @@ impl Displaced {
     pub fn callee(&self) -> Option<u64> {
         match self.kind {
             Kind::Call(target) => Some(target),
-            _ => None,
+            Kind::Copy | Kind::Jump(_) | Kind::Jcc(..) | Kind::Loop(_) | Kind::IndirectCall => None,
         }
     }
 
@@ -165,7 +165,9 @@ pub(crate) fn decode_call(bytes: &[u8], at: u64, function: u64) -> Result<Displa
     let offset = Offset::between(function, at);
     match call.kind {
         Kind::Call(_) | Kind::IndirectCall => Ok(call),
-        _ => Err(Refusal::NotDisplaceable { offset, why: "not a call" }),
+        Kind::Copy | Kind::Jump(_) | Kind::Jcc(..) | Kind::Loop(_) => {
+            Err(Refusal::NotDisplaceable { offset, why: "not a call" })
+        }
     }
 }
 

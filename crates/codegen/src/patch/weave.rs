@@ -148,7 +148,7 @@ impl<'a> Weaver<'a> {
                 let Ok(Some((head, detours))) = design else { continue };
                 let lost = |d: &Detour| match d {
                     Detour::Led { branch } => (!carried.has(head.function, *branch)).then_some(*branch),
-                    _ => None,
+                    Detour::Retarget { .. } | Detour::Stretch { .. } | Detour::Hop { .. } => None,
                 };
                 let Some(branch) = detours.iter().find_map(lost) else { continue };
                 let refusal = back_branches::cannot_tell(head, request, branch);

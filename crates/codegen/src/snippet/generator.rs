@@ -224,7 +224,7 @@ impl<'a> Compiler<'a> {
         let mut g = self.generator(saved)?;
         match self.access {
             Access::Shared if self.snippet.interferes() => g.missed_calls()?,
-            _ => g.all(stmts)?,
+            Access::Own | Access::Shared => g.all(stmts)?,
         }
         Ok(g)
     }

@@ -107,7 +107,7 @@ impl Generator<'_> {
         }
         match change {
             Change::Mark(_) => self.a.inc(self.word_of(table, OTHERS))?,
-            change => self.change(self.word_of(table, OTHERS), change)?,
+            change @ (Change::Add(_) | Change::AddPushed) => self.change(self.word_of(table, OTHERS), change)?,
         }
         self.a.jmp(end)?;
         self.place(&mut zero)?;

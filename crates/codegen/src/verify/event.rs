@@ -15,7 +15,7 @@ pub(super) fn prove(walk: &mut Walk<'_>, env: &Environment, at: u64) -> Result<(
         ThreadIdentity::FsOffset(tid) if env.readable.process.is_some() => {
             form::prove(walk, &form(env, tid), at).map(drop)
         }
-        _ => fail(at, Flaw::Forbidden),
+        ThreadIdentity::FsOffset(_) | ThreadIdentity::FsBase | ThreadIdentity::Locked => fail(at, Flaw::Forbidden),
     }
 }
 

@@ -715,13 +715,13 @@ impl<'a> Walk<'a> {
             return match mode {
                 Mode::Point if self.harmless(state) => Ok(true),
                 Mode::Point if state.stack.len() == self.pushed => fail(at, Flaw::Lost),
-                _ => fail(at, Flaw::Stack),
+                Mode::Point | Mode::Twin(_) | Mode::Routine(_) => fail(at, Flaw::Stack),
             };
         }
         for (r, routine) in &self.facts.slow {
             let (entry, place) = match mode {
                 Mode::Twin(jump) => (routine.walk.0, jump),
-                _ => (routine.range.start.0, self.slot),
+                Mode::Point | Mode::Routine(_) => (routine.range.start.0, self.slot),
             };
             if at == entry {
                 return if state.pointer == Some((*r, place)) { Ok(true) } else { fail(at, Flaw::Astray) };

@@ -56,7 +56,7 @@ pub(super) fn may_read(env: &Environment, i: &Instruction, memory: &UsedMemory, 
         }
         Mode::Routine(Routine::Read) => is_note(env, i, memory, header::READS_FAILED),
         Mode::Routine(Routine::Write) => is_note(env, i, memory, header::WRITES_FAILED),
-        _ => false,
+        Mode::Point | Mode::Routine(_) => false,
     };
     if note {
         return true;
