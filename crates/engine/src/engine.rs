@@ -542,7 +542,7 @@ impl Engine {
             Rights::User { uid, .. } if uid != session.owner() => Err(missing()),
             // After its end there is nothing left to protect but its values, which are its owner's.
             _ if !session.target().is_alive() || session.has_ended() => Ok(session),
-            rights => match session.target().check(rights) {
+            rights @ (Rights::All | Rights::User { .. }) => match session.target().check(rights) {
                 Ok(()) if rights != Rights::All && session.is_revoked(id) => {
                     let what = format!("process {pid} was protected for a while, and the measurement was taken out");
                     Err(Error::new(ErrorKind::Denied, "not_permitted", what, "begin another one").about(pid))

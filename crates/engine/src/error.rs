@@ -96,7 +96,14 @@ impl Error {
             e if e.is_out_of_files() => (ErrorKind::Failed, "target_file_limit"),
             e if e.is_locked_out() => (ErrorKind::Failed, "target_memory_limit"),
             P::NoCarrier(_) | P::NoGadget(_) => (ErrorKind::Failed, "no_carrier"),
-            _ => (ErrorKind::Failed, "process"),
+            P::Ptrace { .. }
+            | P::File { .. }
+            | P::Malformed { .. }
+            | P::Memory { .. }
+            | P::Call { .. }
+            | P::NoArea { .. }
+            | P::Outside(_)
+            | P::Own { .. } => (ErrorKind::Failed, "process"),
         };
         Error::new(kind, reason, e.to_string(), e.hint()).about(pid)
     }
@@ -152,7 +159,13 @@ fn denial_class(d: &Denial) -> (ErrorKind, &'static str) {
         Denial::Ourselves(_) => (ErrorKind::Denied, "own_process"),
         Denial::Traced { .. } => (ErrorKind::Denied, "already_traced"),
         Denial::NotX86_64 { .. } => (ErrorKind::Denied, "foreign_code"),
-        _ => (ErrorKind::Denied, "not_permitted"),
+        Denial::OtherUser { .. }
+        | Denial::Privileged { .. }
+        | Denial::Yama { .. }
+        | Denial::NotDumpable(_)
+        | Denial::NotYours { .. }
+        | Denial::UserNamespace(_)
+        | Denial::Forbidden(_) => (ErrorKind::Denied, "not_permitted"),
     }
 }
 

@@ -124,7 +124,9 @@ fn chosen(target: &Target, modules: &Modules, module: &Module, resolver: Svma) -
 fn find(target: &Target, modules: &Modules, name: &str) -> Result<Avma, Error> {
     match Pattern::parse(name) {
         Pattern::Names { function, .. } if !has_wildcard(&function) => {}
-        _ => return Err(refusal(name, "it must be named as `NAME` or `MODULE:NAME`")),
+        Pattern::Names { .. } | Pattern::Offset { .. } => {
+            return Err(refusal(name, "it must be named as `NAME` or `MODULE:NAME`"));
+        }
     }
     let found = resolve_patterns(modules, &[name.to_owned()], Missing::Fails)?;
     let [function] = found.as_slice() else {

@@ -168,7 +168,7 @@ fn no_match(modules: &Modules, text: &str, pattern: &Pattern) -> Error {
         Pattern::Names { function, .. } if !crate::program::pattern::has_wildcard(function) => {
             modules.nearest(function)
         }
-        _ => None,
+        Pattern::Names { .. } | Pattern::Offset { .. } => None,
     };
     Error::new(
         ErrorKind::NotFound,

@@ -89,7 +89,13 @@ impl Coarsening {
         let coarser = || {
             let change = |v: &Variable| match v.shape {
                 Shape::Histogram(_) => Variable { shape: Shape::Histogram(self.to), ..v.clone() },
-                _ => v.clone(),
+                Shape::Counter
+                | Shape::Timer(_)
+                | Shape::Activations
+                | Shape::Table(_)
+                | Shape::Vector(_)
+                | Shape::Listed(_)
+                | Shape::Event => v.clone(),
             };
             before.iter().map(change).collect()
         };

@@ -525,7 +525,9 @@ impl Modules {
     pub fn symbols_hint(&self, pattern: &Pattern) -> Option<String> {
         let meant = |file: &ModuleFile| match pattern {
             Pattern::Names { module: None, .. } => file.is_program,
-            _ => pattern.may_match_module(file.names.iter().map(String::as_str)),
+            Pattern::Names { .. } | Pattern::Offset { .. } => {
+                pattern.may_match_module(file.names.iter().map(String::as_str))
+            }
         };
         let (_, file, _) = self.loaded().find(|(_, file, module)| {
             let elf = module.image.elf();

@@ -65,7 +65,7 @@ impl Pattern {
     pub fn bare_name(&self) -> Option<&str> {
         match self {
             Pattern::Names { module: None, function } if !has_wildcard(function) => Some(function),
-            _ => None,
+            Pattern::Names { .. } | Pattern::Offset { .. } => None,
         }
     }
 

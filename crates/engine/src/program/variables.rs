@@ -159,7 +159,13 @@ fn told(name: &str, why: TypeError) -> Unresolved {
             };
             Unresolved::NotFound { what: why.to_string(), help: (!has.is_empty()).then_some(help) }
         }
-        why => Unresolved::Unreadable(format!("`{name}`: {why}")),
+        why @ (TypeError::NoDebugInfo
+        | TypeError::Compressed
+        | TypeError::NotDescribed { .. }
+        | TypeError::NoStructure { .. }
+        | TypeError::BitField { .. }
+        | TypeError::NoInteger { .. }
+        | TypeError::Misplaced { .. }) => Unresolved::Unreadable(format!("`{name}`: {why}")),
     }
 }
 

@@ -198,7 +198,9 @@ pub fn disturbed<'a>(target: &Target, text: impl Iterator<Item = &'a TextWrite>)
         let bytes = page.get(..len).and_then(|page| page.get(behind..behind + write.old_bytes().len()));
         found.extend(bytes.and_then(|now| match classify(write, now) {
             State::Original => Some(Left { at: write.at, state: Why::Lost }),
-            state => Place::Text(state).left(write.at),
+            state @ (State::Woven | State::Mixed { .. } | State::Breakpoint | State::Foreign) => {
+                Place::Text(state).left(write.at)
+            }
         }));
     }
     Left::sort(&mut found);
@@ -302,7 +304,9 @@ impl Ground {
         }
         let state = match classify(write, now) {
             State::Mixed { .. } if self.is_anothers_jump(write.at, now) => State::Foreign,
-            state => state,
+            state @ (State::Woven | State::Original | State::Mixed { .. } | State::Breakpoint | State::Foreign) => {
+                state
+            }
         };
         if own {
             return (Place::Text(state), true);
@@ -315,7 +319,7 @@ impl Ground {
             State::Mixed { .. } | State::Foreign if to_us && exec && now.ends_with(displacement(write)) => {
                 (Place::Text(State::Foreign), true)
             }
-            _ => (Place::Gone, true),
+            State::Original | State::Mixed { .. } | State::Breakpoint | State::Foreign => (Place::Gone, true),
         }
     }
 

@@ -194,7 +194,7 @@ fn restorable(target: &Target, points: &[PointRecord]) -> Result<Rest, Error> {
             match place {
                 Place::Text(State::Woven) => woven.push(*write),
                 Place::Text(State::Mixed { ours, .. }) => mixed.push((ours, write, &point.removal)),
-                _ => {}
+                Place::Text(_) | Place::Gone | Place::Unreadable => {}
             }
         }
         let is_present = woven.len() > before;

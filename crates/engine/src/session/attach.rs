@@ -85,7 +85,7 @@ impl Session {
             let key = match identity {
                 ThreadIdentity::FsBase if survey.is_fresh => area.layout().lent().0,
                 ThreadIdentity::FsBase => t.fs_base,
-                _ => t.own_id as u64,
+                ThreadIdentity::FsOffset(_) | ThreadIdentity::Locked => t.own_id as u64,
             };
             shared.tids.insert(key, t.tid);
         }

@@ -189,7 +189,10 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
                 let stays = match variable.kind {
                     // a level
                     VariableKind::Counter => restored.is_some(),
-                    _ => !is_time,
+                    VariableKind::Scratch
+                    | VariableKind::Flag
+                    | VariableKind::Activations
+                    | VariableKind::OuterActivations => !is_time,
                 };
                 if stays { birth::KEEP } else { birth::NOTHING }
             }
@@ -197,13 +200,19 @@ fn rules_of(instrumentation: &Instrumentation, counters: &[u32]) -> Vec<(u32, u6
                 let of = records.iter().filter(|(r, _)| r.activations.0 == n);
                 of.map(|(record, is_time)| kept_times(record, *is_time)).fold(0, |all, one| all | one)
             }
-            _ => birth::NOTHING,
+            Shape::Histogram(_) | Shape::Table(_) | Shape::Vector(_) | Shape::Listed(_) => birth::NOTHING,
         };
         rules.push((first, first_rule));
         let second = match variable.shape {
             Shape::Timer(Clock::Wall) => birth::WALL,
             Shape::Timer(Clock::Cpu) => birth::CPU,
-            _ => birth::NOTHING,
+            Shape::Counter
+            | Shape::Histogram(_)
+            | Shape::Activations
+            | Shape::Table(_)
+            | Shape::Vector(_)
+            | Shape::Listed(_)
+            | Shape::Event => birth::NOTHING,
         };
         rules.extend((1..variable.shape.slots()).map(|i| (first + i, if i == 1 { second } else { birth::NOTHING })));
     }
@@ -215,7 +224,7 @@ fn kept_times(record: &CallRecord, restores_time: bool) -> u64 {
     let bit = |(n, kept): (u32, &Kept)| match kept {
         Kept::Time(Clock::Wall) => 1 << (birth::KEPT_WALL + n),
         Kept::Time(Clock::Cpu) => 1 << (birth::KEPT_CPU + n),
-        _ => 0,
+        Kept::Argument(_) | Kept::Float(_) => 0,
     };
     let kept = (0..birth::KEPT_TIMES).zip(&record.kept).map(bit).fold(0, |all, one: u64| all | one);
     kept | (u64::from(restores_time) << birth::SAVED_TIME)

@@ -48,7 +48,13 @@ impl Pair {
     fn timer(&self) -> Option<Clock> {
         match self.variables.first()?.shape {
             Shape::Timer(clock) => Some(clock),
-            _ => None,
+            Shape::Counter
+            | Shape::Histogram(_)
+            | Shape::Activations
+            | Shape::Table(_)
+            | Shape::Vector(_)
+            | Shape::Listed(_)
+            | Shape::Event => None,
         }
     }
 

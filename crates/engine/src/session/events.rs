@@ -62,7 +62,10 @@ impl Wish {
     pub fn begin(&self, target: &Target) -> Result<Counting, Error> {
         let counted = CountedEvents::begin(target, &self.event, self.thread).map_err(|e| match e {
             EventError::Process(e) => Error::process(target.pid(), e),
-            other => refused(other).about(target.pid()),
+            other @ (EventError::Problem(_)
+            | EventError::Refused { .. }
+            | EventError::NotAtPoints { .. }
+            | EventError::NoThread(_)) => refused(other).about(target.pid()),
         })?;
         Ok(Counting(Arc::new(Mutex::new(counted))))
     }

@@ -361,7 +361,7 @@ impl Session {
             // also the vDSO asks the kernel where that goes by a clock which only the kernel can read
             _ if filtered() => Some("a filter of system calls (seccomp) is active, and the clock may need one"),
             _ if !wall::is_there(&self.target, wall) => Some("its vDSO is not where it was"),
-            _ => None,
+            WallClock::Vdso(_) | WallClock::SystemCall => None,
         };
         if let Some(why) = in_the_way {
             return refuse("no_clock", format!("times cannot be measured here: {why}"), "counts work");
@@ -384,7 +384,7 @@ impl Session {
         let why = match attached.env.identity {
             ThreadIdentity::Locked => attached.why_indistinct(),
             _ if attached.env.vectors.is_none() => "this processor has no XSAVE".to_owned(),
-            _ => return Ok(()),
+            ThreadIdentity::FsOffset(_) | ThreadIdentity::FsBase => return Ok(()),
         };
         let what = format!("functions of the program cannot be called: {why}");
         let hint = "definitions without calls work";

@@ -347,7 +347,9 @@ fn jumps_of(target: &Target, modules: &Modules, function: MdlFunction) -> Option
                 let to = pointer.and_then(|pointer| modules.function_at(Avma(pointer)));
                 (to.into_iter().collect(), pointer.map(|pointer| (slot, pointer)))
             }
-            _ => (callees(target, modules, function, module, &call), None),
+            Callee::Direct(_) | Callee::Slot(_) | Callee::Computed => {
+                (callees(target, modules, function, module, &call), None)
+            }
         };
         let to = match known.as_slice() {
             [to] => Some(*to).filter(|to| takes_over(modules, *to)),

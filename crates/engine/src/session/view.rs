@@ -111,7 +111,12 @@ impl View {
                 calls.extend(&self.activations);
                 Plain::Number(self.value, self.unit, (from, calls.len() as u32))
             }
-            _ => Plain::No,
+            Shape::Histogram(_)
+            | Shape::Activations
+            | Shape::Table(_)
+            | Shape::Vector(_)
+            | Shape::Listed(_)
+            | Shape::Event => Plain::No,
         }
     }
 
