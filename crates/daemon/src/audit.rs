@@ -35,7 +35,7 @@ pub fn who(client: &Client) -> String {
             None => format!("uid {uid}"),
         },
         Holder::Token => "token".to_owned(),
-        other => other.to_string(),
+        other @ (Holder::Certificate(_) | Holder::Stranger(..) | Holder::Nobody) => other.to_string(),
     };
     let from = match client.caller {
         Caller::Engine => "as the daemon's user, from",

@@ -61,7 +61,13 @@ impl StartError {
     fn status(&self) -> u8 {
         match self {
             StartError::Config(_) | StartError::Filter(..) => 2,
-            _ => 1,
+            StartError::Engine(_)
+            | StartError::Listen(_)
+            | StartError::Tcp(..)
+            | StartError::State(_)
+            | StartError::Tls(_)
+            | StartError::Reflection(_)
+            | StartError::Io(_) => 1,
         }
     }
 }
