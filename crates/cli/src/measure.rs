@@ -89,7 +89,7 @@ impl Plan {
     fn choices(&self) -> impl Iterator<Item = &Choice> {
         self.requests.iter().filter_map(|request| match &request.target {
             Target::Each(choice) => Some(choice),
-            _ => None,
+            Target::Pid(_) | Target::Name(_) | Target::Command(_) => None,
         })
     }
 

@@ -240,7 +240,7 @@ impl Request {
     pub(crate) fn pid(&self) -> Option<i32> {
         match self.target {
             Target::Pid(pid) => Some(pid),
-            _ => None,
+            Target::Name(_) | Target::Each(_) | Target::Command(_) => None,
         }
     }
 
