@@ -24,7 +24,7 @@ use crate::recovery::journal::{Entries, Journal, Record};
 use crate::weaving::catch_up::{CatchUp, Counters};
 use crate::weaving::cost::Meters;
 use crate::weaving::exits::Exits;
-use crate::weaving::plan::{Change, NewMini, SETTLE, Wanted as WantedPoints, WovenAnew};
+use crate::weaving::plan::{Change, NewMini, Planned, SETTLE, Wanted as WantedPoints, WovenAnew};
 use crate::weaving::sites::{Text, sites};
 
 use super::control::{Attached, Control};
@@ -463,33 +463,22 @@ impl Session {
     ) -> Result<(Refused, CaughtUp), Error> {
         let Some(attached) = control.attached.as_mut() else { return Ok((Refused::default(), CaughtUp::default())) };
         attached.env.readable = self.readable(&control.modules, attached.env.identity, wanted)?;
-        // Arenas and text know of a plan's code as soon as it is made, so what is not applied is forgotten with them.
-        let before = attached.woven.clone();
         // what children inherit takes as much as a thread's counters
         let threads = self.target.threads().map_err(|e| self.failed(e))?.len() + usize::from(control.family);
         let (journal, area) = (&mut attached.journal, &attached.area);
         let mut record = |arena: &AvmaRange| self.write_journal(journal, area, Record::Arena(arena.clone()).into());
-        let woven = attached.woven.weave(&self.target, &control.modules, &attached.env, wanted, &mut record);
-        let change = match woven {
-            Ok(change) => change,
-            Err(e) => {
-                attached.woven.go_back_to(before);
-                return Err(e);
-            }
-        };
+        let Planned { change, woven } =
+            attached.woven.plan(&self.target, &control.modules, &attached.env, wanted, &mut record)?;
         let used = control.counters.used();
         let area = Arc::clone(&attached.area);
         // before anything is written: what is mapped until here takes no memory
-        if let Err(e) = self.refuse_change_without_room(attached, &change, (threads, used)) {
-            attached.woven.go_back_to(before);
-            return Err(e);
-        }
+        self.refuse_change_without_room(attached, &change, (threads, used))?;
         let now = |clock, tid| match clock {
             Clock::Wall => self.clocks.now(),
             Clock::Cpu => self.clocks.cpu_ticks(&self.target, tid),
         };
         let counters = Counters { area: &area, identity: attached.env.identity, now: &now };
-        let versions = (&before, &attached.woven);
+        let versions = (&attached.woven, &woven);
         let (target, modules) = (&self.target, &control.modules);
         let (mut catch_up, written) = std::thread::scope(|scope| {
             let written = scope.spawn(|| {
@@ -507,11 +496,8 @@ impl Session {
             (catch_up, written.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         let applied = written.and_then(|()| {
-            let options = ApplyOptions {
-                check_quiet: attached.woven.idle(),
-                calls: Some(attached.env.data),
-                ..ApplyOptions::default()
-            };
+            let options =
+                ApplyOptions { check_quiet: woven.idle(), calls: Some(attached.env.data), ..ApplyOptions::default() };
             let visitor = catch_up.as_mut().map(|c| c as &mut dyn Visitor);
             let applied = self.target.apply_and_visit(&change.plan, &options, visitor);
             let applied = applied.map_err(|e| Error::apply(self.pid(), e))?;
@@ -519,6 +505,7 @@ impl Session {
         });
         match applied {
             Ok((applied, idle)) => {
+                attached.woven = woven;
                 if applied.quiet {
                     attached.woven.release(&idle);
                 }
@@ -528,7 +515,6 @@ impl Session {
             }
             Err(e) => {
                 let gone = change.new_points.iter().map(|point| Record::PointGone(point.key())).collect();
-                attached.woven.go_back_to(before);
                 // The first error is the one to tell; a journal that says too much does no harm.
                 let _ = self.write_journal(&mut attached.journal, &attached.area, gone);
                 Err(e)

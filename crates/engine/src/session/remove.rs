@@ -15,6 +15,7 @@ use crate::readings::values::Shards;
 use crate::recovery::ground::{Left, Why};
 use crate::recovery::journal::{PointRecord, Record};
 use crate::recovery::{leftover, restore};
+use crate::weaving::plan::PlannedRemoval;
 
 use super::control::{Attached, Control};
 use super::driver::Session;
@@ -96,32 +97,18 @@ impl Session {
     /// nobody is, that is all.
     pub(super) fn withdraw(&self, control: &mut Control, minis: &[(MdlFunction, u64)]) -> Result<(), Error> {
         let Some(attached) = control.attached.as_mut().filter(|_| !minis.is_empty()) else { return Ok(()) };
-        let before = attached.woven.clone();
-        let taken = attached.woven.unweave(&control.modules, minis).and_then(|(plan, gone, chains)| {
-            attached.woven.leave_idle(&plan.retired);
-            let options = ApplyOptions {
-                check_quiet: attached.woven.idle(),
-                calls: Some(attached.env.data),
-                ..ApplyOptions::default()
-            };
-            let routines = attached.woven.routines();
-            let (reads, mut leaves): (Vec<_>, Vec<_>) = plan.step_out.into_iter().partition(|r| routines.contains(r));
-            // from the code that goes threads still come into these, and go back there
-            leaves.extend(attached.woven.routines_of_passers());
-            leaves.sort_unstable_by_key(|r| r.start);
-            let first = PatchPlan { step_out: reads, moves: plan.moves.clone(), ..plan };
-            let applied = self.target.apply(&first, &options).map_err(|e| Error::apply(self.pid(), e))?;
-            let rest = PatchPlan { step_out: leaves, moves: plan.moves, ..PatchPlan::default() };
-            Ok((applied, rest, options, (gone, chains)))
-        });
-        let (applied, rest, options, (gone, chains)) = match taken {
-            Ok(taken) => taken,
-            Err(e) => {
-                // what is in the target is what it was
-                attached.woven.go_back_to(before);
-                return Err(e);
-            }
-        };
+        let PlannedRemoval { plan, gone, chains, woven } = attached.woven.plan_removal(&control.modules, minis)?;
+        let options =
+            ApplyOptions { check_quiet: woven.idle(), calls: Some(attached.env.data), ..ApplyOptions::default() };
+        let routines = woven.routines();
+        let (reads, mut leaves): (Vec<_>, Vec<_>) = plan.step_out.into_iter().partition(|r| routines.contains(r));
+        // from the code that goes threads still come into these, and go back there
+        leaves.extend(woven.routines_of_passers());
+        leaves.sort_unstable_by_key(|r| r.start);
+        let first = PatchPlan { step_out: reads, moves: plan.moves.clone(), ..plan };
+        let rest = PatchPlan { step_out: leaves, moves: plan.moves, ..PatchPlan::default() };
+        let applied = self.target.apply(&first, &options).map_err(|e| Error::apply(self.pid(), e))?;
+        attached.woven = woven;
         let mut quiet = applied.quiet;
         if !quiet {
             let options = ApplyOptions { readings: Some(attached.env.data), ..options.clone() };

@@ -158,6 +158,28 @@ pub struct Change {
     pub chains: Vec<PointChain>,
 }
 
+/// A change that is planned: it holds once its plan has been applied to the target. To drop it is to give it up.
+#[derive(Debug)]
+pub struct Planned {
+    /// The plan, and what the request gets.
+    pub change: Change,
+    /// The generated code of the target as the change leaves it.
+    pub woven: Woven,
+}
+
+/// A removal that is planned, like [`Planned`].
+#[derive(Debug)]
+pub struct PlannedRemoval {
+    /// The plan.
+    pub plan: PatchPlan,
+    /// The points that go.
+    pub gone: Vec<PointRecord>,
+    /// The snippets that stay at points that lose others.
+    pub chains: Vec<PointChain>,
+    /// The generated code of the target as the removal leaves it.
+    pub woven: Woven,
+}
+
 /// A point that is new.
 #[derive(Debug)]
 pub struct WovenAnew {
@@ -197,6 +219,8 @@ struct NewArenas<'a> {
     record: &'a mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
     /// Signatures of the arenas that were mapped, to be written.
     signatures: Vec<ArenaCode>,
+    /// Addresses of these arenas without their signatures.
+    ranges: Vec<AvmaRange>,
 }
 
 impl Woven {
@@ -386,19 +410,32 @@ impl Woven {
         self.points.iter().flat_map(move |(at, p)| p.woven.removal.text.iter().map(move |w| (module(at), w.at)))
     }
 
-    /// Chooses springboards and writes code for snippets. The target is not changed, except that arenas are mapped; `record` is told of each
-    /// before. What a pair has in a function of which a point cannot be woven stays out.
-    pub fn weave(
+    /// Plans a change: chooses springboards and writes code for snippets. The target is not changed, except that arenas are mapped, which stay
+    /// here, empty, whatever becomes of the plan; `record` is told of each before. The snippets of a pair in a function of which a point cannot
+    /// be woven are left out.
+    pub fn plan(
         &mut self,
         target: &Target,
         modules: &Modules,
         env: &Environment,
         wanted: &[Wanted<'_>],
         record: &mut dyn FnMut(&AvmaRange) -> Result<(), Error>,
-    ) -> Result<Change, Error> {
+    ) -> Result<Planned, Error> {
         let subject = Subject { target, modules, env };
-        let mut mapped = NewArenas { record, signatures: Vec::new() };
-        let text = Text::new(target, self.points.values().map(|p| &p.woven.removal));
+        let mut mapped = NewArenas { record, signatures: Vec::new(), ranges: Vec::new() };
+        let planned = self.plan_within(subject, wanted, &mut mapped);
+        self.arenas.extend(mapped.ranges.into_iter().map(Arena::new));
+        planned
+    }
+
+    fn plan_within(
+        &self,
+        subject: Subject<'_>,
+        wanted: &[Wanted<'_>],
+        mapped: &mut NewArenas<'_>,
+    ) -> Result<Planned, Error> {
+        let modules = subject.modules;
+        let text = Text::new(subject.target, self.points.values().map(|p| &p.woven.removal));
         let look = |w: &Wanted<'_>| sites(&text, modules, w.function, w.spot);
         let mut sites: Vec<_> = match wanted.iter().all(|w| are_known(modules, w.function, w.spot)) {
             true => each(wanted, look),
@@ -409,16 +446,16 @@ impl Woven {
         for (w, sites) in wanted.iter().zip(&sites) {
             refused.extend(w.refused(sites));
         }
-        // only a function with several points can fail at one of them with others woven
-        let simple = wanted.iter().all(|w| w.spot == PointKind::Entry);
         let needed: FxHashSet<(FunctionRef, usize)> =
             wanted.iter().flat_map(|w| &w.minis).flat_map(|m| m.exits.needs()).copied().collect();
         loop {
-            let before = (!simple).then(|| self.clone());
+            let mut woven = self.clone();
+            // Those that an earlier attempt mapped.
+            woven.arenas.extend(mapped.ranges.iter().cloned().map(Arena::new));
             let mut change = Change::default();
             let found: Vec<_> = wanted.iter().zip(&sites).collect();
             let found = each(&found, |(w, sites)| w.points(sites, &refused));
-            self.attempt(subject, found, &hosts, &mut change, &mut mapped)?;
+            woven.attempt(subject, found, &hosts, &mut change, mapped)?;
             let several = |(function, pair): &(FunctionRef, usize)| {
                 let its = wanted.iter().zip(&sites).filter(|(w, _)| w.function == *function);
                 its.filter(|(w, _)| w.minis.iter().any(|m| m.pair == *pair))
@@ -427,19 +464,17 @@ impl Woven {
                     .sum::<usize>()
                     > 1
             };
-            // other points of such a function were woven with this attempt
+            // Other points of such a function were woven with this attempt.
             let again = change.refused.keys().any(|key| several(key) || needed.contains(key));
             refused.extend(change.refused.drain());
-            if let (true, Some(before)) = (again, before) {
-                self.go_back_to(before);
+            if again {
                 continue;
             }
             change.refused = refused;
             // by these a successor knows an arena, so they are written before anything else
-            mapped.signatures.append(&mut change.plan.code);
-            change.plan.code = mapped.signatures;
+            change.plan.code.splice(..0, mapped.signatures.drain(..));
             sort(&mut change.plan);
-            return Ok(change);
+            return Ok(Planned { change, woven });
         }
     }
 
@@ -539,12 +574,9 @@ impl Woven {
         Ok(())
     }
 
-    /// Takes snippets out of points; points without snippets go altogether. Returns the plan, the points that go, and what is left at others.
-    pub fn unweave(
-        &mut self,
-        modules: &Modules,
-        minis: &[(FunctionRef, u64)],
-    ) -> Result<(PatchPlan, Vec<PointRecord>, Vec<PointChain>), Error> {
+    /// Plans to take snippets out of points; points without snippets go altogether.
+    pub fn plan_removal(&self, modules: &Modules, minis: &[(FunctionRef, u64)]) -> Result<PlannedRemoval, Error> {
+        let mut woven = self.clone();
         let mut plan = PatchPlan::default();
         let (mut gone, mut chains) = (Vec::new(), Vec::new());
         let mut left: FxHashMap<FunctionRef, Vec<u64>> = FxHashMap::default();
@@ -554,17 +586,17 @@ impl Woven {
         let mut order: Vec<_> = left.into_iter().collect();
         order.sort_unstable_by_key(|(f, _)| *f);
         for (function, ids) in order {
-            let places: Vec<Place> = self.places_of(function).collect();
+            let places: Vec<Place> = woven.places_of(function).collect();
             let idle = |p: &Point| p.woven.minis.iter().all(|m| m.id == SETTLE || ids.contains(&m.id));
-            let staying = staying(&self.points, &places, idle);
+            let staying = staying(&woven.points, &places, idle);
             let offered: FxHashSet<Inner> = staying
                 .iter()
-                .filter_map(|place| self.points.get(place))
+                .filter_map(|place| woven.points.get(place))
                 .flat_map(|p| p.woven.inner.iter().copied())
                 .collect();
             let stays = |inner: &Inner| offered.contains(inner);
             for place in places {
-                let Some(point) = self.points.get_mut(&place) else { continue };
+                let Some(point) = woven.points.get_mut(&place) else { continue };
                 let is_idle = idle(point);
                 if !staying.contains(&place) {
                     let removed = match remove_within(&point.woven, stays) {
@@ -576,15 +608,15 @@ impl Woven {
                     };
                     gone.push(point_record(modules, function.module, point));
                     append(&mut plan, removed);
-                    if let Some(text) = self.texts.get_mut(&function.module.0) {
+                    if let Some(text) = woven.texts.get_mut(&function.module.0) {
                         text.release_point(&point.woven);
                     }
-                    self.points.remove(&place);
+                    woven.points.remove(&place);
                     continue;
                 }
                 for id in ids.iter().chain(is_idle.then_some(&SETTLE)) {
                     let Some(index) = point.woven.minis.iter().position(|m| m.id == *id) else { continue };
-                    let arena = &self.arenas[point.arena];
+                    let arena = &woven.arenas[point.arena];
                     let before = Arc::clone(point);
                     let point = Arc::make_mut(point);
                     let removed = remove_mini(arena, &mut point.woven, *id).map_err(codegen_error)?;
@@ -596,7 +628,8 @@ impl Woven {
             }
         }
         sort(&mut plan);
-        Ok((plan, gone, chains))
+        woven.leave_idle(&plan.retired);
+        Ok(PlannedRemoval { plan, gone, chains, woven })
     }
 
     /// The shared routines of all arenas: a thread in one may be about to read what a change writes.
@@ -654,13 +687,6 @@ impl Woven {
             }
         }
     }
-
-    /// Goes back to what was before a weaving that failed or was not applied. The arenas that were mapped for it stay, empty.
-    pub fn go_back_to(&mut self, before: Woven) {
-        let failed = std::mem::replace(self, before);
-        let new = failed.arenas.iter().skip(self.arenas.len()).map(|a| Arena::new(a.range()));
-        self.arenas.extend(new);
-    }
 }
 
 /// An arena within reach of a module with so much room; a new one is mapped if there is none.
@@ -688,7 +714,9 @@ fn arena_for(
         (mapped.record)(&range)?;
         if target.map_arena_at(&range).map_err(failed)? {
             mapped.signatures.push(ArenaCode { at: range.start, bytes: SIGNATURE.to_vec() });
-            arenas.push(Arena::new(range.start.offset(SIGNATURE_ROOM as i64)..range.end));
+            let free = range.start.offset(SIGNATURE_ROOM as i64)..range.end;
+            mapped.ranges.push(free.clone());
+            arenas.push(Arena::new(free));
             return Ok(arenas.len() - 1);
         }
     }
