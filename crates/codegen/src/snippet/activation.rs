@@ -1,8 +1,9 @@
-//! Activation records, timers and histograms in a thread's own shard. Shard 0 has none of them: there the code only notes that a call
-//! could not be recorded.
+//! Activation records, timers and histograms in a thread's own shard. Shard 0 has none of them: code that works on shard 0 only counts
+//! that a call could not be recorded.
 //!
-//! A record is written, then counted by moving the top, then its stack pointer is written again: a signal handler that comes in between finds
-//! either no record of this call or one with the right stack pointer, and what it puts above it is gone when it returns.
+//! Code writes a record, adds it by moving the top, and then writes the record's stack pointer again. A signal handler that runs in
+//! between finds either no record of this call, or one with the right stack pointer. Records that the handler adds above are gone when it
+//! returns.
 
 use iced_x86::code_asm::{AsmMemoryOperand, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rcx, rdx, rsp};
 use ingraft_model::histogram::{Resolution, VALUE_BITS};
@@ -14,24 +15,24 @@ use crate::code::routine::Routine;
 use crate::snippet::generator::{Access, Generator, Operand};
 use crate::snippet::routines;
 
-/// Counters of a timer.
+/// Counters of a timer: depth of nesting (the timer runs if it is not 0), and clock at all stops less clock at all starts.
 const NEST: u32 = 0;
 const SUM_OF_STOPS: u32 = 1;
-/// Counters of a record's activations.
+/// Counters of a record's activations: exits whose call began before the measurement, and calls that could not be recorded.
 const UNSEEN: u32 = 1;
 const UNRECORDED: u32 = 2;
-/// Counters of a histogram.
+/// Counters of a histogram: sum, largest value, complement of the smallest value, and the first bucket.
 const SUM: u32 = 0;
 const LARGEST: u32 = 1;
 const SMALLEST: u32 = 2;
 const BUCKETS: u32 = 3;
 
-/// Covers every bucket number, so that the address is in the shard whatever the value.
+/// Mask that covers every bucket number. It keeps the address of the bucket inside the shard, whatever the value.
 fn bucket_mask(resolution: Resolution) -> i32 {
     (resolution.buckets().next_power_of_two() - 1) as i32
 }
 
-/// Where a record has the n-th of what it keeps.
+/// Offset in a record of the n-th word that it keeps.
 fn kept_at(n: u32) -> u32 {
     record::KEPT + 8 * n
 }
@@ -54,12 +55,12 @@ impl Generator<'_> {
         COUNTERS + 8 * self.index(v)
     }
 
-    /// The key by which this call is known, in rdx.
+    /// Loads the stack pointer that identifies this call into rdx.
     fn call(&mut self) -> Result<(), Assembly> {
         Ok(self.a.lea(rdx, qword_ptr(rsp + (8 * self.depth + i32::from(self.frame.stack.key))))?)
     }
 
-    /// The clock in rax; rdx is overwritten.
+    /// Reads the clock into rax; overwrites rdx.
     fn clock(&mut self, clock: Clock) -> Result<(), Assembly> {
         if clock == Clock::Cpu {
             return self.cpu_clock();
@@ -67,7 +68,8 @@ impl Generator<'_> {
         self.wall_clock()
     }
 
-    /// The clock minus `since` in rax, and 0 if that is negative: a clock may differ between processors by less than a migration takes.
+    /// Computes the clock minus `since` in rax, or 0 if that is negative. The clocks of two processors may differ, by less time than a
+    /// migration takes.
     fn clock_since(&mut self, clock: Clock, since: AsmMemoryOperand) -> Result<(), Assembly> {
         let mut later = self.a.create_label();
         self.clock(clock)?;
@@ -91,7 +93,8 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// Sets the flags for whether this thread has other records than the first.
+    /// Compares the top with the end of the first record, and returns the operator to test. It holds if this thread has more than that
+    /// record, or if it has never had any.
     pub(crate) fn has_records(&mut self) -> Result<BinaryOp, Assembly> {
         self.a.cmp(self.top(), record::SIZE as i32)?;
         Ok(BinaryOp::NotEqual)
@@ -107,7 +110,7 @@ impl Generator<'_> {
         let [mut full, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.a.mov(rcx, self.top())?;
         self.call()?;
-        // from the second record on: the first one ends every search
+        // The record must lie after the first one, which ends every search, and within the room for records.
         self.a.lea(eax, dword_ptr(rcx - record::SIZE as i32))?;
         self.a.cmp(eax, (record::ROOM - record::SIZE) as i32)?;
         self.a.jae(full)?;
@@ -126,7 +129,7 @@ impl Generator<'_> {
             self.a.mov(rax, self.slot(v, 0))?;
             self.a.mov(qword_ptr(rcx + new(record::SAVED)).gs(), rax)?;
         }
-        // clocks come first in a record, and are read last
+        // Times are the first words of a record; the reverse order reads the clocks last.
         for (n, kept) in (0..).zip(r.kept.iter().take(Record::KEPT_MAX)).collect::<Vec<_>>().into_iter().rev() {
             let from = match kept {
                 Kept::Time(clock) => self.clock(*clock).map(|()| rax)?,
@@ -174,13 +177,13 @@ impl Generator<'_> {
         self.at_record(r, whose, take_away, |g| g.without_record(r, body))
     }
 
-    /// Code that runs at the end of a call even if the call has no record.
+    /// Emits the statements that run at the end of a call even if the call has no record.
     fn without_record(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
         if r.is_optional() { self.stmts(body) } else { Ok(()) }
     }
 
-    /// Runs `found_it` if this frame has the record, which is the last one then; rcx holds the top. Otherwise, for `Whose::Own`, counts the call as
-    /// unseen and runs `missed_it`.
+    /// Emits `found_it` for the case that this frame has the record; the record is then the last one, and rcx holds the top. For
+    /// `Whose::Own`, the other case counts the call as unseen and runs `missed_it`.
     fn at_record(
         &mut self,
         r: &Record,
@@ -198,7 +201,7 @@ impl Generator<'_> {
         self.call()?;
         self.a.cmp(qword_ptr(rcx + self.last(record::SP)).gs(), rdx)?;
         if whose == Whose::Earlier {
-            // the frame has no record at all: all that most calls pay
+            // The frame has no record at all. Most calls end here, so this comparison is all that they pay.
             self.a.ja(end)?;
         }
         self.a.jne(search)?;
@@ -220,7 +223,7 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// Ends the call of the last record.
+    /// Ends the call of the last record: turns start times into durations, runs the statements, and removes the record.
     fn end(&mut self, r: &Record, body: &[Stmt]) -> Result<(), Assembly> {
         for (n, kept) in (0..).zip(&r.kept) {
             if let Kept::Time(clock) = kept {
@@ -235,7 +238,7 @@ impl Generator<'_> {
         Ok(self.a.sub(self.top(), record::SIZE as i32)?)
     }
 
-    /// Notes a call that has no record.
+    /// Counts a call that has no record.
     fn unrecorded(&mut self, r: &Record) -> Result<(), Assembly> {
         let slot = self.slot(r.activations, UNRECORDED);
         match self.access {
@@ -248,14 +251,14 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// A field of the record that the enclosing statement closes, in rax.
+    /// Loads a field of the record that the enclosing statement closes into rax.
     pub(crate) fn field(&mut self, field: u32) -> Result<(), Assembly> {
         self.used[1] = true;
         self.a.mov(rcx, self.top())?;
         Ok(self.a.mov(rax, qword_ptr(rcx + self.last(field)).gs())?)
     }
 
-    /// What that record has kept, in rax.
+    /// Loads the word that holds `kept` in the record that the enclosing statement closes into rax. Fails if the record does not keep it.
     pub(crate) fn kept(&mut self, kept: Kept) -> Result<(), Assembly> {
         match (0..).zip(&self.closed).find(|(_, known)| **known == kept) {
             Some((n, _)) => self.field(kept_at(n)),
@@ -263,7 +266,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Ticks in rax to nanoseconds.
+    /// Converts ticks in rax to nanoseconds.
     pub(crate) fn nanoseconds(&mut self) -> Result<(), Assembly> {
         self.used[2] = true;
         self.a.mov(edx, self.env.ticks.mult)?;
@@ -271,7 +274,7 @@ impl Generator<'_> {
         Ok(self.a.shrd(rax, rdx, self.env.ticks.shift.min(63))?)
     }
 
-    /// What the function returns, in rax: the first word that the base trampoline has pushed.
+    /// Loads the function's result into rax. The result is the first word that the base trampoline of an exit has pushed.
     pub(crate) fn returned(&mut self) -> Result<(), Assembly> {
         Ok(self.a.mov(rax, qword_ptr(rsp + 8 * (self.depth - 1)))?)
     }
@@ -301,7 +304,7 @@ impl Generator<'_> {
         self.a.jne(nested)?;
         self.clock(clock)?;
         self.a.add(self.slot(timer, SUM_OF_STOPS), rax)?;
-        // clocks of two processors may be some ticks apart, and a negative sum would say that the timer runs
+        // The clocks of two processors may differ by some ticks, and a negative sum would say that the timer runs.
         self.a.jns(later)?;
         self.a.mov(self.slot(timer, SUM_OF_STOPS), 0)?;
         self.place(&mut later)?;
@@ -334,7 +337,7 @@ impl Generator<'_> {
         self.a.jae(larger)?;
         self.a.mov(self.slot(histogram, SMALLEST), rdx)?;
         self.place(&mut larger)?;
-        // the bucket, as `Resolution::bucket_of` says
+        // The number of the bucket, computed as in `Resolution::bucket_of`.
         self.a.mov(rdx, rax)?;
         self.a.shr(rdx, VALUE_BITS)?;
         self.a.je(fits)?;
@@ -352,7 +355,7 @@ impl Generator<'_> {
         Ok(self.a.inc(qword_ptr(rax * 8 + first).gs())?)
     }
 
-    /// Tells the engine what the loader has done, and waits for it.
+    /// Tells the engine that the loader has mapped or unmapped something, and waits for the engine.
     pub(crate) fn await_engine(&mut self) -> Result<(), Assembly> {
         self.used[0] = true;
         let mut end = self.a.create_label();
@@ -360,7 +363,7 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// Goes to a shared routine that comes back to `label`.
+    /// Jumps to a shared routine, which resumes at `label`.
     pub(crate) fn routine(&mut self, routine: Routine, label: iced_x86::code_asm::CodeLabel) -> Result<(), Assembly> {
         self.a.lea(rax, iced_x86::code_asm::ptr(label))?;
         self.a.jmp(routines::FAR)?;

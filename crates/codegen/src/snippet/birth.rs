@@ -1,8 +1,9 @@
-//! What a fork child inherits where children are measured with their parent, see `layout::birth`: the thread that forks copies its counters and
-//! records into a shard for the child; the child makes of the copy what it begins with.
+//! State that a fork child inherits if children are measured with their parent, see `layout::birth`. The thread that forks copies its
+//! counters and records into a shard for the child. The child turns the copy into the state that it begins with.
 //!
-//! The copy is made before fork(2), as the parent's own shard changes at once afterwards, and only the forking thread writes it. Which shard it is
-//! stands in private memory, so that the child has it as it was at the birth, whatever the parent does. The slow routine takes it (`slow.rs`).
+//! The copy is made before fork(2), because the parent's own shard changes at once afterwards, and only the forking thread writes to it.
+//! The number of the child's shard is in private memory. So the child sees the number as it was at the fork, whatever the parent does
+//! later. The slow routine makes the child use that shard (`slow.rs`).
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, dword_ptr, eax, ecx, edi, qword_ptr, r8, r8d, r9, r10, rax, rcx, rdi, rdx,
@@ -14,12 +15,13 @@ use crate::code::routine::Routine;
 use crate::snippet::generator::{Access, Generator};
 use crate::snippet::routines::Writer;
 
-/// Displacement of what the first shard leaves to a child.
+/// Displacement of the entry for shard 0 in the table `layout::HEIRS`, which holds for each shard the shard that its thread leaves to a
+/// fork child.
 pub(crate) fn heirs(env: &Environment) -> u64 {
     u64::from(env.data.displacement(layout::HEIRS)) + u64::from(CHILD_SHARD) * env.data.stride
 }
 
-/// From the offset of a shard to the offset of what it leaves: a shift to the right.
+/// Number of bits by which the offset of a shard is shifted to the right to give the offset of its entry in that table.
 pub(crate) fn heir_shift(env: &Environment) -> u32 {
     env.data.stride.trailing_zeros().saturating_sub(layout::HEIR_BYTES.trailing_zeros())
 }
@@ -55,18 +57,18 @@ impl Writer<'_> {
         u64::from(self.env.data.displacement(offset))
     }
 
-    /// A word of this thread's shard at an offset in a register.
+    /// Operand for a word of this thread's shard, at `field` plus the offset in a register.
     fn word(&self, offset: AsmRegister64, field: u32) -> AsmMemoryOperand {
         qword_ptr(offset + self.env.data.displacement(field)).gs()
     }
 
-    /// The address of the shard with the rules in r10.
+    /// Loads the address of the shard with the rules for inheritance into r10.
     fn rules(&mut self) -> Result<(), Assembly> {
         let at = self.env.data.base.0 + self.env.data.stride * u64::from(birth::RULES);
         Ok(self.a.mov(r10, at)?)
     }
 
-    /// See [`Routine::Fork`]. The verifier knows its one right form.
+    /// Emits [`Routine::Fork`]. The verifier compares it with the one form that it accepts.
     #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
     pub(crate) fn fork(&mut self) -> Result<(), Assembly> {
         let [mut reset, mut start, mut probe, mut occupied, mut more, mut won] =
@@ -81,7 +83,7 @@ impl Writer<'_> {
         for r in keep {
             self.a.push(r)?;
         }
-        // a shard for the child, as a thread takes its own
+        // Claim a shard for the child, as a thread claims its own in the slow routine.
         let claim = qword_ptr(rcx * 8 + self.place(CLAIMS));
         self.a.mov(rdx, qword_ptr(self.place(OWNER)).gs())?;
         self.a.bts(rdx, birth::UNBORN)?;
@@ -156,7 +158,8 @@ impl Writer<'_> {
         self.leave()
     }
 
-    /// See [`Routine::Forked`]. What fork has returned is in ecx, the time in rdx. The verifier knows its one right form.
+    /// Emits [`Routine::Forked`]. On entry, ecx holds the result of fork and rdx the time. The verifier compares the routine with the one
+    /// form that it accepts.
     #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
     pub(crate) fn forked(&mut self) -> Result<(), Assembly> {
         let [mut child, mut counters, mut store, mut next, mut records, mut each, mut finish, mut done] =
@@ -174,7 +177,7 @@ impl Writer<'_> {
         self.a.mov(eax, dword_ptr(rdi + (heirs + 8)))?;
         self.a.test(eax, eax)?;
         self.a.je(child)?;
-        // the parent
+        // The parent: forget the child's shard; if fork has failed, mark the claim so that the engine frees the shard.
         self.a.mov(qword_ptr(rdi + (heirs + 8)), 0)?;
         self.a.test(ecx, ecx)?;
         self.a.jns(done)?;
@@ -183,7 +186,7 @@ impl Writer<'_> {
         self.a.mov(qword_ptr(rax * 8 + self.place(CLAIMS)), rcx)?;
         self.a.jmp(done)?;
 
-        // a child, if it has found a shard that was prepared for it
+        // The child: continue only if its shard was prepared by the parent.
         self.a.set_label(&mut child)?;
         let claim = qword_ptr(r9 * 8 + self.place(CLAIMS));
         self.a.bt(claim, birth::UNBORN)?;

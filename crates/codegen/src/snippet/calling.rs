@@ -1,11 +1,13 @@
-//! Calls of functions of the program: the only place where a return address of an arena is on a stack.
+//! Calls of functions of the program. The routine for these calls is one of two places that leave a return address of an arena on a stack;
+//! the other one is in `wall`.
 //!
-//! The whole state of the processor that a function may change is kept on the thread's own stack, where it stays right whatever the function
-//! does: another call of ours in a signal handler, a switch to another stack, a return on another thread. It takes what a signal
-//! that arrives there would take. Below the stack pointer nothing is in use, as everywhere where code of ours runs.
+//! The routine saves the whole processor state that a function may change, on the thread's own stack. There the state stays right even if
+//! a signal handler calls again meanwhile, or the function switches to another stack or returns on another thread. The saved state needs
+//! as much stack as a signal that arrives at this point. As everywhere in generated code, nothing is in use below the stack pointer.
 //!
-//! While the function runs, the thread's gs base leads every point into the slow path, which skips its snippets: they neither call again nor count
-//! what only we have caused. How many calls are open is counted in the header; the arenas stay as long as any is.
+//! While the function runs, the thread's gs base leads every point into the slow path, which skips the snippets of the point. So the
+//! function causes no further calls, and snippets do not count calls that only the measurement has caused. The header holds the number of
+//! open calls; the arenas stay as long as it is not 0.
 
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, dword_ptr, eax, ecx, edx, ptr, qword_ptr, r8, r9, r10, r11, r12, r13, r14, r15, rax,
@@ -19,17 +21,17 @@ use crate::code::routine::Routine;
 use crate::snippet::generator::{Access, Generator};
 use crate::snippet::routines::Writer;
 
-/// Words that a snippet pushes for a call: the arguments from the last to the first, then the function. The routine takes them away.
+/// Words that a snippet pushes for a call: the arguments from the last to the first, then the function. The routine pops them.
 pub(crate) const WORDS: i32 = Call::ARGS_MAX as i32 + 1;
-/// What is kept on the stack; rcx has the answer.
+/// Registers that the routine saves on the stack; rcx is not among them, because it returns the result.
 const KEPT: [AsmRegister64; 14] = [rax, rdx, rbx, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15];
-/// Where the header of the area for XSAVE lies, and its words. They must be 0 (SDM vol. 1, 13.4.2).
+/// Offset in bytes of the header in an XSAVE area, and number of its 8-byte words. The words must be 0 (SDM vol. 1, 13.4.2).
 const XSAVE_HEADER: u32 = 512;
 const XSAVE_HEADER_WORDS: u32 = 8;
-/// XSAVE wants its area at a multiple of this.
+/// Alignment in bytes that XSAVE requires of its area.
 const ALIGNMENT: u32 = 64;
 
-/// A text and the zero byte behind it, as words.
+/// A text with a zero byte at its end, as words padded with zero bytes.
 pub(crate) fn words_of(text: &str) -> Vec<i64> {
     let mut bytes = text.as_bytes().to_vec();
     bytes.resize((text.len() / 8 + 1) * 8, 0);
@@ -37,12 +39,12 @@ pub(crate) fn words_of(text: &str) -> Vec<i64> {
 }
 
 impl Generator<'_> {
-    /// Calls a function; what it returns is in rax.
+    /// Calls a function; leaves its result in rax.
     pub(crate) fn call_function(&mut self, call: &Call) -> Result<(), Assembly> {
         self.used[0] = true;
         self.used[1] = true;
         let before = self.depth;
-        // texts lie on the stack as long as the call
+        // Texts stay on the stack until the call has returned.
         let mut texts = [0; Call::ARGS_MAX];
         for (arg, text) in call.args.iter().zip(&mut texts) {
             if let Expr::Text(arg) = arg {
@@ -80,7 +82,8 @@ impl Generator<'_> {
         Ok(self.a.mov(rax, rcx)?)
     }
 
-    /// What is left of a snippet with calls where the thread has no shard, and so nothing that keeps it from calling again: a note.
+    /// Emits the code of a snippet with calls for a thread without a shard: only a count of missed calls. Without a shard, nothing would
+    /// keep the called function from running the snippet again.
     pub(crate) fn missed_calls(&mut self) -> Result<(), Assembly> {
         debug_assert_eq!(self.access, Access::Shared);
         let missed = u64::from(self.env.data.displacement(header::CALLS_MISSED));
@@ -89,8 +92,8 @@ impl Generator<'_> {
 }
 
 impl Writer<'_> {
-    /// The routine. It is entered with the way back in rax and the words on the stack, leaves the result in rcx, and nothing else is changed
-    /// but by the function itself. In a fork child, whose values are nobody's, it calls nothing.
+    /// Emits the routine. On entry, rax holds the resume address, and the words are on the stack; on return, rcx holds the result. Nothing
+    /// else changes except by the function itself. In a fork child the routine makes no call, because nobody reads the child's values.
     pub(crate) fn call(&mut self) -> Result<(), Assembly> {
         let Some(vectors) = self.env.vectors else { return Err(Assembly("no state to keep".to_owned())) };
         let data = &self.env.data;
@@ -120,7 +123,7 @@ impl Writer<'_> {
         }
         components(&mut self.a)?;
         self.a.xsave64(ptr(rsp))?;
-        // a function finds no values in the x87 unit, and the modes of its thread
+        // A function expects an empty x87 stack, and the control word of its thread.
         self.a.fninit()?;
         self.a.fldcw(word_ptr(rsp))?;
 
@@ -133,14 +136,14 @@ impl Writer<'_> {
         for (n, r) in (0..).zip([rbx, rdi, rsi, rdx, rcx, r8, r9]) {
             self.a.mov(r, word(n))?;
         }
-        // no argument is in a vector register, should it look
+        // A variadic function finds in al the number of vector registers with arguments: none.
         self.a.xor(eax, eax)?;
         self.a.call(rbx)?;
         self.a.mov(rcx, rax)?;
         self.a.rdgsbase(rax)?;
         self.a.and(rax, (data.stride as i32).wrapping_neg())?;
         self.a.wrgsbase(rax)?;
-        // the function may have forked
+        // If the function has forked, this may be the child, which must not decrement the count of open calls.
         self.a.cmp(alive(), 0)?;
         self.a.je(forked)?;
         self.a.lock().dec(open())?;

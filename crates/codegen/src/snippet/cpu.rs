@@ -1,9 +1,10 @@
-//! The processor time of a thread: the time stamp counter and an offset, as long as the kernel has not switched the thread.
+//! Processor time of a thread: the time stamp counter plus an offset, which holds as long as the kernel has not switched the thread.
 //!
-//! The kernel clears a thread's pointer to a restartable sequence (rseq(2)) on its way back to a program that it had switched away from, or
-//! sent a signal to, outside of that sequence. The pointer to a sequence that nobody ever executes, put there right before the offset is made,
-//! hence tells whether the offset still holds. At a function's entry or exit no sequence of the program's own can be active, so what the pointer
-//! holds then is left over, and the kernel would clear it as well.
+//! A thread's rseq area has a pointer to a restartable sequence (rseq(2)). If the kernel switches away from the thread or sends it a
+//! signal outside of that sequence, it clears the pointer before it returns to the program. The renewing routine stores a pointer to a
+//! sequence that is never executed, right before it computes the offset. So the offset is valid as long as the pointer is still there. No
+//! sequence of the program can be active at the entry or exit of a function. A pointer that the routine finds there is left over, and the
+//! kernel would clear it as well.
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, dword_ptr, eax, ecx, edi, qword_ptr, r9, r10, r11, rax, rcx, rdi, rdx, rsi, rsp,
@@ -16,23 +17,24 @@ use crate::code::routine::Routine;
 use crate::snippet::generator::Generator;
 use crate::snippet::routines::Writer;
 
-/// clock_gettime(2), and the clock of the calling thread.
+/// Number of clock_gettime(2), and the clock that measures the processor time of the calling thread (CLOCK_THREAD_CPUTIME_ID).
 pub(crate) const CLOCK_GETTIME: i32 = 228;
 pub(crate) const THREAD_CPUTIME: i32 = 3;
-/// Where glibc keeps the thread pointer itself, from fs.
+/// Offset from fs of the word where glibc stores the thread pointer itself.
 pub(crate) const SELF: u32 = 0x10;
-/// From the pointer to a sequence to the number of the processor (struct rseq), which is negative in an area that is not registered.
+/// Offset from the pointer to a sequence to the number of the processor (`cpu_id` of struct rseq). The number is negative in an area that
+/// is not registered.
 pub(crate) const PROCESSOR: i32 = -4;
 pub(crate) const NS_PER_SECOND: i32 = 1_000_000_000;
-/// Binary digits of `header::CPU_RATE` behind the point.
+/// Fractional bits of `header::CPU_RATE`.
 const RATE_DIGITS: u32 = 32;
 
-/// A word of this thread's shard.
+/// Operand for a word of this thread's shard.
 fn own(env: &Environment, word: u32) -> AsmMemoryOperand {
     qword_ptr(u64::from(env.data.displacement(word))).gs()
 }
 
-/// A place relative to fs, sign-extended.
+/// Address operand for an offset from fs, sign-extended.
 fn thread(offset: i32) -> u64 {
     i64::from(offset).cast_unsigned()
 }
@@ -43,15 +45,16 @@ fn descriptor(env: &Environment) -> i32 {
 }
 
 impl Generator<'_> {
-    /// The thread's processor time in rax; rdx is overwritten.
+    /// Reads the thread's processor time into rax; overwrites rdx.
     pub(crate) fn cpu_clock(&mut self) -> Result<(), Assembly> {
         let env = self.env;
         let [mut renew, mut answer, mut end] = std::array::from_fn(|_| self.a.create_label());
         let last = own(env, layout::CPU_LAST);
         if let CpuClock::Rseq { slot, .. } = env.cpu {
             let slot = qword_ptr(thread(slot)).fs();
-            // looked at before and after the counter is read: what an interrupted reading has missed in between is renewed. Before, it is
-            // compared with the shard's word, which is 0 as long as there is no offset.
+            // The pointer is compared before and after the counter is read. If the kernel has interrupted the reading in between, the
+            // second comparison fails, and the offset is renewed. The first comparison is with the shard's word, which is 0 as long as
+            // there is no offset.
             self.a.mov(rax, own(env, layout::CPU_DESCRIPTOR))?;
             self.a.cmp(slot, rax)?;
             self.a.jne(renew)?;
@@ -75,8 +78,8 @@ impl Generator<'_> {
 }
 
 impl Writer<'_> {
-    /// Reads the processor time by a system call, renews the offset, and leaves the reading in rax and in the shard. Everything else but the
-    /// flags stays. A reading that failed is the last one.
+    /// Reads the processor time by a system call, renews the offset, and leaves the reading in rax and in the shard. All other registers
+    /// but the flags keep their values. If the system call fails, the result is the previous reading.
     pub(crate) fn renew(&mut self) -> Result<(), Assembly> {
         let env = self.env;
         let [mut put, mut failed, mut invalid, mut done] = std::array::from_fn(|_| self.a.create_label());
@@ -84,12 +87,13 @@ impl Writer<'_> {
         for r in keep {
             self.a.push(r)?;
         }
-        // A signal handler that renews in between is noticed by this number.
+        // This number shows whether a signal handler has renewed the offset in between.
         self.a.inc(own(env, layout::CPU_RENEWALS))?;
         self.a.mov(r9, own(env, layout::CPU_RENEWALS))?;
         if let CpuClock::Rseq { slot, .. } = env.cpu {
-            // Not in fork children, and only where this thread's area is, known by its libc's own pointer to it and registered: elsewhere the
-            // shard says that there is no offset, and every reading comes here.
+            // The thread gets an offset only in the target itself, not in a fork child, and only if its rseq area is certain: the libc's
+            // own copy of the thread pointer must match, and the area must be registered. Elsewhere the shard says that there is no
+            // offset, and every reading takes this path.
             self.a.cmp(dword_ptr(u64::from(env.data.alive())), 0)?;
             self.a.je(put)?;
             self.a.rdfsbase(rcx)?;
@@ -97,7 +101,8 @@ impl Writer<'_> {
             self.a.jne(put)?;
             self.a.cmp(dword_ptr(thread(slot.wrapping_add(PROCESSOR))).fs(), 0)?;
             self.a.jl(put)?;
-            // whoever takes the descriptor away must know all that point to it, hence before it does
+            // Whoever removes the descriptor must know all pointers to it, so the shard records the address of the pointer before the
+            // pointer is set.
             self.a.lea(rcx, qword_ptr(rcx + slot))?;
             self.a.mov(own(env, layout::CPU_SLOT), rcx)?;
             self.a.mov(qword_ptr(thread(slot)).fs(), descriptor(env))?;
@@ -108,7 +113,7 @@ impl Writer<'_> {
         self.a.shl(rdx, 32)?;
         self.a.or(rax, rdx)?;
         self.a.mov(r10, rax)?;
-        // room for a timespec
+        // Room for a timespec.
         self.a.push(rcx)?;
         self.a.push(rcx)?;
         self.a.mov(edi, THREAD_CPUTIME)?;
@@ -123,7 +128,7 @@ impl Writer<'_> {
         self.a.or(rax, rdx)?;
         self.a.test(ecx, ecx)?;
         self.a.jne(failed)?;
-        // the kernel has read its clock about half way between
+        // The kernel has read its clock about half way between the two readings of the counter.
         self.a.add(r10, rax)?;
         self.a.shr(r10, 1)?;
         self.a.imul_3(rsi, rsi, NS_PER_SECOND)?;

@@ -1,9 +1,10 @@
-//! Events of the processor, read by each thread itself with RDPMC (perf_event_open(2), linux/perf_event.h).
+//! Hardware events, read by each thread itself with RDPMC (perf_event_open(2), linux/perf_event.h).
 //!
-//! At its first reading a thread opens a counter of its own, maps the counter's page over one that its shard keeps for it, and closes the
-//! descriptor, as the mapping keeps the counter: nothing that the program could see or close is left. The page says which counter of the
-//! processor has the event now, and what must be added to it. The counter is pinned: the kernel either counts all the time, or says on the
-//! page that no counter has the event. Then, and where the kernel has refused the counter, the reading is the last one, and is counted.
+//! At its first reading a thread opens a counter of its own and maps the counter's page over a page that its shard reserves for it. Then
+//! it closes the descriptor, because the mapping keeps the counter open: the program can neither see nor close anything. The page says
+//! which hardware counter has the event now, and what must be added to that counter. The counter is pinned: the kernel either counts all
+//! the time, or says on the page that no hardware counter has the event. In the second case, and if the kernel has refused the counter,
+//! the result is the previous reading, and the header counts the failure.
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, cl, dword_ptr, eax, ecx, edi, edx, esi, qword_ptr, r8, r8d, r9, r9d, r10, r10d,
@@ -18,7 +19,7 @@ use crate::code::routine::Routine;
 use crate::snippet::generator::{Access, Generator};
 use crate::snippet::routines::Writer;
 
-/// perf_event_open(2), mmap(2) and close(2).
+/// System call numbers of perf_event_open(2), mmap(2) and close(2).
 const PERF_EVENT_OPEN: u32 = 298;
 const MMAP: u32 = 9;
 const CLOSE: u32 = 3;
@@ -26,30 +27,32 @@ const CLOSE: u32 = 3;
 const CLOSE_ON_EXEC: u32 = 8;
 const SHARED_FIXED: u32 = 0x11;
 const READABLE: u32 = 1;
-/// The page: the number that changes with it, which counter has the event (and one more), what is to be added, what may be done, and how many
-/// bits the counter has.
+/// Offsets of fields of the page (struct perf_event_mmap_page): `lock`, which changes with each update; `index`, the hardware counter plus
+/// 1, or 0; `offset`, the number to add; `capabilities`; and `pmc_width`, the width of the counter in bits.
 const LOCK: u32 = 8;
 const INDEX: u32 = 12;
 const OFFSET: u32 = 16;
 const CAPABILITIES: u32 = 40;
 const WIDTH: u32 = 48;
-/// `cap_user_rdpmc`.
+/// Bit `cap_user_rdpmc` of the capabilities.
 const MAY_READ: i32 = 4;
-/// How often a reading begins anew because the kernel has changed the page meanwhile, which takes it longer than a reading.
+/// Number of attempts to read a page that does not change meanwhile. An update by the kernel takes longer than a reading.
 const TRIES: u32 = 8;
-/// Offset of the last reading in an event's words.
+/// Offset in bytes of the last reading in an event's words.
 const LAST: u32 = 8;
 
-/// A reading that is not a thread's first: the routine's instructions, and RDPMC, which takes about as long as a reading of the clock.
+/// Cost of a reading that is not a thread's first: the routine's instructions, and RDPMC, which takes about as long as a reading of the
+/// clock.
 pub(crate) const COST: Cost = Cost { slots: 80, jumps: 4, clocks: 1, vdso: 0, locked: 0, system_calls: 0 };
 
-/// Whether threads can open counters of their own: they know their numbers, and may make system calls.
+/// Whether threads can open counters of their own: the code must know the thread's id, and the program must be allowed to make system
+/// calls.
 pub(crate) fn can_read(env: &Environment) -> bool {
     matches!(env.identity, ThreadIdentity::FsOffset(_)) && env.readable.process.is_some()
 }
 
 impl Generator<'_> {
-    /// What has been counted, in rax. rcx and rdx are overwritten.
+    /// Reads the event's count into rax; overwrites rcx and rdx.
     pub(crate) fn event(&mut self, v: VariableId) -> Result<(), Assembly> {
         if self.access == Access::Shared {
             let unread = self.env.data.displacement(header::EVENTS_UNREAD);
@@ -66,7 +69,7 @@ impl Generator<'_> {
 }
 
 impl Writer<'_> {
-    /// See [`Routine::Event`]. The verifier knows its one right form.
+    /// Emits [`Routine::Event`]. The verifier compares it with the one form that it accepts.
     pub(crate) fn event(&mut self) -> Result<(), Assembly> {
         let [mut read, mut again, mut unread, mut whole, mut done] = std::array::from_fn(|_| self.a.create_label());
         let keep = [rdx, rsi, rdi, r11];
@@ -74,7 +77,7 @@ impl Writer<'_> {
         for r in keep {
             self.a.push(r)?;
         }
-        // r9: of its words, r10: of its page
+        // r9 is the offset of the event's words, r10 the offset of its page.
         self.a.and(edx, EVENTS_MAX as i32 - 1)?;
         self.a.mov(r9d, edx)?;
         self.a.shl(r9d, EVENT_WORDS_BYTES.trailing_zeros())?;
@@ -106,7 +109,7 @@ impl Writer<'_> {
         self.a.rdpmc()?;
         self.a.shl(rdx, 32)?;
         self.a.or(rax, rdx)?;
-        // its highest bit is the sign
+        // Sign-extend the counter from its width to 64 bits.
         self.a.mov(ecx, 64)?;
         self.a.sub(ecx, r11d)?;
         self.a.shl(rax, cl)?;
@@ -131,18 +134,18 @@ impl Writer<'_> {
         self.leave()
     }
 
-    /// Opens this thread's counter and maps its page: 0 in rax, or anything else. r9 and r10 stay.
+    /// Opens this thread's counter and maps its page. Leaves 0 in rax on success, and any other value on failure; keeps r9 and r10.
     fn open(&mut self) -> Result<(), Assembly> {
         let ThreadIdentity::FsOffset(tid) = self.env.identity else {
             return Err(Assembly("threads have no numbers".to_owned()));
         };
         let mut none = self.a.create_label();
-        // a signal handler that reads meanwhile finds none
+        // A signal handler that reads the event meanwhile finds no counter.
         self.a.mov(self.own(r9, EVENT_WORDS), event::REFUSED)?;
         self.a.mov(edi, r9d)?;
         self.a.shl(edi, (header::EVENT_BYTES / EVENT_WORDS_BYTES).trailing_zeros())?;
         self.a.add(edi, self.env.data.displacement(header::EVENTS).cast_signed())?;
-        // by its number: a vfork child that passes here opens it for the thread whose shard this is
+        // By the thread's id: a vfork child that runs this code opens the counter for the thread whose shard this is.
         self.a.mov(esi, dword_ptr(u64::from(tid)).fs())?;
         self.a.mov(rdx, -1i64)?;
         self.a.push(r10)?;
@@ -176,12 +179,12 @@ impl Writer<'_> {
         Ok(self.a.zero_bytes()?)
     }
 
-    /// A word of 4 bytes of the page.
+    /// Operand for a 4-byte field of the page.
     fn page(&self, field: u32) -> AsmMemoryOperand {
         self.own(r10, EVENT_PAGES + field)
     }
 
-    /// 4 bytes of this thread's shard, so many behind `word`.
+    /// Operand for 4 bytes of this thread's shard, at `word` plus the offset in register `behind`.
     fn own(&self, behind: AsmRegister64, word: u32) -> AsmMemoryOperand {
         dword_ptr(behind + self.env.data.displacement(word)).gs()
     }

@@ -1,4 +1,4 @@
-//! Floating-point numbers of the program, of which code makes integers.
+//! Floating-point arguments of the program, converted to integers.
 
 use iced_x86::code_asm::{
     AsmRegisterXmm, cl, eax, ecx, edx, rax, rcx, rdx, xmm0, xmm1, xmm2, xmm3, xmm4, xmm5, xmm6, xmm7,
@@ -8,13 +8,13 @@ use ingraft_model::{Float, FloatFormat};
 use crate::code::environment::Assembly;
 use crate::snippet::generator::Generator;
 
-/// Where arguments are.
+/// Registers of the first eight floating-point arguments.
 const VECTORS: [AsmRegisterXmm; Float::ARGS_MAX as usize] = [xmm0, xmm1, xmm2, xmm3, xmm4, xmm5, xmm6, xmm7];
-/// The largest exponent of a number that fits.
+/// Largest exponent of a number that fits into an i64.
 const EXPONENT_MAX: u32 = 62;
 
 impl Generator<'_> {
-    /// A floating-point number as it is written, in rax.
+    /// Loads the bits of a floating-point argument into rax.
     pub(crate) fn float(&mut self, float: Float) -> Result<(), Assembly> {
         let Some(vector) = VECTORS.get(usize::from(float.register)).copied() else {
             return Err(Assembly("no register".to_owned()));
@@ -26,8 +26,8 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// The floating-point number that is written in rax, truncated. By integers alone, as an instruction that converts would leave notes in the
-    /// thread's control word, or trap.
+    /// Truncates the floating-point number whose bits are in rax to an integer. The code uses integer instructions only, because a
+    /// converting instruction would set status flags in the thread's MXCSR register, or trap.
     pub(crate) fn truncate(&mut self, format: FloatFormat) -> Result<(), Assembly> {
         self.used = [true; 3];
         let [mut none, mut positive, mut done] = std::array::from_fn(|_| self.a.create_label());
@@ -37,10 +37,10 @@ impl Generator<'_> {
         self.a.shr(rcx, fraction)?;
         self.a.and(ecx, (2 * bias + 1) as i32)?;
         self.a.sub(ecx, bias as i32)?;
-        // also what is less than 1, whose exponent is negative
+        // This branch is also taken by numbers below 1, whose exponent is negative.
         self.a.cmp(ecx, EXPONENT_MAX as i32)?;
         self.a.ja(none)?;
-        // the fraction below the bit that is not written, which is the highest one
+        // The fraction goes below the highest bit, which stands for the implicit leading 1.
         self.a.shl(rax, 64 - fraction)?;
         self.a.shr(rax, 1)?;
         self.push(rdx)?;

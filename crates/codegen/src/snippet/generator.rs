@@ -1,6 +1,7 @@
-//! Snippets that are more than one increment: compiled for an accumulator (rax), one further operand (rcx) and the division's second
-//! register (rdx). What of these the snippet uses and the function may need is saved on the stack, which is free below rsp at a
-//! function's entry. No vector register, no loop; calls of functions of the program are made by a shared routine (`calling`).
+//! Compiler for snippets that are more than one increment. The code uses an accumulator (rax), a second operand (rcx), and the second
+//! register of a division (rdx). Registers of these that the snippet uses and the function may need are saved on the stack, which is free
+//! below rsp at a function's entry. The code changes no vector register and has no loop. A shared routine makes calls of functions of the
+//! program (`calling`).
 
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
@@ -19,19 +20,19 @@ use crate::snippet::calling::{WORDS, words_of};
 use crate::snippet::mini::Frame;
 use crate::snippet::routines::FAR;
 
-/// Deepest nesting of a snippet: each level may push one word onto the target's stack.
+/// Maximum nesting of a snippet. Each level may push one word onto the target's stack.
 const DEPTH_MAX: u32 = 64;
 
-/// Which shard the code works on.
+/// Shard that the code works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// The thread's own, through gs.
+    /// Shard of the executing thread, through gs.
     Own,
     /// Shard 0, with `lock`.
     Shared,
 }
 
-/// Checks nesting, and that every variable is bound to counters that exist.
+/// Checks the nesting, and that every variable is bound to counters that exist.
 pub(crate) fn check(snippet: &Snippet, bound: &[u32], counters: u32) -> Result<(), CodegenError> {
     check_stmts(
         &snippet.stmts,
@@ -44,7 +45,7 @@ pub(crate) fn check(snippet: &Snippet, bound: &[u32], counters: u32) -> Result<(
     )
 }
 
-/// Whether a variable of that shape is bound.
+/// Check that a variable is bound to counters of the given shape.
 type Bound<'a> = dyn Fn(VariableId, Shape) -> Result<(), CodegenError> + 'a;
 
 fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
@@ -93,7 +94,7 @@ fn check_stmts(stmts: &[Stmt], bound: &Bound<'_>, depth: u32) -> Result<(), Code
 fn check_expr(e: &Expr, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenError> {
     match e {
         Expr::Const(_) | Expr::Arg(_) | Expr::Return | Expr::Saved(_) | Expr::Elapsed(..) | Expr::Restored => Ok(()),
-        // whether they can be read is the environment's to say, see [`crate::snippet::reading`]
+        // The environment decides whether these can be read, see [`crate::snippet::reading`].
         Expr::Load(..) | Expr::Usage(_) | Expr::ThreadPointer => Ok(()),
         Expr::Event(v) => bound(*v, Shape::Event),
         Expr::Float(float) if float.register < Float::ARGS_MAX => Ok(()),
@@ -119,7 +120,7 @@ fn check_call(call: &Call, bound: &Bound<'_>, depth: u32) -> Result<(), CodegenE
     if call.args.len() > Call::ARGS_MAX {
         return Err(CodegenError::NoCall { why: "more than six arguments" });
     }
-    // each level pushes all its words, and its texts before
+    // The check assumes that all texts and words of a call are on the stack when an argument is computed.
     let texts = call.args.iter().map(|e| if let Expr::Text(text) = e { words_of(text).len() } else { 0 });
     let words = texts.sum::<usize>().saturating_add(WORDS as usize);
     let depth = (0..words).try_fold(depth, |depth, _| deeper(depth))?;
@@ -134,41 +135,41 @@ fn deeper(depth: u32) -> Result<u32, CodegenError> {
     if depth < DEPTH_MAX { Ok(depth + 1) } else { Err(CodegenError::TooDeep { limit: DEPTH_MAX }) }
 }
 
-/// The code of a snippet: position-independent but for the jumps to shared routines.
+/// Code of a snippet. It is position-independent except for the jumps to shared routines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Code {
     pub bytes: Vec<u8>,
-    /// Offset behind each `jmp rel32` to a routine.
+    /// Offset of the end of each `jmp rel32` to a routine.
     pub exits: Vec<(u32, Routine)>,
-    /// The dearest path through it, without the routines.
+    /// Cost of the worst-case path through `bytes`, without the routines.
     pub cost: Cost,
-    /// What runs only if its last instruction, a `jcc rel32`, leads there; it goes on behind that. So a constraint that is not met costs a load
-    /// and a branch that is not taken.
+    /// Code that runs only if the last instruction of `bytes`, a `jcc rel32`, jumps to it; control continues after that jump. So a
+    /// constraint that is not met costs a load and a branch that is not taken.
     pub cold: Option<Box<Code>>,
 }
 
 impl Code {
-    /// The jumps to routines of all of it.
+    /// Routines to which the code jumps, in both parts.
     pub fn routines(&self) -> impl Iterator<Item = Routine> {
         let cold = self.cold.iter().flat_map(|cold| &cold.exits);
         self.exits.iter().chain(cold).map(|(_, routine)| *routine)
     }
 
-    /// The dearest path, with the jumps between its parts.
+    /// Cost of the worst-case path through both parts, with the jumps between them.
     pub fn whole_cost(&self) -> Cost {
         self.cold.as_ref().map_or(self.cost, |cold| self.cost + cold.cost + Cost::jumps(2))
     }
 }
 
-/// What stands before code that runs only sometimes.
+/// Condition for code that runs only sometimes.
 enum Gate {
-    /// A condition.
+    /// The value of the expression is not 0.
     If(Expr),
-    /// The thread has records, or has never used them: then it has not even the first, which ends every search.
+    /// The thread has records, or has never had any. In the second case it lacks even the first record, which ends every search.
     Records,
 }
 
-/// A snippet that ends by something that runs only sometimes: what always runs, and what.
+/// Splits a snippet whose end runs only sometimes into statements that always run, a condition, and statements that run if it is met.
 fn split(stmts: &[Stmt]) -> Option<(&[Stmt], Gate, &[Stmt])> {
     match stmts {
         [Stmt::Settle | Stmt::CloseHanded(..)] => Some((&[], Gate::Records, stmts)),
@@ -213,9 +214,9 @@ impl<'a> Compiler<'a> {
         self.all(&self.snippet.stmts)
     }
 
-    /// All these statements, with the registers that they need saved around them.
+    /// Compiles the statements, and saves around them the registers that they need.
     fn all(&self, stmts: &[Stmt]) -> Result<Code, Assembly> {
-        // the first pass is made only to see which registers the second one must save
+        // The first pass only shows which registers the second one must save.
         let used = self.generate(WORK.to_vec(), stmts)?.used;
         encode(self.generate(self.saves(used), stmts)?)
     }
@@ -244,7 +245,7 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// Which registers must be saved of those that are used.
+    /// Registers to save among those that are used.
     fn saves(&self, used: [bool; 3]) -> Vec<AsmRegister64> {
         let save = |(i, r): (usize, &AsmRegister64)| (used[i] && (i > 0 || !self.frame.rax_free)).then_some(*r);
         WORK.iter().enumerate().filter_map(save).collect()
@@ -259,12 +260,12 @@ fn encode(mut g: Generator<'_>) -> Result<Code, Assembly> {
     Ok(Code { cost: Cost::of(0, &bytes), bytes, exits, cold: None })
 }
 
-/// Accumulator, operand, and the upper half of a dividend.
+/// Work registers: accumulator, operand, and the upper half of a dividend.
 const WORK: [AsmRegister64; 3] = [rax, rcx, rdx];
 /// Registers of the first six integer arguments.
 const ARGUMENTS: [AsmRegister64; 6] = [rdi, rsi, rdx, rcx, r8, r9];
 
-/// A value that an instruction can take as it is.
+/// Value in a form that an instruction can take.
 pub(crate) enum Operand {
     Immediate(i32),
     Register(AsmRegister64),
@@ -276,15 +277,15 @@ pub(crate) struct Generator<'a> {
     counters: &'a [u32],
     pub env: &'a Environment,
     pub access: Access,
-    /// Which of [`WORK`] are overwritten.
+    /// For each register of [`WORK`], whether the code overwrites it.
     pub used: [bool; 3],
     saved: Vec<AsmRegister64>,
-    /// Words pushed since the point was reached.
+    /// Words that were pushed since the point was reached.
     pub depth: i32,
-    /// What the record keeps that is being closed.
+    /// Words in the record that the enclosing statement closes.
     pub closed: Vec<Kept>,
     pub frame: Frame,
-    /// Labels behind the jumps to shared routines.
+    /// Label after each jump to a shared routine.
     pub exits: Vec<(CodeLabel, Routine)>,
 }
 
@@ -300,7 +301,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Jumps away if what is behind the gate is to run. None if the condition is more than one comparison.
+    /// Emits a jump that is taken if the code after the gate must run. Returns false if the condition is more than one comparison.
     fn gate(&mut self, gate: &Gate) -> Result<bool, Assembly> {
         let op = match gate {
             Gate::Records => self.has_records()?,
@@ -325,7 +326,8 @@ impl Generator<'_> {
 
     pub fn place(&mut self, label: &mut CodeLabel) -> Result<(), Assembly> {
         self.a.set_label(label)?;
-        // two labels may meet, and one may be the last thing of all
+        // Two labels may share an address, and a label may lie at the end of the code. The assembler accepts both only with an empty
+        // instruction.
         Ok(self.a.zero_bytes()?)
     }
 
@@ -438,7 +440,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Adds what [`Generator::source`] has answered.
+    /// Adds a value that [`Generator::source`] has returned.
     pub fn add(&mut self, slot: AsmMemoryOperand, source: &Operand) -> Result<(), Assembly> {
         match *source {
             Operand::Immediate(1) => self.a.inc(slot)?,
@@ -449,7 +451,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// A value as an immediate or in a register: rax unless it lies in one already.
+    /// Provides a value as an immediate or in a register: the register in which the value lies already, or else rax.
     pub fn source(&mut self, e: &Expr) -> Result<Operand, Assembly> {
         match self.leaf(e) {
             Some(o @ (Operand::Immediate(_) | Operand::Register(_))) => Ok(o),
@@ -460,7 +462,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Computes a value in rax.
+    /// Computes a value into rax.
     pub fn value(&mut self, e: &Expr) -> Result<(), Assembly> {
         self.used[0] = true;
         match e {
@@ -500,7 +502,7 @@ impl Generator<'_> {
             }
             Expr::Usage(usage) => self.usage(*usage)?,
             Expr::Event(v) => self.event(*v)?,
-            // only as arguments, see `call_function`
+            // These occur only as arguments, see `call_function`.
             Expr::Text(_) | Expr::Address(_) => {}
             Expr::Call(call) => self.call_function(call)?,
             Expr::Restored => self.field(record::SAVED)?,
@@ -598,7 +600,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// `a` in rax, and `b` as something that an instruction can take: as it is or in rcx.
+    /// Computes `a` into rax, and provides `b` in a form that an instruction can take, if need be in rcx.
     fn operands(&mut self, a: &Expr, b: &Expr) -> Result<Operand, Assembly> {
         if let Some(right) = self.leaf(b) {
             self.value(a)?;
@@ -608,7 +610,7 @@ impl Generator<'_> {
         Ok(Operand::Register(rcx))
     }
 
-    /// `a` in rax and `b` in rcx.
+    /// Computes `a` into rax and `b` into rcx.
     fn both(&mut self, a: &Expr, b: &Expr) -> Result<(), Assembly> {
         self.used[1] = true;
         match self.leaf(b) {
@@ -630,7 +632,8 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// rax by rcx: 0 for a divisor of 0, and for -1 without the fault of the smallest number.
+    /// Divides rax by rcx. The result is 0 for a divisor of 0. A divisor of -1 has code of its own, because `idiv` faults if it divides
+    /// the smallest number by -1.
     fn divide(&mut self, remainder: bool) -> Result<(), Assembly> {
         self.used[2] = true;
         let [mut zero, mut minus, mut end] = std::array::from_fn(|_| self.a.create_label());
@@ -654,7 +657,7 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// Sets the flags for a comparison; the operator to test, which is mirrored when the operands were.
+    /// Sets the flags for a comparison. Returns the operator to test; it is mirrored if the operands were swapped.
     fn compare(&mut self, op: BinaryOp, a: &Expr, b: &Expr) -> Result<BinaryOp, Assembly> {
         if let (Some(Operand::Memory(slot)), Some(Operand::Immediate(c))) = (self.leaf(a), self.leaf(b)) {
             self.a.cmp(slot, c)?;
@@ -684,13 +687,13 @@ impl Generator<'_> {
         Ok(op)
     }
 
-    /// Jumps to `label` if `e` is not 0 (`when`) or is 0.
+    /// Jumps to `label` if `e` is not 0 (`when` is true) or if `e` is 0 (`when` is false).
     fn branch(&mut self, e: &Expr, when: bool, label: CodeLabel) -> Result<(), Assembly> {
         use BinaryOp as B;
         match e {
             Expr::Unary(UnaryOp::Not, e) => self.branch(e, !when, label)?,
             Expr::Binary(op @ (B::LogicalAnd | B::LogicalOr), a, b) => {
-                // one operand alone decides when it is 0 (and) or not 0 (or)
+                // One operand alone decides if its value is 0 (and) or not 0 (or).
                 let decisive = *op == B::LogicalOr;
                 if when == decisive {
                     self.branch(a, when, label)?;
@@ -710,7 +713,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Sets the flags for a value, or a comparison; by the answer it is seen whether it is not 0.
+    /// Sets the flags for a value or a comparison. Returns the operator to test; it holds if the value is not 0.
     fn test(&mut self, e: &Expr) -> Result<BinaryOp, Assembly> {
         match e {
             Expr::Binary(op, a, b) if is_comparison(*op) => return self.compare(*op, a, b),
@@ -726,7 +729,7 @@ impl Generator<'_> {
         Ok(BinaryOp::NotEqual)
     }
 
-    /// Jumps if the flags are those of that comparison; without a label to where it is told later.
+    /// Jumps if `op` holds for the flags. Without a label, the target is filled in later.
     fn jump_if(&mut self, op: BinaryOp, to: Option<CodeLabel>) -> Result<(), Assembly> {
         use BinaryOp as B;
         macro_rules! jump {
@@ -782,7 +785,7 @@ fn fold_call(call: &Call) -> Call {
     Call { callee: call.callee.clone(), args: call.args.iter().map(fold).collect() }
 }
 
-/// Computes what is known already.
+/// Computes constant expressions.
 fn fold(e: &Expr) -> Expr {
     match e {
         Expr::Const(_)
@@ -810,7 +813,8 @@ fn fold(e: &Expr) -> Expr {
         },
         Expr::Binary(op, a, b) => match (fold(a), fold(b)) {
             (Expr::Const(a), Expr::Const(b)) => Expr::Const(op.apply(a, b)),
-            // what has no effects needs not be computed, so a known operand of a logical operator decides or goes away
+            // A known operand of a logical operator decides or is dropped, unless the other operand has calls: all else has no effects and
+            // need not be computed.
             (Expr::Const(c), e) | (e, Expr::Const(c))
                 if matches!(op, BinaryOp::LogicalAnd | BinaryOp::LogicalOr) && !e.has_calls() =>
             {

@@ -1,5 +1,5 @@
-//! Values of keys that the engine lists, see [`ingraft_model::listed`]: the key is looked up in shard 0, and the value lies in the shard that the code
-//! works on.
+//! Values of keys that the engine lists, see [`ingraft_model::listed`]. Code looks a key up in shard 0, and changes the value in the shard
+//! that the code works on.
 
 use iced_x86::code_asm::{AsmMemoryOperand, ecx, qword_ptr, rax, rcx, rdx};
 use ingraft_model::listed::PROBES;
@@ -10,7 +10,7 @@ use crate::code::environment::Assembly;
 use crate::snippet::generator::{Access, Generator, Operand};
 
 impl Generator<'_> {
-    /// Adds to the value of a key if it is listed. An amount that is no constant is on the stack meanwhile.
+    /// Adds to the value of a key if the key is listed. An amount that is not constant is on the stack meanwhile.
     pub(crate) fn add_listed(
         &mut self,
         table: VariableId,
@@ -27,7 +27,7 @@ impl Generator<'_> {
         let [mut found, mut none, mut end] = std::array::from_fn(|_| self.a.create_label());
         self.value(key)?;
         self.a.mov(rdx, rax)?;
-        // the word of a free place is no key
+        // Key 0 is not listed, because 0 marks a free place.
         self.a.test(rdx, rdx)?;
         self.a.je(none)?;
         self.a.mov(rcx, MULTIPLIER)?;
@@ -62,12 +62,12 @@ impl Generator<'_> {
         }
         self.add(value, &known.map_or(Operand::Register(rax), Operand::Immediate))?;
         self.place(&mut end)?;
-        // both ways have taken the amount from the stack
+        // Both paths have popped the amount.
         self.depth -= i32::from(known.is_none());
         Ok(())
     }
 
-    /// The word, in shard 0, so many counters behind that of the table whose number is in rcx.
+    /// Operand for a word in shard 0: the word of the place in rcx, in the part of the table that begins at counter `first`.
     fn listed_word(&self, table: VariableId, first: u32) -> AsmMemoryOperand {
         qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(table) + first)))
     }

@@ -1,10 +1,10 @@
-//! The loader's hook: a thread that has just mapped a library tells the engine, and waits until what is measured in it is woven, so that
-//! nothing of it runs uncounted.
+//! The loader's hook: a thread that has just mapped a library tells the engine, and waits until the measured functions of the library are
+//! woven, so that no call of them is missed.
 //!
-//! The loader calls an empty function when it begins and when it ends to map or unmap (`r_brk` in link.h), and says by a word which of these
-//! it is (`r_state`). Only where mapping has ended is there anything to wait for; glibc and musl have not run any code of the library by then.
-//! The wait ends with the engine's answer, with the time, or when nobody listens any more. Who waited in vain says that nobody
-//! listens, so that an engine that is dead costs one delay in all.
+//! The loader calls an empty function (`r_brk` in link.h) before and after it maps or unmaps a library, and stores in `r_state` which of
+//! these it is. The thread waits only after a mapping; at that time, glibc and musl have not yet run any code of the library. The wait
+//! ends with the engine's answer, at the time limit, or when nobody listens any more. A thread that waited in vain clears the flag that
+//! says that the engine listens, so that a dead engine costs one delay in all.
 
 use iced_x86::code_asm::{dword_ptr, eax, ecx, edi, edx, esi, r8d, r9d, r10, r11, rcx, rdi, rdx, rsi, rsp};
 use ingraft_model::layout::{LOADER_WAIT_NS, header};
@@ -14,20 +14,21 @@ use crate::snippet::cpu::{CLOCK_GETTIME, NS_PER_SECOND};
 use crate::snippet::routines::Writer;
 use crate::snippet::wall::CLOCK_MONOTONIC;
 
-/// futex(2) between processes; a wait for bits of any kind has an absolute time-out, so that signals do not make it longer.
+/// futex(2) between processes. FUTEX_WAIT_BITSET has an absolute time limit, so that signals do not make the wait longer.
 pub(crate) const FUTEX: i32 = 202;
 pub(crate) const FUTEX_WAKE: i32 = 1;
 pub(crate) const FUTEX_WAIT_BITSET: i32 = 9;
 pub(crate) const ANY_BIT: i32 = -1;
-/// Only the engine waits there.
+/// Number of waiters to wake: only the engine waits there.
 pub(crate) const ONE: i32 = 1;
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
-/// `r_state`: a library is being unmapped; nothing is being mapped or unmapped is 0.
+/// Value of `r_state` while a library is being unmapped. The value is 0 if the loader neither maps nor unmaps.
 const RT_DELETE: i32 = 2;
 
 impl Writer<'_> {
-    /// Without the address of `r_state` it does nothing; a snippet that needs it is refused before.
+    /// Emits the routine. It is valid only if the address of `r_state` is known; otherwise `check_snippet` refuses every snippet that
+    /// needs the routine.
     #[expect(clippy::too_many_lines, reason = "a listing of assembly code")]
     pub(crate) fn await_engine(&mut self) -> Result<(), Assembly> {
         let word = |at: u32| u64::from(self.env.data.displacement(at));
@@ -57,7 +58,7 @@ impl Writer<'_> {
         self.a.mov(r8d, 1)?;
         self.a.lock().xadd(dword_ptr(loads), r8d)?;
         self.a.inc(r8d)?;
-        // a loader holds a lock of its own from the beginning of its work to its end
+        // No other thread changes this word, because the loader holds a lock of its own from the beginning of its work to its end.
         self.a.mov(r9d, dword_ptr(before))?;
         self.a.mov(dword_ptr(before), 0)?;
         self.a.cmp(dword_ptr(listening), 0)?;
@@ -70,7 +71,7 @@ impl Writer<'_> {
         self.a.cmp(r9d, RT_DELETE)?;
         self.a.je(done)?;
 
-        // room for a timespec
+        // Room for a timespec.
         self.a.push(rcx)?;
         self.a.push(rcx)?;
         self.a.mov(edi, CLOCK_MONOTONIC)?;

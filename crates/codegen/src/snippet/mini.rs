@@ -1,4 +1,4 @@
-//! Mini trampolines: one snippet's code at one point, and the jump to the next.
+//! Mini trampolines: the code of one snippet at one point, and the jump to the next one.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,24 +19,24 @@ use crate::snippet::routines;
 use crate::snippet::slow::{COUNT, LOCKED_COUNT, MARKER};
 use crate::snippet::template::{Bound, Templates};
 
-/// What to do at a point.
+/// Request to put one snippet at a point.
 #[derive(Clone, Copy, Debug)]
 pub struct MiniRequest<'a> {
-    /// Number by which it is removed again; unique at its point.
+    /// Number of the snippet, by which it is removed again; unique at the point.
     pub id: u64,
-    /// The code.
+    /// Snippet to compile.
     pub snippet: &'a Snippet,
-    /// Counter index of each variable, by its number.
+    /// Index of the first counter of each variable, by the variable's number.
     pub counters: &'a [u32],
 }
 
 impl WovenMini {
-    /// A plain count in the slot of its point, with what it costs there.
+    /// Describes a plain count in the slot of its point; `cost` is its cost there.
     pub(crate) fn in_slot(id: u64, count: u32, cost: Cost) -> Self {
         WovenMini { id, count: Some(count), code: None, cost, removal: RemovalRecord::default() }
     }
 
-    /// Code in a chain; `inline` within its point's own.
+    /// Describes code in a chain. With `inline`, the code is part of the point's own code.
     pub(crate) fn in_chain(
         env: &Environment,
         id: u64,
@@ -56,22 +56,23 @@ impl WovenMini {
     }
 }
 
-/// What the base trampoline of a point leaves to its snippets.
+/// State in which the base trampoline of a point enters the snippets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// Where a thread goes that has nothing to restore; with nowhere to go it is stepped.
+    /// Resume point of a thread that has nothing to restore. If the point has no resume address, the thread is single-stepped out of the
+    /// code.
     pub home: Back,
     pub stack: StackView,
-    /// The scratch register and the entry of its slow routine that walks on; none with locked counters.
+    /// Scratch register, and address at which its slow routine begins to walk the chain; `None` with locked counters.
     pub private: Option<(Gpr, u64)>,
-    /// Whether rax may be overwritten.
+    /// Whether snippets may overwrite rax.
     pub rax_free: bool,
-    /// Words that the base trampoline has pushed. At an exit the first of them is rax, the function's result.
+    /// Number of words that the base trampoline has pushed. At an exit, the first word is rax, the function's result.
     pub pushed: u8,
 }
 
 impl Frame {
-    /// Where a thread goes from an instruction before or behind which only dead registers have changed.
+    /// Resume point for an instruction with only changes of dead registers before it or after it.
     pub fn back(&self) -> Back {
         if self.pushed == 0 { self.home } else { Back::StepOut }
     }
@@ -91,30 +92,31 @@ impl WovenPoint {
     }
 }
 
-/// A snippet's code, independent of its address.
+/// Compiled snippet, independent of its address.
 #[derive(Clone, Debug)]
 pub(crate) enum Compiled<'a> {
-    /// One increment of the counter at this displacement.
+    /// Increment of the counter at this displacement.
     Count(u32),
-    /// Code that others may share, and the counters that are to stand in it if it was written for others.
+    /// Code that several snippets may share. `bound` holds the counters to write over those of the code, if the code was compiled for
+    /// others.
     Code { codes: Arc<Codes>, bound: Option<Bound<'a>> },
 }
 
-/// Code for this thread's shard and for shard 0; only the latter with locked counters.
+/// Code for the thread's own shard and code for shard 0. With locked counters, only the second exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Codes {
     own: Option<Code>,
     shared: Code,
 }
 
-/// A part of it.
+/// Part of the code of a snippet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// For the thread's own shard.
+    /// Code for the thread's own shard.
     Own,
-    /// What of that runs only sometimes.
+    /// Code for the thread's own shard that runs only sometimes.
     Cold,
-    /// For shard 0.
+    /// Code for shard 0.
     Shared,
 }
 
@@ -140,12 +142,12 @@ impl Codes {
     }
 }
 
-/// Checks that a request makes sense at any point.
+/// Checks that a request is valid at any point.
 pub(crate) fn check(env: &Environment, request: &MiniRequest<'_>) -> Result<(), CodegenError> {
     check_snippet(env, request.snippet).and_then(|()| check_counters(env, request))
 }
 
-/// The same of its snippet, whatever counters it has.
+/// Checks that the snippet of a request is valid, whatever its counters.
 pub(crate) fn check_snippet(env: &Environment, snippet: &Snippet) -> Result<(), CodegenError> {
     if env.cpu == CpuClock::None && snippet.reads(Clock::Cpu) {
         return Err(CodegenError::NoCpuClock);
@@ -165,7 +167,7 @@ pub(crate) fn check_snippet(env: &Environment, snippet: &Snippet) -> Result<(), 
     reading::check(env, snippet)
 }
 
-/// The same of its counters.
+/// Checks that the counters of a request exist and suffice for its snippet.
 pub(crate) fn check_counters(env: &Environment, request: &MiniRequest<'_>) -> Result<(), CodegenError> {
     let counters = env.data.counters();
     if let Some(&index) = request.counters.iter().find(|&&index| index >= counters) {
@@ -190,14 +192,14 @@ pub(crate) fn compile<'a>(
     }
 }
 
-/// Compiles what is more than a count.
+/// Compiles a snippet that is more than a count.
 pub(crate) fn compile_anew(env: &Environment, frame: &Frame, request: &MiniRequest<'_>) -> Result<Codes, CodegenError> {
     let code = |access| generator::compile(request.snippet, request.counters, env, frame, access);
     let own = frame.private.map(|_| code(Access::Own)).transpose()?;
     Ok(Codes { own, shared: code(Access::Shared)? })
 }
 
-/// Where the parts of a mini trampoline lie.
+/// Addresses of the parts of a mini trampoline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parts {
     pub start: u64,
@@ -207,7 +209,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// What the code costs that this is about, without the links to it and to the next.
+    /// Cost of the snippet `code` at these addresses, without the link to it and the link to the next one.
     pub fn cost(&self, env: &Environment, code: &Compiled<'_>, block: &Block) -> Cost {
         let calls = |routine: Routine| match (routine, env.cpu) {
             (Routine::CpuTime, CpuClock::SystemCall) => 1,
@@ -224,7 +226,7 @@ impl Parts {
         let called = of(Routine::Call).chain(of(Routine::Time));
         let called: Cost = called.filter_map(|r| Some(Cost::of(0, &routines::assemble(env, r).ok()?))).sum();
         let routines = Cost { system_calls, vdso: asks, ..called } + read;
-        // what is written around the snippet's own code, and that
+        // The cost of the snippet's own code is known; the block knows the cost of the instructions before it.
         let (own_bytes, own) =
             code.usual().map_or((0, Cost::default()), |usual| (usual.bytes.len() as u64, usual.whole_cost()));
         block.cost(self.start, self.link - own_bytes) + own + routines
@@ -232,7 +234,7 @@ impl Parts {
 }
 
 impl Compiled<'_> {
-    /// The displacement of the counter, if this is a plain count.
+    /// Displacement of the counter, if this is a plain count.
     pub fn as_count(&self) -> Option<u32> {
         match self {
             Compiled::Count(counter) => Some(*counter),
@@ -247,18 +249,18 @@ impl Compiled<'_> {
         }
     }
 
-    /// The jumps to routines of all of it.
+    /// Routines to which the code jumps, in all parts.
     fn exits(&self) -> impl Iterator<Item = Routine> {
         let codes = self.codes().into_iter().flat_map(|codes| [codes.own.as_ref(), Some(&codes.shared)]);
         codes.flatten().flat_map(Code::routines)
     }
 
-    /// What runs in a thread that has what it needs, if it is more than a count.
+    /// Code that a thread runs normally: that for its own shard, or with locked counters that for shard 0. `None` for a plain count.
     fn usual(&self) -> Option<&Code> {
         self.codes().map(|codes| codes.own.as_ref().unwrap_or(&codes.shared))
     }
 
-    /// Writes a part, its counters and its jumps to routines set right.
+    /// Writes a part, with its counters and its jumps to routines filled in.
     fn put(&self, part: Part, arena: &Arena, block: &mut Block) -> Result<(), EmitError> {
         let Compiled::Code { codes, bound } = self else { return Ok(()) };
         let Some(code) = codes.part(part) else { return Ok(()) };
@@ -274,7 +276,7 @@ impl Compiled<'_> {
         Ok(())
     }
 
-    /// Writes the shared routines that this code needs and the arena does not have yet.
+    /// Writes the shared routines that this code needs and that the arena does not have yet.
     pub fn routines(&self, env: &Environment, arena: &mut Arena, plan: &mut Vec<ArenaCode>) -> Result<(), EmitError> {
         for routine in self.exits() {
             if arena.routine(routine).is_some() {
@@ -292,7 +294,7 @@ impl Compiled<'_> {
     }
 }
 
-/// Writes a mini trampoline that goes on right behind itself; what lies aside is still to come.
+/// Writes a mini trampoline, whose link leads to the next address. `emit_aside` writes the other parts.
 pub(crate) fn emit(frame: &Frame, arena: &Arena, code: &Compiled<'_>, block: &mut Block) -> Result<Parts, EmitError> {
     let (start, back) = (block.here(), frame.back());
     match (code, frame.private) {
@@ -309,7 +311,8 @@ pub(crate) fn emit(frame: &Frame, arena: &Arena, code: &Compiled<'_>, block: &mu
     Ok(Parts { start, link, aside: block.here()..block.here() })
 }
 
-/// Writes what of a mini trampoline lies aside: the twin, which goes on with the walk at its link, and what goes on at the link.
+/// Writes the parts of a mini trampoline that lie aside: the twin for shard 0, which makes the slow routine walk on at the link, and the
+/// code that runs only sometimes, which continues at the link.
 pub(crate) fn emit_aside(
     frame: &Frame,
     arena: &Arena,

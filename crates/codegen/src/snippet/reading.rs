@@ -1,7 +1,9 @@
-//! Reading the memory of the program, and setting it. A snippet must never fault, so only what stays mapped as long as the process lives is loaded as it is.
-//! Everything else is read by process_vm_readv(2) of the process on itself, which answers for memory that is not there instead of faulting, also
-//! when another thread unmaps it at that moment; and of its own memory a process needs nobody's leave (mm_access() in the kernel). Its counterpart
-//! process_vm_writev(2) writes what the program itself may write, and nothing else.
+//! Reading and writing the program's memory. A snippet must never fault, so a plain load or store is used only for memory that stays
+//! mapped as long as the process lives.
+//!
+//! All other memory is read by process_vm_readv(2) of the process on itself. If the memory is not mapped, the system call fails instead of
+//! faulting, even if another thread unmaps it at that moment. A process needs no permission for its own memory (mm_access() in the
+//! kernel). The counterpart process_vm_writev(2) writes to memory that the program itself may write to, and to no other.
 
 use iced_x86::code_asm::al;
 use iced_x86::code_asm::{
@@ -17,7 +19,7 @@ use crate::snippet::event;
 use crate::snippet::generator::Generator;
 use crate::snippet::routines::Writer;
 
-/// What is done with memory.
+/// Kind of access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -25,7 +27,7 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    /// process_vm_readv(2), process_vm_writev(2).
+    /// System call number of process_vm_readv(2) or process_vm_writev(2).
     pub const fn number(self) -> i32 {
         match self {
             Access::Read => 310,
@@ -33,7 +35,7 @@ impl Access {
         }
     }
 
-    /// The word of the header that counts what was not possible.
+    /// Offset of the word in the header that counts failed accesses.
     pub const fn failed(self) -> u32 {
         match self {
             Access::Read => header::READS_FAILED,
@@ -42,14 +44,15 @@ impl Access {
     }
 }
 
-/// Where the value to write lies when it is needed: above what the routine has saved.
+/// Offset in bytes from the stack pointer to the value to write, after the routine has saved its registers.
 pub(crate) const VALUE: i32 = 64;
-/// What covers every length that is asked for, and is less than the room for the answer.
+/// Mask for the length of an access in bytes. It covers every length that snippets use, and is less than the 16 bytes of room for the
+/// answer.
 pub(crate) const LENGTHS: i32 = 15;
-/// How many calls that read a clock one of these costs at worst: 1.13 µs where such a call took 0.52.
+/// Worst-case cost of one access, in system calls that read a clock: an access took 1.13 µs where such a call took 0.52 µs.
 pub(crate) const SYSTEM_CALLS: u32 = 3;
 
-/// Everything that the snippet reads can be read.
+/// Checks that the snippet can read and write all memory, events and other data that it uses in this environment.
 pub(crate) fn check(env: &Environment, snippet: &Snippet) -> Result<(), CodegenError> {
     let mut result = Ok(());
     snippet.each_expr(&mut |e| match e {
@@ -75,7 +78,7 @@ pub(crate) fn check(env: &Environment, snippet: &Snippet) -> Result<(), CodegenE
 }
 
 impl Generator<'_> {
-    /// What lies at an address that stays mapped, in rax.
+    /// Loads a value that stays mapped into rax.
     pub(crate) fn load(&mut self, at: Avma, scalar: Scalar) -> Result<(), Assembly> {
         match scalar.width {
             Width::One => self.a.mov(al, byte_ptr(at.0))?,
@@ -94,7 +97,7 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// What lies at any address, in rax; 0 if nothing does. rcx and rdx are overwritten.
+    /// Reads a value at any address into rax, or 0 if the address is not mapped; overwrites rcx and rdx.
     pub(crate) fn read(&mut self, address: &Expr, scalar: Scalar) -> Result<(), Assembly> {
         self.value(address)?;
         self.used = [true; 3];
@@ -114,12 +117,12 @@ impl Generator<'_> {
 }
 
 impl Writer<'_> {
-    /// See [`Routine::Read`] and [`Routine::Write`]. What lies between the room for the answer, or what is written, and the call is compared by the
-    /// verifier, instruction by instruction.
+    /// Emits [`Routine::Read`] or [`Routine::Write`]. The verifier compares the instructions from the mask of the length to the system
+    /// call one by one.
     pub(crate) fn memory(&mut self, access: Access) -> Result<(), Assembly> {
         let [mut parent, mut whole, mut done] = std::array::from_fn(|_| self.a.create_label());
         self.save()?;
-        // a fork child has another number, and nobody reads what it counts
+        // A fork child has another process id, and nobody reads its counters.
         self.a.cmp(dword_ptr(u64::from(self.env.data.alive())), 0)?;
         self.a.jne(parent)?;
         self.a.xor(ecx, ecx)?;
@@ -130,7 +133,8 @@ impl Writer<'_> {
             self.a.push(r)?;
         }
         self.a.and(edx, LENGTHS)?;
-        // room for the answer or what is written, then where that is, then where it comes from or goes (struct iovec)
+        // On the stack, from the top down: the buffer, the iovec structure for the buffer, and the iovec structure for the program's
+        // memory.
         match access {
             Access::Read => self.a.xor(r8d, r8d)?,
             Access::Write => self.a.mov(r8, qword_ptr(rsp + VALUE))?,
@@ -144,7 +148,7 @@ impl Writer<'_> {
         self.a.push(rdx)?;
         self.a.push(rcx)?;
         self.a.mov(r10, rsp)?;
-        // where threads know their numbers, their own: it also works when the main thread has ended by itself
+        // If the thread's id is known, it is used as the process id: it works even after the main thread has ended.
         match self.env.identity {
             ThreadIdentity::FsOffset(offset) => self.a.mov(edi, dword_ptr(u64::from(offset)).fs())?,
             ThreadIdentity::FsBase | ThreadIdentity::Locked => {

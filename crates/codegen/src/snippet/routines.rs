@@ -1,5 +1,5 @@
-//! Shared routines: what is rare or needs a loop. A snippet enters one by a jump with the address where it goes on in rax; those for
-//! activation records find its call's stack pointer in rdx and answer in rcx. All other registers stay, and the routine leaves by `jmp rax`.
+//! Shared routines, for code that is rare or needs a loop. A snippet jumps to a routine with the resume address in rax. The routines for
+//! activation records take the call's stack pointer in rdx and answer in rcx. A routine keeps all other registers and leaves by `jmp rax`.
 
 use iced_x86::BlockEncoderOptions;
 use iced_x86::code_asm::{
@@ -13,24 +13,25 @@ use crate::code::environment::{Assembly, CodegenError, Environment};
 use crate::code::routine::Routine;
 use crate::snippet::reading::Access;
 
-/// Stands for a routine's address while a snippet is assembled at 0: far enough for a jump of five bytes.
+/// Placeholder for a routine's address while a snippet is assembled at address 0. It is so far away that the assembler uses a jump of five
+/// bytes.
 pub(crate) const FAR: u64 = 0x1000_0000;
 
-/// Counters of a record's activations.
+/// Counters of a record's activations: calls that ended without an exit, and calls that left by a tail jump.
 const LEFT: u32 = 0;
 const LEFT_BY_TAIL_JUMP: u32 = 3;
 
-/// The top of this thread's activation records.
+/// Operand for the top of this thread's activation records.
 pub(crate) fn top(env: &Environment) -> AsmMemoryOperand {
     qword_ptr(u64::from(env.data.displacement(TOP))).gs()
 }
 
-/// Displacement of a field of the last record from the top.
+/// Displacement from the top to a field of the last record.
 pub(crate) fn last(env: &Environment, field: u32) -> u32 {
     env.data.displacement(env.data.records() + field - record::SIZE)
 }
 
-/// Assembles a routine; it is position-independent.
+/// Assembles a routine. The code is position-independent.
 pub(crate) fn assemble(env: &Environment, routine: Routine) -> Result<Vec<u8>, CodegenError> {
     let build = || -> Result<Vec<u8>, Assembly> {
         let mut w = Writer { a: CodeAssembler::new(64)?, env };
@@ -74,7 +75,7 @@ impl Writer<'_> {
         self.a.mov(rcx, self.top())?;
         self.a.test(ecx, ecx)?;
         self.a.jne(used)?;
-        // the first record of this shard: the one that ends every search comes before it
+        // The shard has no record yet: create the first one, which belongs to no call and ends every search.
         let first = self.env.data.displacement(self.env.data.records());
         self.a.mov(qword_ptr(u64::from(first + record::SP)).gs(), -1)?;
         self.a.mov(qword_ptr(u64::from(first + record::NAME)).gs(), 0)?;
@@ -89,7 +90,7 @@ impl Writer<'_> {
         self.abandon(LEFT)?;
         self.a.jmp(used)?;
         self.a.set_label(&mut own)?;
-        // of this very frame: handed over, or left by a call that had the frame before
+        // The record belongs to this very frame: either it was handed over, or an earlier call with the same frame has left it.
         self.a.test(dword_ptr(rcx + self.last(record::RESTORE)).gs(), record::HANDED)?;
         self.a.je(left)?;
         self.a.set_label(&mut unmark)?;
@@ -128,7 +129,7 @@ impl Writer<'_> {
         self.leave()
     }
 
-    /// Brings the record of this frame whose name is in r8d to the top, which rcx is then; 0 if there is none.
+    /// Moves the record of this frame whose name is in r8d to the top. Returns the top in rcx, or 0 if there is no such record.
     fn search(&mut self) -> Result<(), Assembly> {
         let [mut scan, mut other, mut hit, mut pop, mut own, mut swap, mut none, mut done] =
             std::array::from_fn(|_| self.a.create_label());
@@ -148,7 +149,7 @@ impl Writer<'_> {
         self.a.xor(ecx, ecx)?;
         self.a.jmp(done)?;
         self.a.set_label(&mut hit)?;
-        // `abandon` leaves r8 alone
+        // `abandon` does not change r8.
         self.a.mov(r8, rcx)?;
         self.a.mov(rcx, self.top())?;
         self.a.set_label(&mut pop)?;
@@ -156,7 +157,8 @@ impl Writer<'_> {
         self.a.jae(own)?;
         self.abandon(LEFT)?;
         self.a.jmp(pop)?;
-        // other records of this very call lie above it when its exits close them in another order: it trades places with each
+        // If the exits of a call close its records in another order, other records of the same call lie above this one. It trades places
+        // with each of them.
         self.a.set_label(&mut own)?;
         self.a.cmp(r8, self.top())?;
         self.a.mov(rcx, r8)?;
@@ -181,8 +183,8 @@ impl Writer<'_> {
         self.leave()
     }
 
-    /// Takes the last record away: counts it by that counter of its activations, and gives what it restores back. rcx is the top before and
-    /// afterwards.
+    /// Removes the last record, increments the counter `counter` of its activations, and restores the saved variable. rcx holds the top
+    /// before and after.
     fn abandon(&mut self, counter: u32) -> Result<(), Assembly> {
         let [mut restored, mut plain, mut stopped, mut counted, mut cpu, mut timer] =
             std::array::from_fn(|_| self.a.create_label());
@@ -219,7 +221,7 @@ impl Writer<'_> {
         self.a.set_label(&mut plain)?;
         self.a.mov(qword_ptr(r9 + word(0)).gs(), r10)?;
         self.a.set_label(&mut restored)?;
-        // a record whose measurement is gone has no name
+        // A record whose measurement was removed has the name 0.
         self.a.mov(r9d, dword_ptr(rcx + self.last(record::NAME)).gs())?;
         self.a.test(r9d, r9d)?;
         self.a.je(counted)?;
@@ -229,7 +231,8 @@ impl Writer<'_> {
         Ok(self.a.mov(rcx, self.top())?)
     }
 
-    /// Addresses of an arena stay in registers, hence rbx, which no system call changes, for the way back.
+    /// Saves the registers that a routine uses, and moves the resume address to rbx, which no system call changes. An address in an arena
+    /// must not be on the stack.
     pub fn save(&mut self) -> Result<(), Assembly> {
         for r in SAVED {
             self.a.push(r)?;

@@ -1,8 +1,12 @@
-//! The slot of a point: nine bytes behind the check of the shard. They are a plain count, if that is all there is; a nop, where the first
-//! snippet, or what follows all of them, is right behind it; or a `jmp rel32` to that.
+//! The slot of a point: nine bytes after the check of the shard. The slot has one of three forms:
 //!
-//! The last four bytes are the displacement of the count. In the other forms, where nobody executes them or they mean nothing, they tell how
-//! far behind the slot its snippets end that were woven with the point: whom none of them concerns goes on there.
+//! - a plain count, if the point has no other snippet;
+//! - a nop, if the first snippet, or the code that follows all snippets, comes right after the slot;
+//! - a `jmp rel32` to that code elsewhere.
+//!
+//! The last four bytes are the displacement of the count. In the other forms, they are not executed or have no effect. There they hold the
+//! distance from the slot to the end of the snippets that were woven with the point. A thread that must run none of the snippets continues
+//! at that end.
 
 use ingraft_model::TextWrite;
 
@@ -13,35 +17,35 @@ use crate::code::woven::WovenMini;
 use crate::code::woven::WovenPoint;
 use crate::snippet::slow::{COUNT, LOCKED_COUNT};
 
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 pub(crate) const LEN: u64 = 9;
-/// Those of them that its forms differ in.
+/// Number of bytes in which the forms of a slot differ.
 pub(crate) const OPCODE: u64 = 5;
-/// Of the form that leads to what is behind it: `nop word [rax+rax+disp32]`.
+/// First bytes of a slot that leads to the address after it: `nop word [rax+rax+disp32]`.
 pub(crate) const NOP: [u8; OPCODE as usize] = [0x66, 0x0f, 0x1f, 0x84, 0x00];
 
-/// What a slot does.
+/// Contents of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holds {
-    /// It counts, at this displacement.
+    /// Count at this displacement.
     Count(u32),
-    /// It leads there.
+    /// Jump or nop that leads to this address.
     Link(u64),
 }
 
-/// A slot as it stands.
+/// Form of a slot at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
     pub at: u64,
     /// Whether threads have shards of their own.
     pub private: bool,
-    /// Where those go on whom no snippet concerns.
+    /// Address at which a thread continues that must run none of the snippets.
     pub leave: u64,
     pub holds: Holds,
 }
 
 impl Slot {
-    /// As it is at a woven point.
+    /// Slot of a woven point.
     pub fn of(point: &WovenPoint) -> Self {
         let holds = match point.minis.first() {
             None => Holds::Link(point.leave.0),
@@ -51,22 +55,22 @@ impl Slot {
         Slot { at: point.slot.0, private: point.scratch.is_some(), leave: point.leave.0, holds }
     }
 
-    /// Where one with these first bytes leads; none if it is a count.
+    /// Address to which a slot with these first bytes leads; `None` if it is a count.
     pub fn target_of(at: u64, opcode: &[u8]) -> Option<u64> {
         if opcode == NOP { Some(at + LEN) } else { jmp_target(at, opcode) }
     }
 
-    /// Leading there instead of what it is.
+    /// The same slot, but it leads to `target`.
     pub fn leading_to(self, target: u64) -> Self {
         Slot { holds: Holds::Link(target), ..self }
     }
 
-    /// With a plain count instead of what it is.
+    /// The same slot, but it is a plain count.
     pub fn counting(self, counter: u32) -> Self {
         Slot { holds: Holds::Count(counter), ..self }
     }
 
-    /// The last four bytes.
+    /// Last four bytes of the slot.
     pub fn operand(self) -> u32 {
         match self.holds {
             Holds::Count(counter) => counter,
@@ -83,7 +87,7 @@ impl Slot {
         }
     }
 
-    /// What it costs if it is a count.
+    /// Cost of a count; 0 for the other forms.
     pub fn cost(self) -> Cost {
         let mut block = Block::default();
         match self.emit(&mut block, Back::StepOut) {
@@ -92,14 +96,14 @@ impl Slot {
         }
     }
 
-    /// Writes it as code under construction, one instruction.
+    /// Writes the slot, one instruction, into code under construction.
     pub fn emit(self, block: &mut Block, back: Back) -> Result<(), OutOfReach> {
         block.put_absolute(&self.opcode().ok_or(OutOfReach)?, self.operand(), back);
         Ok(())
     }
 
-    /// The writes that make of `self` what `after` is, none if a jump does not reach. All are on one page, and so are there all or not at
-    /// all.
+    /// Writes that change the slot from `self` to `after`; `None` if a jump does not reach. All of them lie on one page, so either all or
+    /// none are present.
     pub fn becomes(self, after: Slot) -> Option<Vec<TextWrite>> {
         let mut writes = vec![text_write(self.at, &self.opcode()?, &after.opcode()?)];
         if self.operand() != after.operand() {
@@ -111,7 +115,7 @@ impl Slot {
 }
 
 impl WovenPoint {
-    /// Whether a plain count may stand in the slot: nothing lies between it and `leave`.
+    /// Whether a plain count may stand in the slot: no code lies between the slot and `leave`.
     pub(crate) fn has_bare_slot(&self) -> bool {
         self.leave.0 == self.slot.0 + LEN
     }

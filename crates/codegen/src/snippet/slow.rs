@@ -1,7 +1,7 @@
-//! The shared slow routine: a thread whose gs base is not its shard yet, a fork child, a thread for which no shard is free.
+//! The shared slow routine, for a thread whose gs base is not its shard yet, a fork child, and a thread for which no shard is free.
 //!
-//! One per scratch register `r`, entered with the address of a point's slot in `r`. It leaves by jumping to `r` with every other register as
-//! it was; flags are dead or saved by the point. Nothing that is pushed is an address of the arena.
+//! The arena has one routine per scratch register `r`. On entry, `r` holds the address of a point's slot. The routine leaves by a jump to
+//! `r` and keeps all other registers. The flags are dead, or the point has saved them. No address of the arena is pushed.
 
 use iced_x86::code_asm::{
     AsmRegister32, AsmRegister64, CodeAssembler, byte_ptr, dword_ptr, eax, get_gpr32, get_gpr64, qword_ptr, rax,
@@ -19,16 +19,16 @@ use crate::snippet::slot::{LEN, NOP, OPCODE};
 
 /// First bytes of a plain count: `inc qword gs:[disp32]` without its displacement (the fifth byte is always 0x25).
 pub(crate) const COUNT: [u8; 5] = [0x65, 0x48, 0xff, 0x04, 0x25];
-/// The same where all threads share the counters: `lock inc qword [disp32]`.
+/// First bytes of a plain count if all threads share the counters: `lock inc qword [disp32]`.
 pub(crate) const LOCKED_COUNT: [u8; 5] = [0xf0, 0x48, 0xff, 0x04, 0x25];
-/// First bytes of the marker of a compiled snippet: a long nop, prefixed with gs so that no compiler emits it, whose displacement leads from
-/// its end to the snippet's twin for shard 0.
+/// First bytes of the marker of a compiled snippet: a long nop with a gs prefix, which no compiler emits. The displacement of the nop
+/// leads from its end to the snippet's twin for shard 0.
 pub(crate) const MARKER: [u8; 4] = [0x65, 0x0f, 0x1f, 0x80];
 
-/// From a slot to what is behind it.
+/// Distance in bytes from a slot to the code after it.
 const BEHIND: i32 = LEN as i32;
 
-/// The code, and the offset of its second entry: walk the chain from the jump at `r` on and count in shard 0.
+/// Code of the routine, and offset of its second entry: it walks the chain from the jump at `r` on and counts in shard 0.
 pub(crate) struct SlowCode {
     pub bytes: Vec<u8>,
     pub walk: u64,
@@ -46,7 +46,7 @@ impl Pair {
     }
 }
 
-/// The 64-bit register of that number.
+/// The 64-bit register with the given number.
 pub(crate) fn register64(r: Gpr) -> Option<AsmRegister64> {
     get_gpr64(Register::RAX + u32::from(r.0))
 }
@@ -71,7 +71,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
         .filter_map(Pair::new);
     let mut next = || spare.next().ok_or_else(missing);
     let (k, id, n) = (next()?, next()?, next()?);
-    // cmpxchg needs rax
+    // cmpxchg compares with rax, so the address of the slot must be in another register.
     let slot = if target == rax { next()?.wide } else { target };
     let saved = [if target == rax { slot } else { rax }, k.wide, id.wide, n.wide];
 
@@ -98,11 +98,12 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     }
     a.cmp(dword_ptr(u64::from(data.alive())), 0)?;
     a.je(child)?;
-    // a thread that its libc has not numbered yet would share the claim 0, which means free
+    // A thread whose id the libc has not stored yet would share the claim 0, which means free.
     a.test(id.wide, id.wide)?;
     a.je(locked)?;
 
-    // a fork child whose parent has prepared a shard for it: its thread pointer is that of the thread that forked, whose gs base it has
+    // The parent may have prepared a shard for this fork child. The child has the gs base of the thread that forked, so it is known by the
+    // thread pointer of that thread.
     let mut fresh = a.create_label();
     let heirs = birth::heirs(env);
     a.mov(n.wide, k.wide)?;
@@ -158,12 +159,14 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     restore(&mut a, target, slot, saved)?;
     a.jmp(target)?;
 
-    // a gs base of the program's own is never touched: its thread counts in shard 0, a fork child's not at all, by going on behind the slot
+    // The routine never changes a gs base that belongs to the program. Such a thread counts in shard 0. If it is in a fork child, it skips
+    // all snippets instead.
     a.set_label(&mut foreign)?;
     let mut skip = a.create_label();
     a.cmp(dword_ptr(u64::from(data.alive())), 0)?;
     a.je(skip)?;
-    // in a function that a snippet has called: skipped, unless the stack shows that the thread has left it without a return
+    // In a function that a snippet has called, a thread skips the snippets, unless its stack pointer shows that it has left the function
+    // without a return.
     a.mov(n.half, k.half)?;
     a.and(n.half, (stride - 1) as u32 as i32)?;
     a.cmp(n.half, CALLING as i32)?;
@@ -187,7 +190,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.add(slot, BEHIND)?;
     a.jmp(resume)?;
 
-    // a fork child: named once to the engine, then it counts in the shard that is wiped on fork
+    // A fork child tells the engine its id once. Then it counts in the shard that is wiped on fork.
     a.set_label(&mut child)?;
     let mut known = a.create_label();
     let mut full = a.create_label();
@@ -219,7 +222,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     let half = get_gpr32(Register::from(w).full_register32()).ok_or_else(missing)?;
     let mut only = a.create_label();
     a.push(w)?;
-    // the slot itself may be a count: then the displaced instructions are right behind it
+    // If the slot itself is a count, the displaced instructions come right after it.
     a.cmp(dword_ptr(target), count)?;
     a.je(only)?;
     a.set_label(&mut follow)?;
@@ -228,7 +231,7 @@ fn build(env: &Environment, r: Gpr, at: u64) -> Result<SlowCode, Assembly> {
     a.movsxd(w, dword_ptr(target + 1))?;
     a.lea(target, qword_ptr(target + w + 5))?;
     a.jmp(arrived)?;
-    // a nop, of a slot or of a link
+    // A nop: of a slot, or of a link.
     a.set_label(&mut past)?;
     a.cmp(byte_ptr(target), i32::from(NOP[0]))?;
     a.lea(target, qword_ptr(target + LINK as i32))?;

@@ -1,4 +1,4 @@
-//! Setting variables of the program.
+//! Writing to variables of the program.
 
 use iced_x86::code_asm::{al, ax, byte_ptr, dword_ptr, eax, edx, qword_ptr, rax, rcx, word_ptr};
 use ingraft_model::{Avma, Expr, Width};
@@ -8,7 +8,7 @@ use crate::code::routine::Routine;
 use crate::snippet::generator::Generator;
 
 impl Generator<'_> {
-    /// Sets an integer that stays mapped and writable; nothing in a fork child, whose memory is its own.
+    /// Sets an integer that stays mapped and writable. In a fork child, which has memory of its own, the code does nothing.
     pub(crate) fn store(&mut self, at: Avma, width: Width, value: &Expr) -> Result<(), Assembly> {
         let mut child = self.a.create_label();
         self.value(value)?;
@@ -23,7 +23,7 @@ impl Generator<'_> {
         self.place(&mut child)
     }
 
-    /// Sets an integer at any address, if it can be written.
+    /// Sets an integer at any address. If the address cannot be written, the routine counts a failure.
     pub(crate) fn write(&mut self, address: &Expr, width: Width, value: &Expr) -> Result<(), Assembly> {
         self.used = [true; 3];
         self.value(value)?;

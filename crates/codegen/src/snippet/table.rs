@@ -1,5 +1,5 @@
-//! Values by key in a thread's own shard, see [`ingraft_model::table`]. In shard 0, where several threads may be at once, everything counts as
-//! what found no place.
+//! Values by key in a thread's own shard, see [`ingraft_model::table`]. Several threads may use shard 0 at once, so there code only adds
+//! to the counter for changes without a place.
 
 use iced_x86::code_asm::{AsmMemoryOperand, CodeLabel, eax, ecx, qword_ptr, rax, rcx, rdx};
 use ingraft_model::object::TIME_MASK;
@@ -9,14 +9,14 @@ use ingraft_model::{Expr, ObjectState, VariableId};
 use crate::code::environment::Assembly;
 use crate::snippet::generator::{Access, Generator, Operand};
 
-/// Makes any number that of a place.
+/// Mask that turns any number into the number of a place.
 const PLACE_MASK: i32 = (PLACES - 1) as i32;
 
-/// What becomes of a value.
+/// Change of a value.
 #[derive(Clone, Copy)]
 enum Change {
     Add(i32),
-    /// What lies on the stack is added, and taken from there.
+    /// Adds the number on top of the stack, and pops it.
     AddPushed,
     Mark(ObjectState),
 }
@@ -33,12 +33,12 @@ impl Generator<'_> {
             self.push(rax)?;
         }
         self.at_key(table, key, if let Some(known) = known { Change::Add(known) } else { Change::AddPushed })?;
-        // every path has taken the amount from the stack
+        // Every path has popped the amount.
         self.depth -= i32::from(known.is_none());
         Ok(())
     }
 
-    /// Notes what an object is from now on.
+    /// Records the state of an object, and the time, as the value of its key.
     pub(crate) fn mark(&mut self, table: VariableId, key: &Expr, state: ObjectState) -> Result<(), Assembly> {
         if self.access == Access::Shared {
             return self.add_to_others(table, &Expr::Const(1));
@@ -52,7 +52,7 @@ impl Generator<'_> {
         self.add(self.word_of(table, OTHERS), &source)
     }
 
-    /// This thread's value of a key, in rax. A key may have two places, see [`ingraft_model::table`]: both count.
+    /// Computes this thread's value of a key into rax. A key may have two places, see [`ingraft_model::table`]; their values are added.
     pub(crate) fn value_at(&mut self, table: VariableId, key: &Expr) -> Result<(), Assembly> {
         if self.access == Access::Shared {
             return Ok(self.a.xor(eax, eax)?);
@@ -73,7 +73,7 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// A key in rdx and its hash in rcx; key 0 is elsewhere.
+    /// Loads a key into rdx and its hash into rcx. Jumps to `zero` for key 0, which has a counter of its own.
     fn hash(&mut self, key: &Expr, zero: CodeLabel) -> Result<(), Assembly> {
         self.used = [true; 3];
         self.value(key)?;
@@ -85,7 +85,7 @@ impl Generator<'_> {
         Ok(self.a.shr(rcx, u64::BITS - PLACE_BITS)?)
     }
 
-    /// The number of the next place in rcx, and whether its key is that in rdx.
+    /// Computes the number of the next place into rcx, and compares the key of that place with rdx.
     fn probe(&mut self, table: VariableId, probe: u32) -> Result<(), Assembly> {
         if probe > 0 {
             self.a.inc(ecx)?;
@@ -120,7 +120,7 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// Changes a value; rax and, for a mark, rdx are overwritten.
+    /// Changes a value. Overwrites rax and, for a mark, rdx.
     fn change(&mut self, value: AsmMemoryOperand, change: Change) -> Result<(), Assembly> {
         match change {
             Change::Add(amount) => self.add(value, &Operand::Immediate(amount)),
@@ -129,7 +129,8 @@ impl Generator<'_> {
                 self.add(value, &Operand::Register(rax))
             }
             Change::Mark(state) => {
-                // the clock is not read before what this thread has seen of others
+                // The fence keeps the processor from reading the clock before this thread's earlier loads, which may show changes by other
+                // threads.
                 self.a.lfence()?;
                 self.wall_clock()?;
                 self.a.and(rax, TIME_MASK as i32)?;
@@ -139,13 +140,13 @@ impl Generator<'_> {
         }
     }
 
-    /// A word of a variable, in the shard that the code works on.
+    /// Operand for the n-th word of a variable, in the shard that the code works on.
     pub(crate) fn word_of(&self, table: VariableId, n: u32) -> AsmMemoryOperand {
         let word = qword_ptr(u64::from(self.env.data.counter(self.index(table) + n)));
         if self.access == Access::Own { word.gs() } else { word }
     }
 
-    /// The key or the value of the place in rcx.
+    /// Operand for the word of the place in rcx, in the part of the table that begins at counter `first`.
     fn at_place(&self, table: VariableId, first: u32) -> AsmMemoryOperand {
         qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(table) + first))).gs()
     }

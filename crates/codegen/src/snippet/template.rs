@@ -1,5 +1,6 @@
-//! Snippets that differ only in which counters they use are compiled once: code for other counters is that code with their places written
-//! over (copy-and-patch, Xu and Kjolstad, OOPSLA 2021). Which places these are is seen where code for shifted counters differs.
+//! Cache of compiled snippets. Snippets that differ only in their counters are compiled once. Code for other counters is a copy with the
+//! fields for counters overwritten (copy-and-patch, Xu and Kjolstad, OOPSLA 2021). The generator finds these fields by compiling the
+//! snippet for shifted counters: they are the fields in which the two results differ.
 
 use std::sync::Arc;
 
@@ -11,12 +12,12 @@ use crate::code::woven::StackView;
 use crate::snippet::generator::Code;
 use crate::snippet::mini::{self, Codes, Frame, MiniRequest, Part};
 
-/// As many are kept: a metric has a few for each kind of point.
+/// Maximum number of templates in the cache: a metric has a few for each kind of point.
 const KEPT: usize = 32;
-/// With more variables no places are looked for.
+/// Maximum number of variables for which fields are looked for.
 const VARIABLES_MAX: usize = 32;
 
-/// What was compiled so far for one environment.
+/// Templates that were compiled so far for one environment.
 #[derive(Clone, Default)]
 pub(crate) struct Templates<'a>(Vec<Template<'a>>);
 
@@ -30,14 +31,14 @@ struct Template<'a> {
 
 #[derive(Clone)]
 enum Places {
-    /// It was needed once.
+    /// The code was needed only once.
     NotSought,
-    /// They are not all fields of their own.
+    /// Some counter is not in a field of its own, so the code cannot be copied.
     None,
     Known(Arc<[Place]>),
 }
 
-/// What code depends on at a point.
+/// Properties of a point on which the code of a snippet depends.
 #[derive(Clone, PartialEq, Eq)]
 struct Form {
     stack: StackView,
@@ -46,28 +47,28 @@ struct Form {
     pushed: u8,
 }
 
-/// A field of an instruction that holds the number of a counter, or its place.
+/// Field of an instruction that holds the index of a counter, or the displacement of a counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
     part: Part,
     at: usize,
     wide: bool,
     variable: usize,
-    /// What it grows by with the counter's number.
+    /// Increase of the field for an increase of the counter's index by 1.
     scale: i64,
-    /// With counter 0.
+    /// Value of the field for counter 0.
     base: i64,
 }
 
 impl Place {
-    /// What it holds with these counters; none if it has no room for that.
+    /// Value of the field with these counters; `None` if it does not fit.
     fn value(&self, counters: &[u32]) -> Option<i64> {
         let value = self.base + self.scale * i64::from(*counters.get(self.variable)?);
         (self.wide || i32::try_from(value).is_ok()).then_some(value)
     }
 }
 
-/// The counters that take the place of those of a template.
+/// Counters that replace those of a template.
 #[derive(Clone, Debug)]
 pub(crate) struct Bound<'a> {
     places: Arc<[Place]>,
@@ -75,13 +76,13 @@ pub(crate) struct Bound<'a> {
 }
 
 impl<'a> Bound<'a> {
-    /// None if a place has no room for its counter.
+    /// Returns `None` if the value for some counter does not fit into its field.
     fn new(places: &Arc<[Place]>, counters: &'a [u32]) -> Option<Self> {
         let fits = places.iter().all(|place| place.value(counters).is_some());
         fits.then(|| Bound { places: Arc::clone(places), counters })
     }
 
-    /// Writes them over those in the code of a part.
+    /// Overwrites the fields for counters in the code of a part.
     pub fn write_over(&self, part: Part, code: &mut [u8]) {
         for place in self.places.iter().filter(|place| place.part == part) {
             let (Some(value), Some(field)) = (place.value(self.counters), code.get_mut(place.at..)) else { continue };
@@ -93,7 +94,7 @@ impl<'a> Bound<'a> {
 }
 
 impl<'a> Templates<'a> {
-    /// Code for a request that is more than a count, and what is written over it.
+    /// Returns code for a snippet that is more than a count, and the counters to write over it.
     pub fn compile(
         &mut self,
         env: &Environment,
@@ -141,13 +142,13 @@ impl<'a> Templates<'a> {
     }
 }
 
-/// How far the counter of a variable is shifted in order to see its places: odd, so that a place in bytes and a number, which differ by a
-/// factor of eight, are not taken for one another.
+/// Number by which the counter of a variable is shifted in order to find its fields. It is odd: a displacement changes by eight times as
+/// much as an index, so the two cannot be confused.
 fn shift(variable: u32) -> u32 {
     2 * variable + 1
 }
 
-/// Where code depends on its counters, seen by what it would be with shifted ones; none if it differs in anything else.
+/// Finds the fields for counters by comparing code with code for shifted counters. Returns `None` if the two differ in anything else.
 fn places(one: &Codes, other: &Codes, counters: &[u32]) -> Option<Vec<Place>> {
     let mut places = Vec::new();
     for part in Part::ALL {
@@ -176,14 +177,14 @@ fn places(one: &Codes, other: &Codes, counters: &[u32]) -> Option<Vec<Place>> {
     Some(places)
 }
 
-/// Offset and bytes of an instruction's displacement and immediate value.
+/// Offset and size in bytes of an instruction's displacement and immediate value.
 fn fields(constants: &ConstantOffsets) -> impl Iterator<Item = (usize, usize)> + use<> {
     let displacement = (constants.displacement_offset(), constants.displacement_size());
     let immediate = (constants.immediate_offset(), constants.immediate_size());
     [displacement, immediate].into_iter().filter(|(_, size)| *size > 0)
 }
 
-/// A little-endian number, as instructions read it.
+/// Value of a little-endian signed number.
 fn number(bytes: &[u8]) -> Option<i64> {
     Some(match bytes {
         [a] => i64::from(a.cast_signed()),
@@ -193,7 +194,7 @@ fn number(bytes: &[u8]) -> Option<i64> {
     })
 }
 
-/// The same for other counters.
+/// Copy of code for other counters.
 fn with(codes: &Codes, bound: &Bound<'_>) -> Codes {
     let mut copy = codes.clone();
     for part in Part::ALL {
@@ -236,7 +237,7 @@ mod tests {
         Frame { home: Back::StepOut, stack: StackView::FUNCTION, private, rax_free: true, pushed }
     }
 
-    /// A flag, a timer and a record that depend on a constraint.
+    /// Snippet with a flag, a timer and a record that depend on a constraint.
     fn timer() -> Snippet {
         let restore = Some(Restore::Timer(V[1], Clock::Wall));
         let kept = vec![Kept::Time(Clock::Wall), Kept::Argument(0)];
@@ -249,7 +250,7 @@ mod tests {
     #[test]
     fn what_is_written_over_is_what_would_be_compiled() {
         let (env, mut templates) = (environment(), Templates::default());
-        // bound to counters in any order, at the ends of a shard, and twice to one
+        // Variables are bound to counters in any order, at both ends of a shard, and all to the same one.
         let last = env.data.counters() - 1;
         for (snippet, fields) in
             [(timer(), true), (Snippet { stmts: vec![Stmt::Add(V[0], Expr::Number(V[1]))] }, false)]

@@ -1,4 +1,5 @@
-//! What the kernel counts for each thread, asked by the thread itself: getrusage(2) needs neither a descriptor nor memory of its own.
+//! Resource usage that the kernel counts for each thread. The thread itself asks by getrusage(2), which needs neither a descriptor nor
+//! permanent memory.
 
 use iced_x86::code_asm::{eax, ecx, edi, edx, r8, r8d, r9, r10, r11, rcx, rdi, rdx, rsi, rsp};
 use ingraft_model::Usage;
@@ -8,17 +9,18 @@ use crate::code::routine::Routine;
 use crate::snippet::generator::Generator;
 use crate::snippet::routines::Writer;
 
-/// getrusage(2).
+/// System call number of getrusage(2).
 pub(crate) const GETRUSAGE: i32 = 98;
 /// RUSAGE_THREAD.
 pub(crate) const THREAD: i32 = 1;
-/// Words of its answer (struct rusage), and where in it minor faults, major faults behind them, and the two kinds of switches begin.
+/// Number of 8-byte words in the answer (struct rusage), and indices of words in it: minor faults, followed by major faults; voluntary
+/// switches, followed by involuntary ones.
 pub(crate) const WORDS: usize = 18;
 const FAULTS: usize = 8;
 const SWITCHES: usize = 16;
 
 impl Generator<'_> {
-    /// What has been counted, in rax. rcx and rdx are overwritten.
+    /// Reads the sum of the counts in `usage` into rax; overwrites rcx and rdx.
     pub(crate) fn usage(&mut self, usage: Usage) -> Result<(), Assembly> {
         self.used = [true; 3];
         let mut answer = self.a.create_label();
@@ -30,7 +32,7 @@ impl Generator<'_> {
 }
 
 impl Writer<'_> {
-    /// See [`Routine::Usage`].
+    /// Emits [`Routine::Usage`].
     pub(crate) fn usage(&mut self) -> Result<(), Assembly> {
         self.save()?;
         let keep = [rdx, rsi, rdi, r11];

@@ -1,5 +1,5 @@
-//! Values by index in a thread's own shard, see [`ingraft_model::vector`]. In shard 0, where several threads may be at once, everything counts as
-//! what lies outside, unless the index is a constant.
+//! Values by index in a thread's own shard, see [`ingraft_model::vector`]. Several threads may use shard 0 at once, so there all values
+//! are added to the counter for numbers outside the ranges, unless the index is a constant.
 
 use iced_x86::code_asm::{AsmMemoryOperand, CodeLabel, eax, ecx, qword_ptr, rax, rcx};
 use ingraft_model::vector::{FIRST, OUTSIDE, USED};
@@ -9,7 +9,7 @@ use crate::code::environment::Assembly;
 use crate::snippet::generator::{Access, Generator, Operand};
 
 impl Generator<'_> {
-    /// Adds to the value of the granule in which a number lies. What is added, if it is no constant, is on the stack meanwhile.
+    /// Adds to the value of the granule in which a number lies. An amount that is not constant is on the stack meanwhile.
     pub(crate) fn add_in(
         &mut self,
         v: VariableId,
@@ -34,12 +34,12 @@ impl Generator<'_> {
         self.add_known(self.word_of(v, OUTSIDE), known)?;
         self.place(&mut end)?;
         self.a.mov(self.word_of(v, USED), 1)?;
-        // both ways have taken the amount from the stack
+        // Both paths have popped the amount.
         self.depth -= i32::from(known.is_none());
         Ok(())
     }
 
-    /// This thread's value of the granule in which a number lies, in rax.
+    /// Computes this thread's value of the granule in which a number lies into rax; 0 outside the ranges.
     pub(crate) fn value_in(&mut self, v: VariableId, ranges: Ranges, number: &Expr) -> Result<(), Assembly> {
         match self.known_index(ranges, number) {
             Some(Some(index)) => return Ok(self.a.mov(rax, self.word_of(v, FIRST + index))?),
@@ -56,7 +56,7 @@ impl Generator<'_> {
         self.place(&mut end)
     }
 
-    /// The index if code need not look for it; none inside of it for what lies outside.
+    /// Index of the granule, or `Some(None)` for the counter outside the ranges; `None` if the code must compute the index.
     fn known_index(&self, ranges: Ranges, number: &Expr) -> Option<Option<u32>> {
         match (number, self.access) {
             (Expr::Const(number), _) => Some(ranges.index(*number)),
@@ -65,12 +65,12 @@ impl Generator<'_> {
         }
     }
 
-    /// The value of the granule whose number is in ecx.
+    /// Operand for the value of the granule whose index is in ecx.
     fn at_granule(&self, v: VariableId) -> AsmMemoryOperand {
         qword_ptr(rcx * 8 + u64::from(self.env.data.counter(self.index(v) + FIRST))).gs()
     }
 
-    /// The number of a granule in ecx.
+    /// Computes the index of a granule into ecx. Jumps to `outside` if the number is outside the ranges.
     fn granule(&mut self, ranges: Ranges, number: &Expr, outside: CodeLabel) -> Result<(), Assembly> {
         self.value(number)?;
         match i32::try_from(ranges.base()) {
@@ -81,7 +81,7 @@ impl Generator<'_> {
                 self.a.sub(rax, rcx)?;
             }
         }
-        // of numbers below the base the difference is negative, or wraps: larger than any length
+        // For a number below the base, the difference is negative or wraps. As an unsigned number it is larger than any length.
         match i32::try_from(ranges.length()) {
             Ok(length) => self.a.cmp(rax, length)?,
             Err(_) => {
@@ -102,7 +102,7 @@ impl Generator<'_> {
         Ok(self.a.and(ecx, ranges.mask() as i32)?)
     }
 
-    /// Adds to a word whose place is known.
+    /// Adds to the n-th word of a variable.
     fn add_to_word(&mut self, v: VariableId, n: u32, amount: &Expr) -> Result<(), Assembly> {
         let source = self.source(amount)?;
         if self.access == Access::Shared {
@@ -112,7 +112,7 @@ impl Generator<'_> {
         Ok(self.a.mov(self.word_of(v, USED), 1)?)
     }
 
-    /// Adds an amount that is known, or lies on the stack.
+    /// Adds an amount that is known, or pops it from the stack.
     fn add_known(&mut self, to: AsmMemoryOperand, known: Option<i32>) -> Result<(), Assembly> {
         if known.is_none() {
             self.a.pop(rax)?;

@@ -1,8 +1,9 @@
-//! The time, of which wall timers, records and marks are: the time stamp counter, or where that is none CLOCK_MONOTONIC in nanoseconds, by the
-//! vDSO or by a system call. The kernel keeps that one from going back, and it is the same whichever way it is asked.
+//! The clock of wall timers, records and marks: the time stamp counter or, if that is unusable, CLOCK_MONOTONIC in nanoseconds. Code reads
+//! CLOCK_MONOTONIC by the vDSO or by a system call. The kernel keeps this clock from going back, and both ways read the same clock.
 //!
-//! The function of the vDSO is the second place where a return address of an arena is on a stack, see `calling`: as long as it is, a word of the
-//! thread's shard says so. The function blocks nowhere and calls nothing of the program, so no state but the registers has to be kept.
+//! A call of the vDSO's function leaves a return address of an arena on the stack, as calls of the program's functions do (see `calling`).
+//! While it is there, a word of the thread's shard says so. The function does not block and calls no function of the program, so only
+//! registers must be saved.
 
 use iced_x86::code_asm::{
     AsmMemoryOperand, AsmRegister64, eax, edi, qword_ptr, r11, rax, rbp, rcx, rdi, rdx, rsi, rsp,
@@ -15,18 +16,19 @@ use crate::snippet::cpu::{CLOCK_GETTIME, NS_PER_SECOND};
 use crate::snippet::generator::Generator;
 use crate::snippet::routines::Writer;
 
-/// The clock (clock_gettime(2)).
+/// Clock of clock_gettime(2).
 pub(crate) const CLOCK_MONOTONIC: i32 = 1;
-/// What a reading overwrites besides rax, rdx and what every routine saves.
+/// Registers that a reading overwrites, except rax, rdx and those that every routine saves.
 const OVERWRITTEN: [AsmRegister64; 4] = [rcx, rsi, rdi, r11];
 
-/// The last reading in this thread; in the first record, which is no call's.
+/// Operand for the last reading in this thread. The word is in the first record, which belongs to no call.
 fn last(env: &Environment) -> AsmMemoryOperand {
     qword_ptr(u64::from(env.data.displacement(env.data.readings_open() - 8))).gs()
 }
 
 impl Generator<'_> {
-    /// The time in rax; rdx is overwritten. The counter is not serialising: what stands around the call may overlap it by some nanoseconds.
+    /// Reads the time into rax; overwrites rdx. RDTSC does not serialise: instructions before and after it may overlap the reading by some
+    /// nanoseconds.
     pub(crate) fn wall_clock(&mut self) -> Result<(), Assembly> {
         if self.env.wall == WallClock::Tsc {
             self.a.rdtsc()?;
@@ -41,7 +43,7 @@ impl Generator<'_> {
 }
 
 impl Writer<'_> {
-    /// See [`Routine::Time`].
+    /// Emits [`Routine::Time`].
     pub(crate) fn time(&mut self) -> Result<(), Assembly> {
         self.save()?;
         let WallClock::Vdso(function) = self.env.wall else {
@@ -53,7 +55,7 @@ impl Writer<'_> {
             w.a.push(rbp)?;
             w.a.inc(open)?;
             w.a.mov(rbp, rsp)?;
-            // room for a timespec
+            // Room for a timespec.
             w.a.sub(rsp, 16)?;
             w.a.and(rsp, -16)?;
             w.a.mov(edi, CLOCK_MONOTONIC)?;
@@ -69,7 +71,7 @@ impl Writer<'_> {
         self.leave()
     }
 
-    /// The time in rax, and all other registers as they were.
+    /// Reads the time into rax, and keeps all other registers.
     pub(crate) fn wall_clock(&mut self) -> Result<(), Assembly> {
         self.a.push(rdx)?;
         if self.env.wall == WallClock::Tsc {
@@ -84,7 +86,7 @@ impl Writer<'_> {
 
     fn time_by_system_call(&mut self, into: AsmRegister64) -> Result<(), Assembly> {
         self.keeping(into, |w| {
-            // room for a timespec
+            // Room for a timespec.
             w.a.push(rcx)?;
             w.a.push(rcx)?;
             w.a.mov(edi, CLOCK_MONOTONIC)?;
@@ -96,7 +98,8 @@ impl Writer<'_> {
         })
     }
 
-    /// A reading that leaves its result in eax, and a timespec in rcx and rdx. One that failed is the last one. rax and rdx are overwritten.
+    /// Emits a reading. `read` leaves its result in eax and the timespec in rcx and rdx. If `read` fails, the result is the previous
+    /// reading. Overwrites rax and rdx.
     fn keeping(
         &mut self,
         into: AsmRegister64,
