@@ -1,5 +1,5 @@
-//! A function's own branches to its entry or to a return address: they must reach the tail, because a loop is not a call, and who jumps
-//! past a call has not made it.
+//! A function's own branches to its entry or to a return address. They must reach the tail, because neither a loop nor a jump past a call
+//! is a call.
 
 use ingraft_model::point::BackBranch;
 use ingraft_model::{Avma, AvmaRange, Offset, PointKind, Refusal};
@@ -13,22 +13,22 @@ use crate::patch::springboard::{Head, Place};
 use crate::patch::text_space::{Island, TextSpace};
 use crate::patch::weave::PointRequest;
 
-/// How one branch is made to miss the springboard.
+/// Change that makes one branch miss the springboard.
 #[derive(Clone, Debug)]
 pub(crate) enum Detour {
-    /// Its 32-bit displacement, at this address, is rewritten.
+    /// Rewrites the branch's 32-bit displacement, which lies at `field`.
     Retarget { field: u64, old: [u8; 4] },
-    /// The branch and perhaps instructions before it are displaced as well, or a stretch that only makes room for an island: five bytes of
-    /// springboard at the first of them.
+    /// Displaces a range of instructions, with a springboard of five bytes at the first of them. The range ends with the branch, or it
+    /// only makes room for an island (`clears`).
     Stretch { displaced: Vec<Displaced>, old: [u8; 5], clears: bool },
-    /// Its 8-bit displacement, at this address, is rewritten to lead to an island.
+    /// Rewrites the branch's 8-bit displacement, which lies at `field`, to lead to an island.
     Hop { field: u64, old: u8, island: Island },
-    /// Another point displaces the branch at this address: the displacement of its copy is rewritten.
+    /// Rewrites the displacement in the copy of the branch at this address, because another point displaces the branch.
     Led { branch: u64 },
 }
 
 impl Detour {
-    /// Where a stretch of displaced instructions begins.
+    /// Address of the first instruction in a displaced range.
     pub fn first(&self) -> Option<u64> {
         match self {
             Detour::Stretch { displaced, .. } => displaced.first().map(|d| d.at),
@@ -36,12 +36,12 @@ impl Detour {
         }
     }
 
-    /// Whether it only makes room for an island.
+    /// Whether the change only makes room for an island.
     pub fn clears(&self) -> bool {
         matches!(self, Detour::Stretch { clears: true, .. })
     }
 
-    /// The text that it takes.
+    /// Ranges of text that the change overwrites or leaves dead.
     pub fn taken(&self) -> Vec<(u64, u64)> {
         match self {
             Detour::Retarget { field, .. } => vec![(*field, field + 4)],
@@ -52,8 +52,8 @@ impl Detour {
     }
 }
 
-/// Finds a detour for every branch back that the head does not displace anyway. The point's code will be in `arena`; the copy of a branch may be in
-/// another one.
+/// Finds a change for every branch back that the springboard does not displace anyway. The point's code will be in `arena`; the copy of a
+/// branch may be in another arena.
 pub(crate) fn detours(
     env: &Environment,
     text: &mut TextSpace,
@@ -89,7 +89,7 @@ pub(crate) fn detours(
     Ok(out)
 }
 
-/// Why a point cannot be woven to which the branch at an address leads.
+/// Refusal of a point because of the branch at an address, which leads to the point.
 pub(crate) fn cannot_tell(head: &Head, request: &PointRequest<'_>, branch: u64) -> Refusal {
     let offset = Offset::between(head.function, branch);
     match request.site.point_kind() {
@@ -127,7 +127,7 @@ fn detour(
         }
     }
     let end = b.until.to_avma(bias).0.min(from + b.bytes.len() as u64);
-    // padding behind a branch is dead only if control never runs on
+    // Padding after a branch is dead only if control never continues after the branch.
     let end = if branch.ends { end } else { branch.next() };
     for (i, first) in all.as_deref().unwrap_or_default().iter().enumerate().rev() {
         let start = first.at;
@@ -158,7 +158,8 @@ fn detour(
     None
 }
 
-/// The instructions from `from` to the branch at `branch`; only the branch itself when those before cannot be displaced.
+/// Decodes the instructions from `from` to the branch at `branch`. If an instruction before the branch cannot be displaced, the result is
+/// the branch alone.
 fn decode_all(env: &Environment, bytes: &[u8], from: u64, function: u64, branch: u64) -> Option<Vec<Displaced>> {
     let mut all = Vec::new();
     let mut at = from;

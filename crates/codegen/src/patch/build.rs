@@ -1,4 +1,4 @@
-//! The code of one point: base trampoline, snippets, displaced instructions, and what undoes it.
+//! Code of one point: base trampoline, snippets, displaced instructions, and the records that undo them.
 
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, AvmaRange, Gpr, PatchPlan, PcMove, PointKind, Site, SiteKind, TextWrite, ThreadIdentity};
@@ -19,46 +19,46 @@ use crate::snippet::slot::{self, Holds, Slot};
 use crate::snippet::slow::{self, COUNT, MARKER};
 use crate::snippet::template::Templates;
 
-/// Registers that the check of the shard may use, best first. Never one of an argument: it may be dead for the function and yet be what a
-/// snippet asks for.
+/// Registers that the check of the shard may use, best first. None of them holds an argument: an argument register may be dead for the
+/// function and yet be read by a snippet.
 const PREFERRED: [Gpr; 3] = [Gpr(0), Gpr(10), Gpr(11)];
 
-/// Bytes of a `jmp rel32`.
+/// Length in bytes of a `jmp rel32`.
 const SPRINGBOARD: u64 = 5;
 
-/// Writes the code of points, one after the other.
+/// Writer for the code of points, one after the other.
 pub(crate) struct Builder<'a> {
     pub env: &'a Environment,
     pub arena: &'a mut Arena,
-    /// Whether code lies where the processor runs it best, or packed.
+    /// Whether code is placed where the processor runs it best; otherwise it is packed.
     pub align: bool,
     pub block: Block,
     pub plan: PatchPlan,
     pub templates: Templates<'a>,
 }
 
-/// Where the parts of a point's code lie.
+/// Addresses of the parts of a point's code.
 struct Layout {
     base: u64,
-    /// Behind the function's own instructions that run before the point's.
+    /// End of the function's own instructions that run before the point's instruction.
     begin: u64,
     slot: Slot,
     leave: u64,
     tail: u64,
     tail_end: u64,
-    /// First byte behind what belongs to the point itself.
+    /// First byte after the code of the point itself.
     own_end: u64,
     stubs: Vec<u64>,
-    /// Displaced instructions that a thread may be about to execute: original address and copy; for the point's own instruction the
-    /// beginning of what runs before it.
+    /// Displaced instructions that a thread may be about to execute: original address and address of the copy. For the point's own
+    /// instruction, the second address is `begin`, before the snippets.
     copies: Vec<PcMove>,
-    /// Displaced instructions that other points may need: the copy of each, and what is behind that.
+    /// Displaced instructions that other points may need: each with the addresses of its copy and of the code after the copy.
     inner: Vec<(Displaced, u64, u64)>,
     minis: Vec<Parts>,
 }
 
 impl Layout {
-    /// What the base trampoline costs, with the jumps to it and home.
+    /// Cost of the base trampoline, with the jumps to it and home.
     fn cost(&self, block: &Block, head: &Head) -> Cost {
         let pieces = [(self.begin, self.slot.at), (self.leave, self.tail)];
         let own: Cost = pieces.into_iter().map(|(from, until)| block.cost(from, until)).sum();
@@ -66,20 +66,20 @@ impl Layout {
         own + Cost::jumps(springboard + u32::from(!head.ends()))
     }
 
-    /// What may be written while it is live: first byte and length.
+    /// Fields that may be written while the code is live: address of the first byte, and length.
     fn live_fields(&self) -> impl Iterator<Item = (u64, u64)> {
         let links = self.minis.iter().map(|m| (m.link, LINK));
-        // a springboard, or the last four bytes of a jump
+        // The field is a springboard, or the last four bytes of a jump.
         let inner = self.inner.iter().map(|(_, copy, behind)| (*copy, SPRINGBOARD.max(behind - copy)));
         std::iter::once((self.slot.at, slot::LEN)).chain(links).chain(inner)
     }
 }
 
-/// A point's decisions before any byte is written.
+/// Decisions about a point, made before any byte is written.
 struct Design<'a> {
     head: &'a Head,
     kind: PointKind,
-    /// Whether snippets run before anything that is displaced.
+    /// Whether snippets run before all displaced instructions.
     springboard_first: bool,
     detours: &'a [Detour],
     frame: Frame,
@@ -88,12 +88,13 @@ struct Design<'a> {
     minis: &'a [Compiled<'a>],
 }
 
-/// What the base trampoline keeps on the stack.
+/// Registers and flags that the base trampoline saves on the stack.
 #[derive(Clone, Copy)]
 struct Save {
     scratch: bool,
     flags: bool,
-    /// rax and the flags, where rax is the function's result: by lahf and seto, a fifth of what pushf and popf take.
+    /// rax and the flags, at a point where rax is the function's result. The code uses lahf and seto, which take a fifth of the time of
+    /// pushf and popf.
     result: bool,
 }
 
@@ -108,18 +109,18 @@ impl<'a> Builder<'a> {
         Builder { env, arena, align, block, plan, templates }
     }
 
-    /// Writes the slow routine that a point at a site needs, if this arena has it not yet.
+    /// Writes the slow routine that a point at a site needs, unless this arena has it.
     pub fn share(&mut self, site: &Site) -> Result<(), EmitError> {
         self.register(site).map_or(Ok(()), |r| self.slow(r).map(drop))
     }
 
-    /// The register that the check of the shard uses; none with locked counters.
+    /// Register that the check of the shard uses; `None` with locked counters.
     fn register(&self, site: &Site) -> Option<Gpr> {
         let spare = PREFERRED.into_iter().find(|r| site.scratch().contains(r)).unwrap_or(Gpr(0));
         (self.env.identity != ThreadIdentity::Locked).then_some(spare)
     }
 
-    /// Writes the code of a point, and notes the writes to text that lead to it.
+    /// Writes the code of a point, and adds the writes to text that lead to it.
     pub fn build(
         &mut self,
         head: &Head,
@@ -170,7 +171,7 @@ impl<'a> Builder<'a> {
             minis: &minis,
         };
 
-        // it will be about as long as the last one: a hole that is too small is not worth writing it for
+        // The code will be about as long as the last point's; a hole that is too small is not worth a trial.
         let about = self.block.bytes.len() as u64;
         let mut at =
             self.arena.place(about, |a| a).or_else(|| self.arena.place(0, |a| a)).ok_or(EmitError::ArenaFull)?;
@@ -184,7 +185,7 @@ impl<'a> Builder<'a> {
             });
             let fits = |place: &u64| !layout.live_fields().any(|(field, len)| straddles(place + (field - at), len));
             let best = |place: &u64| begins.is_none_or(|begins| place % WINDOW == begins) && fits(place);
-            // so many fields may lie in long code that none of a page's places is the best, or right at all
+            // Long code may have so many live fields that no place in a page is the best, or even valid.
             let somewhere = |right: &dyn Fn(&u64) -> bool| (0..PAGE).any(|place| right(&place));
             let right: &dyn Fn(&u64) -> bool = match somewhere(&best) {
                 true => &best,
@@ -201,14 +202,14 @@ impl<'a> Builder<'a> {
         };
         let writes = self.plan.text.len();
         let point = self.woven(head, detours, request, &design, &layout, slow.map(|s| s.range));
-        // some of them may reach what the others do not
+        // Some writes may reach their target when others do not.
         let point = point.inspect_err(|_| self.plan.text.truncate(writes))?;
         self.arena.take(at, self.block.bytes.len() as u64);
         self.keep_code();
         Ok(point)
     }
 
-    /// The slow routine for `r`, written now if this arena has none yet.
+    /// Slow routine for `r`; it is written now if this arena has none yet.
     fn slow(&mut self, r: Gpr) -> Result<SlowRoutine, EmitError> {
         if let Some(slow) = self.arena.slow(r) {
             return Ok(slow.clone());
@@ -229,13 +230,13 @@ impl<'a> Builder<'a> {
         Ok(slow)
     }
 
-    /// Adds the block to the plan's code, together with the piece before it if that ends a few bytes earlier.
+    /// Adds the block to the plan's code. If the last piece ends a few bytes before the block, the two become one piece.
     fn keep_code(&mut self) {
         let block = &self.block;
         if let Some(last) = self.plan.code.last_mut() {
             let end = last.at.0 + last.bytes.len() as u64;
             if (end..end + 5).contains(&block.at) {
-                // nothing else is that short, so the gap is nobody's
+                // No other code is shorter than five bytes, so the gap belongs to nothing.
                 last.bytes.resize((block.at - last.at.0) as usize, 0xcc);
                 last.bytes.extend_from_slice(&block.bytes);
                 return;
@@ -244,7 +245,7 @@ impl<'a> Builder<'a> {
         self.plan.code.push(ArenaCode { at: Avma(block.at), bytes: block.bytes.clone() });
     }
 
-    /// Writes the code of a point from the current address on.
+    /// Writes the code of a point at the current address.
     fn emit(&mut self, d: &Design<'_>) -> Result<Layout, EmitError> {
         let block = &mut self.block;
         let back = d.frame.back();
@@ -282,7 +283,7 @@ impl<'a> Builder<'a> {
         emit_restore(block, d);
         let tail_begins = |bytes: &[u8]| d.head.displaced.first().is_some_and(|first| first.bytes().starts_with(bytes));
         if block.here() == leave && (tail_begins(&COUNT[..4]) || tail_begins(&MARKER)) {
-            // the slow routine tells snippets from the tail by their first bytes
+            // The slow routine tells snippets from the tail by their first bytes.
             block.put(&[0x90], back);
         }
         let tail = block.here();
@@ -299,7 +300,7 @@ impl<'a> Builder<'a> {
         Ok(Layout { base, begin, slot, leave, tail, tail_end, own_end, stubs, copies, inner, minis })
     }
 
-    /// Writes to text, moves, and the records that undo it all.
+    /// Returns the woven point. Adds the writes to text, the moves of threads, and the records that undo them.
     fn woven(
         &mut self,
         head: &Head,
@@ -316,7 +317,7 @@ impl<'a> Builder<'a> {
         let old = request.site.bytes.get(offset as usize..).unwrap_or_default();
         let writes = &mut self.plan.text;
         if let Some(host) = head.host {
-            // not part of the removal, which takes the host's code away as well
+            // This write is not part of the point's removal, because the host's code is removed together with the point.
             writes.push(text_write(head.at, &host.bytes, &springboard));
         }
         let first_write = writes.len();
@@ -330,8 +331,9 @@ impl<'a> Builder<'a> {
         removed_moves.extend(detour_writes(detours, head, layout, writes)?);
         let text = writes.iter().skip(first_write).map(TextWrite::inverse).collect();
         step_out.extend(slow);
-        // A thread between two displaced instructions goes on in their copies; one before the first takes the springboard. Where the function's
-        // own branches lead it may have come by one: what has arrived before the snippets is not theirs, and goes on behind them.
+        // A thread between two displaced instructions moves to their copies, and a thread before the first one takes the springboard. If
+        // the function's own branches lead to the first one, a thread there may have arrived by such a branch, which is not a call. So it
+        // moves to the tail, past the snippets.
         let looped = design.springboard_first && !request.site.back_branches().is_empty();
         let own = (!looped).then_some(head.at);
         let first = |m: &PcMove| detours.iter().filter_map(Detour::first).chain(own).any(|at| at == m.from.0);
@@ -380,7 +382,8 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Adds the writes of detours to `writes`; returns where threads in their islands go on once the point is removed.
+/// Adds the writes of redirected branches to `writes`. Returns the resume addresses of threads in their islands after the removal of the
+/// point.
 fn detour_writes(
     detours: &[Detour],
     head: &Head,
@@ -403,7 +406,7 @@ fn detour_writes(
                 writes.push(text_write(island.at, &island.old, &reach(jmp_bytes(island.at, layout.tail))?));
                 moves.push(PcMove { from: Avma(island.at), to: Avma(head.at) });
             }
-            // once all points are there
+            // `Weaver::lead` rewrites the copy after all points are written.
             Detour::Led { .. } => {}
             Detour::Stretch { displaced, old, .. } => {
                 let (Some(first), Some(stub)) = (displaced.first(), stubs.next()) else { continue };
@@ -414,7 +417,7 @@ fn detour_writes(
     Ok(moves)
 }
 
-/// The copy of an instruction as other points find it; `None` if it is shorter than a springboard.
+/// Describes the copy of an instruction for other points; `None` if the copy is shorter than a springboard.
 fn inner_of(block: &Block, (displaced, copy, next_at): &(Displaced, u64, u64)) -> Option<Inner> {
     let offset = usize::try_from(copy - block.at).ok()?;
     let bytes = *block.bytes.get(offset..)?.first_chunk()?;
@@ -426,25 +429,25 @@ fn inner_of(block: &Block, (displaced, copy, next_at): &(Displaced, u64, u64)) -
     Some(Inner { original: Avma(displaced.at), copy: Avma(*copy), bytes, leads, next })
 }
 
-/// Instructions that have been copied: where threads on the originals go on, and the copies that other points may need.
+/// Copied instructions: moves of threads from the originals to the copies, and copies that other points may need.
 struct Copied {
     moves: Vec<PcMove>,
-    /// Each original with the addresses of its copy and of the code behind the copy.
+    /// Each original with the addresses of its copy and of the code after the copy.
     inner: Vec<(Displaced, u64, u64)>,
 }
 
 impl Copied {
-    /// Copies the instructions that are displaced in front of the point.
+    /// Copies the displaced instructions before the point.
     fn before(block: &mut Block, head: &Head) -> Result<Self, EmitError> {
         let mut copied = Copied { moves: Vec::with_capacity(head.displaced.len()), inner: Vec::new() };
         for displaced in head.before() {
-            // a branch away in front of a point does not pass it
+            // A branch before the point leaves without passing the point.
             copied.copy(block, displaced, |target| target)?;
         }
         Ok(copied)
     }
 
-    /// Copies an instruction to which threads can be moved; the copy of a branch can be led elsewhere later.
+    /// Copies an instruction, and adds a move of threads to the copy. The copy of a branch can be redirected later.
     fn copy(
         &mut self,
         block: &mut Block,
@@ -458,7 +461,7 @@ impl Copied {
         Ok(())
     }
 
-    /// Copies the point's instruction and what is displaced behind it, and goes home.
+    /// Copies the point's instruction and the displaced instructions after it, then jumps home.
     fn emit_tail(&mut self, block: &mut Block, d: &Design<'_>, resolve: &impl Fn(u64) -> u64) -> Result<(), EmitError> {
         let leaves_if = d.head.leaves_if(d.kind);
         for (n, displaced) in d.head.behind().iter().enumerate() {
@@ -472,7 +475,7 @@ impl Copied {
                     }
                     relocate::emit(displaced, resolve, block)?;
                     if d.springboard_first && displaced.may_be_point() {
-                        // room for its springboard
+                        // A springboard over this copy needs five bytes.
                         while block.here() < copy + SPRINGBOARD {
                             block.put(&[0xcc], Back::To(displaced.at));
                         }
@@ -487,7 +490,7 @@ impl Copied {
         Ok(())
     }
 
-    /// Copies the stretches that are displaced together with branches to the springboard; returns where each copy begins.
+    /// Copies the displaced ranges of redirected branches and islands. Returns the address of each copy.
     fn emit_stretches(
         &mut self,
         block: &mut Block,
@@ -509,7 +512,7 @@ impl Copied {
     }
 }
 
-/// Writes the way to the slow routine. Returns its address, and the field that is to hold the address of the slot.
+/// Writes the jump to the slow routine. Returns its address, and the address of the field for the address of the slot.
 fn emit_slow_path(block: &mut Block, d: &Design<'_>) -> Result<(u64, Option<u64>), EmitError> {
     let (slow, back) = (block.here(), d.frame.back());
     let (Some((r, _)), Some(routine)) = (d.frame.private, d.slow) else { return Ok((slow, None)) };
@@ -541,8 +544,8 @@ fn emit_save(block: &mut Block, d: &Design<'_>) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Writes the check that the shard in the gs base is this thread's. Without shards of threads it asks whether this is a fork child, and the
-/// field of the branch that leaves is returned.
+/// Writes the check that the gs base leads to this thread's shard. With locked counters, the check is for a fork child instead, and the
+/// result is the address of the displacement of the branch for a fork child.
 fn emit_owner_check(block: &mut Block, d: &Design<'_>, env: &Environment, slow: u64) -> Result<Option<u64>, EmitError> {
     let (data, back) = (&env.data, d.frame.back());
     let owner = data.displacement(ingraft_model::layout::OWNER);
@@ -569,7 +572,7 @@ fn emit_owner_check(block: &mut Block, d: &Design<'_>, env: &Environment, slow: 
     Ok(None)
 }
 
-/// Restores what [`emit_save`] has saved.
+/// Restores the registers and flags that [`emit_save`] has saved.
 fn emit_restore(block: &mut Block, d: &Design<'_>) {
     let back = d.frame.back();
     if d.save.result {
@@ -586,7 +589,7 @@ fn emit_restore(block: &mut Block, d: &Design<'_>) {
     }
 }
 
-/// Where the call returns to that a point lies before.
+/// Return address of the call before which the point lies; `None` for other points.
 fn returns_to(request: &PointRequest<'_>) -> Option<Avma> {
     let site = request.site;
     let before_call = site.kind == SiteKind::CallBefore;

@@ -1,5 +1,5 @@
-//! The snippets of a woven point as whoever comes after a dead engine needs to know them: which there are, and how control is led past some of
-//! them without touching the others.
+//! The snippets of a woven point, in the form that a successor of a dead engine needs: their list, and writes that redirect control past
+//! some of them without changes to the code of others.
 
 use ingraft_model::{Avma, TextWrite};
 
@@ -7,30 +7,30 @@ use crate::code::block::{LINK, link_bytes, text_write};
 use crate::code::woven::WovenPoint;
 use crate::snippet::slot::{Holds, Slot};
 
-/// The snippets of a point that lie in a chain, in the order in which they run.
+/// Snippets of a point, in the order in which they run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// The first bytes of the function.
+    /// First byte of the function.
     pub function: Avma,
-    /// The slot, which leads to the first of them.
+    /// Slot of the point, which leads to the first snippet.
     pub slot: Avma,
-    /// Where the last of them leads.
+    /// Address to which the last snippet leads.
     pub leave: Avma,
-    /// What each is called, and its code; none if it is a plain count that stands in the slot.
+    /// Number and code of each snippet. The code is `None` for a plain count in the slot.
     pub snippets: Vec<(u64, Option<Linked>)>,
 }
 
 /// The code of a snippet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Linked {
-    /// Where the link before it leads.
+    /// Address of the first instruction, to which the link before the snippet leads.
     pub start: Avma,
-    /// Its own link.
+    /// Address of the snippet's own link.
     pub link: Avma,
 }
 
 impl Chain {
-    /// Of a woven point.
+    /// Chain of a woven point.
     pub fn of(point: &WovenPoint) -> Self {
         let linked = |m: &crate::WovenMini| m.code.as_ref().map(|c| Linked { start: c.start, link: c.link });
         Chain {
@@ -41,15 +41,15 @@ impl Chain {
         }
     }
 
-    /// The chain without the snippets that `stays` does not tell to stay, and the writes that lead past those: each is one jump, which a thread takes as
-    /// it was or as it is. The code itself stays whole, so that a thread in it goes on. A plain count in the slot stays in any case: a thread may be about
-    /// to read which counter it is.
+    /// Returns the chain with only the snippets for which `stays` is true, and the writes that lead past the others. Each write changes
+    /// one jump, which a thread executes either as it was or as it is now. The code of removed snippets stays whole, so that a thread in
+    /// it can go on. A plain count in the slot always stays, because a thread may be about to read which counter it changes.
     pub fn keeping(&self, stays: impl Fn(u64) -> bool) -> (Chain, Vec<TextWrite>) {
         let left: Vec<_> = self.snippets.iter().filter(|(id, code)| code.is_none() || stays(*id)).copied().collect();
         let mut writes = Vec::new();
         let start_of =
             |snippet: Option<&(u64, Option<Linked>)>| snippet.and_then(|(_, c)| *c).map_or(self.leave, |c| c.start);
-        // before all of them there is the slot
+        // The slot comes before all snippets.
         for before in std::iter::once(None).chain(left.iter().map(Some)) {
             let position = |all: &[(u64, Option<Linked>)]| {
                 before.map_or(0, |b| all.iter().position(|s| s == b).map_or(0, |i| i + 1))
@@ -73,7 +73,7 @@ impl Chain {
 }
 
 fn relink_slot(at: u64, leave: u64, old: u64, new: u64) -> Option<TextWrite> {
-    // what threads have is a matter of counts alone
+    // Whether threads have shards of their own matters only to a count.
     let slot = |target| Slot { at, private: true, leave, holds: Holds::Link(target) };
     slot(old).becomes(slot(new))?.into_iter().next()
 }

@@ -1,4 +1,4 @@
-//! Snippets that come to and go from a woven point, and points that go: removal is the concatenation of records.
+//! Adding snippets to a woven point, removing them, and removing points. A removal is the concatenation of records.
 
 use ingraft_model::patch::ArenaCode;
 use ingraft_model::{Avma, PatchPlan, PcMove, TextWrite};
@@ -12,8 +12,8 @@ use crate::snippet::mini::{self, Compiled, Frame, MiniRequest, Parts};
 use crate::snippet::slot::Slot;
 use crate::snippet::template::Templates;
 
-/// Adds a snippet to those at a woven point, as the `index`-th (behind all others if there are fewer). The link before it or the slot is
-/// rewritten; a count that stood in the slot alone gets its place in the chain.
+/// Adds a snippet to a woven point, as the `index`-th, or as the last one if the point has fewer. The plan rewrites the link before the
+/// snippet, or the slot. A count that stood alone in the slot moves into the chain.
 pub fn add_mini(
     env: &Environment,
     arena: &mut Arena,
@@ -37,7 +37,7 @@ pub fn add_mini(
         return Ok(plan);
     }
     let index = index.min(point.minis.len());
-    // what is written: the new snippet, and the one that stands in the slot
+    // The new snippet, and the count that stands in the slot, if there is one.
     let mut pieces = vec![(request.id, code)];
     let kept: Vec<WovenMini> = point.minis.iter().filter(|m| m.code.is_some()).cloned().collect();
     let unslotted = point.minis.iter().find(|m| m.code.is_none()).and_then(|m| Some((m.id, m.count?)));
@@ -60,7 +60,7 @@ pub fn add_mini(
     let woven = pieces.iter().zip(&parts);
     let woven = woven.map(|((id, code), parts)| WovenMini::in_chain(env, *id, code, parts, false, &block));
     if unslotted.is_some() {
-        // a thread may be about to read which counter it was
+        // A thread in a slow routine may be about to read which counter the slot held.
         plan.step_out = arena.slow_routines();
     }
     let mut minis = kept;
@@ -70,7 +70,7 @@ pub fn add_mini(
     Ok(plan)
 }
 
-/// Writes pieces where there is room for them and no link lies on two pages.
+/// Writes pieces at a free place where no link lies on two pages.
 fn place(
     frame: &Frame,
     arena: &Arena,
@@ -98,7 +98,7 @@ fn place(
     }
 }
 
-/// Writes pieces one behind the other, each going on at the next one and the last one at `next`.
+/// Writes pieces one after the other. Each link leads to the next piece, and the last link to `next`.
 fn chain(
     frame: &Frame,
     arena: &Arena,
@@ -126,21 +126,21 @@ fn no_room(e: EmitError) -> CodegenError {
     }
 }
 
-/// Takes one snippet out of a point's chain. The others' code is not touched, only the link before it; but a plain count that remains alone
-/// goes to the slot, if that is bare.
+/// Removes one snippet from a point's chain. Of the other code, only the link before the snippet changes. But if a plain count remains
+/// alone, it moves to the slot, provided that no code lies between the slot and `leave`.
 pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<PatchPlan, CodegenError> {
     let missing = CodegenError::NoSuchMini { id, at: point.at.0 };
     let index = point.minis.iter().position(|m| m.id == id).ok_or(missing)?;
     let slot = Slot::of(point);
     let code_at = |i: usize| point.minis.get(i).and_then(|m| m.code.as_ref());
     let next = code_at(index + 1).map_or(point.leave, |c| c.start);
-    // in a slow routine a thread may be about to go on from the link that goes away, or about to read the slot
+    // A thread in a shared routine may be about to resume at the link that is removed, or to read the slot.
     let mut plan = PatchPlan { step_out: arena.shared(), ..PatchPlan::default() };
     let other = 1usize.checked_sub(index).filter(|_| point.minis.len() == 2).and_then(|i| point.minis.get(i));
     let rest = other.filter(|_| point.has_bare_slot()).and_then(|m| Some((m, m.count?)));
     let mut alone = None;
     let writes = match (code_at(index), rest) {
-        // in the slot
+        // The snippet is the count in the slot.
         (None, _) => slot.becomes(slot.leading_to(next.0)),
         (Some(_), Some((mini, counter))) => {
             let counting = slot.counting(counter);
@@ -158,7 +158,7 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
         },
     };
     plan.text = writes.ok_or(CodegenError::ArenaFull)?;
-    // on its first instruction and on its last one a thread may skip the rest; in between it is stepped
+    // A thread at the first instruction or at the link may skip the rest; a thread in between is single-stepped.
     let next = if alone.is_some() && index == 0 { point.slot } else { next };
     let mini = point.minis.remove(index);
     if let Some(code) = mini.code {
@@ -175,8 +175,8 @@ pub fn remove_mini(arena: &Arena, point: &mut WovenPoint, id: u64) -> Result<Pat
     Ok(plan)
 }
 
-/// Takes out a point for which code of others was changed that stays: `stays` tells of each copy that the point needs
-/// ([`WovenPoint::needs`]). None if none stays: then it is removed by its records.
+/// Plans the removal of a point that has changed the code of other points. `stays` says of each copy that the point needs
+/// ([`WovenPoint::needs`]) whether it stays. Returns `None` if none of them stays: then the records alone remove the point.
 pub fn remove_within(point: &WovenPoint, stays: impl Fn(&Inner) -> bool) -> Option<PatchPlan> {
     let mut plan = RemovalRecord::combine(point.records());
     let led: Vec<&Inner> = point.led.iter().filter(|inner| stays(inner)).collect();
@@ -201,18 +201,18 @@ pub fn remove_within(point: &WovenPoint, stays: impl Fn(&Inner) -> bool) -> Opti
     Some(plan)
 }
 
-/// Takes points out altogether, those included that are woven into them.
+/// Plans the removal of points, together with the points that are woven into them.
 pub fn remove_points<'a>(points: impl IntoIterator<Item = &'a WovenPoint>) -> PatchPlan {
     RemovalRecord::combine(points.into_iter().flat_map(WovenPoint::records))
 }
 
 impl RemovalRecord {
-    /// What tells it from all others: where its code begins.
+    /// Key that identifies the record: the address where the code begins.
     pub fn key(&self) -> Avma {
         self.code.start
     }
 
-    /// The plan of a removal: all records of the points that go, snippets included.
+    /// Plan of a removal: all records of the removed points and of their snippets.
     pub fn combine<'a>(records: impl IntoIterator<Item = &'a RemovalRecord>) -> PatchPlan {
         let mut plan = PatchPlan::default();
         for r in records {
@@ -233,7 +233,7 @@ impl RemovalRecord {
     }
 }
 
-/// The write that makes the link at `link` lead elsewhere.
+/// Write that changes the target of the link at `link` from `old` to `new`.
 fn relink(link: Avma, old: u64, new: u64) -> Option<TextWrite> {
     Some(text_write(link.0, &link_bytes(link.0, old)?, &link_bytes(link.0, new)?))
 }

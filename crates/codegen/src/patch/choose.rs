@@ -1,5 +1,5 @@
-//! Springboards for all points of a request, so that they get along: which have bytes of their own, and which are woven into the copies of
-//! instructions that another point of their function displaces.
+//! Choice of springboards for all points of a request, so that they do not overlap. A point has bytes of its own, or it is woven into the
+//! copy of an instruction that another point of its function displaces.
 
 use ingraft_model::{Refusal, SiteKind};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -11,20 +11,21 @@ use crate::patch::springboard::{self, Head, Width};
 use crate::patch::text_space::TextSpace;
 use crate::patch::weave::PointRequest;
 
-/// Where a point goes.
+/// Decision about a point.
 pub(crate) enum Choice {
-    /// It has a springboard in the text.
+    /// The point has a springboard in the text.
     Own(Head),
-    /// Another point displaces its instruction, and holds it.
+    /// Another point displaces the point's instruction; the point is woven into the copy.
     Hosted,
-    /// Nowhere.
+    /// The point cannot be woven.
     Refused(Refusal),
 }
 
-/// Chooses for each request, and takes the bytes of text.
+/// Chooses a springboard for each request, and takes its bytes of text.
 ///
-/// What begins at one address only goes first, and leaves calls that are points themselves in place where it can: a call that stays is a
-/// pair with its return for the processor. Springboards of five bytes go before those of two, as what padding they leave is for islands.
+/// A point that must begin at one address, an entry or a return address, goes first. It leaves calls that are points themselves in place
+/// where it can, because the processor pairs a call in the text with its return. Springboards of five bytes go before those of two, so
+/// that the padding that remains is for islands.
 pub(crate) fn choose(env: &Environment, text: &mut TextSpace, requests: &[PointRequest<'_>]) -> Vec<Choice> {
     let point = |r: &PointRequest<'_>| r.site.at.to_avma(r.bias).0.wrapping_add(u64::from(r.site.point));
     let before_call = |r: &PointRequest<'_>| r.site.kind == SiteKind::CallBefore;
@@ -64,12 +65,12 @@ pub(crate) fn choose(env: &Environment, text: &mut TextSpace, requests: &[PointR
     choices.into_iter().map(|choice| choice.unwrap_or_else(unasked)).collect()
 }
 
-/// The branches that points displace: for which function, and which request does, none if it is woven already.
+/// Displaced branches: for each address, the function, and the request that displaces the branch (`None` if the point is woven already).
 #[derive(Default)]
 pub(crate) struct Carried(FxHashMap<u64, (u64, Option<usize>)>);
 
 impl Carried {
-    /// What the chosen springboards and the points that are woven displace.
+    /// Branches that the chosen springboards and the woven points displace.
     pub fn new(choices: &[Choice], requests: &[PointRequest<'_>]) -> Self {
         let mut carried = Carried::default();
         for woven in requests.iter().flat_map(|r| r.beside) {
@@ -89,7 +90,7 @@ impl Carried {
         self.0.extend(branches.map(|d| (d.at, (head.function, Some(owner)))));
     }
 
-    /// What is displaced for a branch back to a point, or to make room.
+    /// Adds branches in ranges that are displaced for a branch back to a point, or to make room for an island.
     pub fn add_detours(&mut self, owner: usize, head: &Head, detours: &[Detour]) {
         for detour in detours {
             if let Detour::Stretch { displaced, .. } = detour {
@@ -98,7 +99,7 @@ impl Carried {
         }
     }
 
-    /// Forgets what a point displaces that is not woven after all.
+    /// Forgets the branches that a point would have displaced, after the point was refused.
     pub fn remove(&mut self, owner: usize, head: &Head, detours: &[Detour]) {
         let stretches = detours.iter().filter_map(|d| match d {
             Detour::Stretch { displaced, .. } => Some(displaced.as_slice()),
@@ -111,7 +112,7 @@ impl Carried {
         }
     }
 
-    /// Whether a point of a function displaces the branch at an address.
+    /// Whether a point of `function` displaces the branch at `branch`.
     pub fn has(&self, function: u64, branch: u64) -> bool {
         self.0.get(&branch).is_some_and(|(of, _)| *of == function)
     }

@@ -1,4 +1,4 @@
-//! What snippets become at a point, for people to look at: woven into an arena that does not exist, disassembled, priced.
+//! Code of snippets at a point, for people to read: it is woven into an arena that does not exist, disassembled, and priced.
 
 use iced_x86::{Decoder, DecoderOptions, Formatter, IntelFormatter};
 use ingraft_model::{Arrival, Avma, Bias, Free, Gpr, PointKind, Refusal, Site, SiteKind, Svma};
@@ -11,37 +11,37 @@ use crate::patch::text_space::TextSpace;
 use crate::patch::weave::{PointRequest, weave_points};
 use crate::snippet::mini::MiniRequest;
 
-/// Bytes between the function and the arena, and of the arena.
+/// Distance in bytes between the function and the arena, and size of the arena.
 const DISTANCE: u64 = 1 << 20;
 const ROOM: u64 = 1 << 20;
 
-/// Snippets at one point.
+/// Code of snippets at one point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lowered {
-    /// The worst case of reaching the snippets and going on.
+    /// Worst-case cost of the path to the snippets and back to the function.
     pub base: Cost,
-    /// The worst case of each snippet, in order.
+    /// Worst-case cost of each snippet, in order.
     pub minis: Vec<Cost>,
-    /// The code, in the order in which it lies in memory.
+    /// Instructions, by address.
     pub code: Vec<Line>,
 }
 
 /// One instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// The part of the code that begins here: `slow`, `base`, `slot`, `leave`, `tail`, `snippet 0`, …. A snippet that stands in the slot is
-    /// named instead of it.
+    /// Name of the part of the code that begins here: `slow`, `base`, `slot`, `leave`, `tail`, `snippet 0`, …. A snippet in the slot
+    /// replaces the name `slot`.
     pub label: Option<String>,
-    /// Where it lies.
+    /// Address of the instruction.
     pub at: Avma,
-    /// Its bytes.
+    /// Bytes of the instruction.
     pub bytes: Vec<u8>,
-    /// It in the syntax of Intel's manuals.
+    /// Instruction in the syntax of Intel's manuals.
     pub text: String,
 }
 
-/// A point of a function as compilers write many: registers and flags are free at its entry, its exit and the places behind its calls have
-/// room, and its calls name their callees.
+/// A point in a typical compiled function. Registers and flags are free at its entry; its exit and the addresses after its calls have
+/// room; its calls name their callees.
 pub fn generic_site(kind: PointKind) -> Site {
     let entry = Svma(0x1000);
     let (kind, at, point, bytes): (SiteKind, u64, u8, &[u8]) = match kind {
@@ -66,7 +66,7 @@ pub fn generic_site(kind: PointKind) -> Site {
     Site { point, ..Site::new(kind, entry, Svma(at), bytes.to_vec()) }
 }
 
-/// Weaves snippets at a point for nobody.
+/// Weaves snippets at a point in no process, and returns the code.
 pub fn lower(
     env: &Environment,
     site: &Site,

@@ -1,4 +1,5 @@
-//! Patches: springboards, base trampolines and relocated instructions, and the plans that weave, change and remove points. It uses `code` and `snippet`.
+//! Patches: springboards, base trampolines and relocated instructions, and the plans that weave, change and remove points. This folder
+//! uses `code` and `snippet`.
 
 pub(crate) mod back_branches;
 pub(crate) mod build;

@@ -1,6 +1,6 @@
-//! Parallel emission: the code of many points is written in parts of the arena, which can be filled at the same time. The first points are
-//! written before, and with them all shared routines. A point for which a part has no room, or which needs yet another routine, is written
-//! when the parts are one again.
+//! Parallel emission: several threads write the code of many points into different parts of the arena. The first points are written before
+//! that, together with all shared routines. If a part has no room for a point, or the point needs another routine, the point is written
+//! after the parts are joined again.
 
 use crate::code::arena::Arena;
 use crate::code::block::EmitError;
@@ -11,24 +11,24 @@ use crate::patch::build::Builder;
 use crate::patch::springboard::Head;
 use crate::patch::weave::PointRequest;
 
-/// Number of points that are worth a part of their own.
+/// Number of points for which a part of their own is worthwhile.
 const POINTS_OF_PART: usize = 250;
-/// Number of parts at most: between two of them some room of the arena is lost.
+/// Maximum number of parts: some room of the arena is lost between two parts.
 const PARTS_MAX: usize = 16;
-/// Number of points that are written before the others: the length of their code predicts that of the rest.
+/// Number of points that are written before the others. The length of their code predicts the length of the rest.
 const FIRST: usize = 50;
 
-/// A point to write: its springboard, the detours around it, what it is.
+/// A point to write: its springboard, its redirected branches, and its request.
 pub(crate) struct Task<'t, 'a> {
     pub head: &'t Head,
     pub detours: &'t [Detour],
     pub request: &'t PointRequest<'a>,
 }
 
-/// Result of writing a point; boxed, as it is large and handed on several times.
+/// Result of writing a point. It is boxed because it is large and moved several times.
 pub(crate) type Built = Result<Box<WovenPoint>, EmitError>;
 
-/// Writes the code of points; returns what became of each, in order.
+/// Writes the code of points; returns the result for each, in order.
 pub(crate) fn build_all<'a>(builder: &mut Builder<'a>, tasks: &[Task<'_, 'a>], spread: &dyn Spread) -> Vec<Built> {
     let parts = (tasks.len() / POINTS_OF_PART).min(PARTS_MAX);
     let before = builder.arena.used();
@@ -38,9 +38,9 @@ pub(crate) fn build_all<'a>(builder: &mut Builder<'a>, tasks: &[Task<'_, 'a>], s
     if rest.is_empty() {
         return built;
     }
-    // half as much again as the first points need
+    // The room is one and a half times the average length of the first points, for each point of a part.
     let room = (builder.arena.used() - before) * (rest.len() * 3).div_ceil(parts * 2 * FIRST) as u64;
-    // if the arena has no room for a routine, every point that needs the routine is refused
+    // If the arena has no room for a routine, every point that needs the routine is refused later.
     rest.iter().for_each(|task| drop(builder.share(task.request.site)));
     let mut arenas: Vec<Arena> = Vec::with_capacity(parts - 1);
     while arenas.len() + 1 < parts
@@ -73,12 +73,12 @@ impl<'a> Builder<'a> {
         self.build(task.head, task.detours, task.request).map(Box::new)
     }
 
-    /// Adds what became of the points of a part, and writes those that the part has left.
+    /// Adds the results for the points of a part, and writes the points that the part has left out.
     fn and_rest(&mut self, part: Vec<Option<Built>>, tasks: &[Task<'_, 'a>], built: &mut Vec<Built>) {
         built.extend(part.into_iter().zip(tasks).map(|(built, task)| built.unwrap_or_else(|| self.task(task))));
     }
 
-    /// Writes the points of a part; `None` for those that can only be written when the parts of the arena are one again.
+    /// Writes the points of a part; `None` for a point that can be written only after the parts of the arena are joined again.
     fn part(&mut self, tasks: &[Task<'_, 'a>]) -> Vec<Option<Built>> {
         let mut is_full = false;
         let build = |task| {

@@ -1,22 +1,22 @@
-//! Displaced instructions: which may be, and what does the same elsewhere.
+//! Displaced instructions: the choice of instructions that can be moved, and equivalent code at another address.
 //!
-//! Bytes are copied and only displacements change, so prefixes and odd encodings survive. iced's block encoder is of no use here:
-//! it turns far calls into calls whose return address lies in the arena, and it loses the map of addresses.
+//! Bytes are copied and only displacements change, so prefixes and unusual encodings survive. iced's block encoder is unsuitable: it turns
+//! far calls into calls whose return address lies in the arena, and it loses the map of addresses.
 
 use iced_x86::{Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Register};
 use ingraft_model::{Offset, Refusal};
 
 use crate::code::block::{Back, Block, OutOfReach, displacement};
 
-/// What an instruction needs in order to work elsewhere.
+/// Change that an instruction needs in order to work at another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Nothing, or a new displacement.
+    /// No change, or only a new displacement.
     Copy,
     Jump(u64),
-    /// Condition as the instruction set numbers it.
+    /// Conditional jump: the condition as the instruction set numbers it, and the target.
     Jcc(u8, u64),
-    /// `loop` and `jrcxz`, which have no long form.
+    /// `loop` or `jrcxz`, which have no form with a 32-bit displacement.
     Loop(u64),
     Call(u64),
     IndirectCall,
@@ -29,19 +29,19 @@ pub(crate) struct Displaced {
     len: u8,
     bytes: [u8; 15],
     kind: Kind,
-    /// Offset of the displacement of a rip-relative operand.
+    /// Offset of the displacement of a rip-relative operand; `None` without such an operand.
     rip: Option<u8>,
-    /// Control never runs on behind it.
+    /// Whether control never continues after the instruction.
     pub ends: bool,
 }
 
 impl Displaced {
-    /// First byte behind it.
+    /// First byte after the instruction.
     pub fn next(&self) -> u64 {
         self.at.wrapping_add(u64::from(self.len))
     }
 
-    /// Where it branches to, if that is fixed and it is no call.
+    /// Fixed target of a branch; `None` for calls and for all other instructions.
     pub fn branch_target(&self) -> Option<u64> {
         match self.kind {
             Kind::Jump(t) | Kind::Jcc(_, t) | Kind::Loop(t) => Some(t),
@@ -49,7 +49,7 @@ impl Displaced {
         }
     }
 
-    /// The condition, as the instruction set numbers it, and the target of a conditional jump.
+    /// Condition, as the instruction set numbers it, and target of a conditional jump.
     pub fn condition(&self) -> Option<(u8, u64)> {
         match self.kind {
             Kind::Jcc(condition, target) => Some((condition, target)),
@@ -57,7 +57,7 @@ impl Displaced {
         }
     }
 
-    /// Whether it can be a point by itself: a return, a jump, conditional or not, or a call.
+    /// Whether the instruction can be a point by itself: a return, a jump, conditional or not, or a call.
     pub fn may_be_point(&self) -> bool {
         match self.kind {
             Kind::Copy => self.ends,
@@ -66,12 +66,12 @@ impl Displaced {
         }
     }
 
-    /// Whether it is a jump, conditional or not, whose copy has a displacement of 32 bits.
+    /// Whether the instruction is a jump, conditional or not, whose copy has a displacement of 32 bits.
     pub fn is_branch(&self) -> bool {
         matches!(self.kind, Kind::Jump(_) | Kind::Jcc(..))
     }
 
-    /// Where it calls, if it is a call of a fixed address.
+    /// Target of a call of a fixed address.
     pub fn callee(&self) -> Option<u64> {
         match self.kind {
             Kind::Call(target) => Some(target),
@@ -79,18 +79,19 @@ impl Displaced {
         }
     }
 
-    /// Whether its displacement has 32 bits, the last four bytes.
+    /// Whether the instruction is a branch with a displacement of 32 bits, which is its last four bytes.
     pub fn is_long_branch(&self) -> bool {
         self.branch_target().is_some() && self.len >= 5
     }
 
-    /// Its bytes.
+    /// Bytes of the instruction.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 }
 
-/// Decodes the instruction at the beginning of `bytes`, which lies at `at`. `function` is only for the offset in a refusal.
+/// Decodes the instruction at the beginning of `bytes`, which lies at `at`. Fails if the instruction cannot be displaced; `function` is
+/// used only for the offset in the refusal.
 pub(crate) fn decode(bytes: &[u8], at: u64, function: u64, shadow_stack: bool) -> Result<Displaced, Refusal> {
     let offset = Offset::between(function, at);
     let mut decoder = Decoder::with_ip(64, bytes, at, DecoderOptions::NONE);
@@ -124,7 +125,7 @@ fn classify(i: &Instruction, bytes: &[u8], shadow_stack: bool) -> Result<(Kind, 
         FlowControl::Return => Err("a far return"),
         FlowControl::IndirectBranch if i.code() == Code::Jmp_rm64 => Ok((Kind::Copy, true)),
         FlowControl::IndirectBranch => Err("a far jump"),
-        // a system call restarts by going back two bytes, which works in the copy as well
+        // The kernel restarts a system call by moving back two bytes, which works in the copy as well.
         FlowControl::Call if i.code() == Code::Syscall => Ok((Kind::Copy, false)),
         FlowControl::Call | FlowControl::IndirectCall if shadow_stack => {
             Err("a call, whose return address a shadow stack would miss")
@@ -159,7 +160,8 @@ fn classify(i: &Instruction, bytes: &[u8], shadow_stack: bool) -> Result<(Kind, 
     }
 }
 
-/// Decodes the call at the beginning of `bytes` in order to replace it where it stands; neither kind needs its return address pushed.
+/// Decodes the call at the beginning of `bytes`, in order to replace it in place. A shadow stack is no obstacle, because the call still
+/// pushes its return address itself.
 pub(crate) fn decode_call(bytes: &[u8], at: u64, function: u64) -> Result<Displaced, Refusal> {
     let call = decode(bytes, at, function, false)?;
     let offset = Offset::between(function, at);
@@ -171,9 +173,9 @@ pub(crate) fn decode_call(bytes: &[u8], at: u64, function: u64) -> Result<Displa
     }
 }
 
-/// Whether a direct branch has only prefixes that change nothing (branch hints, `bnd`); `address_size` allows 0x67, which makes
-/// `loop` and `jrcxz` use ecx and is copied with them. The padded call of the sequence that finds a thread's variables is `66 66 48 e8`,
-/// where the last prefix undoes the others.
+/// Whether a direct branch has only prefixes that change nothing (branch hints, `bnd`). `address_size` also allows 0x67, which makes
+/// `loop` and `jrcxz` use ecx, and which is copied with them. The padded call of the code sequence for thread-local variables is `66 66 48
+/// e8`; its last prefix undoes the others.
 fn plain_prefixes(bytes: &[u8], address_size: bool) -> bool {
     if bytes.starts_with(&[0x66, 0x66, 0x48, 0xe8]) {
         return true;
@@ -206,7 +208,7 @@ fn condition_number(c: ConditionCode) -> Option<u8> {
     })
 }
 
-/// Writes code that does what `d` did at its old place. `resolve` says where a branch to an original address must go.
+/// Writes code that does the same as `d` did at its old address. `resolve` maps the original target of a branch to the target of the copy.
 pub(crate) fn emit(d: &Displaced, resolve: impl Fn(u64) -> u64, block: &mut Block) -> Result<(), OutOfReach> {
     let back = Back::To(d.at);
     match d.kind {
@@ -224,7 +226,7 @@ pub(crate) fn emit(d: &Displaced, resolve: impl Fn(u64) -> u64, block: &mut Bloc
         }
         Kind::Call(_) => {
             push_return(d, block);
-            // with the return address pushed, a thread has arrived at its target
+            // Once the return address is pushed, a thread has arrived at the target of the call.
             emit_callee(d, block)
         }
         Kind::IndirectCall => {
@@ -234,7 +236,7 @@ pub(crate) fn emit(d: &Displaced, resolve: impl Fn(u64) -> u64, block: &mut Bloc
     }
 }
 
-/// What is left to do of a call once its return address is pushed: the jump to whom it calls.
+/// Writes the rest of a call whose return address is pushed: the jump to the callee.
 pub(crate) fn emit_callee(d: &Displaced, block: &mut Block) -> Result<(), OutOfReach> {
     if let Kind::Call(target) = d.kind {
         return block.jmp(target, Back::To(target));
@@ -263,7 +265,7 @@ fn emit_copy(d: &Displaced, mut bytes: [u8; 15], back: Back, block: &mut Block) 
     Ok(())
 }
 
-/// Pushes the original return address of a call. Unlike a literal in memory this leaves no data between the code.
+/// Pushes the original return address of a call. In contrast to a literal in memory, this code has no data between the instructions.
 fn push_return(d: &Displaced, block: &mut Block) {
     let address = d.next();
     block.put_absolute(&[0x68], address as u32, Back::To(d.at));

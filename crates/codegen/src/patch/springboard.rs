@@ -1,4 +1,4 @@
-//! Springboards: what of a function's head is overwritten, and which instructions that displaces.
+//! Springboards: the bytes that a springboard overwrites at a point, and the instructions that it displaces.
 
 use ingraft_model::{Clearing, Offset, PointKind, Refusal, Site, SiteKind};
 use rustc_hash::FxHashSet;
@@ -11,32 +11,32 @@ use crate::patch::relocate::{Displaced, decode, decode_call};
 use crate::patch::text_space::{ISLAND, Island, TextSpace};
 use crate::patch::weave::PointRequest;
 
-/// Farthest that displacing is extended in order to take a function's own branch along.
+/// Maximum number of bytes that a springboard displaces in order to include a branch of the function to its own entry.
 const EXTEND_MAX: u64 = 32;
 
 /// `mov $15, %rax; syscall`, in the two encodings that C libraries use.
 const SIGNAL_RETURNS: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
-/// How control gets from the original bytes to new code.
+/// Form of a springboard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// `jmp rel32`.
     Near,
     /// `jmp rel8` to an island with a `jmp rel32`.
     Short(Island),
-    /// The call of this length itself, made to call the new code. Of a direct one only the displacement changes.
+    /// The call itself, `len` bytes long, changed to call the new code. In a direct call, only the displacement changes.
     Call { len: u8, direct: bool },
 }
 
-/// Calls of these lengths can be replaced by a direct one that ends at the same address.
+/// Lengths of calls that a direct call with the same end can replace.
 const REPLACEABLE: std::ops::RangeInclusive<u64> = 5..=8;
-/// Bytes of a direct call's displacement, its last.
+/// Length of a direct call's displacement, its last bytes.
 const DISPLACEMENT: u64 = 4;
-/// A prefix that a direct call ignores.
+/// Prefix that a direct call ignores.
 const PADDING: u8 = 0x67;
 
 impl Form {
-    /// Bytes that the springboard itself overwrites.
+    /// Number of bytes that the springboard itself overwrites.
     pub fn len(self) -> u64 {
         match self {
             Form::Near => 5,
@@ -45,7 +45,8 @@ impl Form {
         }
     }
 
-    /// What is written for a springboard at `at` that leads to `target`, and its offset from there; the way to the island for the short form.
+    /// Bytes of a springboard at `at` that leads to `target`, with their offset from `at`. For the short form, the bytes lead to the
+    /// island. `None` if a jump does not reach.
     pub fn write(self, at: u64, target: u64) -> Option<(u64, Vec<u8>)> {
         match self {
             Form::Near => jmp_bytes(at, target).map(|b| (0, b.to_vec())),
@@ -68,7 +69,7 @@ impl Form {
     }
 }
 
-/// The chosen springboard of one entry and what it displaces.
+/// Chosen springboard of one point, and the instructions that it displaces.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub at: u64,
@@ -77,30 +78,30 @@ pub(crate) struct Head {
     pub displaced: Vec<Displaced>,
     /// Address of the point's instruction, before which snippets run.
     pub point: u64,
-    /// The copy of the point's instruction that it is woven into, if another point displaces it.
+    /// Copy of the point's instruction into which the point is woven; `None` unless another point displaces the instruction.
     pub host: Option<Inner>,
-    /// What is displaced besides to make room for the island.
+    /// Range that is displaced in addition, to make room for the island.
     pub clearing: Option<Detour>,
 }
 
 impl Head {
-    /// The instructions that run before the snippets.
+    /// Displaced instructions that run before the snippets.
     pub fn before(&self) -> &[Displaced] {
         let n = self.displaced.iter().take_while(|d| d.at < self.point).count();
         &self.displaced[..n]
     }
 
-    /// The point's instruction and those behind it.
+    /// The point's instruction and the displaced instructions after it.
     pub fn behind(&self) -> &[Displaced] {
         &self.displaced[self.before().len()..]
     }
 
-    /// Where a conditional jump out of the function leads, if the point is one.
+    /// Condition and target of the point's instruction, if it is a conditional jump out of the function.
     pub fn leaves_if(&self, kind: PointKind) -> Option<(u8, u64)> {
         self.behind().first().filter(|_| kind == PointKind::Exit)?.condition()
     }
 
-    /// Whether a branch to an address is one to the springboard of a point of this kind, and must miss it.
+    /// Whether a branch to `target` leads to the springboard of a point of this kind, so that it must be redirected.
     pub fn begins(&self, kind: PointKind, target: u64) -> bool {
         target == self.at || kind == PointKind::Entry && target == self.function
     }
@@ -110,23 +111,23 @@ impl Head {
         self.displaced.last().map_or(self.at, Displaced::next)
     }
 
-    /// Where those go on who do not take a conditional jump out of the function.
+    /// Address at which a thread continues that does not take a conditional jump out of the function.
     pub fn stays(&self) -> u64 {
         self.host.and_then(|host| host.next).map_or(self.home(), |(_, copy)| copy.0)
     }
 
-    /// Whether the return address is pushed when the base is reached, as the call itself leads there.
+    /// Whether the return address is pushed before the base is reached, because the call itself leads there.
     pub fn is_called(&self) -> bool {
         matches!(self.form, Form::Call { .. })
     }
 
-    /// Whether the last displaced instruction never runs on.
+    /// Whether control never continues after the last displaced instruction.
     pub fn ends(&self) -> bool {
         self.displaced.last().is_some_and(|d| d.ends)
     }
 }
 
-/// The site of a request with actual addresses.
+/// Site of a request, with actual addresses.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub site: &'a Site,
@@ -140,8 +141,8 @@ impl<'a> Place<'a> {
         Place { site, at: site.at.to_avma(request.bias).0, function: site.function.to_avma(request.bias).0 }
     }
 
-    /// Bytes that are displaced at least: at an entry and behind a call what the springboard takes or is better taken along, elsewhere all up to the point's
-    /// instruction, and this as well unless it is a call in front of which there is room.
+    /// Minimum number of bytes to displace. At an entry and after a call: the bytes of the springboard, or more if the analysis advises
+    /// it. Elsewhere: all bytes up to the point's instruction, and the instruction itself, unless it is a call with enough room before it.
     fn least(&self, springboard: u64) -> u64 {
         match &self.site.kind {
             SiteKind::Entry { arrival, .. } | SiteKind::CallAfter { arrival } => {
@@ -152,15 +153,15 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The instructions that a springboard of that length displaces.
+    /// Instructions that a springboard of that length displaces.
     fn displaced_by(&self, env: &Environment, springboard: u64) -> Result<Vec<Displaced>, Refusal> {
         let all = self.displace(env, self.least(springboard)).and_then(|all| self.agreeing(all));
-        // without its exits an entry can do, and who returns
+        // An entry or a return address does not need the additional bytes, which only help the function's exits.
         if self.site.arrival().is_some() { all.or_else(|_| self.displace(env, springboard)) } else { all }
     }
 
-    /// The point begins an instruction. Nothing is displaced behind a conditional jump out of the function: who does not take it goes on in
-    /// the text.
+    /// Checks that the point begins an instruction. Also checks that nothing is displaced after a conditional jump out of the function: a
+    /// thread that does not take the jump continues in the text.
     fn agreeing(&self, displaced: Vec<Displaced>) -> Result<Vec<Displaced>, Refusal> {
         let no = |at: u64, why| Err(Refusal::NotDisplaceable { offset: Offset::between(self.function, at), why });
         let behind = displaced.iter().position(|d| d.at >= self.point()).unwrap_or(displaced.len());
@@ -186,20 +187,19 @@ impl<'a> Place<'a> {
         Head { at: self.at, function: self.function, form, displaced, point, host: None, clearing: None }
     }
 
-    /// Room for an island that a jump of two bytes reaches which ends at `end`, and what is displaced for it.
+    /// Makes room for an island that is in reach of a jump of two bytes which ends at `end`. Returns the island and the displaced range.
     pub fn clear(&self, env: &Environment, text: &mut TextSpace, end: u64, name: &str) -> Option<(Island, Detour)> {
         self.site.clearings.iter().find_map(|clearing| clear(env, text, self, clearing, end, name))
     }
 
-    /// The first landing place in `at+1 .. at+len`, as offset from `at`.
+    /// Offset from `at` of the first address in `at+1 .. at+len` where control can arrive from elsewhere.
     fn landing_within(&self, len: u64) -> Option<u64> {
         let first = self.site.landings.partition_point(|l| l.0 <= self.site.at.0);
         let offset = self.site.landings.get(first)?.0 - self.site.at.0;
         (offset < len).then_some(offset)
     }
 
-    /// Whole instructions that cover at least `needed` bytes, or the function's own end before that with the rest in
-    /// padding.
+    /// Decodes whole instructions that cover at least `needed` bytes. If the function ends before that, padding covers the rest.
     fn displace(&self, env: &Environment, needed: u64) -> Result<Vec<Displaced>, Refusal> {
         let bytes = &self.site.bytes;
         let own = usize::from(self.site.own).min(bytes.len());
@@ -235,7 +235,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The springboard of a point that is woven into the copy of its instruction that another point displaces.
+/// Springboard of a point that is woven into the copy of its instruction, because another point displaces the instruction.
 pub(crate) fn within(
     env: &Environment,
     request: &PointRequest<'_>,
@@ -254,16 +254,16 @@ pub(crate) fn within(
     Ok(Head { at: inner.copy.0, host: Some(*inner), ..head })
 }
 
-/// Which springboards are looked for.
+/// Forms of springboards to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
-    /// Of five bytes only.
+    /// Five bytes only.
     Near,
-    /// Or of two bytes and an island.
+    /// Five bytes, or two bytes and an island.
     Any,
 }
 
-/// Chooses the springboard of a point and takes its bytes of text. It displaces none of the instructions at `keep`.
+/// Chooses the springboard of a point and takes its bytes of text. The springboard displaces none of the instructions at `keep`.
 pub(crate) fn choose(
     env: &Environment,
     text: &mut TextSpace,
@@ -290,7 +290,7 @@ pub(crate) fn choose(
     }
 }
 
-/// The call itself as the springboard, if it can be one.
+/// Uses the call itself as the springboard, if possible.
 fn choose_call(text: &mut TextSpace, place: &Place<'_>, name: &str) -> Option<Result<Head, Refusal>> {
     let own = place.site.bytes.get(..usize::from(place.site.own))?;
     let call = decode_call(own, place.at, place.function).ok()?;
@@ -342,7 +342,8 @@ fn choose_short(
     Err(Refusal::TooShort { available: 2, next: "the next place where control can arrive" })
 }
 
-/// Takes the bytes that a springboard overwrites and those that it leaves dead, with more displaced than it needs where that is better.
+/// Takes the bytes that a springboard overwrites and those that it leaves dead. Displaces more than necessary if that includes a branch
+/// back.
 fn take(
     env: &Environment,
     text: &mut TextSpace,
@@ -366,8 +367,8 @@ fn take(
     taken(&head).map(|()| head).map_err(|other| Refusal::Overlap { other })
 }
 
-/// Displaces a stretch of the function for an island behind the springboard that leads to its copy; a jump of two bytes that ends at `end`
-/// reaches the island.
+/// Displaces a range of the function to make room for an island, right after the springboard that leads to the copy of the range. A jump
+/// of two bytes that ends at `end` must reach the island.
 fn clear(
     env: &Environment,
     text: &mut TextSpace,
@@ -391,7 +392,7 @@ fn clear(
         let next = displaced.last().map_or(at, Displaced::next);
         let d = decode(rest, next, place.function, env.shadow_stack).ok()?;
         rest = rest.get(d.bytes().len()..)?;
-        // behind a jump nothing is certain to be dead; and into what goes away and to the point itself nothing may lead
+        // Bytes after a jump may not be dead. No branch may lead into the range or to the point itself.
         let cleared = at + clearing.bytes.len() as u64;
         let inside = |t: u64| t > at && t < cleared || t == place.at || t == place.function;
         if d.branch_target().is_some_and(inside) || d.ends && !rest.is_empty() {
@@ -405,8 +406,8 @@ fn clear(
     Some((island, Detour::Stretch { displaced, old, clears: true }))
 }
 
-/// Displaces more than the springboard needs where that takes along a short branch of the function back to its entry: the
-/// displaced copy of the branch goes to the tail and is not counted.
+/// Displaces more than the springboard needs, if that includes a short branch of the function to its own entry. The displaced copy of the
+/// branch leads to the tail, so it is not counted.
 fn extended(env: &Environment, place: &Place<'_>, head: &Head) -> Option<Vec<Displaced>> {
     let ends = place.site.back_branches().iter().filter_map(|b| {
         let end = b.at.0.checked_sub(place.site.at.0)?.checked_add(2).filter(|end| *end <= EXTEND_MAX)?;

@@ -1,4 +1,4 @@
-//! What of the modules' own text is taken: bytes under springboards, and padding that islands may use.
+//! Text of the modules that is in use: bytes under springboards, and padding that islands may use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::code::woven::WovenPoint;
 /// Length of an island: one `jmp rel32`.
 pub(crate) const ISLAND: u64 = 5;
 
-/// The text of the modules of one neighbourhood, as far as weaving needs it.
+/// Text of the modules that one arena serves, as far as weaving needs it.
 #[derive(Clone, Debug, Default)]
 pub struct TextSpace {
-    /// Padding that nothing reaches: start to bytes. Shared with what this is a copy of.
+    /// Padding that control never reaches: the bytes by start address. Clones of the value share the map.
     padding: Arc<BTreeMap<u64, Vec<u8>>>,
-    /// Bytes that are or will be overwritten: start to end and the owner's name.
+    /// Ranges that are or will be overwritten: end and name of the owner, by start address.
     taken: BTreeMap<u64, (u64, Arc<str>)>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Island {
 }
 
 impl TextSpace {
-    /// Nothing taken, no padding known.
+    /// A space with no range taken and no padding known.
     pub fn new() -> Self {
         TextSpace::default()
     }
@@ -45,24 +45,24 @@ impl TextSpace {
         }
     }
 
-    /// The original bytes of the padding, by start address: what a verifier compares islands with.
+    /// Original bytes of the padding, by start address. A verifier compares the bytes under islands with them.
     pub fn padding(&self) -> impl Iterator<Item = (Avma, &[u8])> {
         self.padding.iter().map(|(&at, bytes)| (Avma(at), bytes.as_slice()))
     }
 
-    /// The padding around an address: where it starts and its bytes.
+    /// Start and bytes of the padding around an address.
     pub(crate) fn padding_at(&self, at: u64) -> Option<(u64, &[u8])> {
         let (&start, bytes) = self.padding.range(..=at).next_back()?;
         (at - start < bytes.len() as u64).then_some((start, bytes.as_slice()))
     }
 
-    /// Who has taken a byte of `range`, if anybody.
+    /// Name of the owner of a byte in the range; `None` if all are free.
     pub(crate) fn owner(&self, start: u64, end: u64) -> Option<&str> {
         let (_, (e, name)) = self.taken.range(..end).next_back()?;
         (*e > start).then_some(name)
     }
 
-    /// Takes a range; the owner's name if somebody else has a byte of it.
+    /// Takes a range. If part of it is taken already, fails with the name of the owner.
     pub(crate) fn take(&mut self, start: u64, end: u64, name: &str) -> Result<(), String> {
         match self.owner(start, end) {
             Some(other) => Err(other.to_owned()),
@@ -73,22 +73,22 @@ impl TextSpace {
         }
     }
 
-    /// Gives back all text that a point had taken, once its removal is done.
+    /// Releases all text that a point had taken, once the removal of the point is done.
     pub fn release_point(&mut self, point: &WovenPoint) {
-        // the bytes of a call of which only the displacement was rewritten
+        // The removal may write only the displacement of a call, but the whole call was taken.
         self.taken.remove(&point.at.0);
         for w in &point.removal.text {
             self.release(&(w.at..w.at.offset(i64::from(w.len))));
         }
     }
 
-    /// Gives back the bytes of a text write that was undone.
+    /// Releases the bytes of a text write that was undone.
     pub fn release(&mut self, range: &AvmaRange) {
         self.taken.remove(&range.start.0);
     }
 
-    /// Takes an island that starts in `first..=last`, on one page. Searched from the far end of each padding, because its near end
-    /// is what the short function before it needs for its own springboard.
+    /// Takes an island that starts in `first..=last` and lies on one page. The search begins at the far end of each padding, because the
+    /// short function before the padding needs the near end for its own springboard.
     pub(crate) fn take_island(&mut self, first: u64, last: u64, name: &str) -> Option<Island> {
         let from = self.padding.range(..=first).next_back().map_or(first, |(&at, _)| at);
         let found = self.padding.range(from..=last).find_map(|(&start, bytes)| {

@@ -1,4 +1,4 @@
-//! Points: from facts about their places to a plan that weaves them, and to what undoes it.
+//! Weaving of points: from facts about their sites to a plan, and to the records that undo it.
 
 use ingraft_model::{Avma, Bias, PatchPlan, Refusal, Site};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -16,38 +16,38 @@ use crate::patch::springboard::{self, Form, Head};
 use crate::patch::text_space::TextSpace;
 use crate::snippet::mini::{self, MiniRequest};
 
-/// Up to this many points in one plan lie where the processor runs them best; more are packed.
+/// Maximum number of points in a plan that are placed where the processor runs them best. The points of a larger plan are packed.
 const ALIGN_MAX: usize = 64;
 
 /// One point to weave.
 #[derive(Clone, Copy, Debug)]
 pub struct PointRequest<'a> {
-    /// The facts about its place.
+    /// Facts about the place of the point.
     pub site: &'a Site,
-    /// Where its module was loaded.
+    /// Load address of the module, as a bias.
     pub bias: Bias,
-    /// Its function's name, for other points that need the same bytes.
+    /// Name of the function, for refusals of other points that need the same bytes.
     pub name: &'a str,
-    /// What to do there, in order.
+    /// Snippets to run at the point, in order.
     pub minis: &'a [MiniRequest<'a>],
-    /// The points of its function that are woven already: one may displace this point's instruction, or branches to it.
+    /// Woven points of the same function. One of them may displace this point's instruction, or branches to it.
     pub beside: &'a [&'a WovenPoint],
 }
 
-/// The answer to a request for several entries.
+/// Result of a request for several points.
 #[derive(Clone, Debug)]
 pub struct Weave {
-    /// One plan for all that can be woven.
+    /// Plan for all points that can be woven.
     pub plan: PatchPlan,
-    /// Per request, in order: the woven point or why not.
+    /// For each request, in order, the woven point or the reason for its refusal.
     pub woven: Vec<Result<WovenPoint, Refusal>>,
 }
 
-/// Weaves points: chooses springboards, takes text and arena, writes the code. Points that cannot be woven are refused one
-/// by one; an error concerns the request as a whole.
+/// Weaves points: chooses springboards, takes text and room in the arena, writes the code. A point that cannot be woven is refused alone;
+/// an error concerns the request as a whole.
 ///
-/// `arena` and `text` hold afterwards what the plan takes, shared slow routines included. After an error, and when the plan was not
-/// applied in the end, go on with clones from before.
+/// `arena` and `text` afterwards include everything that the plan takes, shared slow routines too. After an error, or if the plan was not
+/// applied, use clones from before the call instead.
 pub fn weave_points<'a>(
     env: &'a Environment,
     arena: &'a mut Arena,
@@ -57,7 +57,7 @@ pub fn weave_points<'a>(
     weave_points_on(&OneThread, env, arena, text, requests)
 }
 
-/// Weaves points as [`weave_points`] does, with the code of many points written in parts that `spread` runs.
+/// Weaves points as [`weave_points`] does. The code of many points is written in parts that `spread` runs.
 pub fn weave_points_on<'a>(
     spread: &dyn Spread,
     env: &'a Environment,
@@ -68,7 +68,7 @@ pub fn weave_points_on<'a>(
     env.check()?;
     let mut known = FxHashSet::default();
     requests.iter().flat_map(|r| r.minis).try_for_each(|m| {
-        // many are of one snippet
+        // Many requests share one snippet, which is checked once.
         if known.insert(std::ptr::from_ref(m.snippet)) {
             mini::check_snippet(env, m.snippet)?;
         }
@@ -104,10 +104,10 @@ pub fn weave_points_on<'a>(
     Ok(Weave { plan, woven })
 }
 
-/// A springboard with all detours around it; none for a point that another one holds.
+/// A springboard with all redirected branches; `None` for a point that another point holds.
 type Chosen = Result<Option<(Head, Vec<Detour>)>, Refusal>;
 
-/// Which of the points displaces the instruction at an address.
+/// Index of the point that displaces the instruction, by the instruction's address.
 fn hosts(woven: &[Result<WovenPoint, Refusal>]) -> FxHashMap<Avma, usize> {
     let points = woven.iter().enumerate().filter_map(|(i, w)| Some((i, w.as_ref().ok()?)));
     points.flat_map(|(i, point)| point.inner.iter().map(move |inner| (inner.original, i))).collect()
@@ -119,7 +119,7 @@ struct Weaver<'a> {
 }
 
 impl<'a> Weaver<'a> {
-    /// Finds detours for the branches to every springboard; what has none is refused, and with it what counts on its copies.
+    /// Redirects the branches to every springboard. If that fails, the point is refused, and so are points that rely on its copies.
     fn detours(&mut self, choices: Vec<Choice>, requests: &[PointRequest<'_>]) -> Vec<Chosen> {
         let (env, arena) = (self.builder.env, self.builder.arena.range());
         let mut carried = Carried::new(&choices, requests);
@@ -163,7 +163,7 @@ impl<'a> Weaver<'a> {
         }
     }
 
-    /// What became of a point, with its text given back if it has no room.
+    /// Result for a point. If the arena has no room, releases the point's text and refuses the point.
     fn built(
         &mut self,
         built: Built,
@@ -181,7 +181,7 @@ impl<'a> Weaver<'a> {
         }
     }
 
-    /// The points whose instructions others displace, into the code of these.
+    /// Weaves the points whose instructions other points displace, into the code of those points.
     fn within(
         &mut self,
         requests: &[PointRequest<'a>],
@@ -208,7 +208,7 @@ impl<'a> Weaver<'a> {
         Ok(())
     }
 
-    /// Makes the copies of branches that other points displace lead past the springboards to which the branches lead.
+    /// Redirects the copies of branches that other points displace, past the springboards to which the branches lead.
     fn lead(
         &mut self,
         requests: &[PointRequest<'_>],
